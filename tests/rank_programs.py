@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hashbench import HashDebugTrace, find_divergence
 from hashbench.records import Trace
+from hashbench.trace.digest import digest
 
 _COUNT = itertools.count(1)
 
@@ -146,6 +148,53 @@ def fault_behind(rank: int, hash_inputs: bool) -> Trace:
         dist.all_reduce(reduced)
         trace.add_result("mean", noisy(reduced.relu()).mean())
     return trace.finish()
+
+
+def clipped(model: nn.Module, **how: Any) -> None:
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5, **how)
+
+
+LOOPS: Mapping[str, tuple[Callable[[nn.Module], None], Callable[..., torch.optim.Optimizer], Mapping[str, Any]]] = {
+    "clip_grad_norm_": (clipped, torch.optim.SGD, {"foreach": False}),
+    "clip_grad_norm_(foreach=False)": (
+        lambda model: clipped(model, foreach=False),
+        torch.optim.SGD,
+        {"foreach": False},
+    ),
+    "AdamW(foreach=True)": (lambda _: None, torch.optim.AdamW, {"foreach": True}),
+    "AdamW(fused=True)": (lambda _: None, torch.optim.AdamW, {"fused": True}),
+    "SGD(foreach=True)": (lambda _: None, torch.optim.SGD, {"foreach": True, "momentum": 0.9}),
+}
+"""Training loops of FSDP2 whose clipping or optimizer calls ops on lists of DTensors: what is done with the gradients,
+the optimizer, and its arguments."""
+
+
+def loop(name: str) -> dict[str, Any]:
+    """The parameters after two steps of a loop, by name."""
+    clip, optimizer_class, arguments = LOOPS[name]
+    model = network()
+    for layer in (model[0], model[2]):
+        fully_shard(layer)
+    optimizer = optimizer_class(fully_shard(model).parameters(), lr=0.1, **arguments)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(examples(0)).square().mean().backward()
+        clip(model)
+        optimizer.step()
+    return dict(model.named_parameters())
+
+
+def run_loop(name: str, tracer: str, folder: str) -> None:
+    """Check in a group of one rank that a loop has untraced the parameters that it had under a trace, which comes
+    first: DTensor keeps how it sharded the ops that it has met."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 1), rank=0, world_size=1)
+    with HashDebugTrace(tracer=tracer) as trace:
+        found = loop(name)
+    assert trace.finish().records
+    traced = {label: digest(value) for label, value in found.items()}
+    assert traced == {label: digest(value) for label, value in loop(name).items()}
+    dist.destroy_process_group()
 
 
 CLEAN: Mapping[str, Callable[[int, bool], Trace]] = {

@@ -5,6 +5,8 @@ Two ranks share this process where that is enough: only the first is traced. ``t
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +24,7 @@ from hashbench.records import OpRecord, Trace
 from hashbench.trace import collectives, file
 from hashbench.trace.digest import digest, untraced
 from hashbench.trace.op_schema import Pattern, plan_of
+from hashbench.trace.tracer import native_unavailable
 
 
 @pytest.fixture(scope="module")
@@ -305,6 +308,28 @@ def test_a_kernel_in_front_of_the_first_collective_is_named_on_its_rank_alone(sa
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_kernel_behind_a_collective_is_named(said: Any, kind: str) -> None:
     assert [said[rank]["fault behind", kind] for rank in (0, 1)] == [{"ranks"}, {"agree"}]
+
+
+LOOPS = [
+    "clip_grad_norm_",
+    "clip_grad_norm_(foreach=False)",
+    "AdamW(foreach=True)",
+    "AdamW(fused=True)",
+    "SGD(foreach=True)",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tracer", ["native", "python"])
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_of_fsdp2_with_ops_on_lists_has_the_parameters_of_an_untraced_one(
+    name: str, tracer: str, tmp_path: Path
+) -> None:
+    if tracer == "native" and native_unavailable() is not None:
+        pytest.skip("the native tracer cannot be built here")
+    code = f"from tests.rank_programs import run_loop; run_loop({name!r}, {tracer!r}, {str(tmp_path)!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_a_difference_that_another_rank_sent_is_not_traceable_across_ranks(ranks: Sequence[Any]) -> None:

@@ -1,20 +1,24 @@
 """Whether the native tracer changes nothing, and makes the graph that the Python tracer makes where both see the same
-ops: torch's op database, random programs, small models of torchvision, and the models of a suite as a sweep runs them.
+ops: torch's op database, its ops on lists without their data, random programs, small models of torchvision, and the
+models of a suite as a sweep runs them.
 
-By hand, in full: ``python -m tests.native.parity op_db``, ``... programs``, ``... models``, and ``... zoo`` with
-``--suite``, ``--mode`` and ``--every``. Torch's test helpers freeze flags, so that tests start this as a process of its
-own.
+By hand, in full: ``python -m tests.native.parity op_db``, ``... lists``, ``... programs``, ``... models``, and
+``... zoo`` with ``--suite``, ``--mode`` and ``--every``; ``--signals`` interrupts the native traces of ``op_db``,
+``lists`` and ``programs``. Torch's test helpers freeze flags, so that tests start this as a process of its own.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -33,9 +37,10 @@ from hashbench.tools.audit import cases
 from hashbench.trace.arguments import named_tensors
 from hashbench.trace.digest import digest
 from hashbench.trace.op_schema import mode_dependent
-from tests.native import programs
+from tests.native import list_ops, programs
 
 NATIVE: tuple[Mapping[str, Any], ...] = ({"tracer": "native"}, {"tracer": "native", "hash_inputs": True})
+PYTHON: Mapping[str, Any] = {"tracer": "python"}
 FILLED = {"deterministic_algorithms": "warn", "fill_uninitialized_memory": "True"}
 SEED = 1337
 
@@ -51,7 +56,41 @@ class Ran:
     lazy: frozenset[str] = frozenset()  # results that show the conjugate or negative of what was written
 
 
-def ran(compute: Callable[[], Mapping[str, Any]], options: Mapping[str, Any] | None = None) -> Ran:
+HANDLERS_OP = "aten.block_diag.default"
+ANY: Any = mock.ANY
+BESIDE = torch.ones(17, 17, dtype=torch.int16)
+"""What the signal handler computes with: no example has such a tensor."""
+
+
+class Signals:
+    """A timer whose handler calls an op of its own, of a list of tensors."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.handled = seconds, 0
+
+    def _handle(self, *_: Any) -> None:
+        self.handled += 1
+        torch.block_diag(BESIDE, BESIDE)
+
+    def __enter__(self) -> None:
+        self._before = signal.signal(signal.SIGALRM, self._handle)
+        signal.setitimer(signal.ITIMER_REAL, self.seconds, self.seconds)
+
+    def __exit__(self, *_: Any) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, self._before)
+
+
+def is_handlers(record: OpRecord) -> bool:
+    """Whether the signal handler made this record."""
+    return record.op == HANDLERS_OP and record.outputs[0].shape == (34, 34)
+
+
+def ran(
+    compute: Callable[[], Mapping[str, Any]],
+    options: Mapping[str, Any] | None = None,
+    signals: AbstractContextManager[None] | None = None,
+) -> Ran:
     """One run, traced with ``options`` unless there are none; ``compute`` returns tensors and plain values by name."""
     found: Mapping[str, Any] = {}
     error = ""
@@ -61,7 +100,7 @@ def ran(compute: Callable[[], Mapping[str, Any]], options: Mapping[str, Any] | N
         if trace is None:
             found = compute()
         else:
-            with trace:
+            with trace, signals or nullcontext():
                 found = compute()
     except Exception as raised:
         error = named_line(raised, limit=200)
@@ -119,6 +158,7 @@ class Step:
 def steps_of(trace: Trace) -> list[Step]:
     """What wrote something: views differ, since under a mode torch takes other ones."""
     written = [record for record in trace.records if record.outputs or record.scalar or record.blank]
+    written = [record for record in written if not is_handlers(record)]
     places: dict[str, Any] = {record.id: number for number, record in enumerate(written)}
     return [_step(record, places | {leaf.id: leaf.digest for leaf in trace.leaves}) for record in written]
 
@@ -126,6 +166,8 @@ def steps_of(trace: Trace) -> list[Step]:
 def _step(record: OpRecord, places: Mapping[str, Any]) -> Step:
     inputs = tuple(ref._replace(source=str(places.get(ref.source, ref.source))) for ref in record.inputs)
     forward_op = record.forward_op.partition("#")[0]
+    if forward_op.endswith(HANDLERS_OP):  # it came between a call and its record: autograd's number is that of both
+        forward_op = ANY
     return Step(
         record.op,
         record.phase,
@@ -162,9 +204,10 @@ def graph_differences(native: Trace, python: Trace, phases: tuple[str, ...]) -> 
 
 
 class Findings:
-    """Counts, and each difference with the example that shows it."""
+    """Counts, and each difference with the example that shows it; native traces are made under ``signals``."""
 
-    def __init__(self) -> None:
+    def __init__(self, signals: Signals | None = None) -> None:
+        self.signals = signals
         self.counts: Counter[str] = Counter()
         self.parted: Counter[str] = Counter()
         self.found: list[str] = []
@@ -184,10 +227,12 @@ class Findings:
             return
         self.counts["examples"] += 1
         self.counts["raise untraced"] += bool(first.error)
-        plain, hashed = (ran(compute, options) for options in NATIVE)
+        plain, hashed = (ran(compute, options, self.signals) for options in NATIVE)
         for label, traced in (("", plain), (" with hashed inputs", hashed)):
             for said in differences(first, traced):
                 self.add(f"{where}{label}", said)
+            assert traced.trace is not None
+            self.counts[f"ops of signal handlers recorded{label}"] += sum(map(is_handlers, traced.trace.records))
         if first.error:
             return
         for label, native, options in (("", plain, {}), (" with hashed inputs", hashed, {"hash_inputs": True})):
@@ -243,6 +288,25 @@ def op_database(options: argparse.Namespace, findings: Findings) -> None:
                     findings.compare(where, computed(case), phases=("forward",))
                 except Exception as error:
                     findings.add(where, f"cannot be compared: {named_line(error, limit=300)}")
+
+
+# ---------------------------------------------------------------------------------- ops on lists, without their data
+
+
+def without_data(options: argparse.Namespace, findings: Findings) -> None:
+    """Ops on lists of tensors, where torch asks for shapes alone: on fake tensors, in the sharding propagation of
+    DTensor, and in torch.export. Traced first, with what torch keeps of earlier calls cleared."""
+    list_ops.begin()
+    found = [*list_ops.calls()][options.start : options.stop : options.step]
+    for name, call in found:
+        for way, compute in list_ops.WAYS.items():
+            findings.counts[way] += 1
+            traced = [ran(functools.partial(compute, call), how, findings.signals) for how in (*NATIVE, PYTHON)]
+            untraced = ran(functools.partial(compute, call))
+            findings.counts[f"{way} raise untraced"] += bool(untraced.error)
+            for label, one in zip(("", " with hashed inputs", " by the Python tracer"), traced, strict=True):
+                for said in differences(untraced, one):
+                    findings.add(f"{name} {way}{label}", said)
 
 
 # ---------------------------------------------------------------------------------------- random programs, and models
@@ -387,7 +451,8 @@ def is_kernel(event: str) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", choices=("op_db", "programs", "models", "zoo"))
+    parser.add_argument("part", choices=("op_db", "lists", "programs", "models", "zoo"))
+    parser.add_argument("--signals", action="store_true", help="interrupt native traces every 0.5 ms by a handler")
     parser.add_argument("--suite", default="torchvision")
     parser.add_argument("--mode", default="training")
     parser.add_argument("--every", action="store_true", help="models that are not in the suite's default, too")
@@ -395,11 +460,15 @@ def main() -> int:
     for name, usual in (("start", 0), ("stop", None), ("step", 1), ("samples", 2)):
         parser.add_argument(f"--{name}", type=int, default=usual)
     options = parser.parse_args()
-    findings = Findings()
+    signals = Signals(0.0005) if options.signals else None
+    findings = Findings(signals)
     torch.set_num_threads(1)
-    part = {"op_db": op_database, "programs": random_programs, "models": models, "zoo": zoo}[options.part]
+    parts = {"op_db": op_database, "lists": without_data, "programs": random_programs, "models": models, "zoo": zoo}
+    part = parts[options.part]
     with quiet(), applied(FILLED):
         part(options, findings)
+    if signals is not None:
+        findings.counts["signals handled"] = signals.handled
     for name, count in findings.counts.items():
         print(f"{count} {name}")
     for name, count in findings.parted.most_common(20):

@@ -34,6 +34,20 @@ def test_random_programs_have_the_results_of_untraced_runs_and_the_python_tracer
 
 
 @pytest.mark.slow
+def test_random_programs_have_the_results_of_untraced_runs_under_signals() -> None:
+    printed = parity("programs", "--signals", "--stop", "12")
+    assert "12 examples" in printed
+    recorded = [line for line in printed.splitlines() if "ops of signal handlers recorded" in line]
+    assert len(recorded) == 2
+    assert not any(line.startswith("0 ") for line in recorded)
+
+
+@pytest.mark.slow
+def test_ops_on_lists_without_their_data_give_what_they_give_untraced() -> None:
+    assert "3 on fake tensors" in parity("lists", "--start", "3", "--step", "36")
+
+
+@pytest.mark.slow
 def test_a_models_training_has_the_bits_and_the_ops_of_an_untraced_run() -> None:
     pytest.importorskip("torchvision")
     assert "tensors of vit_b_16 compared" in parity("models", "--start", "3")
