@@ -958,9 +958,10 @@ struct InPython {
   Scratch& scratch;
   const c10::impl::LocalDispatchKeySet keys;  // in force for the program
   const InPython* const outer;
+  const bool has_gil;
   const bool collects;  // the program lets it
 
-  InPython();
+  explicit InPython(bool has_gil);
   InPython(const InPython&) = delete;
   ~InPython();
 };
@@ -1039,16 +1040,16 @@ bool set_collects(bool collects) {
   return before;
 }
 
-InPython::InPython()
+InPython::InPython(bool has_gil)
     : scratch(this_thread()), keys(scratch.python ? scratch.python->keys : program_keys()),
-      outer(std::exchange(scratch.python, this)), collects(set_collects(false)) {}
+      outer(std::exchange(scratch.python, this)), has_gil(has_gil), collects(has_gil ? PyGC_Disable() : set_collects(false)) {}
 InPython::~InPython() {
-  if (collects) set_collects(true);
+  if (collects) has_gil ? static_cast<void>(PyGC_Enable()) : static_cast<void>(set_collects(true));
   scratch.python = outer;
 }
 
 void describe(Op& op, const char* name, const char* overload) {
-  const InPython asking;
+  const InPython asking(false);
   const int gil = PyGILState_Ensure();
   plan_of(op.id, name, overload, &op.plan);
   PyGILState_Release(gil);
@@ -1084,12 +1085,15 @@ struct Seen {
 
 template <typename Result, typename... More>
 Result ask(Result (*question)(_object*, More...), Result otherwise, const at::Tensor& tensor, More... more) {
-  const InPython asking;
   const Seen seen;
   const int gil = PyGILState_Ensure();
-  _object* object = THPVariable_Wrap(tensor);
-  const Result answer = object ? question(object, more...) : otherwise;
-  if (object) Py_DecRef(object);
+  const Result answer = [&] {
+    const InPython asking(true);
+    _object* object = THPVariable_Wrap(tensor);
+    const Result given = object ? question(object, more...) : otherwise;
+    if (object) Py_DecRef(object);
+    return given;
+  }();
   PyGILState_Release(gil);
   return answer;
 }
@@ -1218,7 +1222,7 @@ void record_in_python(Recorder& recorder, const Op& op, const c10::OperatorHandl
   for (size_t i = stack->size() - static_cast<size_t>(op.arguments); i < stack->size(); i++)
     arguments.push_back(shown(recorder, call, (*stack)[i]));
   Scratch& scratch = this_thread();
-  const InPython looking;
+  const InPython looking(false);
   Handed* outer = std::exchange(scratch.handed, &call);
   const auto children = scratch.children.size(), lanes = scratch.lanes.size();
   const auto opened = scratch.open;
@@ -1237,11 +1241,15 @@ void record_in_python(Recorder& recorder, const Op& op, const c10::OperatorHandl
 }
 
 void name_leaves(Recorder& recorder, Scratch& scratch) {
-  for (const auto& [tensor, node, name] : std::exchange(scratch.unnamed, {})) {
+  std::vector<Scratch::Unnamed> unnamed;  // an op that interrupts Python may read other leaves
+  unnamed.swap(scratch.unnamed);
+  for (const auto& [tensor, node, name] : unnamed) {
     const int32_t answer = ask(classify, -1, *tensor, name);
     Guard guard(recorder.lock);
     recorder.leaves[static_cast<size_t>(-1 - node)].name = answer;
   }
+  unnamed.clear();
+  unnamed.swap(scratch.unnamed);
 }
 
 // Some ops that decompose have a kernel of their own for some backends: `silu_backward` on the CPU.
