@@ -673,6 +673,8 @@ COMPUTED = {
     "sparse csr": lambda: torch.eye(4).to_sparse_csr() @ torch.rand(4, 4),
     "nested": lambda: (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]) * 2).to_padded_tensor(0.0),
     "jagged": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged) * 2,
+    "jagged, trained": lambda: trained_jagged(),
+    "jagged attention": lambda: torch.nn.functional.scaled_dot_product_attention(*[jagged((2, 2), (3, 2))] * 3).values(),
     "quantized": lambda: torch.quantize_per_tensor(torch.rand(4), 0.1, 0, torch.qint8).dequantize(),
     "by channel": lambda: torch.quantize_per_channel(torch.ones(2, 3), torch.ones(2), torch.zeros(2), 0, torch.qint8),
     "conjugate": lambda: torch.rand(3, 3, dtype=torch.cfloat).conj() @ torch.ones(3, 3).cfloat(),
@@ -694,6 +696,21 @@ COMPUTED = {
 X = torch.rand(3)
 
 
+def jagged(*shapes: tuple[int, ...], requires_grad: bool = False) -> torch.Tensor:
+    """A batch of items of these shapes, each with a last dimension of 8."""
+    items = [torch.rand(*shape, 8) for shape in shapes]
+    made = torch.nested.nested_tensor(items, layout=torch.jagged, requires_grad=requires_grad)
+    return made.transpose(1, 2) if made.dim() > 3 else made
+
+
+def trained_jagged() -> torch.Tensor:
+    """The gradient of a jagged batch, whose backward calls an op that returns ``None`` in place of its one tensor."""
+    batch = jagged((2,), (3,), requires_grad=True)
+    torch.nn.functional.linear(batch.sin(), torch.ones(5, 8)).values().sum().backward()
+    assert batch.grad is not None
+    return batch.grad
+
+
 @pytest.mark.parametrize("compute", COMPUTED.values(), ids=COMPUTED)
 @pytest.mark.parametrize("hash_inputs", [False, True], ids=["plain", "hashed inputs"])
 @pytest.mark.filterwarnings("ignore")
@@ -711,6 +728,37 @@ def test_tensors_of_any_kind_are_traced_twice_alike_and_unchanged(compute: Any, 
         texts.append(file.dumps(trace.finish()))
         assert file.loads(texts[-1]) == trace.finish()
     assert texts[0] == texts[1]
+
+
+NONE_OPS = {
+    "one": ("(Tensor x) -> Tensor", lambda x: None, 0),
+    "several": ("(Tensor x) -> (Tensor, Tensor)", lambda x: (None, x.clone()), 1),
+    "several, no None": ("(Tensor x) -> (Tensor, Tensor)", lambda x: (x.sin(), x.clone()), 2),
+    "view": ("(Tensor(a) x) -> Tensor(a)", lambda x: None, 0),
+    "view, no None": ("(Tensor(a) x) -> Tensor(a)", lambda x: x[1:], 0),
+    "optional": ("(Tensor x) -> Tensor?", lambda x: None, 0),
+    "list": ("(Tensor x) -> Tensor?[]", lambda x: [None, x.clone()], 1),
+}
+"""Schemas and kernels of ops that return ``None`` among their outputs, some twins that do not, and how many tensors each
+writes."""
+
+
+@pytest.mark.parametrize("name", NONE_OPS)
+@pytest.mark.parametrize("hash_inputs", [False, True], ids=["plain", "hashed inputs"])
+def test_an_op_may_return_none_in_place_of_any_tensor(name: str, hash_inputs: bool) -> None:
+    schema, kernel, written = NONE_OPS[name]
+    library = torch.library.Library("returns_none", "FRAGMENT")
+    try:
+        library.define("op" + schema)
+        library.impl("op", kernel, "CPU")
+        expected = torch.ops.returns_none.op(X)
+        with HashDebugTrace(hash_inputs=hash_inputs) as trace:
+            found = torch.ops.returns_none.op(X)
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+        made = [output for record in trace.finish().records for output in record.outputs]
+        assert len(set(made)) == written  # by the op, or with the native tracer by an op that it calls
+    finally:
+        library._destroy()
 
 
 def test_a_tensor_from_another_thread_is_a_leaf_where_the_thread_is_not_seen() -> None:

@@ -66,6 +66,7 @@ _current_autograd_node = torch._C._current_autograd_node
 _get_sequence_nr = torch._C._autograd._get_sequence_nr
 _modes = torch._C._len_torch_dispatch_stack
 _FRESH, _INPLACE, _VIEW, _SEVERAL = Pattern.FRESH, Pattern.INPLACE, Pattern.VIEW, Pattern.SEVERAL
+_GENERAL = Pattern.GENERAL
 
 _PLAIN_TENSORS = frozenset((_Tensor, _Parameter))
 _DTYPES = {name: dtype for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype)}
@@ -392,7 +393,7 @@ class TracingMode(TorchDispatchMode, Listener):
         number = self._next_number()
         scalar = None
         written: tuple[RawDigest, ...] = ()
-        pattern = plan.pattern
+        pattern = plan.pattern if output is not None else _GENERAL  # None may stand for any tensor
         try:
             if pattern is _VIEW and self._shows(output, storage):
                 pass  # half of all calls: nothing was written

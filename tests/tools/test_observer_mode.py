@@ -73,6 +73,15 @@ def test_it_goes_on_and_off_again_and_again(tmp_path: Path) -> None:
     assert ops(observer) == ["sin", "cos"]
 
 
+def test_a_jagged_batch_is_observed_through_its_backward(tmp_path: Path) -> None:
+    with ObserverContext(tmp_path, "run") as observer:
+        observer.enable_mode()
+        batch = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged, requires_grad=True)
+        batch.sin().values().sum().backward()
+        observer.disable_mode()
+    assert {"sin", "sum", "cos"} <= set(ops(observer))
+
+
 @pytest.mark.parametrize("above", [Counting, lambda: FlopCounterMode(display=False)], ids=["mode", "flop counter"])
 def test_it_is_taken_out_from_below_another_mode(tmp_path: Path, above: Any) -> None:
     x = torch.ones(2, 2)
