@@ -277,6 +277,25 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
+class EarlyRead:
+    """A read of a collective's output while its Work was not done, which changed that output afterwards.
+
+    The program has not waited for the collective. The trace has, in its place, so that the traced program goes on with
+    other data than an untraced one may.
+
+    Attributes:
+        collective: id of the record of the collective.
+        reader: id of the record that read its output, or the name of the result where ``is_result``.
+        source: ``file:line function`` of the code that read it, also without ``source_lines``; may be empty.
+    """
+
+    collective: str
+    reader: str
+    source: str = ""
+    is_result: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class SettingsMark:
     """Torch's global settings after ``position`` records, as sorted ``(name, value)`` texts."""
 
@@ -290,7 +309,8 @@ class Trace:
     """Everything one run left behind. Equal runs give equal traces.
 
     ``tracer`` is what made it, ``native`` or ``python`` (the dispatch mode, which changes which ops run), and
-    ``tracer_reason`` why it is not the native one where any was welcome.
+    ``tracer_reason`` why it is not the native one where any was welcome. ``early_reads`` are the reads of a
+    collective's output that the program has not waited for.
     """
 
     records: tuple[OpRecord, ...]
@@ -300,6 +320,7 @@ class Trace:
     hashed_inputs: bool = False
     tracer: str = "python"
     tracer_reason: str = ""
+    early_reads: tuple[EarlyRead, ...] = ()
 
     def __repr__(self) -> str:
         """How much there is of what; all of it would be megabytes."""
@@ -367,8 +388,9 @@ class Divergence:
 @dataclass(frozen=True, slots=True, repr=False)
 class Verdict:
     """The judgement on a pair: ``differing`` names the results that differ, ``divergence`` says where that entered
-    (``None`` when no result differs), ``benign`` lists the ids of records that differ without reaching a result,
-    ``unseen`` says in sentences what the traces did not see (empty where they saw all)."""
+    (``None`` when no result differs, and none may untraced: :class:`EarlyRead`), ``benign`` lists the ids of records
+    that differ without reaching a result, ``unseen`` says in sentences what the traces did not see (empty where they
+    saw all)."""
 
     differing: tuple[str, ...]
     divergence: Divergence | None

@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -197,6 +199,102 @@ def run_loop(name: str, tracer: str, folder: str) -> None:
     dist.destroy_process_group()
 
 
+def every_kind(rank: int, hash_inputs: bool) -> Trace:
+    """Asynchronous collectives of every kind that gloo has, each waited for before its output is read."""
+    x, ranks = examples(rank), dist.get_world_size()
+    parts = [part.contiguous() for part in x.repeat(ranks, 1).chunk(ranks)]
+
+    def new(count: int = 1) -> list[torch.Tensor]:
+        return [torch.empty_like(x) for _ in range(count)]
+
+    with HashDebugTrace(inputs=x, hash_inputs=hash_inputs) as trace:
+        (single, scattered, received, reduced), gathered, exchanged, all_of_it = new(4), new(ranks), new(ranks), x * 2
+        works = [
+            dist.all_reduce(all_of_it, async_op=True),
+            dist.all_gather(gathered, x, async_op=True),
+            dist.reduce_scatter_tensor(single, torch.cat(parts), async_op=True),
+            dist.reduce_scatter(reduced, parts, async_op=True),
+            dist.scatter(scattered, parts if rank == 0 else None, src=0, async_op=True),
+            dist.all_to_all(exchanged, parts, async_op=True),
+        ]
+        at_root = new(ranks) if rank == 0 else None
+        works += [dist.gather(x, at_root, dst=0, async_op=True)]
+        messages = [dist.P2POp(dist.isend, x, (rank + 1) % ranks), dist.P2POp(dist.irecv, received, (rank - 1) % ranks)]
+        for work in [*works, *dist.batch_isend_irecv(messages)]:
+            work.wait()
+        left = [all_of_it, *gathered, single, reduced, scattered, *exchanged, *(at_root or ()), received]
+        named = dist.group.WORLD.group_name
+        for op, more in (("all_reduce", ("sum",)), ("reduce_scatter_tensor", ("sum", ranks)), ("broadcast", (0,))):
+            made = getattr(torch.ops._c10d_functional, op)(torch.cat(parts), *more, named)
+            left.append(torch.ops._c10d_functional.wait_tensor(made))
+        for number, tensor in enumerate(left):
+            trace.add_result(f"sum.{number}", tensor.sum())
+    return trace.finish()
+
+
+LATE = 0.3
+"""Seconds by which rank 1 joins later than rank 0 where a read on rank 0 is to be early."""
+
+
+def joined(rank: int, hash_inputs: bool, *, waits: bool) -> Trace:
+    """An asynchronous all-reduce that rank 1 joins late, and whose output rank 0 reads at once, or after its wait."""
+    x = examples(rank)
+    with HashDebugTrace(inputs=x, hash_inputs=hash_inputs) as trace:
+        doubled = x * 2
+        time.sleep(LATE * rank)
+        work = dist.all_reduce(doubled, async_op=True)
+        if waits or rank:
+            work.wait()
+        mean = doubled.mean()
+        work.wait()
+        trace.add_result("mean", mean)
+    return trace.finish()
+
+
+def joined_by_function(rank: int, hash_inputs: bool, *, waits: bool) -> Trace:
+    """The same by an op that returns a new tensor, which is waited for by another op."""
+    x = examples(rank)
+    with HashDebugTrace(inputs=x, hash_inputs=hash_inputs) as trace:
+        time.sleep(LATE * rank)
+        reduced = torch.ops._c10d_functional.all_reduce(x * 2, "sum", dist.group.WORLD.group_name)
+        if waits or rank:
+            torch.ops._c10d_functional.wait_tensor(reduced)
+        mean = reduced.mean()
+        torch.ops._c10d_functional.wait_tensor(reduced)
+        trace.add_result("mean", mean)
+    return trace.finish()
+
+
+def sent(rank: int, hash_inputs: bool, *, waits: bool) -> Trace:
+    """A message that rank 1 sends late, and into whose buffer rank 0 looks at once, or after its wait."""
+    x = examples(1)
+    with HashDebugTrace(inputs=x, hash_inputs=hash_inputs) as trace:
+        if rank == 1:
+            time.sleep(LATE)
+            dist.send(x * 2, 0)
+        elif rank == 0:
+            buffer = torch.zeros_like(x)
+            work = dist.irecv(buffer, 1)
+            assert work is not None
+            if waits:
+                work.wait()
+            mean = buffer.mean()
+            if not waits:
+                work.wait()  # gloo's Work of a message waits for another one when it is waited for twice
+            trace.add_result("mean", mean + buffer.sum())
+    return trace.finish()
+
+
+def with_waits(program: Callable[..., Trace]) -> Callable[[int, bool], Trace]:
+    """A program whose rank 0 waits before it reads."""
+    return functools.partial(program, waits=True)
+
+
+def without_waits(program: Callable[..., Trace]) -> Callable[[int, bool], Trace]:
+    """The same program whose rank 0 reads early."""
+    return functools.partial(program, waits=False)
+
+
 CLEAN: Mapping[str, Callable[[int, bool], Trace]] = {
     "ddp": data_parallel,
     "ddp with gradients in buckets": data_parallel_views,
@@ -205,8 +303,17 @@ CLEAN: Mapping[str, Callable[[int, bool], Trace]] = {
     "dtensor": distributed_tensors,
     "blocking": blocking,
     "asynchronous": asynchronous,
+    "every kind": every_kind,
+    "joined late": with_waits(joined),
+    "joined late, functional": with_waits(joined_by_function),
+    "sent late": with_waits(sent),
 }
-FAULTY = {"fault in front": fault_in_front, "fault behind": fault_behind}
+EARLY = {
+    "joined late, not waited for": without_waits(joined),
+    "joined late, functional, not waited for": without_waits(joined_by_function),
+    "sent late, not waited for": without_waits(sent),
+}
+FAULTY = {"fault in front": fault_in_front, "fault behind": fault_behind, **EARLY}
 
 Said = tuple[str, str, str, int]
 """The program, the kind of trace, the verdict, and how often it was given."""
@@ -214,8 +321,10 @@ Said = tuple[str, str, str, int]
 
 def verdict(first: Trace, second: Trace) -> str:
     """Where the first divergence of two traces is, in a word or two."""
-    divergence = find_divergence(first, second).divergence
-    return "agree" if divergence is None else f"{divergence.origin} {divergence.kernel}".strip()
+    found = find_divergence(first, second)
+    divergence = found.divergence
+    early = " early" if found.early_reads else ""
+    return "agree" if divergence is None else f"{divergence.origin} {divergence.kernel}".strip() + early
 
 
 def run_rank(rank: int, ranks: int, folder: str, rounds: int) -> None:

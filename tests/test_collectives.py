@@ -8,6 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -20,7 +21,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from hashbench import HashDebugTrace, find_divergence
-from hashbench.records import OpRecord, Trace
+from hashbench.check.function import FunctionCall, check_function
+from hashbench.records import OpRecord, RunOptions, Trace
 from hashbench.trace import collectives, file
 from hashbench.trace.digest import digest, untraced
 from hashbench.trace.op_schema import Pattern, plan_of
@@ -184,6 +186,123 @@ def test_functional_collectives_are_waited_for_when_they_are_read() -> None:
     assert run() == trace
 
 
+# ------------------------------------------------------------------------------------------------ reads before the wait
+
+
+def joining_late(group: Any, seconds: float = 0.2) -> threading.Thread:
+    """A thread that joins an all-reduce later, as a rank that is slower."""
+
+    def join() -> None:
+        time.sleep(seconds)
+        reduced(group, torch.ones(4)).wait()
+
+    thread = threading.Thread(target=unseen, args=(join,))
+    thread.start()
+    return thread
+
+
+USES: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
+    "reads": (lambda x: x * 3, "aten.mul.Tensor#1"),
+    "reads a part": (lambda x: x[1:].sum(), "aten.sum.default#0"),
+    "adds to it": (lambda x: x.add_(1), "aten.add_.Tensor#0"),
+    "overwrites it": (lambda x: x.zero_(), "aten.zero_.default#0"),
+    "asks for a number": (lambda x: x[0].item(), "aten._local_scalar_dense.default#0"),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("tracer", ["python", "auto"])
+@pytest.mark.parametrize("hash_inputs", [False, True], ids=["plain", "hashed inputs"])
+def test_a_use_before_the_wait_is_recorded_and_one_after_it_is_not(
+    ranks: Sequence[Any], use: str, tracer: str, hash_inputs: bool
+) -> None:
+    function, reader = USES[use]
+
+    def run(*, waits: bool) -> Trace:
+        with HashDebugTrace(tracer=tracer, hash_inputs=hash_inputs) as trace:
+            x = torch.ones(4) * 2
+            work = reduced(ranks[0], x)
+            late = joining_late(ranks[1])
+            if waits:
+                work.wait()
+            function(x)
+            work.wait()
+            late.join()
+        return trace.finish()
+
+    early, again, waited = run(waits=False), run(waits=False), run(waits=True)
+    (read,) = early.early_reads
+    assert (read.collective, read.is_result) == ("forward//c10d.allreduce_.default#0", False)
+    assert read.reader.endswith(reader)
+    assert read.source.startswith("test_collectives.py:")
+    assert read.source.endswith("<lambda>")
+    assert early == again == file.loads(file.dumps(early))
+    assert waited.early_reads == ()
+    assert early.records == waited.records
+    assert early != waited
+    verdict, other, clean = (find_divergence(*pair) for pair in ((early, again), (waited, early), (waited, waited)))
+    assert clean.equal
+    for found in (verdict, other):
+        assert found.divergence is not None
+        assert (found.divergence.origin, found.divergence.kernel) == ("ranks", "")
+        assert (found.divergence.node, found.divergence.source) == (read.reader, read.source)
+        assert "c10d.allreduce_.default#0 receives before its Work is done" in found.divergence.detail
+        assert not found.equal
+        assert f"{read.reader} reads {read.collective} at {read.source}" in str(found)
+
+
+def test_a_part_that_the_collective_does_not_write_may_be_read_at_any_time(ranks: Sequence[Any]) -> None:
+    with HashDebugTrace() as trace:
+        x = torch.ones(8) * 2
+        work = reduced(ranks[0], x[:4])
+        late = joining_late(ranks[1])
+        x[4:].sum()
+        work.wait()
+        x.sum()
+        late.join()
+    assert trace.finish().early_reads == ()
+
+
+def test_a_result_may_be_read_early_too(ranks: Sequence[Any]) -> None:
+    with HashDebugTrace() as trace:
+        x = torch.ones(4) * 2
+        work = reduced(ranks[0], x)
+        late = joining_late(ranks[1])
+        trace.add_result("x", x)
+        work.wait()
+        late.join()
+    (read,) = trace.finish().early_reads
+    assert (read.reader, read.is_result) == ("x", True)
+    verdict = find_divergence(trace.finish(), trace.finish())
+    assert verdict.divergence is not None
+    assert verdict.divergence.node == read.collective == "forward//c10d.allreduce_.default#0"
+    assert "result x reads" in str(verdict)
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["early", "waited for"])
+def test_a_row_never_passes_where_the_trace_waited_for_the_program(ranks: Sequence[Any], waits: bool) -> None:
+    def mean(x: torch.Tensor) -> torch.Tensor:
+        x = x * 2
+        work = reduced(ranks[0], x)
+        late = joining_late(ranks[1])
+        if waits:
+            work.wait()
+        found = x.mean()
+        work.wait()
+        late.join()
+        return found
+
+    call = FunctionCall.of(mean, (torch.ones(4),), {})
+    row, _ = check_function(call, "mean", RunOptions(diagnose_budget=0))
+    if waits:
+        assert (row.accuracy, row.error, row.origin) == ("pass", "", "")
+    else:
+        assert (row.accuracy, row.origin, row.kernel) == ("results_not_comparable", "ranks", "")
+        assert row.error.startswith("the results are not those of an untraced run: aten.mean.default reads what ")
+        assert row.source.startswith("test_collectives.py:")
+        assert "c10d.allreduce_.default#0 receives before its Work is done" in row.detail
+
+
 # ---------------------------------------------------------------------------------------------------- what is recorded
 
 NOT_WRITING = {"barrier", "check_for_nan", "monitored_barrier_", "send"}
@@ -273,6 +392,10 @@ PROGRAMS = [
     "dtensor",
     "blocking",
     "asynchronous",
+    "every kind",
+    "joined late",
+    "joined late, functional",
+    "sent late",
 ]
 KINDS = ["results", "records", "hashed inputs"]
 
@@ -330,6 +453,14 @@ def test_a_loop_of_fsdp2_with_ops_on_lists_has_the_parameters_of_an_untraced_one
     code = f"from tests.rank_programs import run_loop; run_loop({name!r}, {tracer!r}, {str(tmp_path)!r})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("program", ["joined late", "joined late, functional", "sent late"])
+def test_a_read_before_the_wait_is_told_on_its_rank_alone(said: Any, program: str, kind: str) -> None:
+    program = f"{program}, not waited for"
+    assert [said[rank][program, kind] for rank in (0, 1)] == [{"ranks early"}, {"agree"}]
 
 
 def test_a_difference_that_another_rank_sent_is_not_traceable_across_ranks(ranks: Sequence[Any]) -> None:

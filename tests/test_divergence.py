@@ -14,7 +14,7 @@ import pytest
 
 from hashbench.divergence import find
 from hashbench.errors import HashbenchError
-from hashbench.records import Leaf, OpRecord, Ref, Result, SettingsMark, TensorDigest, Trace, Verdict
+from hashbench.records import EarlyRead, Leaf, OpRecord, Ref, Result, SettingsMark, TensorDigest, Trace, Verdict
 
 TABLE = """
 model input differs: input at linear; node=input/0
@@ -832,6 +832,39 @@ def test_a_verdict_across_ranks_says_so_and_what_to_do() -> None:
     assert divergence is not None
     assert divergence.detail.startswith("not traceable across ranks: ")
     assert "Compare the traces of each rank" in divergence.detail
+
+
+EARLY = "x = relu input/0 -> r\nx = c10d.allreduce_.default !x -> a\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "early", "expected"),
+    [
+        pytest.param("sum x => s", (), "", id="no early read"),
+        pytest.param("sum x => s", (0, 1), "ranks at forward.0/Net/aten.sum.default#0", id="in both runs"),
+        pytest.param("sum x => s", (0,), "ranks at forward.0/Net/aten.sum.default#0", id="in the first"),
+        pytest.param("sum x => s", (1,), "ranks at forward.0/Net/aten.sum.default#0", id="in the second"),
+        pytest.param(
+            "y = index_put input/1 -> p|P\nx = sum x -> s\nresult y p|P", (0, 1), "ranks at", id="beside a difference"
+        ),
+        pytest.param("2: t x\nsum x => s", (1,), "ranks at forward.0/Net/aten.sum.default#0", id="with another op"),
+    ],
+)
+def test_an_early_read_is_a_divergence_of_runs_that_agree(lines: str, early: tuple[int, ...], expected: str) -> None:
+    read = EarlyRead("forward.0/Net/c10d.allreduce_.default#0", "forward.0/Net/aten.sum.default#0", "train.py:3 step")
+    pair = [Run(EARLY + lines, second=second).trace() for second in (False, True)]
+    pair = [replace(trace, early_reads=(read,) if number in early else ()) for number, trace in enumerate(pair)]
+    verdict = find(*pair)
+    assert verdict.early_reads == ((read,) if early else ())
+    if not expected:
+        assert verdict.equal
+        return
+    assert verdict.divergence is not None
+    assert not verdict.equal
+    assert f"{verdict.divergence.origin} at {verdict.divergence.node}".startswith(expected)
+    assert read.reader in str(verdict)
+    if not verdict.differing:
+        assert verdict.divergence.source == "train.py:3 step"
 
 
 def test_without_results_the_first_record_that_differs_is_blamed() -> None:

@@ -10,7 +10,17 @@ import pytest
 from fuzzing import damaged
 
 from hashbench.errors import HashbenchError
-from hashbench.records import Leaf, OpRecord, Ref, Result, SettingsMark, TensorDigest, Trace, contiguous_stride
+from hashbench.records import (
+    EarlyRead,
+    Leaf,
+    OpRecord,
+    Ref,
+    Result,
+    SettingsMark,
+    TensorDigest,
+    Trace,
+    contiguous_stride,
+)
 from hashbench.trace import file
 
 NASTY = ["", "a", "; ", ";", "\t; x", "a b", "a\tb", "a\nb", "a\r\nb", "\\", "\\n", "\x0c", "\x1c", "\x85", "\u2028"]
@@ -80,8 +90,15 @@ class Writer:
         ]
         results.append(Result("python", TensorDigest("str", (), (), repr(self.text())), ""))
         tracer = self.rng.choice(["native", "python"])
+        early = [
+            EarlyRead(self.rng.choice(records).id, self.rng.choice(readers), self.text(), is_result=is_result)
+            for is_result, readers in ((False, [r.id for r in records]), (True, [result.name for result in results]))
+            if records
+        ]
         return Trace(
-            tuple(records), tuple(leaves), tuple(results), tuple(marks), self.rng.random() < 0.5, tracer, self.text()
+            *(tuple(records), tuple(leaves), tuple(results), tuple(marks)),
+            *(self.rng.random() < 0.5, tracer, self.text()),
+            early_reads=tuple(early),
         )
 
 
@@ -176,6 +193,7 @@ def resealed(text: str) -> str:
         pytest.param("[2,3]", "[2,x]", id="a shape that is none"),
         pytest.param("forward.0/", "forward.x/", id="an iteration that is none"),
         pytest.param("tracer=python", "tracer=other", id="a tracer that is none"),
+        pytest.param("end\t", "early\tinput/0\top\tnobody\t\nend\t", id="an early read by nobody"),
     ],
 )
 def test_a_line_without_meaning_is_refused_though_the_closing_line_fits(old: str, new: str) -> None:

@@ -674,7 +674,9 @@ COMPUTED = {
     "nested": lambda: (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]) * 2).to_padded_tensor(0.0),
     "jagged": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged) * 2,
     "jagged, trained": lambda: trained_jagged(),
-    "jagged attention": lambda: torch.nn.functional.scaled_dot_product_attention(*[jagged((2, 2), (3, 2))] * 3).values(),
+    "jagged attention": lambda: torch.nn.functional.scaled_dot_product_attention(
+        *[jagged((2, 2), (3, 2))] * 3
+    ).values(),
     "quantized": lambda: torch.quantize_per_tensor(torch.rand(4), 0.1, 0, torch.qint8).dequantize(),
     "by channel": lambda: torch.quantize_per_channel(torch.ones(2, 3), torch.ones(2), torch.zeros(2), 0, torch.qint8),
     "conjugate": lambda: torch.rand(3, 3, dtype=torch.cfloat).conj() @ torch.ones(3, 3).cfloat(),
@@ -731,16 +733,16 @@ def test_tensors_of_any_kind_are_traced_twice_alike_and_unchanged(compute: Any, 
 
 
 NONE_OPS = {
-    "one": ("(Tensor x) -> Tensor", lambda x: None, 0),
+    "one": ("(Tensor x) -> Tensor", lambda _: None, 0),
     "several": ("(Tensor x) -> (Tensor, Tensor)", lambda x: (None, x.clone()), 1),
     "several, no None": ("(Tensor x) -> (Tensor, Tensor)", lambda x: (x.sin(), x.clone()), 2),
-    "view": ("(Tensor(a) x) -> Tensor(a)", lambda x: None, 0),
+    "view": ("(Tensor(a) x) -> Tensor(a)", lambda _: None, 0),
     "view, no None": ("(Tensor(a) x) -> Tensor(a)", lambda x: x[1:], 0),
-    "optional": ("(Tensor x) -> Tensor?", lambda x: None, 0),
+    "optional": ("(Tensor x) -> Tensor?", lambda _: None, 0),
     "list": ("(Tensor x) -> Tensor?[]", lambda x: [None, x.clone()], 1),
 }
-"""Schemas and kernels of ops that return ``None`` among their outputs, some twins that do not, and how many tensors each
-writes."""
+"""Schemas and kernels of ops that return ``None`` among their outputs, and of twins that do not, and how many tensors
+each writes."""
 
 
 @pytest.mark.parametrize("name", NONE_OPS)

@@ -279,6 +279,10 @@ def compared(
         failure = Failure(f"the results of two runs cannot be compared: {incomparable}")
         return replace(outcome, accuracy=Status.NOT_COMPARABLE, failure=failure)
     verdict = find_divergence(*traces, differing=() if difference is None else difference.names)
+    if difference is None and verdict.early_reads and verdict.divergence is not None:
+        failure = Failure(f"the results are not those of an untraced run: {verdict.divergence.detail}")
+        outcome = replace(outcome, verdict=verdict, benign=verdict.benign, traces=traces)
+        return replace(outcome, accuracy=Status.NOT_COMPARABLE, failure=failure)
     if difference is None:
         benign = tuple(dict.fromkeys((*(outcome.benign or ()), *verdict.benign)))
         return replace(outcome, benign=benign, traces=traces)

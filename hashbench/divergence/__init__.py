@@ -23,7 +23,7 @@ from hashbench.divergence.introduce import (
 )
 from hashbench.divergence.text import PairVerdict
 from hashbench.errors import HashbenchError
-from hashbench.records import Divergence, OpRecord, Result, Steering, TensorDigest, Trace, op_of
+from hashbench.records import Divergence, EarlyRead, OpRecord, Result, Steering, TensorDigest, Trace, op_of
 from hashbench.trace.file import refuse_different
 
 _RANK: Mapping[str, int] = {Origin.INPUT: 0, Origin.STATE: 1}
@@ -37,6 +37,9 @@ def find(first: Trace, second: Trace, *, differing: Sequence[str] | None = None)
         first, second: the traces of two runs that should be identical.
         differing: names of the results that differ, where the caller compared them itself. Default: those whose
             digests differ. Traces without results (of a plain ``HashDebugTrace``) are judged by every record.
+
+    Traces that agree have a divergence all the same where either of them read a collective's output early: the trace
+    waited for the collective, and the program does not.
 
     Raises:
         HashbenchError: a trace is empty, so that nothing would be compared, or they are of different tracers.
@@ -71,9 +74,18 @@ def find(first: Trace, second: Trace, *, differing: Sequence[str] | None = None)
         nodes = itertools.takewhile(lambda node: node != opaque, nodes)
     benign = tuple(node for node in nodes if node in idle and _wrote(runs, node))
     divergence = None if chosen is None else _divergence(known, chosen)
+    early = tuple(dict.fromkeys([*first.early_reads, *second.early_reads]))
+    if divergence is None and early:
+        divergence = _early_divergence(known, early[0])
     unseen = _unseen(runs, opaque)
     leaves = tuple(leaf for leaf in _differing_leaves(first, second) if leaf not in reached)
-    return PairVerdict(tuple(differing), divergence, benign, unseen, leaves=leaves, first=first, second=second)
+    return PairVerdict(
+        *(tuple(differing), divergence, benign, unseen),
+        leaves=leaves,
+        early_reads=early,
+        first=first,
+        second=second,
+    )
 
 
 def _unseen(runs: PairedRuns, opaque: str) -> str:
@@ -257,6 +269,20 @@ def _divergence(known: Differences, source: Source) -> Divergence:
         steered_by=_steering(known, source) if source.origin in (Origin.SEQUENCE, Origin.OUTSIDE) else None,
         inside=op_of(where.inside),
     )
+
+
+def _early_divergence(known: Differences, read: EarlyRead) -> Divergence:
+    """Return the divergence of two traces that agree only because they waited where the program does not."""
+    node = read.collective if read.is_result else read.reader
+    node = node if node in known.runs.records else known.runs.node_of[node]
+    reader = f"the result {read.reader}" if read.is_result else op_of(read.reader)
+    detail = (
+        f"{reader} reads what {read.collective} receives before its Work is done: the trace waited for it, and an "
+        "untraced run, which does not, may read other data. Wait for the Work before its output is used"
+    )
+    at = known.runs.position[node]
+    divergence = _divergence(known, Source(Origin.RANKS, node, at, detail, "", "", felt_at=node))
+    return replace(divergence, source=read.source or divergence.source)
 
 
 def _iteration(runs: PairedRuns, record: OpRecord) -> int | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from hashbench.divergence.align import align
-from hashbench.records import Divergence, Trace, Verdict
+from hashbench.records import Divergence, EarlyRead, Trace, Verdict
 from hashbench.text import a_few, count, when
 from hashbench.trace.file import record_line, short_digest
 
@@ -17,9 +17,10 @@ _SHOWN = 10
 class PairVerdict(Verdict):
     """A verdict with the traces that it is about, so that ``print`` shows what ``hashbench diff`` does. Two are equal
     where they say the same, whatever else is in their traces. ``leaves`` are the ids of those that are not the same in
-    both traces and reach no result."""
+    both traces and reach no result, ``early_reads`` the early reads in either trace."""
 
     leaves: tuple[str, ...] = field(default=(), kw_only=True)
+    early_reads: tuple[EarlyRead, ...] = field(default=(), kw_only=True)
     first: Trace = field(kw_only=True)
     second: Trace = field(kw_only=True)
 
@@ -28,8 +29,8 @@ class PairVerdict(Verdict):
 
     @property
     def equal(self) -> bool:
-        """Whether nothing differs, neither results nor what does not reach one."""
-        return not (self.divergence or self.differing or self.benign or self.leaves)
+        """Whether nothing differs, neither results nor what does not reach one, and nothing may differ untraced."""
+        return not (self.divergence or self.differing or self.benign or self.leaves or self.early_reads)
 
     def text(self, *, context: int = 3) -> str:
         """What ``hashbench diff`` prints. ``context`` is the number of records shown before and after."""
@@ -46,6 +47,11 @@ def _diff_lines(first: Trace, second: Trace, verdict: PairVerdict, context: int)
     if verdict.unseen:
         yield ""
         yield verdict.unseen
+    if verdict.early_reads:
+        yield ""
+        yield f"{count(len(verdict.early_reads), 'read')} of a collective's output before its Work was done:"
+        yield from (f"  {_early_read(read)}" for read in verdict.early_reads[:_SHOWN])
+        yield from (f"  and {more} more" for more in [len(verdict.early_reads) - _SHOWN] if more > 0)
     if verdict.differing:
         yield ""
         yield f"{_differing(verdict.differing, 'result')}: {a_few(verdict.differing, _SHOWN)}"
@@ -56,6 +62,11 @@ def _diff_lines(first: Trace, second: Trace, verdict: PairVerdict, context: int)
         yield ""
         which = "1 leaf differs" if len(verdict.leaves) == 1 else f"{len(verdict.leaves)} leaves differ"
         yield f"{which} without reaching a result: {a_few(verdict.leaves, _SHOWN)}"
+
+
+def _early_read(read: EarlyRead) -> str:
+    reader = f"result {read.reader}" if read.is_result else read.reader
+    return f"{reader} reads {read.collective}{f' at {read.source}' if read.source else ''}"
 
 
 def _differing(names: Sequence[str], word: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from hashbench.catalog import Circumstance, Kind, kind_of, status_of
+from hashbench.catalog import Circumstance, Kind, Origin, kind_of, status_of
 from hashbench.causes import stats
 from hashbench.records import Row
 from hashbench.results.folder import ResultsFolder, file_key
@@ -129,7 +129,9 @@ def _remedy(row: Row, *, ours: bool) -> str:
     if kind_of(row.accuracy).has_cause:
         return row.advice or "let the diagnosis look for the cause, with a --diagnose-budget above 0"
     status = status_of(row.accuracy)
-    return status.remedy if ours and status is not None else ""
+    if not ours or status is None or row.origin == Origin.RANKS:  # an early read, whose error says what to do
+        return ""
+    return status.remedy
 
 
 def _places(row: Row, folder: Path | None) -> Iterator[tuple[str, str]]:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, make_dataclass, replace
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 from hashbench.processes import uncollected
-from hashbench.records import Leaf, OpRecord, Ref, Result, SettingsMark, TensorDigest, Trace
+from hashbench.records import EarlyRead, Leaf, OpRecord, Ref, Result, SettingsMark, TensorDigest, Trace
 from hashbench.trace.arguments import argument_text
 from hashbench.trace.digest import RawDigest, readable
 from hashbench.trace.op_schema import OpPlan
+
+EARLY = "early"
+"""Key among the notes of a record: source lines, by place among its reads, of reads of a collective's output that
+changed afterwards."""
 
 
 class RawRecord(NamedTuple):
@@ -85,18 +89,22 @@ def build_trace(
     first_sequence: int = 0,
     callers: Mapping[int, int] | None = None,
     threads: Mapping[int, str] | None = None,
+    early_results: Mapping[str, str] | None = None,
 ) -> Trace:
     """Give every record its id, turn numbers into ids, and backward records into children of their forward op.
 
     ``callers`` tells by number of a record the number of the one inside which it was called, ``threads`` the name of
     the thread that made it, other than the program's own. Autograd nodes numbered below ``first_sequence`` were made
-    before the trace, so no record is their forward op.
+    before the trace, so no record is their forward op. ``early_results`` are source lines, by name of a result, of
+    reads of a collective's output that changed afterwards.
     """
     with uncollected():  # the collector would find nothing here, and look at all that torch has made
         ids = Ids(first_sequence)
-        return _built(
+        trace = _built(
             records, leaves, results, marks, notes, ids, callers or {}, threads or {}, hashed_inputs=hashed_inputs
         )
+        early = tuple(_early_reads(trace, notes, early_results or {}))
+        return replace(trace, early_reads=early) if early else trace
 
 
 def _built(
@@ -142,6 +150,18 @@ def _built(
         marks=marks,
         hashed_inputs=hashed_inputs,
     )
+
+
+def _early_reads(
+    trace: Trace, notes: Mapping[int, Mapping[str, Any]], early_results: Mapping[str, str]
+) -> Iterator[EarlyRead]:
+    for number in sorted(number for number, kept in notes.items() if EARLY in kept):
+        record = trace.records[number]
+        for at, source in sorted(notes[number][EARLY].items()):
+            yield EarlyRead(record.inputs[at].source, record.id, source)
+    for result in trace.results:
+        if result.name in early_results:
+            yield EarlyRead(result.source, result.name, early_results[result.name], is_result=True)
 
 
 class RecordIdentity(NamedTuple):

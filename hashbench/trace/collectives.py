@@ -2,11 +2,16 @@
 
 A collective returns before its data are there: gloo's threads, or a stream, go on writing. Its outputs are kept until
 they are hashed, as its Work keeps them anyway; the storages bear :data:`~hashbench.trace.storage_writers.IN_FLIGHT`.
+
+A program that reads such an output should have waited for the Work. Whether it has is not known: C++ waits unseen, and
+``is_completed`` may stay false after a wait. So where the Work is not known to be done at the first read, the output is
+hashed before the trace waits and after it: other content proves that the program reads too early.
 """
 
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +21,10 @@ from typing import Any
 import torch
 
 from hashbench.devices.ledger import Ledger
-from hashbench.trace.digest import Arrival, RawDigest, raw_digest
+from hashbench.trace.arguments import caller_line
+from hashbench.trace.build import EARLY, RawRecord
+from hashbench.trace.digest import PENDING, Arrival, RawDigest, raw_digest, readable
+from hashbench.trace.op_schema import OpPlan
 from hashbench.trace.storage_writers import IN_FLIGHT, get_mark, set_mark, storage_bytes
 
 LIMIT = 60.0
@@ -32,6 +40,13 @@ class _Exchange:
     arrivals: Sequence[Arrival]
     work: Any
     receives_once: bool
+
+    def is_done(self) -> bool:
+        """Whether the Work is known to be done."""
+        try:
+            return self.work is not None and bool(self.work.is_completed())
+        except RuntimeError:  # the program's own wait will raise it, too
+            return False
 
     def arrive(self, *, limit: float | None = None) -> bool:
         """Wait for the data, for ``limit`` seconds where one is given; returns whether they are there. A message that
@@ -59,12 +74,53 @@ class _Exchange:
             torch.ops._c10d_functional.wait_tensor(tensor)
 
 
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """The first read of a collective's output while its Work was not known to be done.
+
+    Attributes:
+        number: number of the record of the collective.
+        position: number of records so far; the record of the read comes at or after it.
+        result: name of the result that was read, empty where an op read it.
+        source: line of the caller's code.
+        before: digests of all outputs at that moment.
+        after: digests of all outputs once the Work was done.
+    """
+
+    number: int
+    position: int
+    result: str
+    source: str
+    before: Sequence[RawDigest]
+    after: Sequence[Arrival]
+
+    def is_before_change(self) -> bool:
+        """Return True if an output changed after the read. Waits for devices."""
+        pairs = zip((readable(raw).value for raw in self.before), self.left(), strict=True)
+        return any(old != new != PENDING for old, new in pairs)
+
+    def left(self) -> list[str]:
+        """Return the digests of all outputs once the Work was done."""
+        return [readable((*raw[:3], then)).value for raw, then in zip(self.before, self.after, strict=True)]
+
+    def reader_among(self, records: Sequence[RawRecord]) -> RawRecord | None:
+        """Return the record of the op that read; ``None`` where it raised, and has none."""
+        readers = (one for one in records if one.number >= self.position and self.number in one.reads[1::3])
+        return min(readers, key=lambda one: one.number, default=None)
+
+    def is_part_of_wait(self, reader: RawRecord, argument: int | str) -> bool:
+        """Return True if the op writes to the output what the collective left there: gloo's Work of a reduce-scatter
+        copies its output when it is waited for."""
+        return reader.plan.writes(argument) and {readable(raw).value for raw in reader.written} <= {*self.left()}
+
+
 class Collectives:
     """The collectives of one trace whose outputs are not hashed yet, by the number of their record."""
 
     def __init__(self, token: object, ledger: Ledger) -> None:
         self._token, self._ledger = token, ledger
         self._open: dict[int, _Exchange] = {}
+        self._unsure: dict[int, _Read] = {}
 
     @property
     def under_way(self) -> bool:
@@ -87,12 +143,41 @@ class Collectives:
             ]
         )
 
-    def read(self, number: int, tensor: torch.Tensor) -> None:
+    def read(
+        self, number: int, tensor: torch.Tensor, *, position: int, by: OpPlan | None = None, result: str = ""
+    ) -> None:
         """``tensor`` is about to be read, from a storage that record ``number`` writes to: if it shows what is written,
-        wait for that and hash it."""
+        wait for that and hash it.
+
+        Args:
+            number: of the record of the collective.
+            tensor: what is read.
+            position: the number of records so far.
+            by: the op that reads. One that waits is not early; nor is a collective on an accelerator, where it comes
+                behind those before it in any case.
+            result: name of the result that is read in place of an op.
+        """
         exchange = self._open.get(number)
-        if exchange is not None and any(_overlap(tensor, other) for other in exchange.tensors):
-            self._hash(number, exchange)
+        if exchange is None or not any(_overlap(tensor, other) for other in exchange.tensors):
+            return
+        in_order = by is not None and (by.waits or (by.collective and not tensor.is_cpu))
+        if number not in self._unsure and not in_order and not exchange.is_done():
+            source = caller_line(sys._getframe(1))
+            before = [raw_digest(other, self._ledger) for other in exchange.tensors]
+            self._unsure[number] = _Read(number, position, result, source, before, exchange.arrivals)
+        self._hash(number, exchange)
+
+    def note_early_reads(self, records: Sequence[RawRecord], notes: dict[int, dict[str, Any]]) -> dict[str, str]:
+        """Add to the ``notes`` by record number which of its reads were early; returns the results that were read
+        early. Both with the source lines. Waits for devices."""
+        early = [read for read in list(self._unsure.values()) if read.is_before_change()]
+        for read in early:
+            reader = None if read.result else read.reader_among(records)
+            if reader is not None:
+                at = reader.reads[1::3].index(read.number)
+                if not read.is_part_of_wait(reader, reader.reads[3 * at]):
+                    notes.setdefault(reader.number, {}).setdefault(EARLY, {})[at] = read.source
+        return {read.result: read.source for read in early if read.result}
 
     def finish(self) -> None:
         """Wait for all that nobody has read, :data:`LIMIT` seconds at most, and hash it."""

@@ -24,6 +24,7 @@ from hashbench.io import read_file, replace_file
 from hashbench.records import (
     TRACE_SCHEMA,
     TRACERS,
+    EarlyRead,
     Leaf,
     OpRecord,
     Ref,
@@ -132,6 +133,11 @@ def _body(trace: Trace, notes: Mapping[int, str]) -> Iterator[str]:
                 digits[record.id] = short_digest(record.outputs)
     for result in trace.results:
         yield "\t".join(["result", _escape(result.name), digest_text(result.digest), _escape(result.source) or "-"])
+    for read in trace.early_reads:
+        by = "result" if read.is_result else "op"
+        yield "\t".join(
+            ["early", _escape(read.collective), by, _escape(read.reader), _escape(read.source, spaces=False)]
+        )
 
 
 def _by_position(values: Iterable[_Positioned]) -> Mapping[int, list[_Positioned]]:
@@ -224,6 +230,7 @@ def _parse(lines: Sequence[str]) -> Trace:
     leaves: list[Leaf] = []
     results: list[Result] = []
     marks: list[SettingsMark] = []
+    early: list[EarlyRead] = []
     settings: dict[str, str] = {}
     for line in lines[1:]:
         kind, *fields = line.split("\t")
@@ -243,9 +250,14 @@ def _parse(lines: Sequence[str]) -> Trace:
                 settings.update(json.loads(changed))
                 settings = {name: value for name, value in settings.items() if value is not None}
                 marks.append(SettingsMark(int(position), _unescape(label), tuple(sorted(settings.items()))))
+            case "early":
+                collective, by, reader, source = fields
+                read = EarlyRead(_unescape(collective), _unescape(reader), _unescape(source), is_result=by == "result")
+                early.append(read)
             case _:
                 _fail(f"unknown kind {kind!r}")
-    trace = Trace(tuple(records), tuple(leaves), tuple(results), tuple(marks), **_parse_head(lines[0].split("\t")[2:]))
+    head = _parse_head(lines[0].split("\t")[2:])
+    trace = Trace(tuple(records), tuple(leaves), tuple(results), tuple(marks), early_reads=tuple(early), **head)
     _check_references(trace)
     return trace
 
@@ -319,6 +331,10 @@ def _check_references(trace: Trace) -> None:
         if missing is not None or record.id in known:
             _fail(f"{record.id} reads {missing}" if missing else f"{record.id} appears twice")
         known.add(record.id)
+    for read in trace.early_reads:
+        readers = names if read.is_result else known
+        if read.collective not in known or read.reader not in readers:
+            _fail(f"{read.reader} reads {read.collective} early, and one of them is missing")
 
 
 def _integers(text: str) -> tuple[int, ...]:

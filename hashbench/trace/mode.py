@@ -279,7 +279,7 @@ class TracingMode(TorchDispatchMode, Listener):
             mark: Mark | None = get_mark((components(value) or [value])[0])
             node = mark[1] if mark is not None and mark[0] is self._token else None
             if mark is not None and node is not None and mark[2] is IN_FLIGHT:
-                self._collectives.read(node, value)
+                self._collectives.read(node, value, position=self._position(), result=name)
             elif mark is not None and node is not None and isinstance(mark[2], dict):
                 node = mark[2].get(view_key(value), node)
             self._results.append((name, raw_digest(value, self._ledger), node))
@@ -325,7 +325,9 @@ class TracingMode(TorchDispatchMode, Listener):
 
     def built(self) -> tuple[Trace, Mapping[int, Mapping[str, Any]]]:
         """What was recorded so far, and notes by record number."""
-        records, results, notes = self._observer.resolved(self._observer.records(), self._results)
+        made = self._observer.records()
+        early_results = self._collectives.note_early_reads(made, self._observer.kept)
+        records, results, notes = self._observer.resolved(made, self._results)
         trace = build_trace(
             records,
             list(self._leaves.values()),
@@ -334,6 +336,7 @@ class TracingMode(TorchDispatchMode, Listener):
             notes=notes,
             hashed_inputs=self._hashed_inputs,
             first_sequence=self._first_sequence or 0,
+            early_results=early_results,
         )
         return trace, notes
 
@@ -619,8 +622,8 @@ class TracingMode(TorchDispatchMode, Listener):
         if mark is not None and mark[0] is not self._token:
             mark = None
         if mark is not None and not isinstance(mark[2], dict):
-            if mark[2] is IN_FLIGHT and (plan.fresh or plan.writes_arguments):  # else it reads nothing, as a view
-                self._collectives.read(mark[1], tensor)
+            if mark[2] is IN_FLIGHT and (plan.fresh or plan.writes_arguments or plan.waits):  # else it shows a view
+                self._collectives.read(mark[1], tensor, position=self._position(), by=plan)
             return mark[1]
         view = view_key(tensor)
         views: LeafViews | None = mark[2] if mark is not None and isinstance(mark[2], dict) else None

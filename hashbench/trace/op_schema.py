@@ -85,7 +85,8 @@ class OpPlan:
     with an argument, as far as the schema says. ``traced`` is false for ops without any tensor, such as the
     profiler's marks. ``collective``: it exchanges data with other processes; what it writes may come later, and
     ``group`` tells by position or name which arguments name a process group. ``receives_once``: its Work may be waited
-    for once. ``shown``: the output that shows what it wrote to an argument, which its schema does not declare.
+    for once. ``waits``: it returns a collective's output once that is there.
+    ``shown``: the output that shows what it wrote to an argument, which its schema does not declare.
     ``drawn_inside``: the generator's state is recorded although the schema does not say that the op is seeded, and
     belongs to its record where an op that it calls is.
     ``leading``: the positions of the tensor arguments, where those are plain tensors that come before all other
@@ -109,6 +110,7 @@ class OpPlan:
     collective: bool = False
     group: tuple[int | str, ...] = ()
     receives_once: bool = False
+    waits: bool = False
     shown: int | None = None
     leading: tuple[int, ...] | None = None
     writes_arguments: bool = False
@@ -200,6 +202,7 @@ def plan_of(func: Any) -> OpPlan:
             for key in (at, label)
         ),
         receives_once=namespace == "c10d" and name in _RECEIVING,
+        waits=waits,
         shown=shown,
         leading=None if collective else _leading_tensors(arguments),
     )

@@ -419,6 +419,7 @@ class NativeTracer(TracingMode):
         # Other threads may be recording: what is taken first refers to nothing that is not taken.
         results: Sequence[RawResult] = list(self._results)
         made, contexts = self._observer.records(), self._contexts
+        early_results = self._collectives.note_early_reads(made, self._observer.kept)
         kept = Kept(self._library, self._recorder, self._ops.by_number)
         in_python = [kept.placed(record, contexts) for record in made]
         records: Sequence[RawRecord]
@@ -459,6 +460,7 @@ class NativeTracer(TracingMode):
             first_sequence=self._first_sequence or 0,
             callers=recorded.callers,
             threads=recorded.threads,
+            early_results=early_results,
         )
         return trace, recorded.notes
 
