@@ -395,8 +395,8 @@ _CAUSES = (
     Cause(
         "other_ranks",
         "The runs part in, or behind, what other processes sent: one rank's trace does not say where.",
-        "Compare the traces of each rank, and look where the verdict names an op or an input (where none does, at the "
-        "collective), or run the model in one process",
+        "Compare the two traces of each rank, and look first at a rank whose detail names no collective (where all do, "
+        "at what each rank gives to it), or run the model in a group of one rank",
         decided=False,
     ),
     Cause(

@@ -28,7 +28,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 from hashbench import HashDebugTrace, find_divergence
-from hashbench.records import Trace
+from hashbench.records import Trace, op_of
 from hashbench.trace.digest import digest
 
 _COUNT = itertools.count(1)
@@ -232,6 +232,41 @@ def every_kind(rank: int, hash_inputs: bool) -> Trace:
     return trace.finish()
 
 
+class Noisy(nn.Module):
+    """A layer whose op differs on rank 0 each time."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return noisy_in_training(x)
+
+
+@torch.library.custom_op("ranks::noisy_in_training", mutates_args=())
+def noisy_in_training(x: torch.Tensor) -> torch.Tensor:
+    """The op :func:`noisy`, with a gradient."""
+    return x + (next(_COUNT) if dist.get_rank() == 0 else 0)
+
+
+noisy_in_training.register_autograd(lambda _context, gradient: gradient)
+
+
+def constructed(rank: int, hash_inputs: bool, *, wrap: Callable[[nn.Module], nn.Module], between: nn.Module) -> Trace:
+    """A training step of a model that is built inside the trace, so that collectives come before its first op."""
+    with HashDebugTrace(hash_inputs=hash_inputs) as trace:
+        model = wrap(network(between))
+        loss = model(examples(rank)).square().mean()
+        loss.backward()
+        for name, parameter in model.named_parameters():
+            trace.add_result(name, parameter.grad)
+    return trace.finish()
+
+
+def sharded(model: nn.Module) -> nn.Module:
+    """FSDP2, each layer and the whole by itself."""
+    for layer in model.children():
+        if any(True for _ in layer.parameters()):
+            fully_shard(layer)
+    return fully_shard(model)
+
+
 LATE = 0.3
 """Seconds by which rank 1 joins later than rank 0 where a read on rank 0 is to be early."""
 
@@ -304,6 +339,8 @@ CLEAN: Mapping[str, Callable[[int, bool], Trace]] = {
     "blocking": blocking,
     "asynchronous": asynchronous,
     "every kind": every_kind,
+    "ddp, built in the trace": functools.partial(constructed, wrap=DistributedDataParallel, between=nn.Identity()),
+    "fsdp2, built in the trace": functools.partial(constructed, wrap=sharded, between=nn.Identity()),
     "joined late": with_waits(joined),
     "joined late, functional": with_waits(joined_by_function),
     "sent late": with_waits(sent),
@@ -313,7 +350,13 @@ EARLY = {
     "joined late, functional, not waited for": without_waits(joined_by_function),
     "sent late, not waited for": without_waits(sent),
 }
-FAULTY = {"fault in front": fault_in_front, "fault behind": fault_behind, **EARLY}
+FAULTY = {
+    "fault in front": fault_in_front,
+    "fault behind": fault_behind,
+    "fault under ddp": functools.partial(constructed, wrap=DistributedDataParallel, between=Noisy()),
+    "fault under fsdp2": functools.partial(constructed, wrap=sharded, between=Noisy()),
+    **EARLY,
+}
 
 Said = tuple[str, str, str, int]
 """The program, the kind of trace, the verdict, and how often it was given."""
@@ -323,8 +366,10 @@ def verdict(first: Trace, second: Trace) -> str:
     """Where the first divergence of two traces is, in a word or two."""
     found = find_divergence(first, second)
     divergence = found.divergence
+    if divergence is None:
+        return "agree"
     early = " early" if found.early_reads else ""
-    return "agree" if divergence is None else f"{divergence.origin} {divergence.kernel}".strip() + early
+    return f"{divergence.origin} {divergence.kernel or divergence.inside or op_of(divergence.node)}{early}"
 
 
 def run_rank(rank: int, ranks: int, folder: str, rounds: int) -> None:

@@ -334,6 +334,27 @@ def test_the_name_of_a_group_is_no_argument() -> None:
     assert run(dist.group.WORLD) == run(dist.new_group([0]))
 
 
+def test_lists_of_lists_of_tensors_are_read(ranks: Sequence[Any]) -> None:
+    def gathered(group: Any, into: list[torch.Tensor], x: torch.Tensor) -> Any:
+        return group.allgather([into], [x], c10d.AllgatherOptions())
+
+    with HashDebugTrace() as trace:
+        x, into = torch.ones(4) * 2, [torch.empty(4), torch.zeros(4)]
+        work = gathered(ranks[0], into, x)
+        elsewhere(lambda: gathered(ranks[1], [torch.empty(4) for _ in range(2)], torch.ones(4)).wait())
+        work.wait()
+        torch.stack(into)
+    record = of(trace.finish(), "c10d.allgather_.default")
+    read = {ref.argument: (ref.source, ref.written) for ref in record.inputs if ref.argument != "inside"}
+    assert read == {
+        "0.0.0": ("forward//aten.empty.memory_format#0", True),
+        "0.0.1": ("forward//aten.zeros.default#0", True),
+        "1.0": ("forward//aten.mul.Tensor#0", False),
+    }
+    assert "Tensor" not in record.arguments
+    assert record.outputs == (digest(torch.full((4,), 2.0)), digest(torch.ones(4)))
+
+
 def test_the_text_form_keeps_what_is_a_collective(ranks: Sequence[Any], tmp_path: Path) -> None:
     with HashDebugTrace(tmp_path / "trace.log") as trace:
         x = torch.ones(4) * 2
@@ -393,6 +414,8 @@ PROGRAMS = [
     "blocking",
     "asynchronous",
     "every kind",
+    "ddp, built in the trace",
+    "fsdp2, built in the trace",
     "joined late",
     "joined late, functional",
     "sent late",
@@ -424,13 +447,34 @@ def test_clean_programs_of_two_ranks_agree(said: Any, program: str, kind: str) -
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kernel_in_front_of_the_first_collective_is_named_on_its_rank_alone(said: Any, kind: str) -> None:
-    assert [said[rank]["fault in front", kind] for rank in (0, 1)] == [{"kernel ranks.noisy.default"}, {"ranks"}]
+    assert [said[rank]["fault in front", kind] for rank in (0, 1)] == [
+        {"kernel ranks.noisy.default"},
+        {"ranks c10d.allreduce_.default"},
+    ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_kernel_behind_a_collective_is_named(said: Any, kind: str) -> None:
-    assert [said[rank]["fault behind", kind] for rank in (0, 1)] == [{"ranks"}, {"agree"}]
+    assert [said[rank]["fault behind", kind] for rank in (0, 1)] == [{"ranks ranks.noisy.default"}, {"agree"}]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["results", "hashed inputs"])
+@pytest.mark.parametrize(
+    ("program", "received"),
+    [
+        pytest.param("fault under ddp", "c10d.allreduce_.default", id="ddp"),
+        pytest.param("fault under fsdp2", "c10d._reduce_scatter_base_.default", id="fsdp2"),
+    ],
+)
+def test_where_a_constructor_calls_collectives_the_rank_at_fault_alone_names_an_op(
+    said: Any, program: str, received: str, kind: str
+) -> None:
+    assert [said[rank][program, kind] for rank in (0, 1)] == [
+        {"ranks ranks.noisy_in_training.default"},
+        {f"ranks {received}"},
+    ]
 
 
 LOOPS = [
@@ -460,7 +504,7 @@ def test_a_loop_of_fsdp2_with_ops_on_lists_has_the_parameters_of_an_untraced_one
 @pytest.mark.parametrize("program", ["joined late", "joined late, functional", "sent late"])
 def test_a_read_before_the_wait_is_told_on_its_rank_alone(said: Any, program: str, kind: str) -> None:
     program = f"{program}, not waited for"
-    assert [said[rank][program, kind] for rank in (0, 1)] == [{"ranks early"}, {"agree"}]
+    assert [said[rank][program, kind] for rank in (0, 1)] == [{"ranks aten.mean.default early"}, {"agree"}]
 
 
 def test_a_difference_that_another_rank_sent_is_not_traceable_across_ranks(ranks: Sequence[Any]) -> None:

@@ -517,7 +517,7 @@ collective whose inputs are equal: ranks at nothing; node=forward.0/Net/c10d.all
     x = c10d.allreduce_.default !x -> r|R
     sum x => s|S
 
-kernel that reads what a collective received: ranks at nothing; node=forward.0/Net/c10d.allreduce_.default#0; op_index=1
+kernel that reads what a collective received: ranks at nothing; node=forward.0/Net/aten.index_put.default#0; op_index=3
     x = relu input/0 -> r
     x = c10d.allreduce_.default !x -> a
     x = relu x -> b
@@ -552,6 +552,26 @@ argument in front of a collective: outside at mul
 argument of the first collective: outside at c10d.allreduce_.default
     x = relu input/0 -> r
     c10d.allreduce_.default !x (3 | 4) => a|A
+
+kernel behind two collectives of which the last is equal: ranks at nothing; node=forward.0/Net/aten.put.default#0; \
+first=float32[4]:y; second=float32[4]:Y
+    x = relu input/0 -> r
+    x = c10d.broadcast_.default !x -> a
+    z = relu input/1 -> z
+    z = c10d.allreduce_.default !z -> b
+    put x => y|Y
+
+memory that a collective received in part: ranks at nothing; node=forward.0/Net/aten.sum.default#0; first=float32[4]:y
+    x = relu input/0 -> r
+    o = empty -> blank*8
+    o = c10d._allgather_base_.default !o x -> a
+    sum o => y|Y
+
+lists of lists that a collective fills: ranks at nothing; node=forward.0/Net/c10d.allgather_.default#0; op_index=2
+    x = relu input/0 -> r
+    o = empty -> blank
+    o = c10d.allgather_.default !o x -> a|A
+    sum o => y|Y
 
 another op after a collective: ranks at nothing; steered_by=None
     x = relu input/0 -> r
@@ -827,11 +847,53 @@ def test_memory_that_is_only_filled_is_no_difference_of_its_own() -> None:
     assert judge("c10d._allgather_base_.default !other/Net#0=g|G input/0 -> a").divergence is None
 
 
-def test_a_verdict_across_ranks_says_so_and_what_to_do() -> None:
-    divergence = judge("c10d.allreduce_.default !input/0 => a|A").divergence
+RECEIVED = "x = relu input/0 -> r\nx = c10d.allreduce_.default !x -> "
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        pytest.param(
+            RECEIVED + "a|A\nsum x => s|S",
+            "c10d.allreduce_.default: what it received differs, although all that this rank gave to it is equal; "
+            "no collective comes before it",
+            id="a collective",
+        ),
+        pytest.param(
+            RECEIVED + "a\nput x => y|Y",
+            "aten.put.default: the output differs although every input is equal; the last collective before it, "
+            "forward.0/Net/c10d.allreduce_.default#0, left the same in both runs",
+            id="an op behind a collective that agrees",
+        ),
+        pytest.param(
+            RECEIVED + "a|A\nput input/1 => y|Y",
+            "aten.put.default: the output differs although every input is equal; the last collective before it, "
+            "forward.0/Net/c10d.allreduce_.default#0, left other content in the two runs",
+            id="an op beside a collective that differs",
+        ),
+        pytest.param(
+            RECEIVED + "a\nmul input/1 (3 | 4) => y|Y",
+            "aten.mul.default: an argument that is not a tensor has another value; the last collective before it, "
+            "forward.0/Net/c10d.allreduce_.default#0, left the same in both runs",
+            id="an argument",
+        ),
+        pytest.param(
+            RECEIVED + "a\nadd x other/Net#0=o|O => y|Y",
+            "other/Net#0: a tensor that no recorded op wrote has other content; the last collective before it, "
+            "forward.0/Net/c10d.allreduce_.default#0, left the same in both runs",
+            id="a leaf",
+        ),
+    ],
+)
+def test_a_verdict_across_ranks_names_what_differs_and_the_last_collective(lines: str, expected: str) -> None:
+    divergence = judge(lines).divergence
     assert divergence is not None
-    assert divergence.detail.startswith("not traceable across ranks: ")
-    assert "Compare the traces of each rank" in divergence.detail
+    assert divergence.detail == (
+        f"not traceable across ranks: {expected}. Compare the two traces of each rank, and look first at a rank whose "
+        "verdict names no collective"
+    )
+    node = divergence.node
+    assert node in ("other/Net#0", f"forward.0/Net/{expected.partition(':')[0]}#0")
 
 
 EARLY = "x = relu input/0 -> r\nx = c10d.allreduce_.default !x -> a\n"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from hashbench.catalog import Origin
-from hashbench.divergence.align import OVERWRITING, PairedRuns, name_of, thread_of
+from hashbench.divergence.align import OVERWRITING, SECOND, PairedRuns, name_of, thread_of
 from hashbench.records import Leaf, OpRecord, Ref, op_of
 
 
@@ -77,8 +77,46 @@ class Differences:
         kernel = source.origin == Origin.KERNEL
         through = self.received.get(node) or (node if kernel and node in self.exchanges else "")
         if not through and not (kernel and self.runs.hashed):
-            through = next((one for one in reversed(self.exchanges) if one != node), "")
-        return _behind_collective(source, through) if through else source
+            through = self.last_exchange(before=node)
+        return self.behind_exchange(node, source) if through else source
+
+    def last_exchange(self, *, before: str) -> str:
+        """Return the last collective in front of a node; empty where there is none."""
+        return next((one for one in reversed(self.exchanges) if one != before), "")
+
+    def behind_exchange(self, node: str, source: Source, last: str | None = None) -> Source:
+        """Return what is said in place of ``source``, found at ``node``: other processes may be what is behind it.
+
+        The record that differs stays the place. ``last`` is the collective in front of it where that is not the last
+        one that was judged.
+        """
+        last = self.last_exchange(before=node) if last is None else last
+        told, place = source.detail, op_of(node) if node in self.runs.records else node
+        first, second = source.first, source.second
+        if node != source.node and node in self.runs.records:  # found at a record, and blamed on memory that it reads
+            first, second = ("absent" if one is None else _left(one) for one in self.runs.records[node])
+            told = f"the output differs ({told})"
+        elif source.origin == Origin.KERNEL and node in self.exchanges:
+            told = "what it received differs, although all that this rank gave to it is equal"
+        before = "no collective comes before it"
+        if last:
+            outcome = "left other content in the two runs" if last in self.differs else "left the same in both runs"
+            before = f"the last collective before it, {last.removeprefix(SECOND)}, {outcome}"
+        detail = (
+            f"not traceable across ranks: {place}: {told}; {before}. Compare the two traces of each rank, and look first "
+            "at a rank whose verdict names no collective"
+        )
+        return replace(
+            source,
+            origin=Origin.RANKS,
+            node=node,
+            position=self.runs.position[node],
+            felt_at=node if node in self.runs.records else "",
+            detail=detail,
+            first=first,
+            second=second,
+            opaque_producer=False,
+        )
 
     def add_view(self, node: str) -> None:
         """A view taken differently, or in one run only: what reads that memory may be reading other elements."""
@@ -90,18 +128,6 @@ class Differences:
         if origin:
             self.edges.setdefault(node, []).append(origin)
         return bool(origin)
-
-
-def _behind_collective(source: Source, collective: str) -> Source:
-    """In place of ``source``: other processes may be what is behind it, through that collective."""
-    detail = (
-        f"not traceable across ranks: the runs part in what {op_of(collective)} received from other processes, or "
-        "behind it. Compare the traces of each rank, and look where the verdict names an op or an input; where none "
-        "does, at the collective"
-    )
-    return replace(
-        source, origin=Origin.RANKS, node=collective, felt_at=collective, detail=detail, opaque_producer=False
-    )
 
 
 def find_differences(runs: PairedRuns) -> Differences:
@@ -141,7 +167,7 @@ def find_differences(runs: PairedRuns) -> Differences:
         source = known.sources.get(leaf.id)
         if source is not None and source.origin == Origin.OUTSIDE:
             earlier = [node for node in known.exchanges if runs.position[node] < leaf.position]
-            known.sources[leaf.id] = _behind_collective(source, earlier[-1]) if earlier else source
+            known.sources[leaf.id] = known.behind_exchange(leaf.id, source, earlier[-1]) if earlier else source
     return known
 
 

@@ -608,7 +608,8 @@ class TracingMode(TorchDispatchMode, Listener):
         if isinstance(value, (list, tuple)):
             plain = []
             for index, item in enumerate(value):
-                if isinstance(item, torch.Tensor):
+                nested = isinstance(item, (list, tuple)) and any(isinstance(part, torch.Tensor) for part in item)
+                if nested or isinstance(item, torch.Tensor):  # as the tensors by rank of an all-gather
                     self._read(plan, f"{argument}.{index}", item, reads, others)
                 else:
                     plain.append(item)
