@@ -228,8 +228,48 @@ difference written into part of a tensor: kernel at index_put_
     x = relu_ !x -> r
     sum x => y|Y
 
-only the stride differs: kernel at sort; detail=the output differs although every input is equal
+only the stride differs: kernel at sort; detail=the output has other strides although every input is equal; \
+first=float32[4]:v stride [1]; second=float32[4]:v stride [2]
     sort input/0 => v~1|2
+
+only the stride of an input differs: input at linear; node=input/0; \
+detail=the model input input/0 has other strides before the first op; first=float32[4]:x stride [1]
+    linear input/0=x~1|2 => y|Y
+
+only the stride of a parameter differs: state at linear; node=parameter/Net.weight; \
+detail=the parameter Net.weight has other strides before the first op; second=float32[4]:w stride [2]
+    linear input/0 parameter/Net.weight=w~1|2 => y|Y
+
+only the stride of an input differs, inputs hashed: input at linear; node=input/0
+    hashed
+    linear input/0=x~1|2@x => y|Y
+
+only the stride that a kernel leaves differs, inputs hashed: kernel at sort; second=float32[4]:v stride [2]
+    hashed
+    v = sort input/0=x@x -> v~1|2
+    mul v@v => y|Y
+
+a kernel differs though its input has the same strides, inputs hashed: kernel at mul
+    hashed
+    v = sort input/0=x@x -> v~2
+    mul v@v => y|Y
+
+a copy into memory from outside that has other strides: outside at copy_; node=other/Net#0; opaque_producer=False; \
+detail=a tensor that no recorded op wrote has other strides; first=float32[4]:g stride [1]
+    x = relu input/0 -> r
+    copy_ !other/Net#0=g~1|2 x => a|A~1|2
+
+a result is written to memory from outside that has other strides: outside at mul; node=other/Net#0
+    mul input/1 out=!other/Net#0=g~1|2 => a|A~1|2
+
+a copy into memory of other content and equal strides: outside at copy_; opaque_producer=True; \
+node=forward.0/Net/aten.copy_.default#0
+    x = relu input/0 -> r
+    copy_ !other/Net#0=g|G x => a|A
+
+a copy that has other strides: kernel at clone; detail=the output has other strides although every input is equal
+    x = relu input/0 -> r
+    clone x => a|A~1|2
 
 only the dtype differs: kernel at to
     to input/0 => float32|int32:v

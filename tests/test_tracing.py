@@ -1089,3 +1089,22 @@ def test_records_are_those_that_their_constructor_makes() -> None:
         assert pickle.loads(pickle.dumps(record)) == made
         with pytest.raises(dataclasses.FrozenInstanceError):
             record.op = ""  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("hash_inputs", [False, True], ids=["plain", "hashed inputs"])
+@pytest.mark.parametrize("what", ["input", "other"])
+@pytest.mark.parametrize("filled", [False, True], ids=["read", "filled"])
+def test_runs_that_differ_in_strides_alone_are_told_so(hash_inputs: bool, what: str, filled: bool) -> None:
+    def run(*, transposed: bool) -> Trace:
+        x = torch.arange(12.0).reshape(3, 4)
+        given = torch.zeros(4, 3).t() if transposed else torch.zeros(3, 4)
+        with HashDebugTrace(inputs=given if what == "input" else None, hash_inputs=hash_inputs) as trace:
+            trace.add_result("it", given.copy_(x.sin()) if filled else given + 1)
+        return trace.finish()
+
+    assert find(run(transposed=True), run(transposed=True)).equal
+    divergence = find(run(transposed=False), run(transposed=True)).divergence
+    assert divergence is not None
+    assert divergence.origin == ("input" if what == "input" else "outside")
+    assert "has other strides" in divergence.detail
+    assert (divergence.first[-13:], divergence.second[-13:]) == ("stride [4, 1]", "stride [1, 3]")

@@ -16,8 +16,10 @@ from hashbench.divergence.align import SECOND, PairedRuns, pair
 from hashbench.divergence.introduce import (
     Differences,
     Source,
+    contents_in_words,
     find_differences,
     first_opaque,
+    layouts_differ,
     opaque_source,
     unwritten_memory,
 )
@@ -230,6 +232,8 @@ def _written_after_the_last_record(known: Differences, name: str, a: Result | No
         detail = f"the result {name} was not computed by any recorded op"
     at = runs.position.get(writer, max(0, len(runs.first.records) - 1))
     old, new = ("absent" if x is None else x.digest.value for x in (a, b))
+    if a is not None and b is not None and layouts_differ([a.digest], [b.digest]):
+        old, new = contents_in_words([a.digest], [b.digest])
     hidden = bool(writer) and a is not None and b is not None
     return known.traceable(writer, Source(Origin.OUTSIDE, writer, at, detail, old, new, opaque_producer=hidden))
 

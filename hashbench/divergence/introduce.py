@@ -6,11 +6,12 @@ the other.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from hashbench.catalog import Origin
 from hashbench.divergence.align import OVERWRITING, SECOND, PairedRuns, name_of, thread_of
-from hashbench.records import Leaf, OpRecord, Ref, op_of
+from hashbench.records import Leaf, OpRecord, Ref, TensorDigest, op_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +104,8 @@ class Differences:
             outcome = "left other content in the two runs" if last in self.differs else "left the same in both runs"
             before = f"the last collective before it, {last.removeprefix(SECOND)}, {outcome}"
         detail = (
-            f"not traceable across ranks: {place}: {told}; {before}. Compare the two traces of each rank, and look first "
-            "at a rank whose verdict names no collective"
+            f"not traceable across ranks: {place}: {told}; {before}. Compare the two traces of each rank, and look "
+            "first at a rank whose verdict names no collective"
         )
         return replace(
             source,
@@ -305,10 +306,13 @@ def _introduced(known: Differences, node: str, a: OpRecord, b: OpRecord, wrote: 
         return Source(Origin.SEQUENCE, node, at, detail, _wiring(a), _wiring(b))
     if not wrote or passed_on or _read_a_difference(known, a, b):
         return None
+    if known.runs.hashed and known.add_edge(node, _read_with_other_strides(known, a, b)):
+        return None
     if known.add_edge(node, _odd_view(known, node, a, b)):
         return None
     return (
-        _memory_read_blank(known.runs, a)
+        _laid_out_otherwise(known.runs, a, b)
+        or _memory_read_blank(known.runs, a)
         or _copied_after_hidden_write(known.runs, node, a, b)
         or _kernel_source(node, at, a, b)
     )
@@ -364,6 +368,15 @@ def _read_a_difference(known: Differences, a: OpRecord, b: OpRecord) -> bool:
     return any(x.source in known.tainted for x, y in refs if known.runs.carries(x, y))
 
 
+def _read_with_other_strides(known: Differences, a: OpRecord, b: OpRecord) -> str:
+    """Return the node that left other strides in the two runs of what this op read, in memory order the same."""
+    for x, y in zip(a.inputs, b.inputs, strict=True):
+        old, new = known.runs.coverage.content(x.source), known.runs.other_coverage.content(y.source)
+        if x.source in known.tainted and old is not None and new is not None and layouts_differ([old], [new]):
+            return x.source
+    return ""
+
+
 def _is_target(runs: PairedRuns, ref: Ref) -> bool:
     """Whether ``ref`` is fresh memory that the op fills: its old content is blank and says nothing."""
     return ref.written and bool(runs.coverage.allocation_behind(ref.source))
@@ -384,6 +397,31 @@ def _written_behind(known: Differences, node: str, a: OpRecord, b: OpRecord) -> 
         behind = Source(Origin.OUTSIDE, node, at, detail, ref_a.digest, ref_b.digest, opaque_producer=True)
         return unwritten_memory(known.runs, ref_a.source) or behind
     return None
+
+
+def _laid_out_otherwise(runs: PairedRuns, a: OpRecord, b: OpRecord) -> Source | None:
+    """Blame memory from outside that an op fills, and that has other strides in the two runs: what is written is hashed
+    in memory order."""
+    if not layouts_differ(a.outputs, b.outputs):
+        return None
+    filled = (runs.only_filled[ref.source] for ref in a.inputs if ref.written and ref.source in runs.only_filled)
+    return next((_leaf_source(*pair) for pair in filled if pair[0].digest.stride != pair[1].digest.stride), None)
+
+
+def layouts_differ(a: Sequence[TensorDigest], b: Sequence[TensorDigest]) -> bool:
+    """Return True if two lists of tensors of the same dtypes and shapes have other strides."""
+    alike = [(x.dtype, x.shape) for x in a] == [(y.dtype, y.shape) for y in b]
+    return alike and [x.stride for x in a] != [y.stride for y in b]
+
+
+def contents_in_words(a: Sequence[TensorDigest], b: Sequence[TensorDigest]) -> tuple[str, str]:
+    """Return two contents as text, with their strides where those differ."""
+    strided = layouts_differ(a, b)
+    first, second = (
+        " ".join(one.word() + (f" stride {list(one.stride)}" if strided else "") for one in digests)
+        for digests in (a, b)
+    )
+    return first, second
 
 
 def _memory_read_blank(runs: PairedRuns, a: OpRecord) -> Source | None:
@@ -410,7 +448,7 @@ def _copied_after_hidden_write(runs: PairedRuns, node: str, a: OpRecord, b: OpRe
     """A copy cannot change what it copies: one that differs read memory that was written behind torch's back."""
     written = {ref.source for ref in a.inputs if ref.written}
     races = any(ref.source in written for ref in a.inputs if not ref.written)
-    if runs.hashed or races or name_of(a) not in _COPIES or not a.inputs:
+    if runs.hashed or races or name_of(a) not in _COPIES or not a.inputs or layouts_differ(a.outputs, b.outputs):
         return None
     detail = "a copy of equal memory differs, so that memory was written behind torch's back"
     return Source(Origin.OUTSIDE, node, runs.position[node], detail, _left(a), _left(b), opaque_producer=True)
@@ -423,18 +461,22 @@ def _leaf_source(a: Leaf, b: Leaf) -> Source:
         return Source(Origin.OUTSIDE, a.id, a.position, detail, a.digest.value, b.digest.value, opaque_producer=True)
     origins = {"input": Origin.INPUT, "parameter": Origin.STATE, "buffer": Origin.STATE}
     origin = origins.get(a.kind, Origin.OUTSIDE)
+    strided = layouts_differ([a.digest], [b.digest])
+    differs = "has other strides" if strided else "differs"
     detail = {
-        Origin.INPUT: f"the model input {a.id} differs before the first op",
-        Origin.STATE: f"the {a.kind} {a.id.partition('/')[2]} differs before the first op",
-    }.get(origin, "a tensor that no recorded op wrote has other content")
-    return Source(origin, a.id, a.position, detail, a.digest.word(), b.digest.word())
+        Origin.INPUT: f"the model input {a.id} {differs} before the first op",
+        Origin.STATE: f"the {a.kind} {a.id.partition('/')[2]} {differs} before the first op",
+    }.get(origin, f"a tensor that no recorded op wrote has other {'strides' if strided else 'content'}")
+    return Source(origin, a.id, a.position, detail, *contents_in_words([a.digest], [b.digest]))
 
 
 def _kernel_source(node: str, at: int, a: OpRecord, b: OpRecord) -> Source:
     names = [index for index, (x, y) in enumerate(zip(a.outputs, b.outputs, strict=False)) if x != y]
     which = f"output {', '.join(map(str, names))}" if names and len(a.outputs) > 1 else "the output"
-    detail = f"{which} differs although every input is equal"
-    return Source(Origin.KERNEL, node, at, detail, _left(a), _left(b))
+    differs = "has other strides" if layouts_differ(a.outputs, b.outputs) else "differs"
+    detail = f"{which} {differs} although every input is equal"
+    first, second = contents_in_words(a.outputs, b.outputs)
+    return Source(Origin.KERNEL, node, at, detail, first + a.scalar, second + b.scalar)
 
 
 # ------------------------------------------------------------------------------------------------------- words
