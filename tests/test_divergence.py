@@ -451,6 +451,44 @@ hashed write beside a difference passes it on: kernel at index_put
     x = add_ !x@p -> q
     sum x@r|R => y|Y
 
+memory of one run alone that is overwritten before it is read introduces nothing: kernel at index_put; benign=3
+    2: x = empty -> blank
+    2: x = uniform_ !x rng=g -> u
+    y = index_put input/0 -> y|Y
+    2: x = copy_ !x parameter/Net.weight=w -> w
+    1: mul y parameter/Net.weight=w => z
+    2: mul y x => Z
+
+memory of one run alone that is overwritten in part: sequence at empty; benign=0
+    2: x = empty -> blank*8
+    2: x = copy_ !x parameter/Net.weight=w -> w
+    1: sum parameter/Net.weight=w => s
+    2: sum x => S
+
+memory of one run alone that is overwritten: sequence at copy_; benign=1
+    2: x = empty -> blank
+    2: x = copy_ !x input/0 -> w
+    1: sum parameter/Net.weight=v => s
+    2: sum x => S
+
+memory that differs and is overwritten by a copy that differs too: kernel at put; benign=1
+    x = index_put input/0 -> a|A
+    y = put input/1 -> y|Y
+    copy_ !x y => y|Y
+
+memory that differs and is overwritten in some places only: kernel at index_put
+    x = index_put input/0 -> a|A
+    y = put input/1 -> y|Y
+    index_copy_ !x y => z|Z
+
+random numbers in memory that nobody wrote: rng at uniform_
+    x = empty -> blank
+    uniform_ !x rng=g|G => y|Y
+
+random numbers of an equal generator in memory that nobody wrote: kernel at uniform_
+    x = empty -> blank
+    uniform_ !x rng=g => y|Y
+
 # ---------------------------------------------------------------------------------------------------- sequence
 
 op only in the second run at the beginning: sequence at relu

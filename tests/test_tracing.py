@@ -1108,3 +1108,32 @@ def test_runs_that_differ_in_strides_alone_are_told_so(hash_inputs: bool, what: 
     assert divergence.origin == ("input" if what == "input" else "outside")
     assert "has other strides" in divergence.detail
     assert (divergence.first[-13:], divergence.second[-13:]) == ("stride [4, 1]", "stride [1, 3]")
+
+
+@pytest.mark.parametrize(
+    ("factor", "state", "expected"),
+    [
+        pytest.param(1.0, 1.0, None, id="equal"),
+        pytest.param(2.0, 1.0, ("outside", "aten.mul.Tensor"), id="another factor"),
+        pytest.param(1.0, 2.0, ("sequence", "aten.copy_.default"), id="another state"),
+    ],
+)
+@pytest.mark.parametrize("hash_inputs", [False, True], ids=["plain", "hashed inputs"])
+def test_a_rebuilt_model_that_is_loaded_over_introduces_nothing(
+    factor: float, state: float, expected: tuple[str, str] | None, hash_inputs: bool
+) -> None:
+    torch.manual_seed(0)
+    kept = nn.Linear(3, 2)
+    loaded = {name: value * state for name, value in kept.state_dict().items()}
+
+    def run(*, rebuilt: bool, factor: float) -> Trace:
+        with HashDebugTrace(hash_inputs=hash_inputs) as trace:
+            model = kept
+            if rebuilt:
+                model = nn.Linear(3, 2)
+                model.load_state_dict(loaded)
+            trace.add_result("it", nn.functional.linear(torch.ones(4, 3) * factor, model.weight, model.bias))
+        return trace.finish()
+
+    divergence = find(run(rebuilt=False, factor=1.0), run(rebuilt=True, factor=factor)).divergence
+    assert expected == (divergence and (divergence.origin, divergence.kernel))

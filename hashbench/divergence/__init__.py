@@ -149,10 +149,15 @@ def _edges(known: Differences, node: str) -> Iterator[str]:
     """The nodes from which a difference may have come into this one."""
     yield from known.edges.get(node, ())
     a, b = known.runs.records.get(node, (None, None))
+    first, second = known.runs.coverage, known.runs.other_coverage
     if a is None or b is None or len(a.inputs) != len(b.inputs):
-        yield from known.runs.read_by(node)
+        yield from (ref.source for ref in (a.inputs if a is not None else ()) if not first.replaces(a, ref))
+        kept = (ref for ref in (b.inputs if b is not None else ()) if not second.replaces(b, ref))
+        yield from (known.runs.node_of[ref.source] for ref in kept)
         return
     for ref_a, ref_b in zip(a.inputs, b.inputs, strict=True):
+        if first.replaces(a, ref_a) and second.replaces(b, ref_b):
+            continue  # what was there before is gone
         if known.runs.carries(ref_a, ref_b):
             yield from (ref_a.source, known.runs.node_of[ref_b.source])
 

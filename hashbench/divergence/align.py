@@ -164,9 +164,15 @@ def _anchors(ids_a: Sequence[str], ids_b: Sequence[str]) -> list[tuple[int, int]
 
 # ------------------------------------------------------------------------------------------- uninitialised memory
 
-OVERWRITING = frozenset(
-    {"_index_put_impl_", "copy_", "fill_", "index_copy_", "index_fill_", "index_put_", "put_", "scatter_", "zero_"}
+_OVERWRITING_ALL = frozenset(
+    {"copy_", "fill_", "zero_"}
+    | {"bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "normal_", "random_", "uniform_"}
 )
+"""In-place ops that write every element, and compute none of them from what was there before."""
+
+OVERWRITING = _OVERWRITING_ALL | {
+    *("_index_put_impl_", "index_copy_", "index_fill_", "index_put_", "put_", "scatter_"),
+}
 """In-place ops whose result is not computed from what was there before."""
 
 _COMBINING = frozenset(
@@ -235,6 +241,11 @@ class Coverage:
     def writes_only_part(self, record: OpRecord, source: str) -> bool:
         """Whether ``record``, which writes into the tensor that ``source`` wrote, leaves some of it as it was."""
         return max(map(_bytes, record.outputs), default=0) < self._sizes.get(source, 0)
+
+    def replaces(self, record: OpRecord, ref: Ref) -> bool:
+        """Return True if ``record`` overwrites all that was in a tensor that it is given, without reading it."""
+        overwrites = ref.written and name_of(record) in _OVERWRITING_ALL
+        return overwrites and not self.writes_only_part(record, ref.source)
 
     def content(self, node: str) -> TensorDigest | None:
         """The digest of all that ``node`` left in its memory, where one digest tells all of it."""
