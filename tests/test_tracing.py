@@ -1137,3 +1137,66 @@ def test_a_rebuilt_model_that_is_loaded_over_introduces_nothing(
 
     divergence = find(run(rebuilt=False, factor=1.0), run(rebuilt=True, factor=factor)).divergence
     assert expected == (divergence and (divergence.origin, divergence.kernel))
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "lbfgs": lambda parameters: torch.optim.LBFGS(parameters, max_iter=3),
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    "adam, foreach": lambda parameters: torch.optim.Adam(parameters, foreach=True),
+}
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@pytest.mark.parametrize("by_name", [False, True], ids=["position", "keyword"])
+@pytest.mark.parametrize("hash_inputs", [False, True], ids=["plain", "hashed inputs"])
+def test_a_closure_has_the_phases_of_what_it_runs(make: Any, by_name: bool, hash_inputs: bool) -> None:
+    def run() -> torch.Tensor:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 1)
+        optimizer = make(model.parameters())
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(torch.ones(2, 3)).square().mean()
+            loss.backward()
+            return loss
+
+        for _ in range(2):
+            optimizer.step(closure=closure) if by_name else optimizer.step(closure)
+        return model.weight
+
+    expected = run()
+    with HashDebugTrace(hash_inputs=hash_inputs) as trace:
+        found = run()
+    assert torch.equal(found, expected)
+    phases: dict[str, set[str]] = {}
+    for made in trace.finish().records:
+        phases.setdefault(made.op, set()).add(made.phase)
+        if made.op == "aten.addmm.default":
+            assert made.module == "Linear"
+    assert phases["aten.addmm.default"] == phases["aten.mean.default"] == {"forward"}
+    assert phases["aten.mm.default"] == {"backward"}
+    assert "optimizer" in set().union(*phases.values())
+    updates = [
+        phases[op] for op in phases if op.startswith(("aten._foreach_add", "aten.add_.", "aten._foreach_addcdiv"))
+    ]
+    assert {"optimizer"} in updates or {"optimizer", "backward"} in updates
+
+
+def test_a_closure_that_raises_leaves_the_step_as_it_was_called() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+
+    def failing() -> float:
+        weight.detach().sin()
+        raise ValueError("closure")
+
+    with HashDebugTrace() as trace:
+        with pytest.raises(ValueError, match="closure"):
+            optimizer.step(failing)
+        weight.grad = torch.ones(2)
+        optimizer.step()
+        weight.detach().cos()
+    phases = {made.op: made.phase for made in trace.finish().records}
+    assert phases["aten.sin.default"] == phases["aten.cos.default"] == "forward"
+    assert "optimizer" in phases.values()

@@ -146,8 +146,8 @@ class Listener:
 
 
 class ModulePaths:
-    """Where in which model we are: paths such as ``ResNet.layer1.0.conv1``; ``optimizing`` while an optimizer steps;
-    and ``contexts``, numbers for both.
+    """Where in which model we are: paths such as ``ResNet.layer1.0.conv1``; ``optimizing`` while an optimizer steps, but
+    for the calls of its closure; and ``contexts``, numbers for both.
 
     torch's own way to call global hooks is most of their cost, and many workloads call a module every 50 µs: where no
     hook but these is in force, a call is made by :func:`_call_impl` below, and the hooks are registered once another
@@ -332,13 +332,37 @@ class ModulePaths:
             self._died = True
             self.stack.forget()
 
-    def _begin_step(self, *_: Any) -> None:
-        self.optimizing = True
+    def _begin_step(
+        self, _: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Pre-hook of every step: also returns its arguments with the closure replaced, where there is one."""
+        self._set_optimizing(True)
+        if "closure" in kwargs and callable(kwargs["closure"]):
+            return args, {**kwargs, "closure": self._outside_step(kwargs["closure"])}
+        if len(args) > 1 and callable(args[1]):  # behind the optimizer
+            return (args[0], self._outside_step(args[1]), *args[2:]), kwargs
+        return None
+
+    def _outside_step(self, closure: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a closure whose calls are no part of the optimizer's step that makes them."""
+
+        @functools.wraps(closure)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            self._set_optimizing(False)
+            try:
+                return closure(*args, **kwargs)
+            finally:
+                if self.following:  # else the trace was left inside
+                    self._set_optimizing(True)
+
+        return called
+
+    def _set_optimizing(self, optimizing: bool) -> None:
+        self.optimizing = optimizing
         self._listener.changed()
 
     def _end_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        self.optimizing = False
-        self._listener.changed()
+        self._set_optimizing(False)
         if threading.get_ident() == self.stack.thread:
             self._listener.stepped(optimizer)
 
