@@ -476,6 +476,19 @@ memory that differs and is overwritten by a copy that differs too: kernel at put
     y = put input/1 -> y|Y
     copy_ !x y => y|Y
 
+memory that differs and is overwritten, by a copy that differs by itself: kernel at fill_; benign=1
+    x = index_put input/0 -> a|A
+    fill_ !x => y|Y
+
+memory that differs and is overwritten, inputs hashed: kernel at fill_; benign=1
+    hashed
+    x = index_put input/0@w -> a|A
+    fill_ !x@a|A => y|Y
+
+an input with other strides that is overwritten: input at copy_; node=input/1
+    x = relu input/0 -> r
+    copy_ !input/1=g~1|2 x => a|A~1|2
+
 memory that differs and is overwritten in some places only: kernel at index_put
     x = index_put input/0 -> a|A
     y = put input/1 -> y|Y

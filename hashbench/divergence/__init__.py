@@ -149,15 +149,16 @@ def _edges(known: Differences, node: str) -> Iterator[str]:
     """The nodes from which a difference may have come into this one."""
     yield from known.edges.get(node, ())
     a, b = known.runs.records.get(node, (None, None))
-    first, second = known.runs.coverage, known.runs.other_coverage
+    runs = known.runs
     if a is None or b is None or len(a.inputs) != len(b.inputs):
-        yield from (ref.source for ref in (a.inputs if a is not None else ()) if not first.replaces(a, ref))
-        kept = (ref for ref in (b.inputs if b is not None else ()) if not second.replaces(b, ref))
-        yield from (known.runs.node_of[ref.source] for ref in kept)
+        if a is not None:
+            yield from (ref.source for ref in a.inputs if not runs.coverage.replaces(a, ref))
+        if b is not None:
+            yield from (runs.node_of[ref.source] for ref in b.inputs if not runs.other_coverage.replaces(b, ref))
         return
     for ref_a, ref_b in zip(a.inputs, b.inputs, strict=True):
-        if first.replaces(a, ref_a) and second.replaces(b, ref_b):
-            continue  # what was there before is gone
+        if runs.replaced(a, b, ref_a, ref_b):
+            continue
         if known.runs.carries(ref_a, ref_b):
             yield from (ref_a.source, known.runs.node_of[ref_b.source])
 

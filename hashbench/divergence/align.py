@@ -359,6 +359,10 @@ class PairedRuns:
         content = self.coverage.content(a.source)
         return content is not None and content == self.other_coverage.content(b.source)
 
+    def replaced(self, first: OpRecord, second: OpRecord, a: Ref, b: Ref) -> bool:
+        """Return True if a pair of records overwrites all that was in a tensor, so that nothing of it goes on."""
+        return self.coverage.replaces(first, a) and self.other_coverage.replaces(second, b)
+
     def carries(self, a: Ref, b: Ref) -> bool:
         """Whether a difference may come in here. Memory that is also written keeps what lies beside the write."""
         if a.source == self.node_of[b.source]:

@@ -306,7 +306,7 @@ def _introduced(known: Differences, node: str, a: OpRecord, b: OpRecord, wrote: 
         return Source(Origin.SEQUENCE, node, at, detail, _wiring(a), _wiring(b))
     if not wrote or passed_on or _read_a_difference(known, a, b):
         return None
-    if known.runs.hashed and known.add_edge(node, _read_with_other_strides(known, a, b)):
+    if known.add_edge(node, _met_other_strides(known, a, b)):
         return None
     if known.add_edge(node, _odd_view(known, node, a, b)):
         return None
@@ -362,14 +362,15 @@ def _wired_differently(runs: PairedRuns, a: OpRecord, b: OpRecord) -> bool:
 
 def _read_a_difference(known: Differences, a: OpRecord, b: OpRecord) -> bool:
     """Whether any input differed, by its content where that was hashed and else by its last writer."""
-    refs = zip(a.inputs, b.inputs, strict=True)
+    runs = known.runs
+    refs = [pair for pair in zip(a.inputs, b.inputs, strict=True) if not runs.replaced(a, b, *pair)]
     if known.runs.hashed:
         return any(x.digest != y.digest for x, y in refs if not _is_target(known.runs, x))
     return any(x.source in known.tainted for x, y in refs if known.runs.carries(x, y))
 
 
-def _read_with_other_strides(known: Differences, a: OpRecord, b: OpRecord) -> str:
-    """Return the node that left other strides in the two runs of what this op read, in memory order the same."""
+def _met_other_strides(known: Differences, a: OpRecord, b: OpRecord) -> str:
+    """Return the node that left other strides in the two runs of what this op read or overwrote."""
     for x, y in zip(a.inputs, b.inputs, strict=True):
         old, new = known.runs.coverage.content(x.source), known.runs.other_coverage.content(y.source)
         if x.source in known.tainted and old is not None and new is not None and layouts_differ([old], [new]):

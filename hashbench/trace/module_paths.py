@@ -146,8 +146,8 @@ class Listener:
 
 
 class ModulePaths:
-    """Where in which model we are: paths such as ``ResNet.layer1.0.conv1``; ``optimizing`` while an optimizer steps, but
-    for the calls of its closure; and ``contexts``, numbers for both.
+    """Where in which model we are: paths such as ``ResNet.layer1.0.conv1``; ``optimizing`` while an optimizer steps,
+    but for the calls of its closure; and ``contexts``, numbers for both.
 
     torch's own way to call global hooks is most of their cost, and many workloads call a module every 50 µs: where no
     hook but these is in force, a call is made by :func:`_call_impl` below, and the hooks are registered once another
