@@ -664,6 +664,14 @@ lists of lists that a collective fills: ranks at nothing; node=forward.0/Net/c10
     o = c10d.allgather_.default !o x -> a|A
     sum o => y|Y
 
+what a collective received is copied again: ranks at nothing; node=forward.0/Net/c10d._reduce_scatter_base_.default#0
+    x = relu input/0 -> r
+    c = clone x -> r
+    o = empty -> blank
+    o = c10d._reduce_scatter_base_.default !o x -> a|A
+    o = copy_ !o c -> a|A
+    sum o => y|Y
+
 another op after a collective: ranks at nothing; steered_by=None
     x = relu input/0 -> r
     x = c10d.allreduce_.default !x -> a

@@ -229,6 +229,7 @@ class Coverage:
         }
         self._sizes = {name: chain.size for name, chain in self._chains.items()}
         self._allocations: dict[str, str] = {}
+        self._collectives = {record.id for record in trace.records if record.collective}
         self._contents = {leaf.id: leaf.digest for leaf in trace.leaves}
         for record in trace.records:
             if record.outputs:
@@ -243,8 +244,11 @@ class Coverage:
         return max(map(_bytes, record.outputs), default=0) < self._sizes.get(source, 0)
 
     def replaces(self, record: OpRecord, ref: Ref) -> bool:
-        """Return True if ``record`` overwrites all that was in a tensor that it is given, without reading it."""
-        overwrites = ref.written and name_of(record) in _OVERWRITING_ALL
+        """Return True if ``record`` overwrites all that was in a tensor that it is given, without reading it.
+
+        A collective's output is never taken for that: gloo's Work copies what was received when it is waited for.
+        """
+        overwrites = ref.written and name_of(record) in _OVERWRITING_ALL and ref.source not in self._collectives
         return overwrites and not self.writes_only_part(record, ref.source)
 
     def content(self, node: str) -> TensorDigest | None:
