@@ -411,6 +411,9 @@ class Verdict:
 NO_TIME = "budget"
 """The note of an experiment for which no time was left."""
 
+OTHER_WEIGHTS = "its model has other weights"
+"""The note of an experiment whose fresh processes built a model, or inputs, of other content than the runs had."""
+
 
 @dataclass(frozen=True, slots=True)
 class ExperimentResult:

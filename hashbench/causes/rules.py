@@ -385,7 +385,7 @@ def _representation(evidence: Evidence) -> Decision | None:
     word = _facts(evidence).representation or evidence.representation
     if not word:
         return None
-    tried = any(result.name == "fresh_process" for result in evidence.arms)
+    tried = evidence.arm("fresh_process", "process").ran
     sentence = f"values are equal and only the bits differ ({word}); what makes them differ stays open"
     return _left(evidence, "representation", PROVEN if tried else LIKELY, sentence)
 

@@ -21,7 +21,7 @@ from hashbench import causes, replay, repro
 from hashbench.catalog import Circumstance, Confidence, Origin, Status
 from hashbench.causes import stats
 from hashbench.diagnose import fresh_process
-from hashbench.diagnose.pairs import CONTROLS, Pairs, process_results
+from hashbench.diagnose.pairs import CONTROLS, Pairs, of_same_weights, process_results
 from hashbench.divergence import find as find_divergence
 from hashbench.errors import HashbenchError
 from hashbench.processes import Budget, tell_phase
@@ -284,6 +284,8 @@ def _in_processes(case: Case, name: str, *, runs: int) -> Sequence[ExperimentRes
         timeout=case.budget.left(),
         target=case.target,
     )
+    if not case.outcome.between_processes:
+        fresh = of_same_weights(fresh, case.outcome.traces)
     return process_results(fresh, case.divergence, name=name)
 
 

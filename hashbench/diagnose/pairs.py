@@ -23,7 +23,16 @@ from hashbench.diagnose.fresh_process import FreshRuns
 from hashbench.divergence import find as find_divergence
 from hashbench.errors import first_line
 from hashbench.processes import Budget, tell_phase
-from hashbench.records import NO_TIME, Divergence, ExperimentResult, Failure, RunCounts, Trace
+from hashbench.records import (
+    NO_TIME,
+    OTHER_WEIGHTS,
+    Divergence,
+    ExperimentResult,
+    Failure,
+    RunCounts,
+    TensorDigest,
+    Trace,
+)
 from hashbench.replay import controls
 from hashbench.replay.replayer import UNCHANGED, Change
 from hashbench.run.leaves import NotComparableError
@@ -226,6 +235,41 @@ def still_there(original: Divergence | None, other: Divergence | None) -> bool:
     if other.op_index is None or original.op_index is None:
         return True
     return other.op_index <= original.op_index
+
+
+def of_same_weights(fresh: FreshRuns, traces: Sequence[Trace]) -> FreshRuns:
+    """Discard processes whose model or inputs have other content than those of ``traces``, the runs of one process that
+    are compared.
+
+    Runs of one process share what the model was built with; fresh processes share it only where it is built alike.
+    What differs between runs of a process is the difference that is looked for, and is not compared here.
+    """
+    kept = tuple(process for process in fresh.processes if not _built_otherwise(traces, process))
+    others = len(fresh.processes) - len(kept)
+    return FreshRuns(kept, (*fresh.failures, *[OTHER_WEIGHTS] * others))
+
+
+def _built_otherwise(traces: Sequence[Trace], process: Sequence[Trace]) -> bool:
+    """Whether a parameter, buffer or input differs between two processes and not between the runs of either."""
+    ours, theirs = (_constant_contents(runs) for runs in (traces, process))
+    return any(contents.isdisjoint(theirs.get(name, contents)) for name, contents in ours.items())
+
+
+def _constant_contents(runs: Sequence[Trace]) -> dict[str, frozenset[TensorDigest]]:
+    """The parameters, buffers and inputs that begin with the same content in each of the runs, by name; several, where
+    several parts of one were read."""
+    contents = [_initial_contents(run) for run in runs]
+    common = set.intersection(*map(set, contents)) if contents else set()
+    return {name: contents[0][name] for name in common if all(one[name] == contents[0][name] for one in contents)}
+
+
+def _initial_contents(trace: Trace) -> dict[str, frozenset[TensorDigest]]:
+    named: dict[str, set[TensorDigest]] = {}
+    for leaf in trace.leaves:
+        if leaf.kind in ("parameter", "buffer", "input"):
+            digest = leaf.digest._replace(value=leaf.initial or leaf.digest.value)
+            named.setdefault(leaf.id.partition("#")[0], set()).add(digest)
+    return {name: frozenset(digests) for name, digests in named.items()}
 
 
 def process_results(fresh: FreshRuns, original: Divergence | None, *, name: str) -> tuple[ExperimentResult, ...]:

@@ -7,7 +7,7 @@ import inspect
 import random
 import struct
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -116,6 +116,17 @@ def restore_random_states(states: Mapping[str, torch.Tensor]) -> None:
             np.random.set_state(("MT19937", np.array(words, dtype=np.uint32), position, waits, _number(bits)))
         else:
             getattr(torch, kind).set_rng_state(state, *([int(index)] if index else []))
+
+
+def states_to_json(states: Mapping[str, torch.Tensor]) -> dict[str, list[int]]:
+    """Return states that :func:`random_states` found as plain lists, for another process."""
+    return {name: state.tolist() for name, state in states.items()}
+
+
+def states_from_json(lists: Mapping[str, Sequence[int]]) -> dict[str, torch.Tensor]:
+    """Return the states that :func:`states_to_json` made lists of."""
+    dtypes = {"python": torch.int64, "numpy": torch.int64}
+    return {name: torch.tensor(words, dtype=dtypes.get(name, torch.uint8)) for name, words in lists.items()}
 
 
 def _bits(number: float) -> int:

@@ -386,6 +386,9 @@ IN_CUSTOM_OPS = {
     },
     "representation likely": {
         "only signs of zero differ, with experiments still to come": custom(ALWAYS, representation="sign of zero"),
+        "only signs of zero differ, fresh processes have other weights": custom(
+            ALWAYS, PAIR, "process/fresh_process (its model has other weights)", representation="sign of zero"
+        ),
     },
 }
 
@@ -536,6 +539,9 @@ OUTSIDE = {
     },
     "initial_state likely": {
         "state, fresh processes not tried": seen("state", PAIR),
+        "state, fresh processes with other weights": seen(
+            "state", PAIR, "process/fresh_process (its model has other weights)"
+        ),
         "state, in fresh processes too unless their order is fixed: they may differ for a reason of their own": seen(
             "state", PAIR, INSIDE, "process/fresh_process 3/3", "process/fixed_order 0/4"
         ),

@@ -317,6 +317,25 @@ class Toggles(torch.nn.Module):
         return x * (1.0 + len(SEEN) % 2)
 
 
+class Numbered(torch.nn.Module):
+    COPIES = 0
+
+    def __init__(self, generator):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.from_numpy(generator.random(8)))
+        self.register_buffer("number", torch.tensor(0))
+
+    def __deepcopy__(self, memo):
+        Numbered.COPIES += 1
+        copied = Numbered(np.random.default_rng(0))
+        copied.weight = torch.nn.Parameter(self.weight.detach().clone())
+        copied.number.fill_(Numbered.COPIES)
+        return copied
+
+    def forward(self, x):
+        return x * self.weight + self.number
+
+
 class Caches(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -352,6 +371,8 @@ MODELS = {
     "counts_twin": lambda: (Counts(False), (torch.randn(4, 8),)),
     "reads": lambda: (Reads(False), (torch.randn(4, 8),)),
     "reads_twin": lambda: (Reads(True), (torch.randn(4, 8),)),
+    "numbered": lambda: (Numbered(np.random.default_rng(0)), (torch.randn(4, 8),)),
+    "numbered_otherwise": lambda: (Numbered(np.random.default_rng()), (torch.randn(4, 8),)),
     "toggles": lambda: (Toggles(), (torch.randn(4, 8),)),
     "orders": lambda: (Orders(), (torch.randn(4, 8),)),
     "scatters": lambda: (Scatters(), (torch.randn(200_000, 8),)),
@@ -391,6 +412,28 @@ def test_what_the_collector_or_unwritten_memory_does_is_not_called_a_surviving_s
 ) -> None:
     row = row_of(name, tmp_path, iterations=1)
     assert (row.accuracy, row.cause, row.confidence) == ("eager_two_runs_differ", cause, "proven"), row.evidence.text
+    assert arm in row.evidence.text
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("shared_servers")
+@pytest.mark.parametrize(
+    ("name", "decided", "arm"),
+    [
+        ("numbered", ("surviving_state", "proven"), "process/fresh_process 0/3"),
+        (
+            "numbered_otherwise",
+            ("initial_state", "likely"),
+            "process/fresh_process not run (its model has other weights)",
+        ),
+    ],
+    ids=["weights of a seed", "weights of the system's entropy"],
+)
+def test_fresh_processes_with_other_weights_say_nothing_of_a_counter(
+    name: str, decided: tuple[str, str], arm: str, tmp_path: Path
+) -> None:
+    row = row_of(name, tmp_path)
+    assert (row.cause, row.confidence) == decided, row.evidence.text
     assert arm in row.evidence.text
 
 

@@ -15,10 +15,10 @@ import torch
 from hashbench.diagnose import driver
 from hashbench.diagnose.driver import Recorder, Replacer
 from hashbench.diagnose.fresh_process import FreshRuns
-from hashbench.diagnose.pairs import CLEAR, Pairs, process_results, still_there
+from hashbench.diagnose.pairs import CLEAR, Pairs, of_same_weights, process_results, still_there
 from hashbench.divergence import find as find_divergence
 from hashbench.processes import Budget
-from hashbench.records import Divergence, ExperimentResult, Failure, RunCounts, RunOptions, Trace
+from hashbench.records import OTHER_WEIGHTS, Divergence, ExperimentResult, Failure, RunCounts, RunOptions, Trace
 from hashbench.replay import controls
 from hashbench.replay.controls import memory as poison
 from hashbench.run import outputs
@@ -267,6 +267,53 @@ def test_no_experiment_is_without_its_reason() -> None:
 def test_processes_that_failed_are_told() -> None:
     (arm,) = process_results(FreshRuns((), ("timeout after 3 s",)), None, name="fresh_process")
     assert (arm.ran, arm.note) == (False, "timeout after 3 s")
+
+
+class Scaled(torch.nn.Module):
+    """Its buffer is what differs between the runs of a process."""
+
+    def __init__(self, weight: float, scale: float) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor([weight, 2.0]))
+        self.register_buffer("scale", torch.tensor(scale))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = x[0] * self.weight[0]
+        return self.scale * (first + x[1] * self.weight[1])
+
+
+def runs_of_model(*scales: float, weight: float = 1.0, given: float = 3.0) -> tuple[Trace, ...]:
+    made = []
+    for scale in scales:
+        model, x = Scaled(weight, scale), torch.tensor([given, 4.0])
+        with torch.no_grad(), HashDebugTrace(model=model, inputs=(x,)) as trace:
+            trace.add_result("output", model(x))
+        made.append(trace.finish())
+    return tuple(made)
+
+
+@pytest.mark.parametrize(
+    ("process", "counts"),
+    [
+        pytest.param(runs_of_model(1.0, 2.0), True, id="the same model"),
+        pytest.param(runs_of_model(5.0, 6.0), True, id="what differs between runs is the difference looked for"),
+        pytest.param(runs_of_model(7.0), True, id="the same in a process that makes one run"),
+        pytest.param(runs_of_model(1.0, 2.0, weight=9.0), False, id="other weights"),
+        pytest.param(runs_of_model(1.0, 2.0, given=9.0), False, id="other inputs"),
+        pytest.param(runs_of_model(1.0, weight=9.0) + runs_of_model(2.0), True, id="weights that its runs differ in"),
+    ],
+)
+def test_a_process_whose_model_has_other_weights_does_not_count(process: tuple[Trace, ...], counts: bool) -> None:
+    ours = runs_of_model(1.0, 2.0)
+    found = of_same_weights(FreshRuns((ours, process), ("timeout after 3 s",)), ours)
+    assert found.processes == ((ours, process) if counts else (ours,))
+    assert found.failures == ("timeout after 3 s", *(() if counts else (OTHER_WEIGHTS,)))
+
+
+def test_an_experiment_whose_models_all_have_other_weights_was_not_run() -> None:
+    fresh = FreshRuns(tuple(runs_of_model(1.0, 2.0, weight=9.0 + number) for number in range(4)))
+    (arm,) = process_results(of_same_weights(fresh, runs_of_model(1.0, 2.0)), None, name="fresh_process")
+    assert (arm.ran, arm.word()) == (False, "process/fresh_process not run (its model has other weights)")
 
 
 # ------------------------------------------------------------------------------------------ known sources replaced

@@ -413,7 +413,7 @@ def test_runs_in_a_fresh_process_have_the_threads_of_the_sweep(monkeypatch: pyte
     monkeypatch.setattr(model_check, "preparing", lambda *_: lambda: prepared)
     module, before = SimpleNamespace(BenchmarkRunner=Runner), torch.get_num_threads()
     for wanted in (before + 1, None):
-        fresh._replace_check(module, RunOptions(), 1, wanted)
+        fresh._prepare_harness(module, RunOptions(), 1, wanted, {})
         with pytest.raises(fresh._Done):
             Runner().check_accuracy("model", None, ())
     assert threads == [before + 1, before]

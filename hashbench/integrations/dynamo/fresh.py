@@ -6,11 +6,12 @@ import os
 import runpy
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from hashbench.integrations.dynamo import watch_for_harness
+from hashbench.integrations.dynamo import after_flags, watch_for_harness
 from hashbench.integrations.dynamo.session import VARIABLE
 from hashbench.records import Failure, ModelSpec, RunOptions, Trace
 
@@ -37,8 +38,10 @@ class FreshHarness:
         """``runs`` traced runs of the model, with so many ``threads`` where they are given. ``level`` is what the
         harness has set, and it sets it again."""
         os.environ.pop(VARIABLE, None)
-        watch_for_harness(lambda module: _replace_check(module, self.options, runs, threads))
         asked = spec.arguments
+        watch_for_harness(
+            lambda module: _prepare_harness(module, self.options, runs, threads, asked.get("generators", {}))
+        )
         with tempfile.TemporaryDirectory(prefix="hashbench-") as folder:
             flags = [*asked["arguments"], f"--only={asked['only']}", f"--output={folder}/unused.csv"]
             sys.argv = [asked["script"], *flags]
@@ -58,12 +61,20 @@ class _Done(BaseException):
         self.traces = traces
 
 
-def _replace_check(module: ModuleType, options: RunOptions, runs: int, threads: int | None) -> None:
+def _prepare_harness(
+    module: ModuleType,
+    options: RunOptions,
+    runs: int,
+    threads: int | None,
+    generators: Mapping[str, Sequence[int]],
+) -> None:
+    """Let the harness build its model with these states of the global random generators, and end in its check."""
     runner = getattr(module, "BenchmarkRunner", None)
     if runner is None:
         return
     from hashbench.integrations.dynamo.model_check import preparing
     from hashbench.run.outcome import traces_of
+    from hashbench.run.rng import restore_random_states, states_from_json
     from hashbench.run.settings import claim_workspace
 
     def check_accuracy(self: Any, name: str, model: Any, example_inputs: Any, *_: Any, **__: Any) -> NoReturn:
@@ -73,3 +84,4 @@ def _replace_check(module: ModuleType, options: RunOptions, runs: int, threads: 
             raise _Done(traces_of(prepare, options, runs=runs, threads=threads))
 
     runner.check_accuracy = check_accuracy
+    after_flags(vars(module), lambda: restore_random_states(states_from_json(generators)))

@@ -14,10 +14,11 @@ import inspect
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
+from hashbench.integrations.dynamo import after_flags
 from hashbench.integrations.dynamo.session import (
     CANNOT_FOLLOW,
     Note,
@@ -41,19 +42,30 @@ def attach(module: ModuleType) -> None:
     if session is None or not hasattr(runner, "check_accuracy"):
         return
     name = name_of(chosen_model(sys.argv))
+    generators: dict[str, list[int]] = {}
     if name and not _is_worker():
-        guarded(session, name, lambda: write_note(session, Note(name, run=session.run)))
+        after_flags(vars(module), lambda: guarded(session, name, lambda: _begin_model(session, name, generators)))
     elif not name and hasattr(module, "subprocess"):
         vars(module)["subprocess"] = _Subprocess(vars(module)["subprocess"], session)
         atexit.register(_complete, session, os.getppid())
         guarded(session, "", lambda: _have_tracer(session))
-    runner.check_accuracy = _checked(runner.check_accuracy, session, vars(module), "ModelCheck")
+    runner.check_accuracy = _checked(runner.check_accuracy, session, vars(module), "ModelCheck", generators)
     if hasattr(runner, "check_batch_invariance"):
         runner.check_batch_invariance = _checked(
-            runner.check_batch_invariance, session, vars(module), "BatchModelCheck"
+            runner.check_batch_invariance, session, vars(module), "BatchModelCheck", generators
         )
     if hasattr(runner, "validate_model"):
         runner.validate_model = _validated(runner.validate_model, session)
+
+
+def _begin_model(session: Session, name: str, generators: dict[str, list[int]]) -> None:
+    """Note that a model begins, and put the states of the global random generators into ``generators``: the harness
+    builds a model of a file before it seeds them, so that a fresh process needs them to build the same."""
+    write_note(session, Note(name, run=session.run))
+    if "torch" in sys.modules:
+        from hashbench.run.rng import random_states, states_to_json
+
+        generators.update(states_to_json(random_states(None, outside_torch=True)))
 
 
 def _is_worker() -> bool:
@@ -112,8 +124,15 @@ def guarded(session: Session, name: str, action: Callable[[], Any]) -> Any:
         return None
 
 
-def _checked(original: Callable[..., Any], session: Session, names: dict[str, Any], check: str) -> Callable[..., Any]:
-    """A method of the harness that checks one model, followed by ours: the class ``check`` of ``model_check``."""
+def _checked(
+    original: Callable[..., Any],
+    session: Session,
+    names: dict[str, Any],
+    check: str,
+    generators: Mapping[str, Sequence[int]],
+) -> Callable[..., Any]:
+    """A method of the harness that checks one model, followed by ours: the class ``check`` of ``model_check``.
+    ``generators`` are the states of the random generators before the model was built."""
 
     @functools.wraps(original)
     def checked(self: Any, *arguments: Any, **named: Any) -> Any:
@@ -125,7 +144,13 @@ def _checked(original: Callable[..., Any], session: Session, names: dict[str, An
                 raise TypeError(f"{CANNOT_FOLLOW}: {original.__name__} is not given a name, a model and example_inputs")
             rename_note(session, chosen, given["name"])
             return getattr(model_check, check)(
-                session, self, names, name=given["name"], model=given["model"], inputs=given["example_inputs"]
+                session,
+                self,
+                names,
+                name=given["name"],
+                model=given["model"],
+                inputs=given["example_inputs"],
+                generators=generators,
             )
 
         chosen = name_of(chosen_model(sys.argv))

@@ -10,7 +10,7 @@ import functools
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -123,14 +123,23 @@ def _further_pair(outcome: Outcome, make: Attempt) -> Outcome:
 
 class ModelCheck:
     """One model from the call of ``check_accuracy`` with ``name``, ``model`` and ``inputs`` to our row. ``harness`` is
-    the harness's runner, ``names`` the globals of its module."""
+    the harness's runner, ``names`` the globals of its module, ``generators`` the states of the global random generators
+    before it built the model, by name."""
 
     def __init__(
-        self, session: Session, harness: Any, names: dict[str, Any], *, name: str, model: Any, inputs: Any
+        self,
+        session: Session,
+        harness: Any,
+        names: dict[str, Any],
+        *,
+        name: str,
+        model: Any,
+        inputs: Any,
+        generators: Mapping[str, Sequence[int]],
     ) -> None:
         self.session, self.harness, self.names, self.name = session, harness, names, name
         self.began = time.perf_counter()
-        self.options, self.spec, self.unlike = _begun(session, harness, names, name)
+        self.options, self.spec, self.unlike = _begun(session, harness, names, name, generators)
         self.model, self.inputs = model, inputs
         traced = session.trace == "always" and not self.unlike
         self.eager = EagerRuns(harness, names, model=model, inputs=inputs, tracer=session.tracer if traced else "")
@@ -309,11 +318,19 @@ class BatchModelCheck:
     without its compiler, and the kernel is named. The arguments are those of :class:`ModelCheck`."""
 
     def __init__(
-        self, session: Session, harness: Any, names: dict[str, Any], *, name: str, model: Any, inputs: Any
+        self,
+        session: Session,
+        harness: Any,
+        names: dict[str, Any],
+        *,
+        name: str,
+        model: Any,
+        inputs: Any,
+        generators: Mapping[str, Sequence[int]],
     ) -> None:
         self.session, self.harness, self.names, self.name = session, harness, names, name
         self.model, self.inputs, self.seconds = model, inputs, 0.0
-        self.options, self.spec, self.unlike = _begun(session, harness, names, name)
+        self.options, self.spec, self.unlike = _begun(session, harness, names, name, generators)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -378,7 +395,9 @@ def _results(run: Run) -> Mapping[str, Any]:
     return run.results
 
 
-def _begun(session: Session, harness: Any, names: Mapping[str, Any], name: str) -> tuple[RunOptions, ModelSpec, str]:
+def _begun(
+    session: Session, harness: Any, names: Mapping[str, Any], name: str, generators: Mapping[str, Sequence[int]]
+) -> tuple[RunOptions, ModelSpec, str]:
     """What the harness's flags mean, the model as it is called here, and why this harness cannot be followed (empty:
     it can). The machine is described once."""
     options = options_of(session, harness.args, device=str(names.get("current_device", "cpu")))
@@ -386,7 +405,12 @@ def _begun(session: Session, harness: Any, names: Mapping[str, Any], name: str) 
         suite=session.suite,
         name=name,
         batch_size=_whole(names.get("current_batch_size")),
-        arguments={"script": session.script, "arguments": list(session.arguments), "only": harness.args.only},
+        arguments={
+            "script": session.script,
+            "arguments": list(session.arguments),
+            "only": harness.args.only,
+            "generators": generators,
+        },
     )
     claim_workspace(options.device)
     unlike = unlike_any_known(harness, names)
