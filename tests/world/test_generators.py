@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import gc
+import importlib.util
 import random
 import sys
 import tempfile
 import types
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -118,6 +120,27 @@ def test_a_generator_goes_by_the_name_of_what_holds_it(how: str, kind: str) -> N
     gc.collect()  # which makes the collector forget dicts and tuples of nothing but a torch.Generator
     assert name in Generators.alive().names
     del holder
+
+
+@pytest.mark.parametrize("kind", ["torch.Generator", "numpy Generator", "random.Random"])
+def test_a_global_of_a_file_that_is_no_known_module_goes_by_the_name_of_the_file(kind: str, tmp_path: Path) -> None:
+    """As the harness of benchmarks/dynamo executes the file of a model; of a dict that merely looks like one, no name
+    is made."""
+    (tmp_path / "nets.py").write_text("NOISE = None\n\nclass Net:\n    def forward(self):\n        return NOISE\n")
+    spec = importlib.util.spec_from_file_location("module_name", tmp_path / "nets.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    net, module.NOISE = module.Net(), KINDS[kind][0]()
+    alike = {"__spec__": "nets", "OTHER": KINDS[kind][0]()}
+    del module
+    assert "module_name" not in sys.modules
+    names = Generators.alive().names
+    assert "nets.NOISE" in names
+    assert "nets.OTHER" not in names
+    assert net.forward() is not None
+    del alike
 
 
 @pytest.mark.parametrize("kind", ["numpy Generator", "numpy RandomState", "random.Random"])

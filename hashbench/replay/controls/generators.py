@@ -10,6 +10,8 @@ import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from importlib.machinery import ModuleSpec
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -206,8 +208,8 @@ class _Holders:
 
     def _names_in_dict(self, holder: dict[Any, Any], one: Any, *, depth: int) -> Iterator[_Name]:
         keys = [key for key, value in list(holder.items()) if value is one]
-        module = self._modules.get(id(holder))
-        if module is not None:
+        module = self._modules.get(id(holder)) or _unlisted_module(holder)
+        if module:
             yield from (_Name(0, f"{module.removeprefix(_ZOO)}.{key}", module) for key in keys)
             return
         for owner in self._of.get(id(holder), ()):
@@ -217,6 +219,15 @@ class _Holders:
                 yield from (_Name(1 if of_class else 2, f"{kind.__qualname__}.{key}", kind.__module__) for key in keys)
         for name in self._names(holder, depth=depth - 1):
             yield from (name._replace(text=f"{name.text}[{key!r}]") for key in keys)
+
+
+def _unlisted_module(holder: dict[Any, Any]) -> str:
+    """Return the name of the file whose globals a dict holds, of a module that is not in ``sys.modules``: one that was
+    executed from its spec, as the harness of benchmarks/dynamo does with a model's file. Empty for any other dict."""
+    spec = dict.get(holder, "__spec__")
+    if not isinstance(spec, ModuleSpec):
+        return ""
+    return Path(spec.origin).stem if spec.has_location and spec.origin else spec.name
 
 
 def _attributes(owner: Any) -> dict[str, Any]:
