@@ -22,7 +22,6 @@ from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 import torch
-from tabulate import tabulate
 
 import hashbench
 from hashbench import causes, io, replay
@@ -400,6 +399,8 @@ def _elsewhere(call: CapturedCall, there: Mapping[str, str], moved: Mapping[str,
 
 def rerun_text(made: Rerun) -> str:
     """The tables and sentences that the command prints."""
+    from tabulate import tabulate  # as in script.table
+
     before, now = made.recorded.decision, made.decision
     recorded = {result.name: result for result in made.recorded.arms if result.on == "call"}
     rows = []

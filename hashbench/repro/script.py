@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from tabulate import tabulate
 
 from hashbench.catalog import EXPERIMENTS
 from hashbench.records import Evidence, ExperimentResult
@@ -54,6 +53,10 @@ def _in_docstring(text: str) -> str:
 
 def _table(rows: Iterable[Sequence[object]], *headers: str) -> str:
     """A table in Markdown."""
+    # Not before it is needed: torch._dynamo imports it when a process ends, and the namedtuples that this makes turn
+    # CPython's exit status after Ctrl-C into 1. Had we imported it, a process of dynamo's harness would end otherwise.
+    from tabulate import tabulate
+
     escaped = [[str(cell).replace("|", "\\|") for cell in row] for row in rows]
     return tabulate(escaped, headers=headers, tablefmt="github", disable_numparse=True)
 

@@ -35,7 +35,11 @@ SITE = Path(__file__).with_name("site")
 """The folder that makes a Python load our hook."""
 
 _LOOK_SECONDS = 2.0
-_GRACE_SECONDS = 5.0
+
+_GRACE_SECONDS = 20.0
+"""How long the harness may take to end after Ctrl-C before it is sent a second one, which it would not get without us
+and which changes its exit code; with torch it takes seconds on a busy machine. As long after SIGTERM."""
+
 _TIP = "Name a suite of benchmarks/dynamo, such as path/to/benchmarks/dynamo/huggingface.py."
 
 
