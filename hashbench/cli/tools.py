@@ -97,10 +97,11 @@ def _dynamo(parsed: argparse.Namespace) -> int:
         tracer=parsed.tracer,
         stress=parsed.stress,
         fingerprints=parsed.fingerprints,
+        anew=theirs.begins_anew,
     )
     with ours.results.claimed(resume=True):
         try:
-            ours.prepare(anew=theirs.begins_anew)
+            ours.prepare(anew=False)
         except OSError as error:
             consequence = f"{error.strerror or error}; nothing was run"
             tip = "Choose another folder with --results."
@@ -108,8 +109,13 @@ def _dynamo(parsed: argparse.Namespace) -> int:
         try:
             code = harness.run_harness(ours, meanwhile=lambda: _write_tables(ours))
         except harness.HarnessStoppedError as stopped:
-            _write_tables(ours)
+            _write_tables(ours, described=True)
+            ours.tidy()
             return say("stopped", _exit_code(stopped.status))
+        if code and not ours.has_begun():  # its own words for that are on the screen
+            ours.tidy()
+            code = _exit_code(code)
+            return say(f"the harness began no model (exit code {code}), so there is nothing to say.", code)
         ended = harness.how_it_ended(ours, code) if theirs.accuracy else ""
         rows = session.collect(ours, ended=ended)
         if rows:
@@ -124,12 +130,15 @@ def _exit_code(status: int) -> int:
     return status if status >= 0 else _SIGNAL_BASE - status
 
 
-def _write_tables(ours: Session) -> None:
-    """While the harness runs: what there is so far."""
+def _write_tables(ours: Session, *, described: bool = False) -> None:
+    """Write what there is so far; with ``described``, also the environment, where the harness's process saw one."""
     from hashbench.integrations.dynamo import session
 
     with contextlib.suppress(OSError):  # the end says so, if it still is so
         rows = session.collect(ours)
+        if rows and described and (environment := _seen_by_the_harness(ours)):
+            key = _keep_environment(ours, environment)
+            rows = [replace(row, env=key) for row in rows]
         if rows:
             session.write(ours, rows)
 
@@ -145,10 +154,15 @@ def _write_environment(ours: Session) -> str:
     except HashbenchError as error:
         print(f"hashbench: {error}", file=sys.stderr)
         return ""
-    environment["command_line"] = ["hashbench", *sys.argv[1:]]
-    ours.results.write_environment(environment)
+    key = _keep_environment(ours, environment)
     if note := tracer_note(environment):
         say(note)
+    return key
+
+
+def _keep_environment(ours: Session, environment: dict[str, Any]) -> str:
+    environment["command_line"] = ["hashbench", *sys.argv[1:]]
+    ours.results.write_environment(environment)
     return str(environment.get("key", ""))
 
 

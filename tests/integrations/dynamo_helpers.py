@@ -76,6 +76,7 @@ class Standin:
     def _hooked(self, session: Session | None, arguments: list[str]) -> Iterator[None]:
         base = self.common.BenchmarkRunner
         before = base.check_accuracy, base.check_batch_invariance, base.validate_model
+        parse_args = self.common.parse_args
         with self.monkeypatch.context() as patch:
             patch.setattr(sys, "argv", [str(SCRIPT), *arguments])
             for variable, value in (session.environment() if session else {}).items():
@@ -86,6 +87,7 @@ class Standin:
                 yield
             finally:
                 base.check_accuracy, base.check_batch_invariance, base.validate_model = before
+                self.common.parse_args = parse_args
 
 
 @contextmanager

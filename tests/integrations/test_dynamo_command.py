@@ -71,6 +71,8 @@ def main(runner):
         worker.start(), worker.join()
         sys.exit(0 if os.stat(note).st_ino == before else 8)
     if only[0] == "interrupted":
+        with open(json.loads(os.environ["HASHBENCH_DYNAMO"])["folder"] + "/machine.json", "w") as file:
+            json.dump({"key": "e1"}, file)
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         open(os.environ["READY"], "w").close()
         signal.sigwait([signal.SIGINT])
@@ -310,6 +312,13 @@ def test_signal_ends_the_harness_as_it_does_without_us(
     miniature: Path, tmp_path: Path, number: int, to_all: bool, code: int
 ) -> None:
     """Ctrl-C reaches all processes of a terminal, and the harness not a second time while it ends."""
+    stop_model(miniature, tmp_path, number=number, to_all=to_all, code=code)
+    assert not (tmp_path / "a.hashbench").exists()
+
+
+def stop_model(
+    miniature: Path, tmp_path: Path, *, number: int = signal.SIGINT, to_all: bool = True, code: int = 6
+) -> None:
     flags = ["--accuracy", f"--output={tmp_path / 'a.csv'}", "--only=interrupted"]
     command = [sys.executable, "-m", "hashbench", "dynamo", str(miniature), *flags]
     environment = {**os.environ, "READY": str(tmp_path / "ready")}
@@ -318,7 +327,40 @@ def test_signal_ends_the_harness_as_it_does_without_us(
     (os.killpg if to_all else os.kill)(ours.pid, number)
     assert ours.communicate(timeout=300)[1] == "hashbench: stopped\n"
     assert ours.returncode == code
-    assert not (tmp_path / "a.hashbench" / "hashbench.csv").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("named", [(), ("hashbench", "dynamo")], ids=["the harness alone", "hashbench"])
+def test_ctrl_c_in_an_eager_run_has_the_exit_code_of_the_harness(tmp_path: Path, named: tuple[str, ...]) -> None:
+    """With ``torch._dynamo`` CPython ends with 1 after an unhandled ``KeyboardInterrupt``, not by SIGINT: tabulate,
+    which torch imports at its exit, makes namedtuples by ``eval``."""
+    flags = ["--accuracy", "--inference", "--only=waiting", f"--output={tmp_path / 'a.csv'}"]
+    command = [sys.executable, *(["-m", *named] if named else []), str(SCRIPT), *flags]
+    environment = {**os.environ, "READY": str(tmp_path / "ready")}
+    started = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    wait_for((tmp_path / "ready").exists)
+    os.killpg(started.pid, signal.SIGINT)
+    told = started.communicate(timeout=300)[1]
+    assert "KeyboardInterrupt" in told
+    assert started.returncode == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["ready"]
+
+
+def test_ctrl_c_leaves_what_is_known_and_no_more(miniature: Path, tmp_path: Path) -> None:
+    ours = tmp_path / "a.hashbench"
+    assert main(["dynamo", str(miniature), "--accuracy", f"--output={tmp_path / 'a.csv'}", "--only=slow"]) == 0
+    before = (ours / "hashbench.csv").read_text()
+    stop_model(miniature, tmp_path)
+    assert sorted(path.name for path in ours.iterdir()) == [
+        ".lock",
+        "accuracy.csv",
+        "environment.json",
+        "hashbench.csv",
+        "notes",
+    ]
+    assert {name: row["env"] for name, row in read(ours / "hashbench.csv").items()} == {"slow": "e1"}
+    assert main(["dynamo", str(miniature), "--accuracy", f"--output={tmp_path / 'a.csv'}", "--only=slow"]) == 0
+    assert (ours / "hashbench.csv").read_text() == before
 
 
 def test_processes_that_are_not_the_harness_load_next_to_nothing_of_ours(tmp_path: Path) -> None:
@@ -356,6 +398,41 @@ def test_run_for_speed_leaves_no_model_that_looks_dead(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "wrong",
+    [["--accuracy", "--inferense", "--only=steady"], ["--only=steady", "--iterations=x"], ["--accuracy", "--nosuch"]],
+    ids=" ".join,
+)
+def test_flag_that_the_harness_refuses_begins_no_model(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], wrong: list[str]
+) -> None:
+    ours = tmp_path / "a.hashbench"
+    session = a_session(ours, run="an earlier one")
+    session.prepare(anew=True)
+    write_note(session, Note("noisy", status="eager_two_runs_differ", run=session.run))
+    write(session, collect(session))
+    before = {path: path.read_bytes() for path in ours.rglob("*") if path.is_file()}
+    assert main(["dynamo", str(SCRIPT), *wrong, f"--output={tmp_path / 'a.csv'}"]) == 2
+    told = capfd.readouterr()
+    assert "usage:" in told.err
+    assert told.err.endswith("hashbench: the harness began no model (exit code 2), so there is nothing to say.\n")
+    assert told.out == ""
+    after = {path: path.read_bytes() for path in ours.rglob("*") if path.is_file()}
+    assert after == {**before, ours / ".lock": b""}
+
+    assert main(["dynamo", str(SCRIPT), *wrong, f"--output={tmp_path / 'b.csv'}"]) == 2
+    assert not (tmp_path / "b.hashbench").exists()
+
+
+@pytest.mark.slow
+def test_model_whose_process_dies_while_it_is_loaded_has_begun(tmp_path: Path) -> None:
+    flags = ["--accuracy", "--inference", "--only=dying", f"--output={tmp_path / 'a.csv'}"]
+    assert main(["dynamo", str(SCRIPT), *flags]) == 128 + signal.SIGKILL
+    (row,) = read(tmp_path / "a.hashbench" / "hashbench.csv").values()
+    assert (row["name"], row["accuracy"]) == ("dying", "crashed")
+
+
+@pytest.mark.slow
 def test_sweep_of_the_harness_names_the_kernel_in_its_children(tmp_path: Path) -> None:
     flags = ["--accuracy", "--inference", "-k", "^noisy$", f"--output={tmp_path / 'a.csv'}"]
     command = [sys.executable, "-m", "hashbench", "dynamo", "--diagnose-budget", "0", str(SCRIPT), *flags]
@@ -368,6 +445,70 @@ def test_sweep_of_the_harness_names_the_kernel_in_its_children(tmp_path: Path) -
     sweep = load_sweep(tmp_path / "a.hashbench")
     assert sweep.kind == "hashbench"
     assert [(row.suite, row.env in sweep.environments) for row in sweep.rows] == [("zoo", True)]
+
+
+MODEL_OF_A_FILE = """
+import numpy
+import torch
+
+
+class Counted(torch.nn.Module):
+    COPIES = 0
+
+    def __init__(self):
+        super().__init__()
+        self.linear = self.make_linear()
+        self.register_buffer("number", torch.tensor(0.0))
+
+    def make_linear(self):
+        return torch.nn.Linear(4, 3)
+
+    def __deepcopy__(self, memo):
+        Counted.COPIES += 1
+        copied = type(self)()
+        copied.load_state_dict(self.state_dict())
+        copied.number.fill_(Counted.COPIES)
+        return copied
+
+    def get_example_inputs(self):
+        return (torch.randn(2, 4),)
+
+    def forward(self, x):
+        return self.linear(x) + self.number
+
+
+class CountedOtherwise(Counted):
+    def make_linear(self):
+        made = super().make_linear()
+        made.bias.data.fill_(numpy.random.default_rng().random())
+        return made
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "decided", "arm"),
+    [
+        ("Counted", ("surviving_state", "proven"), "process/fresh_process 0/3"),
+        (
+            "CountedOtherwise",
+            ("initial_state", "likely"),
+            "process/fresh_process not run (its model has other weights)",
+        ),
+    ],
+    ids=["weights of the global generators", "weights of the system's entropy"],
+)
+def test_model_of_a_file_has_the_same_weights_in_fresh_processes(
+    tmp_path: Path, name: str, decided: tuple[str, str], arm: str
+) -> None:
+    """The harness builds it before it seeds anything."""
+    (tmp_path / "model.py").write_text(MODEL_OF_A_FILE)
+    only = f"--only=path:{tmp_path / 'model.py'},class:{name}"
+    flags = ["--accuracy", "--inference", only, f"--output={tmp_path / 'a.csv'}"]
+    assert main(["dynamo", "--diagnose-budget", "1000", str(SCRIPT), *flags]) == 0
+    (row,) = read(tmp_path / "a.hashbench" / "hashbench.csv").values()
+    assert (row["cause"], row["confidence"]) == decided, row["evidence"]
+    assert arm in row["evidence"]
 
 
 @pytest.mark.slow

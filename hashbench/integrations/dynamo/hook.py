@@ -48,7 +48,7 @@ def attach(module: ModuleType) -> None:
     elif not name and hasattr(module, "subprocess"):
         vars(module)["subprocess"] = _Subprocess(vars(module)["subprocess"], session)
         atexit.register(_complete, session, os.getppid())
-        guarded(session, "", lambda: _have_tracer(session))
+        after_flags(vars(module), lambda: guarded(session, "", lambda: _begin_sweep(session)))
     runner.check_accuracy = _checked(runner.check_accuracy, session, vars(module), "ModelCheck", generators)
     if hasattr(runner, "check_batch_invariance"):
         runner.check_batch_invariance = _checked(
@@ -73,8 +73,11 @@ def _is_worker() -> bool:
     return any(word.startswith("from multiprocessing.") for word in sys.orig_argv)
 
 
-def _have_tracer(session: Session) -> None:
-    """Have the native tracer compiled where models will use it, so that none of them waits for that."""
+def _begin_sweep(session: Session) -> None:
+    """Remove earlier rows where the harness begins anew, and have the native tracer compiled where models will use it,
+    so that none of them waits for that."""
+    if session.anew:
+        session.prepare(anew=True)
     if session.tracer != "python":
         from hashbench.trace.tracer import native_unavailable
 

@@ -22,7 +22,7 @@ from hashbench.catalog import STATUSES, Status, status_of
 from hashbench.fingerprint.document import FOLDER
 from hashbench.io import from_json, open_file, read_json, replace_file
 from hashbench.records import BATCH_INVARIANCE, HarnessRow, ModelSpec, Row, extended
-from hashbench.results.folder import ResultsFolder, file_key
+from hashbench.results.folder import LOCK_FILE, ResultsFolder, file_key
 from hashbench.results.load import dynamo_row
 from hashbench.results.rows import ROWS
 
@@ -49,7 +49,8 @@ class Session:
     runs of models that differ. ``budget``: seconds for the experiments on one model. ``csv``: where the harness writes,
     where its flags say so. ``mode``: one of :data:`~hashbench.records.SWEEP_MODES`. ``run`` tells this command from
     others that write into the folder. ``tracer`` and ``stress`` are those of :class:`~hashbench.records.RunOptions`.
-    ``fingerprints``: record the kernel fingerprint of every model that is judged."""
+    ``fingerprints``: record the kernel fingerprint of every model that is judged. ``anew``: once the harness has
+    accepted its flags, earlier rows are removed, as it removes its own CSV."""
 
     folder: str
     script: str
@@ -62,6 +63,7 @@ class Session:
     tracer: str = "auto"
     stress: bool = False
     fingerprints: bool = False
+    anew: bool = False
 
     def environment(self) -> dict[str, str]:
         """The variable by which the harness's processes find this session."""
@@ -106,6 +108,26 @@ class Session:
         for leftover in [*(leftovers if anew else []), *results.rows.glob("*.draft")]:
             leftover.unlink()
         self.machine.unlink(missing_ok=True)
+
+    def has_begun(self) -> bool:
+        """Whether a process of this command has noted a model."""
+        return any(note.run == self.run for note in read_notes(self))
+
+    def tidy(self) -> None:
+        """Remove what a command that ended early leaves and nobody reads: the description of the machine, notes of
+        models without any outcome, empty folders, and the results folder itself where it holds no more than its
+        lock."""
+        results = self.results
+        self.machine.unlink(missing_ok=True)
+        for note in read_notes(self):
+            if note.run == self.run and not (note.status or note.key or note.ended):
+                _note_path(self, note.name).unlink()
+        for folder in (results.rows, results.traces, results.logs, self.notes):
+            with contextlib.suppress(OSError):  # it is not empty, or not there
+                folder.rmdir()
+        if [path.name for path in results.path.iterdir()] == [LOCK_FILE]:
+            (results.path / LOCK_FILE).unlink()
+            results.path.rmdir()
 
 
 @dataclass(frozen=True, slots=True)

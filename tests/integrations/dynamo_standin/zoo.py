@@ -7,6 +7,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import time
 import weakref
 
 import torch
@@ -196,6 +197,15 @@ class Half(Steady):
         return x.relu()
 
 
+class Waiting(Steady):
+    """Tells that it runs, and waits to be interrupted."""
+
+    def forward(self, x):
+        open(os.environ["READY"], "w").close()  # noqa: PTH123
+        time.sleep(300)
+        return super().forward(x)
+
+
 class Dying(Steady):
     """Its process is killed."""
 
@@ -215,6 +225,7 @@ MODELS = {
         Collected,
         Doubled,
         Half,
+        Waiting,
         Dying,
     )
 }
@@ -235,7 +246,7 @@ class ZooRunner(BenchmarkRunner):
             os.kill(os.getpid(), signal.SIGKILL)
         torch.manual_seed(1337)
         model, inputs = MODELS[model_name]().to(device), [torch.randn(8 if self.args.batch_invariant else 2, 4)]
-        if model_name not in ("failing", "failingonce", "refusedlater"):
+        if model_name not in ("failing", "failingonce", "refusedlater", "waiting"):
             self.validate_model(model_name, model, inputs)
         return device, model_name, model, inputs, 2
 
