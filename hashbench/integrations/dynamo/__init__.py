@@ -10,11 +10,9 @@ Every Python that the harness starts imports this module first, so it imports no
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
 
 from hashbench.imports import ImportWatch
 
@@ -30,23 +28,6 @@ def watch_for_harness(on_import: OnImport) -> None:
 
 class _HarnessWatch(ImportWatch):
     """Of its kind a process has one."""
-
-
-def after_flags(names: dict[str, Any], action: Callable[[], object]) -> None:
-    """Call ``action`` each time the harness has parsed its command line, before it builds a model; at once where it has
-    no ``parse_args``. ``names`` are the globals of its module. Usage errors end the process without a call."""
-    parse = names.get("parse_args")
-    if parse is None:
-        action()
-        return
-
-    @functools.wraps(parse)
-    def parse_args(*arguments: Any, **named: Any) -> Any:
-        parsed = parse(*arguments, **named)
-        action()
-        return parsed
-
-    names["parse_args"] = parse_args
 
 
 def plug_in(module: ModuleType) -> None:

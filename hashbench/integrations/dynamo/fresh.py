@@ -11,8 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from hashbench.integrations.dynamo import after_flags, watch_for_harness
-from hashbench.integrations.dynamo.session import VARIABLE
+from hashbench.integrations.dynamo import watch_for_harness
+from hashbench.integrations.dynamo.session import VARIABLE, after_flags
 from hashbench.records import Failure, ModelSpec, RunOptions, Trace
 
 

@@ -18,11 +18,11 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from hashbench.integrations.dynamo import after_flags
 from hashbench.integrations.dynamo.session import (
     CANNOT_FOLLOW,
     Note,
     Session,
+    after_flags,
     amend_note,
     chosen_model,
     collect,

@@ -11,12 +11,14 @@ from __future__ import annotations
 import contextlib
 import csv
 import dataclasses
+import functools
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from hashbench.catalog import STATUSES, Status, status_of
 from hashbench.fingerprint.document import FOLDER
@@ -199,6 +201,23 @@ def name_of(chosen: str) -> str:
     """The name by which the harness calls the model that was chosen: of ``path:FILE,class:CLASS`` it is the class."""
     parts = dict(part.partition(":")[::2] for part in chosen.split(","))
     return parts["class"] if parts.keys() >= {"path", "class"} else chosen
+
+
+def after_flags(names: dict[str, Any], action: Callable[[], object]) -> None:
+    """Call ``action`` each time the harness has parsed its command line, before it builds a model; at once where it has
+    no ``parse_args``. ``names`` are the globals of its module. Usage errors end the process without a call."""
+    parse = names.get("parse_args")
+    if parse is None:
+        action()
+        return
+
+    @functools.wraps(parse)
+    def parse_args(*arguments: Any, **named: Any) -> Any:
+        parsed = parse(*arguments, **named)
+        action()
+        return parsed
+
+    names["parse_args"] = parse_args
 
 
 def tell(message: str) -> None:
