@@ -4,7 +4,7 @@ sorts them reads. A new experiment also has its function in ``replay/methods``. 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from types import MappingProxyType
@@ -256,21 +256,42 @@ class Confidence(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Remedy:
+    """One thing to do about a cause: a clause that begins with a verb.
+
+    ``tests`` are the experiments that do the same for a while: where those of them that were run still differ, the
+    remedy was measured not to help. Empty: no experiment tries it.
+    """
+
+    clause: str
+    tests: tuple[str, ...] = ()
+
+
+_SOURCES = (
+    Remedy("generator", ("generators",)),
+    Remedy("clock", ("clocks",)),
+    Remedy("file"),
+    Remedy("entropy", ("entropy",)),
+)
+"""What a value that differs may come from."""
+
+
+@dataclass(frozen=True, slots=True)
 class Cause:
     """A mechanism, as ``docs/causes.md`` explains it.
 
-    ``meaning`` is a sentence for somebody who reads the word for the first time; ``advice`` one on what to do, without
-    its full stop, in which ``{named}`` is what an experiment singled out, or else ``unnamed``; ``pytest_advice``
-    replaces it in a failed test, where flags of ``sweep`` mean nothing. ``in_kernel``: inside a kernel, where
-    ``use_deterministic_algorithms`` may help. ``decided``: false where it contradicts no other cause, since the
-    experiments that would tell were not made or decided nothing. ``batch``: it is no difference of two equal runs, but
-    one of an item among other items (:mod:`hashbench.batch.cause` decides it).
+    ``meaning`` is a sentence for somebody who reads the word for the first time. ``remedies`` are what to do, the best
+    first; ``{named}`` in them is what an experiment singled out, or else those ``sources`` that none has ruled out.
+    ``pytest_advice`` replaces them in a failed test, where flags of ``sweep`` mean nothing. ``in_kernel``: inside a
+    kernel, where ``use_deterministic_algorithms`` may help. ``decided``: false where it contradicts no other cause,
+    since the experiments that would tell were not made or decided nothing. ``batch``: it is no difference of two equal
+    runs, but one of an item among other items (:mod:`hashbench.batch.cause` decides it).
     """
 
     name: str
     meaning: str
-    advice: str
-    unnamed: str = "generator, clock, file or entropy"
+    remedies: tuple[Remedy, ...]
+    sources: tuple[Remedy, ...] = _SOURCES
     pytest_advice: str = ""
     in_kernel: bool = False
     decided: bool = True
@@ -281,170 +302,275 @@ class Cause:
         """The name as words: ``accumulation order``."""
         return self.name.replace("_", " ")
 
+    @property
+    def advice(self) -> str:
+        """All remedies as a sentence without its full stop, with ``{named}`` in it."""
+        return sentence_of(self.remedies)
+
+    @property
+    def unnamed(self) -> str:
+        """All sources: what ``{named}`` stands for where no experiment was made."""
+        return named_by(self.sources)
+
+
+def sentence_of(remedies: Sequence[Remedy]) -> str:
+    """The clauses of ``remedies`` as one sentence, without its full stop."""
+    text = ", or ".join(remedy.clause for remedy in remedies)
+    return text[:1].upper() + text[1:]
+
+
+def named_by(sources: Sequence[Remedy]) -> str:
+    """The clauses of ``sources`` as an enumeration: ``generator, clock or file``."""
+    *first, last = (source.clause for source in sources)
+    return f"{', '.join(first)} or {last}" if first else last
+
 
 _CAUSES = (
     Cause(
         "accumulation_order",
         "Threads add to one number in any order, and every order rounds otherwise.",
-        "Use a kernel that adds in one order (a deterministic algorithm, or sort by target and sum the segments), or "
-        "expect results that differ in their last bits",
+        (
+            Remedy("use a deterministic algorithm", ("deterministic",)),
+            Remedy("sort by target and sum the segments", ("deterministic", "one_thread", "one_worker")),
+            Remedy("expect results that differ in their last bits"),
+        ),
         in_kernel=True,
     ),
     Cause(
         "write_race",
         "Several values are written to one place, and another one is last each time.",
-        "Give every target one writer: drop duplicate indices, or combine their values before writing "
-        "(index_add, scatter_reduce)",
+        (
+            Remedy(
+                "give every target one writer: drop duplicate indices, or combine their values before writing "
+                "(index_add, scatter_reduce)"
+            ),
+        ),
         in_kernel=True,
     ),
     Cause(
         "overlapping_views",
         "An in-place op overwrites memory that it still has to read through another view.",
-        "Clone what is read before the in-place op: x.add_(x.t().clone()), or write out of place",
+        (
+            Remedy("clone what is read before the in-place op: x.add_(x.t().clone())", ("copied_sources",)),
+            Remedy("write out of place", ("copied_sources",)),
+        ),
         in_kernel=True,
     ),
     Cause(
         "unordered_output",
         "The values are right and their order is another each time.",
-        "Sort what the op returns, or let nothing after it depend on the order",
+        (Remedy("sort what the op returns"), Remedy("let nothing after it depend on the order")),
         in_kernel=True,
     ),
     Cause(
         "uninitialized_memory",
         "Memory is read that was allocated and never written.",
-        "Write all of the memory before it is read: zeros or full in place of empty, padding filled",
+        (Remedy("write all of the memory before it is read: zeros or full in place of empty, padding filled"),),
     ),
     Cause(
         "alignment",
         "Where the memory happens to lie decides which path the kernel takes.",
-        "Copy the op's inputs into memory that torch allocated, contiguous and from its start, so that every run takes "
-        "the same path",
+        (
+            Remedy(
+                "copy the op's inputs into memory that torch allocated, contiguous and from its start, so that every "
+                "run takes the same path",
+                ("fresh_memory",),
+            ),
+            Remedy("compute it with an op that takes one path at every address"),
+        ),
         in_kernel=True,
     ),
     Cause(
         "algorithm_selection",
         "A library chooses another algorithm each time, and each rounds otherwise.",
-        "Pin the algorithm: no choice by timing, torch.backends.cudnn.benchmark = False and deterministic = True, one "
-        "library version",
+        (
+            Remedy("let no timing choose the algorithm", ("clocks",)),
+            Remedy(
+                "set torch.backends.cudnn.benchmark = False and torch.backends.cudnn.deterministic = True",
+                ("cudnn_deterministic",),
+            ),
+            Remedy("keep to one algorithm and one version of the library"),
+        ),
         in_kernel=True,
     ),
     Cause(
         "contention",
         "The result depends on what else the machine is doing.",
-        "Take time limits and dependence on free resources out of the op, or run it alone on the machine, and report "
-        "it to its authors",
+        (
+            Remedy("take time limits and dependence on free resources out of the op"),
+            Remedy("run it alone on the machine, and report it to its authors"),
+        ),
         in_kernel=True,
     ),
     Cause(
         "rng",
         "A random generator that the reset does not reach was in another state.",
-        "Reset {named} at the start of every run, or draw from torch's default generator, which is reset",
-        unnamed="the generator that is drawn from",
+        (
+            Remedy("reset {named} at the start of every run", ("generators",)),
+            Remedy(
+                "seed the generator with a fixed number, not from the system's entropy or a clock (torch.seed(), "
+                "Generator.seed(), a generator made without a seed)",
+                ("entropy", "clocks"),
+            ),
+            Remedy("draw from torch's default generator, which is reset", ("generators", "entropy", "clocks")),
+        ),
+        sources=(Remedy("the generator that is drawn from"),),
     ),
     Cause(
         "outside_value",
         "A value from outside torch differs: a clock, entropy, a file.",
-        "Pass {named} in as an argument that is the same in every run",
-        unnamed="the value",
+        (Remedy("pass {named} in as an argument that is the same in every run"),),
+        sources=(Remedy("the value"),),
     ),
     Cause(
         "surviving_state",
         "Something that an earlier run left behind changed the next one.",
-        "Keep caches and counters in the module, where a deep copy takes them along, or clear them at the start of a "
-        "run",
+        (
+            Remedy("keep caches and counters in the module, where a deep copy takes them along", ("fresh_process",)),
+            Remedy("clear them at the start of a run", ("fresh_process",)),
+        ),
     ),
     Cause(
         "call_order",
         "The same ops ran in another order, or read from each other otherwise.",
-        "Iterate over lists or sorted keys in place of sets, and join the results of threads in the order they were "
-        "started",
+        (
+            Remedy("iterate over lists or sorted keys in place of sets", ("fixed_order",)),
+            Remedy(
+                "join the results of threads in the order they were started, each drawing from a generator of its own",
+                ("one_worker",),
+            ),
+        ),
     ),
     Cause(
         "garbage_collection",
         "The garbage collector removed objects in cycles at another moment.",
-        "Break the cycles, or close what they hold explicitly, and let no result depend on when an object is removed "
-        "(__del__, weak references, gc.get_objects)",
+        (
+            Remedy("break the cycles, or close what they hold explicitly", ("no_collector",)),
+            Remedy(
+                "let no result depend on when an object is removed (__del__, weak references, gc.get_objects)",
+                ("no_collector",),
+            ),
+        ),
     ),
     Cause(
         "control_flow",
         "An earlier value differed and the program took another path.",
-        "Make what chooses the branch the same in every run ({named}), or compute both branches and select with "
-        "torch.where",
+        (
+            Remedy("make what chooses the branch the same in every run ({named})"),
+            Remedy("compute both branches and select with torch.where"),
+        ),
     ),
     Cause(
         "input_pipeline",
         "The model's inputs differ before the first op.",
-        "Seed what makes the inputs ({named}), or save them once and load them for every run",
+        (
+            Remedy("seed what makes the inputs ({named})", ("generators", "entropy", "clocks")),
+            Remedy("save the inputs once and load them for every run"),
+        ),
     ),
     Cause(
         "initial_state",
         "Parameters or buffers differ before the first op.",
-        "Seed what sets parameters and buffers ({named}), or load them from one state_dict for every run",
+        (
+            Remedy("seed what sets parameters and buffers ({named})", ("generators", "entropy", "clocks")),
+            Remedy("load parameters and buffers from one state_dict for every run"),
+        ),
     ),
     Cause(
         "external_mutation",
         "Memory was written behind torch's back.",
-        "Stop writing into a tensor's memory from outside torch ({named}): copy it before sharing it, and wait for "
-        "threads that fill it",
+        (
+            Remedy("stop writing into a tensor's memory from outside torch ({named}): copy it before sharing it"),
+            Remedy("wait for threads that fill the tensor", ("one_worker",)),
+        ),
     ),
     Cause(
         "global_settings",
         "A run changed a global setting of torch.",
-        "Set torch's global settings once before the model runs, and restore what the model changes",
+        (Remedy("set torch's global settings once before the model runs, and restore what the model changes"),),
     ),
     Cause(
         "other_ranks",
         "The runs part in, or behind, what other processes sent: one rank's trace does not say where.",
-        "Compare the two traces of each rank, and look first at a rank whose detail names no collective (where all do, "
-        "at what each rank gives to it), or run the model in a group of one rank",
+        (
+            Remedy(
+                "compare the two traces of each rank, and look first at a rank whose detail names no collective (where all "
+                "do, at what each rank gives to it)"
+            ),
+            Remedy("run the model in a group of one rank"),
+        ),
         decided=False,
     ),
     Cause(
         "opaque_kernel",
         "A custom op differs from equal inputs, and no experiment explains it.",
-        "Test the operator by itself with the repro: threads of its own, unwritten memory and reads of the system are "
-        "what to look for",
+        (
+            Remedy(
+                "test the operator by itself with the repro: threads of native code and direct reads of the system, "
+                "which no experiment reaches, are what to look for"
+            ),
+        ),
         in_kernel=True,
     ),
     Cause(
         "opaque_producer",
         "What the op read was made by code that torch does not see.",
-        "Find what fills this memory without torch (NumPy, a C extension, another thread) and make it write the same",
+        (
+            Remedy(
+                "find what fills this memory without torch (NumPy, a C extension, another thread) and make it write "
+                "the same"
+            ),
+        ),
     ),
     Cause(
         "representation",
         "The values are equal; only their bits differ (the sign of a zero, the payload of a NaN).",
-        "Compare with torch.equal, for which 0.0 equals -0.0, or add 0.0 to the result; whoever needs the bits has to "
-        "find the mechanism",
+        (
+            Remedy(
+                "compare with torch.equal, for which 0.0 equals -0.0, or add 0.0 to the result; whoever needs the bits "
+                "has to find the mechanism"
+            ),
+        ),
         in_kernel=True,
     ),
     Cause(
         "masked_by_tracing",
         "The runs differ only while nobody looks: with tracing they agree.",
-        "Look without a trace: compare results of untraced runs and narrow the model down by halves",
+        (Remedy("look without a trace: compare results of untraced runs and narrow the model down by halves"),),
     ),
     Cause(
         "batch_coupling",
         "The content of the other items of a batch enters the result of an item.",
-        "Let nothing be computed over the items of a batch (statistics, a scale, a capacity, a mask that leaks): "
-        "{named}",
-        unnamed="torch.nn.Module.eval() for batch norm; for all else, compute it of each item",
+        (
+            Remedy(
+                "let nothing be computed over the items of a batch (statistics, a scale, a capacity, a mask that "
+                "leaks): {named}"
+            ),
+        ),
+        sources=(Remedy("torch.nn.Module.eval() for batch norm; for all else, compute it of each item"),),
         in_kernel=True,
         batch=True,
     ),
     Cause(
         "shape_dependent_kernel",
         "The number of items decides how a kernel computes each of them, and each way rounds otherwise.",
-        "Give the kernel the same number of items each time, or expect results that differ in their last bits: {named}",
-        unnamed="no other remedy was measured to work",
+        (
+            Remedy("give the kernel the same number of items each time"),
+            Remedy("expect results that differ in their last bits: {named}"),
+        ),
+        sources=(Remedy("no other remedy was measured to work"),),
         in_kernel=True,
         batch=True,
     ),
     Cause(
         "unreproduced",
         "It differed once and never again.",
-        "Run it more often (--runs 20 --replays 200) and under the load of the sweep before it is believed or "
-        "dismissed",
+        (
+            Remedy(
+                "run it more often (--runs 20 --replays 200) and under the load of the sweep before it is believed or "
+                "dismissed"
+            ),
+        ),
         # A function cannot be built again in a fresh process, by which a sweep proves that a state outlived a run:
         # there that is a difference that never comes again.
         pytest_advice="Look for what the first run left behind (a cache, a counter, a module in a closure); else run "
@@ -454,9 +580,8 @@ _CAUSES = (
     Cause(
         "unknown",
         "The experiments do not decide it; they are listed as evidence.",
-        "Give the experiments more time (--diagnose-budget, --replays), and look at the evidence and the repro",
-        pytest_advice="Give the experiments more time (hashbench_diagnose_budget, hashbench_replays), and look at the "
-        "evidence",
+        (Remedy("look at the evidence and the repro, and repeat the experiments more often (--replays)"),),
+        pytest_advice="Look at the evidence, and repeat the experiments more often (hashbench_replays)",
         in_kernel=True,
         decided=False,
     ),

@@ -7,7 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hashbench.catalog import CAUSES, EXPERIMENTS, REPEATED, Confidence, Place, places
+from hashbench.catalog import (
+    CAUSES,
+    EXPERIMENTS,
+    REPEATED,
+    Confidence,
+    Place,
+    Remedy,
+    named_by,
+    places,
+    sentence_of,
+)
 from hashbench.causes.stats import Effect, deterministic_price, effect_of
 from hashbench.records import Decision, Evidence, ExperimentResult
 
@@ -121,9 +131,39 @@ def all_words(evidence: Evidence) -> str:
 
 def decision(evidence: Evidence, cause: str, confidence: Confidence, because: str, *, named: str = "") -> Decision:
     """A decision with the advice that belongs to it; ``named`` is what an experiment singled out."""
-    known = CAUSES[cause]
-    clauses = [known.advice.format(named=named or known.unnamed), _deterministic_clause(evidence, cause)]
+    clauses = [_advice(evidence, cause, named), _deterministic_clause(evidence, cause)]
     return Decision(cause, str(confidence), because, "; ".join(filter(None, clauses)) + ".")
+
+
+def _advice(evidence: Evidence, cause: str, named: str) -> str:
+    """The remedies of a cause that no experiment has measured not to help: those that helped, and those that none can
+    try; where none helped, all of them; where none is left, what was measured."""
+    known = CAUSES[cause]
+    left = [remedy for remedy in known.remedies if not is_refuted(evidence, remedy)]
+    if not left:
+        tried = dict.fromkeys(result for remedy in known.remedies for result in _tests(evidence, remedy))
+        numbers = ", ".join(f"{counted(one)} differ" if one.ran else f"{one.place} {one.note}" for one in tried)
+        return f"No usual remedy makes it go away here ({numbers}): look at the evidence and the repro"
+    helped = [remedy for remedy in left if _has_helped(evidence, remedy)]
+    told = [*helped, *(remedy for remedy in left if not (helped and remedy.tests))]
+    sources = [source for source in known.sources if _has_helped(evidence, source)]
+    sources = sources or [source for source in known.sources if not is_refuted(evidence, source)]
+    return sentence_of(told).format(named=named or named_by(sources or known.sources))
+
+
+def is_refuted(evidence: Evidence, remedy: Remedy) -> bool:
+    """Whether a remedy was measured not to help: each of its experiments that was made still differs, or raised."""
+    tests = _tests(evidence, remedy)
+    return bool(tests) and all(result.differing or result.raised for result in tests)
+
+
+def _has_helped(evidence: Evidence, remedy: Remedy) -> bool:
+    return any(removes(evidence, result.name, result.on) for result in _tests(evidence, remedy))
+
+
+def _tests(evidence: Evidence, remedy: Remedy) -> list[ExperimentResult]:
+    """The results of the experiments that try a remedy."""
+    return [result for result in evidence.arms if result.name in remedy.tests and (result.ran or result.raised)]
 
 
 def removal(evidence: Evidence, cause: str, result: ExperimentResult, confidence: Confidence) -> Decision:

@@ -30,12 +30,6 @@ from hashbench.text import count
 
 Rule = Callable[[Evidence], Decision | None]
 
-SEED_IT = (
-    "Seed the generator with a fixed number: here it is seeded from the system's entropy (torch.seed(), "
-    "Generator.seed(), a generator made without a seed)."
-)
-"""What to do about a generator that putting it back does not help, since it is seeded anew in every run."""
-
 _HASHED = "what follows string hashes or addresses (hash(), id(), data_ptr(), the order of a set)"
 """A value that is the same where these are."""
 
@@ -75,11 +69,56 @@ def _shown_by_the_trace(evidence: Evidence, *, cause: str, sentence: str) -> Dec
 
 
 def _generator(evidence: Evidence) -> Decision:
-    """A generator's state differs: nobody put it back, or it is seeded from the system's entropy in every run."""
+    """A generator's state differs: nobody put it back, or it is seeded from the system's entropy in every run. Where
+    putting all of them back does not help and nothing else explains it, what moves it is not known."""
     sentence = "a generator's state differs before an op that draws from it"
     shown = _shown_by_the_trace(evidence, cause="rng", sentence=sentence)
-    seeded_anew = removes(evidence, "entropy", "pair") and not removes(evidence, "generators", "pair")
-    return replace(shown, advice=SEED_IT) if seeded_anew else shown
+    unexplained = evidence.arm("generators", "pair").differing and not _source_removes(evidence)
+    return replace(shown, confidence=str(LIKELY)) if unexplained else shown
+
+
+_SOURCES = tuple((name, "pair") for name in ("generators", "entropy", "clocks"))
+"""What holds the source of a value still."""
+
+
+def _source_removes(evidence: Evidence) -> bool:
+    """Whether holding a generator, entropy or a clock still removes the difference."""
+    return any(removes(evidence, *place) for place in _SOURCES)
+
+
+def _unless_drawn(rule: Rule) -> Rule:
+    """Leave the rule out where a generator, entropy or a clock explains the difference, or may: generators that differ
+    were not put back yet."""
+
+    def guarded(evidence: Evidence) -> Decision | None:
+        open_still = evidence.origin == Origin.RNG and not evidence.arm("generators", "pair").differing
+        return None if open_still or _source_removes(evidence) else rule(evidence)
+
+    return guarded
+
+
+def _joined(evidence: Evidence) -> Decision | None:
+    """Threads one at a time: the order in which they end, or draw, is what differs."""
+    if not removes(evidence, "one_worker", "pair"):
+        return None
+    return removal(evidence, "call_order", evidence.arm("one_worker", "pair"), PROVEN)
+
+
+def _survived(evidence: Evidence) -> Decision | None:
+    """Runs that share a process differ and first runs of fresh processes do not: an earlier run left its mark."""
+    fresh, known = evidence.arm("fresh_process", "process"), effect(evidence, "fresh_process", "process")
+    if known not in (Effect.REMOVED, Effect.SEEMS):
+        return None
+    return removal(evidence, "surviving_state", fresh, PROVEN if known is Effect.REMOVED else LIKELY)
+
+
+def _inputs(evidence: Evidence) -> Decision:
+    """The trace shows that inputs differ; that no earlier run is to blame, an experiment that names their source, or
+    first runs of fresh processes that differ, too."""
+    sentence = "the model's inputs differ before the first op"
+    shown = _shown_by_the_trace(evidence, cause="input_pipeline", sentence=sentence)
+    stays = effect(evidence, "fresh_process", "process") is Effect.STAYS
+    return shown if stays or _source_removes(evidence) else replace(shown, confidence=str(LIKELY))
 
 
 def _removal_in_words(evidence: Evidence) -> str:
@@ -94,11 +133,8 @@ def _singled_out(evidence: Evidence) -> str:
 
 
 def _state(evidence: Evidence) -> Decision:
-    """Runs that share a process differ and first runs of fresh processes do not: an earlier run left its mark."""
-    fresh, known = evidence.arm("fresh_process", "process"), effect(evidence, "fresh_process", "process")
-    if known in (Effect.REMOVED, Effect.SEEMS):
-        return removal(evidence, "surviving_state", fresh, PROVEN if known is Effect.REMOVED else LIKELY)
-    shown = known is Effect.STAYS and not removes(evidence, "fixed_order", "process")
+    stays = effect(evidence, "fresh_process", "process") is Effect.STAYS
+    shown = stays and not removes(evidence, "fixed_order", "process")
     numbers = _removal_in_words(evidence) or in_words_of(evidence, ("fresh_process", "process"))
     because = _with("parameters or buffers differ before the first op", numbers)
     return decision(evidence, "initial_state", PROVEN if shown else LIKELY, because, named=_singled_out(evidence))
@@ -420,11 +456,9 @@ RULES: dict[str, tuple[Rule, ...]] = {
     Origin.SETTINGS: (
         partial(_shown_by_the_trace, cause="global_settings", sentence="a run changed a global setting of torch"),
     ),
-    Origin.INPUT: (
-        partial(_shown_by_the_trace, cause="input_pipeline", sentence="the model's inputs differ before the first op"),
-    ),
-    Origin.RNG: (_generator,),
-    Origin.STATE: (_follows_fresh_memory, _collected, _state),
+    Origin.INPUT: (_follows_fresh_memory, _collected, *map(_unless_drawn, (_joined, _survived, _hashed)), _inputs),
+    Origin.RNG: (*map(_unless_drawn, (_follows_fresh_memory, _collected, _joined, _survived, _hashed)), _generator),
+    Origin.STATE: (_follows_fresh_memory, _collected, _unless_drawn(_joined), _survived, _state),
     Origin.OUTSIDE: (_follows_fresh_memory, _written_behind, _hashed, _held_still, _value_from_outside),
     Origin.SEQUENCE: (_follows_fresh_memory, _control_flow, _held_still, _written_beside, _reordered),
     Origin.RANKS: (_other_ranks,),

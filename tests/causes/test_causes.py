@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import random
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hashbench.catalog import CAUSES, EXPERIMENTS, Confidence, Origin, Role, places
+from hashbench.catalog import CAUSES, EXPERIMENTS, Cause, Confidence, Origin, Remedy, Role, places
 from hashbench.causes import decide
 from hashbench.causes.evidence import few_outcomes
 from hashbench.records import CallFacts, Evidence, ExperimentResult
@@ -498,15 +500,21 @@ MASKED = {
             "", "pair/untraced 8/20", "pair/pair 7/20", untraced="differ", first_pair=(0, 1)
         ),
     },
-    "input_pipeline proven": {
+    "input_pipeline likely": {
         "traced runs differ too": seen("input", PAIR, untraced="differ"),
     },
 }
 
 OUTSIDE = {
     "input_pipeline proven": {
-        "inputs differ": seen("input", PAIR),
         "inputs differ unless entropy is constant": seen("input", PAIR, "pair/entropy 0/20"),
+        "inputs differ unless entropy is constant, and fresh processes were tried, too": seen(
+            "input", PAIR, "pair/entropy 0/20", INSIDE, "process/fresh_process 0/3"
+        ),
+        "inputs differ in fresh processes, too": seen("input", PAIR, INSIDE, "process/fresh_process 3/3"),
+    },
+    "input_pipeline likely": {
+        "inputs differ, and fresh processes were not tried: an earlier run may be to blame": seen("input", PAIR),
     },
     "global_settings proven": {
         "a setting was changed": seen("settings"),
@@ -515,14 +523,26 @@ OUTSIDE = {
         "data of other processes": seen("ranks"),
         "whatever was tried in one rank": seen("ranks", PAIR, "pair/entropy 0/20"),
     },
+    "rng likely": {
+        "a generator's state differs, and neither putting all back nor anything else helps": seen(
+            "rng", PAIR, "pair/generators 5/5", "pair/entropy 5/5", "pair/one_worker 5/5"
+        ),
+    },
     "rng proven": {
         "a generator's state differs": seen("rng", PAIR, "pair/generators 0/20 [noise.DRAW]"),
+        "a generator's state differs, and it is seeded from entropy in every run": seen(
+            "rng", PAIR, "pair/generators 20/20", "pair/entropy 0/20"
+        ),
         "a value from a private generator": seen("outside", PAIR, "pair/generators 0/20 [a.DRAW]"),
         "a private generator, which a fresh process starts anew": seen(
             "outside", PAIR, "pair/generators 0/20 [a.DRAW]", INSIDE, "process/fresh_process 0/3"
         ),
     },
     "surviving_state proven": {
+        "inputs, gone in fresh processes": seen("input", PAIR, INSIDE, "process/fresh_process 0/3"),
+        "a generator, gone in fresh processes": seen(
+            "rng", PAIR, "pair/generators 5/5", INSIDE, "process/fresh_process 0/3"
+        ),
         "state, gone in fresh processes": seen("state", PAIR, INSIDE, "process/fresh_process 0/3"),
         "state that neither memory nor the collector changes": seen(
             "state", PAIR, INSIDE, "process/fresh_process 0/3", "pair/no_collector 20/20", "pair/poison 0/20"
@@ -560,9 +580,17 @@ OUTSIDE = {
         "a value from a clock": seen("outside", PAIR, "pair/clocks 0/20"),
         "a clock between two values": seen("outside", "pair/pair 10/20~2", "pair/clocks 0/20"),
         "one in twenty, entropy in long arms": seen("outside", "pair/pair 6/119", "pair/entropy 0/140"),
+        "inputs that follow addresses and hashes": seen(
+            "input", PAIR, INSIDE, "process/fresh_process 3/3", "process/fixed_order 0/4"
+        ),
         "addresses and hashes": seen("outside", PAIR, INSIDE, "process/fresh_process 3/3", "process/fixed_order 0/4"),
     },
     "call_order proven": {
+        "threads that draw from one generator as they get to": seen(
+            "rng", PAIR, "pair/generators 5/5", "pair/one_worker 0/20"
+        ),
+        "inputs made by threads as they finish": seen("input", PAIR, "pair/generators 5/5", "pair/one_worker 0/20"),
+        "parameters made by threads as they finish": seen("state", PAIR, "pair/generators 5/5", "pair/one_worker 0/20"),
         "results of threads as they finish": seen("outside", PAIR, "pair/one_worker 0/20"),
         "threads that all start cold agree in first runs, and with one worker": seen(
             "outside", PAIR, "pair/one_worker 0/20", INSIDE, "process/fresh_process 0/3"
@@ -572,6 +600,9 @@ OUTSIDE = {
         "objects in cycles": seen("outside", PAIR, "pair/clocks 20/20", "pair/no_collector 0/20"),
         "objects in cycles, which the collector finds at one moment in all first runs": seen(
             "outside", PAIR, INSIDE, "process/fresh_process 0/3", "pair/no_collector 0/20"
+        ),
+        "inputs that follow what the collector has found": seen(
+            "input", PAIR, INSIDE, "process/fresh_process 0/3", "pair/no_collector 0/20"
         ),
         "parameters that follow what the collector has found": seen(
             "state", PAIR, INSIDE, "process/fresh_process 0/3", "pair/no_collector 0/20"
@@ -587,6 +618,7 @@ OUTSIDE = {
         "memory of the C library, that earlier runs leave something in": seen(
             "outside", PAIR, INSIDE, "process/fresh_process 0/3", "pair/poison 20/20"
         ),
+        "inputs from memory that nobody wrote": seen("input", PAIR, "pair/poison 20/20"),
         "parameters from memory that nobody wrote": seen(
             "state", PAIR, INSIDE, "process/fresh_process 0/3", "pair/poison 20/20"
         ),
@@ -690,14 +722,18 @@ TABLE = [
 
 REACHABLE = {
     "proven": set(CAUSES) - {"opaque_kernel", "opaque_producer", "other_ranks", "unreproduced", "unknown"},
-    "likely": set(CAUSES)
-    - {"input_pipeline", "external_mutation", "global_settings", "other_ranks", "unreproduced", "unknown"},
+    "likely": set(CAUSES) - {"external_mutation", "global_settings", "other_ranks", "unreproduced", "unknown"},
     "open": {"outside_value", "opaque_kernel", "other_ranks", "unreproduced", "unknown"},
 }
 """What the rules can answer: ``docs/causes.md`` says the same of each cause."""
 
 OF_ITEMS = {name for name, cause in CAUSES.items() if cause.batch}
 """What ``batch/cause.py`` decides; ``tests/batch`` has its table."""
+
+
+def beginning(remedy: Remedy) -> str:
+    """The clause up to what an experiment may name in it."""
+    return remedy.clause.partition("{")[0].lower()
 
 
 @pytest.mark.parametrize(
@@ -708,7 +744,9 @@ def test_the_cause(evidence: Evidence, cause: str, confidence: str) -> None:
 
     assert (decision.cause, decision.confidence) == (cause, confidence), decision.because
     assert decision.because
-    assert decision.advice.startswith(CAUSES[cause].advice.partition("{")[0])
+    assert any(beginning(remedy) in decision.advice.lower() for remedy in CAUSES[cause].remedies) or (
+        decision.advice.startswith("No usual remedy makes it go away here (")
+    )
     assert decision.advice.endswith(".")
     assert "{" not in decision.advice
 
@@ -764,6 +802,93 @@ FEW = {
 @pytest.mark.parametrize(("text", "few"), FEW.values(), ids=FEW)
 def test_a_few_outcomes_come_again(text: str, few: bool) -> None:
     assert few_outcomes(result(text)) is few
+
+
+# --------------------------------------------------------------------------- advice, over evidence of every kind
+
+OUTCOMES = (None, "0/20", "20/20", "5/20~2", "(raises: no such kernel)")
+"""Of an experiment: not made, gone, still there, rarer, refused."""
+
+FACTS: Sequence[dict[str, Any]] = (
+    {},
+    {"custom": True},
+    {"overlap": True},
+    {"same_values": True},
+    {"chosen_values": True},
+    {"tied_places": True},
+    {"allocation": True},
+    {"representation": "sign of zero"},
+)
+
+
+def all_evidence(seed: int, count: int) -> Iterator[Evidence]:
+    """Evidence with any outcome of any experiment, of any origin: every combination has the same chance."""
+    drawn = random.Random(seed)
+    steadying = [place for place in EVERYWHERE if place[1] != "items" and EXPERIMENTS[place[0]].role is not Role.BASE]
+    for _ in range(count):
+        made = drawn.sample(steadying, drawn.randrange(1, len(steadying)))
+        outcomes = [(f"{on}/{name}", drawn.choice(OUTCOMES)) for name, on in made]
+        bases = drawn.choice(
+            ((ALWAYS, PAIR, INSIDE), (NEVER, PAIR, INSIDE), (RARE,), ("repeat 0/20", "pair/pair 0/20"))
+        )
+        facts: dict[str, Any] = {"opaque_producer": drawn.random() < 0.2, "steered": drawn.random() < 0.3}
+        facts["reordered"] = drawn.random() < 0.3
+        call = CallFacts("aten.some_op.default", **drawn.choice(FACTS))
+        origin = drawn.choice([*Origin, *[Origin.KERNEL] * 6])
+        yield seen(origin, *bases, *(f"{place} {text}" for place, text in outcomes if text), call=call, **facts)
+
+
+def refuted(evidence: Evidence, tests: Sequence[str]) -> list[ExperimentResult]:
+    """The experiments of a remedy, where each that was made still shows the difference."""
+    made = [arm for arm in evidence.arms if (arm.ran or arm.raised) and arm.name in tests]
+    return made if all(arm.differing or arm.raised for arm in made) else []
+
+
+def test_no_remedy_that_was_measured_not_to_help_is_recommended() -> None:
+    """Not helped: each experiment that does the same and was made still differs, or raised."""
+    left_out: Counter[str] = Counter()
+    for evidence in all_evidence(7, 4_000):
+        decision = decide(evidence)
+        cause, advice = CAUSES[decision.cause], decision.advice.lower()
+        for remedy in cause.remedies:
+            against = refuted(evidence, remedy.tests)
+            assert not (against and beginning(remedy) in advice), (decision, against)
+            left_out[cause.name] += bool(against)
+        named = re.search(r"\((generator[^)]*|clock[^)]*|file[^)]*|entropy[^)]*)\)", advice)
+        for source in cause.sources if named else ():
+            against = refuted(evidence, source.tests)
+            assert not (against and re.search(rf"\b{source.clause}\b", named[1] if named else "")), (decision, against)
+    testable = {name for name, cause in CAUSES.items() if any(remedy.tests for remedy in cause.remedies)}
+    assert {name for name, times in left_out.items() if times} == testable
+
+
+def test_all_that_could_be_tried_is_left_out_where_nothing_helped() -> None:
+    decision = decide(kernel(ALWAYS, "copied_sources 8/20", "one_thread 0/20", overlap=True))
+    assert decision.cause == "overlapping_views"
+    assert decision.advice.startswith(
+        "No usual remedy makes it go away here (8 of 20 replays with aliased inputs copied first"
+    )
+
+
+@pytest.mark.parametrize("cause", CAUSES.values(), ids=CAUSES)
+def test_a_remedy_begins_with_a_verb_and_names_experiments_that_exist(cause: Cause) -> None:
+    for remedy in (*cause.remedies, *cause.sources):
+        assert set(remedy.tests) <= set(EXPERIMENTS)
+    assert all(remedy.clause[0].islower() for remedy in cause.remedies)
+    assert "{" not in cause.advice.format(named=cause.unnamed)
+
+
+def test_threads_that_draw_are_not_told_to_reset_a_generator_that_was_reset() -> None:
+    decision = decide(seen("rng", PAIR, "pair/generators 5/5", "pair/one_worker 0/20"))
+    assert (decision.cause, decision.confidence) == ("call_order", "proven")
+    assert "eset" not in decision.advice
+    assert decision.advice.startswith("Join the results of threads")
+
+
+def test_inputs_that_an_earlier_run_changed_are_not_told_to_be_seeded() -> None:
+    decision = decide(seen("input", PAIR, INSIDE, "process/fresh_process 0/3"))
+    assert (decision.cause, decision.confidence) == ("surviving_state", "proven")
+    assert "eed" not in decision.advice.replace("need", "")
 
 
 # --------------------------------------------- sentences that the golden copy of this table (causes.txt) does not hold

@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -122,6 +123,23 @@ def scattered(x: torch.Tensor) -> torch.Tensor:
     return torch.zeros(512, 8).index_put((targets,), x, accumulate=True)
 
 
+def drawn_by_threads(x: torch.Tensor, *, ordered: bool = False) -> torch.Tensor:
+    """Six threads draw from the generator that every run resets, in an order that nothing but one thread fixes."""
+    with Path("/dev/urandom").open("rb") as source:
+        ranks = sorted(range(6), key=dict(enumerate(source.read(6))).__getitem__)
+
+    def draw(number: int) -> torch.Tensor:
+        time.sleep(0.01 * ranks[number])
+        return torch.rand(x.shape)
+
+    with ThreadPoolExecutor(1 if ordered else 6) as pool:
+        return x + sum(weight * drawn for weight, drawn in enumerate(pool.map(draw, range(6)), start=1))
+
+
+def drawn_in_order(x: torch.Tensor) -> torch.Tensor:
+    return drawn_by_threads(x, ordered=True)
+
+
 def from_generator(x: torch.Tensor) -> torch.Tensor:
     return x + torch.rand(x.shape, generator=NOISE)
 
@@ -195,6 +213,16 @@ def test_difference_of_the_first_run_only_is_not_reproduced_without_a_fresh_proc
 def test_clean_model_is_not_diagnosed_and_says_what_its_runs_are_worth() -> None:
     outcome = outcome_of(torch.relu, replace(OPTIONS, runs=20))
     assert (outcome.accuracy, outcome.diagnosis) == ("pass", None)
+
+
+@pytest.mark.slow
+def test_threads_that_draw_are_not_told_to_reset_a_generator_that_is_reset() -> None:
+    found = diagnosis_of(drawn_by_threads)
+    assert found.evidence.origin == "rng"
+    assert arm(found, "generators", "pair").differing
+    assert (found.decision.cause, found.decision.confidence) == ("call_order", "proven"), found.evidence
+    assert found.decision.advice.startswith("Join the results of threads")
+    assert outcome_of(drawn_in_order).accuracy == "pass"
 
 
 def test_without_a_budget_no_experiment_is_made() -> None:
@@ -365,7 +393,19 @@ class Scatters(torch.nn.Module):
         return torch.zeros(512, 8).index_put((targets,), x, accumulate=True)
 
 
+def counted(count):
+    from hashbench.run.workload import Workload
+
+    def inputs():
+        SEEN.append(1)
+        return (torch.full((4, 8), 1.0 + count * len(SEEN)),)
+
+    return Workload(torch.nn.Linear(8, 8), make_inputs=inputs)
+
+
 MODELS = {
+    "counted_inputs": lambda: counted(1),
+    "counted_inputs_twin": lambda: counted(0),
     "caches": lambda: (Caches(), (torch.randn(4, 8),)),
     "counts": lambda: (Counts(True), (torch.randn(4, 8),)),
     "counts_twin": lambda: (Counts(False), (torch.randn(4, 8),)),
@@ -390,11 +430,14 @@ def row_of(name: str, folder: Path, **options: object) -> Row:
 @pytest.mark.slow
 @pytest.mark.usefixtures("shared_servers")
 @pytest.mark.parametrize(
-    ("name", "cause"), [("caches", "surviving_state"), ("orders", "call_order")], ids=["a cache", "the order of a set"]
+    ("name", "cause"),
+    [("caches", "surviving_state"), ("counted_inputs", "surviving_state"), ("orders", "call_order")],
+    ids=["a cache", "a counter behind the inputs", "the order of a set"],
 )
 def test_what_only_fresh_processes_tell_apart(name: str, cause: str, tmp_path: Path) -> None:
     row = row_of(name, tmp_path)
     assert (row.cause, row.confidence) == (cause, "proven"), row.evidence.text
+    assert "Seed" not in row.advice
 
 
 @pytest.mark.slow
@@ -437,7 +480,7 @@ def test_fresh_processes_with_other_weights_say_nothing_of_a_counter(
     assert arm in row.evidence.text
 
 
-@pytest.mark.parametrize("name", ["counts_twin", "reads_twin"])
+@pytest.mark.parametrize("name", ["counts_twin", "reads_twin", "counted_inputs_twin"])
 def test_what_leaves_nothing_to_the_collector_or_to_memory_is_clean(name: str, tmp_path: Path) -> None:
     assert row_of(name, tmp_path).accuracy == "pass"
 
