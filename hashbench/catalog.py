@@ -252,6 +252,22 @@ class Confidence(StrEnum):
     OPEN = "open", "no experiment decides it"
 
 
+class Limit(StrEnum):
+    """What cuts a diagnosis short, as the notes of experiments say it; ``meaning`` is that in words, ``remedy`` what to
+    do about it, with the flag or setting of whoever asked for the diagnosis."""
+
+    meaning: str
+    remedy: str
+
+    def __new__(cls, word: str, meaning: str, remedy: str) -> Self:
+        member = str.__new__(cls, word)
+        member._value_ = word
+        member.meaning, member.remedy = meaning, remedy
+        return member
+
+    BUDGET = "budget", "the time for experiments ended", "Give the experiments more time ({flag})"
+
+
 # ------------------------------------------------------------------------------------------------------------ causes
 
 

@@ -409,7 +409,7 @@ class Verdict:
 
 
 NO_TIME = "budget"
-"""The note of an experiment for which no time was left."""
+"""The note of an experiment for which no time was left, or that ended before it was complete."""
 
 OTHER_WEIGHTS = "its model has other weights"
 """The note of an experiment whose fresh processes built a model, or inputs, of other content than the runs had."""
@@ -451,7 +451,12 @@ class ExperimentResult:
     @property
     def lacked_time(self) -> bool:
         """Whether it was not run because the time was up."""
-        return not self.ran and self.note == NO_TIME
+        return not self.ran and self.is_cut_short
+
+    @property
+    def is_cut_short(self) -> bool:
+        """Whether the time was up before it was complete, or begun."""
+        return self.note == NO_TIME
 
     @property
     def ran(self) -> bool:

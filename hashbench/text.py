@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hashbench.catalog import CAUSES, LATENT, Circumstance, Origin, Status
+from hashbench.catalog import CAUSES, LATENT, Circumstance, Confidence, Limit, Origin, Status
 from hashbench.records import BATCH_INVARIANCE, INVARIANCES, Row
 
 _FLATTENED = frozenset({"Cc", "Zl", "Zp"})
@@ -255,6 +255,9 @@ def _remedy(row: Row, folder: Path) -> str:
     traces = f"traces: {folder / 'traces'}" if row.traces else ""
     cause = CAUSES.get(row.cause)
     advice = (cause.pytest_advice if cause is not None else "") or row.advice or "let the diagnosis run (diagnose=True)"
+    limited = row.confidence != Confidence.PROVEN and any(result.is_cut_short for result in row.evidence.results)
+    if limited and advice != row.advice:
+        advice = f"{Limit.BUDGET.remedy.format(flag='hashbench_diagnose_budget')}. {advice}"
     return f"to do: {advice.rstrip('.')}. {'; '.join(filter(None, (repro, traces)))}".rstrip()
 
 

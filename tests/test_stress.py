@@ -31,7 +31,7 @@ from hashbench.check.stress import circumstance_of
 from hashbench.diagnose import fresh_process
 from hashbench.diagnose.fresh_process import FreshRuns
 from hashbench.processes import phases_told_to
-from hashbench.records import Decision, Diagnosis, Evidence, ExperimentResult, ModelSpec, Row, RunOptions
+from hashbench.records import NO_TIME, Decision, Diagnosis, Evidence, ExperimentResult, ModelSpec, Row, RunOptions
 from hashbench.replay.controls import WITHIN_A_RUN, no_collector, provoked
 from hashbench.replay.controls.circumstances import _heap, oversubscribed
 from hashbench.report.compare import Outcome, compare
@@ -337,6 +337,30 @@ def test_of_two_circumstances_those_are_named_without_which_runs_do_not_differ(
 
     row = row_of(Scaled(value), replace(STRESS, iterations=1, diagnose_budget=0))
     assert (row.accuracy, row.latent) == ("pass", name)
+
+
+def test_a_flaky_row_says_that_the_time_ended_and_what_gives_more() -> None:
+    def latent(budget: float) -> Row:
+        row = row_of(Scaled(provoking("load")), replace(STRESS, iterations=1, diagnose_budget=budget))
+        assert (row.accuracy, row.latent, row.latent_cause) == ("pass", "load", "outside_value")
+        return row
+
+    cut, whole = latent(0.001), latent(600.0)
+    assert {result.note for result in cut.evidence.results} == {NO_TIME}
+    assert "the time for experiments ended before these were complete: pair/pair, pair/generators" in cut.because
+    assert cut.advice.startswith("Give the experiments more time (--diagnose-budget). Pass ")
+    assert "to do: Give the experiments more time (--diagnose-budget). Pass" in sweep_table([cut])
+    assert "the time" not in whole.because
+    assert whole.advice.startswith("Pass ")
+
+
+def test_a_circumstance_that_was_not_told_from_others_for_lack_of_time_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stress, "NAMING_SECONDS", 0.0)
+    monkeypatch.setattr(stress, "NAMING_SHARE", 0.0)
+    row = row_of(Scaled(provoking("load")), replace(STRESS, iterations=1, diagnose_budget=0))
+    assert (row.accuracy, row.latent, row.latent_cause) == ("pass", "together", "")
+    assert row.because == "the time for experiments ended before each circumstance was tried alone"
+    assert row.advice == "Give the experiments more time (--diagnose-budget)."
 
 
 def test_what_only_depends_on_the_number_of_threads_is_none() -> None:

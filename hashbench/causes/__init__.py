@@ -7,6 +7,7 @@ uninitialised memory) needs no such test. And a change that makes a difference g
 changes several things at once: another library, a flag.
 """
 
+from hashbench.causes.evidence import cut_short, with_more_time
 from hashbench.causes.rules import decide
 
-__all__ = ["decide"]
+__all__ = ["cut_short", "decide", "with_more_time"]

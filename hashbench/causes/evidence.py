@@ -12,6 +12,7 @@ from hashbench.catalog import (
     EXPERIMENTS,
     REPEATED,
     Confidence,
+    Limit,
     Place,
     Remedy,
     named_by,
@@ -171,6 +172,17 @@ def removal(evidence: Evidence, cause: str, result: ExperimentResult, confidence
     numbers = in_words(result, base=base_of(evidence, result.name, result.on))
     caveat = "" if confidence is Confidence.PROVEN else ", which excludes neither luck nor a second mechanism"
     return decision(evidence, cause, confidence, numbers + caveat, named=result.found)
+
+
+def cut_short(results: Iterable[ExperimentResult], confidence: str) -> tuple[ExperimentResult, ...]:
+    """The experiments for which the time ended, where these might have decided more: what is proven needs none."""
+    return () if confidence == Confidence.PROVEN else tuple(result for result in results if result.is_cut_short)
+
+
+def with_more_time(advice: str, limited: Iterable[ExperimentResult], *, flag: str) -> str:
+    """The advice with that to give more time by ``flag`` before it, where experiments were ``limited``."""
+    remedy = Limit.BUDGET.remedy.format(flag=flag)
+    return " ".join(filter(None, (f"{remedy}.", advice))) if any(limited) else advice
 
 
 def _deterministic_clause(evidence: Evidence, cause: str) -> str:

@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from hashbench.catalog import EXPERIMENTS, Confidence, Origin, Place, Role, places
+from hashbench.catalog import EXPERIMENTS, Confidence, Limit, Origin, Place, Role, places
 from hashbench.causes.evidence import (
     CALL_CONTROLS,
     MODEL_CONTROLS,
     all_words,
     base_of,
     counted,
+    cut_short,
     decision,
     effect,
     few_outcomes,
@@ -552,7 +553,19 @@ def _unless_nothing_ran(evidence: Evidence, decided: Decision) -> Decision:
     return replace(decided, confidence=str(LIKELY), because=because)
 
 
+def _saying_what_lacked_time(evidence: Evidence, decided: Decision) -> Decision:
+    limited = ", ".join(result.place for result in cut_short(evidence.arms, decided.confidence))
+    if not limited:
+        return decided
+    return replace(decided, because=f"{decided.because}; {Limit.BUDGET.meaning} before these were complete: {limited}")
+
+
 def decide(evidence: Evidence) -> Decision:
+    """The cause that the evidence shows, and, where it is not proven, for which experiments the time ended."""
+    return _saying_what_lacked_time(evidence, _decided(evidence))
+
+
+def _decided(evidence: Evidence) -> Decision:
     """The cause that the evidence shows, the confidence in it, the numbers, and what to do: what the first rule answers
     that applies. ``docs/causes.md`` explains causes and experiments; ``tests/causes`` is the truth table."""
     for rule in (_masked_by_tracing, _unreproduced, *RULES.get(evidence.origin, ())):

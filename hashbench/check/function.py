@@ -39,6 +39,9 @@ from hashbench.trace.callbacks import TraceCallback
 from hashbench.trace.compiled import kept_eager
 from hashbench.trace.tracer import choose
 
+_row_of_outcome = functools.partial(row_of, budget_flag="hashbench_diagnose_budget")
+"""Return the row of an outcome as a failed test shows it, with the setting of ``pytest``."""
+
 SUITE = "pytest"
 _NOT_EVEN_ONE = (KeyboardInterrupt, SystemExit, GeneratorExit)
 """What ends a diagnosis as well."""
@@ -179,7 +182,7 @@ def check_function(
 
     with preserved(), preserved_rng():
         outcome = retried_with_warnings(check, options.deterministic or settings()["deterministic_algorithms"])
-    return row_of(spec, options, outcome, seconds=time.perf_counter() - started), runs.first_value
+    return _row_of_outcome(spec, options, outcome, seconds=time.perf_counter() - started), runs.first_value
 
 
 def check_batches(call: FunctionCall, name: str, options: RunOptions, *, sizes: Sequence[int] = ()) -> Row:
@@ -321,7 +324,7 @@ def _row_of_check(check: BatchCheck) -> Row:
 
     with preserved(), preserved_rng():
         outcome = retried_with_warnings(outcome_of, options.deterministic or settings()["deterministic_algorithms"])
-    return row_of(spec, options, outcome, seconds=time.perf_counter() - started)
+    return _row_of_outcome(spec, options, outcome, seconds=time.perf_counter() - started)
 
 
 def collected_kernels(call: FunctionCall, options: RunOptions) -> KernelCollector:

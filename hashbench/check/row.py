@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from hashbench.catalog import Status
-from hashbench.causes import stats
+from hashbench.catalog import Limit, Status
+from hashbench.causes import cut_short, stats, with_more_time
 from hashbench.io import replace_file
 from hashbench.processes import peak_memory_mib
 from hashbench.records import (
@@ -31,9 +31,15 @@ from hashbench.run.outcome import Outcome, peak_mib
 from hashbench.text import a_few
 from hashbench.trace import file
 
+BUDGET_FLAG = "--diagnose-budget"
+"""What gives experiments more time, in a sweep and under PyTorch's own harness."""
 
-def row_of(spec: ModelSpec, options: RunOptions, outcome: Outcome, *, seconds: float | None) -> Row:
+
+def row_of(
+    spec: ModelSpec, options: RunOptions, outcome: Outcome, *, seconds: float | None, budget_flag: str = BUDGET_FLAG
+) -> Row:
     """The row of an outcome; ``seconds`` are those of the model's load, runs and experiments, where they have ended.
+    ``budget_flag`` is what gives the experiments more time.
 
     Traces are written to the results folder: of runs that differ or failed, and of others where that is asked for.
     """
@@ -88,7 +94,7 @@ def row_of(spec: ModelSpec, options: RunOptions, outcome: Outcome, *, seconds: f
         )
     row = _with_rate(row, stats.rate_of_runs(outcome.run_counts))
     if outcome.diagnosis is not None:
-        row = _with_diagnosis(row, outcome.diagnosis)
+        row = _with_diagnosis(row, outcome.diagnosis, budget_flag)
     if (batch := outcome.batch) is not None:
         row = replace(
             row,
@@ -103,7 +109,7 @@ def row_of(spec: ModelSpec, options: RunOptions, outcome: Outcome, *, seconds: f
     if outcome.stressed:
         row = replace(row, stressed=_stressed_text(outcome.stressed))
     if outcome.latent is not None:
-        row = _with_latent(row, outcome.circumstance, outcome.latent)
+        row = _with_latent(row, outcome.circumstance, outcome.latent, budget_flag)
     return row if divergence is None else _with_divergence(row, divergence)
 
 
@@ -131,11 +137,12 @@ def _with_rate(row: Row, rate: Rate | None) -> Row:
     )
 
 
-def _with_diagnosis(row: Row, diagnosis: Diagnosis) -> Row:
-    facts, price = diagnosis.evidence.call, diagnosis.deterministic_price
+def _with_diagnosis(row: Row, diagnosis: Diagnosis, budget_flag: str) -> Row:
+    facts, price, decision = diagnosis.evidence.call, diagnosis.deterministic_price, diagnosis.decision
+    limited = cut_short(diagnosis.evidence.arms, decision.confidence)
     return replace(
         _with_rate(row, diagnosis.rate),
-        **asdict(diagnosis.decision),
+        **asdict(replace(decision, advice=with_more_time(decision.advice, limited, flag=budget_flag))),
         evidence=RowEvidence.of(diagnosis.evidence.arms),
         other_sources="; ".join(diagnosis.other_sources),
         capture=facts.limits if facts is not None else "",
@@ -152,7 +159,7 @@ def _stressed_text(results: Sequence[ExperimentResult]) -> str:
     return "; ".join(result.word().partition("/")[2].replace("; ", ", ") for result in results)
 
 
-def _with_latent(row: Row, circumstance: str, latent: Outcome) -> Row:
+def _with_latent(row: Row, circumstance: str, latent: Outcome, budget_flag: str) -> Row:
     """The row with what a stressed pair that differs showed: in columns of its own, and in those that only a diagnosis
     fills (evidence, advice, repro)."""
     divergence = latent.verdict.divergence if latent.verdict is not None else None
@@ -166,15 +173,19 @@ def _with_latent(row: Row, circumstance: str, latent: Outcome) -> Row:
         latent_rate=stats.significant(counts.differing / counts.trials),
         confirmed=latent.confirmed,
     )
+    unnamed = (counts,) if counts.is_cut_short else ()
+    because = f"{Limit.BUDGET.meaning} before each circumstance was tried alone" if unnamed else ""
     diagnosis = latent.diagnosis
     if diagnosis is None:
-        return row
+        return replace(row, because=because, advice=with_more_time("", unnamed, flag=budget_flag))
+    decision = diagnosis.decision
+    limited = (*cut_short(diagnosis.evidence.arms, decision.confidence), *unnamed)
     return replace(
         row,
-        latent_cause=diagnosis.decision.cause,
-        latent_confidence=diagnosis.decision.confidence,
-        because=diagnosis.decision.because,
-        advice=diagnosis.decision.advice,
+        latent_cause=decision.cause,
+        latent_confidence=decision.confidence,
+        because="; ".join(filter(None, (decision.because, because))),
+        advice=with_more_time(decision.advice, limited, flag=budget_flag),
         evidence=RowEvidence.of(diagnosis.evidence.arms),
         repro=diagnosis.repro,
         reproduced=diagnosis.reproduced,

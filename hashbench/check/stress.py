@@ -31,6 +31,7 @@ from hashbench.processes import (
     tell_phase,
 )
 from hashbench.records import (
+    NO_TIME,
     Decision,
     Diagnosis,
     Divergence,
@@ -91,6 +92,8 @@ class Provoked:
     second: Run | Failure | None = field(default=None, repr=False)
     makes_it: tuple[str, ...] = ()
     """Those of them that make the difference, where not all do."""
+    note: str = ""
+    """Why it may be another one: :data:`~hashbench.records.NO_TIME` where the time to tell them apart ended."""
 
     @property
     def name(self) -> str:
@@ -208,7 +211,8 @@ class Stress:
             again = waited()
         if again is not None and differing_results(self.first, again):
             return self._of_processes(self.first, again)
-        return self._alone_of(names, (0, 1), self._budget()) or self._of_processes(other, first)
+        budget = self._budget()
+        return self._alone_of(names, (0, 1), budget) or replace(self._of_processes(other, first), note=_note_of(budget))
 
     def _further_runs(self, names: tuple[str, ...], first: Run) -> Provoked | None:
         """Runs in other variations, as many as there is time for."""
@@ -312,10 +316,11 @@ class Stress:
         budget = self._budget()
         if found := self._alone_of(names, variations, budget):
             return found
+        note = _note_of(budget)
         tell_phase("stress: all circumstances again")
         again = self._alone(names, variations, (AGAIN, AGAIN), budget)
         differing, trials = again.counts
-        return Provoked(names, variations, (1 + differing, self.pairs + trials), first, second)
+        return Provoked(names, variations, (1 + differing, self.pairs + trials), first, second, note=note)
 
     def _budget(self) -> Budget:
         """What it may take to tell which circumstance it was."""
@@ -419,6 +424,10 @@ class Stress:
         return run.trace
 
 
+def _note_of(budget: Budget) -> str:
+    return NO_TIME if budget.left() <= 0 else ""
+
+
 def _sum(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
     return one[0] + other[0], one[1] + other[1]
 
@@ -457,7 +466,7 @@ def latent_outcome(outcome: Outcome, provoked: Provoked, stress: Stress, explain
         circumstance=provoked.name,
         traces=traces,
         first=None,
-        stressed=(ExperimentResult(provoked.name, "pair", trials, differing),),
+        stressed=(ExperimentResult(provoked.name, "pair", trials, differing, note=provoked.note),),
     )
     if provoked.name == Circumstance.PROCESS:
         verdict = find_divergence(*traces, differing=differing_results(first, second))

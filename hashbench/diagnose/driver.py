@@ -18,7 +18,7 @@ import psutil
 import torch
 
 from hashbench import causes, replay, repro
-from hashbench.catalog import Circumstance, Confidence, Origin, Status
+from hashbench.catalog import Circumstance, Confidence, Limit, Origin, Status
 from hashbench.causes import stats
 from hashbench.diagnose import fresh_process
 from hashbench.diagnose.pairs import CONTROLS, Pairs, of_same_weights, process_results
@@ -238,10 +238,11 @@ def start_processes_in_fixed_order(case: Case, findings: Findings) -> Findings:
     made = _in_processes(case, "fixed_order", runs=1)
     with fresh_process.unpooled():
         for _ in range(FIXED_ORDERS - 1):
-            if not any(arm.differing for arm in made) or case.budget.left() <= 0:
+            if not any(arm.differing for arm in made):
                 break
             again = _in_processes(case, "fixed_order", runs=1)
-            if not any(arm.trials for arm in again):  # out of time
+            if not any(arm.trials for arm in again):
+                made = [replace(arm, note=again[0].note) for arm in made]
                 break
             made = again
     return findings.plus(*made)
@@ -263,7 +264,9 @@ def try_memory_and_collector(case: Case, findings: Findings) -> Findings:
     if "no_collector" not in made and findings.evidence.arm("pair", "pair").differing:
         findings = findings.plus(case.pairs.under("no_collector"))
     collected = causes.decide(findings.evidence).cause == "garbage_collection" and findings.proven
-    if "poison" not in made and not collected and case.budget.left() > 0:
+    if "poison" not in made and not collected:
+        if case.budget.left() <= 0:
+            return findings.plus(ExperimentResult("poison", "pair", note=NO_TIME))
         differing = case.outcome.verdict.differing if case.outcome.verdict is not None else ()
         findings = findings.plus(case.pairs.poison(among=differing))
     return findings
@@ -284,9 +287,11 @@ def _in_processes(case: Case, name: str, *, runs: int) -> Sequence[ExperimentRes
         timeout=case.budget.left(),
         target=case.target,
     )
+    late = len(fresh.processes) < fresh_process.PROCESSES and case.budget.left() <= 0
     if not case.outcome.between_processes:
         fresh = of_same_weights(fresh, case.outcome.traces)
-    return process_results(fresh, case.divergence, name=name)
+    results = process_results(fresh, case.divergence, name=name)
+    return [replace(result, note=NO_TIME) for result in results] if late else results
 
 
 def _allocates(findings: Findings) -> bool:
@@ -343,7 +348,10 @@ def _with_repro(case: Case, findings: Findings, diagnosis: Diagnosis) -> Diagnos
 def _other_sources(case: Case, divergence: Divergence) -> Sequence[str]:
     """What else differs once the known sources are made to give what they gave in the first run of a pair."""
     known, descriptions = [divergence.node], []
-    while len(known) <= MOST_SOURCES and case.budget.left() > 0:
+    while len(known) <= MOST_SOURCES:
+        if case.budget.left() <= 0:
+            descriptions.append(f"further ones were not looked for: {Limit.BUDGET.meaning}")
+            break
         tell_phase(f"source {len(known) + 1}")
         following = _next_source(case, known)
         if following is None:

@@ -155,7 +155,8 @@ class Pairs:
         trials, results = len(seconds) // 2, seen[controls.POISONS[0]][0]
         counts = (trials, trials, 2) if following else (trials, 0, 1)
         found = f"{len(following)} of {len(results)} results follow the value" if following else ""
-        return ExperimentResult("poison", "pair", *counts, statistics.median(seconds), found)
+        note = NO_TIME if trials < min(CLEAR, self.replays) and not following else ""
+        return ExperimentResult("poison", "pair", *counts, statistics.median(seconds), found, note)
 
     # --------------------------------------------------------------------------------------------------- runs
 
@@ -178,10 +179,9 @@ class Pairs:
         if isinstance(first, Failure):
             return _failed(name, first)
         result, seconds, prints = ExperimentResult(name, "pair", distinct=1, seconds=took), [took], {fingerprint(first)}
-        while result.trials < (trials := wanted(result)):
+        while result.trials < wanted(result):
             if (left if result.trials >= stats.FEWEST else self.budget).left() < took:
-                note = f"{result.trials} of {trials} trials: {NO_TIME}" if result.ran else NO_TIME
-                return replace(result, note=note)
+                return replace(result, note=NO_TIME)
             tell_phase(f"{name}: run {result.trials + 2}")
             other, took = self._one(change, traced=traced)
             if isinstance(other, Failure):

@@ -262,10 +262,10 @@ def moved(name: str, replayer: Replayer, left: Budget) -> ExperimentResult:
         replayer.elsewhere += there.outcomes[:1]
         if there.reference != replayer.in_place:
             differing.append((memory, shift))
-    notes = [f"{unsteady} shifts give several outcomes"] if unsteady else []
-    notes += [f"{tried} of {len(moves)} shifts: {NO_TIME}"] if tried < len(moves) else []
+    note = f"{unsteady} shifts give several outcomes" if unsteady else ""
+    note = NO_TIME if tried < len(moves) else note
     replayer.keep(tally)
-    result = tally.result(name, found=_shifts_text(differing), note="; ".join(notes))
+    result = tally.result(name, found=_shifts_text(differing), note=note)
     return replace(result, moves=tuple(differing))
 
 
@@ -361,7 +361,7 @@ def poison(name: str, replayer: Replayer, left: Budget) -> ExperimentResult:
         sides[which].add(snapshot_bits(replayer.snapshot(output, live, outcome_of(output, live))))
     first, second = sides
     if second.replays < POISON_FEWEST:
-        raise InapplicableError(f"budget: {second.replays} replays are too few")
+        raise InapplicableError(NO_TIME)
     _require_same_form(first.bits, second.bits)
     following = varying = 0
     for one, other, stable, also in zip(first.bits, second.bits, first.stable, second.stable, strict=True):
@@ -369,7 +369,7 @@ def poison(name: str, replayer: Replayer, left: Budget) -> ExperimentResult:
         varying += int((~(stable & also)).sum())
     trials = second.replays
     if following and varying and (varying + following) * 2 / comb(2 * trials, trials) > POISON_LUCK:
-        raise InapplicableError(f"budget: {trials} replays of {varying} varying elements are too few")
+        raise InapplicableError(NO_TIME)
     counts = (trials, trials, 2) if following else (trials, 0, 1)
     found = f"{following} of {sum(map(len, first.bits))} elements" if following else ""
     return ExperimentResult(name, "call", *counts, found=found, note=controls.poison_reach(call.device.type))

@@ -195,7 +195,7 @@ class Replayer:
             note = f"{tally.trials} replays agree, but so did those of the unchanged call meanwhile"
             return ExperimentResult(name, "call", note=note)
         short = tally.trials < self.trials
-        return tally.result(name, note=f"{tally.trials} of {self.trials} trials: {NO_TIME}" if short else "")
+        return tally.result(name, note=NO_TIME if short else "")
 
     def _controls(self, size: int) -> int:
         """Unchanged replays after a block: so many that, over all blocks, one that differs is missed in 1 of 1000 cases

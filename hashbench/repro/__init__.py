@@ -409,7 +409,9 @@ def rerun_text(made: Rerun) -> str:
         then = count(recorded[result.name]) if result.name in recorded else ""
         rows.append((result.name, phrase, differ, distinct, then, remarks))
     headers = ("arm", "what is changed", "differ", "distinct", "recorded", "found")
-    named = {"cause": f"{now.cause}, {now.confidence}", "because": now.because, "advice": now.advice}
+    limited = evidence.cut_short(made.evidence.arms, now.confidence)
+    advice = evidence.with_more_time(now.advice, limited, flag="--budget")
+    named = {"cause": f"{now.cause}, {now.confidence}", "because": now.because, "advice": advice}
     lines = [made.op, "", tabulate(rows, headers=headers, disable_numparse=True), ""]
     lines += [f"{name}: {value}" for name, value in named.items() if value]
     agrees = before.cause == now.cause

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hashbench.catalog import CAUSES, EXPERIMENTS, Cause, Confidence, Origin, Remedy, Role, places
-from hashbench.causes import decide
+from hashbench.causes import cut_short, decide, with_more_time
 from hashbench.causes.evidence import few_outcomes
 from hashbench.records import CallFacts, Evidence, ExperimentResult
 from tests.experiment_texts import result
@@ -889,6 +889,36 @@ def test_inputs_that_an_earlier_run_changed_are_not_told_to_be_seeded() -> None:
     decision = decide(seen("input", PAIR, INSIDE, "process/fresh_process 0/3"))
     assert (decision.cause, decision.confidence) == ("surviving_state", "proven")
     assert "eed" not in decision.advice.replace("need", "")
+
+
+# ------------------------------------------------------------------------------------------- where the time ended
+
+ENDED = {
+    "an order of a set that was not told from a surviving state": (
+        seen("outside", PAIR, INSIDE, "process/fresh_process 3/3", "process/fixed_order (budget)"),
+        ["process/fixed_order"],
+    ),
+    "too few replays": (kernel(ALWAYS, "exact_values (budget)", "one_thread 0/20"), ["call/exact_values"]),
+    "nothing but lack of time": (
+        seen("kernel", "call/repeat (budget)", "pair/pair (budget)"),
+        ["call/repeat", "pair/pair"],
+    ),
+    "proven all the same": (kernel(ALWAYS, "exact_values 0/20", "one_thread 0/20", "clocks (budget)"), []),
+    "no time was lacking": (seen("outside", PAIR, INSIDE, "process/fresh_process 3/3"), []),
+    "not made for another reason": (seen("outside", PAIR, "process/fresh_process (only models of a suite)"), []),
+}
+
+
+@pytest.mark.parametrize(("evidence", "places"), ENDED.values(), ids=ENDED)
+def test_what_was_cut_short_is_said_where_nothing_is_proven(evidence: Evidence, places: list[str]) -> None:
+    decision = decide(evidence)
+    limited = cut_short(evidence.arms, decision.confidence)
+    assert [result.place for result in limited] == places
+    sentence = f"the time for experiments ended before these were complete: {', '.join(places)}"
+    assert decision.because.endswith(sentence) == bool(places)
+    advice = with_more_time(decision.advice, limited, flag="--budget")
+    assert advice.startswith("Give the experiments more time (--budget). ") == bool(places)
+    assert advice.endswith(decision.advice)
 
 
 # --------------------------------------------- sentences that the golden copy of this table (causes.txt) does not hold

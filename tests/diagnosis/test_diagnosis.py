@@ -17,10 +17,13 @@ import pytest
 import torch
 
 from hashbench import replay
+from hashbench.check.function import FunctionCall, check_function
 from hashbench.check.model import BenchmarkRunner
 from hashbench.diagnose import driver, fresh_process
 from hashbench.diagnose.fresh_process import FreshRuns
+from hashbench.processes import Budget
 from hashbench.records import (
+    NO_TIME,
     CallFacts,
     Decision,
     Diagnosis,
@@ -38,6 +41,7 @@ from hashbench.run.outcome import Outcome
 from hashbench.run.settings import settings
 from hashbench.run.workload import Workload
 from hashbench.suites import registry
+from hashbench.text import five_lines
 
 OPTIONS = RunOptions(mode="inference", threads=8, replays=6, diagnose_budget=300.0)
 """Eight threads meet also on one busy core, where two hardly ever do; the time is what such a machine may need."""
@@ -235,6 +239,50 @@ def test_what_the_budget_does_not_allow_is_named() -> None:
     notes = {arm.name: arm.note for arm in found.evidence.arms if not arm.ran}
     assert notes["clocks"] == "budget"
     assert "clocks" in "; ".join(arm.word() for arm in found.evidence.arms)
+    assert "the time for experiments ended before these were complete: " in found.decision.because
+
+
+def test_what_gives_a_function_more_time_is_a_setting_of_pytest() -> None:
+    def check(budget: float) -> Row:
+        options = replace(OPTIONS, diagnose_budget=budget, deterministic="off")
+        return check_function(FunctionCall(from_entropy, (torch.ones(8),)), "drawn", options)[0]
+
+    row = check(0.001)
+    assert row.advice.startswith("Give the experiments more time (hashbench_diagnose_budget). ")
+    assert "--diagnose-budget" not in five_lines(row, folder=Path())
+    assert "to do: Give the experiments more time (hashbench_diagnose_budget). " in five_lines(row, folder=Path())
+    assert "more time" not in five_lines(check(300.0), folder=Path())
+
+
+def test_further_sources_that_there_was_no_time_for_are_said() -> None:
+    found = diagnosis_of(from_entropy, replace(OPTIONS, diagnose_budget=0.001, all_sources=True))
+    assert found.other_sources == ("further ones were not looked for: the time for experiments ended",)
+
+
+def test_processes_in_one_order_that_differ_say_that_there_was_no_time_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known, made = case("sequence"), list[str]()
+    known.spec = ModelSpec("suite", "model")
+
+    def in_processes(_: driver.Case, name: str, *, runs: int) -> list[ExperimentResult]:
+        made.append(f"{name} {runs}")
+        return [
+            ExperimentResult(name, "process", 3, 3, 4)
+            if len(made) == 1
+            else ExperimentResult(name, "process", note=NO_TIME)
+        ]
+
+    monkeypatch.setattr(driver, "_in_processes", in_processes)
+    (arm,) = driver.start_processes_in_fixed_order(known, driver.Findings(Evidence("sequence"))).evidence.arms
+    assert (arm.trials, arm.differing, arm.is_cut_short, len(made)) == (3, 3, True, 2)
+
+
+def test_memory_that_there_was_no_time_to_fill_is_said() -> None:
+    known = case("state")
+    known.budget = Budget(0.0)
+    arms = driver.try_memory_and_collector(known, driver.Findings(Evidence("state"))).evidence.arms
+    assert {(arm.name, arm.note) for arm in arms} == {("no_collector", NO_TIME), ("poison", NO_TIME)}
 
 
 def test_call_above_the_limit_is_not_captured_and_says_so() -> None:
