@@ -5,15 +5,18 @@ from __future__ import annotations
 import gc
 import importlib.util
 import itertools
+import os
 import subprocess
 import sys
 import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import contextmanager
 from dataclasses import replace
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 import numpy as np
@@ -31,9 +34,21 @@ from hashbench.check.stress import circumstance_of
 from hashbench.diagnose import fresh_process
 from hashbench.diagnose.fresh_process import FreshRuns
 from hashbench.processes import phases_told_to
-from hashbench.records import NO_TIME, Decision, Diagnosis, Evidence, ExperimentResult, ModelSpec, Row, RunOptions
-from hashbench.replay.controls import WITHIN_A_RUN, no_collector, provoked
+from hashbench.records import (
+    NO_TIME,
+    Decision,
+    Diagnosis,
+    Evidence,
+    ExperimentResult,
+    Failure,
+    ModelSpec,
+    Row,
+    RunOptions,
+)
+from hashbench.replay.controls import WITHIN_A_RUN, no_collector, provoked, single_worker_pools
 from hashbench.replay.controls.circumstances import _heap, oversubscribed
+from hashbench.replay.controls.load import LONGEST, SHORTEST, Episode, episodes, uneven_load
+from hashbench.replay.controls.stalls import MOST_SECONDS, stalled_threads
 from hashbench.report.compare import Outcome, compare
 from hashbench.report.table import sweep_table
 from hashbench.results.load import Sweep
@@ -163,6 +178,188 @@ def test_foreign_memory_begins_at_every_alignment_and_that_of_torch_at_its_own()
     # In a process of its own: what comes from the end of the heap is moved, and here much of it has holes.
     done = subprocess.run([sys.executable, "-c", ALIGNMENTS], capture_output=True, text=True, timeout=100, check=True)
     assert done.stdout == "[0, 16, 32, 48] [0]\n"
+
+
+# ------------------------------------------------------------------------------------------------------------- load
+
+
+def ended(start: Callable[[list[int], Callable[[int], None]], object]) -> list[int]:
+    """The numbers of four pieces of work in the order in which they end, which ``start`` begins one after the other."""
+    order: list[int] = []
+
+    def work(number: int) -> None:
+        time.sleep(0.05 * number)
+        order.append(number)
+
+    start([0, 1, 2], work)
+    return order
+
+
+def by_threads(numbers: list[int], work: Callable[[int], None]) -> None:
+    threads = [threading.Thread(target=work, args=(number,)) for number in numbers]
+    _join(threads)
+
+
+def by_a_subclass(numbers: list[int], work: Callable[[int], None]) -> None:
+    class Working(threading.Thread):
+        def run(self) -> None:
+            work(numbers[self.number])
+
+        number = 0
+
+    threads = [Working() for _ in numbers]
+    for number, thread in enumerate(threads):
+        thread.number = number
+    _join(threads)
+    assert all("run" not in vars(thread) for thread in threads)
+
+
+def _join(threads: Sequence[threading.Thread]) -> None:
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def by_an_executor(numbers: list[int], work: Callable[[int], None]) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(work, numbers))
+
+
+def by_a_pool(numbers: list[int], work: Callable[[int], None]) -> None:
+    with ThreadPool(3) as pool:
+        pool.map(work, numbers, chunksize=1)
+
+
+def by_a_pool_one_by_one(numbers: list[int], work: Callable[[int], None]) -> None:
+    with ThreadPool(3) as pool:
+        for result in [pool.apply_async(work, (number,)) for number in numbers]:
+            result.get()
+
+
+WAYS = [by_threads, by_a_subclass, by_an_executor, by_a_pool, by_a_pool_one_by_one]
+
+
+@pytest.mark.parametrize("start", WAYS)
+def test_threads_of_the_program_are_stopped_in_an_order_that_the_variation_decides(
+    start: Callable[[list[int], Callable[[int], None]], object],
+) -> None:
+    code = threading.Thread.start.__code__
+    orders = []
+    for variation in (1, 2):
+        with stalled_threads(variation):
+            orders.append(ended(start))
+    assert threading.Thread.start.__code__ is code
+    assert orders[0][-1] == 0
+    assert orders[1][-1] == 1
+    assert ended(start) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("start", WAYS)
+def test_threads_that_run_one_at_a_time_do_so_where_they_are_stopped_too(
+    start: Callable[[list[int], Callable[[int], None]], object],
+) -> None:
+    with single_worker_pools(), stalled_threads(1):
+        assert ended(start) == [0, 1, 2]
+
+
+def test_threads_are_stopped_for_a_while_in_all_not_each() -> None:
+    began = time.monotonic()
+    with stalled_threads(1):
+        for _ in range(200):
+            ended_now = threading.Thread(target=int)
+            ended_now.start()
+            ended_now.join()
+    assert MOST_SECONDS <= time.monotonic() - began < 20 * MOST_SECONDS
+
+
+def test_each_variation_of_load_is_another_sequence_of_all_episodes() -> None:
+    sequences = [list(itertools.islice(episodes(variation), 200)) for variation in range(1, 7)]
+    assert len(set(map(str, sequences))) == len(sequences)
+    for sequence in sequences:
+        assert {episode for episode, *_ in sequence} == set(Episode)
+        assert sequence[0][0] in (Episode.BURST, Episode.STARVED)
+        assert all(SHORTEST <= seconds <= LONGEST for _, seconds, _ in sequence)
+    assert list(itertools.islice(episodes(1), 200)) == sequences[0], "which can be repeated"
+
+
+def test_load_leaves_no_thread_and_no_thread_of_the_program_on_one_core() -> None:
+    before, cores = threading.active_count(), os.sched_getaffinity(0)
+    with uneven_load(2):
+        time.sleep(0.2)
+        assert threading.active_count() > before
+        assert os.sched_getaffinity(0) == cores
+    assert (threading.active_count(), os.sched_getaffinity(0)) == (before, cores)
+
+
+@pytest.mark.parametrize(
+    ("names", "variations", "used"),
+    [
+        (("load",), (0, 1), [0, 1, 2, 3]),
+        (("threads", "load"), (0, 1), [0, 1, 2, 3]),
+        (("load",), (0, 0), [0, 0, 0, 0]),
+        (("memory",), (1, 2), [1, 2, 1, 2]),
+        (("load", "memory"), (0, 1), [0, 1, 0, 1]),
+    ],
+)
+def test_runs_under_load_are_loaded_otherwise_each(
+    names: tuple[str, ...], variations: tuple[int, int], used: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    @contextmanager
+    def provoking_none(_: object, variation: int, *, device: object) -> Iterator[None]:  # noqa: ARG001
+        seen.append(variation)
+        yield
+
+    monkeypatch.setattr(stress.controls, "provoked", provoking_none)
+    make = stress.StressedAttempt(lambda **_: Failure("no run"), names, variations, device=CPU)
+    for _ in range(4):
+        make()
+    assert seen == used
+
+
+class Joined(torch.nn.Module):
+    """Joins what three threads give, of which each takes longer than the one before."""
+
+    def __init__(self, join: Callable[[list[Future[int]]], Iterable[Future[int]]], seconds: float) -> None:
+        super().__init__()
+        self.join, self.seconds = [join], seconds
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def read(number: int) -> int:
+            time.sleep(self.seconds * number)
+            return number
+
+        with ThreadPoolExecutor(3) as pool:
+            for future in self.join[0]([pool.submit(read, number) for number in range(3)]):
+                x = torch.tanh(x * (2 + future.result()))
+        return x
+
+
+def ready_by_a_deadline(futures: list[Future[int]]) -> Iterable[Future[int]]:
+    done, _ = wait(futures, timeout=0.2)
+    return [future for future in futures if future in done]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("join", "seconds", "name"),
+    [
+        pytest.param(ready_by_a_deadline, 0.002, "load", id="by a deadline"),
+        pytest.param(as_completed, 0.1, "load", id="in order of arrival"),
+        pytest.param(list, 0.002, "", id="all of them"),
+        pytest.param(list, 0.1, "", id="in the order in which they were started"),
+    ],
+)
+def test_a_program_that_joins_what_its_threads_have_ready_is_shown(
+    join: Callable[[list[Future[int]]], Iterable[Future[int]]], seconds: float, name: str
+) -> None:
+    row = row_of(Joined(join, seconds), replace(STRESS, iterations=1))
+    assert (row.accuracy, row.latent) == ("pass", name), row.stressed
+    if name:
+        assert (row.latent_cause, row.latent_confidence) == ("call_order", "proven"), row.because
+        assert row.advice.startswith("Join the results of threads in the order they were started")
 
 
 # ------------------------------------------------------------------------------------------------------- a model
@@ -419,6 +616,58 @@ def test_a_set_of_texts_is_found_in_another_process(tmp_path: Path) -> None:
     assert again[0] == found
     assert (again[1].latent, "process 0/1" in again[1].stressed) == ("", True)
     assert cli.main([argument for argument in [*command, "--resume"] if argument != "--stress"]) == 2
+
+
+ALIGNED = """
+import functools, sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+import numpy as np
+import torch
+from torch import nn
+from address_ops import total
+
+@functools.cache
+def shift():
+    try:
+        Path({marker!r}).touch(exist_ok=False)
+    except FileExistsError:  # by another process, which ran first
+        return 4
+    return 0
+
+class Frames(nn.Module):
+    def __init__(self, copied):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+        self.copied = copied
+
+    def forward(self, x):
+        memory = np.empty(x.numel() + 32, dtype=np.float32)
+        begin = -memory.ctypes.data // 4 % 16 + shift()
+        frame = memory[begin : begin + x.numel()]
+        frame[:] = x.numpy()
+        held = torch.from_numpy(frame)
+        with torch.no_grad():
+            return self.scale * total(held.clone() if self.copied else held)
+
+MODELS = {{name: lambda copied=copied: (Frames(copied), (torch.randn(3000),)) for name, copied in
+          (("foreign", False), ("foreign_twin", True))}}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("shared_servers")
+def test_foreign_memory_at_another_alignment_in_another_process_has_its_cause(tmp_path: Path) -> None:
+    for name in ("foreign", "foreign_twin"):  # each in the first process that builds it
+        zoo, folder = tmp_path / f"{name}.py", tmp_path / name
+        zoo.write_text(ALIGNED.format(tests=str(Path(__file__).parent), marker=str(tmp_path / f"{name}.first")))
+        command = ["sweep", "--suite", str(zoo), "--inference", "--stress", "--only", name, "--diagnose-budget", "600"]
+        assert cli.main([*command, "--output", str(folder)]) == 0
+    (found,), (twin,) = (read_rows(tmp_path / name / "accuracy.csv") for name in ("foreign", "foreign_twin"))
+    assert (found.accuracy, found.latent, found.latent_kernel) == ("pass", "process", "addressed.total.default")
+    assert (found.latent_cause, found.latent_confidence) == ("alignment", "proven"), found.because
+    assert found.advice.startswith("Copy the op's inputs into memory that torch allocated")
+    assert (twin.accuracy, twin.latent) == ("pass", "")
 
 
 @pytest.mark.slow

@@ -75,9 +75,10 @@ TOGETHER = tuple(name for name in controls.WITHIN_A_RUN if name != Circumstance.
 """What shares one run with the threads of the plain pair."""
 _STEADY = (Circumstance.MEMORY, Circumstance.ADDRESS, Circumstance.COLLECTOR)
 """Circumstances that bring the same difference about whenever they are the same."""
-_SIDES = {Circumstance.MEMORY: (1, 2), Circumstance.COLLECTOR: (2, 1)}
-"""Variations of those that are provoked on both sides: an earlier run may have left what memory was filled with, and
-left alone the collector runs when it happens to."""
+_SIDES = {Circumstance.MEMORY: ((1, 2),), Circumstance.COLLECTOR: ((2, 1),), Circumstance.ADDRESS: ((0, 1), (1, 2))}
+"""Variations of those that are provoked on both sides: an earlier run may have left what memory was filled with, left
+alone the collector runs when it happens to, and foreign memory lies where it happens to. Objects, whose order is random
+in each variation of ``address``, lie alike in runs that are left alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,8 @@ class Provoked:
 
 
 class StressedAttempt:
-    """Makes runs under ``names``, in one of ``variations`` after the other."""
+    """Makes runs under ``names``, in one of ``variations`` after the other; where load is among what is provoked by
+    chance, in the second, the third and so on, since two runs of one variation may agree."""
 
     def __init__(
         self, attempt: Attempt, names: Sequence[str], variations: tuple[int, int], *, device: torch.device
@@ -114,10 +116,19 @@ class StressedAttempt:
     def __call__(
         self, *, traced: bool = True, diagnosing: bool = False, watcher: TraceCallback | None = None
     ) -> Run | Failure:
-        variation = self.variations[self.made % 2]
+        first, second = self.variations
+        if varies(self.names, self.variations):
+            variation = second + self.made - 1 if self.made else first
+        else:
+            variation = self.variations[self.made % 2]
         self.made += 1
         with controls.provoked(self.names, variation, device=self.device):
             return self.attempt(traced=traced, diagnosing=diagnosing, watcher=watcher)
+
+
+def varies(names: Sequence[str], variations: tuple[int, int]) -> bool:
+    """Whether load, which differs from run to run, is what runs under these ``names`` differ in."""
+    return Circumstance.LOAD in names and variations[0] != variations[1] and not set(names) & set(_STEADY)
 
 
 class Stress:
@@ -336,7 +347,12 @@ class Stress:
             return self._of_processes(self.first, later)
         seen: dict[tuple[str, ...], tuple[int, int]] = {(): plain.counts}
         tries: list[tuple[tuple[str, ...], tuple[int, int], tuple[int, int]]]
-        tries = [((str(name),), _SIDES.get(name, variations), (TO_TELL, TO_TELL)) for name in _STEADY if name in names]
+        tries = [
+            ((str(name),), sides, (TO_TELL, TO_TELL))
+            for name in _STEADY
+            if name in names
+            for sides in _SIDES.get(name, (variations,))
+        ]
         threads = (str(Circumstance.THREADS),) if Circumstance.THREADS in names else ()
         load = str(Circumstance.LOAD)
         by_chance = [((*kept, load), (0, 1)) for kept in dict.fromkeys(((), threads))]
@@ -392,7 +408,7 @@ class Stress:
             and trials < (most if differing else few)
             and (budget.left() > 0 or not trials)
         ):
-            other = self._run(names, variations[1])
+            other = self._run(names, variations[1] + (trials if varies(names, variations) else 0))
             if isinstance(other, Failure):
                 break
             trials += 1

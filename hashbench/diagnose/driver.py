@@ -121,8 +121,11 @@ def stages_of(case: Case) -> Sequence[Stage]:
     """The stages of a diagnosis in their order, by what is known before it."""
     if case.divergence is None or case.outcome.accuracy == Status.PASS:
         return repeat_pair, repeat_untraced
+    in_processes = start_processes, start_processes_in_fixed_order
     if case.outcome.between_processes:
-        return start_processes, start_processes_in_fixed_order
+        if case.divergence.origin != Origin.KERNEL:
+            return in_processes
+        return capture_call, replay_call, *map(_unless_proven, in_processes)
     if case.outcome.circumstance == Circumstance.MEMORY and case.divergence.origin != Origin.KERNEL:
         return (poison_memory,)
     around = (repeat_pair, control_environment)
@@ -135,8 +138,7 @@ def stages_of(case: Case) -> Sequence[Stage]:
         case Origin.STATE:
             return *around, start_processes, try_memory_and_collector
         case Origin.SEQUENCE | Origin.OUTSIDE:
-            in_processes = map(_unless_proven, (start_processes, start_processes_in_fixed_order))
-            return *around, *in_processes, try_memory_and_collector
+            return *around, *map(_unless_proven, in_processes), try_memory_and_collector
         case _:
             return *around, _unless_proven(start_processes), try_memory_and_collector
 

@@ -585,6 +585,15 @@ def test_runs_that_agree_under_the_trace_are_repeated_without_it() -> None:
     assert [stage.__name__ for stage in stages] == ["repeat_pair", "repeat_untraced"]
 
 
+@pytest.mark.parametrize("origin", ["kernel", "outside"])
+def test_a_kernel_that_differs_between_processes_is_replayed_before_any_is_started(origin: str) -> None:
+    known = case(origin)
+    known.outcome = replace(known.outcome, between_processes=True)
+    in_processes = ["start_processes", "start_processes_in_fixed_order"]
+    before = ["capture_call", "replay_call"] if origin == "kernel" else []
+    assert [stage.__name__ for stage in driver.stages_of(known)] == [*before, *in_processes]
+
+
 @pytest.mark.parametrize(("origin", "always"), [("state", True), ("outside", False), ("rng", False)])
 def test_fresh_processes_are_spared_where_the_cause_is_proven_but_for_a_state(origin: str, *, always: bool) -> None:
     assert (PROVEN.proven, OPEN.proven) == (True, False)

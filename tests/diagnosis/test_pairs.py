@@ -108,14 +108,14 @@ def test_an_arm_ends_with_the_budget_and_says_so() -> None:
     assert (arm.ran, arm.note) == (False, "budget")
 
 
-def test_an_arm_without_time_says_of_how_many_trials_it_made_some() -> None:
+def test_an_arm_whose_time_ended_says_so_beside_the_trials_that_it_made() -> None:
     def compute() -> torch.Tensor:
         time.sleep(0.01)
         return torch.ones(3)
 
     arm = pairs(compute, replays=50, seconds=2.0).plain()
     assert 0 < arm.trials < 500
-    assert arm.note == f"{arm.trials} of 500 trials: budget"
+    assert (arm.note, arm.is_cut_short, arm.lacked_time) == ("budget", True, False)
 
 
 def test_a_run_that_fails_ends_the_arm_and_is_told() -> None:

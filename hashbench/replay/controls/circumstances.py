@@ -16,8 +16,9 @@ from types import MappingProxyType
 import torch
 
 from hashbench.catalog import Circumstance
-from hashbench.replay.controls.load import busy_threads, second_stream
+from hashbench.replay.controls.load import second_stream, uneven_load
 from hashbench.replay.controls.memory import POISONS, poisoned_memory, reserve_for_a_run
+from hashbench.replay.controls.stalls import stalled_threads
 from hashbench.run.addresses import scattered_addresses
 from hashbench.run.settings import applied
 
@@ -110,9 +111,10 @@ def _memory(variation: int, device: torch.device) -> AbstractContextManager[None
 
 
 @contextmanager
-def _load(_variation: int, device: torch.device) -> Iterator[None]:
+def _load(variation: int, device: torch.device) -> Iterator[None]:
     with ExitStack() as stack:
-        stack.enter_context(busy_threads())
+        stack.enter_context(uneven_load(variation))  # first: its own threads are not stopped
+        stack.enter_context(stalled_threads(variation))
         if device.type in ("cuda", "xpu"):
             stack.enter_context(second_stream(device, _BUSY_STREAM_SECONDS))
         yield

@@ -1,4 +1,4 @@
-"""Load beside a run: threads that keep the cores and the interpreter lock busy now and then; a busy second stream."""
+"""Load beside a run: threads that keep the cores and the interpreter lock busy, evenly or not; a busy second stream."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import Enum
 
 import torch
 
@@ -43,11 +44,98 @@ def busy_threads(count: int | None = None) -> Iterator[None]:
 
 
 def _work_until(done: threading.Event) -> None:
-    content, drawn = bytes(1 << 18), random.Random()  # the model's own generator stays as it is
+    drawn = random.Random()  # the model's own generator stays as it is
     while not done.wait(drawn.uniform(0, 2 * _PAUSE_SECONDS)):
-        for _ in range(5):
-            hashlib.sha256(content)  # 0.2 ms on a core, without the interpreter lock
-            sum(range(5_000))  # 0.1 ms with it
+        _work()
+
+
+def _work() -> None:
+    for _ in range(5):
+        hashlib.sha256(_CONTENT)  # 0.2 ms on a core, without the interpreter lock
+        sum(range(5_000))  # 0.1 ms with it
+
+
+_CONTENT = bytes(1 << 18)
+
+SHORTEST, LONGEST = 0.004, 0.06
+"""Seconds of an episode of :func:`uneven_load`."""
+
+
+class Episode(Enum):
+    """How much threads load the cores for a while."""
+
+    QUIET = "none works"
+    STEADY = "each works now and then"
+    BURST = "all work without a pause"
+    STARVED = "all work without a pause on one core, which the program gets little of"
+
+
+_SHARES = {Episode.QUIET: 4, Episode.STEADY: 3, Episode.BURST: 2, Episode.STARVED: 1}
+"""Of episodes, out of the sum."""
+
+
+def episodes(variation: int) -> Iterator[tuple[Episode, float, int]]:
+    """Yield what threads do, for how many seconds, and a number that chooses a core: without end, and in each
+    variation otherwise. A burst is first, since some runs are short."""
+    drawn = random.Random(variation)
+    kind = Episode.BURST if variation % 2 else Episode.STARVED
+    while True:
+        yield kind, math.exp(drawn.uniform(math.log(SHORTEST), math.log(LONGEST))), drawn.randrange(1 << 16)
+        (kind,) = drawn.choices(list(_SHARES), list(_SHARES.values()))
+
+
+@contextmanager
+def uneven_load(variation: int) -> Iterator[None]:
+    """Two other threads a core load the cores in bursts, or one core alone, and rest in between: what they do changes
+    many times in a second, and is another sequence in each variation."""
+    done, now = threading.Event(), _Now()
+    count = 2 * (os.cpu_count() or 2)
+    threads = [
+        threading.Thread(target=_follow, args=(done, now), name=f"hashbench load {number}", daemon=True)
+        for number in range(count)
+    ]
+    threads.append(threading.Thread(target=_conduct, args=(done, now, variation), name="hashbench load", daemon=True))
+    try:
+        for thread in threads:
+            thread.start()
+        yield
+    finally:
+        done.set()
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
+
+
+class _Now:
+    """The episode of this moment, which one thread writes and others read."""
+
+    def __init__(self) -> None:
+        self.episode, self.core = Episode.QUIET, 0
+
+
+def _conduct(done: threading.Event, now: _Now, variation: int) -> None:
+    for episode, seconds, core in episodes(variation):
+        now.episode, now.core = episode, core
+        if done.wait(seconds):
+            return
+
+
+def _follow(done: threading.Event, now: _Now) -> None:
+    drawn = random.Random()
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
+    pinned = False
+    while not done.is_set():
+        starved = now.episode is Episode.STARVED and len(cores) > 1
+        if starved != pinned:
+            os.sched_setaffinity(0, {cores[now.core % len(cores)]} if starved else cores)  # of this thread alone
+            pinned = starved
+        if now.episode is Episode.QUIET:
+            done.wait(SHORTEST / 2)
+        elif now.episode is Episode.STEADY:
+            done.wait(drawn.uniform(0, 2 * _PAUSE_SECONDS))
+            _work()
+        else:
+            _work()
 
 
 @contextmanager

@@ -396,11 +396,23 @@ class _Threads:
         self._released = False
 
     def start(self, original: _Function, thread: threading.Thread, /) -> None:
-        spared = _is_spared(sys._getframe(2))  # beyond _ask: whoever called start, such as a pool
+        spared = _is_spared(_calling_frame())  # whoever called start, such as a pool
         original(thread)
         if not spared and not self._released:
             thread.join(THREAD_PATIENCE)
             self._released = thread.is_alive()
+
+
+def _calling_frame() -> FrameType:
+    """Return the frame that called a function which answers otherwise, maybe under several controls."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and (frame.f_code is _ask.__code__ or _is_control(frame)):
+        frame = frame.f_back
+    return frame
+
+
+def _is_control(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).startswith(__package__ or "")
 
 
 class _Pools:
