@@ -105,7 +105,7 @@ class Provoked:
 
 class StressedAttempt:
     """Makes runs under ``names``, in one of ``variations`` after the other; where load is among what is provoked by
-    chance, in the second, the third and so on, since two runs of one variation may agree."""
+    chance, the second is another one each time, since two runs of one variation may agree."""
 
     def __init__(
         self, attempt: Attempt, names: Sequence[str], variations: tuple[int, int], *, device: torch.device
@@ -116,11 +116,9 @@ class StressedAttempt:
     def __call__(
         self, *, traced: bool = True, diagnosing: bool = False, watcher: TraceCallback | None = None
     ) -> Run | Failure:
-        first, second = self.variations
-        if varies(self.names, self.variations):
-            variation = second + self.made - 1 if self.made else first
-        else:
-            variation = self.variations[self.made % 2]
+        variation = self.variations[self.made % 2]
+        if self.made % 2 and varies(self.names, self.variations):
+            variation += self.made // 2
         self.made += 1
         with controls.provoked(self.names, variation, device=self.device):
             return self.attempt(traced=traced, diagnosing=diagnosing, watcher=watcher)
