@@ -60,8 +60,9 @@ def capture(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, limit_
             tensors.append(value)
             return Slot(len(tensors) - 1)
         if isinstance(value, torch.Generator):
-            generators.append(value)
-            return GeneratorSlot(len(generators) - 1, str(value.device))
+            known = next((at for at, one in enumerate(generators) if one is value), len(generators))
+            generators.extend([value] if known == len(generators) else [])
+            return GeneratorSlot(known, str(value.device))
         if type(value) not in _PLAIN:
             raise CaptureError(f"an argument is a {type(value).__module__}.{type(value).__qualname__}")
         return value

@@ -100,6 +100,20 @@ def generated() -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     return aten.randn.generator, ([4, 5],), {"generator": generator}
 
 
+LIBRARY = torch.library.Library("captured", "FRAGMENT")
+LIBRARY.define("drawn_from_two(Tensor x, Generator a, Generator b) -> Tensor")
+
+
+@torch.library.impl(LIBRARY, "drawn_from_two", "CPU")
+def drawn_from_two(x: torch.Tensor, a: torch.Generator, b: torch.Generator) -> torch.Tensor:
+    return x + torch.rand(x.shape, generator=a) - torch.rand(x.shape, generator=b)
+
+
+def generated_twice() -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    generator = torch.Generator().manual_seed(3)
+    return torch.ops.captured.drawn_from_two.default, (values(4), generator, generator), {}
+
+
 def fused_adam() -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     def some() -> list[torch.Tensor]:
         return [values(3, 4), values(5)]
@@ -180,6 +194,7 @@ CALLS: dict[str, Callable[[], Call]] = {
         aten.native_batch_norm.default, values(4, 3), None, None, torch.zeros(3), torch.ones(3), True, 0.1, 1e-05
     ),
     "a generator": generated,
+    "one generator, given twice": generated_twice,
     "dropout from the default generator": lambda: of(aten.native_dropout.default, values(50), 0.5, True),
     "growing into its storage": lambda: of(aten.resize_.default, values(100)[:6], [50]),
     "growing": lambda: of(aten.resize_.default, torch.empty(0), [0]),
