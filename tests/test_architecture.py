@@ -44,7 +44,7 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     ("repro", EVERY_MODULE),
     ("fingerprint", frozenset({"calls", "checking", "library", "measure", "values"})),
     ("diagnose", frozenset({"driver", "pairs"})),
-    ("batch", frozenset({"call_pair", "experiments", "item_call", "locate", "repro", "rows"})),
+    ("batch", frozenset({"call_pair", "experiments", "item_call", "locate", "neighbours", "repro", "rows"})),
     ("suites", frozenset({"huggingface", "torchvision"})),
     (
         "check",

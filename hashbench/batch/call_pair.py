@@ -28,8 +28,8 @@ from hashbench.batch.experiments import (
     price,
     tried,
 )
-from hashbench.batch.finding import Judged
 from hashbench.batch.item_call import ItemCall, NotItemwiseError, copied, in_force
+from hashbench.batch.judged import Judged
 from hashbench.batch.layout import Company, Cut
 from hashbench.batch.match import Agreement, CallRows, Match, TensorRows, match, places
 from hashbench.batch.rows import row_digests

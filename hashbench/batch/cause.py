@@ -50,8 +50,10 @@ class ItemEvidence:
     the rows of items with those in the call on all items. ``sizes`` are the numbers of items at which rows differ from
     these; ``smallest_batch`` is the smallest number at which an item's rows are other than alone, ``None`` where there
     is none; ``skipped``: not every number below it was tried. ``reduced``: no output has rows of items. ``random``: it
-    draws random numbers. ``counted``: rows depend on the number of items by a plain number among the arguments that
-    counts them, and on nothing else.
+    draws random numbers; ``follows_seed``: rows are others after another seed; ``placed``: they follow from their
+    place and the random numbers alone, whatever the items are. ``counted``: rows depend on the number of items by a
+    plain number among the arguments that counts them, and on nothing else. ``moved``: the runs had the items at other
+    places of the batch.
     """
 
     items: int
@@ -61,7 +63,10 @@ class ItemEvidence:
     skipped: bool = False
     reduced: bool = False
     random: bool = False
+    follows_seed: bool = False
+    placed: bool = False
     counted: bool = False
+    moved: bool = False
     remedies: tuple[Remedy, ...] = ()
 
     def arm(self, name: str) -> ExperimentResult:
@@ -102,10 +107,9 @@ def decide(evidence: ItemEvidence) -> Decision:
             "Find out why it differs from itself first: hashbench sweep without --batch-invariant names that cause."
         )
         return Decision("unknown", Confidence.OPEN, because, advice)
-    if evidence.random and not content.differing:
-        because = "it draws random numbers: other ones at every place of the batch"
-        return Decision("unknown", Confidence.OPEN, because, DRAW_APART)
     steady = same.trials >= 2
+    if evidence.follows_seed and not content.differing:
+        return _decide_draws(evidence)
     if content.differing:
         confidence = Confidence.PROVEN if steady else Confidence.LIKELY
         return _decision("batch_coupling", confidence, in_words(content, base=same), ())
@@ -115,11 +119,24 @@ def decide(evidence: ItemEvidence) -> Decision:
     alone = evidence.arm("as_in_runs")
     decided_alone = content.ran or evidence.removes("exact_values") or evidence.removes("same_strides")
     if number.differing or places.differing or (alone.differing and decided_alone):
-        confidence = Confidence.PROVEN if steady and content.ran else Confidence.LIKELY
+        confidence = Confidence.PROVEN if steady and content.ran and not evidence.random else Confidence.LIKELY
         return _decision("shape_dependent_kernel", confidence, "; ".join(_shown(evidence)), evidence.remedies)
     because = in_words(number, places, alone, base=same) or "no experiment could be made"
     advice = "Look at the call in its model: alone, the kernel gives each item the same in any company."
     return Decision("unknown", Confidence.OPEN, because, advice)
+
+
+def _decide_draws(evidence: ItemEvidence) -> Decision:
+    """The cause where rows follow from random numbers that the call draws from one state of its generator."""
+    same, number, places = (evidence.arm(name) for name in ("same_items", "other_number", "other_places"))
+    other = places if evidence.moved else number
+    if not other.differing:
+        because = "; ".join(filter(None, (in_words(other, base=same), "it draws random numbers")))
+        return Decision("unknown", Confidence.OPEN, because, DRAW_APART)
+    where = "at another place" if evidence.moved else "among another number of items"
+    because = f"{in_words(other, base=same)}: from one state of the generator an item gets other numbers {where}"
+    confidence = Confidence.PROVEN if same.trials >= 2 and evidence.placed else Confidence.LIKELY
+    return Decision("batch_coupling", confidence, because, DRAW_APART)
 
 
 def _decision(cause: str, confidence: Confidence, because: str, remedies: Iterable[Remedy]) -> Decision:

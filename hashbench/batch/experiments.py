@@ -30,6 +30,9 @@ from hashbench.replay.ops import calls_others
 REPEATS = 3
 """Runs of the same call that must agree before another one is compared with it."""
 
+SEEDS = 3
+"""Other seeds that are tried."""
+
 TIMED, BLOCK_SECONDS, MOST_TIMES = 7, 5e-4, 20
 """Rounds in which two calls are timed in turns, how long each takes there, and how often it is made at most."""
 
@@ -82,8 +85,11 @@ class _Experiments:
         known = replace(known, arms=(same, content))
         if self.reduced or content.differing:
             return known
-        if self.random():
-            return replace(known, random=True)
+        if self._follows_seed():
+            number, sizes = self._numbers()
+            arms = (same, number, content, self._tried("other_places", self._places))
+            return replace(known, arms=arms, sizes=sizes, random=True, follows_seed=True, placed=self._is_placed())
+        known = replace(known, random=self.call.draws())
         number, sizes = self._numbers()
         known = replace(known, arms=(same, number, content, self._tried("other_places", self._places)), sizes=sizes)
         with contextlib.suppress(Exception):  # it refuses one item
@@ -99,10 +105,17 @@ class _Experiments:
         known = replace(known, arms=(*known.arms, exact, *controls, *out_of_reach(self.call)))
         return replace(known, remedies=tuple(self._remedies(known))) if remedies else known
 
-    def random(self) -> bool:
-        """Whether it draws random numbers. One other seed may happen to change no row: a probability near 1."""
-        other = self.call.rows(seed=SEED + 1)
-        return other != tuple(self.reference[item] for item in self.everybody) or self.call.draws()
+    def _follows_seed(self) -> bool:
+        """Whether rows follow from random numbers that the call draws: they are others after another seed."""
+        reference = tuple(self.reference[item] for item in self.everybody)
+        return any(self.call.rows(seed=SEED + further) != reference for further in range(1, SEEDS + 1))
+
+    def _is_placed(self) -> bool:
+        """Whether rows follow from their place and the random numbers alone: other items leave the same there."""
+        order = [*self.everybody[1:], 0]
+        return self.call.watched is None and self.call.select(order).rows() == (
+            tuple(self.reference[item] for item in self.everybody)
+        )
 
     # ------------------------------------------------------------------------------------------ comparisons
 

@@ -9,52 +9,24 @@ kernel. Guilty calls that are not reached are benign.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from functools import cached_property
 from typing import Any
 
+from hashbench.batch.draws import drawer_before
+from hashbench.batch.judged import Guilt, Judged, RowRun, reads_by_view
 from hashbench.batch.layout import Company
 from hashbench.batch.match import Agreement, CallRows, Match, TensorRows, match
+from hashbench.batch.twins import Twins
 from hashbench.divergence.align import OVERWRITING, name_of
-from hashbench.records import OpRecord, Ref, Trace
+from hashbench.records import OpRecord, Ref
 
 _ADDING = frozenset({"_index_put_impl_", "index_copy_", "index_fill_", "index_put_", "put_", "scatter_"})
 """Those of :data:`OVERWRITING` that leave a part of their target as it was."""
 
 _SIZES = re.compile(r"(?<![\w.])-?\d+(?![\w.])")
 """Whole numbers in the text of arguments: most are sizes."""
-
-
-@dataclass(frozen=True, slots=True)
-class RowRun:
-    """One run: its trace, and what each call read and wrote, by the id of its record."""
-
-    trace: Trace
-    calls: Mapping[str, CallRows]
-
-
-class Guilt(Enum):
-    """What a call did with the items."""
-
-    CLEAN = "nothing that it wrote differs"
-    PASSED_ON = "what it wrote differs, and so does what it read"
-    GUILTY = "what it wrote differs, and nothing that it read does"
-    NOT_ATTRIBUTABLE = "it cannot be told"
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """One call of the smaller run beside its counterpart ``reference`` (an id), by what was read and written.
-    ``coupled``: in words, what else came from the batch, where no tensor did."""
-
-    guilt: Guilt
-    reference: str = ""
-    read: Mapping[str, Match] = field(default_factory=dict)
-    written: tuple[Match, ...] = ()
-    coupled: str = ""
 
 
 @dataclass(frozen=True)
@@ -106,23 +78,20 @@ class Comparison:
     def detail(self) -> str:
         return self._found[1]
 
+    @property
+    def drawn(self) -> bool:
+        """Whether the runs differ by the states of the generators from which their calls draw."""
+        guilty = next((node for node in self.sources if self._is_source(node)), "")
+        return bool(guilty) and self._is_redrawn(self.judged[guilty])
+
     @cached_property
     def _found(self) -> tuple[tuple[str, ...], str]:
         if not self.differing:
             return (), ""
         reached = self._slice(strictly=False)
-        guilty = tuple(
-            node
-            for node in self._order
-            if node in reached and (self.judged[node].guilt is Guilt.GUILTY or self._parts(node))
-        )
-        if drawer := self._drew_for(guilty[0]) if guilty else "":
-            reader = self._records[guilty[0]]
-            where = f" in {reader.module}" if reader.module else ""
-            said = f"random numbers differ by the {self._on}: it draws another amount of them"
-            return (drawer, *guilty), f"{said}, so that the generator stands elsewhere before {reader.op}{where}"
+        guilty = tuple(node for node in self._order if node in reached and self._is_source(node))
         if guilty:
-            return guilty, self.judged[guilty[0]].coupled or self._instead_of(guilty[0])
+            return self._with_drawer(guilty)
         strict = set() if self.company.together else self._slice(strictly=True)
         moved = tuple(node for node in self._order if node in strict and self._moves(self.judged[node]))
         hidden = any(one.grouped for node in reached for one in self.judged[node].written)
@@ -132,7 +101,7 @@ class Comparison:
             node for node in self._order if node in reached and self.judged[node].guilt is Guilt.NOT_ATTRIBUTABLE
         ]
         first = next((n for n in self._order if n in reached and self.judged[n].guilt is not Guilt.CLEAN), "")
-        there, here = self._uneven.get(first.rpartition("#")[0], (0, 0))
+        there, here = self._twins.uneven.get(first.rpartition("#")[0], (0, 0))
         if self.company.together and min(there, here) > 1:
             loop = f"a loop makes {there} calls like {first} in the one run and {here} in the other"
             return (), f"not attributable: {loop}, and which of them are for the same tokens cannot be told"
@@ -141,40 +110,48 @@ class Comparison:
             return (), f"what {older} reads was made by an earlier run, and is not what the reference has in its place"
         if unknown:
             return (), f"which rows belong to which item cannot be told from {unknown[0]} on"
-        return (), "no call differs whose rows could be followed to the outputs"
+        return (), self._shown_by_view() or "no call differs whose rows could be followed to the outputs"
 
-    @property
-    def drawn(self) -> bool:
-        """Whether the first source did no more than to draw another amount of random numbers than its counterpart."""
-        return len(self.sources) > 1 and self.judged[self.sources[0]].guilt is not Guilt.GUILTY
+    def _shown_by_view(self) -> str:
+        """Which result is a view that shows other memory; empty where none is."""
+        for result in self.other.trace.results:
+            one = self.judged.get(self.unit(result.source)) if result.name in self.differing else None
+            if one is not None and one.reference and all(match.strictly_equal for match in one.written):
+                return f"{result.name} is a view, and shows other memory of what {self.unit(result.source)} left"
+        return ""
+
+    def _is_source(self, node: str) -> bool:
+        return self.judged[node].guilt is Guilt.GUILTY or self._parts(node) or bool(self.by_view(node))
+
+    @staticmethod
+    def _is_redrawn(one: Judged) -> bool:
+        return one.redrawn and one.guilt is Guilt.GUILTY
+
+    def by_view(self, node: str) -> tuple[str, ...]:
+        """The arguments in which a call reads, through a view, memory that holds other items in the other run."""
+        if self.company.together or not self.judged[node].reference or self._twins.shifted(self._records[node]):
+            return ()
+        return reads_by_view(self._records[node], self.judged, self._records, self.unit)
+
+    def _with_drawer(self, guilty: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
+        """The sources, before them the call that drew another amount of random numbers where the first of them differs
+        for that alone; and what is special about the first."""
+        first, judged = self._records[guilty[0]], self.judged[guilty[0]]
+        if self._is_redrawn(judged):
+            drawer = drawer_before(self.other, self.reference, (first.id, judged.reference), self._names)
+            node = self.unit(drawer.node) if drawer.node else first.id
+            before = f", so that the generator stands elsewhere before {_named(first)}" if node != first.id else ""
+            said = f"random numbers differ by the {self._on}: {drawer.how}{before}"
+            return tuple(dict.fromkeys((node, *guilty))), said
+        views = [self.other.views.get(first.id, {}).get(path, ()) for path in self.by_view(first.id)]
+        if views:
+            through = ", ".join(dict.fromkeys(op for chain in views for op in chain)) or "a view"
+            return guilty, f"through {through} it reads memory that holds other content for another {self._on}"
+        return guilty, judged.coupled or self._instead_of(first.id)
 
     @property
     def _on(self) -> str:
         return "company" if self.company.together else "batch"
-
-    def _drew_for(self, node: str) -> str:
-        """The call that drew another amount of random numbers, where a guilty one differs for that alone: nothing
-        that it reads or writes has rows of items. Empty where there is none."""
-        one = self.judged[node]
-        if not one.reference or any(m.sizes for m in (*one.read.values(), *one.written)):
-            return ""
-        drawer = self._drawer(self._records[node], self._references[one.reference])
-        known = drawer is not None and drawer.id in self.judged and self.judged[drawer.id].reference
-        return drawer.id if drawer is not None and known and drawer.id != node else ""
-
-    def _drawer(self, record: OpRecord, reference: OpRecord) -> OpRecord | None:
-        """The first call of the smaller run that drew another amount of random numbers than its counterpart: of those
-        before ``record`` that began with equal generators, behind which one did not, the last that wrote another number
-        of values. ``None`` where the generators before ``record`` are equal, or none did."""
-        drew: OpRecord | None = None
-        for one in self.other.trace.records if record.rng != reference.rng else ():
-            twin = self._references.get(self.counterparts.get(one.id, ""))
-            if one.id == record.id or (twin is not None and one.rng != twin.rng):
-                break
-            if one.rng and twin is not None and not one.inside:
-                shapes = [[digest.shape for digest in call.outputs] for call in (one, twin)]
-                drew = one if shapes[0] != shapes[1] else drew
-        return drew
 
     @property
     def coupled(self) -> bool:
@@ -199,7 +176,7 @@ class Comparison:
 
     def _unclean(self, node: str) -> list[str]:
         """The calls that wrote what a call read, and may have left other rows than their counterparts."""
-        writers = dict.fromkeys(self._unit(ref.source) for ref in self._records[node].inputs)
+        writers = dict.fromkeys(self.unit(ref.source) for ref in self._records[node].inputs)
         return [
             writer
             for writer in writers
@@ -215,13 +192,24 @@ class Comparison:
         ops = dict.fromkeys(
             one.op for one in self._references.values() if one.id in alone and one.module == module and one.outputs
         )
-        of = f"the run of {self.company.batch} tokens" if self.company.together else f"a batch of {self.company.batch}"
-        return f"{of} calls other ops here ({', '.join([*ops][:4]) or 'none'})"
+        return f"{self._names[1]} calls other ops here ({', '.join([*ops][:4]) or 'none'})"
+
+    @property
+    def _names(self) -> tuple[str, str]:
+        """Of the smaller run, and of the reference."""
+        some, of_all = self.company.size, self.company.batch
+        if self.company.together:
+            return f"the run of {some} tokens", f"the run of {of_all} tokens"
+        return f"a batch of {some}", f"a batch of {of_all}"
 
     @staticmethod
     def _moves(one: Judged) -> bool:
         """Whether a call is the first to have an item's rows elsewhere."""
         return all(m.strictly_equal for m in one.read.values()) and not all(m.strictly_equal for m in one.written)
+
+    @cached_property
+    def _twins(self) -> Twins:
+        return Twins(self.reference, self.other)
 
     @cached_property
     def _records(self) -> Mapping[str, OpRecord]:
@@ -243,7 +231,7 @@ class Comparison:
         waiting = [result.source for result in self.other.trace.results if result.name in self.differing]
         reached: set[str] = set()
         while waiting:
-            node = self._unit(waiting.pop())
+            node = self.unit(waiting.pop())
             if node in reached or node not in self.judged:
                 continue
             reached.add(node)
@@ -260,7 +248,7 @@ class Comparison:
             waiting += [ref.source for ref in differ]
         return reached
 
-    def _unit(self, node: str) -> str:
+    def unit(self, node: str) -> str:
         """The op of the program's own inside which a record was made; most are that themselves."""
         while node in self._records and self._records[node].inside:
             node = self._records[node].inside
@@ -271,9 +259,13 @@ class Comparison:
     def _judge(self, record: OpRecord) -> Judged:
         rows, node = self.other.calls[record.id], self.counterparts.get(record.id, "")
         matched = self._compared(record, rows, node)
-        if self._shifted(record) and not (matched and all(one.surely_equal for one in matched.read.values())):
-            twins = self._by_content.get(_key(record, rows), ())
+        astray = matched is None or matched.redrawn or not all(one.surely_equal for one in matched.read.values())
+        if astray and self._twins.shifted(record):
+            twins = self._twins.of_content(record, rows)
             matched = next((self._compared(record, rows, twin) for twin in twins), matched)
+        if matched is not None and matched.redrawn:
+            others = (self._compared(record, rows, twin) for twin in self._twins.of_state(record, rows))
+            matched = next((one for one in others if one is not None and one.guilt is Guilt.CLEAN), matched)
         return matched or Judged(Guilt.NOT_ATTRIBUTABLE if rows.written else Guilt.CLEAN)
 
     def _compared(self, record: OpRecord, rows: CallRows, node: str) -> Judged | None:
@@ -297,32 +289,34 @@ class Comparison:
             match(whole, part, self.company, inherited)
             for part, whole in zip(rows.written, reference.written, strict=True)
         )
-        guilt, coupled = Guilt.CLEAN, ""
+        guilt, coupled, redrawn = Guilt.CLEAN, "", False
         if not all(one.equal for one in written):
+            redrawn = rows.drew is not None and reference.drew is not None and rows.drew.before != reference.drew.before
             held = tuple(one for path, one in given.items() if path not in tables)
             reordered = {one.sizes for one in held if one.agreement is Agreement.FOUND}
             weighed = held if any(one.sizes in reordered for one in written if not one.equal) else inherited
-            guilt, coupled = self._guilt(record, self._references[node], weighed, written)
-        return Judged(guilt, node, given, written, coupled)
+            guilt, coupled = self._guilt(record, self._references[node], weighed, written, redrawn=redrawn)
+        return Judged(guilt, node, given, written, coupled, redrawn)
 
     def _guilt(
-        self, record: OpRecord, reference: OpRecord, given: Sequence[Match], written: Sequence[Match]
+        self,
+        record: OpRecord,
+        reference: OpRecord,
+        given: Sequence[Match],
+        written: Sequence[Match],
+        *,
+        redrawn: bool,
     ) -> tuple[Guilt, str]:
         if not all(one.surely_equal for one in given):
             return Guilt.PASSED_ON, ""
+        if redrawn:
+            return Guilt.GUILTY, f"it draws from a generator in another state for another {self._on}"
         known = any(one.agreement is Agreement.DIFFERENT for one in written)
-        other_arguments, other_numbers = record.arguments != reference.arguments, record.rng != reference.rng
-        if not known or _mixes(given) or ((other_arguments or other_numbers) and self._shifted(record)):
+        other_arguments = record.arguments != reference.arguments
+        if not known or _mixes(given) or (other_arguments and self._twins.shifted(record)):
             return Guilt.NOT_ATTRIBUTABLE, ""
         if self.company.together and not given:
             return Guilt.GUILTY, f"it reads nothing, and follows from {record.arguments} and {reference.arguments}"
-        if other_numbers:
-            drawer = self._drawer(record, reference)
-            first = f" (the first to is {drawer.op} in {drawer.module or 'the model'})" if drawer is not None else ""
-            return (
-                Guilt.GUILTY,
-                f"it draws from a generator that has drawn another amount for another {self._on}{first}",
-            )
         if _SIZES.sub("", record.arguments) != _SIZES.sub("", reference.arguments):
             return Guilt.GUILTY, f"its arguments depend on the {self._on}: {record.arguments} and {reference.arguments}"
         return Guilt.GUILTY, ""
@@ -354,39 +348,16 @@ class Comparison:
         filled = name in OVERWRITING - _ADDING or not ref.argument[:1].isdigit()
         return ref.written and filled
 
-    # ------------------------------------------------------------------------- runs of another number of calls
 
-    def _shifted(self, record: OpRecord) -> bool:
-        """Whether the runs called this op in this module another number of times, as a loop over the items does."""
-        return record.id.rpartition("#")[0] in self._uneven
-
-    @cached_property
-    def _uneven(self) -> Mapping[str, tuple[int, int]]:
-        counts = [
-            Counter(record.id.rpartition("#")[0] for record in run.trace.records if not record.inside)
-            for run in (self.reference, self.other)
-        ]
-        both = {name: (counts[0][name], counts[1][name]) for name in counts[0] | counts[1]}
-        return {name: (there, here) for name, (there, here) in both.items() if there != here}
-
-    @cached_property
-    def _by_content(self) -> Mapping[Any, Sequence[str]]:
-        """The calls of the reference by their arguments, where whole tensors are given."""
-        found: dict[Any, list[str]] = {}
-        for record in self.reference.trace.records:
-            if record.id in self.reference.calls and self._shifted(record):
-                found.setdefault(_key(record, self.reference.calls[record.id]), []).append(record.id)
-        return found
+def _named(record: OpRecord) -> str:
+    """``aten.rand.default in Model.step``."""
+    return f"{record.op} in {record.module}" if record.module else record.op
 
 
 def _is_table(rows: TensorRows, one: Match) -> bool:
     """Whether a tensor may say where rows are, and not what they hold: whole numbers, of no item. Of rows that were
     reordered (tokens by their expert) it differs by right."""
     return one.sizes is None and one.agreement is Agreement.DIFFERENT and rows.dtype.startswith(("int", "uint"))
-
-
-def _key(record: OpRecord, rows: CallRows) -> Any:
-    return record.op, record.module, record.arguments, record.rng, tuple(one._replace(cut=None) for _, one in rows.read)
 
 
 def _mixes(given: Sequence[Match]) -> bool:
@@ -396,6 +367,50 @@ def _mixes(given: Sequence[Match]) -> bool:
         if one.sizes is not None:
             orders.setdefault(one.sizes, set()).add(one.order)
     return any(len(found) > 1 for found in orders.values())
+
+
+# ----------------------------------------------------------------------------------- where no call alone shows it
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where a difference is read that no call alone shows, since only the smaller run makes the first source, or since
+    it reads a view that shows other memory.
+
+    ``reads`` are the arguments, as ``(record, its counterpart, argument)``, in which both runs read what differs, and
+    ``results`` the names of results that are it. ``before`` are the records, each with its counterpart, that wrote what
+    the source read. ``node`` is the source that only the smaller run makes; empty for a view.
+    """
+
+    reads: tuple[tuple[str, str, str], ...]
+    results: tuple[str, ...] = ()
+    before: tuple[tuple[str, str], ...] = ()
+    node: str = ""
+
+
+def entry_of(found: Comparison) -> Entry | None:
+    """Return where the difference of the first source is read; ``None`` where experiments on its call can tell."""
+    if not found.sources or found.company.together or found.company.turned:
+        return None
+    first, records = found.sources[0], found.other.trace.records
+    judged, unit = found.judged, found.unit
+    record = next(one for one in records if one.id == first)
+    writers = dict.fromkeys(unit(ref.source) for ref in record.inputs)
+    before = tuple((node, judged[node].reference) for node in writers if node in judged and judged[node].reference)
+    if paths := found.by_view(first):
+        return Entry(tuple((first, judged[first].reference, path) for path in paths), (), before)
+    if judged[first].reference:
+        return None
+    inside, reads = {first}, []
+    for one in records:
+        fed = [ref for ref in one.inputs if unit(ref.source) in inside]
+        known = judged.get(one.id)
+        if known is not None and known.reference:
+            reads += [(one.id, known.reference, ref.argument) for ref in fed if ref.argument in known.read]
+        elif fed or unit(one.id) in inside:
+            inside.add(one.id)
+    results = tuple(one.name for one in found.other.trace.results if unit(one.source) in inside)
+    return Entry(tuple(reads), tuple(name for name in results if name in found.differing), before, first)
 
 
 # ------------------------------------------------------------------------------------------------------ what is said
@@ -423,7 +438,8 @@ class BatchFinding:
     ``not_attributable`` counts records of which it cannot be told which rows belong to which item.
     ``coupled``: what it leaves of an item follows from other items, or from how many there are, by what it computes: it
     reduces over the batch, reorders its rows, or is given a number or a generator that depends on the batch.
-    ``drawn``: the kernel gives items the same, and draws another amount of random numbers, which another call reads.
+    ``drawn``: the kernel, or the first call behind it that differs, drew random numbers from a generator in another
+    state for another number of items. ``entry``: where what differs is read, if no call alone shows it.
     ``call`` is the call at ``batch``, captured for experiments; ``None`` where that was not possible. ``pair`` is the
     call as both runs made it (:class:`~hashbench.batch.call_pair.CallPair`), where the first items of ``call`` alone do
     not differ from the rest.
@@ -444,5 +460,6 @@ class BatchFinding:
     detail: str = ""
     coupled: bool = False
     drawn: bool = False
+    entry: Entry | None = None
     call: Any = field(default=None, compare=False, repr=False)
     pair: Any = field(default=None, compare=False, repr=False)

@@ -19,7 +19,7 @@ from hashbench.batch.layout import ItemAxis
 from hashbench.replay.call import LINE, keys_below_a_mode, wait_for
 from hashbench.replay.capture import is_plain
 from hashbench.replay.methods import exact_numbers
-from hashbench.run.rng import preserved_rng, random_states, reset_rng_state, seed_host, states_differ
+from hashbench.run.rng import preserved_rng, random_states, reset_rng_state, seed_host, state_digest, states_differ
 from hashbench.run.settings import applied
 from hashbench.trace.arguments import leaves, mapped, tensors_in
 from hashbench.trace.digest import hash_memory, unobserved
@@ -45,8 +45,9 @@ class ItemCall:
     tensor that the call leaves: what it returns, then arguments that it changes and does not return. ``scaled`` are
     the positions among ``leaves([*args, *kwargs.values()])`` of whole numbers that count items (a size given to
     ``expand``): they are multiples of ``items``. ``settings`` of torch are put in force for every run. Nothing among
-    the arguments is written to: every run has copies. ``watched``, where not ``None``, is the first or the last item,
-    and the only one whose rows are compared: it keeps its place, and the others may depend on it by right.
+    the arguments is written to, and no generator among them is drawn from: every run has copies. ``watched``, where not
+    ``None``, is the first or the last item, and the only one whose rows are compared: it keeps its place, and the
+    others may depend on it by right.
     """
 
     func: Callable[..., Any]
@@ -164,9 +165,22 @@ class ItemCall:
 
     def run(self, *, seed: int = SEED, clock: Callable[[], float] = perf_counter) -> tuple[list[torch.Tensor], float]:
         """The tensors that one run on copies of the arguments leaves, detached, and the seconds that the call took by
-        this clock."""
+        this clock. Generators among the arguments are in the state of the capture, or seeded where ``seed`` is
+        another than :data:`SEED`."""
+        args, kwargs = self._copied_arguments()
+        for generator in generators_in(args, kwargs) if seed != SEED else ():
+            generator.manual_seed(seed)
+        left, seconds = self._run(args, kwargs, seed, clock)
+        return [tensor.detach() for tensor in left], seconds
+
+    def _copied_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Copies of the arguments for one run; a generator that is given twice is one generator again."""
         with unobserved():
-            args, kwargs = mapped(tuple(self.args), copied_leaf), mapped(dict(self.kwargs), copied_leaf)
+            return copied_arguments(self.args, self.kwargs)
+
+    def _run(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], seed: int, clock: Callable[[], float]
+    ) -> tuple[list[torch.Tensor], float]:
         self._seed(seed)
         is_op = isinstance(self.func, torch._ops.OpOverload)
         with torch._C._ExcludeDispatchKeyGuard(keys_below_a_mode()) if is_op else nullcontext():
@@ -175,8 +189,7 @@ class ItemCall:
             value = self.func(*args, **kwargs)
             wait_for(self.accelerators)
             seconds = clock() - start
-        left = left_by(self.func, args, kwargs, value) if is_op else tensors_in(value)
-        return [tensor.detach() for tensor in left], seconds
+        return left_by(self.func, args, kwargs, value) if is_op else tensors_in(value), seconds
 
     def _seed(self, seed: int) -> None:
         """Seed the generators that the call may use. Those of devices that it does not touch are left out: a process
@@ -187,11 +200,17 @@ class ItemCall:
             seed_host(seed)
 
     def draws(self) -> bool:
-        """Whether a run takes numbers from a generator that programs share, if only to throw them away."""
+        """Whether a run draws from a generator among its arguments, or from one that programs share, if only to throw
+        the numbers away."""
         device = next(iter(self.accelerators), torch.device("cpu"))
+        args, kwargs = self._copied_arguments()
+        given = generators_in(args, kwargs)
+        states = [state_digest(generator) for generator in given]
         self._seed(SEED)
         before = random_states(device, outside_torch=True)
-        self.run()  # which seeds them as here
+        self._run(args, kwargs, SEED, perf_counter)  # which seeds the shared ones as here
+        if states != [state_digest(generator) for generator in given]:
+            return True
         return states_differ(before, random_states(device, outside_torch=True))
 
     @property
@@ -288,9 +307,24 @@ def left_by(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: A
     return [*returned, *(one for one in plan_of(func).written_tensors(args, kwargs) if id(one) not in known)]
 
 
-def copied_leaf(leaf: Any) -> Any:
-    """A copy of a tensor (:func:`copied`); anything else as it is."""
-    return copied(leaf) if isinstance(leaf, torch.Tensor) else leaf
+def copied_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Copies of the tensors (:func:`copied`) and generators among the arguments; anything else as it is."""
+    generators: dict[int, torch.Generator] = {}
+
+    def copy(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Generator):
+            if id(leaf) not in generators:
+                generators[id(leaf)] = torch.Generator(leaf.device).set_state(leaf.get_state())
+            return generators[id(leaf)]
+        return copied(leaf) if isinstance(leaf, torch.Tensor) else leaf
+
+    return mapped(tuple(args), copy), mapped(dict(kwargs), copy)
+
+
+def generators_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Generator]:
+    """Return the generators among the arguments, each once."""
+    found = [leaf for leaf in leaves([*args, *kwargs.values()]) if isinstance(leaf, torch.Generator)]
+    return [*{id(generator): generator for generator in found}.values()]
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:

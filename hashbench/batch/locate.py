@@ -11,8 +11,17 @@ from typing import Any
 import torch
 
 from hashbench.batch.call_pair import CallPair
-from hashbench.batch.finding import BatchFinding, Comparison, Judged, RowDifference, RowRun
-from hashbench.batch.item_call import ItemCall, NotItemwiseError, copied, copied_leaf, in_force, items_first, left_by
+from hashbench.batch.finding import BatchFinding, Comparison, RowDifference, entry_of
+from hashbench.batch.item_call import (
+    ItemCall,
+    NotItemwiseError,
+    copied,
+    copied_arguments,
+    in_force,
+    items_first,
+    left_by,
+)
+from hashbench.batch.judged import Judged, RowRun
 from hashbench.batch.layout import Company, Cut, ItemAxis, Shape
 from hashbench.batch.match import Agreement, Match
 from hashbench.batch.rows import NodeShapes, RowDigests, ShapeNotes, whole_numbers, written_by
@@ -21,7 +30,7 @@ from hashbench.records import Failure, Trace
 from hashbench.run import outputs
 from hashbench.run.outcome import Run
 from hashbench.run.settings import settings
-from hashbench.trace.arguments import caller_line, mapped, tensors_in
+from hashbench.trace.arguments import caller_line, tensors_in
 from hashbench.trace.callbacks import TraceCallback
 from hashbench.trace.op_schema import plan_of
 
@@ -41,11 +50,13 @@ class PlainRuns:
 @dataclass(frozen=True, slots=True)
 class RowsCompared:
     """Two runs compared call by call. ``runs`` are those that were made for it with row digests, the reference first;
-    ``numbers`` the whole numbers that each call of the smaller one was given."""
+    ``numbers`` the whole numbers that each call of the smaller one was given; ``shapes`` what each of the two was cut
+    by, the shapes at the same calls of the other."""
 
     comparison: Comparison
     runs: tuple[Run, Run]
     numbers: Mapping[str, tuple[int | None, ...]]
+    shapes: tuple[NodeShapes, NodeShapes]
 
 
 def compare_rows(
@@ -79,8 +90,10 @@ def compare_rows(
         return whole
     assert whole.trace is not None, "rows are digested in traced runs"
     assert part.trace is not None, "rows are digested in traced runs"
-    rows = RowRun(whole.trace, reference.calls), RowRun(part.trace, other.calls)
-    return RowsCompared(Comparison(company, *rows, counterparts, tuple(differing)), (whole, part), other.numbers)
+    rows = RowRun(whole.trace, reference.calls), RowRun(part.trace, other.calls, other.views)
+    return RowsCompared(
+        Comparison(company, *rows, counterparts, tuple(differing)), (whole, part), other.numbers, (here, there)
+    )
 
 
 def _shapes_of_half(run_at: RunAt, company: Company, reference: Trace) -> NodeShapes | Failure:
@@ -126,6 +139,7 @@ def finding_of(run_at: RunAt, compared: RowsCompared) -> BatchFinding | Failure:
         detail=comparison.detail,
         coupled=comparison.coupled,
         drawn=comparison.drawn,
+        entry=None if comparison.drawn else entry_of(comparison),
     )
     if not comparison.sources:
         return finding
@@ -150,7 +164,8 @@ def _captured(run_at: RunAt, size: int, node: str) -> _Capture | Failure:
 
 
 class _Capture(TraceCallback):
-    """Keeps one call, the tensors that it left, and the line of the caller's code."""
+    """Keeps one call, the tensors that it left, and the line of the caller's code. ``written`` and ``targets``: which
+    of the tensors noted as written each tensor is that it left, and that it was given."""
 
     def __init__(self, node: str) -> None:
         self.func: Any = None
@@ -158,6 +173,7 @@ class _Capture(TraceCallback):
         self.kwargs: dict[str, Any] = {}
         self.left: list[torch.Tensor] = []
         self.written: list[int | None] = []
+        self.targets: list[int | None] = []
         self.settings: Mapping[str, str] = {}
         self.numbers: tuple[int | None, ...] = ()
         self.tensors = 0
@@ -169,7 +185,7 @@ class _Capture(TraceCallback):
         """Copy what the call is given."""
         if node == self._node:
             self.func, self.settings, self.numbers = func, settings(), whole_numbers(args, kwargs)
-            self.args, self.kwargs = mapped(tuple(args), copied_leaf), mapped(dict(kwargs), copied_leaf)
+            self.args, self.kwargs = copied_arguments(args, kwargs)
             self.tensors = len(tensors_in([*args, *kwargs.values()]))
             self.line = caller_line(sys._getframe(1))
 
@@ -180,6 +196,8 @@ class _Capture(TraceCallback):
             written = [id(tensor) for tensor in written_by(plan, args, kwargs, output)]
             left = left_by(func, args, kwargs, output)
             self.written = [written.index(id(tensor)) if id(tensor) in written else None for tensor in left]
+            given = tensors_in([*args, *kwargs.values()])
+            self.targets = [written.index(id(tensor)) if id(tensor) in written else None for tensor in given]
             self.left = [copied(tensor) for tensor in left]
             self.done = True
             raise _HasCall
@@ -202,7 +220,7 @@ def _described(
     )
     if not judged.reference:
         return finding
-    if finding.drawn:
+    if finding.drawn or finding.entry is not None:
         return replace(finding, reference_shapes=_shapes(comparison.reference, judged.reference))
     call, why = _item_call(comparison, judged, compared.numbers.get(node, ()), captured)
     difference = _isolated_difference(call, captured, company) if call is not None else None
@@ -270,6 +288,9 @@ def _item_call(
         if there is not None and here is not None and there != here and company.multiple(there, here)
     )
     inherited = [one for one in matches if one is not None]
+    for at, target in enumerate(captured.targets):  # what it is given to fill holds items as it leaves them
+        if matches[at] is None and target is not None:
+            matches[at], cuts[at] = judged.written[target], reference.written[target].cut
     # What depends on each other is one item, and its company is of its size.
     rows = company.size if company.together else 1
     try:
@@ -280,7 +301,7 @@ def _item_call(
                 captured.kwargs,
                 company.batch // rows,
                 tuple(
-                    _axis(one, cut, company, (), rows)
+                    _axis(one, cut, company, inherited, rows)
                     if one is not None or not company.together
                     else _axis_of_size(tensor.shape, company)
                     for one, cut, (_, tensor) in zip(matches, cuts, reference.read, strict=True)

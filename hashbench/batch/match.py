@@ -31,11 +31,20 @@ class TensorRows(NamedTuple):
     given: Shape = ()
 
 
+class Draw(NamedTuple):
+    """The states of the generator that a call may draw from, as digests: before and after the call."""
+
+    before: int
+    after: int
+
+
 class CallRows(NamedTuple):
-    """What one call read, by argument, and what it wrote."""
+    """What one call read, by argument, what it wrote, and from which state of its generator it ``drew``; ``None``
+    where it drew nothing."""
 
     read: tuple[tuple[str, TensorRows], ...]
     written: tuple[TensorRows, ...]
+    drew: Draw | None = None
 
 
 class Agreement(Enum):

@@ -13,7 +13,7 @@ import torch
 
 import hashbench
 from hashbench.batch.call_pair import CallPair
-from hashbench.batch.item_call import ItemCall, NotItemwiseError, in_force
+from hashbench.batch.item_call import SEED, ItemCall, NotItemwiseError, in_force
 from hashbench.batch.layout import Cut, ItemAxis
 from hashbench.batch.match import Agreement, Match
 from hashbench.diagnose.fresh_process import run_python
@@ -75,7 +75,7 @@ def write_item_repro(
             text = _script(calls, captured, heading=heading, items=items, layout=layout, compared=places)
     except (CaptureError, BadCallError, NotItemwiseError) as error:
         raise _refused(call, str(error)) from None
-    _save(folder, calls, text)
+    _save(folder, calls, captured[1], text)
 
 
 def write_part_repro(
@@ -114,7 +114,7 @@ def write_part_repro(
             text = _script(calls, captured, heading=heading, items=sizes, unit=unit, parts=parts)
     except (CaptureError, BadCallError, NotItemwiseError) as error:
         raise _refused(call, str(error)) from None
-    _save(folder, calls, text)
+    _save(folder, calls, captured[1], text)
 
 
 def _parts_of_watched(call: ItemCall) -> list[Part | None]:
@@ -166,10 +166,11 @@ def _require_shapes(calls: tuple[ItemCall, ItemCall], parts: Sequence[Part | Non
             raise NotItemwiseError("its rows have other sizes in other company")
 
 
-def _save(folder: Path, calls: Sequence[ItemCall], text: str) -> None:
+def _save(folder: Path, calls: Sequence[ItemCall], captured: CapturedCall, text: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     saved = {name: [tensor.detach().clone() for tensor in one.tensors] for name, one in zip(_NAMES, calls, strict=True)}
-    torch.save(saved, folder / TENSORS_FILE)
+    generators = {"generators": [*captured.generators]} if captured.generators else {}
+    torch.save(saved | generators, folder / TENSORS_FILE)
     replace_file(folder / SCRIPT_FILE, text)
 
 
@@ -232,6 +233,8 @@ def _script(
         written=[place for place, one in enumerate(tensors) if any(one is other for other in changed)],
         shapes=[one.shapes for one in calls],
         expressions=[script.expression(one) for one in captured],
+        generators=script.generators(captured[1]),
+        seed=SEED if plan_of(reference.func).seeded else None,
     )
 
 

@@ -15,9 +15,10 @@ import torch
 from xxhash import xxh3_64_digest
 
 from hashbench.batch.layout import WHOLE, Company, Cut, Shape
-from hashbench.batch.match import CallRows, TensorRows
+from hashbench.batch.match import CallRows, Draw, TensorRows
 from hashbench.replay.capture import is_plain
-from hashbench.trace.arguments import leaves, named_arguments, tensors_in
+from hashbench.replay.ops import is_custom
+from hashbench.trace.arguments import generator_digest, leaves, named_arguments, tensors_in
 from hashbench.trace.callbacks import TraceCallback
 from hashbench.trace.digest import dtype_name, raw_digest, readable
 from hashbench.trace.op_schema import OpPlan, Pattern, plan_of
@@ -62,7 +63,8 @@ def written_by(plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any], out
 
 class RowDigests(TraceCallback):
     """Keeps, for every call, the digests of the rows of all that it read and wrote (``calls``, by the id of its
-    record), the shapes (``shapes``), and the whole numbers that it was given (``numbers``, of the smaller run).
+    record), the shapes (``shapes``), and of the smaller run the whole numbers that it was given (``numbers``) and the
+    ops through which it reads a view (``views``).
 
     Args:
         company: the sizes of the two runs.
@@ -75,9 +77,12 @@ class RowDigests(TraceCallback):
         self.calls: dict[str, CallRows] = {}
         self.shapes: dict[str, dict[str, Shape]] = {}
         self.numbers: dict[str, tuple[int | None, ...]] = {}
+        self.views: dict[str, dict[str, tuple[str, ...]]] = {}
         self._company, self._others, self._reference = company, others, reference
         self._cuts: dict[tuple[Shape, Shape], Cut | None] = {}
         self._read: dict[str, tuple[tuple[str, TensorRows], ...]] = {}
+        self._states: dict[str, int] = {}
+        self._shown: dict[int, dict[tuple[Any, ...], tuple[str, ...]]] = {}
         self._known: dict[int, dict[tuple[Any, ...], TensorRows]] = {}
         self._state: dict[int, str] = {}
 
@@ -87,6 +92,7 @@ class RowDigests(TraceCallback):
         address = _address(tensor)
         self._known.pop(address, None)
         self._state.pop(address, None)
+        self._shown.pop(address, None)
         if node.startswith(("parameter/", "buffer/")) and address:
             self._state[address] = node
 
@@ -97,26 +103,45 @@ class RowDigests(TraceCallback):
             return
         if not self._reference:
             self.numbers[node] = whole_numbers(args, kwargs)
+            self.views[node] = {
+                path: ops for path, tensor in named_arguments(args, kwargs) if (ops := self._ops_of(tensor))
+            }
         shapes = self._others.get(node, {})
         self._read[node] = tuple(
             (path, self._rows(tensor, shapes.get(path))) for path, tensor in named_arguments(args, kwargs)
         )
+        if _may_draw(func, plan):
+            self._states[node] = generator_digest(args, kwargs)
 
     def after(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
-        """Digest what was written."""
+        """Digest what was written; of a view note the ops that made it."""
         plan = plan_of(func)
         if plan.pattern is Pattern.VIEW:
+            if not self._reference:
+                before = next((self._ops_of(tensor) for _, tensor in named_arguments(args, kwargs)), ())
+                for tensor in tensors_in(output):
+                    self._shown.setdefault(_address(tensor), {})[_place(tensor)] = (*before, plan.name)
             return
         written = written_by(plan, args, kwargs, output)
         for address in {_address(tensor) for tensor in (tensors_in(output) if plan.resizes else written)}:
             self._known[address] = {}
             self._state.pop(address, None)
+        if plan.fresh:
+            for tensor in tensors_in(output):
+                self._shown.pop(_address(tensor), None)
         shapes, read = self._others.get(node, {}), self._read.pop(node, ())
         named = [(f">{at}", tensor) for at, tensor in enumerate(written)]
         rows = () if plan.blank else tuple(self._rows(tensor, shapes.get(path)) for path, tensor in named)
-        self.calls[node] = CallRows(read, rows)
+        self.calls[node] = CallRows(read, rows, self._drew(node, args, kwargs))
         self.shapes[node] = {path: one.shape for path, one in read}
         self.shapes[node] |= {path: tuple(tensor.shape) for path, tensor in named}
+
+    def _drew(self, node: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Draw | None:
+        before = self._states.pop(node, None)
+        if before is None:
+            return None
+        after = generator_digest(args, kwargs)
+        return Draw(before, after) if after != before else None
 
     def _rows(self, tensor: torch.Tensor, other: Shape | None) -> TensorRows:
         given = tuple(tensor.shape)
@@ -150,7 +175,7 @@ class RowDigests(TraceCallback):
         dtype = dtype_name(tensor.dtype)
         if cut is None:
             return TensorRows(dtype, shape, None)
-        place = (tensor.storage_offset(), shape, tensor.stride(), dtype, tensor.is_conj(), tensor.is_neg())
+        place = _place(tensor)
         state = self._state.get(address)
         if state is not None and cut is WHOLE:
             return TensorRows(dtype, shape, cut, state=(state, *place))
@@ -162,12 +187,22 @@ class RowDigests(TraceCallback):
             known[key] = TensorRows(dtype, shape, cut, *row_digests(tensor, cut))
         return known[key]
 
+    def _ops_of(self, tensor: torch.Tensor) -> tuple[str, ...]:
+        """The ops that made a view of its memory, in order."""
+        shown = self._shown.get(_address(tensor))
+        return shown.get(_place(tensor), ()) if shown else ()
+
     def _cut(self, shape: Shape, other: Shape) -> Cut | None:
         if (shape, other) not in self._cuts:
             first = self._reference or self._company.turned
             both = self._company.cuts(*((shape, other) if first else (other, shape)))
             self._cuts[shape, other] = None if both is None else both[0 if self._reference else 1]
         return self._cuts[shape, other]
+
+
+def _may_draw(func: Any, plan: OpPlan) -> bool:
+    """Whether a call may draw random numbers: by its schema, or inside, where its author need not say so."""
+    return plan.seeded or is_custom(func)
 
 
 def row_digests(tensor: torch.Tensor, cut: Cut) -> tuple[bytes, int]:
@@ -202,6 +237,12 @@ def row_digests(tensor: torch.Tensor, cut: Cut) -> tuple[bytes, int]:
 
 def _rows_of(content: memoryview, width: int) -> Iterator[memoryview]:
     return (content[start : start + width] for start in range(0, len(content), width))
+
+
+def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What of its memory a tensor shows, and as what."""
+    shape, stride = tuple(tensor.shape), tensor.stride()
+    return tensor.storage_offset(), shape, stride, dtype_name(tensor.dtype), tensor.is_conj(), tensor.is_neg()
 
 
 def _address(tensor: torch.Tensor) -> int:

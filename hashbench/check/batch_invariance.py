@@ -8,16 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from hashbench.batch.call_pair import diagnose
-from hashbench.batch.cause import DRAW_APART, advice_for, decide
+from hashbench.batch.cause import DRAW_APART, ItemEvidence, advice_for, decide
 from hashbench.batch.finding import BatchFinding
 from hashbench.batch.item_call import ItemCall
 from hashbench.batch.layout import Company
 from hashbench.batch.locate import PlainRuns, RowsCompared, compare_rows, finding_of
+from hashbench.batch.neighbours import RunBeside, diagnose_runs
 from hashbench.batch.repro import run_item_repro, write_item_repro, write_part_repro
 from hashbench.batch.rows import ShapeNotes
 from hashbench.catalog import Confidence, Origin, Status
@@ -44,12 +45,8 @@ from hashbench.run import outputs
 from hashbench.run.outcome import BatchFacts, Outcome, Run, log_error
 from hashbench.trace.callbacks import TraceCallback
 
-
-class RunAt(Protocol):
-    """Makes one run of the first ``size`` items from the reset state; see
-    :class:`~hashbench.run.outcome.Attempt`."""
-
-    def __call__(self, size: int, *, watcher: TraceCallback | None = None) -> Run | Failure: ...
+RunAt = RunBeside
+"""Makes one run of the first ``size`` items from the reset state; see :class:`~hashbench.run.outcome.Attempt`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +181,7 @@ class BatchCheck:
             if isinstance(found, Failure):
                 return _unexplained(outcome, f"a further run failed: {found.error}")
             outcome = with_finding(outcome, found, reference.trace, unit=self._unit)
-            return self._by_padding(self._diagnosed(outcome, found), reference, small)
+            return self._by_padding(self._diagnosed(outcome, found, rows), reference, small)
         except OSError:
             raise
         except Exception as error:
@@ -261,25 +258,24 @@ class BatchCheck:
                     )
         return outcome, ""
 
-    def _diagnosed(self, outcome: Outcome, found: BatchFinding) -> Outcome:
+    def _diagnosed(self, outcome: Outcome, found: BatchFinding, rows: RowsCompared) -> Outcome:
         """The outcome with the cause, where there is a budget to look for it."""
         if self.options.diagnose_budget <= 0 or outcome.batch is None or not found.kernel:
             return outcome
-        if self.pair is not None and self.pair.company.together and not found.shapes:
-            decision = Decision("batch_coupling", Confidence.PROVEN, found.detail, advice_for("batch_coupling"))
-            no_repro = "no repro: it reads no tensor, and its arguments are others"
-            return replace(outcome, diagnosis=Diagnosis(decision, Evidence(origin=Origin.KERNEL), reproduced=no_repro))
-        if found.drawn:  # the states of the generators show it
-            decision = Decision("batch_coupling", Confidence.PROVEN, found.detail, DRAW_APART)
-            no_repro = "no repro: the kernel gives each item the same, and what reads other random numbers follows"
-            return replace(outcome, diagnosis=Diagnosis(decision, Evidence(origin=Origin.KERNEL), reproduced=no_repro))
+        together = self.pair is not None and self.pair.company.together
+        if (told := _told(found, together=together)) is not None:
+            return replace(outcome, diagnosis=told)
+        if found.entry is not None:
+            tell_phase("experiments on whole runs")
+            repeated, budget = 2 * (self.runs - 1), self.options.diagnose_budget
+            return _with_runs(outcome, diagnose_runs(self.run_at, rows, found.entry, repeated=repeated, budget=budget))
         tell_phase("experiments on the kernel's call")
         evidence = diagnose(found.call, found.pair, budget=self.options.diagnose_budget)
         coupled = found.coupled and (self.pair is None or self.pair.company.turned)
         if evidence is None:
             why, no_repro = found.detail or "the call could not be captured", "no repro: it cannot be made again alone"
             return _unexplained(outcome, why, coupled=coupled, reproduced=no_repro)
-        decision = decide(evidence)
+        decision = decide(replace(evidence, moved=self._company(found.size).turned))
         if decision.cause == "unknown" and coupled and not evidence.explained:
             decision = _seems_coupled(decision.because)
         diagnosis = Diagnosis(
@@ -372,11 +368,39 @@ def with_finding(outcome: Outcome, found: BatchFinding, reference: Trace | None,
         iteration=None if place is None else records[place].iteration,
         module=found.module,
         forward_op="",
-        detail="; ".join(filter(None, ("" if found.drawn else _how_far(found, unit), found.detail))),
+        detail="; ".join(filter(None, ("" if found.drawn or _is_view(found) else _how_far(found, unit), found.detail))),
         source=found.source_line,
     )
     names = outcome.difference.names if outcome.difference is not None else ()
     return replace(outcome, verdict=Verdict(names, divergence, found.benign))
+
+
+def _told(found: BatchFinding, *, together: bool) -> Diagnosis | None:
+    """The diagnosis where what is recorded of the call proves it; ``None`` where experiments have to."""
+    if together and not found.shapes:
+        decision = Decision("batch_coupling", Confidence.PROVEN, found.detail, advice_for("batch_coupling"))
+        no_repro = "no repro: it reads no tensor, and its arguments are others"
+    elif found.drawn:  # the states of the generators show it
+        decision = Decision("batch_coupling", Confidence.PROVEN, found.detail, DRAW_APART)
+        no_repro = "no repro: the kernel gives each item the same from one state of the generator, which is another"
+    else:
+        return None
+    return Diagnosis(decision, Evidence(origin=Origin.KERNEL), reproduced=no_repro)
+
+
+def _with_runs(outcome: Outcome, evidence: ItemEvidence) -> Outcome:
+    """The outcome with the cause that experiments on whole runs show."""
+    assert outcome.batch is not None
+    diagnosis = Diagnosis(
+        decide(evidence),
+        Evidence(origin=Origin.KERNEL, arms=evidence.arms),
+        reproduced="no repro: it takes whole runs to show it",
+    )
+    return replace(outcome, diagnosis=diagnosis, batch=replace(outcome.batch, smallest=evidence.smallest_batch))
+
+
+def _is_view(found: BatchFinding) -> bool:
+    return found.entry is not None and not found.entry.node
 
 
 def _how_far(found: BatchFinding, unit: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from hashbench.batch.neighbours import Neighbours
 from hashbench.run import outputs
 from hashbench.run.leaves import LeftOut
 from hashbench.run.outcome import Run
@@ -37,12 +38,21 @@ def why_not(inputs: Any, batch: int | None) -> str:
     return ""
 
 
-def first_items(inputs: Any, size: int, batch: int) -> Any:
+def first_items(inputs: Any, size: int, batch: int, beside: Neighbours | None = None) -> Any:
     """Example inputs cut to their first ``size`` items: each tensor whose first dimension is ``batch``, with its order
-    of strides. Others are kept."""
-    if size == batch:
+    of strides. Others are kept. Some items get other content where ``beside`` says so."""
+    if size == batch and beside is None:
         return inputs
-    return map_tensors(inputs, lambda tensor: tensor[:size].clone() if _has_batch(tensor, batch) else tensor)
+
+    def cut(tensor: torch.Tensor) -> torch.Tensor:
+        if not _has_batch(tensor, batch):
+            return tensor
+        items = tensor[:size].clone()
+        if beside is not None:
+            beside.change(items)
+        return items
+
+    return map_tensors(inputs, cut)
 
 
 def _has_batch(tensor: torch.Tensor, batch: int) -> bool:

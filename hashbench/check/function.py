@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from hashbench.batch.neighbours import Neighbours
 from hashbench.check import batch_items
 from hashbench.check.batch_invariance import BatchCheck, RunAt
 from hashbench.check.company import NoCompanyError, Pair, pair_of, turned
@@ -208,8 +209,8 @@ def check_batches(call: FunctionCall, name: str, options: RunOptions, *, sizes: 
     if why_not or batch is None:
         raise HashbenchError("no smaller batch can be run", consequence=why_not, tip="Give tensors with one batch.")
 
-    def runs_at(size: int) -> _Runs:
-        args, kwargs = batch_items.first_items(given, size, batch)
+    def runs_at(size: int, beside: Neighbours | None) -> _Runs:
+        args, kwargs = batch_items.first_items(given, size, batch, beside)
         return _Runs(FunctionCall(call.function, tuple(args), kwargs), options, every_op=False, allow_empty=True)
 
     run_at = _SeenFirst(runs_at, lambda size: f"with {size} of {batch} items")
@@ -239,7 +240,7 @@ def check_company(call: FunctionCall, name: str, options: RunOptions, *, tokens:
         raise HashbenchError(f"it cannot be run in other company ({options.company})", consequence=str(error)) from None
 
     def runs_of(pair: Pair) -> RunAt:
-        def runs_at(size: int) -> _Runs:
+        def runs_at(size: int, _: Neighbours | None) -> _Runs:
             def changed(call: FunctionCall) -> FunctionCall:
                 args, kwargs = call.args, dict(call.kwargs or {})
                 if pair.company.turned:
@@ -292,15 +293,18 @@ def _pair_of(call: FunctionCall, company: str, tokens: Tokens | None) -> Pair:
 
 
 class _SeenFirst:
-    """Makes runs of so many items. What the first of each number raises is the caller's to see, with a note."""
+    """Makes runs of so many items. What the first of each number raises is the caller's to see, with a note; what an
+    experiment raises (``beside``) is not."""
 
-    def __init__(self, runs_at: Callable[[int], _Runs], note: Callable[[int], str]) -> None:
+    def __init__(self, runs_at: Callable[[int, Neighbours | None], _Runs], note: Callable[[int], str]) -> None:
         self._runs_at, self._note = runs_at, note
         self._seen: set[int] = set()
 
-    def __call__(self, size: int, *, watcher: TraceCallback | None = None) -> Run | Failure:
-        runs = self._runs_at(size)
-        if size in self._seen:
+    def __call__(
+        self, size: int, *, watcher: TraceCallback | None = None, beside: Neighbours | None = None
+    ) -> Run | Failure:
+        runs = self._runs_at(size, beside)
+        if size in self._seen or beside is not None:
             return runs.further(watcher=watcher)
         self._seen.add(size)
         try:

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from hashbench.batch.neighbours import Neighbours
 from hashbench.catalog import Status
 from hashbench.check import batch_invariance, batch_items
 from hashbench.check.batch_invariance import BatchCheck
@@ -221,9 +222,9 @@ class BenchmarkRunner:
         if why_not or batch is None:
             return batch_invariance.skipped(level, why_not, batch=batch, iterations=workload.iterations)
 
-        def run_at(size: int, **more: Any) -> Run | Failure:
+        def run_at(size: int, *, beside: Neighbours | None = None, **more: Any) -> Run | Failure:
             def given(_: Callable[..., Any], inputs: Any) -> Any:
-                return batch_items.first_items(inputs, size, batch)
+                return batch_items.first_items(inputs, size, batch, beside)
 
             return attempt(self._preparing(workload, "", given=given), self.options, **more)
 

@@ -159,7 +159,7 @@ def source(call: CapturedCall, how: Plan, *, heading: str, definition: str = "")
         resizes=may_resize(call.func) and not any(memory.alignment % LINE for memory in call.memories),
         tensors=[_tensor(call, index, custom=custom) for index in range(len(call.tensors))],
         other_kinds=any(not isinstance(form, TensorForm) for form in call.tensors),
-        generators=_generators(call),
+        generators=generators(call),
         random_states=_random_states(call) if custom or plan_of(call.func).seeded else [],
         seeds=custom,
         inference=call.settings.get("inference_mode") == "True",
@@ -271,7 +271,7 @@ def _tensor(call: CapturedCall, index: int, *, custom: bool) -> str:
     return f"{text}.requires_grad_()" if custom and form.requires_grad else text
 
 
-def _generators(call: CapturedCall) -> list[str]:
+def generators(call: CapturedCall) -> list[str]:
     """The generators among the arguments, in their states of the capture, as Python."""
     devices = {slot.index: slot.device for slot in generator_slots([call.args, call.kwargs])}
     names = {index: _device(call, torch.device(name)) for index, name in devices.items()}

@@ -16,7 +16,7 @@ import torch
 from hashbench.batch import experiments
 from hashbench.batch.cause import ItemEvidence, Remedy, decide
 from hashbench.batch.experiments import diagnose_item_call, out_of_reach
-from hashbench.batch.item_call import ItemCall, NotItemwiseError, copied, in_force, item_digests, items_first
+from hashbench.batch.item_call import SEED, ItemCall, NotItemwiseError, copied, in_force, item_digests, items_first
 from hashbench.batch.layout import ItemAxis
 from hashbench.records import Decision, ExperimentResult
 
@@ -163,10 +163,9 @@ def test_a_tensor_reduced_over_the_batch_is_where_its_content_enters() -> None:
     [
         (alone, "0 of 7 other numbers"),
         (drawing, "draws random numbers"),
-        (rarely, "draws random numbers"),
         (Unsteady(), "differs by itself"),
     ],
-    ids=["invariant", "drawing", "drawing_rarely", "unsteady"],
+    ids=["invariant", "drawing", "unsteady"],
 )
 def test_what_is_no_matter_of_company_is_not_explained_by_it(function: Callable[..., Any], reason: str) -> None:
     _, decision = diagnosed(function)
@@ -287,11 +286,77 @@ def test_the_cause(arms: tuple[ExperimentResult, ...], cause: str, confidence: s
     assert "{" not in decision.advice
 
 
-@pytest.mark.parametrize(("differing", "cause"), [(1, "batch_coupling"), (0, "unknown")])
-def test_random_numbers_excuse_no_coupling(differing: int, cause: str) -> None:
+SEEDED = {"random": True, "follows_seed": True}
+
+
+@pytest.mark.parametrize(
+    ("arms", "more", "cause", "confidence"),
+    [
+        ((STEADY, NUMBERS, arm("other_content", 1, 9)), SEEDED, "batch_coupling", "proven"),
+        ((STEADY, NUMBERS, arm("other_content", 0, 9)), SEEDED | {"placed": True}, "batch_coupling", "proven"),
+        ((STEADY, NUMBERS, arm("other_content", 0, 9)), SEEDED, "batch_coupling", "likely"),
+        ((NUMBERS, arm("other_content", 0, 9)), SEEDED | {"placed": True}, "batch_coupling", "likely"),
+        ((STEADY, arm("other_number", 0, 7), arm("other_content", 0, 9)), SEEDED, "unknown", "open"),
+        ((STEADY, arm("other_places", 4, 4)), SEEDED | {"placed": True, "moved": True}, "batch_coupling", "proven"),
+        ((STEADY, NUMBERS, arm("other_places", 0, 4)), SEEDED | {"moved": True}, "unknown", "open"),
+        ((STEADY, NUMBERS, arm("other_content", 0, 9)), {"random": True}, "shape_dependent_kernel", "likely"),
+    ],
+    ids=["content", "placed", "mixed", "unsteady", "same", "moved", "in its place", "no matter which"],
+)
+def test_random_numbers_that_follow_from_the_number_of_items_are_coupling(arms, more, cause, confidence) -> None:
     """The generator begins anew for each repetition: what other content changes is not drawn."""
-    arms = (STEADY, NUMBERS, arm("other_content", differing, 9))
-    assert decide(ItemEvidence(8, arms, random=True)).cause == cause
+    decision = decide(ItemEvidence(8, arms, **more))
+    assert (decision.cause, decision.confidence) == (cause, confidence)
+    drawn = "draws random numbers" in decision.because or "gets other numbers" in decision.because
+    assert decision.advice.startswith("Draw for each item") == drawn
+
+
+def test_of_what_no_other_seed_changes_random_numbers_are_not_blamed() -> None:
+    evidence, decision = diagnosed(rarely)
+    assert (evidence.random, evidence.follows_seed) == (True, False)
+    assert (decision.cause, decision.confidence) == ("shape_dependent_kernel", "likely")
+
+
+# ------------------------------------------------------------------------------------ generators among the arguments
+
+
+def drawn_privately(*, normal: bool, items: int = 8) -> tuple[ItemCall, torch.Generator]:
+    """A call that draws six numbers for each item, from a generator that was drawn from before."""
+    generator = torch.Generator().manual_seed(3)
+    torch.rand(5, generator=generator)
+    op = torch.ops.aten.randn.generator if normal else torch.ops.aten.rand.generator
+    return ItemCall(op, ([items, 6],), {"generator": generator}, items, (), (FIRST,), scaled=(0,)), generator
+
+
+def test_a_generator_among_the_arguments_is_in_its_state_before_every_run() -> None:
+    call, generator = drawn_privately(normal=True)
+    state = generator.get_state()
+    with in_force(call):
+        first, again, other = (call.run(seed=seed)[0][0] for seed in (SEED, SEED, SEED + 1))
+        assert call.draws()
+
+    assert torch.equal(generator.get_state(), state)
+    assert torch.equal(first, torch.randn(8, 6, generator=generator))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_a_generator_that_is_given_twice_is_one_generator_in_every_run() -> None:
+    generator = torch.Generator().manual_seed(3)
+
+    def twice(rows: torch.Tensor, one: torch.Generator, other: torch.Generator) -> torch.Tensor:
+        return rows + torch.rand(rows.shape, generator=one) - torch.rand(rows.shape, generator=other)
+
+    left, _ = ItemCall(twice, (ROWS, generator, generator), {}, 8, (FIRST,), (FIRST,)).run()
+    assert torch.equal(left[0], twice(ROWS, generator, generator))
+
+
+@pytest.mark.parametrize(("normal", "cause"), [(True, "batch_coupling"), (False, "unknown")])
+def test_draws_from_a_generator_among_the_arguments_are_compared_from_one_state(*, normal: bool, cause: str) -> None:
+    evidence = diagnose_item_call(drawn_privately(normal=normal)[0])
+    assert (evidence.arm("same_items").trials, evidence.arm("same_items").differing) == (3, 0)
+    assert evidence.arm("other_number").trials == 7
+    assert decide(evidence).cause == cause
 
 
 def test_advice_names_only_what_was_measured_to_work_the_cheapest_first() -> None:

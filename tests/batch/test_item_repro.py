@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from hashbench.batch.call_pair import CallPair
-from hashbench.batch.finding import Guilt, Judged
 from hashbench.batch.item_call import ItemCall
+from hashbench.batch.judged import Guilt, Judged
 from hashbench.batch.layout import Company, Cut, ItemAxis
 from hashbench.batch.match import Agreement, CallRows, Match, TensorRows
 from hashbench.batch.repro import SCRIPT_FILE, run_item_repro, write_item_repro, write_part_repro
@@ -51,6 +51,28 @@ def test_rows_that_are_as_long_as_the_batch_are_compared_beside_copies_of_an_ite
 @pytest.mark.slow
 def test_a_kernel_that_writes_in_place_is_compared_by_what_it_wrote(tmp_path: Path) -> None:
     call = call_of(torch.ops.aten.add_.Tensor, torch.rand(4, 3), 1.0)
+    write_item_repro(tmp_path, call, DECISION, chosen=range(2))
+
+    assert run_item_repro(tmp_path, timeout=120) == "no: 0 of 2 items differ between 2 items and 4"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("normal", "said"), [(True, "yes"), (False, "no")])
+def test_a_generator_among_the_arguments_begins_both_calls_in_its_state(
+    tmp_path: Path, *, normal: bool, said: str
+) -> None:
+    generator = torch.Generator().manual_seed(3)
+    torch.rand(5, generator=generator)
+    op = torch.ops.aten.randn.generator if normal else torch.ops.aten.rand.generator
+    call = ItemCall(op, ([8, 6],), {"generator": generator}, 8, (), (FIRST,), scaled=(0,))
+    write_item_repro(tmp_path, call, DECISION, chosen=range(4))
+
+    assert run_item_repro(tmp_path, timeout=120).partition(":")[0] == said
+
+
+@pytest.mark.slow
+def test_the_default_generator_begins_both_calls_in_one_state(tmp_path: Path) -> None:
+    call = ItemCall(torch.ops.aten.rand_like.default, (torch.rand(4, 3),), {}, 4, (FIRST,), (FIRST,))
     write_item_repro(tmp_path, call, DECISION, chosen=range(2))
 
     assert run_item_repro(tmp_path, timeout=120) == "no: 0 of 2 items differ between 2 items and 4"

@@ -24,7 +24,8 @@ from programs import (
 from torch import nn
 from torch.nn import functional
 
-from hashbench.batch.finding import BatchFinding, Comparison, Guilt, RowDifference
+from hashbench.batch.finding import BatchFinding, Comparison, RowDifference
+from hashbench.batch.judged import Guilt
 from hashbench.batch.layout import MOST_ROWS, Company, ItemAxis
 from hashbench.batch.locate import compare_rows, finding_of
 from hashbench.records import Failure, op_of

@@ -8,7 +8,7 @@ import pytest
 import torch
 from programs import compared_runs, random_inputs, runner
 
-from hashbench.batch.finding import Guilt
+from hashbench.batch.judged import Guilt
 from hashbench.batch.layout import WHOLE, Company, Cut, ItemAxis
 from hashbench.batch.match import Agreement, Match, TensorRows, match
 from hashbench.batch.rows import RowDigests, ShapeNotes, row_digests

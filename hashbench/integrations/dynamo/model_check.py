@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 
+from hashbench.batch.neighbours import Neighbours
 from hashbench.catalog import Kind, Status, kind_of
 from hashbench.check import batch_items
 from hashbench.check.batch_invariance import BatchCheck
@@ -374,14 +375,14 @@ class BatchModelCheck:
     def _compared(self, level: str) -> Outcome:
         batch = self.spec.batch_size or 0
 
-        def run_at(size: int, **more: Any) -> Run | Failure:
+        def run_at(size: int, *, beside: Neighbours | None = None, **more: Any) -> Run | Failure:
             prepare = preparing(
                 self.harness,
                 self.names,
                 self.model,
                 self.inputs,
                 step=self.harness.forward_pass,
-                part=functools.partial(batch_items.first_items, size=size, batch=batch),
+                part=functools.partial(batch_items.first_items, size=size, batch=batch, beside=beside),
             )
             return attempt(prepare, self.options, **more)
 

@@ -1,0 +1,204 @@
+"""Experiments on whole runs: other content in the neighbours of an item, and other numbers of items.
+
+They decide where no call alone shows how an item's result depends on its batch: where another number of items takes
+other ops, or reads other memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from hashbench.batch.cause import ON, ItemEvidence
+from hashbench.batch.experiments import FACTORS, tried
+from hashbench.batch.finding import Entry
+from hashbench.batch.item_call import NotItemwiseError
+from hashbench.batch.locate import RowsCompared
+from hashbench.batch.match import CallRows, TensorRows
+from hashbench.batch.rows import RowDigests
+from hashbench.processes import Budget
+from hashbench.records import ExperimentResult, Failure, Trace
+from hashbench.run import outputs
+from hashbench.run.outcome import Run
+from hashbench.trace.callbacks import TraceCallback
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """Other content for the items behind the first ``kept``: their floating-point numbers multiplied by ``factor``, or
+    copies of the first item where that is ``None``."""
+
+    kept: int
+    factor: float | None = None
+
+    def change(self, items: torch.Tensor) -> None:
+        """Change them in a tensor whose first dimension holds the items."""
+        with torch.no_grad():
+            others = items[self.kept :]
+            if self.factor is None:
+                others.copy_(items[:1].expand_as(others))
+            elif items.is_floating_point() or items.is_complex():
+                others.mul_(self.factor)
+
+
+class RunBeside(Protocol):
+    """Makes one traced run of the first so many items from the reset state, some with other content."""
+
+    def __call__(
+        self, size: int, *, watcher: TraceCallback | None = None, beside: Neighbours | None = None
+    ) -> Run | Failure: ...
+
+
+def diagnose_runs(
+    run_at: RunBeside, compared: RowsCompared, entry: Entry, *, repeated: int, budget: float
+) -> ItemEvidence:
+    """What other content of neighbours and other numbers of items change, in runs of the whole program.
+
+    Args:
+        run_at: makes the runs.
+        compared: the run on all items, and that on fewer.
+        entry: where what differs is read.
+        repeated: how many times the two runs were made again and agreed.
+        budget: seconds after which no further run is begun.
+    """
+    return _Experiments(run_at, compared, entry, Budget(budget)).evidence(repeated)
+
+
+class _Experiments:
+    def __init__(self, run_at: RunBeside, compared: RowsCompared, entry: Entry, budget: Budget) -> None:
+        self.run_at, self.compared, self.entry, self.budget = run_at, compared, entry, budget
+        self.company = compared.comparison.company
+
+    def evidence(self, repeated: int) -> ItemEvidence:
+        same = ExperimentResult("same_items", ON, repeated, 0)
+        content = tried("other_content", self._content, self.budget)
+        if content.differing:
+            return ItemEvidence(self.company.batch, (same, content))
+        number, smallest = self._numbers()
+        return ItemEvidence(self.company.batch, (same, number, content), smallest_batch=smallest)
+
+    # ---------------------------------------------------------------------------------------- content
+
+    def _content(self) -> Iterator[bool]:
+        """Other content beside items that are kept: in the run on all of them beside those of the smaller run, and in
+        the smaller run beside the first."""
+        sides = [(True, self.company.batch, self.company.size), (False, self.company.size, 1)]
+        trials = 0
+        for of_all, size, kept in sides:
+            for factor in (None, *FACTORS) if size > kept else ():
+                differs = self._differs(size, Neighbours(kept, factor), of_all=of_all)
+                if differs is not None:
+                    trials += 1
+                    yield differs
+        if not trials:
+            raise NotItemwiseError("no run with other content in the other items shows what it changes here")
+
+    def _differs(self, size: int, beside: Neighbours, *, of_all: bool) -> bool | None:
+        """Whether what is read of the kept items is other than in the run as it was; ``None`` where that says nothing:
+        the run fails, nothing has other content, or it differs before."""
+        comparison = self.compared.comparison
+        known = comparison.reference if of_all else comparison.other
+        rows = RowDigests(self.company, self.compared.shapes[0 if of_all else 1], reference=of_all)
+        run = self.run_at(size, watcher=rows, beside=beside)
+        if isinstance(run, Failure) or run.trace is None or _inputs(run.trace) == _inputs(known.trace):
+            return None
+        kept = _Kept(size, beside.kept)
+        earlier = [
+            kept.same_written(known.calls[node], rows.calls.get(node))
+            for node in (pair[1 if of_all else 0] for pair in self.entry.before)
+        ]
+        if not all(earlier):
+            return None
+        there = [
+            kept.same_read(known.calls[node], rows.calls.get(node), path)
+            for node, path in ((read[1 if of_all else 0], read[2]) for read in self.entry.reads)
+        ]
+        results = self.compared.runs[0 if of_all else 1].results
+        there += [kept.same_items(results.get(name), run.results.get(name)) for name in self.entry.results]
+        if any(one is False for one in there):
+            return True
+        return None if not there or None in there else False
+
+    # ---------------------------------------------------------------------------------------- numbers
+
+    def _numbers(self) -> tuple[ExperimentResult, int | None]:
+        """In which numbers of items other ops run than in all, and the smallest that takes others than one item."""
+        batch, size, node = self.company.batch, self.company.size, self.entry.node
+        if not node:
+            return ExperimentResult("other_number", ON, 1, 1), None
+        seen = {size: True, batch: False}
+
+        def makes(number: int) -> bool:
+            if number not in seen:
+                run = self.run_at(number, watcher=TraceCallback(), beside=Neighbours(number))
+                if isinstance(run, Failure) or run.trace is None:
+                    raise NotItemwiseError(f"a run of {number} items failed")
+                seen[number] = any(record.id == node for record in run.trace.records)
+            return seen[number]
+
+        smallest = None
+        try:
+            alone = makes(1)
+            low, high = (1, size) if makes(size) != alone else (size, batch)
+            while high - low > 1 and self.budget.left() > 0:
+                middle = (low + high) // 2
+                low, high = (middle, high) if makes(middle) == alone else (low, middle)
+            smallest = high if high - low == 1 and makes(high) != alone else None
+        except NotItemwiseError:
+            pass
+        trials = [number for number in seen if number != batch]
+        return ExperimentResult("other_number", ON, len(trials), sum(seen[number] for number in trials)), smallest
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """The first ``kept`` of the ``items`` of two runs that have the same number of them."""
+
+    items: int
+    kept: int
+
+    def same_written(self, one: CallRows, other: CallRows | None) -> bool | None:
+        """Whether all that a call wrote is the same for them; ``None`` where it cannot be told."""
+        if other is None or len(one.written) != len(other.written):
+            return None
+        found = [self._same(*pair) for pair in zip(one.written, other.written, strict=True)]
+        return None if None in found else all(found)
+
+    def same_read(self, one: CallRows, other: CallRows | None, path: str) -> bool | None:
+        """The same of what it read."""
+        there = dict(other.read) if other is not None else {}
+        return self._same(dict(one.read)[path], there[path]) if path in there else None
+
+    def same_items(self, one: object, other: object) -> bool | None:
+        """The same of a result whose first dimension holds the items."""
+        if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+            return None
+        if one.shape[:1] != (self.items,) or other.shape[:1] != (self.items,):
+            return None
+        return outputs.bitwise_equal(one[: self.kept], other[: self.kept])
+
+    def _same(self, one: TensorRows, other: TensorRows) -> bool | None:
+        if one._replace(given=()) == other._replace(given=()):
+            return True
+        if (one.shape, one.cut, one.width) != (other.shape, other.cut, other.width) or one.cut is None:
+            return None
+        if one.cut.dim is None:
+            return False
+        rows, rest = divmod(one.shape[one.cut.dim] // one.cut.step, self.items)
+        if rest or not rows:
+            return None
+        return any(
+            self._part(one, outer) == self._part(other, outer) for outer in range(1, rows + 1) if not rows % outer
+        )
+
+    def _part(self, one: TensorRows, outer: int) -> Sequence[bytes]:
+        """Their rows, of a dimension of so many blocks."""
+        block = len(one.content) // outer
+        return [one.content[block * at :][: block // self.items * self.kept] for at in range(outer)]
+
+
+def _inputs(trace: Trace) -> dict[str, object]:
+    return {leaf.id: leaf.digest for leaf in trace.leaves if leaf.kind == "input"}
