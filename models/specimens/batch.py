@@ -100,6 +100,40 @@ def kept_by_experts(x: torch.Tensor, *, capacity_of_batch: bool) -> torch.Tensor
     return x * (1 + (suits >= least).float()[:, None])
 
 
+def shown(x: torch.Tensor, *, by_row: bool) -> torch.Tensor:
+    """A view of the items, or of their memory column by column, in which a row is of several items."""
+    strides = (x.shape[1], 1) if by_row else (1, len(x))
+    return torch.as_strided(x * 2, x.shape, strides).sigmoid()
+
+
+def scaled_if_many(x: torch.Tensor, *, by_row: bool) -> torch.Tensor:
+    """More than four items are scaled by the largest number, of each or of all."""
+    if len(x) <= 4:
+        return x / x.abs().amax(dim=-1, keepdim=True) if by_row else x * 1.5
+    return x / (x.abs().amax(dim=-1, keepdim=True) if by_row else x.abs().amax())
+
+
+# -------------------------------------------------------------------------------------------------- random numbers
+
+
+def noisy(x: torch.Tensor, *, normal: bool) -> torch.Tensor:
+    """Noise of a private generator. Normal numbers are drawn in blocks, of which the last depends on how many there
+    are; uniform ones one after the other."""
+    draw = torch.randn if normal else torch.rand
+    return x + draw(x.shape, generator=torch.Generator().manual_seed(3))
+
+
+def dropped_twice(x: torch.Tensor, *, apart: bool) -> torch.Tensor:
+    """Dropout that is left on, twice: the second begins where the first has left the generator, or that of an item."""
+    generators = [torch.Generator().manual_seed(item) for item in range(len(x))]
+    for _ in range(2):
+        drawn = (
+            torch.stack([torch.rand(x.shape[1], generator=one) for one in generators]) if apart else torch.rand_like(x)
+        )
+        x = x * (drawn > 0.5) * 2
+    return x
+
+
 # --------------------------------------------------------------------------------------- another order for more rows
 
 
@@ -166,6 +200,11 @@ def by_place(x: torch.Tensor, *, every: int) -> torch.Tensor:
 
 
 NEVER = 1 << 20
+
+
+def by_other_ops(x: torch.Tensor, *, split: bool) -> torch.Tensor:
+    """More than four items go to another op, which adds in another order, or in the same."""
+    return sum_split(x, 1 if split else NEVER) if len(x) > 4 else sum_tiles(x, NEVER)
 
 
 # ----------------------------------------------------------------------------------------------------- and the decoys
@@ -297,6 +336,16 @@ MODELS = {
     "batch_selected_twin": one(lambda x: selected(x, counted=False)),
     "batch_heads": one(lambda x: headed(x, by_head=False)),
     "batch_heads_twin": one(lambda x: headed(x, by_head=True)),
+    "batch_view": one(lambda x: shown(x, by_row=False)),
+    "batch_view_twin": one(lambda x: shown(x, by_row=True)),
+    "batch_many": one(lambda x: scaled_if_many(x, by_row=False)),
+    "batch_many_twin": one(lambda x: scaled_if_many(x, by_row=True)),
+    "batch_noise": one(lambda x: noisy(x, normal=True), 6),
+    "batch_noise_twin": one(lambda x: noisy(x, normal=False), 6),
+    "batch_dropout": one(lambda x: dropped_twice(x, apart=False)),
+    "batch_dropout_twin": one(lambda x: dropped_twice(x, apart=True)),
+    "batch_ops": one(lambda x: by_other_ops(x, split=True)),
+    "batch_ops_twin": one(lambda x: by_other_ops(x, split=False)),
     "position_place": one(lambda x: by_place(x, every=3)),
     "position_place_twin": one(lambda x: by_place(x, every=1)),
     "padding_mask": lambda: reader(causal=False, fault="mask"),
