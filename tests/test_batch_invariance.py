@@ -551,6 +551,17 @@ def test_a_generator_that_is_seeded_by_the_batch_is_told_by_its_state():
     assert "a generator that was seeded by it" in row.because
 
 
+def test_draws_of_the_smaller_batch_alone_are_named():
+    def draws_first(x: torch.Tensor) -> torch.Tensor:
+        shift = torch.zeros(3) if len(x) > 4 else torch.rand(3) * 0
+        return x + torch.randint(9, (6,)) + shift[0]
+
+    row = checked(draws_first, torch.ones(8, 6), options=DIAGNOSED)
+    assert (row.kernel, row.cause, row.confidence) == ("aten.rand.default", "batch_coupling", "proven"), row.because
+    assert "a batch of 4 draws more often than a batch of 8" in row.because
+    assert "before aten.randint.default" in row.because
+
+
 class Regularized(torch.nn.Module):
     """Dropout that is left on, in two places."""
 

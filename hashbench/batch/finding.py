@@ -81,17 +81,26 @@ class Comparison:
     @property
     def drawn(self) -> bool:
         """Whether the runs differ by the states of the generators from which their calls draw."""
-        guilty = next((node for node in self.sources if self._is_source(node)), "")
-        return bool(guilty) and self._is_redrawn(self.judged[guilty])
+        return bool(self._redrawn)
+
+    @cached_property
+    def _redrawn(self) -> str:
+        """The first source of all, where it differs by the state of its generator; else empty."""
+        first = self._guilty[0] if self._guilty else ""
+        return first if first and self.judged[first].redrawn and self.judged[first].guilt is Guilt.GUILTY else ""
+
+    @cached_property
+    def _guilty(self) -> tuple[str, ...]:
+        reached = self._slice(strictly=False) if self.differing else set()
+        return tuple(node for node in self._order if node in reached and self._is_source(node))
 
     @cached_property
     def _found(self) -> tuple[tuple[str, ...], str]:
         if not self.differing:
             return (), ""
+        if self._guilty:
+            return self._with_drawer(self._guilty)
         reached = self._slice(strictly=False)
-        guilty = tuple(node for node in self._order if node in reached and self._is_source(node))
-        if guilty:
-            return self._with_drawer(guilty)
         strict = set() if self.company.together else self._slice(strictly=True)
         moved = tuple(node for node in self._order if node in strict and self._moves(self.judged[node]))
         hidden = any(one.grouped for node in reached for one in self.judged[node].written)
@@ -110,22 +119,10 @@ class Comparison:
             return (), f"what {older} reads was made by an earlier run, and is not what the reference has in its place"
         if unknown:
             return (), f"which rows belong to which item cannot be told from {unknown[0]} on"
-        return (), self._shown_by_view() or "no call differs whose rows could be followed to the outputs"
-
-    def _shown_by_view(self) -> str:
-        """Which result is a view that shows other memory; empty where none is."""
-        for result in self.other.trace.results:
-            one = self.judged.get(self.unit(result.source)) if result.name in self.differing else None
-            if one is not None and one.reference and all(match.strictly_equal for match in one.written):
-                return f"{result.name} is a view, and shows other memory of what {self.unit(result.source)} left"
-        return ""
+        return (), _shown_by_view(self) or "no call differs whose rows could be followed to the outputs"
 
     def _is_source(self, node: str) -> bool:
         return self.judged[node].guilt is Guilt.GUILTY or self._parts(node) or bool(self.by_view(node))
-
-    @staticmethod
-    def _is_redrawn(one: Judged) -> bool:
-        return one.redrawn and one.guilt is Guilt.GUILTY
 
     def by_view(self, node: str) -> tuple[str, ...]:
         """The arguments in which a call reads, through a view, memory that holds other items in the other run."""
@@ -137,7 +134,7 @@ class Comparison:
         """The sources, before them the call that drew another amount of random numbers where the first of them differs
         for that alone; and what is special about the first."""
         first, judged = self._records[guilty[0]], self.judged[guilty[0]]
-        if self._is_redrawn(judged):
+        if self._redrawn:
             drawer = drawer_before(self.other, self.reference, (first.id, judged.reference), self._names)
             node = self.unit(drawer.node) if drawer.node else first.id
             before = f", so that the generator stands elsewhere before {_named(first)}" if node != first.id else ""
@@ -347,6 +344,16 @@ class Comparison:
         name = name_of(record)
         filled = name in OVERWRITING - _ADDING or not ref.argument[:1].isdigit()
         return ref.written and filled
+
+
+def _shown_by_view(found: Comparison) -> str:
+    """Which result is a view that shows other memory; empty where none is."""
+    for result in found.other.trace.results:
+        node = found.unit(result.source)
+        one = found.judged.get(node) if result.name in found.differing else None
+        if one is not None and one.reference and all(match.strictly_equal for match in one.written):
+            return f"{result.name} is a view, and shows other memory of what {node} left"
+    return ""
 
 
 def _named(record: OpRecord) -> str:

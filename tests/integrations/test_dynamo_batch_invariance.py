@@ -48,6 +48,13 @@ def test_training_is_forward_only_as_there(standin: Standin) -> None:
     assert found.row.differing_results == "result"
 
 
+def test_other_ops_for_another_number_of_items_are_a_choice_by_size(standin: Standin) -> None:
+    row = with_us(standin, "routed", budget=20.0).row
+    assert (row.accuracy, row.kernel) == ("fail_batch_invariance_at_4", "aten.mul.Tensor")
+    assert (row.cause, row.confidence, row.smallest_batch) == ("shape_dependent_kernel", "proven", 5), row.because
+    assert with_us(standin, "routedexactly").row.accuracy == "pass"
+
+
 def test_what_a_compiler_made_is_left_to_the_harness_and_said_so(standin: Standin) -> None:
     found = with_us(standin, "centred", "--backend=aot_eager")
     assert found.row.accuracy == found.theirs["accuracy"] == "fail_batch_invariance_at_4"

@@ -170,6 +170,21 @@ class Doubled(Steady):
         return x * 2
 
 
+class Routed(Steady):
+    """Divides more than four items, and multiplies fewer: two ways, each of which rounds otherwise."""
+
+    by = 3
+
+    def forward(self, x):
+        return x / self.by if len(x) > 4 else x * (1 / self.by)
+
+
+class RoutedExactly(Routed):
+    """The same by a power of two, which rounds nothing."""
+
+    by = 4
+
+
 class Entry:
     """Refers to itself, so that only the garbage collector removes it."""
 
@@ -224,6 +239,8 @@ MODELS = {
         Centred,
         Collected,
         Doubled,
+        Routed,
+        RoutedExactly,
         Half,
         Waiting,
         Dying,
