@@ -145,6 +145,12 @@ def is_generator(value: Any) -> bool:
     return isinstance(value, GENERATORS) and not isinstance(value, random.SystemRandom)
 
 
+def is_global(generator: Any) -> bool:
+    """Whether ``generator`` is the global one of Python, NumPy or torch's CPU."""
+    known: tuple[Any, ...] = (random._inst, np.random.mtrand._rand, torch.default_generator)
+    return any(generator is one for one in known)
+
+
 def state_digest(generator: Any) -> str:
     """16 hexadecimal digits for the state of one generator, of one of the classes in :data:`GENERATORS`; nothing is
     drawn from it."""

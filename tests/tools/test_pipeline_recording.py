@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 from pipeline_helpers import PIPELINES
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torchvision import transforms
 
 from hashbench.run.rng import global_state_digests, preserved_rng, reset_rng_state
+from hashbench.tools.pipeline.loading import dissect
 from hashbench.tools.pipeline.observed import Batch
 from hashbench.tools.pipeline.recording import content_digest, first_batches, matched
 
@@ -63,6 +64,79 @@ def test_a_worker_that_is_spawned_is_watched_too() -> None:
     _, seen, _ = first_batches(loader, steps=3, modules=(), note=lambda _moment: None)
     assert [batch.worker for batch in seen.batches] == [0, 0, 0]
     assert [sample.index for batch in seen.batches for sample in batch.samples or ()] == list("012345")
+
+
+class Private:
+    """Batches that are drawn from the global generator, from one that the loader holds, and from a late one."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng, self.draw = random.Random(seed), random.random
+
+    def __iter__(self) -> Any:
+        yield torch.tensor(self.draw())
+        late = np.random.default_rng(3)
+        yield torch.tensor(self.rng.random())
+        yield torch.tensor(late.random())
+
+
+def generated(seed: int) -> Any:
+    yield from Private(seed)
+
+
+@pytest.mark.parametrize(
+    "make", [Private, generated, lambda seed: list(Private(seed)), lambda seed: iter([seed, 2, 3])]
+)
+def test_an_iterable_of_any_kind_is_watched_without_a_change(make: Any) -> None:
+    with preserved_rng():
+        reset_rng_state(3)
+        plain = list(make(5))
+        plain_states = global_state_digests()
+        reset_rng_state(3)
+        received, seen, workers = first_batches(make(5), steps=4, modules=(), note=lambda _moment: None)
+        watched_states = global_state_digests()
+    assert watched_states == plain_states
+    assert [content_digest(batch) for batch in received] == [content_digest(batch) for batch in plain]
+    assert [batch.digest for batch in seen.batches] == [content_digest(batch) for batch in plain]
+    assert (seen.exhausted, seen.asked_for, workers) == (True, 4, ())
+    assert {"samples", "index", "files", "before", "after"} <= set(seen.absent)
+
+
+def test_what_a_loader_of_ones_own_drew_from_is_noted_batch_by_batch() -> None:
+    _, seen, _ = first_batches(Private(5), steps=3, modules=(), note=lambda _moment: None)
+    assert [batch.drew for batch in seen.batches] == [
+        ("python",),
+        ("loader.rng", "iterator.late"),
+        ("iterator.late",),
+    ]
+    assert all(batch.generators is not None and set(batch.drew) <= set(batch.generators) for batch in seen.batches)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_a_collate_fn_and_a_stream_drew_is_noted_with_the_batch(workers: int) -> None:
+    def drawing(samples: list[Any]) -> torch.Tensor:
+        return torch.stack([sample[0] for sample in samples]) + random.random()
+
+    class Stream(IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return (float(np.random.normal()) for _ in range(4))
+
+    tensors = TensorDataset(torch.arange(4.0))
+    for loader, drew in (
+        (DataLoader(tensors, batch_size=2, num_workers=workers, collate_fn=drawing), ("python",)),
+        (DataLoader(Stream(), batch_size=2, num_workers=workers), ("numpy",)),
+        (DataLoader(tensors, batch_size=2, num_workers=workers), ()),
+    ):
+        _, seen, _ = first_batches(loader, steps=2, modules=(), note=lambda _moment: None)
+        assert [batch.drew for batch in seen.batches] == [drew, drew]
+
+
+def test_a_global_generator_is_not_also_one_of_the_datasets_own() -> None:
+    class Holding:
+        def __init__(self) -> None:
+            self.normal, self.random, self.torch = np.random.normal, random.random, torch.default_generator
+            self.own = np.random.default_rng(3)
+
+    assert list(dissect(Holding()).generators) == ["dataset.own"]
 
 
 def note(worker: int, digest: str) -> Batch:

@@ -79,6 +79,102 @@ def test_broken_is_named_and_its_repaired_twin_repeats(fault: str, images: Path,
     assert {stage.status for stage in repaired.stages} == {"equal"}
 
 
+WHOLE = {
+    "list": ("after transform", "unseeded loader", "likely", "make_loader drew from torch, which"),
+    "generator": ("after transform", "unseeded loader", "likely", "the loader drew from python, which"),
+    "class": ("order", "unseeded shuffle", "likely", "the loader drew from loader.rng, which"),
+    "indexed": ("after transform", "unseeded loader", "likely", "the loader drew from numpy, which"),
+    "stream": ("after transform", "random dataset", "proven", "the dataset drew from python, which"),
+    "collate": ("after transform", "random transform", "proven", "collate_fn drew from numpy, which"),
+}
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_whole_batches_are_compared_whatever_kind_of_loader_gives_them(kind: str, images: Path, tmp_path: Path) -> None:
+    more = "steps = 10" if kind == "class" else ""  # all of them, so that their order is seen
+
+    broken = checked(tmp_path, "whole_batches", f"broken_{kind}", images, more)
+    repaired = checked(tmp_path, "whole_batches", f"repaired_{kind}", images, more)
+
+    reason = broken.findings[0].reasons[0]
+    assert (broken.first, reason.name, reason.confidence) == WHOLE[kind][:3], reason.because
+    assert WHOLE[kind][3] in reason.because
+    stages = {stage.name: stage for stage in broken.stages}
+    if stages["order"].status == "unseen":
+        assert "whether by their order or by their content was not seen" in stages["after transform"].detail
+    assert [finding.stage.name for finding in broken.findings] == [broken.first]
+    assert stages["kernel"].status == "follows"
+    assert repaired.repeats, repaired.stages
+    by_status = {stage.name: stage.status for stage in repaired.stages}
+    assert by_status["order"] == by_status["after transform"] == by_status["kernel"] == "equal"
+
+
+def test_a_loader_that_fills_the_same_memory_again_trains_the_model_on_every_batch(
+    images: Path, tmp_path: Path
+) -> None:
+    config = write_config(tmp_path, "whole_batches", "repaired_indexed", images)
+    checking.check(config, tmp_path / "check", timeout=60, repeat=False)
+    trace = observed.read(tmp_path / "check").seen.trace
+    assert trace is not None
+    pictures = {leaf.digest.value for leaf in trace.leaves if leaf.id in ("input/step0.0", "input/step1.0")}
+    assert len(pictures) == 2
+
+
+SEEDED = "from spans import set_seed"
+SPANS = {
+    "model": (
+        (f"{SEEDED}\nmake_model = fault.model_at_import", "plain"),
+        (f"{SEEDED}\nmake_model = fault.model_after_seeding", "plain"),
+        (
+            "initial weights",
+            "unseeded initialisation",
+            "likely",
+            "the import of the pipeline's file drew from python and torch",
+        ),
+    ),
+    "model, seeded nowhere": (
+        ("make_model = fault.model_after_seeding", "plain"),
+        (f"{SEEDED}\nmake_model = fault.model_after_seeding", "plain"),
+        ("initial weights", "unseeded initialisation", "proven", "make_model drew from torch"),
+    ),
+    "order": (
+        (SEEDED, "order_at_import"),
+        (SEEDED, "order_after_seeding"),
+        ("order", "unseeded shuffle", "likely", "the import of the pipeline's file drew from python"),
+    ),
+    "order, seeded nowhere": (
+        ("", "order_after_seeding"),
+        (SEEDED, "order_after_seeding"),
+        ("order", "unseeded shuffle", "likely", "make_loader drew from python"),
+    ),
+    "sampler": (
+        ("", "sampler_while_the_loader_is_made"),
+        ("", "sampler_of_the_seed"),
+        ("order", "unseeded shuffle", "likely", "make_loader drew from python"),
+    ),
+    "transform": (
+        (SEEDED, "transform_at_import"),
+        (SEEDED, "transform_after_seeding"),
+        ("after transform", "unseeded construction", "likely", "the import of the pipeline's file drew from python"),
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", SPANS)
+def test_a_reason_names_the_span_in_which_the_generator_moved(fault: str, images: Path, tmp_path: Path) -> None:
+    (broken_more, broken_twin), (repaired_more, repaired_twin), expected = SPANS[fault]
+
+    broken = checked(tmp_path / "broken", "spans", broken_twin, images, broken_more)
+    repaired = checked(tmp_path / "repaired", "spans", repaired_twin, images, repaired_more)
+
+    reason = broken.findings[0].reasons[0]
+    assert (broken.first, reason.name, reason.confidence) == expected[:3], reason.because
+    assert expected[3] in reason.because
+    if "at_import" in broken_more + broken_twin:  # where nothing moved, nothing was drawn
+        assert "make_" not in reason.because
+    assert repaired.repeats, repaired.stages
+
+
 # --------------------------------------------------------------------------- two machines, each of which repeats
 
 OTHER_SYSTEM = "import os\n_list = os.listdir\nos.listdir = lambda *folder: sorted(_list(*folder), reverse=True)\n"

@@ -10,10 +10,15 @@ import pytest
 from pipeline_helpers import FILES, GENERATORS, batches, check, loader, sample, seen, trace
 
 from hashbench.errors import HashbenchError
-from hashbench.records import Trace
+from hashbench.records import Leaf, Ref, TensorDigest, Trace
 from hashbench.tools.pipeline.comparing import STAGES, Verdict, as_text, compare
 from hashbench.tools.pipeline.observed import (
+    IMPORT,
+    LOADER,
+    MAKE_LOADER,
+    MAKE_MODEL,
     MOMENTS,
+    Batch,
     Batches,
     Listing,
     Observed,
@@ -25,7 +30,7 @@ from hashbench.tools.pipeline.observed import (
     Weights,
     Worker,
 )
-from hashbench.tools.pipeline.reasons import FIXES, Evidence, decide
+from hashbench.tools.pipeline.reasons import FIXES, Draw, Evidence, decide
 
 OTHER = {**GENERATORS, "torch": "t1"}
 
@@ -130,6 +135,104 @@ def test_what_neither_saw_is_unseen_with_its_reason() -> None:
     assert verdict.repeats
     assert statuses(verdict)["file list"] == statuses(verdict)["before transform"] == "unseen"
     assert "as far as was seen (not: file list, before transform)" in as_text(verdict, first="a", second="b")
+
+
+def whole(*digests: str | None, **changes: Any) -> Observed:
+    """What a loader that is no ``DataLoader`` shows: whole batches."""
+    made = Batches(tuple(Batch(number, digest) for number, digest in enumerate(digests)), 2, False)
+    return seen(loader=loader(listing=None, absent={"loader": "no DataLoader"}), batches=made, **changes)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        (("a", "b"), ("a", "b"), {"order": "equal", "after transform": "equal"}),
+        (("a", "b"), ("b", "a"), {"order": "differs", "after transform": "unseen"}),
+        (("a", "b"), ("c", "a"), {"order": "differs", "after transform": "unseen"}),
+        (("a", "b"), ("a", "c"), {"order": "unseen", "after transform": "differs"}),
+        (("a", "b"), ("c", "d"), {"order": "unseen", "after transform": "differs"}),
+        (("a", "a"), ("c", "a"), {"order": "unseen", "after transform": "differs"}),
+        (("a", "b"), ("a",), {"order": "unseen", "after transform": "differs"}),
+        (("a", None), ("a", None), {"order": "unseen", "after transform": "unseen"}),
+        (("a", None), ("b", None), {"order": "unseen", "after transform": "differs"}),
+        (("a", None), ("a", "b"), {"order": "unseen", "after transform": "differs"}),
+    ],
+    ids=str,
+)
+def test_digests_of_whole_batches_show_that_they_are_equal_and_that_they_differ(
+    first: tuple[str | None, ...], second: tuple[str | None, ...], expected: dict[str, str]
+) -> None:
+    verdict = compared(whole(*second), whole(*first))
+    assert {name: statuses(verdict)[name] for name in expected} == expected
+    assert verdict.repeats == ("differs" not in expected.values())
+    if verdict.repeats and "unseen" in expected.values():
+        assert "(not: file list, order, before transform, after transform)" in as_text(verdict, first="a", second="b")
+
+
+def test_batches_that_cannot_be_compared_are_not_said_to_be_equal() -> None:
+    other = {"outputs": Outputs({"output": "float32[2]:o1"}, {}, ("0.25",))}
+    unseen, equal = compared(whole(None, **other), whole(None)), compared(whole("a", **other), whole("a"))
+    assert unseen.first == equal.first == "first output"
+    assert unseen.findings[0].reasons[0].because.startswith("weights are equal (after transform was not seen)")
+    assert equal.findings[0].reasons[0].because.startswith("weights and first batches are equal")
+
+
+def input_trace(content: str) -> Trace:
+    given = TensorDigest("float32", (2,), (1,), content)
+    plain = trace(f"of {content}")
+    return replace(
+        plain,
+        records=(replace(plain.records[0], inputs=(Ref("self", "input/step0.0"),)),),
+        leaves=(Leaf("input/step0.0", "input", given, 0),),
+    )
+
+
+def test_what_the_trace_saw_of_the_input_stands_in_for_batches_that_cannot_be_hashed() -> None:
+    verdict = compared(whole(None, trace=input_trace("x1")), whole(None, trace=input_trace("x0")))
+    assert (verdict.first, statuses(verdict)["kernel"]) == ("after transform", "follows")
+    assert "input/step0.0 differs" in next(s.detail for s in verdict.stages if s.name == "after transform")
+    assert compared(whole(None, trace=input_trace("x0")), whole(None, trace=input_trace("x0"))).repeats
+
+
+def test_a_sample_that_neither_check_saw_is_not_counted_among_the_equal_ones() -> None:
+    one = seen(batches=batches(sample(0, before=None, file_digests=None), *map(sample, (1, 2, 3))))
+    stage = next(stage for stage in compared(one, one).stages if stage.name == "before transform")
+    assert stage.status == "unseen"
+    assert "1 of 4 samples; the others are equal" in stage.detail
+
+
+def test_what_one_check_alone_saw_is_not_said_to_differ_in_the_other() -> None:
+    blind = seen(loader=loader(listing=None), batches=whole("a", "b").batches)
+    findings = {finding.stage.name: finding.reasons[0].name for finding in compared(blind).findings}
+    assert findings == {"file list": "seen once", "order": "seen once"}
+
+
+def test_a_generator_is_blamed_where_it_moved_and_not_where_it_stood_still() -> None:
+    def states(*torchs: str) -> RandomState:
+        return RandomState({m: {**GENERATORS, "torch": t} for m, t in zip(MOMENTS, torchs, strict=True)}, ())
+
+    def because(first: RandomState, second: RandomState) -> str:
+        changed = seen(random_state=second, weights=Weights({"weight": "float32[2]:w1"}, {}))
+        return compared(changed, seen(random_state=first)).findings[0].reasons[0].because
+
+    at_import = because(states("a", "a1", "s", "s", "s", "s", "s"), states("b", "b1", "s", "s", "s", "s", "s"))
+    in_make_model = because(states("a", "a", "a", "a", "a1", "a1", "a1"), states("b", "b", "b", "b", "b1", "b1", "b1"))
+    seeded_there = because(states("a", "a", "a", "a", "s", "s", "s"), states("b", "b", "b", "b", "s", "s", "s"))
+    nowhere = because(states(*"ssssssx"), states(*"ssssssy"))
+    assert at_import == f"{IMPORT} drew from torch, which was in another state"
+    assert in_make_model == "make_model drew from torch, which was in another state"
+    assert seeded_there == "make_model drew from torch, which it found in another state and then seeded"
+    assert nowhere.startswith("no generator that was seen")
+
+
+def test_a_batch_of_a_loader_of_ones_own_is_traced_to_the_generator_that_it_was_drawn_from() -> None:
+    made = [
+        replace(whole(), batches=Batches((Batch(0, "a"), Batch(1, digest, None, None, states, ("torch",))), 2, False))
+        for digest, states in (("b", GENERATORS), ("c", OTHER))
+    ]
+    reason = compared(made[1], made[0]).findings[0].reasons[0]
+    expected = "the loader drew from torch, which was in another state"
+    assert (reason.name, reason.because) == ("unseeded loader", expected)
 
 
 def test_nothing_that_can_be_compared_is_no_agreement() -> None:
@@ -246,6 +349,7 @@ def test_the_repetition_of_a_check_excludes_or_proves_the_order_of_sets() -> Non
 # ------------------------------------------------------------------------------------ from the evidence to a reason
 
 TORCH = ("torch",)
+DRAWN_BY_LOADER = Draw(MAKE_LOADER, ("python",))
 DRAWN = {"drew": TORCH, "moved": TORCH}
 order, before, after = (partial(Evidence, stage) for stage in ("order", "before transform", "after transform"))
 shuffled, listed = partial(order, same_indices=False), partial(order, same_indices=True, listing=True)
@@ -277,12 +381,28 @@ TRUTH: dict[str, tuple[Evidence, str]] = {
         "unseeded shuffle proven",
     ),
     "a sampler of one's own that drew from Python's generator": (
-        shuffled(moved=("python", "torch"), drew=("python", "torch")),
+        shuffled(draws=(Draw(LOADER, ("python", "torch")),)),
         "unseeded shuffle likely",
     ),
     "another order though all generators agree": (shuffled(no_generator=True), "unknown order likely"),
     "a folder that the system lists otherwise": (listed(folder="train"), "unsorted file listing proven"),
-    "a list that the dataset shuffled": (listed(moved=("python",), drew=("python",)), "unseeded shuffle likely"),
+    "a list that the dataset shuffled": (listed(draws=(DRAWN_BY_LOADER,)), "unseeded shuffle likely"),
+    "batches of a list that was shuffled": (order(draws=(DRAWN_BY_LOADER,)), "unseeded shuffle likely"),
+    "a list of random batches": (after(whole=LOADER, draws=(DRAWN_BY_LOADER,)), "unseeded loader likely"),
+    "a list of batches, from nobody knows where": (after(whole=LOADER), "unknown content likely"),
+    "a loader of one's own under another seed": (
+        after(whole=LOADER, asked_otherwise=("seed 7 / 8",)),
+        "asked otherwise likely",
+    ),
+    "a collate_fn that draws": (after(whole="collate_fn", **DRAWN), "random transform proven"),
+    "a stream that draws": (after(whole="the dataset", **DRAWN), "random dataset proven"),
+    "a transform that was made of a random number": (
+        after(transform="Noise", drew=TORCH, draws=(DRAWN_BY_LOADER,)),
+        "unseeded construction likely",
+    ),
+    "a dataset that was made of random numbers": (before(draws=(DRAWN_BY_LOADER,)), "unseeded construction likely"),
+    "seen in one check alone": (order(one_sided=True), "seen once likely"),
+    "a model in one check alone": (weights(one_sided=True), "other model proven"),
     "a list in another order, with other hash seeds": (listed(), "unsorted file listing likely, set order likely"),
     "a list in another order, whatever the hash seed": (listed(hash_order=False), "unsorted file listing likely"),
     "a list from a set": (order(listing=True, hash_order=True), "set order proven"),
@@ -319,7 +439,12 @@ TRUTH: dict[str, tuple[Evidence, str]] = {
         after(transform="Flip", imports=True, **DRAWN),
         "random transform proven",
     ),
-    "initialised unseeded": (weights(**DRAWN), "unseeded initialisation proven"),
+    "initialised unseeded": (weights(draws=(Draw(MAKE_MODEL, TORCH),)), "unseeded initialisation proven"),
+    "initialised at import": (weights(draws=(Draw(IMPORT, TORCH),)), "unseeded initialisation likely"),
+    "initialised before it is seeded, or not": (
+        weights(draws=(Draw(MAKE_MODEL, TORCH, seeded=True),)),
+        "unseeded initialisation likely",
+    ),
     "another architecture": (weights(names_differ=True), "other model proven"),
     "another checkpoint": (weights(drew=TORCH), "unknown weights likely"),
     "dropout": (Evidence("first output", origin="rng", kernel="aten.bernoulli_"), "random model proven"),
@@ -327,6 +452,7 @@ TRUTH: dict[str, tuple[Evidence, str]] = {
     "a kernel": (Evidence("kernel", origin="kernel", kernel="aten.index_put_"), "kernel likely"),
     "other packages under the model": (Evidence("kernel", packages="torch 2 / 3"), "other packages likely"),
     "a model that differs by itself": (Evidence("first output"), "unknown model likely"),
+    "an input that was changed later": (Evidence("kernel", origin="input", kernel="aten.mm"), "changed later likely"),
 }
 
 

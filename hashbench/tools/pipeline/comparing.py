@@ -1,10 +1,10 @@
 """Two checks to a verdict: the stages at which they differ, and why; as text and JSON. Pure: imports no torch.
 
 ``file list`` compares the files that the dataset lists, else those that were opened; ``order`` the dataset's own list,
-the indices that the sampler asked for and the files in the batches; ``before transform`` samples of the same file (else
-of the same index) as the first transform got them; ``after transform`` the same samples as they were collated, and
-whole batches where their order is the same. What one of the two did not see differs from what the other saw: absent is
-never equal. What neither saw is ``unseen``.
+the indices that the sampler asked for and the files in the batches, else at which places equal samples or batches came;
+``before transform`` samples of the same file (else of the same index) as the first transform got them; ``after
+transform`` the same samples as they were collated, and whole batches unless their order differs. What one of the two
+did not see differs from what the other saw: absent is never equal. What neither saw is ``unseen``.
 """
 
 from __future__ import annotations
@@ -17,14 +17,27 @@ from itertools import zip_longest
 from operator import attrgetter
 from types import MappingProxyType
 
+from hashbench.catalog import Origin
 from hashbench.divergence import find as find_divergence
 from hashbench.errors import HashbenchError
 from hashbench.io import to_json
 from hashbench.records import Divergence
 from hashbench.report.compare import environment_changes
 from hashbench.text import a_few
-from hashbench.tools.pipeline.observed import MOMENTS, Batch, Check, Observed, Sample, Step, moved
-from hashbench.tools.pipeline.reasons import Evidence, Reason, decide
+from hashbench.tools.pipeline.observed import (
+    IMPORT,
+    LOADER,
+    MAKE_LOADER,
+    MAKE_MODEL,
+    SPANS,
+    Batch,
+    Check,
+    Observed,
+    Sample,
+    Step,
+    moved,
+)
+from hashbench.tools.pipeline.reasons import Draw, Evidence, Reason, decide
 from hashbench.trace.file import OTHER_OPS
 
 STAGES = (
@@ -33,7 +46,7 @@ STAGES = (
 )
 EQUAL, DIFFERS, UNSEEN, FOLLOWS = "equal", "differs", "unseen", "follows"
 
-_START, _IMPORTED, _SEEDED, _LOADER_MADE, _MODEL_MADE, _ASKED, _FIRST_MADE = MOMENTS
+_ASKED = SPANS[LOADER][0]
 _SHOWN = 3
 _SET_BY_USERS = MappingProxyType(
     {
@@ -44,16 +57,19 @@ _SET_BY_USERS = MappingProxyType(
     }
 )
 """Fields of :class:`Loader` that decide a stage; for the order also which generators were given."""
+_OF_MODEL = ("after transform", "initial weights")
+"""The stages whose equality says that a model was given the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
     """One stage: its name, its status, and in words what differs or why nothing is known. ``follows``: it differs, as
-    it must after what differed before it."""
+    it must after what differed before it. ``one_sided``: it differs because only one of the checks saw it."""
 
     name: str
     status: str
     detail: str = ""
+    one_sided: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +127,7 @@ def compare(first: Check, second: Check, *, hash_order: bool | None = None) -> V
     for stage in stages:
         if stage.status == DIFFERS:
             tried = _hash_order(stage.name, first, second) if hash_order is None else hash_order
-            evidence = _evidence(stage.name, *seen, pairs or (), divergence)
+            evidence = _evidence(stages, stage, *seen, pairs or (), divergence)
             findings.append(Finding(stage, decide(replace(evidence, hash_order=tried))))
     all_stages = (_environment(*seen), *stages)
     return Verdict(all_stages, tuple(findings), findings[0].stage.name if findings else "", divergence)
@@ -188,16 +204,25 @@ def _stages(
 ) -> tuple[tuple[Stage, ...], Divergence | None]:
     """All stages but the environment in order, and the first divergence of the traces where both have one."""
     order = _order(first, second)
-    after = _after(first, second, pairs, same_order=order.status == EQUAL)
+    after = _after(first, second, pairs, order=order.status)
     differing = [pair for pair in pairs or () if pair.differs(before=False)]
     if order.status == after.status == DIFFERS and all(pair.drew() for pair in differing):
         after = replace(after, status=FOLLOWS)  # who draws for another sample, or from another worker, draws otherwise
-    stages = [_files(first, second), order, _before(first, second, pairs), after, _weights(first, second)]
     kernel, divergence = _kernel(first, second)
+    if (
+        after.status == UNSEEN
+        and order.status != DIFFERS
+        and divergence is not None
+        and divergence.origin == Origin.INPUT
+    ):
+        after = replace(after, status=DIFFERS, detail=f"{divergence.detail}; as a whole: {after.detail}")
+    stages = [_files(first, second), order, _before(first, second, pairs), after, _weights(first, second)]
     last = [_output(first, second), kernel]
-    if any(stage.status == DIFFERS for stage in stages):
-        last = [replace(stage, status=FOLLOWS) if stage.status == DIFFERS else stage for stage in last]
-    return (*stages, *last), divergence
+    known = any(stage.status == DIFFERS for stage in stages)
+    for stage in last:
+        stages.append(replace(stage, status=FOLLOWS) if known and stage.status == DIFFERS else stage)
+        known = known or stage.status == DIFFERS  # the kernel explains the first output
+    return tuple(stages), divergence
 
 
 def _environment(first: Observed, second: Observed) -> Stage:
@@ -225,7 +250,7 @@ def _files(first: Observed, second: Observed) -> Stage:
         why = first.batches.absent.get("files") or first.loader.absent.get("listing")
         return Stage(name, UNSEEN, why or "neither check saw all files")
     if files is None or other_files is None:
-        return Stage(name, DIFFERS, f"only the {_which(files)} check saw the files")
+        return Stage(name, DIFFERS, f"only the {_which(files)} check saw the files", one_sided=True)
     sides = (("first", Counter(files) - Counter(other_files)), ("second", Counter(other_files) - Counter(files)))
     return _stage(name, [f"only in the {which}: {a_few(sorted(names), _SHOWN)}" for which, names in sides if names])
 
@@ -241,7 +266,7 @@ def _listed(seen: Observed) -> tuple[str, ...] | None:
 
 
 def _order(first: Observed, second: Observed) -> Stage:
-    words = []
+    words, one_sided = [], []
     lists = first.loader.listing, second.loader.listing
     known = None not in lists
     if lists[0] is not None and lists[1] is not None and sorted(lists[0].files) == sorted(lists[1].files):
@@ -251,48 +276,84 @@ def _order(first: Observed, second: Observed) -> Stage:
         ("files in the batches", first.batches.files, second.batches.files),
     ):
         if (seen is None) != (other_seen is None):
-            words.append(f"only the {_which(seen)} check saw the {what}")
+            one_sided.append(f"only the {_which(seen)} check saw the {what}")
         elif seen is not None and other_seen is not None:
             known = True
             words += _order_words(what, seen, other_seen)
-    return _stage("order", words) if words or known else _order_of_samples(first, second)
+    if words or one_sided:
+        return Stage("order", DIFFERS, "; ".join([*words, *one_sided]), one_sided=not words)
+    return Stage("order", EQUAL) if known else _order_of_contents(first, second)
 
 
-def _order_of_samples(first: Observed, second: Observed) -> Stage:
-    """The order of whole samples, else of whole batches, as they came."""
-    digests, other_digests = ([sample.after for sample in seen.batches.samples] for seen in (first, second))
-    if not digests or not other_digests or None in digests or None in other_digests:
-        digests, other_digests = ([batch.digest for batch in seen.batches.batches] for seen in (first, second))
-    if None not in digests and None not in other_digests:
-        if digests == other_digests:
-            return Stage("order", EQUAL, "by content alone: neither indices nor files were seen")
-        if Counter(digests) == Counter(other_digests):
-            return Stage("order", DIFFERS, "the same samples come in another order")
+def _order_of_contents(first: Observed, second: Observed) -> Stage:
+    """The order of whole samples, else of whole batches, by their content. The same content at another place is another
+    order; other content may be either."""
+    what = "samples"
+    digests, others = ([sample.after for sample in seen.batches.samples] for seen in (first, second))
+    if not digests or not others or None in digests or None in others:
+        what = "batches"
+        digests, others = _whole(first), _whole(second)
+    if digests == others and None not in digests:
+        return Stage("order", EQUAL, "by content alone: neither indices nor files were seen")
+    if None not in digests and Counter(digests) == Counter(others):
+        return Stage("order", DIFFERS, f"the same {what} come in another order")
+    places, other_places = (
+        {digest: place for place, digest in enumerate(side) if digest is not None and side.count(digest) == 1}
+        for side in (digests, others)
+    )
+    for digest, place in places.items():
+        if other_places.get(digest, place) != place:
+            words = f"of the {what}, the second has at {other_places[digest]} what the first has at {place}"
+            return Stage("order", DIFFERS, words)
     return Stage("order", UNSEEN, first.batches.absent.get("index") or "neither indices nor files of samples were seen")
+
+
+def _whole(seen: Observed) -> list[str | None]:
+    return [batch.digest for batch in seen.batches.batches]
 
 
 def _before(first: Observed, second: Observed, pairs: Sequence[_Pair] | None) -> Stage:
     name = "before transform"
     if not pairs:
         return Stage(name, UNSEEN, _no_pairs(first, second, pairs))
-    if all(_contents(sample) == (None, None) for pair in pairs for sample in (pair.first, pair.second)):
-        return Stage(name, UNSEEN, first.batches.absent.get("before", "it was not seen"))
-    return _stage(name, _counted([str(pair) for pair in pairs if pair.differs(before=True)], len(pairs), " samples"))
+    contents = [(str(pair), _contents_seen(pair.first), _contents_seen(pair.second)) for pair in pairs]
+    return _judged(name, contents, "samples", first.batches.absent.get("before", "it was not seen"))
 
 
-def _after(first: Observed, second: Observed, pairs: Sequence[_Pair] | None, *, same_order: bool) -> Stage:
+def _contents_seen(sample: Sample) -> object:
+    contents = _contents(sample)
+    return None if contents == (None, None) else contents
+
+
+def _after(first: Observed, second: Observed, pairs: Sequence[_Pair] | None, *, order: str) -> Stage:
+    """``order`` is the status of that stage: where it differs, only samples can be compared, not whole batches."""
     name = "after transform"
+    why = first.batches.absent.get("digest", "it was not seen")
     if pairs and any(sample.after is not None for pair in pairs for sample in (pair.first, pair.second)):
-        differing = [str(pair) for pair in pairs if pair.differs(before=False)]
-        if differing or not same_order:
-            return _stage(name, _counted(differing, len(pairs), " samples"))
-    if not same_order:
+        of_samples = _judged(name, [(str(pair), pair.first.after, pair.second.after) for pair in pairs], "samples", why)
+        if of_samples.status == DIFFERS or order != EQUAL:
+            return of_samples
+    if order == DIFFERS:
         return Stage(name, UNSEEN, _no_pairs(first, second, pairs))
-    digests = [[batch.digest for batch in seen.batches.batches] for seen in (first, second)]
-    if None in digests[0] and None in digests[1]:
-        return Stage(name, UNSEEN, first.batches.absent.get("digest", "it was not seen"))
-    batches = list(enumerate(zip_longest(*digests, fillvalue="no batch")))
-    return _stage(name, _counted([f"batch {number}" for number, (a, b) in batches if a != b], len(batches), " batches"))
+    batches = enumerate(zip_longest(_whole(first), _whole(second), fillvalue="no batch"))
+    of_batches = _judged(name, [(f"batch {number}", *pair) for number, pair in batches], "batches", why)
+    if of_batches.status == DIFFERS and order == UNSEEN:
+        words = f"{of_batches.detail}; whether by their order or by their content was not seen"
+        return replace(of_batches, detail=words)
+    return of_batches
+
+
+def _judged(name: str, items: Sequence[tuple[str, object, object]], what: str, why: str) -> Stage:
+    """A stage of items that have a name and what each check saw of them. What neither saw of one (``None``) is not
+    equal: where no item differs, the stage is then unseen, for the reason ``why``."""
+    differing = [item for item, seen, other_seen in items if seen != other_seen]
+    if differing:
+        return _stage(name, _counted(differing, len(items), f" {what}"))
+    unseen = sum(seen is None for _, seen, _ in items)
+    if unseen:
+        rest = f" ({unseen} of {len(items)} {what}; the others are equal)" if unseen < len(items) else ""
+        return Stage(name, UNSEEN, why + rest)
+    return Stage(name, EQUAL)
 
 
 def _weights(first: Observed, second: Observed) -> Stage:
@@ -301,7 +362,7 @@ def _weights(first: Observed, second: Observed) -> Stage:
     if weights is None and other_weights is None:
         return Stage(name, UNSEEN, first.weights.absent.get("parameters", "they were not seen"))
     if weights is None or other_weights is None:
-        return Stage(name, DIFFERS, f"only the {_which(weights)} check has a model")
+        return Stage(name, DIFFERS, f"only the {_which(weights)} check has a model", one_sided=True)
     return _stage(name, _counted(_names_apart(weights, other_weights), len({**weights, **other_weights})))
 
 
@@ -313,7 +374,7 @@ def _output(first: Observed, second: Observed) -> Stage:
         return Stage(name, UNSEEN, first.outputs.absent.get("predictions", "it was not seen"))
     for seen, other_seen in ((outputs, other_outputs), (layers, other_layers)):
         if (seen is None) != (other_seen is None):
-            return Stage(name, DIFFERS, f"only the {_which(seen)} check saw it")
+            return Stage(name, DIFFERS, f"only the {_which(seen)} check saw it", one_sided=True)
     words = []
     if outputs != other_outputs:
         words.append(a_few(_names_apart(outputs or {}, other_outputs or {}), _SHOWN))
@@ -334,7 +395,7 @@ def _kernel(first: Observed, second: Observed) -> tuple[Stage, Divergence | None
     if first.trace is None and second.trace is None:
         return Stage(name, UNSEEN, first.outputs.absent.get("predictions", "there is no trace")), None
     if first.trace is None or second.trace is None:
-        return Stage(name, DIFFERS, f"only the {_which(first.trace)} check has a trace"), None
+        return Stage(name, DIFFERS, f"only the {_which(first.trace)} check has a trace", one_sided=True), None
     empty = [not trace.records and not trace.results for trace in (first.trace, second.trace)]
     if any(empty):
         return Stage(name, UNSEEN if all(empty) else DIFFERS, "the model ran no op of torch"), None
@@ -384,27 +445,35 @@ def _which(value: object) -> str:
 
 
 def _evidence(
-    stage: str, first: Observed, second: Observed, pairs: Sequence[_Pair], divergence: Divergence | None
+    stages: Sequence[Stage],
+    stage: Stage,
+    first: Observed,
+    second: Observed,
+    pairs: Sequence[_Pair],
+    divergence: Divergence | None,
 ) -> Evidence:
     imports = [seen.surroundings.imports for seen in (first, second)]
     sides = [seen.surroundings.machine.get("packages") for seen in (first, second)]
     evidence = Evidence(
-        stage,
+        stage.name,
+        one_sided=stage.one_sided,
         imports=imports[0] != imports[1] and sorted(imports[0]) == sorted(imports[1]),
         packages=", ".join(_changes(*(side if isinstance(side, Mapping) else {} for side in sides))),
-        asked_otherwise=_asked_otherwise(stage, first, second),
+        asked_otherwise=_asked_otherwise(stage.name, first, second),
     )
-    if stage == "order":
+    if stage.name == "order":
         return _of_order(evidence, first, second)
-    if stage in ("before transform", "after transform"):
-        return _of_samples(evidence, first, second, pairs, before=stage == "before transform")
-    if stage == "initial weights":
+    if stage.name in ("before transform", "after transform"):
+        return _of_samples(evidence, first, second, pairs, before=stage.name == "before transform")
+    if stage.name == "initial weights":
         forms = [
             {name: word.partition(":")[0] for name, word in (seen.weights.by_name or {}).items()}
             for seen in (first, second)
         ]
-        evidence = replace(evidence, names_differ=forms[0] != forms[1])
-        return _drawn_while(evidence, first, second, (_START, _IMPORTED), (_LOADER_MADE, _MODEL_MADE))
+        draws, drew = _drawn_in((MAKE_MODEL, MAKE_LOADER, IMPORT), first, second)
+        return replace(evidence, names_differ=forms[0] != forms[1], draws=draws, drew=drew)
+    unseen = tuple(other.name for other in stages if other.name in _OF_MODEL and other.status == UNSEEN)
+    evidence = replace(evidence, unseen=unseen)
     if divergence is not None:
         return replace(evidence, origin=divergence.origin, kernel=divergence.kernel or divergence.node)
     return evidence
@@ -444,15 +513,27 @@ def _of_order(evidence: Evidence, first: Observed, second: Observed) -> Evidence
         folder=_folder(first, second),
         no_generator=by_default if by_default == second.loader.draws_by_default else None,
         given_moved=moved(first.loader.generators, second.loader.generators),
+        whole=_whole_made_by(first, second),
     )
-    if evidence.same_indices is not False:
-        return _drawn_while(evidence, first, second, (_START, _IMPORTED), (_SEEDED, _LOADER_MADE))
-    drew = first.random_state.drew(_ASKED, _FIRST_MADE)
-    if first.loader.num_workers == 0:  # the transforms of the first batch drew here, too
-        samples = [sample for batch in first.batches.batches[:1] for sample in batch.samples or ()]
-        inside = {name for sample in samples for name in sample.drew}
-        drew = tuple(name for name in drew if name not in inside or name == "torch")
-    return replace(evidence, moved=_moved_at(_ASKED, first, second), drew=drew)
+    if evidence.same_indices is None:
+        evidence = _drawn_by_batches(evidence, first, second)
+    spans = (MAKE_LOADER, IMPORT) if evidence.same_indices is not False else (LOADER, MAKE_LOADER, IMPORT)
+    draws, drew = _drawn_in(spans, first, second)
+    elsewhere = {
+        name
+        for seen in (first, second)
+        for batch in seen.batches.batches[:1]
+        if batch.worker is None  # what its samples and collate_fn drew, no sampler did
+        for names in (batch.drew, *(sample.drew for sample in batch.samples or ()))
+        for name in names
+    } - {"torch"}
+    draws = tuple(draw.without(elsewhere) if draw.span == LOADER else draw for draw in draws)
+    return replace(
+        evidence,
+        draws=(*evidence.draws, *(draw for draw in draws if draw.generators)),
+        drew=tuple(dict.fromkeys((*evidence.drew, *drew))),
+        moved=_moved_at(_ASKED, first, second),
+    )
 
 
 def _folder(first: Observed, second: Observed) -> str:
@@ -465,14 +546,36 @@ def _folder(first: Observed, second: Observed) -> str:
     return ""
 
 
-def _drawn_while(evidence: Evidence, first: Observed, second: Observed, *spans: tuple[str, str]) -> Evidence:
-    """With the generators that were drawn from between two moments, and those that were in another state before."""
+def _drawn_in(spans: Sequence[str], first: Observed, second: Observed) -> tuple[tuple[Draw, ...], tuple[str, ...]]:
+    """What was drawn in these of :data:`SPANS` from generators that were in another state before, in this order; and
+    the names of all generators that were drawn from there."""
+    draws: list[Draw] = []
     drew: dict[str, None] = {}
-    before: dict[str, None] = {}
-    for begin, end in spans:
-        drew |= dict.fromkeys(first.random_state.drew(begin, end))
-        before |= dict.fromkeys(name for name in _moved_at(begin, first, second) if name in drew)
-    return replace(evidence, drew=tuple(drew), moved=tuple(before))
+    for span in spans:
+        begin, end = SPANS[span]
+        names = dict.fromkeys(name for seen in (first, second) for name in seen.random_state.drew(begin, end))
+        drew |= names
+        apart, apart_after = (_moved_at(moment, first, second) for moment in (begin, end))
+        for seeded in (False, True):
+            drawn = tuple(name for name in apart if name in names and (name not in apart_after) == seeded)
+            draws += [Draw(span, drawn, seeded=seeded)] if drawn else []
+    return tuple(draws), tuple(drew)
+
+
+def _drawn_by_batches(evidence: Evidence, first: Observed, second: Observed, *, last: int | None = None) -> Evidence:
+    """With what was drawn from while batches were made: up to the one of number ``last``, by the process that made
+    that; without it all."""
+    pairs = list(zip(first.batches.batches, second.batches.batches, strict=False))
+    if last is not None:
+        pairs = [(a, b) for a, b in pairs[: last + 1] if a.worker == pairs[min(last, len(pairs) - 1)][0].worker]
+    drew: dict[str, None] = {}
+    apart: dict[str, None] = {}
+    for a, b in pairs:
+        names = dict.fromkeys((*a.drew, *b.drew))
+        drew |= names
+        apart |= dict.fromkeys(name for name in moved(a.generators or {}, b.generators or {}) if name in names)
+    draws = (Draw(evidence.whole, tuple(apart)),) if apart else ()
+    return replace(evidence, drew=tuple(drew), moved=tuple(apart), draws=draws)
 
 
 def _moved_at(moment: str, first: Observed, second: Observed) -> tuple[str, ...]:
@@ -485,7 +588,7 @@ def _of_samples(
 ) -> Evidence:
     pair = next((pair for pair in pairs if pair.differs(before=before)), None)
     if pair is None:
-        return evidence
+        return _of_batches(evidence, first, second)
     names = [None if step is None or before else step.transform for step in pair.steps_apart()]
     digests = pair.first.file_digests
     evidence = replace(
@@ -497,9 +600,43 @@ def _of_samples(
         same_files=None if digests is None else digests == pair.second.file_digests,
         worker=pair.batch.worker,
     )
-    workers = [
-        [worker for worker in seen.random_state.workers if worker.worker == pair.batch.worker]
+    draws, _ = _drawn_in((MAKE_LOADER, IMPORT), first, second)
+    return replace(_of_worker(evidence, first, second), draws=draws)
+
+
+def _of_batches(evidence: Evidence, first: Observed, second: Observed) -> Evidence:
+    """Of the first whole batch that differs, where no sample in it was seen to."""
+    digests = zip(_whole(first), _whole(second), strict=False)
+    last = next((number for number, (a, b) in enumerate(digests) if a != b), len(first.batches.batches) - 1)
+    batches = first.batches.batches
+    worker = batches[last].worker if batches else None
+    evidence = replace(evidence, whole=_whole_made_by(first, second, last), worker=worker)
+    evidence = _of_worker(_drawn_by_batches(evidence, first, second, last=last), first, second)
+    draws, _ = _drawn_in((MAKE_LOADER, IMPORT), first, second)
+    return replace(evidence, draws=(*evidence.draws, *draws))
+
+
+def _whole_made_by(first: Observed, second: Observed, number: int | None = None) -> str:
+    """What made whole batches, those of this number, unless given all."""
+    if any("loader" in seen.loader.absent for seen in (first, second)):
+        return LOADER
+    samples = [
+        sample
         for seen in (first, second)
+        for batch in seen.batches.batches
+        if number in (None, batch.number)
+        for sample in batch.samples or (Sample(),)
+    ]
+    if all(sample.index is None for sample in samples):
+        return "the dataset"
+    return "collate_fn" if all(sample.after is not None for sample in samples) else "the dataset or collate_fn"
+
+
+def _of_worker(evidence: Evidence, first: Observed, second: Observed) -> Evidence:
+    """With the states of the generators when the worker began that made the difference, and after its
+    ``worker_init_fn``."""
+    workers = [
+        [worker for worker in seen.random_state.workers if worker.worker == evidence.worker] for seen in (first, second)
     ]
     if not all(workers):
         return evidence

@@ -24,7 +24,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from hashbench.run.rng import is_generator, state_digest
+from hashbench.run.rng import is_generator, is_global, state_digest
 from hashbench.text import squeezed
 from hashbench.tools.pipeline.observed import Batches, Folder, Listing, Loader, Transform
 from hashbench.trace.arguments import items_of
@@ -32,6 +32,8 @@ from hashbench.trace.arguments import items_of
 _SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 _MOST_ENTRIES = 1_000_000
 NOT_LOADER = "the loader is not a torch.utils.data.DataLoader, so only its batches are seen"
+"""Why nothing else of another iterable is known, under the name ``loader`` in :attr:`Loader.absent`."""
+
 _MOST_OBJECTS = 10_000
 _DEEPEST = 10
 _LONGEST_LIST = 256
@@ -134,8 +136,11 @@ def _kind(value: Any) -> str:
     """The name of a function, or of an object's class, with its module."""
     if value is None:
         return ""
-    named = value if hasattr(value, "__qualname__") else type(value)
-    return f"{named.__module__}.{named.__qualname__}"
+    for named in (value, type(value)):
+        names = [getattr(named, name, None) for name in ("__module__", "__qualname__")]
+        if all(isinstance(name, str) for name in names):
+            break
+    return ".".join(map(str, names))
 
 
 # ------------------------------------------------------------------------------------------- the parts of a dataset
@@ -157,24 +162,25 @@ class Anatomy:
     objects: dict[int, Any] = field(default_factory=dict)
 
 
-def dissect(dataset: Any, modules: Mapping[str, types.ModuleType] | None = None) -> Anatomy:
-    """Look into ``dataset``, and into the globals of the user's own ``modules`` for generators."""
+def dissect(dataset: Any, modules: Mapping[str, types.ModuleType] | None = None, *, called: str = "dataset") -> Anatomy:
+    """Look into ``dataset``, whose parts are named from ``called`` on, and into the globals of the user's own
+    ``modules`` for generators."""
     anatomy = Anatomy()
-    waiting: list[tuple[str, Any, int]] = [("dataset", dataset, 0)]
+    waiting: list[tuple[str, Any, int]] = [(called, dataset, 0)]
     while waiting and len(anatomy.objects) < _MOST_OBJECTS:
         name, value, depth = waiting.pop(0)
         if id(value) in anatomy.objects or depth > _DEEPEST:
             continue
         anatomy.objects[id(value)] = value
         if is_generator(value):
-            anatomy.generators[name] = value
+            anatomy.generators |= {} if is_global(value) else {name: value}
         else:
             _note(anatomy, name, value, is_root=depth == 0)
             waiting += [(f"{name}.{part}", inner, depth + 1) for part, inner in _parts(value)]
     for module_name, module in (modules or {}).items():
         for key, value in list(vars(module).items()):
-            if is_generator(value) and not any(value is known for known in anatomy.generators.values()):
-                anatomy.generators[f"{module_name}.{key}"] = value
+            if is_generator(value) and not any(value is one for one in anatomy.generators.values()):
+                anatomy.generators |= {} if is_global(value) else {f"{module_name}.{key}": value}
     return anatomy
 
 
@@ -199,6 +205,8 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from _parts([*value.args, *value.keywords.values()])
     elif isinstance(value, types.MethodType):
         yield "self", value.__self__
+    elif isinstance(value, types.GeneratorType):
+        yield from list(value.gi_frame.f_locals.items()) if value.gi_frame is not None else ()
     elif isinstance(value, types.FunctionType):
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
             try:
@@ -218,7 +226,8 @@ def _attributes(value: Any) -> list[tuple[str, Any]]:
 def _may_hold_parts(value: Any) -> bool:
     if isinstance(value, (str, bytes, int, float, type, torch.Tensor, types.ModuleType, Path, type(None))):
         return False
-    return callable(value) or isinstance(value, (list, tuple, dict, Dataset)) or is_generator(value)
+    kinds = (list, tuple, dict, Dataset, types.GeneratorType)
+    return callable(value) or isinstance(value, kinds) or is_generator(value)
 
 
 # ----------------------------------------------------------------------------------------------- files and folders

@@ -30,6 +30,18 @@ CHECK_SCHEMA = 2
 MOMENTS = ("start", "imported", "seeded", "loader made", "model made", "first batch asked for", "first batch made")
 """When the states of the global generators are noted in the main process, in this order."""
 
+IMPORT, MAKE_LOADER, MAKE_MODEL, LOADER = "the import of the pipeline's file", "make_loader", "make_model", "the loader"
+SPANS: Mapping[str, tuple[str, str]] = types.MappingProxyType(
+    {
+        IMPORT: (MOMENTS[0], MOMENTS[1]),
+        MAKE_LOADER: (MOMENTS[2], MOMENTS[3]),
+        MAKE_MODEL: (MOMENTS[3], MOMENTS[4]),
+        LOADER: (MOMENTS[5], MOMENTS[6]),
+    }
+)
+"""What runs between two of :data:`MOMENTS` and may draw random numbers, in order. ``set_seed`` is not among them: its
+draws cannot be told from its seeding."""
+
 Digests = Mapping[str, str]
 
 
@@ -71,12 +83,19 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One batch as the main process got it. ``worker`` is ``None`` where the main process made it itself."""
+    """One batch as the main process got it. ``worker`` is ``None`` where the main process made it itself.
+
+    ``generators`` are the states before the batch was made, or, where its samples were seen being made, before they
+    were collated (of a generator that is not older than the batch: as the batch left it); ``drew`` those that moved
+    until the batch was there.
+    """
 
     number: int
     digest: str | None
     worker: int | None = None
     samples: tuple[Sample, ...] | None = None
+    generators: Digests | None = None
+    drew: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,31 @@ exclude the others was not seen. The names of transforms and samplers decide not
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from hashbench.catalog import Origin
+from hashbench.tools.pipeline.observed import LOADER, MAKE_MODEL
 
 GLOBAL = ("python", "numpy", "torch", "cuda")
+_GIVEN: Mapping[str, str] = MappingProxyType({"initial weights": "weights", "after transform": "first batches"})
+"""What a model is given, by the stage that compares it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """A stretch of the run in which generators moved that were in another state before: one of
+    :data:`~hashbench.tools.pipeline.observed.SPANS`, or what made the batches. ``seeded``: they were in the same state
+    afterwards, so that what was drawn before they were seeded cannot be told from nothing."""
+
+    span: str
+    generators: tuple[str, ...]
+    seeded: bool = False
+
+    def without(self, generators: Container[str]) -> Draw:
+        """The same without some of the generators."""
+        return replace(self, generators=tuple(name for name in self.generators if name not in generators))
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +48,17 @@ class Evidence:
     ``same_files``: the files' bytes are equal. ``imports``: the user's modules were imported in another order.
     ``hash_order``: gone with the same hash seed (``False``: stays). ``names_differ``: other names or shapes.
     ``asked_otherwise``: the seeds, or for batches the arguments of the loaders, that differ, in words.
-    ``packages``: versions that differ. ``origin`` and ``kernel``: of the traces' first divergence.
+    ``packages``: versions that differ. ``origin`` and ``kernel``: of the traces' first divergence. ``one_sided``: only
+    one check saw the stage. ``whole``: what made the batch that differs, where its samples were not seen or are equal.
+    ``draws``: where generators in another state were drawn from, where the difference may have entered, the likeliest
+    first. ``unseen``: earlier stages that were seen in neither check.
     """
 
     stage: str
+    one_sided: bool = False
+    whole: str = ""
+    draws: tuple[Draw, ...] = ()
+    unseen: tuple[str, ...] = ()
     same_indices: bool | None = None
     listing: bool = False
     folder: str = ""
@@ -60,6 +85,14 @@ class Evidence:
         """The generators that were drawn from and were in another state before, in words."""
         return " and ".join(name for name in self.drew if name in self.moved)
 
+    @property
+    def drawn_earlier(self) -> str:
+        """The :attr:`draws` in words, if there are any: those that were seeded in their span only without others."""
+        draws = [draw for draw in self.draws if not draw.seeded]
+        if draws:
+            return f"{_spans(draws)}, which was in another state"
+        return f"{_spans(self.draws)}, which it found in another state and then seeded" if self.draws else ""
+
 
 @dataclass(frozen=True, slots=True)
 class Reason:
@@ -77,9 +110,12 @@ class Reason:
 
 def decide(evidence: Evidence) -> tuple[Reason, ...]:
     """The reasons that the evidence allows, the likeliest first: one where it decides, never none."""
+    if evidence.one_sided:
+        return (_of_one_side(evidence),)
     if evidence.asked_otherwise and _could_follow(evidence):
         asked = ", ".join(evidence.asked_otherwise)
-        return (Reason("asked otherwise", "proven", f"the two were not told to do the same: {asked}"),)
+        confidence = "likely" if evidence.whole == LOADER and not evidence.drew else "proven"
+        return (Reason("asked otherwise", confidence, f"the two were not told to do the same: {asked}"),)
     reason = _order_of_python(evidence)
     if reason is not None:
         return (reason,)
@@ -98,9 +134,22 @@ def decide(evidence: Evidence) -> tuple[Reason, ...]:
 
 def _could_follow(evidence: Evidence) -> bool:
     """Whether what the user set can have made this difference: other indices, or numbers drawn at this stage."""
+    if evidence.whole == LOADER:
+        return True  # which may make anything of its seed
     if evidence.stage == "order":
         return evidence.same_indices is False
     return bool(evidence.drew) and evidence.same_files is not False and not evidence.names_differ
+
+
+def _of_one_side(evidence: Evidence) -> Reason:
+    if evidence.stage == "initial weights":
+        return Reason("other model", "proven", "only one of the two pipelines has a model")
+    because = "only one of the two checks saw it: whether it differs is not known"
+    return Reason("seen once", "likely", because)
+
+
+def _spans(draws: Sequence[Draw]) -> str:
+    return " and ".join(f"{draw.span} drew from {' and '.join(draw.generators)}" for draw in draws)
 
 
 def _order_of_python(evidence: Evidence) -> Reason | None:
@@ -127,10 +176,10 @@ def _of_shuffle(evidence: Evidence) -> tuple[Reason, ...]:
         state = "torch's was in another state when the first batch was asked for"
         return (Reason("unseeded shuffle", "proven", f"the sampler has no generator of its own, and {state}"),)
     # a loader always draws one number from torch's
-    others = replace(evidence, drew=tuple(name for name in evidence.drew if name != "torch")).drawn or evidence.drawn
-    if others and evidence.no_generator is None:
-        state = f"{others}'s generator, which moved meanwhile, was in another state"
-        return (Reason("unseeded shuffle", "likely", f"{asked}, and {state}"),)
+    others = [draw.without(("torch",)) if draw.span == LOADER else draw for draw in evidence.draws]
+    known = replace(evidence, draws=tuple(draw for draw in others if draw.generators) or evidence.draws)
+    if known.draws and evidence.no_generator is None:
+        return (Reason("unseeded shuffle", "likely", f"{asked}, and {known.drawn_earlier}"),)
     because = f"{asked}, and no generator that it can have drawn from was in another state"
     return (Reason("unknown order", "likely", because),)
 
@@ -138,14 +187,17 @@ def _of_shuffle(evidence: Evidence) -> tuple[Reason, ...]:
 def _of_listing(evidence: Evidence) -> tuple[Reason, ...]:
     """The same indices lead to other files."""
     if not (evidence.listing or evidence.same_indices):
+        if evidence.draws:
+            because = f"equal content comes at other places, and {evidence.drawn_earlier}"
+            return (Reason("unseeded shuffle", "likely", because),)
         because = "the samples come in another order, but neither indices nor a list of files were seen"
         return (Reason("unknown order", "likely", because),)
     if evidence.folder:
         because = f"the system lists {evidence.folder} in another order, and the dataset's list is not sorted"
         return (Reason("unsorted file listing", "proven", because),)
-    if evidence.drawn:
-        because = f"{evidence.drawn}'s generator, in another state, was drawn from while the loader was made"
-        return (Reason("unseeded shuffle", "likely", f"the dataset's list is in another order; {because}"),)
+    if evidence.draws:
+        because = f"the dataset's list is in another order, and {evidence.drawn_earlier}"
+        return (Reason("unseeded shuffle", "likely", because),)
     because = "the same indices lead to other files: the dataset's list is in another order and not sorted"
     listing = Reason("unsorted file listing", "likely", because)
     if evidence.hash_order is not None:
@@ -161,18 +213,33 @@ def _of_content(evidence: Evidence) -> Reason:
     if evidence.packages:
         because = f"the files are equal, what was read from them is not; versions: {evidence.packages}"
         return Reason("other packages", "likely", because)
+    if evidence.draws:
+        return Reason("unseeded construction", "likely", f"what was read differs, and {evidence.drawn_earlier}")
     because = "what was read differs, though no generator that was seen was drawn from"
     return Reason("unknown content", "likely", because)
 
 
+def _of_loader(evidence: Evidence) -> Reason:
+    """Whole batches of a loader that is no ``DataLoader``."""
+    if evidence.draws:
+        return Reason("unseeded loader", "likely", evidence.drawn_earlier)
+    drawing = "no generator that was seen and drawn from was in another state: a clock, os.urandom, uuid, a set, a file"
+    return Reason("unknown content", "likely", f"the loader gave other batches, and {drawing}")
+
+
 def _of_transforms(evidence: Evidence) -> Reason:
+    if evidence.whole == LOADER:
+        return _of_loader(evidence)
     if evidence.other_transforms:
         because = "the samples went through other transforms, or in another order"
         return Reason("other transforms", "likely", because)
-    what = evidence.transform or "the dataset"
-    name = "random transform" if evidence.transform else "random dataset"
+    what = evidence.transform or evidence.whole or "the dataset"
+    name = "random transform" if evidence.transform or evidence.whole == "collate_fn" else "random dataset"
     if evidence.drawn:
         return _random(name, evidence, f"{what} drew from {evidence.drawn}")
+    if evidence.draws:
+        because = f"{what} gave another result, and {evidence.drawn_earlier}"
+        return Reason("unseeded construction", "likely", because)
     if evidence.drew:
         because = f"{what} drew from {' and '.join(evidence.drew)}, whose state was the same before the sample"
         return Reason(name, "likely", because)
@@ -202,15 +269,24 @@ def _random(name: str, evidence: Evidence, because: str) -> Reason:
 def _of_weights(evidence: Evidence) -> Reason:
     if evidence.names_differ:
         return Reason("other model", "proven", "the models have other parameters")
-    if evidence.drawn:
-        because = f"make_model drew from {evidence.drawn}, which was in another state"
-        return Reason("unseeded initialisation", "proven", because)
+    if evidence.draws:
+        is_known = any(draw.span == MAKE_MODEL and not draw.seeded for draw in evidence.draws)
+        confidence = "proven" if is_known else "likely"
+        return Reason("unseeded initialisation", confidence, evidence.drawn_earlier)
     because = "no generator that was seen was in another state: a checkpoint, or entropy"
     return Reason("unknown weights", "likely", because)
 
 
 def _of_model(evidence: Evidence) -> Reason:
     kernel = evidence.kernel
+    given = [what for stage, what in _GIVEN.items() if stage not in evidence.unseen]
+    equal = f"{' and '.join(given)} are equal" if given else "what the model was given was not seen"
+    if evidence.unseen and given:
+        equal += f" ({' and '.join(evidence.unseen)} was not seen)"
+    if evidence.origin in (Origin.INPUT, Origin.STATE):
+        what = "input" if evidence.origin == Origin.INPUT else "parameters or buffers"
+        because = f"{equal}, and {kernel} got other {what}: something changed them before the model ran"
+        return Reason("changed later", "likely", because)
     if evidence.origin == Origin.RNG:
         return Reason("random model", "proven", f"{kernel} drew from a generator in another state")
     if evidence.origin == Origin.SETTINGS:
@@ -219,8 +295,8 @@ def _of_model(evidence: Evidence) -> Reason:
     if evidence.origin == Origin.KERNEL:
         return Reason("kernel", "likely", f"{kernel} gave another result from equal inputs")
     if evidence.packages:
-        return Reason("other packages", "likely", f"weights and batches are equal; {evidence.packages}")
-    return Reason("unknown model", "likely", "weights and first batches are equal, the model's results are not")
+        return Reason("other packages", "likely", f"{equal}; {evidence.packages}")
+    return Reason("unknown model", "likely", f"{equal}, the model's results are not")
 
 
 FIXES: Mapping[str, str] = MappingProxyType(
@@ -236,16 +312,23 @@ FIXES: Mapping[str, str] = MappingProxyType(
         "other file content": "# the same data set everywhere: compare checksums before training",
         "random dataset": "def __getitem__(self, index):\n"
         "    generator = np.random.default_rng((seed, index))  # or draw from torch, which is seeded in every worker",
+        "unseeded construction": "torch.manual_seed(seed)  # likewise random and numpy: before the dataset is made;\n"
+        "# what is drawn at import is drawn before set_seed: draw it in make_loader",
         "random transform": "torch.manual_seed(seed)  # before the loader is iterated; or, for the loader alone:\n"
         "DataLoader(dataset, generator=torch.Generator().manual_seed(seed))  # workers derive their seeds from it",
         "worker seeds": "def worker_init_fn(worker):\n"
         "    worker_seed = torch.initial_seed() % 2**32  # derived from the loader's generator\n"
         "    numpy.random.seed(worker_seed)\n"
         "    random.seed(worker_seed)",
+        "unseeded loader": "def make_loader(seed):\n"
+        "    rng = random.Random(seed)  # draw from it all that batches and their order are made of",
+        "seen once": "# the same kind of loader and dataset in both",
+        "changed later": "batch = [tensor.clone() for tensor in batch]  # do not change weights or batches in place",
         "other transforms": "transforms.Compose([...])  # in an order that is written down",
         "other packages": "pip freeze > requirements.txt  # and install the same versions everywhere",
         "unknown content": "# no clock, os.urandom, uuid or set in the dataset and its transforms",
-        "unseeded initialisation": "torch.manual_seed(seed)  # before the model is made",
+        "unseeded initialisation": "torch.manual_seed(seed)  # before the model is made; one that is made at import\n"
+        "# is made before set_seed: make it in make_model",
         "other model": "# the same code and configuration in both",
         "unknown weights": 'model.load_state_dict(torch.load("initial.pt", weights_only=True))',
         "random model": "torch.manual_seed(seed)  # before the first step",

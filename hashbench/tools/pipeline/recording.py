@@ -25,8 +25,10 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from hashbench.io import file_digest, from_json, read_file, to_json
 from hashbench.run.leaves import NotComparableError, flatten
 from hashbench.run.rng import global_state_digests
+from hashbench.run.workload import clone_inputs
 from hashbench.tools.pipeline.loading import NOT_LOADER, Anatomy, dissect
 from hashbench.tools.pipeline.observed import MOMENTS, Batch, Batches, Sample, Step, Worker, moved
+from hashbench.trace.arguments import mapped
 from hashbench.trace.digest import digest, python_digest
 
 _METHODS = frozenset({"__getitem__", "__call__", "_wrapped_call_impl", "forward"})
@@ -86,6 +88,8 @@ class Recorder:
         self._worker: int | None = None
         """The number of this process, where it is watched."""
         self._batches = 0
+        self._states: dict[str, str] = {}
+        """Those of the generators, since when a batch is made here."""
         self._samples: list[Sample] = []
         self._stack: list[_Call] = []
         self._sample: _SampleInMaking | None = None
@@ -105,7 +109,12 @@ class Recorder:
             self.worker_init_fn(worker)
         self.begin(worker, None if info is None else info.dataset)
         self._write(worker=Worker(worker, began, global_state_digests()))
+        self.note_states()
         self._switch(True)
+
+    def note_states(self) -> None:
+        """Note the states of the generators: the next batch is made from here on."""
+        self._states = global_state_digests(self.anatomy.generators)
 
     def collate(self, samples: Any) -> Any:
         """What the user's ``collate_fn`` makes of samples; they and the batch are looked at."""
@@ -114,6 +123,8 @@ class Recorder:
         with self.switched(False):
             listed = list(samples) if self.batched and isinstance(samples, (list, tuple)) else [samples]
             after = [content_digest(sample) for sample in listed]
+            if len(self._samples) == len(after):  # seen, each with its states
+                self.note_states()
         batch = self.collate_fn(samples)
         with self.switched(False):
             self._batch_done(after, content_digest(batch))
@@ -144,7 +155,9 @@ class Recorder:
             made = [Sample() for _ in after]
         samples = tuple(replace(sample, after=whole) for sample, whole in zip(made, after, strict=True))
         worker = None if self._worker == MAIN_PROCESS else self._worker
-        self._write(batch=Batch(self._batches, digest, worker, samples))
+        before = self._states
+        self.note_states()
+        self._write(batch=Batch(self._batches, digest, worker, samples, before, moved(before, self._states)))
         self._batches += 1
 
     # ------------------------------------------------------------------------------------------------ the hooks
@@ -207,12 +220,9 @@ class Recorder:
 
 
 @contextlib.contextmanager
-def watched(loader: Any, folder: Path, *, modules: tuple[str, ...]) -> Iterator[Recorder | None]:
+def watched(loader: DataLoader[Any], folder: Path, *, modules: tuple[str, ...]) -> Iterator[Recorder | None]:
     """The recorder of this process where it makes the batches itself. The loader's two functions are put back at the
     end."""
-    if not isinstance(loader, DataLoader):
-        yield None
-        return
     recorder = Recorder(loader, folder, modules=modules)
     loader.collate_fn = recorder.collate
     if loader.num_workers:
@@ -253,6 +263,8 @@ def first_batches(
     Raises:
         Exception: whatever the loader raises.
     """
+    if not isinstance(loader, DataLoader):
+        return _first_of_iterable(loader, steps=steps, modules=modules, note=note)
     received: list[Any] = []
     digests: list[str | None] = []
     exhausted = False
@@ -260,6 +272,8 @@ def first_batches(
         with watched(loader, Path(folder), modules=modules) as recorder:
             note(_ASKED)
             iterator = iter(loader)
+            if recorder is not None:
+                recorder.note_states()
             while len(received) < steps:
                 with recorder.switched(True) if recorder is not None else contextlib.nullcontext():
                     batch = next(iterator, _NO_MORE)
@@ -278,13 +292,44 @@ def first_batches(
     return tuple(received), seen, tuple(worker for worker in workers if worker.worker in used)
 
 
+def _first_of_iterable(
+    loader: Any, *, steps: int, modules: tuple[str, ...], note: Callable[[str], None]
+) -> tuple[tuple[Any, ...], Batches, tuple[Worker, ...]]:
+    """As :func:`first_batches`, for an iterable that is no ``DataLoader``: whole batches, and the generators that moved
+    while each was made. What the model gets is a copy: the loader may fill the same memory again."""
+    mine = {name: sys.modules[name] for name in modules if name in sys.modules}
+
+    def states(**parts: Any) -> dict[str, str]:
+        found = [item for name, part in parts.items() for item in dissect(part, mine, called=name).generators.items()]
+        names = {id(generator): name for name, generator in reversed(found)}  # of several names the first
+        return global_state_digests({name: generator for name, generator in found if names[id(generator)] == name})
+
+    received: list[Any] = []
+    batches: list[Batch] = []
+    note(_ASKED)
+    before = states(loader=loader)
+    iterator = iter(loader)
+    batch = None
+    while len(received) < steps and (batch := next(iterator, _NO_MORE)) is not _NO_MORE:
+        if not received:
+            note(_FIRST_MADE)
+        after = states(loader=loader, iterator=iterator)
+        appeared = {name: state for name, state in after.items() if name not in before}
+        drew = (*moved(before, after), *appeared)
+        batches.append(Batch(len(batches), content_digest(batch), None, None, {**before, **appeared}, drew))
+        received.append(mapped(batch, lambda leaf: clone_inputs(leaf) if isinstance(leaf, torch.Tensor) else leaf))
+        before = after
+    seen = Batches(tuple(batches), steps, batch is _NO_MORE, _absent(loader, tuple(batches)))
+    return tuple(received), seen, ()
+
+
 def _absent(loader: Any, batches: tuple[Batch, ...]) -> dict[str, str]:
     """Why what is missing from the batches is missing."""
     absent = {}
     if any(batch.digest is None for batch in batches):
         absent["digest"] = "a batch holds something of a kind that cannot be hashed"
     if not isinstance(loader, DataLoader):
-        return absent | dict.fromkeys(("samples", "files", "before", "after"), NOT_LOADER)
+        return absent | dict.fromkeys(("samples", "index", "files", "before", "after"), NOT_LOADER)
     if any(batch.samples is None for batch in batches):
         absent["samples"] = "batches could not be told apart, or were changed after they were collated"
     whole = "is iterable" if isinstance(loader.dataset, IterableDataset) else "makes whole batches"

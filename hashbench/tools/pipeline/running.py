@@ -76,7 +76,7 @@ def observe(path: Path, *, hash_seed: str, hash_seed_by: str, tracer: str = "aut
         note("seeded")
         with _part_named(path, "make_loader"):
             loader = config.functions["make_loader"](config.seed)
-        if not hasattr(loader, "__iter__"):
+        if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
             consequence = "it gives no batches, so nothing was compared"
             tip = "Return a torch.utils.data.DataLoader, or anything else that yields batches."
             raise _wrong_kind(path, "make_loader", loader, consequence, tip)
