@@ -48,6 +48,9 @@ class TraceCallback:
     def after(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
         """The call has been made; what it wrote is hashed after this."""
 
+    def opaque(self, node: str, output: Any) -> None:
+        """Called with what compiled code returned, whose calls are not shown."""
+
     def leaf(self, node: str, tensor: torch.Tensor) -> None:
         """A parameter, buffer or input at the start of the run, or any tensor that no recorded op wrote and that is
         read for the first time; it is hashed after this."""
@@ -184,9 +187,11 @@ class CallObserver:
         assert self.last is not None
         self.ids.take_back_record(self.last.id)
 
-    def opaque(self, identity: RecordIdentity) -> None:
-        """A record was made that is no op's: the callback is not called around it."""
+    def opaque(self, identity: RecordIdentity, output: Any) -> None:
+        """Tell the callback of a record that is no op's: it is not called around what the record stands for."""
+        assert self.callback is not None
         self.last = identity
+        self.callback.opaque(identity.id, output)
 
     def before(self, plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """What has to be looked at before a call."""

@@ -520,7 +520,7 @@ class TracingMode(TorchDispatchMode, Listener):
                 identity = self._observer.ids.add_record(
                     plan.name, phase=phase, iteration=self.iteration, module=module, sequence=sequence
                 )
-                self._observer.opaque(identity)
+                self._observer.opaque(identity, result)
             if noted is not None:
                 self._observer.after(number, plan, (), {}, noted)
 

@@ -6,6 +6,7 @@ import copy
 import json
 import random
 import re
+import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -520,6 +521,97 @@ def test_compiled_model_is_compared_with_its_parameters_by_their_names(backend: 
     report = run_model(model, torch.compile(wrong(model, "2.weight"), backend=backend), X, 1, trace=True)
     assert report.partings[0].name == "parameter/2.weight"
     assert any("the model after is compiled" in note for note in report.notes)
+
+
+class Around(torch.nn.Module):
+    """A block between two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(6, 6), torch.nn.Linear(6, 2)
+        self.block = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Softmax(-1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.block(self.a(x)))
+
+
+def in_double(graph: torch.fx.GraphModule, _inputs: object) -> Any:
+    """A backend that computes in double precision and rounds."""
+
+    def run(*inputs: Any) -> Any:  # sizes are among them where dynamo has compiled this for another one
+        doubled = [one.double() if isinstance(one, torch.Tensor) else one for one in inputs]
+        return [value.float() for value in graph(*doubled)]
+
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", [in_double, "inductor"])
+def test_compiled_code_is_blamed_by_the_records_around_it(backend: Any) -> None:
+    if backend == "inductor" and shutil.which("c++") is None:
+        pytest.skip("inductor needs a C++ compiler")
+    torch.manual_seed(0)
+    model = Around().eval()
+    other = copy.deepcopy(model)
+    other.block = torch.compile(other.block, backend=backend)
+    x = torch.randn(64, 6)
+    report = run_model(model, other, (x,), 1, None, training=False, stages=("outputs",), trace=True)
+    assert report, as_text(report)
+    if report.bitwise:
+        pytest.skip("this backend's kernels leave the same bits here")
+    (parting,) = report.partings
+    assert (parting.level, parting.kind, parting.op) == ("bitwise", "compiled", "")
+    assert parting.last_before is not None
+    assert parting.first_after is not None
+    around = parting.last_before, parting.first_after
+    assert [(place.op, place.module) for place in around] == [("aten.addmm.default", "a"), ("aten.addmm.default", "b")]
+    assert "first apart bit by bit: inside compiled code, between aten.addmm.default in a (forward" in as_text(report)
+    (said,) = json.loads(as_json(report))["partings"]
+    assert (said["last_before"]["module"], said["first_after"]["module"]) == ("a", "b")
+
+
+@pytest.mark.slow
+def test_compiled_code_within_tolerance_is_not_blamed_for_a_wrong_weight_behind_it() -> None:
+    torch.manual_seed(0)
+    model = Around().eval()
+    other = copy.deepcopy(model)
+    other.block = torch.compile(other.block, backend=in_double)
+    with torch.no_grad():
+        other.b.weight[0, 0] += 1
+    x = torch.randn(64, 6)
+    report = run_model(model, other, (x,), 1, None, training=False, stages=("outputs",), trace=True)
+    assert [(parting.level, parting.kind) for parting in report.partings] == [
+        ("tolerance", "parameter"),
+        ("bitwise", "compiled"),
+    ]
+    assert report.partings[0].name == "parameter/b.weight"
+
+
+class OutVariants(torch.nn.Module):
+    """The layers of another model, by ops with ``out=``, into memory that is used again."""
+
+    def __init__(self, model: torch.nn.Sequential, scale: float = 1.0) -> None:
+        super().__init__()
+        self.layers, self.scale = torch.nn.ModuleList(model), scale
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, last = self.layers[0], self.layers[2]
+        hidden, output = torch.empty(len(x), first.out_features), torch.empty(len(x), last.out_features)
+        torch.addmm(first.bias, x, first.weight.t(), out=hidden)
+        torch.mul(torch.tanh(hidden), self.scale, out=hidden)
+        return torch.addmm(last.bias, hidden, last.weight.t(), out=output)
+
+
+def test_out_variants_are_not_blamed_for_what_an_op_between_them_does() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 2)).eval()
+    rename = {"0": "layers.0", "2": "layers.2"}
+    options: dict[str, Any] = {"training": False, "stages": ("outputs",), "trace": True, "rename": rename}
+    same = run_model(model, OutVariants(copy.deepcopy(model)), (torch.randn(3, 6),), 1, None, **options)
+    assert same.bitwise, as_text(same)
+    report = run_model(model, OutVariants(copy.deepcopy(model), 1.5), (torch.randn(3, 6),), 1, None, **options)
+    assert not report
+    assert {(parting.kind, parting.op) for parting in report.partings} == {("only after", "aten.mul.out")}
+    assert report.partings[0].aligned >= 3
 
 
 @pytest.mark.gpu

@@ -9,7 +9,7 @@ import pytest
 
 from hashbench.records import Leaf, OpRecord, Ref, Result, TensorDigest, Trace
 from hashbench.tools.numeric.parting import correspondence, find
-from hashbench.tools.numeric.report import Parting
+from hashbench.tools.numeric.report import Parting, Place
 
 CLOSE = 0.5
 """Values that are at most so far apart are within tolerance."""
@@ -140,6 +140,108 @@ CASES = {
 def test_executions_part_at(first: Trace, second: Trace, expected: str) -> None:
     parting = parted(first, second)
     assert f"{parting.kind} {parting.op} {parting.module}" == expected
+
+
+def compiled(made: Trace, *nodes: str) -> Trace:
+    """The trace in which these records stand for compiled code."""
+    records = [replace(one, opaque="compiled code") if one.id in nodes else one for one in made.records]
+    return replace(made, records=tuple(records))
+
+
+EAGER = ("a conv 1 = x", "m one 2 = a/conv", "m two 3 = m/one", "d view view = m/two", "d last 4 = m/two")
+
+
+def test_of_compiled_code_no_op_is_blamed_but_the_records_around_it_are_named() -> None:
+    fused = trace(
+        "a conv 1 = x", "m torch.compile 7 = a/conv", "d view view = m/torch.compile", "d last 9 = m/torch.compile"
+    )
+    first, second = trace(*EAGER), compiled(fused, "m/torch.compile")
+    parting = parted(first, second)
+    assert (parting.kind, parting.op, parting.module) == ("compiled", "", "")
+    assert parting.last_before == Place("conv", "a", "forward", 0, "a/conv", "a/conv")
+    assert parting.first_after == Place("last", "d", "forward", 0, "d/last", "d/last")
+    assert parting.detail == (
+        "inside compiled code, between conv in a (forward, iteration 0) and last in d (forward, iteration 0)"
+    )
+    assert parted(second, first).kind == "compiled"
+
+
+def test_a_fused_op_that_is_recorded_is_named_as_compiled_code_is_not() -> None:
+    second = trace("a conv 1 = x", "m fused 7 = a/conv", "d view view = m/fused", "d last 9 = m/fused")
+    assert parted(trace(*EAGER), second).kind == "only before"
+    assert parted(trace(*EAGER), compiled(second, "m/fused")).kind == "compiled"
+
+
+def test_compiled_code_that_agrees_is_not_blamed_for_what_comes_after_it() -> None:
+    lines = ["a conv 1 = x", "all torch.compile 3.1 = a/conv", "d view view =", "d last 9 = all/torch.compile"]
+    second = compiled(trace(*lines), "all/torch.compile")
+    tolerance, bitwise = (parted(trace(*EAGER), second, level) for level in ("tolerance", "bitwise"))
+    assert (tolerance.kind, tolerance.op, tolerance.module) == ("op", "last", "d")
+    assert bitwise.kind == "compiled"
+    assert (bitwise.aligned, bitwise.only_before, bitwise.only_after) == (3, 1, 0)  # compiled code is no op
+
+
+def test_an_op_outside_of_compiled_code_is_named_beside_it() -> None:
+    lines = [
+        "a conv 9 = x",
+        "m torch.compile 9 = a/conv",
+        "d view view = m/torch.compile",
+        "d last 9 = m/torch.compile",
+    ]
+    parting = parted(trace(*EAGER), compiled(trace(*lines), "m/torch.compile"))
+    assert (parting.kind, parting.op, parting.module) == ("op", "conv", "a")
+
+
+def test_a_model_that_is_compiled_whole_parts_between_the_ends_of_the_trace() -> None:
+    parting = parted(trace(*EAGER), compiled(trace("all torch.compile 9 = x"), "all/torch.compile"))
+    assert (parting.kind, parting.last_before, parting.first_after) == ("compiled", None, None)
+    assert parting.detail == "inside compiled code, between the start of the trace and the end of the trace"
+
+
+def test_the_backward_of_compiled_code_is_told_by_the_modules_whose_forward_it_ran() -> None:
+    first = trace("a conv 1 = x", "m one 2 = a/conv", "back.d mul 4 = m/one", "back.m div 5 = back.d/mul")
+    lines = (
+        "a conv 1 = x",
+        "m torch.compile 2 = a/conv",
+        "back.d mul 4 = m/torch.compile",
+        "back.all f.out 9 = back.d/mul",
+    )
+    second = compiled(trace(*lines), "m/torch.compile")
+    parting = parted(first, second, "bitwise")
+    assert (parting.kind, parting.phase) == ("compiled", "backward")
+    assert parting.last_before is not None
+    assert (parting.last_before.op, parting.first_after) == ("mul", None)
+
+    elsewhere = trace(*lines[:2], "back.d mul 4 = m/torch.compile", "back.d neg 9 = back.d/mul")
+    others = trace("a conv 1 = x", "m one 2 = a/conv", "back.d mul 4 = m/one", "back.d div 5 = back.d/mul")
+    assert parted(others, compiled(elsewhere, "m/torch.compile"), "bitwise").kind == "replaced"
+
+
+OUT = ("a aten.addmm.default 1 = x", "b aten.relu.default 2 = a/aten.addmm.default")
+
+
+def test_an_out_variant_corresponds_to_the_op_that_it_is_a_variant_of() -> None:
+    innocent = trace("a aten.addmm.out 1 = x", "b aten.relu.default 9 = a/aten.addmm.out")
+    guilty = trace("a aten.addmm.out 9 = x", "b aten.relu.default 9 = a/aten.addmm.out")
+    relu, addmm = parted(trace(*OUT), innocent), parted(trace(*OUT), guilty)
+    assert (relu.kind, relu.op, relu.aligned, relu.only_before) == ("op", "aten.relu.default", 2, 0)
+    assert (addmm.kind, addmm.op, addmm.detail) == (
+        "replaced",
+        "aten.addmm.default",
+        "aten.addmm.out in place of aten.addmm.default, and what they read agrees",
+    )
+
+
+def test_a_buffer_that_is_filled_again_is_not_what_an_op_reads() -> None:
+    def filling(made: Trace, buffer: str) -> Trace:
+        first, second, third = made.records
+        refs = (*third.inputs, Ref("out", buffer, 0, written=True))
+        return replace(made, records=(first, second, replace(third, inputs=refs)))
+
+    lines = ("a mul {} = x", "b neg 2 = x", "c add.out {} = b/neg")
+    first, second = (trace(*(line.format(value) for line in lines)) for value in ("1", "9"))
+    parting = parted(filling(first, "a/mul"), filling(second, "a/mul"))
+    assert (parting.op, parting.module) == ("add.out", "c")
 
 
 def test_memory_that_an_op_only_fills_is_not_what_it_reads() -> None:

@@ -23,7 +23,7 @@ from hashbench.divergence.align import Pair, align
 from hashbench.records import Leaf, OpRecord, Ref, Trace
 from hashbench.run.workload import clone_inputs
 from hashbench.tools.numeric.compare import compare_mappings, compare_values, renamed, without_wrapper
-from hashbench.tools.numeric.report import LONE, SIDES, Parting, Rename, Rule, TensorComparison
+from hashbench.tools.numeric.report import LONE, SIDES, Parting, Place, Rename, Rule, TensorComparison
 from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.arguments import tensors_in
 from hashbench.trace.callbacks import TraceCallback
@@ -64,6 +64,10 @@ class _Keeper(TraceCallback):
         written = plan_of(func).written_tensors(args, kwargs)
         seen = {id(tensor) for tensor in written}
         self._keep(node, [tensor for tensor in tensors_in(output) if id(tensor) not in seen] + written)
+
+    def opaque(self, node: str, output: Any) -> None:
+        """Keep what compiled code returned."""
+        self._keep(node, tensors_in(output))
 
     def leaf(self, node: str, tensor: torch.Tensor) -> None:
         """Keep a tensor that no op wrote."""
@@ -202,7 +206,7 @@ def notes_on(before: Execution, after: Execution, *, parted: bool) -> Iterator[s
         yield "under the trace all that both executions have agrees bit by bit: there is no place at which they part"
     for side, execution, other in ((SIDES[0], before, after), (SIDES[1], after, before)):
         if execution.compiled:
-            own, others = len(execution.trace.records), len(other.trace.records)
+            own, others = (sum(not one.opaque for one in seen.trace.records) for seen in (execution, other))
             seen = f"{own} ops of it were seen, {others} of the other; what compiled kernels do inside is hidden"
             tip = "With backend='eager', then 'aot_eager', see which stage of compiling parts them"
             yield f"the model {side} is compiled: {seen}. {tip}"
@@ -260,7 +264,7 @@ def find(
     way = reached if known is None else search.back_from([known])
     entered = [node for node in way if not any(read.number in search.differs for read in search.read_by(node))]
     records = [node for node in search.nodes if isinstance(node.item, OpRecord)]
-    pairs = [node for node in records if node.is_pair]
+    pairs = [node for node in records if node.is_pair and not any(record.opaque for record in _records_of([node]))]
     blamed = {node.number for node in reached}
     unseen = Parting(
         level,
@@ -278,6 +282,9 @@ def find(
     if not entered:
         return unseen
     node = min(entered, key=attrgetter("number"))
+    gap = _compiled_gap(search.nodes, node)
+    if gap is not None:
+        return _inside_compiled(unseen, node, *gap)
     parting = replace(unseen, until=str(known) if known is not None and node is not known else "")
     if isinstance(node.item, Leaf):
         return _at_leaf(parting, node.item, first if node.a is not None else second, is_first=node.a is not None)
@@ -336,14 +343,82 @@ def _parts_at(node: Node, differ: Callable[[str, str], bool]) -> bool:
 
 
 def _is_filled(ref: Ref, nodes: Mapping[str, Node]) -> bool:
-    """Whether ``ref`` is memory that the op only fills: that of ``out=``, which compiled code allocates unseen."""
+    """Return whether ``ref`` is memory that the op only fills: an ``out=``, which is passed by name, or memory that
+    nothing recorded has written."""
     source = nodes[ref.source].item
-    return ref.written and isinstance(source, Leaf) and source.kind == "other"
+    is_new = isinstance(source, Leaf) and source.kind == "other"
+    return ref.written and (is_new or not ref.argument[:1].isdigit())
 
 
 def _is_silent(record: OpRecord) -> bool:
     """A view, which writes nothing, or an allocation, whose content is no result."""
     return record.blank or not (record.outputs or record.scalar)
+
+
+# ------------------------------------------------------------------------------------------------ compiled code
+
+
+def _compiled_gap(nodes: Sequence[Node], node: Node) -> tuple[Place | None, Place | None] | None:
+    """Return the records around ``node`` that both executions have, where compiled code ran between these in place of
+    recorded ops; ``None`` where none did.
+
+    Compiled code leaves one opaque record in the forward, and in the backward none, or the out-variants that it calls:
+    there, it is told by the modules whose forward it ran.
+    """
+    gaps = [
+        list(gap)
+        for is_anchor, gap in itertools.groupby((one for one in nodes if _is_record(one)), key=_is_anchor)
+        if not is_anchor
+    ]
+    compiled = {
+        record.module
+        for gap in gaps
+        if any(record.opaque for record in _records_of(gap))
+        for record in _records_of(gap)
+        if not record.opaque
+    }
+    gap = next((gap for gap in gaps if node.number in (one.number for one in gap)), [])
+    if not any(
+        record.opaque or (record.phase == "backward" and record.module in compiled) for record in _records_of(gap)
+    ):
+        return None
+    anchors = [one for one in nodes if _is_record(one) and _is_anchor(one)]
+    before = [one for one in anchors if one.number < gap[0].number]
+    after = [one for one in anchors if one.number > gap[-1].number]
+    return _place(before[-1]) if before else None, _place(after[0]) if after else None
+
+
+def _is_record(node: Node) -> bool:
+    """Return whether a node is of records that leave something: views and allocations are no landmarks."""
+    return isinstance(node.item, OpRecord) and not _is_silent(node.item)
+
+
+def _is_anchor(node: Node) -> bool:
+    """Return whether both executions ran this op themselves, in the same place."""
+    return node.is_pair and not node.replaced and not any(record.opaque for record in _records_of([node]))
+
+
+def _records_of(nodes: Iterable[Node]) -> Iterator[OpRecord]:
+    return (item for node in nodes for item in (node.a, node.b) if isinstance(item, OpRecord))
+
+
+def _place(node: Node) -> Place:
+    a, b = _records_of([node])
+    return Place(a.op, a.module, a.phase, a.iteration, a.id, b.id)
+
+
+def _inside_compiled(parting: Parting, node: Node, before: Place | None, after: Place | None) -> Parting:
+    record = next(_records_of([node]))
+    around = f"{before or 'the start of the trace'} and {after or 'the end of the trace'}"
+    return replace(
+        parting,
+        kind="compiled",
+        phase=record.phase,
+        iteration=record.iteration,
+        detail=f"inside compiled code, between {around}",
+        last_before=before,
+        first_after=after,
+    )
 
 
 # -------------------------------------------------------------------------------------------------------- words
@@ -425,14 +500,16 @@ def _nodes(first: Trace, second: Trace) -> list[Node]:
 def correspondence(first: Sequence[OpRecord], second: Sequence[OpRecord]) -> tuple[list[Pair], set[Pair]]:
     """The records that correspond, in order, and which of these pairs replace one op by another.
 
-    By op, module, phase and iteration; or without the modules, of which compiled code has none: whichever aligns more.
-    What is left over between two that correspond: see :func:`_replacements`.
+    By op, module, phase and iteration; or without the modules, of which compiled code has none; or with any overload of
+    the op, since transformed code calls out-variants: whichever aligns most. Other overloads replace each other. What
+    is left over between two that correspond: see :func:`_replacements`.
     """
-    by_module = align(first, second)
-    by_op = align([replace(record, module="") for record in first], [replace(record, module="") for record in second])
-    aligned = max((by_module, by_op), key=lambda pairs: sum(None not in pair for pair in pairs))  # of equals the first
+    ways = [align(*(list(map(form, records)) for records in (first, second))) for form in _FORMS]
+    aligned = max(ways, key=lambda pairs: sum(None not in pair for pair in pairs))  # of equals the first
     pairs: list[Pair] = []
-    replaced: list[Pair] = []
+    replaced: list[Pair] = [
+        (a, b) for a, b in aligned if a is not None and b is not None and first[a].op != second[b].op
+    ]
     for correspond, group in itertools.groupby(aligned, key=lambda pair: None not in pair):
         stretch = list(group)
         if correspond:
@@ -444,18 +521,45 @@ def correspondence(first: Sequence[OpRecord], second: Sequence[OpRecord]) -> tup
     return pairs, set(replaced)
 
 
+def _without_overload(record: OpRecord) -> OpRecord:
+    return replace(record, op=record.op.rpartition(".")[0] or record.op)
+
+
+def _without_module(record: OpRecord) -> OpRecord:
+    return replace(record, module="")
+
+
+_FORMS: tuple[Callable[[OpRecord], OpRecord], ...] = (
+    lambda record: record,
+    _without_module,
+    _without_overload,
+    lambda record: _without_overload(_without_module(record)),
+)
+"""What is compared of records to align them, the most particular first."""
+
+
 def _replacements(stretch: Sequence[Pair], first: Sequence[OpRecord], second: Sequence[OpRecord]) -> list[Pair]:
     """In one stretch without correspondence: by module, the last op that wrote something in each of the two, if what
-    they leave has the same shape (a quantized linear layer in place of a plain one)."""
-    last_a = {_module_of(first[a]): a for a, _ in stretch if a is not None and not _is_silent(first[a])}
-    last_b = {_module_of(second[b]): b for _, b in stretch if b is not None and not _is_silent(second[b])}
+    they leave has the same shape (a quantized linear layer in place of a plain one); and compiled code with the last op
+    that it stands for, likewise."""
+    last_a = {_module_of(first[a]): a for a, _ in stretch if a is not None and _may_replace(first[a])}
+    last_b = {_module_of(second[b]): b for _, b in stretch if b is not None and _may_replace(second[b])}
+    last = [(last_a[module], last_b[module]) for module in last_a if module in last_b]
+    ends_a = [a for a, _ in stretch if a is not None and not _is_silent(first[a])][-1:]
+    ends_b = [b for _, b in stretch if b is not None and not _is_silent(second[b])][-1:]
+    last += [(a, b) for a in ends_a for b in ends_b if first[a].opaque or second[b].opaque]
     joined: list[Pair] = []
-    reached = -1
-    for a, b in sorted((last_a[module], last_b[module]) for module in last_a if module in last_b):
-        if b > reached and _shape_left(first[a]) == _shape_left(second[b]):
+    reached = (-1, -1)
+    for a, b in sorted(last):
+        if a > reached[0] and b > reached[1] and _shape_left(first[a]) == _shape_left(second[b]):
             joined.append((a, b))
-            reached = b
+            reached = a, b
     return joined
+
+
+def _may_replace(record: OpRecord) -> bool:
+    """Return whether a record is of one op that leaves something; compiled code stands for many."""
+    return not _is_silent(record) and not record.opaque
 
 
 def _module_of(record: OpRecord) -> tuple[str, int | None, str]:

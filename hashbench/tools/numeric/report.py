@@ -149,19 +149,36 @@ class Raised:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """A record that both executions have: its op as the execution ``before`` has it, and its ids in the two traces."""
+
+    op: str
+    module: str
+    phase: str
+    iteration: int | None
+    name: str
+    other: str
+
+    def __str__(self) -> str:
+        return f"{self.op}{f' in {self.module}' if self.module else ''} ({when(self.phase, self.iteration)})"
+
+
+@dataclass(frozen=True, slots=True)
 class Parting:
     """Where two executions part: the earliest place whose own inputs agree while what it leaves differs, and from
     which the difference reaches the results.
 
     ``level`` is ``tolerance`` (differences within tolerance count as agreement) or ``bitwise``. ``kind`` is
     ``parameter``, ``buffer``, ``input``, ``other`` (a tensor that no recorded op wrote), ``op`` (both executions have
-    it), ``replaced`` (one op in place of another, in the same module), ``only before``, ``only after``, or ``unseen``
-    (no recorded op explains it). ``op`` is the op's name (of a tensor: the first op that reads it), ``index`` its place
-    in the execution ``before``; ``name`` and ``other`` are the ids of its record or leaf in the two traces.
+    it), ``replaced`` (one op in place of another, in the same module), ``only before``, ``only after``, ``compiled``
+    (compiled code of one execution in place of ops of the other), or ``unseen`` (no recorded op explains it). ``op`` is
+    the op's name (of a tensor: the first op that reads it), ``index`` its place in the execution ``before``; ``name``
+    and ``other`` are the ids of its record or leaf in the two traces.
 
     What an op left that only one execution runs cannot be compared. Where such an op is blamed, ``until`` names the
-    first thing after it that both have and that differs: they part between the two. ``healed`` counts what differs at
-    this level without reaching a result.
+    first thing after it that both have and that differs: they part between the two. Of compiled code no op is blamed:
+    ``last_before`` and ``first_after`` are the records around it that both have (``None``: there is none). ``healed``
+    counts what differs at this level without reaching a result.
     """
 
     level: str
@@ -178,6 +195,8 @@ class Parting:
     index: int | None = None
     numbers: TensorComparison | None = None
     until: str = ""
+    last_before: Place | None = None
+    first_after: Place | None = None
     healed: int = 0
     aligned: int = 0
     only_before: int = 0
