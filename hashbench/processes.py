@@ -288,6 +288,25 @@ def phases_told_to(listener: Callable[[str], object]) -> Iterator[None]:
         _PHASE_LISTENER.reset(token)
 
 
+_DRAFT_RECEIVER: ContextVar[Callable[[str], object] | None] = ContextVar("hashbench_draft_receiver", default=None)
+
+
+def send_draft(text: str) -> None:
+    """Send a draft of a row, which this process cannot write to its file, to whoever receives drafts."""
+    if (receiver := _DRAFT_RECEIVER.get()) is not None:
+        receiver(text)
+
+
+@contextlib.contextmanager
+def drafts_sent_to(receiver: Callable[[str], object]) -> Iterator[None]:
+    """A context in which ``receiver`` is called with each draft that this thread sends."""
+    token = _DRAFT_RECEIVER.set(receiver)
+    try:
+        yield
+    finally:
+        _DRAFT_RECEIVER.reset(token)
+
+
 @contextlib.contextmanager
 def printing_to(path: Path) -> Iterator[None]:
     """A context in which all that this process, and those that it starts, print goes to the file ``path``; one that
@@ -376,6 +395,17 @@ def variables(wanted: Mapping[str, str], *, unless_set: bool = False) -> Iterato
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+@contextlib.contextmanager
+def preserved_umask() -> Iterator[None]:
+    """Put the file mode creation mask of this process back at the end: files that are written later are readable."""
+    before = os.umask(0o077)  # there is no other way to read it
+    os.umask(before)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 _CONTROL_GROUPS = (

@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 
 from hashbench.io import replace_file
-from hashbench.processes import tell_phase
+from hashbench.processes import send_draft, tell_phase
 from hashbench.records import ModelSpec, Row, RunOptions
 from hashbench.results.folder import ResultsFolder, file_key
 from hashbench.results.rows import row_to_json
@@ -268,6 +268,29 @@ def do_signals(*_):
 def do_asks(spec, _options):
     """Where fresh processes are asked for."""
     return f"asks {os.environ.get(spec.arguments['variable'], 'nobody')}"
+
+
+def do_leak_descriptors(*_):
+    """Take every descriptor that this process may have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
+    try:
+        while True:
+            os.open(os.devnull, os.O_RDONLY)
+    except OSError:
+        return
+
+
+def do_mask_files(*_):
+    """From here on nobody may read what this process writes, unless as root."""
+    os.umask(0o777)
+
+
+def do_send_draft_and_segfault(spec, options):
+    """As the runner does where it cannot write its draft."""
+    row = Row(options.device, spec.name, 2, "eager_two_runs_differ", suite=spec.suite, mode=options.mode)
+    send_draft(json.dumps(row_to_json(replace(row, kernel="aten.index_put.default"))))
+    do_segfault()
 
 
 def do_fill_quota(*_):

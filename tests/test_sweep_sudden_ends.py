@@ -143,19 +143,6 @@ def test_a_line_that_does_not_fit_is_taken_back(small_disk):
     assert folder.csv.read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ("do", "problem"),
-    [
-        pytest.param("fill_quota", "File too large", id="the worker's row"),
-        pytest.param("disk_full", "No space left on device", id="what the runner writes"),
-    ],
-)
-def test_what_a_worker_cannot_write_is_no_crash(output, do, problem):
-    with pytest.raises(HashbenchError, match=f"{problem}; 1 of 2 rows are safe"):
-        sweep([spec("a"), spec("b", do)], output)
-    assert names_in_csv(output) == ["a"]
-
-
 # ------------------------------------------------------------------------------------------ named pipes
 
 

@@ -182,8 +182,6 @@ class BatchCheck:
                 return _unexplained(outcome, f"a further run failed: {found.error}")
             outcome = with_finding(outcome, found, reference.trace, unit=self._unit)
             return self._by_padding(self._diagnosed(outcome, found, rows), reference, small)
-        except OSError:
-            raise
         except Exception as error:
             log_error("looking for the kernel failed")
             return _unexplained(outcome, f"looking for the kernel failed: {named_line(error)}")

@@ -25,7 +25,7 @@ from hashbench.check.company import Given, NoCompanyError, Pair, pair_of, turned
 from hashbench.check.pair import PairCheck, retried_with_warnings
 from hashbench.check.row import row_of
 from hashbench.diagnose import fresh_process
-from hashbench.processes import tell_phase
+from hashbench.processes import preserved_umask, tell_phase
 from hashbench.records import BATCH_INVARIANCE, Failure, ModelSpec, Row, RunOptions, Trace
 from hashbench.run import leaves, outputs
 from hashbench.run.outcome import (
@@ -110,7 +110,8 @@ class BenchmarkRunner:
             tell_phase("loading")
             began = time.perf_counter()
             try:
-                workload = self.load_model(spec)
+                with preserved_umask():
+                    workload = self.load_model(spec)
             except Exception as error:
                 return _unready(Status.FAIL_TO_LOAD, level, error, f"loading {spec.name} failed")
             try:

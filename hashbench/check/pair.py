@@ -216,9 +216,6 @@ class PairCheck:
     def diagnose(self, outcome: Outcome) -> Outcome:
         """The outcome with the cause of the difference, where there is one and a budget to look for it. A diagnosis
         that fails is part of the outcome.
-
-        Raises:
-            OSError: the results folder cannot be written to, which ends a sweep.
         """
         if outcome.accuracy != Status.TWO_RUNS_DIFFER or self.options.diagnose_budget <= 0:
             return outcome
@@ -226,8 +223,6 @@ class PairCheck:
         case = driver.Case(self.attempt, self.options, outcome, spec=self.spec, target=self.target)
         try:
             return replace(outcome, diagnosis=driver.diagnose(case))
-        except OSError:
-            raise
         except Exception as error:
             log_error("the diagnosis failed")
             failed = Decision("unknown", Confidence.OPEN, f"the diagnosis failed: {type(error).__name__}: {error}", "")

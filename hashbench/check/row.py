@@ -13,7 +13,7 @@ import torch
 from hashbench.catalog import Limit, Status
 from hashbench.causes import cut_short, stats, with_more_time
 from hashbench.io import replace_file
-from hashbench.processes import peak_memory_mib
+from hashbench.processes import peak_memory_mib, send_draft
 from hashbench.records import (
     Diagnosis,
     Divergence,
@@ -41,14 +41,22 @@ def row_of(
     """The row of an outcome; ``seconds`` are those of the model's load, runs and experiments, where they have ended.
     ``budget_flag`` is what gives the experiments more time.
 
-    Traces are written to the results folder: of runs that differ or failed, and of others where that is asked for.
+    Traces are written to the results folder: of runs that differ or failed, and of others where that is asked for. One
+    that cannot be written, since the model has changed the limits of this process or the disk is full, is an error of
+    the row.
     """
     traces: list[str] = []
+    errors = [outcome.failure.error] if outcome.failure is not None else []
     if options.output and (outcome.accuracy != Status.PASS or options.keep_traces):
         key = file_key(suite=spec.suite, mode=options.mode, name=spec.name)
         for number, trace in enumerate(outcome.traces, start=1):
-            traces.append(f"traces/{key}.run{number}.log")
-            file.write(trace, Path(options.output) / traces[-1])
+            name = f"traces/{key}.run{number}.log"
+            try:
+                file.write(trace, Path(options.output) / name)
+            except OSError as error:
+                errors.append(f"its worker could not write {name}: {error.strerror or error}")
+                break
+            traces.append(name)
     divergence = outcome.verdict.divergence if outcome.verdict is not None else None
     difference = outcome.difference
     on_device = peak_mib(torch.device(options.device))
@@ -79,7 +87,7 @@ def row_of(
         seconds=None if seconds is None else round(seconds, 3),
         peak_memory_mib=round(peak_memory_mib(), 1),
         device_memory_mib=None if on_device is None else round(on_device, 1),
-        error=outcome.failure.error if outcome.failure is not None else "",
+        error="; ".join(errors),
     )
     if difference is not None:
         row = replace(
@@ -114,13 +122,18 @@ def row_of(
 
 
 def keep_draft(spec: ModelSpec, options: RunOptions, outcome: Outcome) -> None:
-    """Write down what is known by now: a further run that ends this process must not take it along."""
+    """Write down what is known by now, or send it where no file can be written: a further run that ends this process
+    must not take it along."""
     folder = ResultsFolder(Path(options.output))
     if not options.output or not folder.rows.is_dir():
         return
     key = file_key(suite=spec.suite, mode=options.mode, name=spec.name)
     row = row_of(spec, options, outcome, seconds=None)
-    replace_file(folder.draft_path(key), json.dumps(row_to_json(row)))
+    text = json.dumps(row_to_json(row))
+    try:
+        replace_file(folder.draft_path(key), text)
+    except OSError:
+        send_draft(text)
 
 
 def _with_rate(row: Row, rate: Rate | None) -> Row:

@@ -334,7 +334,7 @@ def _with_repro(case: Case, findings: Findings, diagnosis: Diagnosis) -> Diagnos
         difference = facts.difference_of(replays.first, replays.other)
     try:
         repro.write_repro(folder, call, diagnosis, difference=difference, seen_in=seen_in)
-    except HashbenchError as error:  # OSError ends the sweep: its folder takes no more
+    except (HashbenchError, OSError) as error:
         return replace(diagnosis, reproduced=f"no repro: {error}")
     definition = definition_of(call.func)
     argument = definition.argument if definition is not None else None

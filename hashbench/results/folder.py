@@ -299,7 +299,25 @@ NOT_A_ROW = (ValueError, TypeError, AttributeError, NotRegularError)
 def row_in(path: Path, spec: ModelSpec, mode: str) -> Row:
     """The row of ``spec`` in the file ``path``; one that somebody renamed or copied is damaged. Raises ``OSError``, or
     one of :data:`NOT_A_ROW`."""
-    row = row_from_json(read_json(path))
+    return _checked(row_from_json(read_json(path)), spec, mode)
+
+
+def sent_row(text: str, spec: ModelSpec, mode: str) -> Row | None:
+    """Return the row of ``spec`` in a text that its worker sent in place of a file; ``None`` where there is none."""
+    try:
+        return _checked(row_from_json(json.loads(text)), spec, mode)
+    except (RecursionError, *NOT_A_ROW):
+        return None
+
+
+def left_row(path: Path, sent: str, spec: ModelSpec, mode: str) -> Row | None:
+    """Return the row of ``spec`` that its worker left in a file, else the one that it ``sent``; ``None`` where there
+    is neither."""
+    row = _row_if_any(path, spec, mode)
+    return sent_row(sent, spec, mode) if row is None else row
+
+
+def _checked(row: Row, spec: ModelSpec, mode: str) -> Row:
     if (row.suite, row.mode, row.name) != (spec.suite, mode, spec.name):
         raise ValueError("the row is another model's")
     return row

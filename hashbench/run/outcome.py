@@ -17,6 +17,7 @@ import torch
 
 from hashbench.catalog import Origin, Status
 from hashbench.errors import first_line, ran_out_of_memory
+from hashbench.processes import preserved_umask
 from hashbench.records import (
     Diagnosis,
     Divergence,
@@ -198,9 +199,9 @@ def _require_content(results: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _reset_state(seed: int) -> Iterator[Mapping[str, None]]:
-    """The state that every run begins in; what the run changes of torch's settings is put back. Gives the names of what
-    is compiled and ran eagerly."""
-    with preserved(), kept_eager() as compiled, warnings.catch_warnings():
+    """The state that every run begins in; what the run changes of torch's settings, and the umask, is put back. Gives
+    the names of what is compiled and ran eagerly."""
+    with preserved(), preserved_umask(), kept_eager() as compiled, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         reset_rng_state(seed)
         yield compiled

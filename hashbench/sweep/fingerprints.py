@@ -12,11 +12,9 @@ from typing import Any
 from hashbench.errors import HashbenchError
 from hashbench.fingerprint import document
 from hashbench.fingerprint.document import Fingerprints, ModelFingerprint
-from hashbench.io import read_json
 from hashbench.processes import Interrupts, describe_end, last_words
 from hashbench.records import ModelSpec, RunOptions
-from hashbench.results.folder import ResultsFolder, file_key
-from hashbench.results.rows import row_from_json
+from hashbench.results.folder import ResultsFolder, file_key, left_row
 from hashbench.sweep.executors import Executor, Resources, Task, TaskResult
 
 TARGET = "hashbench.check.fingerprint:record_model"
@@ -147,8 +145,8 @@ def _made(result: TaskResult) -> tuple[tuple[ModelFingerprint, ...], str]:
         return document.read(path).models, ""
     if result.timed_out:
         return (), f"no result after {task.timeout:g} s"
-    try:
-        return (), row_from_json(read_json(Path(task.row_path))).error or "no result"
-    except (OSError, ValueError):
-        words = last_words(Path(task.log_path))
-        return (), " | ".join([result.lost or describe_end(result.exit_code), *words])[:300]
+    row = left_row(Path(task.row_path), result.row, task.spec, task.options.mode)
+    if row is not None:
+        return (), row.error or "no result"
+    words = last_words(Path(task.log_path))
+    return (), " | ".join([result.lost or describe_end(result.exit_code), *words])[:300]

@@ -21,7 +21,7 @@ from hashbench.catalog import Kind, Status, kind_of, status_of
 from hashbench.errors import HashbenchError
 from hashbench.processes import Interrupts, describe_end, last_words
 from hashbench.records import ModelSpec, Row, RunOptions
-from hashbench.results.folder import Partition, ResultsFolder, describe_differences, file_key, manifest_of
+from hashbench.results.folder import Partition, ResultsFolder, describe_differences, file_key, manifest_of, sent_row
 from hashbench.sweep.executors import Executor, Resources, Task, TaskResult
 from hashbench.sweep.schedule import EarlierSweep, Job, Schedule, Start, longest_first
 from hashbench.text import a_few, count
@@ -371,7 +371,7 @@ class _Sweep:
         losses = self.losses.setdefault(key, [])
         losses.append(worker.lost)
         again = len(losses) <= REPETITIONS_AFTER_LOSS
-        draft = self.folder.read_draft(key, worker.task.spec, mode=self.options.mode)
+        draft = self._draft_of(worker)
         if draft is not None:
             draft = replace(draft, error=f"the diagnosis did not end: {worker.lost}", env=self._environment_of(worker))
             self.firsts.setdefault(key, draft)
@@ -384,11 +384,13 @@ class _Sweep:
             self._add(key, replace(first, retried=_joined(first.retried, _counted(losses))))
 
     def _row_of(self, worker: TaskResult) -> tuple[Row | None, bool]:
-        """The row that ``worker`` left, or the one that is made for it, and whether it died without one. A row that
-        it did not leave because its time was up is not a sudden death; where nobody knows how it ended, there is none.
-        """
+        """The row that ``worker`` left or sent, or the one that is made for it, and whether it died without one. A row
+        that it did not leave because its time was up is not a sudden death; where nobody knows how it ended, there is
+        none."""
         task = worker.task
         row = self.folder.read_row(task.key, task.spec, mode=self.options.mode)
+        if row is None:
+            row = sent_row(worker.row, task.spec, self.options.mode)
         died = row is None and not worker.timed_out
         if row is None and worker.lost and not worker.storage_error:
             return None, False
@@ -398,6 +400,12 @@ class _Sweep:
         overhead = None if row.seconds is None else max(0.0, round(worker.wall_seconds - row.seconds, 3))
         environment = self._environment_of(worker)
         return replace(row, overhead_seconds=overhead, env=row.env or environment, retried=retried), died
+
+    def _draft_of(self, worker: TaskResult) -> Row | None:
+        """The row that the runner kept before it looked for the cause, if it came that far."""
+        spec, mode = worker.task.spec, self.options.mode
+        sent = sent_row(worker.draft, spec, mode)
+        return self.folder.read_draft(worker.task.key, spec, mode=mode) if sent is None else sent
 
     def _environment_of(self, worker: TaskResult) -> str:
         """The key of the environment of ``worker``, which is kept when it is seen for the first time."""
@@ -417,7 +425,7 @@ class _Sweep:
         error = " | ".join([describe_end(worker.exit_code), *last_words(log)])
         if worker.timed_out:
             error = f"no result after {task.timeout:g} s; logs/{log.name} shows where it was"
-        draft = self.folder.read_draft(task.key, task.spec, mode=self.options.mode)
+        draft = self._draft_of(worker)
         if draft is not None:
             return replace(draft, error=f"the diagnosis did not end: {error}")
         return self._own_row(task.spec, accuracy=Status.TIMEOUT if worker.timed_out else Status.CRASHED, error=error)
@@ -449,9 +457,10 @@ class _Sweep:
         return tuple(self.rows[key] for key in self.specs if key in self.rows)
 
     def _storage_error(self, error: OSError) -> HashbenchError:
+        safe = sum(self.folder.row_path(key).is_file() for key in self.specs)
         return HashbenchError(
             f"cannot write into {self.folder.path}",
-            consequence=f"{error.strerror or error}; {len(self.rows)} of {len(self.specs)} rows are safe",
+            consequence=f"{error.strerror or error}; {safe} of {len(self.specs)} rows are safe",
             tip="Free space, or mend what is wrong there, then run the same command with --resume.",
         )
 

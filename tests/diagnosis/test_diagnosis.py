@@ -311,13 +311,18 @@ def test_a_diagnosis_that_fails_leaves_the_verdict(monkeypatch: pytest.MonkeyPat
     assert outcome.diagnosis.decision.because == "the diagnosis failed: RuntimeError: no experiments today"
 
 
-def test_a_full_disk_during_the_diagnosis_is_told_to_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE, errno.EFBIG])
+def test_a_diagnosis_without_space_or_descriptors_leaves_the_verdict(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(replay, "experiments", full)
-    with pytest.raises(OSError, match="No space left"):
-        outcome_of(with_jitter)
+    outcome = outcome_of(with_jitter)
+    assert (outcome.accuracy, outcome.verdict is not None) == ("eager_two_runs_differ", True)
+    assert outcome.diagnosis is not None
+    assert os.strerror(number) in outcome.diagnosis.decision.because
 
 
 def test_no_more_is_captured_than_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,11 @@ def run_group(spec: ModelSpec, options: RunOptions) -> Row:
     return Row(options.device, spec.name, None, "pass", suite="audit")
 
 
+def cannot_write(spec: ModelSpec, options: RunOptions) -> Row:
+    """As where the file of an op cannot be written."""
+    return Row(options.device, spec.name, None, "crashed", suite="audit", error="No space left on device")
+
+
 def tell_devices(spec: ModelSpec, options: RunOptions) -> Row:
     """As many groups as the seed says wait for each other; each op's row says which device its process sees."""
     folder = Path(options.output)

@@ -73,6 +73,13 @@ def test_an_op_that_kills_its_process_is_a_row_and_the_others_have_theirs(tmp_pa
     assert all(ran(tmp_path / "out").count(name) == 1 for name in GOOD)
 
 
+def test_a_worker_that_cannot_write_ends_the_audit_and_no_op_is_blamed(tmp_path: Path) -> None:
+    with pytest.raises(HashbenchError, match="No space left on device"):
+        audit(tmp_path / "out", GOOD, target="cannot_write")
+    assert not list((tmp_path / "out" / "ops").iterdir())
+    assert [row.op for row in audit(tmp_path / "out", GOOD, resume=True)] == GOOD
+
+
 def test_an_op_that_hangs_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "STARTING_SECONDS", 1.0)
 

@@ -1,9 +1,10 @@
 """Where models run: an executor starts isolated workers, enforces the time limit and says how each one ended.
 
-A worker leaves its row in the file that its task names; only that file counts. An executor of several machines brings
-that file, the log, traces and repros into the results folder before it says that the task ended. Which task runs when
-is the sweep's decision (:mod:`hashbench.sweep.schedule`), within the :class:`Resources` that the executor offers; one
-that places tasks itself offers neither cores nor memory and looks at ``Task.memory_mib`` and ``Task.alone``.
+A worker leaves its row in the file that its task names, or sends it where it cannot write that file. An executor of
+several machines brings that file, the log, traces and repros into the results folder before it says that the task
+ended. Which task runs when is the sweep's decision (:mod:`hashbench.sweep.schedule`), within the :class:`Resources`
+that the executor offers; one that places tasks itself offers neither cores nor memory and looks at ``Task.memory_mib``
+and ``Task.alone``.
 """
 
 from __future__ import annotations
@@ -72,7 +73,9 @@ class TaskResult:
 
     ``wall_seconds`` counts from the request for a worker until it was reaped. ``exit_code`` is negative for a signal.
     ``timed_out`` says that the executor ended it, ``storage_error`` that the worker could not write into the results
-    folder: a fault of the machine, not of the model. ``lost`` says what became of the machine or process that ran the
+    folder before its model began: a fault of the machine, not of the model. ``row`` and ``draft`` are the JSON that the
+    worker could not write to its files, since its model has used up or changed what a process needs for that: the
+    sweep writes the row. ``lost`` says what became of the machine or process that ran the
     worker: how that ended by itself is not known then, and without a row nothing is said of the model. ``environment``
     is the fingerprint of the machine where it is not the sweep's own; the row gets its ``key``.
     """
@@ -82,6 +85,8 @@ class TaskResult:
     exit_code: int
     timed_out: bool = False
     storage_error: str = ""
+    row: str = ""
+    draft: str = ""
     lost: str = ""
     environment: Mapping[str, Any] | None = None
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import errno
+import ctypes
 import faulthandler
 import functools
 import gc
@@ -21,12 +21,12 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Never, Protocol
+from typing import Never
 
 import psutil
 
@@ -36,11 +36,13 @@ from hashbench.errors import HashbenchError
 from hashbench.io import open_file, replace_file
 from hashbench.processes import (
     available_memory_mib,
+    drafts_sent_to,
     end_family,
     end_with,
     exit_at_once,
     import_or_call,
     phases_told_to,
+    preserved_umask,
     uncollected,
 )
 from hashbench.records import ModelSpec, Row, RunOptions
@@ -79,11 +81,23 @@ _REPORT_SECONDS = 10.0
 
 _PHASE_BYTES = 96
 
+_ROW_BYTES = 2**17
+"""Twenty times what a long row has: its texts are cut."""
 
-class _Phase(Protocol):
-    """Memory that a worker and its parent share: nothing is left of it when both are gone, and neither ever waits."""
 
-    value: bytes
+class _Shared(ctypes.Structure):
+    """Memory that a worker and its parent share: nothing is left of it when both are gone, and neither ever waits.
+    Writing to it takes no descriptor, and no limit on files applies: the model may have used up or changed these. All
+    texts end in a null byte."""
+
+    _fields_ = (
+        ("phase", ctypes.c_char * _PHASE_BYTES),
+        ("draft", ctypes.c_char * _ROW_BYTES),
+        ("row", ctypes.c_char * _ROW_BYTES),
+    )
+    phase: bytes
+    draft: bytes
+    row: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +106,7 @@ class _Running:
     process: Worker
     watched: psutil.Process | None
     reports: Connection
-    phase: _Phase
+    shared: _Shared
     started: float
     deadline: float
 
@@ -174,15 +188,16 @@ class LocalExecutor:
     def submit(self, task: Task) -> None:
         """Fork a worker for ``task``."""
         started = time.monotonic()
-        phase: _Phase = multiprocessing.get_context("forkserver").RawArray("c", _PHASE_BYTES)
+        shared: _Shared = multiprocessing.get_context("forkserver").RawValue(_Shared)
         asks = {name: os.environ[name] for name in (SERVER_VARIABLE, POOL_VARIABLE) if name in os.environ}
-        process, reports = fork_server.spawn(_run_worker, task, asks, phase, preload=self._preload)
+        process, reports = fork_server.spawn(_run_worker, task, asks, shared, preload=self._preload)
         watched = fork_server.watched(process.pid)
-        self._running.append(_Running(task, process, watched, reports, phase, started, deadline=started + task.timeout))
+        deadline = started + task.timeout
+        self._running.append(_Running(task, process, watched, reports, shared, started, deadline))
 
     def phase(self, key: str) -> str:
         """What the worker of a task has written into the memory that it shares with this process."""
-        told = (running.phase.value for running in tuple(self._running) if running.task.key == key)
+        told = (running.shared.phase for running in tuple(self._running) if running.task.key == key)
         return next(told, b"").decode(errors="replace")
 
     def wait(self) -> tuple[TaskResult, ...]:
@@ -250,6 +265,8 @@ class LocalExecutor:
             exit_code=LOST if process.exitcode is None else process.exitcode,
             timed_out=timed_out,
             storage_error=_last_report(running.reports),
+            row=running.shared.row.decode(errors="replace"),
+            draft=running.shared.draft.decode(errors="replace"),
             lost=_LOST_TEXT if process.exitcode in (None, LOST) and not timed_out else "",
         )
         running.reports.close()
@@ -265,8 +282,6 @@ def _last_report(reports: Connection) -> str:
 
 
 # ------------------------------------------------------------------------- in the fork server and in its workers
-
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 def _preload() -> None:
@@ -284,12 +299,13 @@ def _preload() -> None:
         atexit.register(gc.unfreeze)
 
 
-def _run_worker(task: Task, asks: Mapping[str, str], phase: _Phase, reports: Connection) -> Never:
-    """Run ``task`` in this process, a worker, and end it: with code 0 once its row is on disk. ``asks`` names the
-    servers of the fresh processes of this sweep: the fork server may be older than these.
+def _run_worker(task: Task, asks: Mapping[str, str], shared: _Shared, reports: Connection) -> Never:
+    """Run ``task`` in this process, a worker, and end it: with code 0 once its row is on disk or, where the model has
+    left this process unable to write files, in ``shared``. ``asks`` names the servers of the fresh processes of this
+    sweep: the fork server may be older than these.
 
-    A row or log that cannot be written, or a full disk under the target, is told through ``reports`` as a text; any
-    other exception of the target ends up in the log, with exit code 1.
+    A log that cannot be written is told through ``reports`` as a text, and no model is run; an exception of the target
+    ends up in the log, with exit code 1.
     """
     _lead_a_group()
     # It was made by "forkserver", which multiprocessing then takes for the default of whatever the model starts.
@@ -299,7 +315,8 @@ def _run_worker(task: Task, asks: Mapping[str, str], phase: _Phase, reports: Con
     try:
         _redirect_output(Path(task.log_path))
     except OSError as error:
-        _end_with_storage_error(reports, error)
+        reports.send_bytes((error.strerror or str(error)).encode(errors="replace"))
+        exit_at_once(1)
     for name in (SERVER_VARIABLE, POOL_VARIABLE):
         os.environ.pop(name, None)
     _set_variables({**task.variables, **asks})
@@ -307,22 +324,22 @@ def _run_worker(task: Task, asks: Mapping[str, str], phase: _Phase, reports: Con
     faulthandler.enable(file=2)
     # Shortly before the parent ends this process, the log gets the stack where it hangs.
     faulthandler.dump_traceback_later(max(0.9 * task.timeout, task.timeout - 2.0), file=2)
-    try:
-        with phases_told_to(functools.partial(_write_phase, phase)):
-            row = load_target(task.target)(task.spec, task.options)
-    except OSError as error:
-        if error.errno in _NO_SPACE:
-            _end_with_storage_error(reports, error)
-        raise
+    share = functools.partial(_share, shared)
+    phases, drafts = functools.partial(share, "phase"), functools.partial(share, "draft")
+    with preserved_umask(), phases_told_to(phases), drafts_sent_to(drafts):
+        row = load_target(task.target)(task.spec, task.options)
     try:
         replace_file(Path(task.row_path), json.dumps(row_to_json(row)))
     except OSError as error:
-        _end_with_storage_error(reports, error)
+        unwritten = f"its worker could not write its row: {error.strerror or error}"
+        row = replace(row, error="; ".join(filter(None, (row.error, unwritten))))
+        share("row", json.dumps(row_to_json(row)))
     exit_at_once(0)
 
 
-def _write_phase(memory: _Phase, phase: str) -> None:
-    memory.value = phase.encode(errors="replace")[: _PHASE_BYTES - 1]
+def _share(shared: _Shared, name: str, text: str) -> None:
+    """Let the parent see a text; what is longer than its part of the memory is cut off."""
+    setattr(shared, name, text.encode(errors="replace")[: getattr(_Shared, name).size - 1])
 
 
 def _probe(target: str, reports: Connection) -> None:
@@ -394,11 +411,6 @@ def _keep_to(cpus: Sequence[int]) -> None:
         os.sched_setaffinity(0, cpus)
     except OSError as error:  # taken away since the sweep looked
         print(f"hashbench: cannot keep to the cores {', '.join(map(str, cpus))} ({error.strerror})")
-
-
-def _end_with_storage_error(reports: Connection, error: OSError) -> Never:
-    reports.send_bytes((error.strerror or str(error)).encode(errors="replace"))
-    exit_at_once(1)
 
 
 # ------------------------------------------------------------------------------------------------------ the cores

@@ -53,7 +53,7 @@ def run(request: str, tell: Callable[[str], object] = str) -> dict[str, Any]:
         _check(asked)
         with tempfile.TemporaryDirectory(prefix="hashbench-", ignore_cleanup_errors=True) as temporary:
             ended, files = _run(asked, ResultsFolder(Path(temporary, "results")), tell)
-        told = ("wall_seconds", "exit_code", "timed_out", "storage_error", "lost")
+        told = ("wall_seconds", "exit_code", "timed_out", "storage_error", "row", "draft", "lost")
         answer: dict[str, Any] = {"ended": {name: getattr(ended, name) for name in told}, "files": files}
         if asked["node"] not in asked["known"]:
             answer["environment"] = _environment(asked)

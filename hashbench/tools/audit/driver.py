@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hashbench.catalog import Status
 from hashbench.devices.visibility import freest
 from hashbench.diagnose import fresh_process
 from hashbench.errors import HashbenchError
@@ -37,7 +38,7 @@ from hashbench.results.audit_table import (
     read_op,
     write_op,
 )
-from hashbench.results.folder import ResultsFolder
+from hashbench.results.folder import ResultsFolder, left_row
 from hashbench.suites.selection import pattern_of, unknown_name
 from hashbench.sweep.executors import Executor, Task, TaskResult
 from hashbench.sweep.executors.fork_server import WORKER_VARIABLES
@@ -224,6 +225,8 @@ class _Audit:
         self.submitted += 1
         device = self.running[key] = freest(len(devices), self.running.values())
         path, options, seconds = self.folder.path, self.request.options, self.request.seconds
+        row_path = path / "rows" / f"{key}.done"
+        row_path.unlink(missing_ok=True)  # of the audit that this one resumes
         arguments = {"ops": ops, "options": to_json(options), "seconds": seconds}
         self.executor.submit(
             Task(
@@ -231,7 +234,7 @@ class _Audit:
                 spec=ModelSpec("audit", key, arguments=arguments),
                 options=RunOptions(device=options.device, threads=options.threads, seed=options.seed, output=str(path)),
                 target=self.target,
-                row_path=str(path / "rows" / f"{key}.done"),
+                row_path=str(row_path),
                 log_path=str(self.folder.log_path(key)),
                 timeout=STARTING_SECONDS + seconds * len(ops),
                 variables={} if device is None else devices[device].variables,
@@ -240,8 +243,11 @@ class _Audit:
 
     def _end(self, result: TaskResult) -> str:
         """What follows from the end of a worker; a text where one op killed its process."""
-        if result.storage_error:
-            raise OSError(result.storage_error)
+        task = result.task
+        row = left_row(Path(task.row_path), result.row, task.spec, mode="")
+        unwritten = result.storage_error or (row.error if row is not None and row.accuracy != Status.PASS else "")
+        if unwritten:
+            raise OSError(unwritten)
         self.losses = self.losses + 1 if result.lost else 0
         if self.losses > _LOSSES:
             raise HashbenchError(

@@ -72,8 +72,10 @@ def run_group(spec: ModelSpec, options: RunOptions) -> Row:
 
 
 def run_ops(spec: ModelSpec, options: RunOptions, rows: Callable[[str, str], Iterable[Any]]) -> Row:
-    """Write the rows of each op of a group that has no file yet; the row says that the worker came to its end."""
+    """Write the rows of each op of a group that has no file yet; the row says that the worker came to its end, or as an
+    error why it cannot write."""
     folder, arguments = Path(options.output), spec.arguments
+    ended = Row(dev=options.device, name=spec.name, batch_size=None, accuracy=Status.PASS, suite=spec.suite)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     with variables(WORKSPACE, unless_set=True):
@@ -81,9 +83,13 @@ def run_ops(spec: ModelSpec, options: RunOptions, rows: Callable[[str, str], Ite
             if not op_file(folder, (source, op)).exists():
                 faulthandler.dump_traceback_later(arguments["seconds"], exit=True)
                 print(f"{source} {op}", flush=True)
-                write_op(folder, (source, op), list(rows(source, op)))
+                made = list(rows(source, op))
+                try:
+                    write_op(folder, (source, op), made)
+                except OSError as error:
+                    return replace(ended, accuracy=Status.CRASHED, error=error.strerror or str(error))
     faulthandler.cancel_dump_traceback_later()
-    return Row(dev=options.device, name=spec.name, batch_size=None, accuracy=Status.PASS, suite=spec.suite)
+    return ended
 
 
 # -------------------------------------------------------------------------------------------------- rows of one op
