@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
 import psutil
@@ -187,6 +188,17 @@ def do_leave_child(_spec, options):
     replace_file(Path(options.output).parent / "children.txt", str(child.pid))
 
 
+def do_leave_daemons(_spec, options):
+    """Two processes in sessions of their own: a fork of this one, and a program that gets all it can inherit."""
+    forked = os.fork()
+    if not forked:
+        os.setsid()
+        time.sleep(FOR_EVER)
+        os._exit(0)
+    program = subprocess.Popen(["sleep", str(FOR_EVER)], start_new_session=True, close_fds=False)
+    replace_file(Path(options.output).parent / "children.txt", f"{forked} {program.pid}")
+
+
 def do_meet(spec, options):
     """Ends only when another model runs at the same time."""
     here = Path(options.output).parent
@@ -263,6 +275,13 @@ def do_signals(*_):
     blocked = sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
     ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     return f"blocked {blocked}, SIGINT ignored {ignored}, safe path {os.environ.get('PYTHONSAFEPATH')}"
+
+
+def do_tell_pipes(*_):
+    """Of those that keep the fork server and multiprocessing's resource tracker running."""
+    server, tracker = forkserver._forkserver, resource_tracker._resource_tracker
+    inherited = os.get_inheritable(tracker._fd)
+    return f"server's pipe {server._forkserver_alive_fd}, tracker's inherited {inherited}"
 
 
 def do_asks(spec, _options):

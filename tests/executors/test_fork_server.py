@@ -6,11 +6,12 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 
+import psutil
 import pytest
 import sweep_targets
-from sweep_helpers import alive, names_in_csv, started, sweep, wait_until
+from sweep_helpers import alive, child_pids, names_in_csv, started, sweep, sweep_process, wait_until
 from sweep_targets import ran, spec
 
 from hashbench.errors import HashbenchError
@@ -50,6 +51,39 @@ def test_a_server_that_is_gone_before_a_worker_is_forked_is_replaced(output, num
     assert [(row.name, row.accuracy, row.retried) for row in rows] == [(name, "pass", "") for name in "abc"]
     assert not [event for event in events if isinstance(event, ModelLost)]
     assert_nothing_is_left(output)
+
+
+@pytest.mark.parametrize("ends", ["by itself", "killed"])
+def test_server_and_tracker_end_with_the_sweep_whatever_a_model_leaves_behind(output, ends):
+    with sweep_process(output, "a=leave_daemons", "b=hang_once", "c=pass") as process:
+        wait_until(started(output, 2))
+        children = {" ".join(child.cmdline()): child.pid for child in psutil.Process(process.pid).children()}
+        server, tracker = (
+            next(pid for command, pid in children.items() if f"multiprocessing.{module} " in command)
+            for module in ("forkserver", "resource_tracker")
+        )
+        if ends == "killed":
+            process.kill()
+        else:
+            os.kill(worker_pids(output)[1], signal.SIGKILL)
+        process.wait()
+        try:
+            # Of a sweep that is killed nobody can end the tracker before the forked daemon does.
+            wait_until(lambda: not alive(server) and (ends == "killed" or not alive(tracker)), seconds=30.0)
+            assert all(map(alive, child_pids(output)))
+        finally:
+            for daemon in child_pids(output):
+                os.kill(daemon, signal.SIGKILL)
+        wait_until(lambda: not alive(tracker))
+
+
+def test_a_worker_has_let_go_of_what_keeps_its_server_running(output):
+    """By the names of the attributes of multiprocessing that this rests on."""
+    (row,) = sweep([spec("a", "tell_pipes")], output).rows
+    assert row.detail == "server's pipe None, tracker's inherited False"
+    assert os.get_inheritable(resource_tracker._resource_tracker._fd) is False
+    assert resource_tracker._resource_tracker._pid
+    assert forkserver._forkserver._forkserver_alive_fd
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ ended first, the exit code of the worker is :data:`LOST`.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import multiprocessing
 import os
@@ -134,6 +135,43 @@ def end() -> None:
         running.kill()
     if wait_for_end(running, _LAST_WAIT):
         server._stop()
+
+
+def detach_worker() -> None:
+    """Let go, in a worker, of the pipes whose end tells the server and multiprocessing's resource tracker that nobody
+    needs them any more: a process that a model leaves behind would inherit them and keep both running.
+
+    The server's pipe is closed. The tracker's stays, since it removes what models that are killed leave in shared
+    memory; no program that the model starts inherits it.
+    """
+    server: Any = forkserver._forkserver
+    tracker: Any = resource_tracker._resource_tracker
+    os.close(server._forkserver_alive_fd)
+    server._forkserver_alive_fd = None
+    os.set_inheritable(tracker._fd, False)
+
+
+def _end_tracker_held_by_others(owner: int) -> None:
+    """End the resource tracker of the process ``owner``, as that exits, where a process that a model has forked and
+    left behind still holds its pipe (Linux); elsewhere the end of the pipe ends it."""
+    tracker: Any = resource_tracker._resource_tracker
+    if tracker._fd is None or tracker._pid is None or os.getpid() != owner:
+        return
+    with contextlib.suppress(OSError):
+        pipe = f"pipe:[{os.fstat(tracker._fd).st_ino}]"
+        if any(_holds(pid, pipe) for pid in psutil.pids() if pid not in (owner, tracker._pid)):
+            os.kill(tracker._pid, signal.SIGKILL)
+
+
+def _holds(pid: int, pipe: str) -> bool:
+    for descriptor in Path(f"/proc/{pid}/fd").glob("*"):
+        with contextlib.suppress(OSError):  # it is closed by now, or another user's
+            if str(descriptor.readlink()) == pipe:
+                return True
+    return False
+
+
+atexit.register(_end_tracker_held_by_others, os.getpid())
 
 
 def watched(pid: int | None) -> psutil.Process | None:

@@ -375,6 +375,7 @@ def load_target(target: str) -> Callable[[ModelSpec, RunOptions], Row]:
 def _lead_a_group() -> None:
     """Begin a session: no Ctrl-C from the terminal, and a process group that ends as a whole when the parent is gone,
     which alone holds the write end of the pipe behind ``sentinel``."""
+    fork_server.detach_worker()
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
