@@ -18,14 +18,25 @@ class HashbenchError(Exception):
         super().__init__(f"{text.rstrip('.')}.{' ' + tip if tip else ''}")
 
 
+LONGEST_TEXT = 10_000
+"""Characters that are kept of the text of an error: a model's may hold all of a tensor."""
+
+
+def bounded(text: str) -> str:
+    """Return a text as it is, or its beginning and end where it has more than :data:`LONGEST_TEXT` characters."""
+    left_out = len(text) - LONGEST_TEXT
+    half = LONGEST_TEXT // 2
+    return text if left_out <= 0 else f"{text[:half]} … ({left_out} characters left out) … {text[-half:]}"
+
+
 def first_line(error: BaseException | str) -> str:
     """The first line of an exception's message, or of a text, that is not blank; empty where there is none."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return next((line.strip() for line in bounded(str(error)).splitlines() if line.strip()), "")
 
 
 def last_line(text: str) -> str:
     """The last line of a text that is not blank; empty where there is none."""
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+    return next((line.strip() for line in reversed(bounded(text).splitlines()) if line.strip()), "")
 
 
 def named_line(error: BaseException, *, limit: int = 0) -> str:
@@ -68,4 +79,4 @@ def _says_so(error: BaseException) -> bool:
         return True
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    return isinstance(error, RuntimeError) and bool(_TEXT.search(str(error)))
+    return isinstance(error, RuntimeError) and bool(_TEXT.search(bounded(str(error))))

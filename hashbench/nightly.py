@@ -7,19 +7,22 @@ killed never looks like a whole one. Nothing here imports torch.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hashbench.errors import HashbenchError
-from hashbench.io import write_file
+from hashbench.io import open_file, write_file
 from hashbench.report.expectations import Judged, assess
 from hashbench.report.exports import as_junit, as_markdown
-from hashbench.results.folder import NIGHT_FILE
+from hashbench.results.folder import LOCK_FILE, NIGHT_FILE
 
 if TYPE_CHECKING:
     from hashbench.sweep.request import SweepRequest
@@ -90,6 +93,33 @@ def request_of(part: Part, request: SweepRequest) -> SweepRequest:
     earlier one began."""
     selection = replace(request.selection, suites=(part.suite,), only=part.only)
     return replace(request, selection=selection, output=part.folder, resume=True)
+
+
+@contextlib.contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Create the folder of a night and hold it alone until the end of the context, or of the process.
+
+    Raises:
+        HashbenchError: it cannot be written, or another process sweeps this night; nothing in it is touched then.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = open_file(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT)
+    except OSError as error:
+        what = f"cannot write {folder / NIGHT_FILE}"
+        raise HashbenchError(what, consequence=error.strerror or str(error), tip=OTHER_FOLDER) from error
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise HashbenchError(
+                f"another process is sweeping the night {folder}",
+                consequence="nothing was run, and nothing in it was touched",
+                tip="Wait until it ends, or choose another --label.",
+            ) from error
+        yield
+    finally:
+        os.close(lock)
 
 
 def sweep_all(parts: Sequence[Part], *, folder: Path, sweep: Sweeper, command_line: Sequence[str] = ()) -> None:

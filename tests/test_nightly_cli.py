@@ -12,7 +12,9 @@ from xml.etree import ElementTree
 import pytest
 from command_helpers import ZOO, run
 from report.rows import differing, row, write_night
+from sweep_helpers import snapshot
 
+from hashbench import nightly
 from hashbench.results.rows import read_rows
 
 pytestmark = pytest.mark.slow
@@ -35,7 +37,7 @@ def test_the_first_night_sweeps_and_reports_what_differs(first):
     rows = read_rows(night / "zoo_inference" / "accuracy.csv")
     assert [(row.name, row.accuracy) for row in rows] == [("drifting", "eager_two_runs_differ"), ("steady", "pass")]
     assert {path.name for path in night.iterdir()} == {
-        *("zoo_inference", "night.json", "report.html", "report.md", "junit.xml")
+        *("zoo_inference", "night.json", "report.html", "report.md", "junit.xml", ".lock")
     }
     assert done.stdout.startswith("# hashbench: 2026-11-19\n\n**Of 2 models, 1 differs and 1 passes**\n")
     notice, warning = done.stdout.splitlines()[-2:]
@@ -56,6 +58,18 @@ def test_a_night_that_lost_a_row_is_completed_and_the_rest_not_run_again(first):
     assert "1 of 2 rows are there already" in done.stderr
     after = read_rows(night / "accuracy.csv")
     assert (after[0], after[1].accuracy) == (before[0], "pass")
+
+
+def test_a_second_process_leaves_the_running_night_as_it_is(first):
+    folder, _ = first
+    night = folder / "nights" / "2026-11-19"
+    before = snapshot(night)
+    with nightly.claimed(night):
+        done = run(*NIGHT, "--label", "2026-11-19", "--", "--diagnose-budget", "0", cwd=folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert "another process is sweeping the night nights/2026-11-19: nothing was run" in line
+    assert snapshot(night) == before
 
 
 def test_what_a_night_found_is_expected_from_then_on(main, first):

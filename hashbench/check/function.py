@@ -10,11 +10,11 @@ import copy
 import functools
 import io
 import re
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -162,7 +162,7 @@ def check_function(
             that is asked for cannot be used.
     """
     choose(options.tracer)
-    started = time.perf_counter()
+    started = perf_counter()
     claim_workspace(options.device)
     # Not to be written as JSON, so that no fresh process tries to build what only lives here.
     spec = ModelSpec(SUITE, name, arguments={"function": call.function})
@@ -183,7 +183,7 @@ def check_function(
 
     with preserved(), preserved_rng():
         outcome = retried_with_warnings(check, options.deterministic or settings()["deterministic_algorithms"])
-    return _row_of_outcome(spec, options, outcome, seconds=time.perf_counter() - started), runs.first_value
+    return _row_of_outcome(spec, options, outcome, seconds=perf_counter() - started), runs.first_value
 
 
 def check_batches(call: FunctionCall, name: str, options: RunOptions, *, sizes: Sequence[int] = ()) -> Row:
@@ -316,7 +316,7 @@ class _SeenFirst:
 
 def _row_of_check(check: BatchCheck) -> Row:
     """The row of a check under the caller's settings, or those that its options ask for."""
-    started = time.perf_counter()
+    started = perf_counter()
     options, spec = check.options, check.spec
     assert spec is not None
     claim_workspace(options.device)
@@ -328,7 +328,7 @@ def _row_of_check(check: BatchCheck) -> Row:
 
     with preserved(), preserved_rng():
         outcome = retried_with_warnings(outcome_of, options.deterministic or settings()["deterministic_algorithms"])
-    return _row_of_outcome(spec, options, outcome, seconds=time.perf_counter() - started)
+    return _row_of_outcome(spec, options, outcome, seconds=perf_counter() - started)
 
 
 def collected_kernels(call: FunctionCall, options: RunOptions) -> KernelCollector:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from time import perf_counter
 from typing import Any, ClassVar
 
 import torch
@@ -92,12 +92,12 @@ class BenchmarkRunner:
     def run_model(self, spec: ModelSpec) -> Row:
         """Load a model, check it, keep its traces, and describe it all in one row. Settings and random state of the
         caller are restored, and the model's memory is free again."""
-        started = time.perf_counter()
+        started = perf_counter()
         reset_peak_memory(self.device)
         level = self.options.deterministic or spec.deterministic or "on"
         with preserved_rng():
             outcome = retried_with_warnings(functools.partial(self._load_and_check, spec), level)
-        return row_of(spec, self.options, outcome, seconds=time.perf_counter() - started)
+        return row_of(spec, self.options, outcome, seconds=perf_counter() - started)
 
     def _load_and_check(self, spec: ModelSpec, level: str) -> Outcome:
         try:
@@ -108,7 +108,7 @@ class BenchmarkRunner:
     def _loaded_and_checked(self, spec: ModelSpec, level: str) -> Outcome:
         with deterministic_settings(level, threads=self.options.threads):
             tell_phase("loading")
-            began = time.perf_counter()
+            began = perf_counter()
             try:
                 with preserved_umask():
                     workload = self.load_model(spec)
@@ -124,7 +124,7 @@ class BenchmarkRunner:
                 deterministic=level,
                 optimizer=spec.optimizer,
                 spec=spec,
-                loading_seconds=time.perf_counter() - began,
+                loading_seconds=perf_counter() - began,
             )
 
     def traces_of(self, spec: ModelSpec, *, level: str, runs: int, threads: int | None = None) -> list[Trace | Failure]:

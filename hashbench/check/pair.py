@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import Protocol, TypeVar
 
 from hashbench.catalog import Confidence, Status
@@ -12,7 +12,7 @@ from hashbench.check.row import keep_draft
 from hashbench.check.stress import Stress, latent_outcome
 from hashbench.diagnose import driver, fresh_process
 from hashbench.divergence import find as find_divergence
-from hashbench.errors import ran_out_of_memory
+from hashbench.errors import bounded, ran_out_of_memory
 from hashbench.processes import tell_phase
 from hashbench.records import (
     Decision,
@@ -85,9 +85,9 @@ class PairCheck:
 
     def run(self) -> Outcome:
         """All stages in their order."""
-        began = time.perf_counter()
+        began = perf_counter()
         outcome = self.repeat()
-        outcome = self.stress(outcome, seconds=self.loading_seconds + time.perf_counter() - began)
+        outcome = self.stress(outcome, seconds=self.loading_seconds + perf_counter() - began)
         outcome = self.confirm(outcome)
         outcome = self.compare_untraced(outcome)
         return self.diagnose(outcome)
@@ -225,7 +225,8 @@ class PairCheck:
             return replace(outcome, diagnosis=driver.diagnose(case))
         except Exception as error:
             log_error("the diagnosis failed")
-            failed = Decision("unknown", Confidence.OPEN, f"the diagnosis failed: {type(error).__name__}: {error}", "")
+            because = f"the diagnosis failed: {type(error).__name__}: {bounded(str(error))}"
+            failed = Decision("unknown", Confidence.OPEN, because, "")
             return replace(outcome, diagnosis=Diagnosis(failed, Evidence(origin="")))
 
     def _keep_draft(self, outcome: Outcome) -> None:

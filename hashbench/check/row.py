@@ -84,7 +84,7 @@ def row_of(
         not_compared=a_few(outcome.not_compared),
         compiled=f"ran eagerly: {a_few(outcome.compiled)}" if outcome.compiled else "",
         traces=" ".join(traces),
-        seconds=None if seconds is None else round(seconds, 3),
+        seconds=None if seconds is None else round(max(0.0, seconds), 3),  # a model may have set its clock back
         peak_memory_mib=round(peak_memory_mib(), 1),
         device_memory_mib=None if on_device is None else round(on_device, 1),
         error="; ".join(errors),

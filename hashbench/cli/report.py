@@ -87,9 +87,10 @@ def _nightly(parsed: argparse.Namespace) -> int:
         say(f"{part.suite}, {part.mode}", 0)
         _sweep_part(nightly.request_of(part, requests[part.mode]))
 
-    with diagnosis_servers(requests.values()):
-        nightly.sweep_all(parts, folder=folder, sweep=run, command_line=["hashbench", *sys.argv[1:]])
-    judged = nightly.report(parsed.output, folder=folder, expected=parsed.expected)
+    with nightly.claimed(folder):
+        with diagnosis_servers(requests.values()):
+            nightly.sweep_all(parts, folder=folder, sweep=run, command_line=["hashbench", *sys.argv[1:]])
+        judged = nightly.report(parsed.output, folder=folder, expected=parsed.expected)
     print(as_summary(judged))
     for name in (nightly.HTML_FILE, nightly.MARKDOWN_FILE, nightly.JUNIT_FILE):
         print(f"Report: {folder / name}")

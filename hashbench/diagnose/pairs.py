@@ -201,7 +201,7 @@ class Pairs:
         began = perf_counter()
         with change():
             run = self.attempt(traced=traced)
-        return run, perf_counter() - began
+        return run, max(0.0, perf_counter() - began)  # a model may have stopped the clock or set it back
 
     def _differ(self, first: Run, other: Run) -> bool:
         if self.original is not None and _parts_there(self.original, first.trace, other.trace):

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from hashbench.errors import bounded
 from hashbench.replay.call import (
     LINE,
     MIB,
@@ -117,7 +118,9 @@ def _cloned(tensor: torch.Tensor) -> torch.Tensor:
     try:
         return tensor.detach().clone().requires_grad_(tensor.requires_grad)
     except (RuntimeError, NotImplementedError, TypeError) as error:
-        raise CaptureError(f"an argument, a {type(tensor).__name__}, cannot be copied: {error}") from error
+        raise CaptureError(
+            f"an argument, a {type(tensor).__name__}, cannot be copied: {bounded(str(error))}"
+        ) from error
 
 
 @dataclass(slots=True)

@@ -131,7 +131,7 @@ class Replayer:
             start = perf_counter()
             output = live.run()
             wait_for(self.devices)
-            seconds = perf_counter() - start
+            seconds = max(0.0, perf_counter() - start)  # a model may have stopped the clock or set it back
         outcome = outcome_of(output, live)
         live.found(outcome.arguments)
         tally.add(outcome, seconds=seconds, copy=lambda: self.snapshot(output, live, outcome))

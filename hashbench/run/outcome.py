@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from hashbench.catalog import Origin, Status
-from hashbench.errors import first_line, ran_out_of_memory
+from hashbench.errors import bounded, first_line, ran_out_of_memory
 from hashbench.processes import preserved_umask
 from hashbench.records import (
     Diagnosis,
@@ -229,13 +229,15 @@ def add_result(results: dict[str, Any], trace: HashDebugTrace | None, name: str,
 def log_error(what: str) -> None:
     """Log the exception that is handled just now, as text: a handler that keeps records would keep its traceback, and
     with that every tensor of the run that failed."""
-    log.error("%s\n%s", what, traceback.format_exc().rstrip())
+    log.error("%s\n%s", what, bounded(traceback.format_exc().rstrip()))
 
 
 def failure_of(error: BaseException, *, op: str = "") -> Failure:
-    """An exception as a value. ``op`` is the dispatched op that raised it; torch's texts tell the rest."""
-    text = f"{type(error).__name__}: {error}"
-    refused = _REFUSED.search(str(error))
+    """An exception as a value, with as much of its message as a row can hold. ``op`` is the dispatched op that raised
+    it; torch's texts tell the rest."""
+    message = bounded(str(error))
+    text = f"{type(error).__name__}: {message}"
+    refused = _REFUSED.search(message)
     refused_op = "" if refused is None else op or refused["kernel"] or "unknown"
     return Failure(text, out_of_memory=ran_out_of_memory(error), op=op, nondeterministic_op=refused_op)
 

@@ -91,6 +91,11 @@ def builtin_answering(
         ctypes.pythonapi.Py_DecRef(py_object(bound))
 
 
+def _is_builtin(value: object) -> bool:
+    """Return whether ``value`` is a function in C; a model may have put one in Python in its place."""
+    return isinstance(value, types.BuiltinFunctionType)
+
+
 @contextmanager
 def function_answering(function: types.FunctionType, answer: Callable[..., Any]) -> Iterator[None]:
     """A call of a Python ``function`` without a closure returns ``answer(original, …)`` of its arguments, where
@@ -156,7 +161,8 @@ def ticking_clocks() -> Iterator[Callable[[], None]]:
     clock = _Clock(current)
     with ExitStack() as stack:
         for builtin, answer in clock.answers():
-            stack.enter_context(builtin_answering(builtin, answer, is_spared=_is_spared))
+            if _is_builtin(builtin):
+                stack.enter_context(builtin_answering(builtin, answer, is_spared=_is_spared))
         for name in ("now", "utcnow"):
             stack.enter_context(attribute_of_type(datetime.datetime, name, clock.class_method(name)))
         yield lambda: current.__setitem__(0, next(starts))
@@ -262,9 +268,9 @@ def constant_entropy() -> Iterator[Callable[[], None]]:
     # All else that Python and NumPy draw by themselves comes from the first, through ``random.SystemRandom``.
     sources = [os.urandom, getattr(os, "getrandom", None), getattr(sys.modules.get("ssl"), "RAND_bytes", None)]
     with ExitStack() as stack:
-        for source in filter(None, sources):
+        for source in filter(_is_builtin, sources):
             stack.enter_context(builtin_answering(source, stream.take))
-        if getattr(uuid, "_generate_time_safe", None) is not None:
+        if _is_builtin(getattr(uuid, "_generate_time_safe", None)):
             stack.enter_context(builtin_answering(uuid._generate_time_safe, lambda: (stream.take(16), None)))  # type: ignore[attr-defined]
         stack.enter_context(attribute_of_type(_random.Random, "seed", _seed_python(stream)))
         stack.enter_context(attribute_of_type(torch._C.Generator, "seed", _seed_torch(stream)))

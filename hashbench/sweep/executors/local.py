@@ -32,7 +32,7 @@ import psutil
 
 from hashbench.devices.visibility import WORKSPACE_VARIABLE, DeviceAssignment, workspace_config, workspace_conflict
 from hashbench.diagnose.fresh_process import POOL_VARIABLE, SERVER_VARIABLE
-from hashbench.errors import HashbenchError
+from hashbench.errors import HashbenchError, bounded
 from hashbench.io import open_file, replace_file
 from hashbench.processes import (
     available_memory_mib,
@@ -348,7 +348,7 @@ def _probe(target: str, reports: Connection) -> None:
     try:
         load_target(target)
     except Exception as error:
-        reports.send_bytes(f"{type(error).__name__}: {error}".encode(errors="replace"))
+        reports.send_bytes(f"{type(error).__name__}: {bounded(str(error))}".encode(errors="replace"))
     else:
         reports.send_bytes(b"")
 
