@@ -244,7 +244,7 @@ def _rows_lost(sound: Any, bad: Any) -> bool:
 
 
 def _read_kept_rows(folder: Path) -> Any:
-    """What ``--resume`` takes from the row files: what is refused is run again."""
+    """What ``--resume`` takes from the row files: it refuses those of another version and sets aside damaged ones."""
     from hashbench.records import ModelSpec
     from hashbench.results.folder import NOT_A_ROW, row_in
 
@@ -272,18 +272,16 @@ def _believed(sound: Any, bad: Any) -> bool:
 
 
 def _read_manifest(folder: Path) -> Any:
-    from hashbench.records import ROW_SCHEMA
     from hashbench.results.folder import ResultsFolder, describe_differences
 
     results = ResultsFolder(folder)
     found, now = results.read_manifest(), json.loads((SAMPLES / "shards" / "0" / "sweep.json").read_bytes())
-    of_now = {**found, "rows": ROW_SCHEMA if found.get("rows") == now["rows"] else found.get("rows")}
-    return found, describe_differences(of_now, {**now, "rows": ROW_SCHEMA}), _read_sweep(folder)
+    return found, describe_differences(found, now), _read_sweep(folder)
 
 
 def _manifest_ignored(sound: Any, bad: Any) -> bool:
     """Whether a sweep would go on although another one was asked for."""
-    keys = ("schema", "suites", "options", "models", "partition")  # rows of an older schema are read
+    keys = ("schema", "suites", "options", "models", "partition")
     return not bad[1] and any(sound[0].get(key) != bad[0].get(key) for key in keys)
 
 

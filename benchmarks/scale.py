@@ -29,7 +29,7 @@ ROWS = 10_000
 GOAL_ROW_MS, GOAL_COMPARE_S = 1.0, 2.0
 _WORKERS = 64
 _BUDGET_MIB = 256 * 1024.0
-_ENVIRONMENT = {"key": "0123456789ab", "schema": 3, "torch": "2.15", "cpu": "stand-in"}
+_ENVIRONMENT = {"key": "0123456789ab", "schema": 1, "torch": "2.15", "cpu": "stand-in"}
 
 
 class RecordedExecutor:

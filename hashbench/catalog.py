@@ -510,8 +510,8 @@ _CAUSES = (
         "The runs part in, or behind, what other processes sent: one rank's trace does not say where.",
         (
             Remedy(
-                "compare the two traces of each rank, and look first at a rank whose detail names no collective (where all "
-                "do, at what each rank gives to it)"
+                "compare the two traces of each rank, and look first at a rank whose detail names no collective (where "
+                "all do, at what each rank gives to it)"
             ),
             Remedy("run the model in a group of one rank"),
         ),

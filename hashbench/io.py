@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import functools
 import hashlib
+import itertools
 import json
 import os
 import select
@@ -28,6 +29,14 @@ LARGEST_FILE = 512 * 2**20
 
 PIPE_SECONDS = 60.0
 """How long what a user asked for waits for the reader of a pipe."""
+
+
+UNREADABLE = ".unreadable"
+"""Appended to the name of a file that could not be read; see :func:`set_aside`."""
+
+
+class UnknownContentError(ValueError):
+    """A document is well-formed, and has a field or a word that this version does not know: another one wrote it."""
 
 
 class NotRegularError(OSError):
@@ -131,6 +140,15 @@ def replace_bytes(path: Path, content: bytes) -> None:
     _sync_folder(path.parent)
 
 
+def set_aside(path: Path) -> Path:
+    """Rename a file that cannot be read to ``NAME.unreadable``, to ``NAME.unreadable.2`` where that exists, and so on.
+    Return its new path. Raises ``OSError``."""
+    names = (f"{path.name}{UNREADABLE}{f'.{number}' if number > 1 else ''}" for number in itertools.count(1))
+    target = next(path.with_name(name) for name in names if not os.path.lexists(path.with_name(name)))
+    path.rename(target)
+    return target
+
+
 def write_file(path: Path, text: str, *, tip: str) -> None:
     """:func:`replace_file` for what a user asked for: the folder is made, lone surrogates become ``?``, and what is no
     file (``/dev/stdout``, a named pipe) is written to.
@@ -225,13 +243,15 @@ def from_json(kind: type[_Value], document: Any, *, where: str = ...) -> _Value:
 @typing.overload
 def from_json(kind: object, document: Any, *, where: str = ...) -> Any: ...
 def from_json(kind: Any, document: Any, *, where: str = "") -> Any:
-    """``document``, parsed from untrusted JSON, as a frozen dataclass with exactly these fields.
+    """``document``, parsed from untrusted JSON, as a frozen dataclass. A field that it lacks has its default.
 
     Fields may be dataclasses, ``tuple[X, ...]``, ``tuple[X, Y]``, ``Mapping[str, X]``, ``X | None``, ``object``, or
     plain types; a whole number may stand for a ``float``.
 
     Raises:
-        ValueError: a field is missing, unknown, or of another type; in one line, which begins with ``where``.
+        UnknownContentError: it has a field that the dataclass has not.
+        ValueError: a field without a default is missing, or one is of another type. Both in one line, which begins with
+            ``where``.
     """
     return _decoded(kind, document, where or getattr(kind, "__name__", "it"))
 
@@ -265,11 +285,22 @@ def _decoded(kind: Any, value: Any, where: str) -> Any:
 
 
 def _decoded_dataclass(kind: Any, value: Any, where: str) -> Any:
-    hints = _hints(kind)
-    if _of_type(dict, value, where).keys() != hints.keys():
-        names = sorted(str(name)[:40] for name in value.keys() ^ hints.keys())
-        raise ValueError(f"{where} has other fields: {', '.join(names[:8])}")
-    return kind(**{name: _decoded(hint, value[name], f"{where}.{name}") for name, hint in hints.items()})
+    hints, given = _hints(kind), _of_type(dict, value, where).keys()
+    if missing := sorted(_required(kind) - given):
+        raise ValueError(f"{where} lacks the fields {', '.join(missing[:8])}")
+    if unknown := sorted(str(name)[:40] for name in given - hints.keys()):
+        raise UnknownContentError(f"{where} has unknown fields: {', '.join(unknown[:8])}")
+    known = [(name, hint) for name, hint in hints.items() if name in given]
+    return kind(**{name: _decoded(hint, value[name], f"{where}.{name}") for name, hint in known})
+
+
+@functools.cache
+def _required(kind: Any) -> frozenset[str]:
+    """Return the fields without a default."""
+    missing = dataclasses.MISSING
+    return frozenset(
+        field.name for field in dataclasses.fields(kind) if field.default is field.default_factory is missing
+    )
 
 
 @functools.cache

@@ -10,24 +10,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-TRACE_SCHEMA = 2
+TRACE_SCHEMA = 1
 """Version of the text form of a trace; a file of another version is refused."""
 
-ROW_SCHEMA = 8
-"""Version of the CSV and of the row files; written to ``environment.json`` as ``schema``. Older ones are read."""
-
-COLUMNS_ADDED = (
-    *("not_compared", "compiled", "tracer"),
-    *("stressed", "latent", "latent_kernel", "latent_module", "latent_phase", "latent_cause", "latent_confidence"),
-    *("latent_rate", "company", "batch_sizes", "smallest_batch", "shapes", "reference_shapes", "not_attributable"),
-)
-"""Columns that rows of an older schema lack; there they are empty."""
-
-TRACER_SINCE = 6
-"""The schema of rows from which on they name the tracer: all older ones are of the Python dispatch mode."""
+ROW_SCHEMA = 1
+"""Version of the meaning of the CSV's columns and of the row files; written to ``environment.json`` as ``schema``.
+Another one is refused. A new column does not raise it: a row that lacks a column has its default."""
 
 SWEEP_SCHEMA = 1
-"""Version of ``sweep.json``. A sweep of another version, or with rows of a newer one, is neither resumed nor merged."""
+"""Version of ``sweep.json``. A sweep of another version, or with rows of another, is neither resumed nor merged."""
 
 PHASES = ("forward", "backward", "optimizer")
 MODES = ("training", "inference")

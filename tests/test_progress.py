@@ -28,7 +28,7 @@ def row(name, accuracy="pass", **fields):
 
 
 EVENTS = [
-    SweepOpened(total=4, done=1, damaged=1),
+    SweepOpened(total=4, done=1, unreadable=("rows/x.json.unreadable",)),
     ModelStarted(name="resnet18"),
     ModelStarted(name="vit"),
     ModelFinished(row=row("resnet18", seconds=3.21), done=2, total=4, eta_seconds=40),
@@ -155,7 +155,7 @@ def test_a_plan_without_threads_names_none():
 def test_a_model_that_is_put_off_runs_no_more_until_it_starts_again():
     stream = Terminal()
     with Progress(stream) as progress:
-        progress(SweepOpened(total=1, done=0, damaged=0))
+        progress(SweepOpened(total=1, done=0))
         progress(ModelStarted(name="vit"))
         progress(ModelRequeued(row=row("vit", "crashed", error="killed by SIGKILL")))
         progress(ModelStarted(name="unet"))

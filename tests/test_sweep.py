@@ -113,7 +113,7 @@ def test_events_tell_the_story_in_order(output):
     events = []
     sweep([spec("a"), spec("b", skip_inference="needs a GPU")], output, on_event=events.append)
     opened, started, *rest = events
-    assert opened == SweepOpened(total=2, done=0, damaged=0)
+    assert opened == SweepOpened(total=2, done=0)
     assert started == ModelStarted(name="a")
     finished = {event.row.name: event for event in rest}
     assert {name: event.done for name, event in finished.items()} in ({"a": 2, "b": 1}, {"a": 1, "b": 2})

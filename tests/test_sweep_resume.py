@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 
 import pytest
 from sweep_helpers import NoExecutor, names_in_csv, snapshot, sweep
 from sweep_targets import ran, spec
 
+from hashbench import __version__
 from hashbench.errors import HashbenchError
 from hashbench.records import ROW_SCHEMA, RunOptions
 from hashbench.results.rows import read_rows
@@ -58,8 +60,18 @@ def cut(path):
 
 def drop_a_field(path):
     row = json.loads(path.read_text())
-    del row["kernel"]
+    del row["accuracy"]
     path.write_text(json.dumps(row))
+
+
+def be_a_pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+def be_a_folder(path):
+    path.unlink()
+    path.mkdir()
 
 
 @pytest.mark.parametrize(
@@ -72,14 +84,18 @@ def drop_a_field(path):
         pytest.param(lambda path: path.write_text("[]"), 1, id="not an object"),
         pytest.param(drop_a_field, 1, id="a field is missing"),
         pytest.param(lambda path: shutil.copy(path.with_name("fake.inference.a.json"), path), 1, id="of another model"),
+        pytest.param(be_a_pipe, 1, id="a pipe"),
+        pytest.param(be_a_folder, 1, id="a folder"),
         pytest.param(lambda path: path.unlink(), 0, id="gone"),
     ],
 )
-def test_a_damaged_row_is_made_again(output, damage, damaged):
+def test_a_damaged_row_is_set_aside_and_made_again(output, damage, damaged):
     models = [spec("a"), spec("b"), spec("c")]
     sweep(models, output)
     row_file = output / "rows" / "fake.inference.b.json"
     damage(row_file)
+    bad = row_file.read_bytes() if row_file.is_file() else b""
+    aside = [f"rows/{row_file.name}.unreadable"] * damaged
     events = []
 
     def note(event):
@@ -89,7 +105,65 @@ def test_a_damaged_row_is_made_again(output, damage, damaged):
     again = sweep(models, output, resume=True, on_event=note)
     assert ran(output) == ["a", "b", "c", "b"]
     assert [row.name for row in again.rows] == names_in_csv(output) == ["a", "b", "c"]
-    assert events[0] == SweepOpened(total=3, done=2, damaged=damaged)
+    assert events[0] == SweepOpened(total=3, done=2, unreadable=tuple(aside))
+    assert [str(path.relative_to(output)) for path in row_file.parent.glob("*.unreadable*")] == aside
+    for name in aside:
+        assert (output / name).is_fifo() or (output / name).is_dir() or (output / name).read_bytes() == bad
+
+
+def test_what_was_set_aside_is_never_overwritten(output):
+    sweep([spec("a")], output)
+    row_file = output / "rows" / "fake.inference.a.json"
+    for number in range(3):
+        row_file.write_text(f"damaged {number}")
+        sweep([spec("a")], output, resume=True)
+    found = sorted((path.name, path.read_text()) for path in row_file.parent.glob("*.unreadable*"))
+    names = [f"{row_file.name}.unreadable{ending}" for ending in ("", ".2", ".3")]
+    assert found == [(name, f"damaged {number}") for number, name in enumerate(names)]
+    assert ran(output) == ["a"] * 4
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"key": "e1", "previous": 1}', '{"previous": [1]}'])
+def test_an_environment_that_cannot_be_read_is_set_aside_and_said(output, content):
+    sweep([spec("a")], output)
+    (output / "environment.json").write_text(content)
+    events = []
+    sweep([spec("a")], output, environment={"key": "e2"}, resume=True, on_event=events.append)
+    assert events == [SweepOpened(total=1, done=1, unreadable=("environment.json.unreadable",))]
+    assert (output / "environment.json.unreadable").read_text() == content
+    assert json.loads((output / "environment.json").read_text()) == {"key": "e2"}
+
+
+@pytest.mark.parametrize(
+    "change", [{"newer": 1}, {"accuracy": "newer"}, {"schema": ROW_SCHEMA + 1}, {"evidence": {"newer": 1}}], ids=str
+)
+@pytest.mark.parametrize("ending", ["json", "first"])
+def test_a_row_of_another_version_is_refused_and_nothing_is_touched(output, change, ending):
+    sweep([spec("a"), spec("b")], output)
+    path = output / "rows" / "fake.inference.b.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "hashbench": "9.8.7", **change}))
+    path.rename(path.with_suffix(f".{ending}"))
+    (output / "rows" / "fake.inference.a.json").write_text("damaged")
+    (output / "rows" / "fake.inference.b.draft").write_text("kept")
+    before = snapshot(output)
+    with pytest.raises(
+        HashbenchError, match=rf"hashbench 9\.8\.7 wrote it .* this is hashbench {__version__} "
+    ) as caught:
+        sweep([spec("a"), spec("b")], output, resume=True, executor=NoExecutor())
+    assert "Use the hashbench that wrote it, or choose another --output." in str(caught.value)
+    assert snapshot(output) == before
+
+
+def test_a_row_that_lacks_fields_is_kept(output):
+    sweep([spec("a")], output)
+    path = output / "rows" / "fake.inference.a.json"
+    row = {name: value for name, value in json.loads(path.read_text()).items() if value not in ("", None)}
+    for name in ("evidence", "schema", "hashbench"):
+        del row[name]
+    path.write_text(json.dumps(row))
+    before = path.read_bytes()
+    assert [one.name for one in sweep([spec("a")], output, resume=True, executor=NoExecutor()).rows] == ["a"]
+    assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize(
@@ -133,20 +207,38 @@ def test_resume_of_another_sweep_says_what_differs(output):
     assert snapshot(output) == before
 
 
-@pytest.mark.parametrize("fields", [{"schema": 2}, {"schema": 99}, {"rows": 99}, {"schema": None}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"schema": 2},
+        {"schema": 99},
+        {"rows": 99},
+        {"rows": 0},
+        {"schema": None},
+        {"newer": 1},
+        {"options": {"newer": 1}},
+        {"options": {"mode": "newer"}},
+    ],
+    ids=str,
+)
 def test_a_folder_of_another_schema_is_named_and_not_touched(output, fields):
-    """Its rows lack fields or mean something else; taken for damaged ones, they would be thrown away."""
     sweep([spec("a")], output)
     path = output / "sweep.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+    manifest = json.loads(path.read_text())
+    options = {**manifest["options"], **fields.get("options", {})}
+    path.write_text(json.dumps({**manifest, **fields, "options": options}))
     before = snapshot(output)
-    with pytest.raises(HashbenchError, match=r"cannot resume .*(sweep\.json has version|its rows have schema)"):
+    with pytest.raises(
+        HashbenchError, match=r"cannot resume .*(sweep\.json has|its rows have schema).* this is hashbench"
+    ):
         sweep([spec("a")], output, resume=True)
     assert snapshot(output) == before
 
 
+HERE = f"this is hashbench {__version__} (schema 1)"
 MANIFEST = {
     "schema": 1,
+    "hashbench": "9.8.7",
     "rows": 1,
     "suites": ["s"],
     "options": {"seed": 1},
@@ -159,21 +251,26 @@ MANIFEST = {
     ("change", "said"),
     [
         pytest.param({}, [], id="the same"),
-        pytest.param({"schema": 2}, ["sweep.json has version 2, this hashbench writes 1"], id="another version"),
         pytest.param(
-            {"rows": 99}, [f"its rows have schema 99, this hashbench writes {ROW_SCHEMA}"], id="rows of another version"
+            {"schema": 2},
+            [f"sweep.json has schema 2; hashbench 9.8.7 wrote it (schema 2), {HERE}"],
+            id="another version",
         ),
-        pytest.param({"rows": ROW_SCHEMA - 1}, [], id="rows of an older version, which lack columns"),
+        pytest.param(
+            {"rows": 99},
+            [f"its rows have schema 99, this hashbench reads 1; hashbench 9.8.7 wrote it (schema 1), {HERE}"],
+            id="rows of another version",
+        ),
         pytest.param({"partition": {"id": 1, "total": 4}}, ["it was partition 1 of 4 and is 0 of 1"], id="a shard"),
         pytest.param({"options": {"seed": 2}}, ["seed was 2 and is 1"], id="another option"),
         pytest.param(
-            {"options": {"seed": 1, "threads": 4}}, ["threads was 4 and is absent (--jobs sets it, too)"], id="jobs"
+            {"options": {"seed": 1, "threads": 4}}, ["threads was 4 and is None (--jobs sets it, too)"], id="jobs"
         ),
         pytest.param(
-            {"options": {"seed": 1, "tracer": "native"}}, ["tracer was 'native' and is 'python'"], id="another tracer"
+            {"options": {"seed": 1, "tracer": "native"}}, ["tracer was 'native' and is 'auto'"], id="another tracer"
         ),
-        pytest.param({"options": {"seed": 1, "tracer": "python"}}, [], id="the tracer of sweeps that name none"),
-        pytest.param({"options": None}, ["seed was absent and is 1"], id="damaged"),
+        pytest.param({"options": {"seed": 1, "stress": False}}, [], id="an option that one of them lacks"),
+        pytest.param({"options": None}, ["seed was 1337 and is 1"], id="damaged"),
         pytest.param({"suites": ["t"]}, ["suites were ['t'] and are ['s']"], id="another suite"),
         pytest.param({"models": [["s", "a"]]}, ["models: now b"], id="a model more"),
         pytest.param({"models": [["s", "b"], ["s", "a"]]}, ["the models come in another order"], id="another order"),

@@ -166,7 +166,7 @@ def test_every_flipped_byte_is_refused(flip: int, tmp_path: Path) -> None:
         pytest.param(lambda text: text + "\n", id="a line added"),
         pytest.param(lambda text: text + text, id="two traces in one file"),
         pytest.param(lambda text: text.replace("\n", "\r\n"), id="other line ends"),
-        pytest.param(lambda text: text.replace("hashbench-trace\t2", "hashbench-trace\t1"), id="another version"),
+        pytest.param(lambda text: text.replace("hashbench-trace\t1", "hashbench-trace\t2"), id="another version"),
         pytest.param(lambda _: "dev,name,batch_size,accuracy\n", id="another kind of file"),
         pytest.param(lambda text: "\n".join(text.split("\n")[:2] + text.split("\n")[3:]), id="a line removed"),
         pytest.param(lambda text: "\ufeff" + text, id="a byte order mark"),

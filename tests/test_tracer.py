@@ -82,7 +82,7 @@ def test_a_trace_says_what_made_it_and_why(monkeypatch: pytest.MonkeyPatch, tmp_
     made = trace.finish()
     assert (made.tracer, made.tracer_reason) == ("python", REASON)
     head = (tmp_path / "a.log").read_text().split("\n")[0]
-    assert head == f"hashbench-trace\t2\tplain\ttracer=python\ttracer_reason={REASON}"
+    assert head == f"hashbench-trace\t1\tplain\ttracer=python\ttracer_reason={REASON}"
     assert file.read(tmp_path / "a.log") == made
     trace.export_to_json(tmp_path / "a.json")
     written = json.loads((tmp_path / "a.json").read_text())
@@ -90,7 +90,7 @@ def test_a_trace_says_what_made_it_and_why(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_a_python_tracer_that_was_asked_for_has_no_reason() -> None:
-    assert file.dumps(traced("python")).split("\n")[0] == "hashbench-trace\t2\tplain\ttracer=python"
+    assert file.dumps(traced("python")).split("\n")[0] == "hashbench-trace\t1\tplain\ttracer=python"
 
 
 def test_a_native_trace_names_no_op_that_a_mode_changes() -> None:
@@ -188,7 +188,7 @@ def test_a_sweep_says_once_why_the_python_mode_traces(
         told.update(arguments["environment"])
         for _ in range(3):
             arguments["on_event"](ModelStarted("a"))
-        arguments["on_event"](SweepOpened(total=1, done=0, damaged=0))
+        arguments["on_event"](SweepOpened(total=1, done=0))
         raise SweepInterrupted(done=0, total=1, output=tmp_path)
 
     monkeypatch.setattr("hashbench.sweep.request.run_sweep", stopped)
@@ -240,11 +240,3 @@ def test_another_tracer_is_another_environment_and_another_reason_is_not(monkeyp
         available(monkeypatch, missing)
         keys.append(environment.collect("cpu")["key"])
     assert keys[0] != keys[1] == keys[2]
-
-
-def test_rows_and_environments_without_a_tracer_are_of_the_python_mode(tmp_path: Path) -> None:
-    (tmp_path / "accuracy.csv").write_text("dev,name,batch_size,accuracy\ncpu,a,1,pass\n")
-    (tmp_path / "environment.json").write_text(json.dumps({"schema": 5, "key": "e", "previous": [{"key": "f"}]}))
-    assert [found["tracer"] for found in environments_of(tmp_path / "accuracy.csv")] == ["python", "python"]
-    (row,) = read_rows(tmp_path / "accuracy.csv")
-    assert row.tracer == ""

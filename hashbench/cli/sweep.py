@@ -401,9 +401,10 @@ class Progress:
 
     def _open(self, event: SweepOpened) -> None:
         self._done, self._total = event.done, event.total
-        if event.done or event.damaged:
-            damaged = f"; {event.damaged} damaged row files were thrown away and their models run again"
-            self._print(f"{event.done} of {event.total} rows are there already{damaged if event.damaged else ''}")
+        if event.done or event.unreadable:
+            number, names = len(event.unreadable), a_few(event.unreadable, 3)
+            aside = f"; {count(number, 'file')} cannot be read, set aside as {names}" if number else ""
+            self._print(f"{event.done} of {event.total} rows are there already{aside}")
         if self._on_terminal:
             from tqdm import tqdm
 

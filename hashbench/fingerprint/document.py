@@ -23,7 +23,7 @@ from hashbench.io import document_digest, from_json, read_json_object, to_json, 
 from hashbench.records import DETERMINISTIC, contiguous_stride
 from hashbench.results.folder import file_key
 
-FINGERPRINT_SCHEMA = 5
+FINGERPRINT_SCHEMA = 1
 """Version of the file; one of another version is refused. (Until version 3, what is large had other
 digests; until 4, kernels ran on other numbers.)"""
 

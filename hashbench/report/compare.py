@@ -355,17 +355,11 @@ def _moved(base: Row, new: Row) -> list[str]:
     return _differing(base, new, (*sizes, *PLACE, "cause") if established and not open_ else (*sizes, *PLACE))
 
 
-def tracer_of(row: Row) -> str:
-    """What traced a row; empty where nothing did, or a tool that is not ours made it. One that was traced and does not
-    say by what is older than the native tracer."""
-    return row.tracer or ("" if row.ops is None else "python")
-
-
 def other_tracer(base: Row, new: Row) -> str:
     """``python → native`` where two rows were traced by different tracers, whose kernels are not compared; empty where
     they were not."""
-    first, second = tracer_of(base), tracer_of(new)
-    return f"{first} → {second}" if first and second and first != second else ""
+    known = base.tracer and new.tracer
+    return f"{base.tracer} → {new.tracer}" if known and base.tracer != new.tracer else ""
 
 
 def tracer_remark(pairs: Iterable[tuple[Row, Row]]) -> str:

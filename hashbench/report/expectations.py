@@ -16,7 +16,7 @@ from typing import Self
 from hashbench.catalog import Kind, kind_of
 from hashbench.errors import HashbenchError
 from hashbench.records import ExpectedRow, Row
-from hashbench.report.compare import Change, ModelChange, Outcome, compare, tracer_of, tracer_remark, what_happened
+from hashbench.report.compare import Change, ModelChange, Outcome, compare, tracer_remark, what_happened
 from hashbench.report.history import History, Interval, ModelHistory, Night, load_history, seen
 from hashbench.report.kernels import kernel_remarks
 from hashbench.results.load import Sweep, load_files, load_sweep
@@ -278,7 +278,7 @@ def unseen_nights(model: ModelHistory | None, expected: Row) -> int:
 
 
 def _shows(interval: Interval, expected: Row) -> bool:
-    tracers = {interval.tracer, tracer_of(expected)} - {""}
+    tracers = {interval.tracer, expected.tracer} - {""}
     kernels = {interval.kernel, expected.kernel} - {""} if len(tracers) <= 1 else ()
     return interval.accuracy == expected.accuracy and len(kernels) <= 1
 

@@ -19,7 +19,7 @@ from hashbench.catalog import kind_of
 from hashbench.errors import HashbenchError
 from hashbench.io import read_json_object
 from hashbench.records import Row
-from hashbench.report.compare import EnvironmentChange, environment_changes, tracer_of
+from hashbench.report.compare import EnvironmentChange, environment_changes
 from hashbench.results.folder import ACCURACY_FILE, NIGHT_FILE, SELECTION_FILE, with_evidence
 from hashbench.results.load import Sweep, csv_files, load_file, night_problems, refuse_mixed
 from hashbench.results.rows import row_key
@@ -251,7 +251,7 @@ class ModelRows:
         for row in map(told, rows):
             number = self._numbers.setdefault(row_key(row), len(self._numbers))
             state = (row.accuracy, row.kernel, row.cause, row.rate, row.seconds, row.peak_memory_mib)
-            self._states.append((number, night, *state, tracer_of(row)))
+            self._states.append((number, night, *state, row.tracer))
             self._newest[number] = (night, row)
             if not kind_of(row.accuracy).is_fine:
                 self._trouble[number] = Trouble(row, night, file.parent)

@@ -16,13 +16,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hashbench.errors import HashbenchError
-from hashbench.io import from_json, open_file, read_json, read_json_object, replace_file, to_json
+from hashbench.io import UnknownContentError, from_json, open_file, read_json, read_json_object, replace_file, to_json
+from hashbench.results import versions
 from hashbench.results.folder import file_key
 from hashbench.results.rows import RowFormat, environments_of, read_table
 
 AUDIT_FILE, MANIFEST_FILE = "audit.csv", "audit.json"
 CATALOG_FILE = "catalog.json"
 """Which ops there are."""
+
+AUDIT_SCHEMA = 1
+"""Version of ``audit.json`` and of the files of ops; another one is refused."""
 
 SOURCES = ("op_db", "stress", "sweep")
 
@@ -176,7 +180,6 @@ class AuditOptions:
 class AuditManifest:
     """What an audit was asked for, as ``audit.json`` holds it; ``sweeps``: rows of sweeps belong to it."""
 
-    schema: int
     options: AuditOptions
     ops: tuple[Op, ...]
     sweeps: bool
@@ -218,15 +221,26 @@ def read(path: Path, kind: AuditKind = DETERMINISM) -> Audit:
 
 
 def read_manifest(path: Path) -> AuditManifest:
-    """What ``audit.json`` says was asked for; :class:`HashbenchError` where it is damaged."""
+    """What ``audit.json`` says was asked for; :class:`HashbenchError` where it is damaged or of another version."""
     content = read_json_object(path)
-    options = content.get("options")
-    if isinstance(options, dict):  # without a tracer where it is older than the native one
-        content["options"] = {"tracer": "python", "of_rows": False, **options}
     try:
-        return from_json(AuditManifest, content, where="it")
+        return from_json(AuditManifest, versions.split(content, reads=AUDIT_SCHEMA), where="it")
     except ValueError as error:
-        raise HashbenchError(f"cannot read {path}", consequence=str(error)) from error
+        raise _refused(path, content, error) from error
+
+
+def _refused(path: Path, content: Mapping[str, Any], error: ValueError) -> HashbenchError:
+    """Return the refusal of a document of another version, both of which are named, or of a damaged one."""
+    if not isinstance(error, UnknownContentError):
+        return HashbenchError(f"cannot read {path}", consequence=str(error))
+    both = versions.both(content, reads=AUDIT_SCHEMA)
+    why = str(error) if both in str(error) else f"{error}; {both}"
+    return HashbenchError(f"cannot read {path}", consequence=why, tip=versions.USE_THE_WRITER)
+
+
+def manifest_text(manifest: AuditManifest) -> str:
+    """Return the content of ``audit.json``."""
+    return json.dumps({**versions.stamp(AUDIT_SCHEMA), **to_json(manifest)}, indent=1) + "\n"
 
 
 # ----------------------------------------------------------------------------------------- while an audit runs
@@ -240,13 +254,22 @@ def op_file(folder: Path, op: Op) -> Path:
 
 def write_op(folder: Path, op: Op, rows: Iterable[Any]) -> None:
     """Keep the rows of an op, of which there may be none: the dtypes that were asked for are not its own."""
-    replace_file(op_file(folder, op), json.dumps([to_json(row) for row in rows]))
+    replace_file(op_file(folder, op), json.dumps({**versions.stamp(AUDIT_SCHEMA), "rows": list(map(to_json, rows))}))
 
 
 def read_op(folder: Path, op: Op, rows: RowFormat[T] = AUDIT_ROWS) -> tuple[T, ...] | None:  # type: ignore[assignment]
-    """The rows of an op; ``None`` where it has no file, or a damaged one."""
+    """The rows of an op; ``None`` where it has no file, or a damaged one.
+
+    Raises:
+        HashbenchError: the file is of another version.
+    """
+    path = op_file(folder, op)
+    content: Mapping[str, Any] = {}
     try:
-        content = read_json(op_file(folder, op))
-        return tuple(map(rows.from_json, content)) if isinstance(content, list) else None
+        content = from_json(Mapping[str, object], read_json(path), where="it")
+        found = versions.split(content, reads=AUDIT_SCHEMA)
+        return tuple(map(rows.from_json, from_json(tuple[object, ...], found.pop("rows", None), where="rows")))
+    except UnknownContentError as error:
+        raise _refused(path, content, error) from error
     except (OSError, ValueError):
         return None

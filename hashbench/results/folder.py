@@ -4,6 +4,9 @@
 ``sweep.json`` says what was asked for, ``environment.json`` where it ran, ``logs/`` what models printed; ``traces/``
 and ``repro/`` are the runner's. ``rows/<key>.draft`` is what it knew of a difference before it looked for the cause,
 ``rows/<key>.first`` the row of a first attempt, while the model waits to be run again alone.
+
+Nothing that is read is deleted. A row of a version that knows more than this one is refused, and nothing is touched
+then; a file that cannot be read at all is renamed to ``NAME.unreadable`` by the sweep that resumes.
 """
 
 from __future__ import annotations
@@ -23,8 +26,19 @@ from pathlib import Path
 from typing import Any
 
 from hashbench.errors import HashbenchError
-from hashbench.io import NotRegularError, from_json, open_file, read_file, read_json, replace_file
+from hashbench.io import (
+    NotRegularError,
+    UnknownContentError,
+    from_json,
+    open_file,
+    read_file,
+    read_json,
+    replace_file,
+    set_aside,
+    to_json,
+)
 from hashbench.records import ROW_SCHEMA, SWEEP_MODES, SWEEP_SCHEMA, ModelSpec, Row, RunOptions
+from hashbench.results import versions
 from hashbench.results.rows import ROWS, environments_text, row_from_json, row_key, row_to_json
 from hashbench.text import a_few, one_line
 
@@ -53,6 +67,16 @@ def _safe(text: str, *, extra: str) -> str:
     if safe == text:
         return text
     return f"{safe}~{hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()[:12]}"
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRows:
+    """The row files of a sweep, by key: ``rows``, and ``firsts`` of first attempts, whose models were to run again when
+    the sweep ended. ``unreadable``: where files are now that could not be read."""
+
+    rows: dict[str, Row]
+    firsts: dict[str, Row]
+    unreadable: tuple[Path, ...] = ()
 
 
 class ResultsFolder:
@@ -151,6 +175,9 @@ class ResultsFolder:
     def _prepare(self) -> None:
         for folder in (self.rows, self.logs, self.traces):
             folder.mkdir(exist_ok=True)
+
+    def clear_leftovers(self) -> None:
+        """Delete what killed workers left unfinished: temporary files, and drafts of models that run again."""
         for leftover in [*self.path.glob(".*.tmp"), *self.rows.glob(".*.tmp"), *self.rows.glob("*.draft")]:
             leftover.unlink()
 
@@ -183,14 +210,16 @@ class ResultsFolder:
                 tip="Start again with another --output.",
             ) from error
 
-    def write_environment(self, environment: Mapping[str, Any]) -> None:
+    def write_environment(self, environment: Mapping[str, Any]) -> tuple[Path, ...]:
         """Keep where this sweep runs. A resumed sweep keeps the environments of its earlier parts, which their rows
-        refer to, under ``previous``."""
-        self.write_environments([environment, *self._known_environments()])
+        refer to, under ``previous``. Return where the file with these is now, if it could not be read."""
+        known, unreadable = self._known_environments()
+        self.write_environments([environment, *known])
+        return unreadable
 
     def add_environment(self, environment: Mapping[str, Any]) -> None:
         """Keep another machine's environment beside the sweep's own, under ``previous`` as well."""
-        *others, own = self._known_environments() or [environment]
+        *others, own = self._known_environments()[0] or [environment]
         self.write_environments([own, *others, environment])
 
     def write_environments(self, environments: Sequence[Mapping[str, Any]]) -> None:
@@ -201,44 +230,49 @@ class ResultsFolder:
             kept.setdefault(str(environment.get("key") or environment), environment)
         replace_file(self.environment, environments_text(list(kept.values())))
 
-    def _known_environments(self) -> list[Mapping[str, Any]]:
-        """Those that were kept, the sweep's own as the last."""
+    def _known_environments(self) -> tuple[list[Mapping[str, Any]], tuple[Path, ...]]:
+        """Return those that were kept, the sweep's own as the last, and the path of a file that was set aside, since it
+        cannot be read."""
+        if not os.path.lexists(self.environment):
+            return [], ()
         try:
-            own = read_json(self.environment)
-            return [*own.pop("previous", []), own]
-        except (OSError, ValueError, AttributeError, TypeError):
-            return []
+            own = from_json(Mapping[str, object], read_json(self.environment))
+            previous = from_json(tuple[Mapping[str, object], ...], own.get("previous", []))
+        except NOT_A_ROW:
+            return [], (set_aside(self.environment),)
+        return [*previous, {name: value for name, value in own.items() if name != "previous"}], ()
 
     # -------------------------------------------------------------------------------------------------- rows
 
-    def read_rows(self, specs: Mapping[str, ModelSpec], *, mode: str) -> tuple[dict[str, Row], int]:
-        """The rows on disk of ``specs`` (by key), and how many files were damaged. Those are deleted, so that their
-        models run again."""
+    def read_rows(self, specs: Mapping[str, ModelSpec], *, mode: str) -> KeptRows:
+        """Read the rows of ``specs`` (by key), and those of first attempts. Files that cannot be read are set aside, so
+        that their models run again.
+
+        Raises:
+            HashbenchError: a row is of another version of hashbench; nothing was touched.
+        """
         rows: dict[str, Row] = {}
-        damaged = 0
+        firsts: dict[str, Row] = {}
+        unreadable = []
         for key, spec in specs.items():
-            path = self.row_path(key)
-            try:
-                rows[key] = row_in(path, spec, mode)
-            except FileNotFoundError:
-                continue
-            except NOT_A_ROW:
-                path.unlink()
-                damaged += 1
-        return rows, damaged
+            for kept, path in ((rows, self.row_path(key)), (firsts, self.first_path(key))):
+                try:
+                    kept[key] = row_in(path, spec, mode)
+                except FileNotFoundError:
+                    continue
+                except UnknownContentError as error:
+                    raise of_another_version(path, error) from error
+                except NOT_A_ROW:
+                    unreadable.append(path)
+        return KeptRows(rows, firsts, tuple(map(set_aside, unreadable)))
 
     def read_row(self, key: str, spec: ModelSpec, *, mode: str) -> Row | None:
-        """The row that a worker left for ``spec``, if it did."""
-        return self.read_rows({key: spec}, mode=mode)[0].get(key)
+        """The row that a worker left for ``spec``, if it did. Raises as :meth:`read_rows`."""
+        return self.read_rows({key: spec}, mode=mode).rows.get(key)
 
     def read_draft(self, key: str, spec: ModelSpec, *, mode: str) -> Row | None:
         """The row that the runner kept before it looked for the cause, if it came that far."""
         return _row_if_any(self.draft_path(key), spec, mode)
-
-    def read_firsts(self, specs: Mapping[str, ModelSpec], *, mode: str) -> dict[str, Row]:
-        """The rows of first attempts, by key, of models that were to run again when the sweep ended."""
-        rows = {key: _row_if_any(self.first_path(key), spec, mode) for key, spec in specs.items()}
-        return {key: row for key, row in rows.items() if row is not None}
 
     def put_off(self, key: str, row: Row) -> None:
         """Keep ``row`` as that of the first attempt at ``key``, which then has no row, no draft and no log any more: as
@@ -292,13 +326,20 @@ def _write_whole(descriptor: int, line: bytes) -> None:
     os.fsync(descriptor)
 
 
-NOT_A_ROW = (ValueError, TypeError, AttributeError, NotRegularError)
+NOT_A_ROW = (ValueError, TypeError, AttributeError, NotRegularError, IsADirectoryError)
 """What reading a row file raises that holds something else."""
 
 
+def of_another_version(path: Path, error: UnknownContentError, *, tip: str = versions.USE_THE_WRITER) -> HashbenchError:
+    """Return the refusal of a row file of another version of hashbench, which ``error`` names."""
+    return HashbenchError(
+        f"{path} holds what this hashbench does not know", consequence=f"{error}; nothing was touched", tip=tip
+    )
+
+
 def row_in(path: Path, spec: ModelSpec, mode: str) -> Row:
-    """The row of ``spec`` in the file ``path``; one that somebody renamed or copied is damaged. Raises ``OSError``, or
-    one of :data:`NOT_A_ROW`."""
+    """The row of ``spec`` in the file ``path``; one that somebody renamed or copied is damaged. Raises ``OSError``,
+    :class:`UnknownContentError` for one of another version, or one of :data:`NOT_A_ROW`."""
     return _checked(row_from_json(read_json(path)), spec, mode)
 
 
@@ -325,11 +366,16 @@ def _checked(row: Row, spec: ModelSpec, mode: str) -> Row:
 
 def with_evidence(row: Row, folder: Path) -> Row:
     """``row`` of the ``accuracy.csv`` in ``folder`` with the results of its experiments, which its row file has; as it
-    is where there is no such file, or one that says something else."""
+    is where there is no such file, or one that says something else. :class:`HashbenchError` where that file is of
+    another version."""
     if not row.evidence or row.evidence.results:
         return row
     key = file_key(suite=row.suite, mode=_safe(row.mode, extra=""), name=row.name)
-    kept = _row_if_any(folder / "rows" / f"{key}.json", ModelSpec(suite=row.suite, name=row.name), row.mode)
+    path = folder / "rows" / f"{key}.json"
+    try:
+        kept = _row_if_any(path, ModelSpec(suite=row.suite, name=row.name), row.mode)
+    except UnknownContentError as error:
+        raise of_another_version(path, error, tip="Read it with the hashbench that wrote it.") from error
     if kept is None or (row_key(kept), one_line(kept.evidence.text)) != (row_key(row), row.evidence.text):
         return row
     return replace(row, evidence=kept.evidence)
@@ -354,8 +400,11 @@ _TRACEBACK = "Traceback (most recent call last):"
 
 
 def _row_if_any(path: Path, spec: ModelSpec, mode: str) -> Row | None:
+    """The row in a file; ``None`` where there is none. Raises :class:`UnknownContentError`."""
     try:
         return row_in(path, spec, mode)
+    except UnknownContentError:
+        raise
     except (OSError, *NOT_A_ROW):
         return None
 
@@ -389,7 +438,7 @@ def manifest_of(specs: Iterable[ModelSpec], options: RunOptions, partition: Part
     shards can be told from those of another one, and what a missing shard lacks can be named."""
     kept = dataclasses.asdict(options)
     del kept["output"]  # results folders can be moved
-    head = {"schema": SWEEP_SCHEMA, "rows": ROW_SCHEMA, "suites": [], "options": kept}
+    head = {**versions.stamp(SWEEP_SCHEMA), "rows": ROW_SCHEMA, "suites": [], "options": kept}
     return with_models(head, [(spec.suite, spec.name) for spec in specs], partition)
 
 
@@ -410,8 +459,7 @@ def checked_manifest(content: Any) -> dict[str, Any]:
         ValueError: it is of this version, and a part of it is of another type than :func:`manifest_of` writes.
     """
     manifest = dict(from_json(Mapping[str, object], content, where=SELECTION_FILE))
-    schema = manifest.get("schema", SWEEP_SCHEMA)
-    if type(schema) is not int or schema != SWEEP_SCHEMA:
+    if schema_difference(manifest):
         return manifest
     whole = {"id": 0, "total": 1}
     part = {"of": [], **from_json(Mapping[str, object], manifest.get("partition", whole), where="partition")}
@@ -420,8 +468,7 @@ def checked_manifest(content: Any) -> dict[str, Any]:
     options = from_json(Mapping[str, object], manifest.get("options"), where="options")
     for name in ("device", "dtype"):
         from_json(str, options.get(name, ""), where=name)
-    if options.get("mode") not in SWEEP_MODES:
-        raise ValueError(f"mode is {options.get('mode')!r:.40}")
+    from_json(str, options.get("mode"), where="mode")
     for where, models in (("models", manifest.get("models")), ("of", part.pop("of"))):
         named = from_json(tuple[tuple[str, str], ...], models, where=where)
         if len(set(named)) != len(named):
@@ -432,13 +479,25 @@ def checked_manifest(content: Any) -> dict[str, Any]:
 
 
 def schema_difference(manifest: Mapping[str, Any]) -> str:
-    """What versions ``manifest`` has that this hashbench does not read; empty where it reads them. Rows of an older
-    schema have fewer columns, and no other meaning."""
-    if manifest.get("schema") != SWEEP_SCHEMA:
-        return f"sweep.json has version {manifest.get('schema')!r}, this hashbench writes {SWEEP_SCHEMA!r}"
-    if manifest.get("rows") not in range(1, ROW_SCHEMA + 1):
-        return f"its rows have schema {manifest.get('rows')!r}, this hashbench writes {ROW_SCHEMA!r}"
-    return ""
+    """What this hashbench does not know of ``manifest``, with the version that wrote it; empty where it knows all."""
+    options = manifest.get("options")
+    names = {*manifest.keys() - _MANIFEST, *(options.keys() - _DEFAULTS.keys() if isinstance(options, Mapping) else ())}
+    mode = options.get("mode") if isinstance(options, Mapping) else None
+    unknown = ""
+    if repr(manifest.get("schema", SWEEP_SCHEMA)) != repr(SWEEP_SCHEMA):
+        unknown = f"sweep.json has schema {manifest.get('schema')!r:.40}"
+    elif repr(manifest.get("rows", ROW_SCHEMA)) != repr(ROW_SCHEMA):
+        unknown = f"its rows have schema {manifest.get('rows')!r:.40}, this hashbench reads {ROW_SCHEMA}"
+    elif isinstance(mode, str) and mode not in SWEEP_MODES:
+        unknown = f"sweep.json has the mode {mode!r:.40}"
+    elif names:
+        unknown = f"sweep.json has fields that this hashbench does not know: {a_few(sorted(map(str, names)), 5)}"
+    return unknown and f"{one_line(unknown)}; {versions.both(manifest, reads=SWEEP_SCHEMA)}"
+
+
+_MANIFEST = frozenset({"schema", "hashbench", "rows", "suites", "options", "partition", "models", "began"})
+_DEFAULTS: Mapping[str, Any] = {name: value for name, value in to_json(RunOptions()).items() if name != "output"}
+"""Options, as they are for a sweep that does not name them."""
 
 
 def describe_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -458,15 +517,12 @@ def describe_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> l
     return differences
 
 
-_SINCE_ALWAYS = {"tracer": "python", "stress": False}
-"""Options that older sweeps lack, as they were for them."""
-
 _HINTS = {"threads": " (--jobs sets it, too)"}
 
 
 def option_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """``seed was 1 and is 2`` for every option that is not the same in both manifests."""
-    sides = tuple(_SINCE_ALWAYS | (manifest.get("options") or {}) for manifest in (before, now))
+    sides = tuple({**_DEFAULTS} | (manifest.get("options") or {}) for manifest in (before, now))
     differences = []
     for name in sorted(sides[0].keys() | sides[1].keys()):
         was, is_ = (repr(side[name]) if name in side else "absent" for side in sides)

@@ -12,10 +12,17 @@ from typing import Any, Literal
 
 from hashbench.errors import HashbenchError
 from hashbench.io import read_json_object
-from hashbench.records import SWEEP_SCHEMA, Row
-from hashbench.results.folder import ACCURACY_FILE, NIGHT_FILE, SELECTION_FILE, checked_manifest, with_evidence
+from hashbench.records import Row
+from hashbench.results.folder import (
+    ACCURACY_FILE,
+    NIGHT_FILE,
+    SELECTION_FILE,
+    checked_manifest,
+    schema_difference,
+    with_evidence,
+)
 from hashbench.results.invariance_table import audit_kind
-from hashbench.results.rows import ROWS, Table, environments_of, read_table, refuse_other_schema, rows_of
+from hashbench.results.rows import ROWS, Table, environments_of, read_table, rows_of
 from hashbench.text import one_line
 
 Kind = Literal["hashbench", "dynamo", "dynamo_expected"]
@@ -187,13 +194,8 @@ def _selections_beside(file: Path) -> tuple[Selection, ...]:
     if file.name != ACCURACY_FILE or not path.is_file():
         return ()
     content = read_json_object(path)
-    refuse_other_schema(
-        path,
-        content,
-        reads=SWEEP_SCHEMA,
-        consequence="what it says of the selection may mean something else",
-        tip="Read it with the version that wrote it.",
-    )
+    if other := schema_difference(content):
+        raise HashbenchError(f"cannot read {path}", consequence=other, tip="Read it with the hashbench that wrote it.")
     try:
         content = checked_manifest(content)
         options, models = content["options"], frozenset((suite, name) for suite, name in content["models"])

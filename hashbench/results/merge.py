@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hashbench.errors import HashbenchError
-from hashbench.io import read_json_object
+from hashbench.io import UnknownContentError, read_json_object
 from hashbench.records import ModelSpec, Row
 from hashbench.results.folder import (
     NOT_A_ROW,
@@ -25,6 +25,7 @@ from hashbench.results.folder import (
     ResultsFolder,
     checked_manifest,
     file_key,
+    of_another_version,
     option_differences,
     row_in,
     schema_difference,
@@ -105,9 +106,7 @@ def _read(path: Path) -> _Shard:
     manifest = read_json_object(folder.manifest)
     other = schema_difference(manifest)
     if other:
-        raise HashbenchError(
-            f"cannot merge {path}", consequence=other, tip="Merge it with the version that wrote it, or sweep again."
-        )
+        raise HashbenchError(f"cannot merge {path}", consequence=other, tip=_MERGE_WITH_THE_WRITER)
     if folder.is_being_written():
         raise HashbenchError(
             f"a sweep is writing into {folder.path}", consequence="nothing was merged", tip="Wait until it ends."
@@ -149,14 +148,18 @@ def _rows(folder: ResultsFolder, models: Sequence[Model], mode: str) -> Iterator
             continue
         except OSError as error:
             raise HashbenchError(f"cannot read {path}", consequence=error.strerror or str(error)) from error
+        except UnknownContentError as error:
+            raise of_another_version(path, error, tip=_MERGE_WITH_THE_WRITER) from error
         except NOT_A_ROW as error:
-            raise _damaged(folder.path, f"rows/{path.name} is not a row of {name}") from error
+            raise _damaged(folder.path, f"rows/{path.name} is not a row of {name}", tip=_RUN_AGAIN) from error
 
 
-def _damaged(path: Path, why: str) -> HashbenchError:
-    return HashbenchError(
-        f"cannot merge {path}", consequence=why, tip="It is damaged; complete it with --resume or sweep again."
-    )
+_MERGE_WITH_THE_WRITER = "Merge with the hashbench that wrote it."
+_RUN_AGAIN = "It is damaged: --resume sets it aside and runs the model again."
+
+
+def _damaged(path: Path, why: str, *, tip: str = "It is damaged; sweep again.") -> HashbenchError:
+    return HashbenchError(f"cannot merge {path}", consequence=why, tip=tip)
 
 
 # ------------------------------------------------------------------------------------- what belongs together

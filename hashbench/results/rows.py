@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from hashbench.catalog import WRITTEN, Circumstance, family_of
 from hashbench.errors import HashbenchError
-from hashbench.io import from_json, read_file, read_json_object, to_json
-from hashbench.records import COLUMNS_ADDED, ROW_KEY, ROW_SCHEMA, TRACER_SINCE, ExpectedRow, Row
+from hashbench.io import UnknownContentError, from_json, read_file, read_json_object, to_json
+from hashbench.records import ROW_KEY, ROW_SCHEMA, ExpectedRow, Row
+from hashbench.results import versions
 from hashbench.text import is_stressed, one_line
 
 if TYPE_CHECKING:
@@ -262,10 +263,13 @@ class RowFormat(Generic[T]):
             )
         unknown = [one_line(name) or "(no name)" for name in table.cells.columns if name not in self.types]
         if unknown:
+            environment = next(iter(environments_of(table.path)), {})
             raise HashbenchError(
                 f"{table.path} has columns that this hashbench does not know: {', '.join(unknown)}",
-                consequence="another version or another tool wrote it",
-                tip="Read it with the version that wrote it, or delete these columns.",
+                consequence=versions.both(environment, reads=ROW_SCHEMA)
+                if environment
+                else f"{versions.SOMEBODY_ELSE} wrote it",
+                tip="Read it with the hashbench that wrote it, or delete these columns in a copy.",
             )
 
     def _no_word(self, column: str, word: str, where: str) -> HashbenchError:
@@ -315,15 +319,13 @@ class RowFormat(Generic[T]):
         """The row of which :func:`hashbench.io.to_json` made ``value``.
 
         Raises:
-            ValueError: a field is missing, unknown or of another type, or holds a word or a number that is none.
+            UnknownContentError: it has a field, or a word in a column of words, that this version does not know.
+            ValueError: a field without a default is missing, one is of another type, or holds a number that is none.
         """
-        if isinstance(value, dict):
-            added = [column for column in self.types if column in COLUMNS_ADDED]
-            value = {column: None if self.types[column] in _NUMBERS else "" for column in added} | value
         row = from_json(self.kind, value, where="not a row: it")
         for column, (_, words) in self.words.items():
             if family_of(getattr(row, column)) not in words:
-                raise ValueError(f"not a row: {column} is {getattr(row, column)!r:.80}")
+                raise UnknownContentError(f"not a row: its {column} is {getattr(row, column)!r:.80}")
         for column, (valid, what, _) in self.checks.items():
             if not valid(text := str(getattr(row, column))):
                 raise ValueError(f"not a row: {column} is {text!r:.80}, not {what}")
@@ -375,32 +377,16 @@ def environments_of(path: Path) -> tuple[dict[str, Any], ...]:
     if file is None:
         return ()
     content = read_json_object(file)
-    refuse_other_schema(
+    versions.refuse_other_schema(
         path,
         content,
         reads=ROW_SCHEMA,
-        older=range(1, ROW_SCHEMA),  # which have fewer columns, and no other meaning
         consequence=f"its columns may mean something else ({file.name} says so)",
-        tip="Read it with the version that wrote it, or run the sweep again.",
+        tip="Read it with the hashbench that wrote it, or run the sweep again.",
     )
     previous = content.pop("previous", [])
     earlier = previous if isinstance(previous, list) else []
-    every = (content, *(environment for environment in earlier if isinstance(environment, dict)))
-    if content.get("schema", ROW_SCHEMA) < TRACER_SINCE:
-        every = tuple({"tracer": "python", **environment} for environment in every)
-    return every
-
-
-def refuse_other_schema(
-    path: Path, content: Mapping[str, Any], *, reads: int, older: Sequence[int] = (), consequence: str, tip: str
-) -> None:
-    """Raise :class:`HashbenchError` where ``content`` says that ``path`` has another schema than the one that this
-    version ``reads``, or an ``older`` one; without a word about it, it has that one."""
-    schema = content.get("schema", reads)
-    if schema != reads and schema not in older:
-        raise HashbenchError(
-            f"{path} has schema {schema!r} and this hashbench reads schema {reads}", consequence=consequence, tip=tip
-        )
+    return content, *(environment for environment in earlier if isinstance(environment, dict))
 
 
 def environments_text(environments: Sequence[Mapping[str, Any]]) -> str:
@@ -464,7 +450,24 @@ EXPECTED_ROWS = replace(ROWS, kind=ExpectedRow, checks={**ROWS.checks, **_OF_EXP
 row_key = ROWS.key_of
 """What identifies a row in a sweep, in the order of :data:`~hashbench.records.ROW_KEY`."""
 
-row_to_json, row_from_json = to_json, ROWS.from_json
+
+def row_to_json(row: Row) -> dict[str, Any]:
+    """The content of a row file: the fields of ``row``, its schema and the version of hashbench."""
+    return {**versions.stamp(ROW_SCHEMA), **to_json(row)}
+
+
+def row_from_json(value: Any) -> Row:
+    """The row of which :func:`row_to_json` made ``value``.
+
+    Raises:
+        UnknownContentError: another version wrote it, and this one does not know all of it; both are named.
+        ValueError: it is no row.
+    """
+    content = versions.split(from_json(Mapping[str, object], value, where="not a row: it"), reads=ROW_SCHEMA)
+    try:
+        return ROWS.from_json(content)
+    except UnknownContentError as error:
+        raise UnknownContentError(f"{error}; {versions.both(value, reads=ROW_SCHEMA)}") from error
 
 
 def read_rows(path: Path) -> list[Row]:

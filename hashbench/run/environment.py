@@ -18,13 +18,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Never, Protocol
 
+from hashbench import __version__
 from hashbench.devices.visibility import WORKSPACE_VARIABLE, workspace_config
 from hashbench.errors import HashbenchError
 from hashbench.processes import exit_at_once, python_calling, run
 from hashbench.records import ROW_SCHEMA
 from hashbench.trace.tracer import choose
 
-_PACKAGES = ("torch", "torchvision", "numpy", "timm", "transformers", "triton", "hashbench")
+_PACKAGES = ("torch", "torchvision", "numpy", "timm", "transformers", "triton")
 _VARIABLES = re.compile(
     r"(OMP|MKL|KMP|GOMP|DNNL|ONEDNN|ATEN|TORCH|PYTORCH|CUDA|CUBLAS|CUDNN|NVIDIA|NCCL|HIP|ROCM|MIOPEN|XPU|SYCL|MALLOC)_"
     r"|^(LD_PRELOAD|PYTHONHASHSEED|GLIBC_TUNABLES)$"
@@ -54,7 +55,7 @@ def collect(device: str = "cpu", *, tracer: str = "auto") -> dict[str, Any]:
         "schema": ROW_SCHEMA,
         "python": platform.python_version(),
         "platform": {"system": platform.system(), "kernel": platform.release(), "libc": " ".join(platform.libc_ver())},
-        "packages": package_versions(_PACKAGES),
+        "packages": {**package_versions(_PACKAGES), "hashbench": __version__},
         "torch": {
             "git": torch.version.git_version,
             "cuda_build": torch.version.cuda,

@@ -37,11 +37,12 @@ one that ends it each time takes no others along for ever."""
 
 @dataclass(frozen=True, slots=True)
 class SweepOpened:
-    """The sweep begins with ``done`` of ``total`` rows on disk; ``damaged`` row files were thrown away."""
+    """The sweep begins with ``done`` of ``total`` rows on disk. ``unreadable``: files that could not be read, by the
+    names under which they were set aside."""
 
     total: int
     done: int
-    damaged: int
+    unreadable: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,15 +209,18 @@ class _Sweep:
         if self.folder.in_use:
             _refuse_other_sweep(self.folder, manifest)
         try:
-            self.rows, damaged = self.folder.read_rows(self.specs, mode=self.options.mode)
+            kept = self.folder.read_rows(self.specs, mode=self.options.mode)
+            self.rows, self.firsts = kept.rows, kept.firsts
+            self.folder.clear_leftovers()
             self._judge_what_a_killed_sweep_did_not()
             self.resumed = len(self.rows)
             self.folder.write_manifest(manifest)
-            self.folder.write_environment(environment)
+            unreadable = (*kept.unreadable, *self.folder.write_environment(environment))
             self.folder.rebuild_csv(self._ordered_rows())
         except OSError as error:
             raise self._storage_error(error) from error
-        self.on_event(SweepOpened(total=len(self.specs), done=self.resumed, damaged=damaged))
+        names = tuple(str(path.relative_to(self.folder.path)) for path in unreadable)
+        self.on_event(SweepOpened(total=len(self.specs), done=self.resumed, unreadable=names))
 
     def run(self) -> SweepResult:
         """Run what has no row yet."""
@@ -226,7 +230,7 @@ class _Sweep:
             finally:
                 self.executor.close()
                 # The row files are the truth: some are of workers that ended just as the sweep did.
-                self.rows, _ = self.folder.read_rows(self.specs, mode=self.options.mode)
+                self.rows = self.folder.read_rows(self.specs, mode=self.options.mode).rows
                 self.folder.rebuild_csv(self._ordered_rows())
         except KeyboardInterrupt:
             raise SweepInterrupted(done=len(self.rows), total=len(self.specs), output=self.folder.path) from None
@@ -255,7 +259,6 @@ class _Sweep:
 
     def _judge_what_a_killed_sweep_did_not(self) -> None:
         """Rows that a worker left while the sweep ended so suddenly that nobody looked at them."""
-        self.firsts = self.folder.read_firsts(self.specs, mode=self.options.mode)
         self.repetitions.update(self.firsts.keys())
         for key, row in list(self.rows.items()):
             if key in self.firsts:

@@ -263,7 +263,7 @@ def _parse(lines: Sequence[str]) -> Trace:
 
 
 def _parse_head(fields: Sequence[str]) -> dict[str, Any]:
-    """What the first line says of a trace. One that names no tracer is older than the native one."""
+    """What the first line says of a trace."""
     named = dict(field.split("=", 1) for field in fields[1:])
     tracer = named.get("tracer", "python")
     if tracer not in TRACERS[1:]:
@@ -279,6 +279,8 @@ def _parse_record(fields: Sequence[str]) -> OpRecord:
     phase, _, iteration = where.partition(".")
     written = fields[3].split(" ")[1:]
     extras = dict(field.split("=", 1) for field in fields[4:] if not field.startswith(_NOTE))
+    if unknown := extras.keys() - _EXTRAS:
+        _fail(f"unknown field {min(unknown)!r:.40}")
     outputs = tuple(map(parse_digest, written))
     return OpRecord(
         id=record_id,
@@ -299,6 +301,8 @@ def _parse_record(fields: Sequence[str]) -> OpRecord:
         inside=_unescape(extras.get("inside", "")),
     )
 
+
+_EXTRAS = frozenset({"scalar", "rng", "forward", "source", "opaque", "collective", "inside"})
 
 _REF = re.compile(
     r"(?P<argument>[^=]+)=(?P<source>.+):(?P<digits>[0-9a-z-]+)(\+(?P<offset>\d+))?(?P<written>!?)(@(?P<digest>\S+))?"

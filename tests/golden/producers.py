@@ -439,7 +439,9 @@ def _progress() -> str:
     rows = read_rows(Path("sweep/accuracy.csv"))[-14:]
     stream = io.StringIO()
     with Progress(stream) as progress:
-        progress(sweeping.SweepOpened(total=20, done=6, damaged=2))
+        progress(
+            sweeping.SweepOpened(total=20, done=6, unreadable=("rows/a.json.unreadable", "rows/b.json.unreadable.2"))
+        )
         for memory, devices in ((None, 0), (2048.0, 0), (None, 4)):
             slots = () if devices else ((0,),) * 4
             resources = Resources(slots=slots, memory_mib=memory, devices=(DeviceAssignment(),) * devices)

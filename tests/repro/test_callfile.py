@@ -199,8 +199,8 @@ FORGED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         put("settings", "default_dtype", value="torch.load"),
         "refuses a setting or random state",
     ),
-    "no settings": (remove("settings"), "other fields: settings"),
-    "no place": (remove("place"), "other fields: place"),
+    "no settings": (remove("settings"), "lacks the fields settings"),
+    "no place": (remove("place"), "lacks the fields place"),
 }
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import fuzzing
 import pytest
 
-from hashbench import cli
+from hashbench import __version__, cli
 from hashbench.errors import HashbenchError
 from hashbench.io import to_json
 from hashbench.results import audit_table, load
@@ -143,7 +143,7 @@ def test_what_the_second_audit_was_not_asked_for_is_not_missing(tmp_path: Path) 
     rows = [replace(ROW, op=op, dtype=dtype) for op in ("put", "sum") for dtype in ("float32", "int64")]
     rows.append(replace(ROW, source="sweep"))
     base = audit_table.read(written(tmp_path / "a", *rows))
-    asked = AuditManifest(1, AuditOptions(dtypes=("float32",)), (("op_db", "put"),), sweeps=False)
+    asked = AuditManifest(AuditOptions(dtypes=("float32",)), (("op_db", "put"),), sweeps=False)
     new = audit_table.read(written(tmp_path / "b", replace(rows[0], op="max"), asked=asked))
 
     found = {change.key[1:4]: change.outcome for change in report.compare(base, new).changes}
@@ -239,12 +239,41 @@ def test_the_page_explains_every_column_verdict_and_builder() -> None:
         assert f"`{builder}(" in page, builder
 
 
-def test_an_audit_that_names_no_tracer_was_made_by_the_python_mode(tmp_path: Path) -> None:
-    manifest = AuditManifest(1, AuditOptions(dtypes=("float32",), tracer="python"), (("op_db", "put"),), sweeps=False)
+def test_an_option_that_an_audit_lacks_has_its_default(tmp_path: Path) -> None:
+    manifest = AuditManifest(AuditOptions(dtypes=("float32",)), (("op_db", "put"),), sweeps=False)
     written = to_json(manifest)
     del written["options"]["tracer"]
     (tmp_path / "audit.json").write_text(json.dumps(written))
     assert audit_table.read_manifest(tmp_path / "audit.json") == manifest
+
+
+@pytest.mark.parametrize("change", [{"schema": 2}, {"newer": 1}, {"options": {"newer": 1}}])
+def test_an_audit_of_another_version_is_refused_with_both_named(tmp_path: Path, change: dict) -> None:
+    written = json.loads(audit_table.manifest_text(AuditManifest(AuditOptions(), (), sweeps=False)))
+    (tmp_path / "audit.json").write_text(json.dumps({**written, **change, "hashbench": "9.8.7"}))
+    with pytest.raises(
+        HashbenchError, match=rf"hashbench 9\.8\.7 wrote it .* this is hashbench {__version__}"
+    ) as caught:
+        audit_table.read_manifest(tmp_path / "audit.json")
+    assert "another --output" in str(caught.value)
+
+
+def test_rows_of_an_op_of_another_version_are_refused_and_damaged_ones_are_none(tmp_path: Path) -> None:
+    op = ("op_db", "put")
+    (tmp_path / "ops").mkdir()
+    audit_table.write_op(tmp_path, op, [ROW])
+    path = audit_table.op_file(tmp_path, op)
+    written = json.loads(path.read_text())
+    assert audit_table.read_op(tmp_path, op) == (ROW,)
+    del written["rows"][0]["cause"]
+    path.write_text(json.dumps(written))
+    assert audit_table.read_op(tmp_path, op) == (replace(ROW, cause=""),)
+    written["rows"][0]["newer"] = 1
+    path.write_text(json.dumps({**written, "hashbench": "9.8.7"}))
+    with pytest.raises(HashbenchError, match=r"newer; hashbench 9\.8\.7 wrote it"):
+        audit_table.read_op(tmp_path, op)
+    path.write_text(path.read_text()[:-9])
+    assert audit_table.read_op(tmp_path, op) is None
 
 
 @pytest.mark.parametrize("tracer", ["native", "python"])

@@ -8,7 +8,7 @@ that only what kills a process of its own is blamed, and the others go on in a n
 from __future__ import annotations
 
 import contextlib
-import json
+import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -20,7 +20,7 @@ from hashbench.catalog import Status
 from hashbench.devices.visibility import freest
 from hashbench.diagnose import fresh_process
 from hashbench.errors import HashbenchError
-from hashbench.io import from_json, read_json, replace_file, to_json
+from hashbench.io import from_json, read_json, replace_file, set_aside, to_json
 from hashbench.processes import Interrupts, describe_end, last_words, python_calling
 from hashbench.processes import run as run_process
 from hashbench.records import ModelSpec, RunOptions
@@ -33,6 +33,7 @@ from hashbench.results.audit_table import (
     AuditOptions,
     AuditRow,
     Op,
+    manifest_text,
     op_file,
     read_manifest,
     read_op,
@@ -42,6 +43,7 @@ from hashbench.results.folder import ResultsFolder, left_row
 from hashbench.suites.selection import pattern_of, unknown_name
 from hashbench.sweep.executors import Executor, Task, TaskResult
 from hashbench.sweep.executors.fork_server import WORKER_VARIABLES
+from hashbench.text import a_few, count
 
 CATALOG_TARGET = "hashbench.tools.audit.rows:write_catalog"
 
@@ -84,8 +86,8 @@ def chosen_ops(known: Sequence[Op], *, only: Collection[str], filters: Sequence[
 
 def groups_of(ops: Sequence[Op], *, size: int) -> list[tuple[Op, ...]]:
     """The ops in groups of about ``size``, dealt like cards: neighbours, which take equally long, are spread."""
-    count = max(1, -(-len(ops) // size))
-    return [tuple(ops[start::count]) for start in range(count)]
+    number = max(1, -(-len(ops) // size))
+    return [tuple(ops[start::number]) for start in range(number)]
 
 
 def audit(
@@ -164,12 +166,16 @@ class _Audit:
                 known = [op for op in _catalog(path) if op[0] in request.kind.sources]
                 chosen = chosen_ops(known, only=request.only, filters=request.filters)
             self.ops = tuple(dict.fromkeys([*self._ops_before(), *chosen]))
-            manifest = AuditManifest(1, request.options, self.ops, sweeps=bool(request.sweep_rows))
-            replace_file(path / MANIFEST_FILE, json.dumps(to_json(manifest), indent=1) + "\n")
-            self.folder.write_environment(environment)
             missing = self._missing(self.ops)
-            for op in missing:
-                op_file(path, op).unlink(missing_ok=True)  # damaged
+            self.folder.clear_leftovers()
+            unreadable = [set_aside(op_file(path, op)) for op in missing if os.path.lexists(op_file(path, op))]
+            manifest = AuditManifest(request.options, self.ops, sweeps=bool(request.sweep_rows))
+            replace_file(path / MANIFEST_FILE, manifest_text(manifest))
+            unreadable += self.folder.write_environment(environment)
+            if unreadable:
+                names = a_few([str(file.relative_to(path)) for file in unreadable], 3)
+                note = f"{count(len(unreadable), 'file')} cannot be read, set aside as {names}"
+                self.on_progress(len(self.ops) - len(missing), len(self.ops), note)
             if missing:
                 self._work(missing)
         finally:
@@ -191,14 +197,11 @@ class _Audit:
         path = self.folder.path / MANIFEST_FILE
         if not path.exists():
             return ()
-        try:
-            manifest = read_manifest(path)
-        except HashbenchError:
-            manifest = None
-        if manifest is None or manifest.options != self.request.options:
+        manifest = read_manifest(path)
+        if manifest.options != self.request.options:
             raise HashbenchError(
                 f"cannot resume {self.folder.path}",
-                consequence="it holds an audit that was asked for otherwise, or its audit.json is damaged",
+                consequence="it holds an audit that was asked for otherwise",
                 tip="Repeat the command that began it, or choose another --output.",
             )
         return manifest.ops

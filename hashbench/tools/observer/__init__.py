@@ -82,7 +82,7 @@ class ObserverContext:
                 consequence="its observations would be overwritten",
                 tip="Make a new one, of another name.",
             )
-        if self._reference is not None and self._path.resolve() == files.reference_path(self._reference).resolve():
+        if self._reference is not None and self._path.resolve() == Path(self._reference).resolve():
             raise HashbenchError(
                 f"cannot check against {self._path}",
                 consequence="this run would be written over its own reference",

@@ -27,7 +27,7 @@ from hashbench.text import one_line, shorten
 from hashbench.tools.observer.recording import Observation, Recording, Saved
 from hashbench.trace.file import digest_text, parse_digest
 
-SCHEMA = 2
+SCHEMA = 1
 """Version of the document; another one is refused."""
 
 KIND = "hashbench-observations"
@@ -164,20 +164,14 @@ def read(path: str | Path) -> Recording:
         return _read(Path(path))[0]
 
 
-def reference_path(path: str | Path) -> Path:
-    """The file that ``path`` means. One that ends in ``.pkl``, as an earlier tool wrote, means that in JSON."""
-    path = Path(path)
-    return path.with_suffix(".json") if path.suffix == ".pkl" and not path.exists() else path
-
-
 def read_reference(path: str | Path) -> tuple[Recording, dict[int, torch.Tensor]]:
-    """The recording at :func:`reference_path` to compare with, and its saved tensors by number.
+    """The recording at ``path`` to compare with, and its saved tensors by number.
 
     Raises:
         HashbenchError: it is missing, damaged, of another version, of a run that ended with an error, or holds nothing
             to compare with; or its tensors are missing, damaged, or of another run.
     """
-    path = reference_path(path)
+    path = Path(path)
     with _refusing(path):
         recording, sha256 = _read(path)
         if not recording.observations:

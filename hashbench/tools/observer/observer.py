@@ -88,7 +88,8 @@ class Observer:
         self.environment = _environment(self.hash_mode.tracer)
         if self.is_verification_run:
             names = (f"the reference {self._reference.name}", "the hash mode here")
-            refuse_different(str(_of_reference(self._reference)["tracer"]), self.hash_mode.tracer, names=names)
+            tracer = str(self._reference.environment.get("tracer", "unknown"))
+            refuse_different(tracer, self.hash_mode.tracer, names=names)
         self._observations: list[Observation] = []
         self._counts: Counter[str] = Counter()
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
@@ -288,7 +289,7 @@ class Observer:
         """What of the machine and of torch's settings is another than in the reference run; empty without one."""
         if not self.is_verification_run:
             return ()
-        return environment_changes([_of_reference(self._reference)], [self.environment])
+        return environment_changes([self._reference.environment], [self.environment])
 
     def report_mismatches(self) -> bool:
         """Log the mismatches as a table, with what is another in this environment and which values were put back.
@@ -348,11 +349,6 @@ def _cannot_observe(name: str, reason: str) -> HashbenchError:
 def _environment(tracer: str) -> Mapping[str, Any]:
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return {**collect("cpu" if accelerator is None else accelerator.type, tracer=tracer), "settings": settings()}
-
-
-def _of_reference(reference: Recording) -> Mapping[str, Any]:
-    """The environment of a recording; one that names no tracer is older than the native one."""
-    return {"tracer": "python", **reference.environment}
 
 
 def _misfit(saved: Sequence[Saved], tensors: Sequence[torch.Tensor]) -> str:

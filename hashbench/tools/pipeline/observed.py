@@ -24,7 +24,7 @@ from hashbench.records import Trace
 from hashbench.text import squeezed
 from hashbench.trace import file
 
-CHECK_SCHEMA = 2
+CHECK_SCHEMA = 1
 """Version of a check's folder; one of another version is refused."""
 
 MOMENTS = ("start", "imported", "seeded", "loader made", "model made", "first batch asked for", "first batch made")
