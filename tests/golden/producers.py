@@ -503,7 +503,7 @@ def harness(found: dynamo_session.Session, **_: Any) -> int:
     ]
     for number, note in enumerate(notes):
         name = file_key(suite=found.suite, mode="inference", name=note.name)
-        dynamo_session.write_note(found, dataclasses.replace(note, key=note.key and name))
+        dynamo_session.write_note(found, dataclasses.replace(note, key=note.key and name, run=found.run))
         path = found.notes / f"{file_key(suite=found.suite, mode='note', name=note.name)}.json"
         os.utime(path, (1000 + number, 1000 + number))  # the order of beginning
         if note.key:
