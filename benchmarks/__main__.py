@@ -16,7 +16,7 @@ from benchmarks.table import Table, machine
 
 def main() -> None:
     """Parse the command line, run what it asks for, print as the results come."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser = argparse.ArgumentParser(allow_abbrev=False, prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--seconds", type=float, default=20.0, metavar="S", help="for each workload (default 20)")
     text = "of torch (default 1: steadier); with several of this flag all is measured with each"
     parser.add_argument("--threads", type=int, action="append", metavar="N", help=text)

@@ -84,7 +84,7 @@ def _measured(
 
 def main() -> None:
     """Print the table of a measurement of this size."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.batch", description=__doc__)
+    parser = argparse.ArgumentParser(allow_abbrev=False, prog="python -m benchmarks.batch", description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS, metavar="N", help=f"of each row (default {ROUNDS})")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="of torch (default 1: steadier)")
     parsed = parser.parse_args()

@@ -112,7 +112,9 @@ def recorded(spec: ModelSpec, options: RunOptions) -> Row:
 
 def main() -> None:
     """Print the table of each mode that is asked for."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.fingerprint_zoo", description=__doc__)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, prog="python -m benchmarks.fingerprint_zoo", description=__doc__
+    )
     parser.add_argument("--suite", default="torchvision")
     parser.add_argument("--modes", nargs="+", default=["training", "inference"], choices=["training", "inference"])
     parser.add_argument("--only", nargs="+", default=[], metavar="MODEL")

@@ -39,7 +39,7 @@ _LABELS = {0: "B", 10: "KiB", 20: "MiB", 30: "GiB"}
 
 def main() -> int:
     """Parse the command line, measure, print as the results come; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
+    parser = argparse.ArgumentParser(allow_abbrev=False, prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("--device", metavar="D", help="cuda, xpu, … (default: the accelerator that is here)")
     parser.add_argument("--seconds", type=float, default=20.0, metavar="S", help="for each workload (default 20)")
     parser.add_argument("--small", action="store_true", help="tiny sizes, to see that everything runs")

@@ -345,7 +345,9 @@ def write(seen: Mapping[tuple[Finding, str], set[str]], path: Path) -> None:
 
 def main() -> int:
     """Measure, and write the table; 1 where the native tracer changes something, too."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.mode_dependent", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, prog="python -m benchmarks.mode_dependent", description=__doc__.split("\n")[0]
+    )
     parser.add_argument(
         "--seconds", type=float, default=2.0, metavar="S", help="for each op, dtype and grad mode (default 2)"
     )

@@ -44,7 +44,9 @@ def write(path: Path, counts: dict[str, int]) -> None:
 
 def main() -> int:
     """Count, print, write; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("suite", choices=registry.SUITES)
     parser.add_argument("--write", action="store_true")
     parsed = parser.parse_args()

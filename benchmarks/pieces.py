@@ -134,7 +134,7 @@ def _nothing() -> None:
 
 def main() -> None:
     """Print the table of each workload that is asked for."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.pieces", description=__doc__)
+    parser = argparse.ArgumentParser(allow_abbrev=False, prog="python -m benchmarks.pieces", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, metavar="S", help="for each workload (default 60)")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="of torch (default 1: steadier)")
     parser.add_argument(

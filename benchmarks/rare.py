@@ -74,7 +74,7 @@ def table_of(found: Sequence[Row], plain: Sequence[Row]) -> Table:
 
 def main() -> None:
     """Make the sweeps and print their table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.rare", description=__doc__)
+    parser = argparse.ArgumentParser(allow_abbrev=False, prog="python -m benchmarks.rare", description=__doc__)
     parser.add_argument("--sweeps", type=int, default=10, metavar="N", help="under stress (default 10)")
     parser.add_argument("--plain", type=int, default=30, metavar="N", help="of plain pairs (default 30)")
     parser.add_argument("--budget", default="30", metavar="S", help="seconds to look for a cause (default 30)")

@@ -111,7 +111,7 @@ def measure(root: Path) -> dict[str, float]:
 
 def main() -> None:
     """Make, measure, print."""
-    parser = argparse.ArgumentParser(description="How long the report of many nights takes.")
+    parser = argparse.ArgumentParser(allow_abbrev=False, description="How long the report of many nights takes.")
     parser.add_argument("--nights", type=int, default=1000)
     parser.add_argument("--rows", type=int, default=600, help="of one night (default 600)")
     parsed = parser.parse_args()

@@ -341,7 +341,7 @@ def _two_runs(prepare: Callable[[], outcome.Prepared], options: RunOptions, leve
 
 def main() -> None:
     """Print the tables of a measurement of this size."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.rows", description=__doc__)
+    parser = argparse.ArgumentParser(allow_abbrev=False, prog="python -m benchmarks.rows", description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS, metavar="N", help=f"of each arm (default {ROUNDS})")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="take each N-th model (default 1: all)")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="of torch (default 1: steadier)")

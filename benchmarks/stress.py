@@ -182,7 +182,7 @@ def measured_row(spec: ModelSpec, options: RunOptions) -> Row:
 
 def main() -> None:
     """Print the tables of a measurement of this size."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.stress", description=__doc__)
+    parser = argparse.ArgumentParser(allow_abbrev=False, prog="python -m benchmarks.stress", description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS, metavar="N", help=f"of each model (default {ROUNDS})")
     parser.add_argument("--modes", nargs="+", default=["training", "inference"], choices=["training", "inference"])
     parser.add_argument("--threads", type=int, default=0, metavar="N", help="of torch (default: torch's own)")

@@ -160,7 +160,7 @@ def _replace(page: Path, name: str, table: str) -> None:
 
 def main() -> None:
     """Read the given files, replace their tables."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__)
     parser.add_argument("--specimens", type=Path, nargs="+", help="results folders of sweeps of the specimens")
     parser.add_argument("--difference", type=Path, help="results folder of a sweep whose first difference is shown")
     parser.add_argument("--benchmarks", type=Path, help="file of `python -m benchmarks --json`")

@@ -408,7 +408,7 @@ def run_ranks(folder: Path, *, ranks: int = 2, rounds: int = 1) -> dict[int, lis
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--ranks", type=int, default=2)
     asked = parser.parse_args()

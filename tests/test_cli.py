@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import csv
 import json
 import os
@@ -215,6 +216,52 @@ def every_parser(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentP
 
 
 PARSERS = {parser.prog: parser for parser in every_parser(cli._parser())}
+
+
+ABBREVIATED = {
+    ("sweep", "--trainin"): "--training",
+    ("sweep", "--diag", "3"): "--diagnose-budget",
+    ("dynamo", "--stres", "huggingface.py"): "--stress",
+    ("dynamo", "--trace", "always", "--stres", "huggingface.py"): "--stress",
+    ("nightly", "--suit", "zoo.py"): "--suite",
+    ("fingerprint", "record", "--suit", "zoo.py"): "--suite",
+}
+
+
+@pytest.mark.parametrize(("words", "meant"), ABBREVIATED.items(), ids=map(" ".join, ABBREVIATED))
+def test_flags_are_not_abbreviated(main: Main, tmp_path: Path, words: tuple[str, ...], meant: str) -> None:
+    done = main(*words, cwd=tmp_path)
+    (line,) = done.stderr.splitlines()
+    assert (done.returncode, done.stdout, list(tmp_path.iterdir())) == (2, "", [])
+    assert re.search(rf": unknown flag --\w+\. Did you mean {meant}\? See `hashbench .*--help`\.$", line)
+
+
+def test_flags_after_the_script_of_the_harness_are_its_own() -> None:
+    parsed = cli._parser().parse_args(["dynamo", "--stress", "huggingface.py", "--accur", "--trainin", "--stres"])
+    assert (parsed.stress, parsed.arguments) == (True, ["--accur", "--trainin", "--stres"])
+
+
+def test_no_parser_takes_abbreviated_flags() -> None:
+    """But the stand-in for PyTorch's harness, which does."""
+    stand_in = CHECKOUT / "tests" / "integrations" / "dynamo_standin"
+    files = [path for folder in ("hashbench", "benchmarks", "tests") for path in (CHECKOUT / folder).rglob("*.py")]
+    made = {
+        f"{path.relative_to(CHECKOUT)}:{call.lineno}": {word.arg: word.value for word in call.keywords}
+        for path in files
+        if stand_in not in path.parents and "ArgumentParser(" in (text := path.read_text(encoding="utf-8"))
+        for call in ast.walk(ast.parse(text))
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "ArgumentParser"
+    }
+    assert len(made) > 10
+    assert [
+        where for where, words in made.items() if ast.unparse(words.get("allow_abbrev", ast.Constant(1))) != "False"
+    ] == []
+
+
+def test_options_of_the_pytest_plugin_are_not_abbreviated(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pytest", "--hashbench-outp=x"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, "unrecognized arguments: --hashbench-outp=x" in done.stderr) == (4, True)
 
 
 @pytest.mark.parametrize("parser", PARSERS.values(), ids=PARSERS)

@@ -54,7 +54,8 @@ def default_words(action: argparse.Action) -> str:
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Says what is wrong on one line, with the names that may have been meant and the command whose help to read.
+    """Says what is wrong on one line, with the names that may have been meant and the command whose help to read. Flags
+    are not abbreviated: one that is mistyped would run something else, for hours.
 
     ``tip_for`` may say more of a flag that this command does not have.
     """
@@ -62,7 +63,7 @@ class OneLineParser(argparse.ArgumentParser):
     tip_for: Callable[[str], str] = staticmethod(lambda _: "")
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
-        super().__init__(*arguments, **{"formatter_class": _Help, **more})
+        super().__init__(*arguments, **{"formatter_class": _Help, "allow_abbrev": False, **more})
 
     def error(self, message: str) -> Never:
         sentence = message if message.endswith("?") else f"{message}."
@@ -90,7 +91,7 @@ class OneLineParser(argparse.ArgumentParser):
             if hands_on and not word.startswith("-"):
                 break
             name = word.partition("=")[0]
-            if _FLAG.fullmatch(name) and not any(known.startswith(name) for known in self._option_string_actions):
+            if _FLAG.fullmatch(name) and name not in self._option_string_actions:
                 return name
         return ""
 
@@ -113,7 +114,8 @@ class OneLineParser(argparse.ArgumentParser):
 def _did_you_mean(word: str, known: Iterable[object]) -> str:
     from difflib import get_close_matches  # a hundredth of a second, which --help need not take
 
-    near = get_close_matches(word, sorted(map(str, known)), n=1)
+    names = sorted(map(str, known))
+    near = [name for name in names if word.startswith("--") and name.startswith(word)] or get_close_matches(word, names)
     return f". Did you mean {near[0]}?" if near else ""
 
 

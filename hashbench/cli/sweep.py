@@ -115,7 +115,7 @@ def command_for(request: SweepRequest, row: Row) -> str:
         options = replace(options, threads=row.threads)  # several at once have fewer than one alone
     if not options.diagnose_budget:
         options = replace(options, diagnose_budget=RunOptions().diagnose_budget)  # one model alone has the time
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(allow_abbrev=False)
     add_flags(parser)
     words = ["hashbench", "sweep", "--suite", suite, "--only", row.name]
     for action in parser._actions:

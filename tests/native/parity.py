@@ -450,7 +450,7 @@ def is_kernel(event: str) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__)
     parser.add_argument("part", choices=("op_db", "lists", "programs", "models", "zoo"))
     parser.add_argument("--signals", action="store_true", help="interrupt native traces every 0.5 ms by a handler")
     parser.add_argument("--suite", default="torchvision")
