@@ -34,9 +34,14 @@ _TAKES_NO_MORE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand and return the exit code."""
+    return guarded(lambda: _command(arguments))
+
+
+def guarded(run: Callable[[], int]) -> int:
+    """Return the exit code of ``run``, also where it raises, which is said in one line."""
     try:
         try:
-            code = _command(arguments)
+            code = run()
         except SystemExit as ended:  # of argparse, which has said why
             code = int(ended.code or 0)
         if sys.stdout is not None:

@@ -8,11 +8,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from hashbench.cli import flags
+from hashbench.cli import flags, replaying
 from hashbench.cli.flags import EXIT_DIFFERENCE, Commands, Flags, say
 from hashbench.errors import HashbenchError
 from hashbench.io import shipped_folder
@@ -43,14 +42,7 @@ def add(commands: Commands) -> None:
     flags.output_format(compare, "text", "markdown", "json", "csv")
     compare.set_defaults(command=_compare)
 
-    replay = commands.add_parser("replay", help="repeat the experiments on the captured call of a repro")
-    replay.add_argument("folder", type=Path, metavar="DIR", help="a folder with call.json and tensors.pt")
-    flags.whole(replay, "--replays", least=2, default=20, text="calls of each")
-    flags.seconds(replay, "--budget", "seconds for all of them", least=0.1, default=120.0)
-    text = "a Python file, library or module that defines the op, where torch does not"
-    flags.several(replay, "--import", dest="imports", metavar="FILE", text=text)
-    flags.output_format(replay, "text", "json")
-    replay.set_defaults(command=_replay)
+    replaying.add(commands)
 
     env = commands.add_parser("env", help="the fingerprint of this machine")
     env.add_argument("-d", "--device", default="cpu", metavar="D", help="cpu, cuda, xpu, …")
@@ -110,33 +102,6 @@ def _compare(parsed: argparse.Namespace) -> int:
         worse = audited.got_worse
     print(written.rstrip("\n"))
     return EXIT_DIFFERENCE if worse else 0
-
-
-def _replay(parsed: argparse.Namespace) -> int:
-    from hashbench import repro
-    from hashbench.replay import ops
-
-    _refuse_folder_of_repros(parsed.folder)
-    for definition in parsed.imports:
-        ops.load(definition)
-    with flags.phases_shown():
-        made = repro.rerun(parsed.folder, replays=parsed.replays, budget=parsed.budget)
-    print({"text": repro.rerun_text, "json": repro.rerun_json}[parsed.format](made))
-    return EXIT_DIFFERENCE if made.reproduced else 0
-
-
-def _refuse_folder_of_repros(folder: Path) -> None:
-    """Raise where ``folder`` is that of a sweep or a night; the commands that replay its repros are printed."""
-    from hashbench.results.folder import CALL_FILE
-
-    if (folder / CALL_FILE).exists():
-        return
-    repros = sorted(call.parent for above in range(4) for call in folder.glob(f"{'*/' * above}*/{CALL_FILE}"))
-    for repro in repros:
-        print(shlex.join(["hashbench", "replay", str(repro)]))
-    if repros:
-        problem = f"{folder} is not a repro, but has {len(repros)} inside"
-        raise HashbenchError(problem, consequence="nothing was replayed", tip="Choose one of those listed.")
 
 
 def _env(parsed: argparse.Namespace) -> int:

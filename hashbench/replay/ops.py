@@ -53,6 +53,26 @@ MODE_ARGUMENTS = frozenset(
 )
 """Arguments of torch's own ops that are texts and name a way to compute."""
 
+_UNCHECKED = {
+    "indices": "aten::max_pool2d_with_indices_backward aten::max_pool3d_with_indices_backward"
+    " aten::adaptive_max_pool2d_backward aten::adaptive_max_pool3d_backward aten::fractional_max_pool2d_backward"
+    " aten::fractional_max_pool3d_backward aten::_embedding_bag_backward aten::_embedding_bag_dense_backward"
+    " aten::_embedding_bag_per_sample_weights_backward aten::_convert_indices_from_coo_to_csr"
+    " aten::_convert_indices_from_csr_to_coo quantized::embedding_bag_byte_rowwise_offsets"
+    " quantized::embedding_bag_4bit_rowwise_offsets",
+    "offsets": "aten::_embedding_bag aten::_embedding_bag_forward_only aten::embedding_bag",
+    "lengths": "aten::segment_reduce aten::_segment_reduce_backward",
+    "targets": "aten::ctc_loss aten::_ctc_loss aten::_ctc_loss_backward",
+    "the indices of a sparse tensor": "aten::_sparse_coo_tensor_unsafe aten::_sparse_compressed_tensor_unsafe"
+    " aten::_sparse_csr_tensor_unsafe aten::_sparse_csc_tensor_unsafe aten::_sparse_bsr_tensor_unsafe"
+    " aten::_sparse_bsc_tensor_unsafe",
+    "sizes": "aten::_cholesky_solve_helper aten::_thnn_differentiable_gru_cell_backward aten::_dyn_quant_matmul_4bit"
+    " aten::_nnpack_spatial_convolution aten::_sobol_engine_scramble_",
+}
+UNCHECKED = MappingProxyType({name: what for what, names in _UNCHECKED.items() for name in names.split()})
+"""Ops of torch 2.14 on the CPU that read or write outside their tensors where a file says so, and what they do not
+check. Common ops that trust sizes alone (batch norm, fused optimizers, …: docs/security.md) are not among them."""
+
 _OUTSIDE = re.compile(
     r"(?:^|_)(path|file|filename|filepath|fname|dir|directory|dirname|folder|url|uri|host|hostname|addr|address|port"
     r"|socket|endpoint|server|cmd|command|shell|program|executable|script|lib|library|module|env|group|store)(?:s|_|$)",
@@ -121,6 +141,13 @@ def why_refused(func: Any) -> str:
         return f"{name} takes a text that may name a file, a process or a machine ({named!r})"
     types = (str(each.type) for each in (*schema.arguments, *schema.returns))
     return "" if any("Tensor" in kind for kind in types) else f"{name} neither takes nor returns a tensor"
+
+
+def why_unchecked(func: Any) -> str:
+    """Why an op is not replayed with numbers from a file, although it computes on tensors; empty where it is. A call
+    that was captured in this process is replayed: its numbers are the program's own."""
+    what = UNCHECKED.get(func._schema.name, "")
+    return f"{func} does not check its {what}".replace("its the", "the") if what else ""
 
 
 def path_among(func: Any, values: Iterable[Any]) -> str:

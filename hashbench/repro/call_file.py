@@ -25,7 +25,7 @@ import torch
 from hashbench.errors import HashbenchError, first_line
 from hashbench.io import document_digest, from_json, open_file, read_json, to_json
 from hashbench.replay.call import CapturedCall, Memory, TensorForm, generator_slots
-from hashbench.replay.ops import path_among
+from hashbench.replay.ops import path_among, why_unchecked
 from hashbench.repro.call_arguments import (
     LARGEST,
     Arguments,
@@ -188,12 +188,20 @@ def read(folder: Path) -> SavedCall:
     """The call in this folder, on the devices that it was captured on, or on the first of their kind.
 
     Raises:
-        HashbenchError: a file is missing, truncated, changed, of another version, or asks for what cannot be.
+        HashbenchError: a file is missing, truncated, changed, of another version, or asks for what cannot be, or the
+            call is of an op that does not check its numbers.
     """
     try:
-        return read_checked(folder)
+        saved = read_checked(folder)
     except ValueError as error:
         raise unusable(folder, error) from None
+    if unchecked := why_unchecked(saved.call.func):
+        raise HashbenchError(
+            f"cannot use the repro in {folder}",
+            consequence=f"nothing was run ({unchecked}, and bad ones write outside its tensors)",
+            tip="If you trust the folder, run its repro.py.",
+        )
+    return saved
 
 
 def unusable(folder: Path, error: ValueError) -> HashbenchError:

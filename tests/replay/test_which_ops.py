@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
+import os
 import re
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 
 from hashbench.replay.capture import CaptureError, capture
-from hashbench.replay.ops import MODE_ARGUMENTS, OTHER_NAMESPACES, TENSOR_NAMESPACES, path_among, why_refused
+from hashbench.replay.ops import (
+    MODE_ARGUMENTS,
+    OTHER_NAMESPACES,
+    TENSOR_NAMESPACES,
+    UNCHECKED,
+    path_among,
+    why_refused,
+    why_unchecked,
+)
 
 aten: Any = torch.ops.aten
 
@@ -149,3 +161,53 @@ def test_every_namespace_of_torch_is_in_one_of_the_tables() -> None:
     said = subprocess.run([sys.executable, "-P", "-c", _NAMESPACES], capture_output=True, text=True, check=True)
     assert set(said.stdout.split()) <= TENSOR_NAMESPACES | OTHER_NAMESPACES.keys()
     assert not TENSOR_NAMESPACES & OTHER_NAMESPACES.keys()
+
+
+@pytest.mark.parametrize("name", UNCHECKED)
+def test_ops_that_do_not_check_their_numbers_are_torchs_and_are_captured(name: str) -> None:
+    namespace, _, packet = name.partition("::")
+    overloads = getattr(getattr(torch.ops, namespace), packet).overloads()
+    funcs = [overload(f"{name}.{which}") for which in overloads]
+    assert funcs
+    assert all(why_unchecked(func) and not why_refused(func) for func in funcs)
+
+
+def test_near_twins_that_check_their_numbers_are_replayed_from_files() -> None:
+    for name in ("max_unpool2d", "embedding_dense_backward", "take", "index_put_", "nll_loss_backward", "gather"):
+        assert why_unchecked(overload(f"aten::{name}")) == "", name
+
+
+def far(*shape: int) -> torch.Tensor:
+    return torch.full(shape, 2**40)
+
+
+CRASHING: dict[str, Callable[[], object]] = {
+    "max_pool2d_with_indices_backward": lambda: aten.max_pool2d_with_indices_backward(
+        torch.rand(1, 1, 2, 2), torch.rand(1, 1, 4, 4), [2, 2], [2, 2], [0, 0], [1, 1], False, far(1, 1, 2, 2)
+    ),
+    "adaptive_max_pool2d_backward": lambda: aten.adaptive_max_pool2d_backward(
+        torch.rand(1, 1, 2, 2), torch.rand(1, 1, 4, 4), far(1, 1, 2, 2)
+    ),
+    "_ctc_loss": lambda: aten._ctc_loss(torch.rand(4, 1, 3), far(1, 2), [4], [2]),
+    "_embedding_bag_dense_backward": lambda: aten._embedding_bag_dense_backward(
+        torch.rand(2, 3), far(4), far(4), far(2), far(2, 3), 4, False, 0, None
+    ),
+    "_segment_reduce_backward": lambda: aten._segment_reduce_backward(
+        torch.rand(2), torch.rand(2), torch.rand(4), "sum", lengths=far(2)
+    ),
+    "_convert_indices_from_coo_to_csr": lambda: aten._convert_indices_from_coo_to_csr(far(5), 4),
+}
+
+
+@pytest.mark.parametrize("name", CRASHING)
+def test_an_op_is_refused_since_it_crashes(name: str) -> None:
+    """One that no longer does can leave the table."""
+    assert f"aten::{name}" in UNCHECKED
+    child = os.fork()
+    if not child:
+        faulthandler.disable()
+        torch.set_num_threads(1)
+        with contextlib.suppress(BaseException), torch.no_grad():
+            CRASHING[name]()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGSEGV

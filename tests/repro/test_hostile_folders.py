@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
+import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from command_helpers import Main
@@ -178,6 +181,98 @@ def test_an_op_of_somebodys_own_gets_no_path_and_its_script_is_not_run(folder: P
     assert (done.returncode, done.stdout) == (2, "")
     assert "which reads as the path of a file, and only ops that compute on tensors are replayed" in done.stderr
     assert tree(folder.parent) == before
+
+
+POOL = (aten.max_pool2d_with_indices_backward.default, ([2, 2], [2, 2], [0, 0], [1, 1], False))
+
+
+@pytest.mark.parametrize("place", [0, 2**40])
+def test_an_op_that_does_not_check_its_numbers_is_refused_from_a_file_whatever_they_are(
+    place: int, tmp_path: Path, main: Main
+) -> None:
+    """The folder is written, since its call was captured here, and its own script runs."""
+    func, options = POOL
+    indices = torch.zeros(1, 1, 2, 2, dtype=torch.int64)
+    call = captured(func, torch.ones(1, 1, 2, 2), torch.ones(1, 1, 4, 4), *options, indices)
+    write_repro(tmp_path / "repro", call, said_of(op=call.op))
+    if place:
+        found = document_in(tmp_path / "repro")
+        content = torch.load(tmp_path / "repro" / "tensors.pt", weights_only=True)
+        (memory,) = [each for each in content["memories"] if each.numel() == 32]
+        memory.view(torch.int64).fill_(place)
+        torch.save(content, tmp_path / "repro" / "tensors.pt")
+        signed_again(tmp_path / "repro", found)
+    done = main("replay", "repro", "--replays", "2", "--budget", "5", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert "max_pool2d_with_indices_backward.default does not check its indices" in done.stderr
+    assert "If you trust the folder, run its repro.py." in done.stderr
+
+
+CRASHES = """
+import ctypes, os, torch
+@torch.library.custom_op("hashbench_crash::ends", mutates_args=())
+def ends(x: torch.Tensor, how: int) -> torch.Tensor:
+    print("a kernel prints", flush=True)
+    if how == 1:
+        ctypes.string_at(8)
+    if how == 2:
+        os.write(2, b"free(): invalid pointer\\n")
+        os.abort()
+    if how == 3:
+        os._exit(7)
+    return x * 2
+"""
+ENDS = {
+    1: "killed by SIGSEGV",
+    2: "killed by SIGABRT (free(): invalid pointer)",
+    3: "ended with exit code 7 and no result",
+}
+
+
+@pytest.mark.parametrize("how", [0, *ENDS])
+def test_a_crash_is_one_line_and_its_near_twin_is_replayed(how: int, tmp_path: Path, main: Main) -> None:
+    (tmp_path / "own.py").write_text(CRASHES)
+    ops.load(str(tmp_path / "own.py"))
+    call = captured(torch.ops.hashbench_crash.ends.default, torch.ones(3), 0)
+    write_repro(tmp_path / "repro", call, said_of(op=call.op))
+    calling("hashbench_crash.ends.default", {"tensor": 0}, how)(tmp_path / "repro")
+    done = main("replay", "repro", "--import", "own.py", "--replays", "2", "--budget", "5", cwd=tmp_path)
+    assert "a kernel prints" in done.stdout
+    if not how:
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "hashbench_crash.ends.default" in done.stdout
+        return
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert f"the process that replayed repro has no result: {ENDS[how]}. The folder is" in done.stderr
+
+
+def test_ctrl_c_ends_the_replay_and_its_child(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        CRASHES.replace("    if how == 1:\n", "    import time; time.sleep(600)\n    if how == 1:\n")
+    )
+    (tmp_path / "quick.py").write_text(CRASHES)
+    ops.load(str(tmp_path / "quick.py"))
+    call = captured(torch.ops.hashbench_crash.ends.default, torch.ones(3), 0)
+    write_repro(tmp_path / "repro", call, said_of(op=call.op))
+    command = [
+        sys.executable,
+        "-m",
+        "hashbench",
+        "replay",
+        str(tmp_path / "repro"),
+        "--import",
+        str(tmp_path / "own.py"),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "a kernel prints\n"
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert family
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stderr) == (130, "hashbench: stopped\n")
+    gone, alive = psutil.wait_procs(family, timeout=30)
+    assert (len(gone), alive) == (len(family), [])
 
 
 def test_only_what_a_shell_passes_may_be_a_pipe_and_no_file_is_read_that_is_too_large(tmp_path: Path) -> None:

@@ -95,13 +95,13 @@ def test_call_of_a_device_that_is_not_here_is_replayed_on_the_first_of_its_kind(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 def test_call_of_a_kind_that_is_not_here_is_refused_in_one_line(
-    steady: Path, capsys: pytest.CaptureFixture[str]
+    steady: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     found = document_in(steady)
     found["memories"][0]["device"] = "cuda:3"
     signed_again(steady, found)
     assert cli.main(["replay", str(steady)]) == 2
-    [line] = capsys.readouterr().err.splitlines()
+    [line] = capfd.readouterr().err.splitlines()
     assert "the device 'cuda:3' is not here" in line
 
 
@@ -112,7 +112,7 @@ FORGED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         lambda recorded: recorded["evidence"]["arms"][0].update(trials="many"),
         "trials is 'many'",
     ),
-    "a decision without a cause": (lambda recorded: recorded["decision"].pop("cause"), "has other fields: cause"),
+    "a decision without a cause": (lambda recorded: recorded["decision"].pop("cause"), "lacks the fields cause"),
 }
 
 

@@ -1,0 +1,126 @@
+"""``hashbench replay``: the experiments on the call of a repro, made in a child process.
+
+The numbers come from a file, and not every kernel of torch's checks them: what ends the child must not end this process
+without a word. The child prints the result and has the exit code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from hashbench.cli import flags
+from hashbench.cli.flags import EXIT_DIFFERENCE, EXIT_FAULT, EXIT_INTERRUPTED, EXIT_USAGE, Commands
+from hashbench.errors import HashbenchError, last_line
+from hashbench.processes import Child, describe_end, python_calling
+
+_EXIT_CODES = (0, EXIT_DIFFERENCE, EXIT_USAGE, EXIT_FAULT, EXIT_INTERRUPTED)
+
+
+def add(commands: Commands) -> None:
+    """Add the subcommand."""
+    replay = commands.add_parser("replay", help="repeat the experiments on the captured call of a repro")
+    replay.add_argument("folder", type=Path, metavar="DIR", help="a folder with call.json and tensors.pt")
+    flags.whole(replay, "--replays", least=2, default=20, text="calls of each")
+    flags.seconds(replay, "--budget", "seconds for all of them", least=0.1, default=120.0)
+    text = "a Python file, library or module that defines the op, where torch does not"
+    flags.several(replay, "--import", dest="imports", metavar="FILE", text=text)
+    flags.output_format(replay, "text", "json")
+    replay.set_defaults(command=_replay)
+
+
+def _replay(parsed: argparse.Namespace) -> int:
+    """Replay in a child, and return its exit code.
+
+    Raises:
+        HashbenchError: the child crashed.
+    """
+    _refuse_folder_of_repros(parsed.folder)
+    asked = {
+        **{name: getattr(parsed, name) for name in ("replays", "budget", "imports", "format")},
+        "folder": str(parsed.folder),
+        "path": sys.path,
+    }
+    with _terminal() as stderr, tempfile.TemporaryFile() as errors:
+        command = python_calling("hashbench.cli.replaying:in_child", json.dumps(asked), str(stderr), dies_with_us=True)
+        handed = (stderr,) if stderr >= 0 else ()
+        with Child(command, stdout=None, stderr=errors, handed=handed) as child:
+            status = child.wait(math.inf)
+        said = _content(errors)
+    assert status is not None
+    if status not in _EXIT_CODES:
+        last_words = last_line(said)
+        raise HashbenchError(
+            f"the process that replayed {parsed.folder} has no result",
+            consequence=f"{describe_end(status)}{f' ({last_words})' if last_words else ''}",
+            tip="The folder is damaged or forged, or a kernel of torch has a fault.",
+        )
+    if said and sys.stderr is not None:
+        with contextlib.suppress(OSError):
+            sys.stderr.write(said)
+    return status
+
+
+@contextlib.contextmanager
+def _terminal() -> Iterator[int]:
+    """Yield a descriptor of the terminal that is standard error, on which the child shows its phases; -1 where it is
+    none. All other errors of the child, and what libraries print as they abort, are told when it has ended."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield -1
+        return
+    descriptor = os.dup(sys.stderr.fileno())
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _content(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read(1 << 20).decode(errors="replace")
+
+
+def in_child(asked: str, stderr: str) -> int:
+    """Replay as ``asked`` (JSON), print the result, and return the exit code."""
+    from hashbench import cli
+
+    if int(stderr) >= 0:
+        sys.stderr = open(int(stderr), "w", buffering=1)  # noqa: PTH123, SIM115 – a descriptor
+    parsed = json.loads(asked)
+    sys.path[:] = parsed.pop("path")
+    return cli.guarded(lambda: _replay_here(**parsed))
+
+
+def _replay_here(*, folder: str, replays: int, budget: float, imports: list[str], format: str) -> int:  # noqa: A002
+    from hashbench import repro
+    from hashbench.replay import ops
+
+    for definition in imports:
+        ops.load(definition)
+    with flags.phases_shown():
+        made = repro.rerun(Path(folder), replays=replays, budget=budget)
+    print({"text": repro.rerun_text, "json": repro.rerun_json}[format](made))
+    return EXIT_DIFFERENCE if made.reproduced else 0
+
+
+def _refuse_folder_of_repros(folder: Path) -> None:
+    """Raise where ``folder`` is that of a sweep or a night; the commands that replay its repros are printed."""
+    from hashbench.results.folder import CALL_FILE
+
+    if (folder / CALL_FILE).exists():
+        return
+    repros = sorted(call.parent for above in range(4) for call in folder.glob(f"{'*/' * above}*/{CALL_FILE}"))
+    for repro in repros:
+        print(shlex.join(["hashbench", "replay", str(repro)]))
+    if repros:
+        problem = f"{folder} is not a repro, but has {len(repros)} inside"
+        raise HashbenchError(problem, consequence="nothing was replayed", tip="Choose one of those listed.")
