@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from hashbench.devices.ledger import Ledger
+from hashbench.native.library import unrecorded
 from hashbench.trace.arguments import caller_line
 from hashbench.trace.build import EARLY, RawRecord
 from hashbench.trace.digest import PENDING, Arrival, RawDigest, raw_digest, readable
@@ -127,6 +128,7 @@ class Collectives:
         """Whether outputs wait to be hashed."""
         return bool(self._open)
 
+    @unrecorded()
     def begin(
         self, number: int, tensors: Sequence[torch.Tensor], output: Any, *, receives_once: bool
     ) -> tuple[RawDigest, ...]:
@@ -143,6 +145,7 @@ class Collectives:
             ]
         )
 
+    @unrecorded()
     def read(
         self, number: int, tensor: torch.Tensor, *, position: int, by: OpPlan | None = None, result: str = ""
     ) -> None:
@@ -179,6 +182,7 @@ class Collectives:
                     notes.setdefault(reader.number, {}).setdefault(EARLY, {})[at] = read.source
         return {read.result: read.source for read in early if read.result}
 
+    @unrecorded()
     def finish(self) -> None:
         """Wait for all that nobody has read, :data:`LIMIT` seconds at most, and hash it."""
         until = time.monotonic() + LIMIT

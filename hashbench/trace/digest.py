@@ -321,8 +321,10 @@ def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
     other tensor is returned as it is."""
     while is_distributed(type(tensor)):
         (held,) = _wrapped(tensor)
-        comes = hasattr(tensor, "trigger_wait")
-        tensor = torch.ops._c10d_functional.wait_tensor(held) if comes else held  # a second wait does nothing
+        if hasattr(tensor, "trigger_wait"):
+            with unrecorded():
+                held = torch.ops._c10d_functional.wait_tensor(held)  # a second wait does nothing
+        tensor = held
     return tensor
 
 
