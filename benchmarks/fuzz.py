@@ -9,6 +9,7 @@ was there.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import json
 import random
@@ -281,8 +282,18 @@ def _read_manifest(folder: Path) -> Any:
 
 def _manifest_ignored(sound: Any, bad: Any) -> bool:
     """Whether a sweep would go on although another one was asked for."""
-    keys = ("schema", "suites", "options", "models", "partition")
-    return not bad[1] and any(sound[0].get(key) != bad[0].get(key) for key in keys)
+    from hashbench.records import SWEEP_SCHEMA, RunOptions
+
+    def asked(manifest: Mapping[str, Any]) -> Any:
+        """What is asked for: what is missing has its default."""
+        options = {**dataclasses.asdict(RunOptions()), **(manifest.get("options") or {})}
+        return (
+            manifest.get("schema", SWEEP_SCHEMA),
+            options,
+            [manifest.get(key) for key in ("suites", "models", "partition")],
+        )
+
+    return not bad[1] and asked(sound[0]) != asked(bad[0])
 
 
 def _read_audit(folder: Path) -> Any:

@@ -16,6 +16,19 @@ _FLATTENED = frozenset({"Cc", "Zl", "Zp"})
 """Unicode categories: control characters, line separators, paragraph separators."""
 
 
+_STEERING = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+)
+"""What steers a terminal or the direction of text, or what UTF-8 or XML cannot hold: control characters other than tab
+and line feed, marks and overrides of direction, line and paragraph separators, lone surrogates, non-characters."""
+
+
+def printable(text: str) -> str:
+    """Return ``text`` with every character that would steer what shows it as an escape (``\\x1b``, ``\\u202e``). Tabs
+    and line feeds stay. Whatever is printed or written for people goes through this or :func:`one_line`."""
+    return _STEERING.sub(lambda match: ascii(match[0])[1:-1], text)
+
+
 def a_few(names: Sequence[str], limit: int = 8) -> str:
     """The first names, and how many more there are."""
     shown = ", ".join(names[:limit])
@@ -24,12 +37,12 @@ def a_few(names: Sequence[str], limit: int = 8) -> str:
 
 def one_line(text: str) -> str:
     """``text`` on one line: each run of line breaks, tabs and other control characters becomes one space (none at
-    the ends); lone surrogates, which UTF-8 cannot hold, become ``\\udcff`` and the like."""
+    the ends); what else :func:`printable` escapes becomes ``\\udcff`` and the like."""
     if text.isprintable():
         return text
     flat = "".join("\n" if unicodedata.category(letter) in _FLATTENED else letter for letter in text)
     parts = filter(None, re.split(r"[ ]*\n[\n ]*", flat))
-    return " ".join(parts).encode("utf-8", "backslashreplace").decode()
+    return printable(" ".join(parts))
 
 
 def squeezed(text: str, limit: int = 0) -> str:
@@ -268,5 +281,5 @@ def _in_brackets(*parts: str) -> str:
 
 def cut_line(text: str) -> str:
     """``text`` on one line, of what can be printed, and not too long for the message of a test."""
-    text = squeezed("".join(letter if letter.isprintable() else " " for letter in text))
+    text = squeezed(one_line(text))
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

@@ -65,7 +65,7 @@ def _record(parsed: argparse.Namespace) -> int:
         on_progress=say,
     )
     document.write(parsed.output, recording.together)
-    print(text.recorded_text(recording.together, nbytes=parsed.output.stat().st_size))
+    flags.show(text.recorded_text(recording.together, nbytes=parsed.output.stat().st_size))
     print(f"\nWritten: {parsed.output}")
     return 0
 
@@ -109,7 +109,7 @@ def _verify(parsed: argparse.Namespace) -> int:
         json.dump(shown, sys.stdout, indent=1)
         print()
     else:
-        print(text.verified_text(verification, recorded=fingerprints.environment, here=here))
+        flags.show(text.verified_text(verification, recorded=fingerprints.environment, here=here))
         if parsed.bisect and verification.changed:
-            print(f"\n{bisecting.bisected_text(trials)}")
+            flags.show(f"\n{bisecting.bisected_text(trials)}")
     return EXIT_DIFFERENCE if verification.changed else 0

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Never, TextIO, TypeVar
 from hashbench import records
 from hashbench.errors import HashbenchError
 from hashbench.records import COMPANIES, DETERMINISTIC, DTYPES, TRACERS
+from hashbench.text import printable
 
 EXIT_DIFFERENCE, EXIT_USAGE, EXIT_FAULT, EXIT_INTERRUPTED = 1, 2, 70, 130
 LARGEST_SEED = 2**32 - 1  # NumPy takes no larger one
@@ -307,9 +308,14 @@ def phases_shown() -> Iterator[None]:
             show("")
 
 
+def show(text: str, *, end: str = "\n") -> None:
+    """Print ``text``, which may come from a file, without what steers a terminal."""
+    print(printable(text), end=end)
+
+
 def say(message: str, code: int = 0) -> int:
     """Print ``message`` as one line on standard error, where there is one that takes it, and return ``code``."""
     if sys.stderr is not None:  # Python has none where file descriptor 2 is closed, and would print it as a result
         with contextlib.suppress(OSError):
-            print(f"hashbench: {' '.join(message.split())}", file=sys.stderr)
+            print(f"hashbench: {printable(' '.join(message.split()))}", file=sys.stderr)
     return code

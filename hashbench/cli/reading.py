@@ -64,7 +64,7 @@ def _diff(parsed: argparse.Namespace) -> int:
     first, second = file.read(parsed.first), file.read(parsed.second)
     refuse_different(first.tracer, second.tracer, names=(str(parsed.first), str(parsed.second)))
     verdict = find_divergence(first, second)
-    print(verdict.text(context=parsed.context))
+    flags.show(verdict.text(context=parsed.context))
     return 0 if verdict.equal else EXIT_DIFFERENCE
 
 
@@ -100,7 +100,7 @@ def _compare(parsed: argparse.Namespace) -> int:
         compare.require_overlap(audited)
         written = getattr(audits, f"as_{parsed.format}")(audited)
         worse = audited.got_worse
-    print(written.rstrip("\n"))
+    flags.show(written.rstrip("\n"))
     return EXIT_DIFFERENCE if worse else 0
 
 
@@ -197,7 +197,8 @@ def _print(specs: Sequence[ModelSpec], form: str) -> None:
     else:
         from tabulate import tabulate
 
-        print(tabulate([_listed(spec) for spec in specs], headers=COLUMNS, disable_numparse=True, colalign=_ALIGNED))
+        lines = [_listed(spec) for spec in specs]
+        flags.show(tabulate(lines, headers=COLUMNS, disable_numparse=True, colalign=_ALIGNED))
         print(f"\n{counted(len(specs), 'model')}")
 
 

@@ -108,7 +108,7 @@ def _replay_here(*, folder: str, replays: int, budget: float, imports: list[str]
         ops.load(definition)
     with flags.phases_shown():
         made = repro.rerun(Path(folder), replays=replays, budget=budget)
-    print({"text": repro.rerun_text, "json": repro.rerun_json}[format](made))
+    flags.show({"text": repro.rerun_text, "json": repro.rerun_json}[format](made))
     return EXIT_DIFFERENCE if made.reproduced else 0
 
 

@@ -91,11 +91,11 @@ def _nightly(parsed: argparse.Namespace) -> int:
         with diagnosis_servers(requests.values()):
             nightly.sweep_all(parts, folder=folder, sweep=run, command_line=["hashbench", *sys.argv[1:]])
         judged = nightly.report(parsed.output, folder=folder, expected=parsed.expected)
-    print(as_summary(judged))
+    flags.show(as_summary(judged))
     for name in (nightly.HTML_FILE, nightly.MARKDOWN_FILE, nightly.JUNIT_FILE):
         print(f"Report: {folder / name}")
     if parsed.annotations:
-        print(as_annotations(judged), end="")
+        flags.show(as_annotations(judged), end="")
     return EXIT_DIFFERENCE if judged.got_worse else 0
 
 
@@ -221,11 +221,11 @@ def _report(parsed: argparse.Namespace) -> int:
         if path:
             write_file(path, form(judged), tip=nightly.OTHER_FOLDER)
     if parsed.annotations:
-        print(as_annotations(judged), end="")
+        flags.show(as_annotations(judged), end="")
     elif not (parsed.html or parsed.markdown or parsed.junit):
-        print(as_markdown(judged), end="")
+        flags.show(as_markdown(judged), end="")
     else:
-        print(f"{judged.night.label}: {judged.verdict}")
+        flags.show(f"{judged.night.label}: {judged.verdict}")
     return EXIT_DIFFERENCE if parsed.strict and judged.failed else 0
 
 
@@ -254,9 +254,10 @@ def _expect(parsed: argparse.Namespace) -> int:
         parsed.results, output=parsed.output, only=parsed.only, link=parsed.link, today=time.strftime("%Y-%m-%d")
     ):
         counts = ", ".join(f"{number} {what}" for what, number in written.what.items())
-        print(f"{path}: {count(len(written.rows), 'row')}: {counts}")
+        flags.show(f"{path}: {count(len(written.rows), 'row')}: {counts}")
         if written.taken:
-            print(f"  taken: {a_few(written.taken)}; not named, so left as it was: {a_few(written.left) or 'nothing'}")
+            left = a_few(written.left) or "nothing"
+            flags.show(f"  taken: {a_few(written.taken)}; not named, so left as it was: {left}")
     return 0
 
 
@@ -285,7 +286,7 @@ def _merge(parsed: argparse.Namespace) -> int:
     merged = merge(parsed.output, parsed.folders, allow_missing=parsed.allow_missing)
     if merged.missing:
         names = a_few([name for _, name in merged.missing], 5)
-        print(f"{count(len(merged.missing), 'model')} without a row: {names}.")
+        flags.show(f"{count(len(merged.missing), 'model')} without a row: {names}.")
         print(f"To run them: the sweep's command without partitions, with --resume --output {merged.output}")
     print(f"{count(merged.rows, 'row')} of {count(merged.shards, 'shard')}. Results: {merged.output / 'accuracy.csv'}")
     return 0

@@ -152,7 +152,7 @@ def _write_environment(ours: Session) -> str:
     try:
         environment = _seen_by_the_harness(ours) or collect_in_child(device=device, variables={}, tracer=ours.tracer)
     except HashbenchError as error:
-        print(f"hashbench: {error}", file=sys.stderr)
+        say(str(error))
         return ""
     key = _keep_environment(ours, environment)
     if note := tracer_note(environment):
@@ -187,7 +187,7 @@ def _show_tables(ours: Session, rows: Sequence[HarnessRow], path: Path) -> None:
     print(f"\n{table}")
     for row in rows:
         if row.harness_accuracy not in (row.accuracy, ""):
-            print(f"{row.name}: the harness says {row.harness_accuracy}, hashbench {row.accuracy}")
+            flags.show(f"{row.name}: the harness says {row.harness_accuracy}, hashbench {row.accuracy}")
     print(f"\nResults: {path}\nThe harness's own: {ours.csv or 'where it puts its CSV'}")
 
 
@@ -225,9 +225,9 @@ def _pipeline_check(parsed: argparse.Namespace) -> int:
         print(f"Check: {parsed.output_dir}")
         return 0
     if parsed.format == "json":
-        print(comparing.as_json(verdict))
+        flags.show(comparing.as_json(verdict))
     else:
-        print(comparing.as_text(verdict, first="the first run", second="the second"))
+        flags.show(comparing.as_text(verdict, first="the first run", second="the second"))
         print(f"\nCheck: {parsed.output_dir}")
     return 0 if verdict.repeats else EXIT_DIFFERENCE
 
@@ -237,9 +237,9 @@ def _pipeline_compare(parsed: argparse.Namespace) -> int:
 
     comparison = comparing.compare(observed.read(parsed.first), observed.read(parsed.second))
     if parsed.format == "json":
-        print(comparing.as_json(comparison))
+        flags.show(comparing.as_json(comparison))
     else:
-        print(comparing.as_text(comparison, first=str(parsed.first), second=str(parsed.second)))
+        flags.show(comparing.as_text(comparison, first=str(parsed.first), second=str(parsed.second)))
     return 0 if comparison.repeats else EXIT_DIFFERENCE
 
 
@@ -295,7 +295,7 @@ def _numeric(parsed: argparse.Namespace) -> int:
         trace=parsed.trace,
         tracer=parsed.tracer,
     )
-    print(as_text(report, limit=parsed.lines))
+    flags.show(as_text(report, limit=parsed.lines))
     if parsed.json is not None:
         write_file(parsed.json, as_json(report), tip="")
     return 0 if report else EXIT_DIFFERENCE
@@ -375,7 +375,7 @@ def _audit(parsed: argparse.Namespace) -> int:
         return say(f"stopped: what is done is in {output}; go on with --resume", EXIT_INTERRUPTED)
     if note := tracer_note(devices.environment):
         say(note)
-    print(invariance_report.summary(rows) if parsed.of_rows else report.summary(rows))
+    flags.show(invariance_report.summary(rows) if parsed.of_rows else report.summary(rows))
     print(f"\nResults: {output / measured.file}")
     if parsed.write is not None:
         _copy(output, parsed.write, measured.file)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import html
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from xml.etree import ElementTree
@@ -23,7 +22,7 @@ from hashbench.report.expectations import STALE_AFTER, ExpectationStatus, Judged
 from hashbench.report.history import same_but_for_the_tracer, seen
 from hashbench.report.text import escape_markdown
 from hashbench.results.rows import is_link, row_key
-from hashbench.text import count, one_line, rate, shorten
+from hashbench.text import count, one_line, printable, rate, shorten
 
 # -------------------------------------------------------------------------------------------------- Markdown
 
@@ -90,7 +89,7 @@ def _markdown(judged: Judged, *, lines: int, details: int, only_beginning: bool 
             row_key=row_key,
         )
     )
-    return text.rstrip() + "\n"
+    return printable(text.rstrip()) + "\n"
 
 
 @functools.cache  # compiling a template takes longer than filling it
@@ -243,8 +242,6 @@ def _expected(one: Judgement) -> Cells:
 
 # ------------------------------------------------------------------------------------------------- JUnit XML
 
-_ILLEGAL = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""What XML 1.0 cannot hold, not even escaped: control characters, lone surrogates, U+FFFE, U+FFFF."""
 
 _FACTS = (
     *("origin", "kernel", "module", "phase", "cause", "confidence", "because", "evidence", "advice", "repro", "error"),
@@ -280,7 +277,7 @@ def as_junit(judged: Judged, *, tracebacks: Mapping[tuple[str, ...], str] | None
         parent.set("errors", "0")
         parent.set("time", f"{sum(float(case.get('time', 0)) for case in cases):.3f}")
     ElementTree.indent(root)
-    text = _ILLEGAL.sub("\N{REPLACEMENT CHARACTER}", ElementTree.tostring(root, encoding="unicode"))
+    text = printable(ElementTree.tostring(root, encoding="unicode"))
     return f'<?xml version="1.0" encoding="utf-8"?>\n{text}\n'
 
 

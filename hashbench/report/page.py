@@ -45,6 +45,7 @@ from hashbench.text import (
     how_much,
     how_often,
     one_line,
+    printable,
     rate,
     scope_words,
     shorten,
@@ -71,7 +72,7 @@ def render_html(
     models = model_views(history, excerpts or {}, tracebacks)
     detailed = frozenset(model.index for model in models)
     style, script = _bundled("style.css"), _bundled("report.js")
-    return (
+    return printable(
         _environment()
         .get_template("report.html")
         .render(

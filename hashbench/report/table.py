@@ -211,7 +211,7 @@ def _notes(rows: Sequence[Row], width: int | None) -> Iterator[str]:
 def _counts(rows: Sequence[Row], by_kind: dict[Kind, list[Row]], width: int | None, paint: Paint) -> str:
     """``5 models in inference: 1 eager_two_runs_differ, 4 pass``; each on a line of its own where that is too long."""
     modes = " and ".join(dict.fromkeys(row.mode for row in rows if row.mode))
-    what = f"{count(len(rows), 'model')}{f' in {modes}' if modes else ''}:"
+    what = f"{count(len(rows), 'model')}{f' in {one_line(modes)}' if modes else ''}:"
     statuses = [
         (f"{number} {status}", kind)
         for kind, ones in by_kind.items()

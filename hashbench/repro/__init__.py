@@ -36,6 +36,7 @@ from hashbench.repro import call_file, script
 from hashbench.results.folder import CALL_FILE
 from hashbench.run import environment
 from hashbench.run.outputs import Difference
+from hashbench.text import printable
 
 SCRIPT_FILE, REPORT_FILE = "repro.py", "REPORT.md"
 REPRO_SECONDS = 300.0
@@ -183,7 +184,7 @@ def report(
         ("defined in", definition.word() if definition is not None else "unknown" if custom else ""),
         *_numbers(difference),
     ]
-    return script.render(
+    text = script.render(
         "REPORT.md.jinja",
         op=call.op,
         place=_place(call, seen_in=seen_in),
@@ -200,6 +201,7 @@ def report(
         output_heading=OUTPUT_HEADING,
         not_run=NOT_RUN,
     )
+    return printable(text)
 
 
 def with_output(text: str, output: str) -> str:

@@ -23,7 +23,7 @@ from hashbench.errors import HashbenchError
 from hashbench.io import to_json
 from hashbench.records import Divergence
 from hashbench.report.compare import environment_changes
-from hashbench.text import a_few
+from hashbench.text import a_few, one_line
 from hashbench.tools.pipeline.observed import (
     IMPORT,
     LOADER,
@@ -652,10 +652,7 @@ def _of_worker(evidence: Evidence, first: Observed, second: Observed) -> Evidenc
 def as_text(verdict: Verdict, *, first: str, second: str) -> str:
     """The stages, then why the first one differs and what to do, then the others that differ by themselves. Names come
     from files, so what would steer a terminal is replaced."""
-    lines = _lines(verdict, first, second)
-    return "\n".join(
-        "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in line) for line in lines
-    )
+    return "\n".join(map(one_line, _lines(verdict, first, second)))
 
 
 def _lines(verdict: Verdict, first: str, second: str) -> Iterator[str]:
