@@ -236,7 +236,8 @@ def is_whole(tensor: torch.Tensor) -> bool:
 
 def _hash_strided(tensor: torch.Tensor, ledger: Ledger | None = None) -> int | Pending:
     if not tensor.is_cpu or (ledger is not None and ledger.everywhere):
-        return (ledger or Ledger()).add(_dense(tensor))
+        with unrecorded():
+            return (ledger or Ledger()).add(_dense(tensor))
     if tensor.numel() == 0 or not is_whole(tensor):
         return EMPTY
     packed = _dense(tensor)
