@@ -69,9 +69,9 @@ def test_a_file_that_is_missing_or_unnamed_is_not_passed_over(name: str, folder:
 
 def test_another_version_is_refused_and_a_pipe_does_not_hang(folder: Path) -> None:
     rewrite(folder, lambda manifest: manifest.update(schema=99))
-    with pytest.raises(HashbenchError, match="schema version 99, this hashbench reads 2"):
+    with pytest.raises(HashbenchError, match="schema version 99, this hashbench reads 1"):
         observed.read(folder)
-    rewrite(folder, lambda manifest: manifest.update(schema=2))
+    rewrite(folder, lambda manifest: manifest.update(schema=1))
     (folder / "rng.json").unlink()
     os.mkfifo(folder / "rng.json")
     with pytest.raises(HashbenchError, match=r"has no rng\.json"):
