@@ -845,7 +845,7 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "no models": (lambda it: it.pop("models"), "it holds no fingerprints"),
     "a model twice": (lambda it: it["models"].append(it["models"][0]), "it has a model twice"),
     "other columns": (lambda it: it["models"][0].update(columns=["op"]), "have other columns"),
-    "a field too many": (lambda it: it["models"][0].update(more=1), "has other fields: more"),
+    "a field too many": (lambda it: it["models"][0].update(more=1), "has unknown fields: more"),
     "a row too short": (lambda it: it["models"][0]["kernels"][0].pop(), "another number of columns"),
     "a level that is none": (lambda it: it["models"][0].update(deterministic="x"), "settings that do not exist"),
     "a word that is none": (lambda it: it["models"][0]["words"].__setitem__(0, "float32[9"), "describes no tensor"),
