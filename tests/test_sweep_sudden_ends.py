@@ -29,6 +29,7 @@ from sweep_targets import FOR_EVER, ran, spec
 from hashbench.errors import HashbenchError
 from hashbench.records import RunOptions
 from hashbench.results.folder import ResultsFolder
+from hashbench.sweep.run import SweepOpened
 
 # ----------------------------------------------------------------------------------------- sudden ends
 
@@ -157,9 +158,19 @@ def test_a_pipe_in_the_place_of_a_row_is_thrown_away_as_damaged(output):
     assert (names_in_csv(output), ran(output)) == (["a", "b"], ["a", "b", "a"])
 
 
-@pytest.mark.parametrize(
-    "name", ["sweep.json", "accuracy.csv", "environment.json", ".lock", "logs/fake.inference.a.log"]
-)
+def test_a_pipe_in_the_place_of_the_environment_is_set_aside_and_said(output):
+    sweep([spec("a"), spec("b")], output)
+    (output / "rows" / "fake.inference.a.json").unlink()
+    (output / "environment.json").unlink()
+    os.mkfifo(output / "environment.json")
+    said = []
+    sweep([spec("a"), spec("b")], output, resume=True, on_event=said.append)
+    assert [event.unreadable for event in said if isinstance(event, SweepOpened)] == [("environment.json.unreadable",)]
+    assert (output / "environment.json.unreadable").is_fifo()
+    assert (names_in_csv(output), ran(output)) == (["a", "b"], ["a", "b", "a"])
+
+
+@pytest.mark.parametrize("name", ["sweep.json", "accuracy.csv", ".lock", "logs/fake.inference.a.log"])
 def test_a_pipe_in_the_place_of_another_file_is_said_at_once(output, name):
     sweep([spec("a")], output)
     (output / "rows" / "fake.inference.a.json").unlink()
