@@ -8,7 +8,7 @@ import math
 import os
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 
@@ -32,12 +32,19 @@ def busy_threads(count: int | None = None) -> Iterator[None]:
         threading.Thread(target=_work_until, args=(done,), name=f"hashbench load {number}", daemon=True)
         for number in range(count if count is not None else os.cpu_count() or 2)
     ]
+    with _running(threads, until=done):
+        yield
+
+
+@contextmanager
+def _running(threads: Sequence[threading.Thread], *, until: threading.Event) -> Iterator[None]:
+    """Start the threads, and at the end set ``until`` and join those that started."""
     try:
         for thread in threads:
             thread.start()
         yield
     finally:
-        done.set()
+        until.set()
         for thread in threads:
             if thread.ident is not None:
                 thread.join()
@@ -95,15 +102,8 @@ def uneven_load(variation: int) -> Iterator[None]:
         for number in range(count)
     ]
     threads.append(threading.Thread(target=_conduct, args=(done, now, variation), name="hashbench load", daemon=True))
-    try:
-        for thread in threads:
-            thread.start()
+    with _running(threads, until=done):
         yield
-    finally:
-        done.set()
-        for thread in threads:
-            if thread.ident is not None:
-                thread.join()
 
 
 class _Now:
