@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import fcntl
 import functools
 import hashlib
 import itertools
@@ -138,6 +139,23 @@ def replace_bytes(path: Path, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
         raise
     _sync_folder(path.parent)
+
+
+def hold_lock(path: Path) -> int:
+    """Create a file, and return a descriptor that locks it for this process alone until it is closed. The kernel gives
+    the lock back when the process ends, however it ends.
+
+    Raises:
+        BlockingIOError: another process holds it.
+        OSError: it cannot be opened or locked.
+    """
+    lock = open_file(path, os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
 
 
 def set_aside(path: Path) -> Path:

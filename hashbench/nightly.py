@@ -8,7 +8,6 @@ killed never looks like a whole one. Nothing here imports torch.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hashbench.errors import HashbenchError
-from hashbench.io import open_file, write_file
+from hashbench.io import hold_lock, write_file
 from hashbench.report.expectations import Judged, assess
 from hashbench.report.exports import as_junit, as_markdown
 from hashbench.results.folder import LOCK_FILE, NIGHT_FILE
@@ -104,19 +103,17 @@ def claimed(folder: Path) -> Iterator[None]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = open_file(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT)
+        lock = hold_lock(folder / LOCK_FILE)
+    except BlockingIOError as error:
+        raise HashbenchError(
+            f"another process is sweeping the night {folder}",
+            consequence="nothing was run, and nothing in it was touched",
+            tip="Wait until it ends, or choose another --label.",
+        ) from error
     except OSError as error:
         what = f"cannot write {folder / NIGHT_FILE}"
         raise HashbenchError(what, consequence=error.strerror or str(error), tip=OTHER_FOLDER) from error
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise HashbenchError(
-                f"another process is sweeping the night {folder}",
-                consequence="nothing was run, and nothing in it was touched",
-                tip="Wait until it ends, or choose another --label.",
-            ) from error
         yield
     finally:
         os.close(lock)

@@ -30,6 +30,7 @@ from hashbench.io import (
     NotRegularError,
     UnknownContentError,
     from_json,
+    hold_lock,
     open_file,
     read_file,
     read_json,
@@ -128,22 +129,20 @@ class ResultsFolder:
             if not resume and not os.path.lexists(lock_path):
                 self._refuse_results()
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = open_file(lock_path, os.O_RDWR | os.O_CREAT)
+            lock = hold_lock(lock_path)
+        except BlockingIOError as error:
+            raise HashbenchError(
+                f"another sweep is writing into {self.path}",
+                consequence="two sweeps in one folder would mix their rows",
+                tip="Wait until it ends, or choose another --output.",
+            ) from error
         except OSError as error:
             raise _cannot_write(self.path, error) from error
         try:
             try:
-                # The kernel gives this lock back when the process ends, however it ends.
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if not resume:
                     self._refuse_results()
                 self._prepare()
-            except BlockingIOError as error:
-                raise HashbenchError(
-                    f"another sweep is writing into {self.path}",
-                    consequence="two sweeps in one folder would mix their rows",
-                    tip="Wait until it ends, or choose another --output.",
-                ) from error
             except OSError as error:
                 raise _cannot_write(self.path, error) from error
             yield
