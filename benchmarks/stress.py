@@ -2,7 +2,7 @@
 
 Each row is made by a worker of its own, forked from a server that has torch loaded, as in a sweep; the fresh processes
 are forks of one Python. Models and arms take turns. Beside seconds on the wall, which other processes disturb, stands
-CPU time of all processes; the circumstance ``load`` keeps every core busy, which counts there in full.
+CPU time of all processes; the perturbation ``load`` keeps every core busy, which counts there in full.
 ``python -m benchmarks.stress`` runs it.
 """
 

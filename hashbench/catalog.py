@@ -197,7 +197,7 @@ class Origin(StrEnum):
     RANKS = "ranks"
 
 
-class Circumstance(StrEnum):
+class Perturbation(StrEnum):
     """What surrounds a run and must not change what it computes, as ``--stress`` provokes it, and two that may: a model
     may well read the clock or draw from the system's entropy.
 
@@ -219,13 +219,13 @@ class Circumstance(StrEnum):
     ADDRESS = "address", "other addresses of memory and objects"
     PROCESS = "process", "another process, or one in which other runs went before"
     COLLECTOR = "collector", "garbage collected at other moments"
-    TOGETHER = "together", "several circumstances at once: none was seen to do it alone"
+    TOGETHER = "together", "several perturbations at once: none was seen to do it alone"
     CLOCK = "clock", "another time", True
     ENTROPY = "entropy", "other random numbers of the system", True
 
 
-LATENT = frozenset(str(one) for one in Circumstance if not one.matters)
-"""Circumstances under which a difference is latent: the model passes, and will not always."""
+LATENT = frozenset(str(one) for one in Perturbation if not one.matters)
+"""Perturbations under which a difference is latent: the model passes, and will not always."""
 
 OPAQUE: Mapping[str, str] = MappingProxyType(
     {"compiled code": 'To trace it, run it eagerly: torch.compiler.set_stance("force_eager").'}

@@ -117,7 +117,7 @@ class RunOptions:
     ``runs`` of ``None``: as the model's data say, else 2. ``output`` is the results folder. ``replays`` is how often an
     experiment is repeated at least, ``diagnose_budget`` the seconds that all experiments on one model may take (0: none
     are made), ``capture_mib`` the largest call that is captured for them. ``tracer`` is one of :data:`TRACERS`:
-    ``auto`` is the native one where it can be used. ``stress``: what passes is run again under circumstances that must
+    ``auto`` is the native one where it can be used. ``stress``: what passes is run again under perturbations that must
     not matter. ``mode`` is one of :data:`SWEEP_MODES`.
     """
 

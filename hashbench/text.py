@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hashbench.catalog import CAUSES, LATENT, Circumstance, Confidence, Limit, Origin, Status
+from hashbench.catalog import CAUSES, LATENT, Confidence, Limit, Origin, Perturbation, Status
 from hashbench.records import BATCH_INVARIANCE, INVARIANCES, Row
 
 _FLATTENED = frozenset({"Cc", "Zl", "Zp"})
@@ -95,23 +95,23 @@ def as_written(row: Row) -> Row:
     return replace(row, accuracy=str(Status.PASS), kernel="", module="", phase="", cause="", confidence="")
 
 
-_CIRCUMSTANCES = "|".join(Circumstance)
-_STRESSED = re.compile(rf"({_CIRCUMSTANCES}) (?:([0-9]{{1,9}})/([0-9]{{1,9}})|not run \(.*\))")
-"""What the column ``stressed`` says of one circumstance."""
+_PERTURBATIONS = "|".join(Perturbation)
+_STRESSED = re.compile(rf"({_PERTURBATIONS}) (?:([0-9]{{1,9}})/([0-9]{{1,9}})|not run \(.*\))")
+"""What the column ``stressed`` says of one perturbation."""
 
 
 def _each_stressed(text: str) -> list[str]:
-    return re.split(rf"; (?=(?:{_CIRCUMSTANCES}) )", text)
+    return re.split(rf"; (?=(?:{_PERTURBATIONS}) )", text)
 
 
 def stress_counts(row: Row) -> dict[str, tuple[int, int]]:
-    """Circumstance → how many of its stressed pairs differ, and how many there were; empty where none were made."""
+    """Perturbation → how many of its stressed pairs differ, and how many there were; empty where none were made."""
     found = map(_STRESSED.fullmatch, _each_stressed(row.stressed))
     return {one[1]: (int(one[2]), int(one[3])) for one in found if one is not None and one[2]}
 
 
 def is_stressed(text: str) -> bool:
-    """Whether ``text`` is what the column ``stressed`` may hold: each circumstance once, of whose pairs no more differ
+    """Whether ``text`` is what the column ``stressed`` may hold: each perturbation once, of whose pairs no more differ
     than there were, or why there were none. Empty is, too."""
     found = [_STRESSED.fullmatch(one) for one in _each_stressed(text)] if text else []
     known = [one for one in found if one is not None]
@@ -131,9 +131,9 @@ def when(phase: str, iteration: int | None) -> str:
 def rate(row: Row) -> str:
     """``33 of 33 replays``; empty where nothing was counted."""
     if row.accuracy == Status.LATENT and row.latent_rate is not None:
-        together = stress_counts(row).get(row.latent) if row.latent == Circumstance.TOGETHER else None
+        together = stress_counts(row).get(row.latent) if row.latent == Perturbation.TOGETHER else None
         if together is not None:
-            return f"{together[0]} of {together[1]} pairs under several circumstances at once"
+            return f"{together[0]} of {together[1]} pairs under several perturbations at once"
         return f"{row.latent_rate:.0%} of pairs under {row.latent}"
     if row.rate is None or row.trials is None:
         return ""
@@ -229,7 +229,7 @@ def _how_far(row: Row) -> str:
 def _what(row: Row) -> str:
     often = ", ".join(filter(None, (f"{rate(row)} differed from the first", bounds(row))))
     if row.accuracy == Status.LATENT:
-        meaning = Circumstance[row.latent.upper()].meaning
+        meaning = Perturbation[row.latent.upper()].meaning
         return f"{row.name}: runs agree, and will not always: they differ in {rate(row)} ({meaning})"
     what = row.differing_results or row.error or row.accuracy
     eager = f"; compiled code {row.compiled}" if row.compiled else ""

@@ -27,9 +27,8 @@ PREFIXES: Mapping[str, Sequence[str]] = {
 }
 """What stands before the command, for each machine."""
 CONCERNED = (
-    *("causes", "devices", "diagnosis", "integrations", "replay", "repro", "tools", "world"),
-    *("test_ancestors.py", "test_digest.py", "test_divergence.py", "test_runner.py", "test_specimens.py"),
-    "test_tracing.py",
+    *("causes", "check", "devices", "diagnose", "divergence", "integrations", "replay", "repro", "tools", "trace"),
+    *("test_ancestors.py", "test_specimens.py"),
 )
 """The tests whose outcome could depend on the processor, below ``tests``."""
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_specimens import MODE_OF, SPECIMENS, agrees, untrue
 
 from hashbench import cli
 from hashbench.errors import HashbenchError
@@ -19,6 +18,7 @@ from hashbench.results.rows import read_rows
 from hashbench.run.settings import preserved
 from hashbench.suites import registry
 from hashbench.suites.csv_file import data_folder
+from tests.test_specimens import MODE_OF, SPECIMENS, agrees, untrue
 
 SPECS: Mapping[str, ModelSpec] = {spec.name: spec for spec in registry.catalog("specimens") if spec.devices}
 SLOTS = data_folder() / "specimens" / "_atomic_slots.py"

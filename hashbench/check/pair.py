@@ -159,7 +159,7 @@ class PairCheck:
         return replace(outcome, confirmed=f"no: {CONFIRMING_PAIRS} further pairs agreed")
 
     def stress(self, outcome: Outcome, *, seconds: float) -> Outcome:
-        """The outcome with what pairs under circumstances that must not matter say, where that is asked for and the
+        """The outcome with what pairs under perturbations that must not matter say, where that is asked for and the
         plain pair, which took so many ``seconds``, agrees. It still passes where one of them differs."""
         first = outcome.first
         outcome = replace(outcome, first=None)
@@ -181,15 +181,15 @@ class PairCheck:
             return outcome
 
         def drafted(latent: Outcome) -> Outcome:
-            return self.drafted(replace(outcome, circumstance=provoked.name, latent=latent))
+            return self.drafted(replace(outcome, perturbation=provoked.name, latent=latent))
 
         def explain(make: Attempt, again: Attempt, found: Outcome) -> Outcome:
             check = replace(self, attempt=make, drafted=drafted)
             confirmed = found if found.between_processes else check.confirm(found)
             return replace(check, attempt=again).diagnose(confirmed)
 
-        circumstance, latent = latent_outcome(outcome, provoked, stress, explain)
-        return replace(outcome, circumstance=circumstance, latent=latent)
+        perturbation, latent = latent_outcome(outcome, provoked, stress, explain)
+        return replace(outcome, perturbation=perturbation, latent=latent)
 
     def compare_untraced(self, outcome: Outcome) -> Outcome:
         """The outcome with what two untraced runs say, where that is asked for and all runs succeeded."""

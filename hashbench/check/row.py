@@ -117,7 +117,7 @@ def row_of(
     if outcome.stressed:
         row = replace(row, stressed=_stressed_text(outcome.stressed))
     if outcome.latent is not None:
-        row = _with_latent(row, outcome.circumstance, outcome.latent, budget_flag)
+        row = _with_latent(row, outcome.perturbation, outcome.latent, budget_flag)
     return row if divergence is None else _with_divergence(row, divergence)
 
 
@@ -172,14 +172,14 @@ def _stressed_text(results: Sequence[ExperimentResult]) -> str:
     return "; ".join(result.word().partition("/")[2].replace("; ", ", ") for result in results)
 
 
-def _with_latent(row: Row, circumstance: str, latent: Outcome, budget_flag: str) -> Row:
+def _with_latent(row: Row, perturbation: str, latent: Outcome, budget_flag: str) -> Row:
     """The row with what a stressed pair that differs showed: in columns of its own, and in those that only a diagnosis
     fills (evidence, advice, repro)."""
     divergence = latent.verdict.divergence if latent.verdict is not None else None
     (counts,) = latent.stressed
     row = replace(
         row,
-        latent=circumstance,
+        latent=perturbation,
         latent_kernel="" if divergence is None else divergence.kernel,
         latent_module="" if divergence is None else divergence.module,
         latent_phase="" if divergence is None else divergence.phase,
@@ -187,7 +187,7 @@ def _with_latent(row: Row, circumstance: str, latent: Outcome, budget_flag: str)
         confirmed=latent.confirmed,
     )
     unnamed = (counts,) if counts.is_cut_short else ()
-    because = f"{Limit.BUDGET.meaning} before each circumstance was tried alone" if unnamed else ""
+    because = f"{Limit.BUDGET.meaning} before each perturbation was tried alone" if unnamed else ""
     diagnosis = latent.diagnosis
     if diagnosis is None:
         return replace(row, because=because, advice=with_more_time("", unnamed, flag=budget_flag))

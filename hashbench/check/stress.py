@@ -1,9 +1,9 @@
-"""Pairs of runs of a model that passed, under circumstances that must not matter: a difference that luck hides.
+"""Pairs of runs of a model that passed, under perturbations that must not matter: a difference that luck hides.
 
-All circumstances of a run share one, with more threads than cores, which is compared with a run of a fresh process
+All perturbations of a run share one, with more threads than cores, which is compared with a run of a fresh process
 with as many threads: two runs tell whether anything differs. As long as there is time, further runs in other variations
 follow; where the number of threads is its own, the first run of the plain pair is the other side. Where a pair differs,
-further pairs tell which circumstance it was, and each of those is provoked alone. Where none does it alone, as far as
+further pairs tell which perturbation it was, and each of those is provoked alone. Where none does it alone, as far as
 there was time to try, none is blamed: pairs under all of them together are counted.
 """
 
@@ -17,7 +17,7 @@ from time import perf_counter, process_time
 
 import torch
 
-from hashbench.catalog import Circumstance, Confidence, Origin, Status
+from hashbench.catalog import Confidence, Origin, Perturbation, Status
 from hashbench.causes import stats
 from hashbench.causes.evidence import removes
 from hashbench.diagnose import fresh_process
@@ -59,23 +59,23 @@ PATIENCE = 10
 MOST = 6
 """Stressed runs of this process."""
 AGAIN, FEW = 10, 2
-"""Pairs in which a difference is looked for again to tell what provokes it: at first a few under each circumstance."""
+"""Pairs in which a difference is looked for again to tell what provokes it: at first a few under each perturbation."""
 TO_TELL = 3
-"""Pairs of which all differ where nothing but one circumstance is another."""
+"""Pairs of which all differ where nothing but one perturbation is another."""
 NAMING_SHARE = 0.3
-"""Part of the budget of the diagnosis that it may take to tell which circumstance it was."""
+"""Part of the budget of the diagnosis that it may take to tell which perturbation it was."""
 NAMING_SECONDS = 5.0
 """What that may take in any case."""
 MOST_WITHOUT = 60
-"""Pairs without a circumstance at most that are to show that it is what makes the difference."""
+"""Pairs without a perturbation at most that are to show that it is what makes the difference."""
 PROCESS_SECONDS = 120.0
 """How long a fresh process may take; where the plain pair took longer, so long."""
 
-TOGETHER = tuple(name for name in controls.WITHIN_A_RUN if name != Circumstance.THREADS)
+TOGETHER = tuple(name for name in controls.WITHIN_A_RUN if name != Perturbation.THREADS)
 """What shares one run with the threads of the plain pair."""
-_STEADY = (Circumstance.MEMORY, Circumstance.ADDRESS, Circumstance.COLLECTOR)
-"""Circumstances that bring the same difference about whenever they are the same."""
-_SIDES = {Circumstance.MEMORY: ((1, 2),), Circumstance.COLLECTOR: ((2, 1),), Circumstance.ADDRESS: ((0, 1), (1, 2))}
+_STEADY = (Perturbation.MEMORY, Perturbation.ADDRESS, Perturbation.COLLECTOR)
+"""Perturbations that bring the same difference about whenever they are the same."""
+_SIDES = {Perturbation.MEMORY: ((1, 2),), Perturbation.COLLECTOR: ((2, 1),), Perturbation.ADDRESS: ((0, 1), (1, 2))}
 """Variations of those that are provoked on both sides: an earlier run may have left what memory was filled with, left
 alone the collector runs when it happens to, and foreign memory lies where it happens to. Objects, whose order is random
 in each variation of ``address``, lie alike in runs that are left alone."""
@@ -83,7 +83,7 @@ in each variation of ``address``, lie alike in runs that are left alone."""
 
 @dataclass(frozen=True, slots=True)
 class Provoked:
-    """A circumstance, or several of which none does it alone, in the ``variations`` that two runs differ in (the same
+    """A perturbation, or several of which none does it alone, in the ``variations`` that two runs differ in (the same
     twice: by chance), how many of how many pairs did, and two such runs, of which the second may have failed."""
 
     names: tuple[str, ...]
@@ -100,7 +100,7 @@ class Provoked:
     def name(self) -> str:
         """What it is called by."""
         names = self.makes_it or self.names
-        return names[0] if len(names) == 1 else str(Circumstance.TOGETHER)
+        return names[0] if len(names) == 1 else str(Perturbation.TOGETHER)
 
 
 class StressedAttempt:
@@ -126,7 +126,7 @@ class StressedAttempt:
 
 def varies(names: Sequence[str], variations: tuple[int, int]) -> bool:
     """Whether load, which differs from run to run, is what runs under these ``names`` differ in."""
-    return Circumstance.LOAD in names and variations[0] != variations[1] and not set(names) & set(_STEADY)
+    return Perturbation.LOAD in names and variations[0] != variations[1] and not set(names) & set(_STEADY)
 
 
 class Stress:
@@ -164,18 +164,18 @@ class Stress:
         self.differing: Counter[str] = Counter()
         self.notes: dict[str, str] = {}
         self.pairs = 0
-        """Pairs under several circumstances so far."""
+        """Pairs under several perturbations so far."""
 
     def look(self) -> Provoked | None:
         """What first made two runs differ; ``None`` where nothing did."""
         found = self._look()
-        if found is not None and found.name == Circumstance.TOGETHER:
+        if found is not None and found.name == Perturbation.TOGETHER:
             self.differing[found.name], self.trials[found.name] = found.counts
         return found
 
     def _look(self) -> Provoked | None:
         self.began = perf_counter()
-        names = (Circumstance.THREADS, *TOGETHER)
+        names = (Perturbation.THREADS, *TOGETHER)
         with self._fresh(controls.oversubscribed()) as waited:
             beside = peak_memory_mib() <= available_memory_mib() / 2  # of the run and of the process, at the same time
             other = None
@@ -190,8 +190,8 @@ class Stress:
         return self._other_process(names, first, other) or self._further_runs(names, first)
 
     def results(self) -> tuple[ExperimentResult, ...]:
-        """How many pairs were made under each circumstance, and how many of them differ."""
-        known = [str(name) for name in Circumstance if name in self.trials or name in self.notes]
+        """How many pairs were made under each perturbation, and how many of them differ."""
+        known = [str(name) for name in Perturbation if name in self.trials or name in self.notes]
         return tuple(
             ExperimentResult(name, "pair", self.trials[name], self.differing[name], note=self.notes.get(name, ""))
             for name in known
@@ -204,7 +204,7 @@ class Stress:
         if other is None:
             tell_phase("stress: run 2")
             return self._found(names, (0, 1), self._run(names, 0), first)
-        self.trials.update((*names, Circumstance.PROCESS))
+        self.trials.update((*names, Perturbation.PROCESS))
         if not differing_results(other, first):
             return None
         tell_phase("stress: what differs between processes")
@@ -267,7 +267,7 @@ class Stress:
         fresh = waited(max(PROCESS_SECONDS, self.seconds))
         if fresh.processes:
             return Run(fresh.processes[0][0], {})
-        self.notes[Circumstance.PROCESS] = fresh.failures[0] if fresh.failures else "nothing came back"
+        self.notes[Perturbation.PROCESS] = fresh.failures[0] if fresh.failures else "nothing came back"
         return None
 
     def _changed_for_good(self) -> Run | None:
@@ -284,9 +284,9 @@ class Stress:
     def _of_processes(
         self, first: Run | None, second: Run | Failure | None, counts: tuple[int, int] = (1, 1)
     ) -> Provoked:
-        self.differing[Circumstance.PROCESS] += 1
-        self.trials[Circumstance.PROCESS] = max(1, self.trials[Circumstance.PROCESS])
-        return Provoked((str(Circumstance.PROCESS),), (0, 0), counts, first, second)
+        self.differing[Perturbation.PROCESS] += 1
+        self.trials[Perturbation.PROCESS] = max(1, self.trials[Perturbation.PROCESS])
+        return Provoked((str(Perturbation.PROCESS),), (0, 0), counts, first, second)
 
     def _found(
         self, names: Sequence[str], variations: tuple[int, int], first: Run | Failure, second: Run | Failure
@@ -301,7 +301,7 @@ class Stress:
         return self._name(tuple(names), variations, first, second) if _differ(first, second) else None
 
     def _raised(self, names: Sequence[str], variation: int, failure: Failure) -> Provoked | None:
-        """The circumstance under which alone a run raises again, where a plain one does not. Memory that runs out says
+        """The perturbation under which alone a run raises again, where a plain one does not. Memory that runs out says
         nothing: these runs take more of it."""
         note = f"a run failed: {failure.error}"[:200]
         for name in names:
@@ -320,24 +320,24 @@ class Stress:
     # ------------------------------------------------------------------------------------------ which one it was
 
     def _name(self, names: tuple[str, ...], variations: tuple[int, int], first: Run, second: Run) -> Provoked:
-        """The one of several circumstances that made two runs differ; all of them, with how many of the pairs under all
+        """The one of several perturbations that made two runs differ; all of them, with how many of the pairs under all
         do, where none was seen to do so alone."""
         budget = self._budget()
         if found := self._alone_of(names, variations, budget):
             return found
         note = _note_of(budget)
-        tell_phase("stress: all circumstances again")
+        tell_phase("stress: all perturbations again")
         again = self._alone(names, variations, (AGAIN, AGAIN), budget)
         differing, trials = again.counts
         return Provoked(names, variations, (1 + differing, self.pairs + trials), first, second, note=note)
 
     def _budget(self) -> Budget:
-        """What it may take to tell which circumstance it was."""
+        """What it may take to tell which perturbation it was."""
         seconds = max(NAMING_SECONDS, self.options.diagnose_budget * NAMING_SHARE)
         return QuietBudget(seconds, most=max(PATIENCE * NAMING_SECONDS, self.options.diagnose_budget))
 
     def _alone_of(self, names: tuple[str, ...], variations: tuple[int, int], budget: Budget) -> Provoked | None:
-        """The one of several circumstances under which alone runs differ, too."""
+        """The one of several perturbations under which alone runs differ, too."""
         plain = self._alone((), (0, 0), (TO_TELL, TO_TELL), budget)
         if plain.counts[0] == TO_TELL:  # each run finds what the one before it left behind
             return self._of_processes(plain.first, plain.second, plain.counts)
@@ -351,8 +351,8 @@ class Stress:
             if name in names
             for sides in _SIDES.get(name, (variations,))
         ]
-        threads = (str(Circumstance.THREADS),) if Circumstance.THREADS in names else ()
-        load = str(Circumstance.LOAD)
+        threads = (str(Perturbation.THREADS),) if Perturbation.THREADS in names else ()
+        load = str(Perturbation.LOAD)
         by_chance = [((*kept, load), (0, 1)) for kept in dict.fromkeys(((), threads))]
         if threads:
             by_chance.insert(0, (threads, (0, 0)))
@@ -367,7 +367,7 @@ class Stress:
                 seen[tried] = _sum(seen.get(tried, (0, 0)), alone.counts)
             if alone.counts[0] and (makes_it := tried if steady else self._makes_it(tried, seen, budget)):
                 found = replace(alone, makes_it=makes_it)
-                if found.name != Circumstance.TOGETHER:
+                if found.name != Perturbation.TOGETHER:
                     self.differing[found.name] += 1
                 return found
         return None
@@ -375,7 +375,7 @@ class Stress:
     def _makes_it(
         self, names: tuple[str, ...], seen: dict[tuple[str, ...], tuple[int, int]], budget: Budget
     ) -> tuple[str, ...]:
-        """Those of the circumstances of these ``names``, under which runs differ by chance, without which they differ
+        """Those of the perturbations of these ``names``, under which runs differ by chance, without which they differ
         less often, by more than luck explains: none where further pairs without them, which ``seen`` has the counts of
         from then on, do not show that."""
         makes_it = []
@@ -385,7 +385,7 @@ class Stress:
             needed = min(stats.trials_needed(seen[names], level=stats.ONE_OF_FEW), MOST_WITHOUT)
             more = needed - seen.get(others, (0, 0))[1]
             if more > 0 and budget.left() > 0:
-                without = self._alone(others, (0, int(Circumstance.LOAD in others)), (more, more), budget)
+                without = self._alone(others, (0, int(Perturbation.LOAD in others)), (more, more), budget)
                 seen[others] = _sum(seen.get(others, (0, 0)), without.counts)
             if stats.fewer(seen[names], seen.get(others, (0, 0)), level=stats.ONE_OF_FEW):
                 makes_it.append(name)
@@ -394,7 +394,7 @@ class Stress:
     def _alone(
         self, names: tuple[str, ...], variations: tuple[int, int], pairs: tuple[int, int], budget: Budget
     ) -> Provoked:
-        """Pairs under these circumstances alone: a few, and so many where one of these differs. Of one that always
+        """Pairs under these perturbations alone: a few, and so many where one of these differs. Of one that always
         brings the same about, pairs without it must agree as well."""
         steady = len(names) == 1 and names[0] in _STEADY
         differing = trials = 0
@@ -466,7 +466,7 @@ Explain = Callable[[Attempt, Attempt, Outcome], Outcome]
 
 
 def latent_outcome(outcome: Outcome, provoked: Provoked, stress: Stress, explain: Explain) -> tuple[str, Outcome]:
-    """The circumstance under which a model that passed differs, and all that is known of that."""
+    """The perturbation under which a model that passed differs, and all that is known of that."""
     first, second = provoked.first, provoked.second
     assert first is not None
     assert second is not None
@@ -477,12 +477,12 @@ def latent_outcome(outcome: Outcome, provoked: Provoked, stress: Stress, explain
     plain = replace(
         outcome,
         accuracy=Status.TWO_RUNS_DIFFER,
-        circumstance=provoked.name,
+        perturbation=provoked.name,
         traces=traces,
         first=None,
         stressed=(ExperimentResult(provoked.name, "pair", trials, differing, note=provoked.note),),
     )
-    if provoked.name == Circumstance.PROCESS:
+    if provoked.name == Perturbation.PROCESS:
         verdict = find_divergence(*traces, differing=differing_results(first, second))
         found = replace(plain, verdict=verdict, between_processes=True)
         return provoked.name, explain(stress.attempt, stress.attempt, found)
@@ -495,16 +495,16 @@ def latent_outcome(outcome: Outcome, provoked: Provoked, stress: Stress, explain
     found = replace(plain, verdict=verdict, difference=difference, run_counts=counts)
     make = StressedAttempt(stress.attempt, provoked.names, provoked.variations, device=stress.device)
     # Experiments fill memory themselves.
-    again = stress.attempt if provoked.names == (Circumstance.MEMORY,) else make
+    again = stress.attempt if provoked.names == (Perturbation.MEMORY,) else make
     explained = explain(make, again, found)
-    return circumstance_of(provoked.name, explained.diagnosis), explained
+    return perturbation_of(provoked.name, explained.diagnosis), explained
 
 
-_LOOK = "Let the model run under this circumstance as well: the column because has the error, the log what was printed."
+_LOOK = "Let the model run under this perturbation as well: the column because has the error, the log what was printed."
 
 
 def _raising(outcome: Outcome, provoked: Provoked, failure: Failure) -> Outcome:
-    """The outcome of runs that raise under a circumstance, and do not without."""
+    """The outcome of runs that raise under a perturbation, and do not without."""
     differing, trials = provoked.counts
     kernel = Divergence(Origin.OUTSIDE, "", failure.op, None, "", None, "", "", f"a run raises: {failure.error}"[:500])
     because = (
@@ -512,23 +512,23 @@ def _raising(outcome: Outcome, provoked: Provoked, failure: Failure) -> Outcome:
     )
     return replace(
         outcome,
-        circumstance=provoked.name,
+        perturbation=provoked.name,
         verdict=Verdict((), kernel, ()),
         stressed=(ExperimentResult(provoked.name, "pair", trials, differing),),
         diagnosis=Diagnosis(Decision("unknown", Confidence.OPEN, because[:500], _LOOK), Evidence(origin="")),
     )
 
 
-def circumstance_of(provoked: str, diagnosis: Diagnosis | None) -> str:
+def perturbation_of(provoked: str, diagnosis: Diagnosis | None) -> str:
     """What made runs differ that differed under ``provoked``: a clock, the system's entropy or an earlier run of the
     process, where experiments show that it was one of these."""
     if diagnosis is None:
         return provoked
     evidence = diagnosis.evidence
-    for name, word in (("clocks", Circumstance.CLOCK), ("entropy", Circumstance.ENTROPY)):
+    for name, word in (("clocks", Perturbation.CLOCK), ("entropy", Perturbation.ENTROPY)):
         if any(removes(evidence, name, on) for on in ("call", "pair")) and diagnosis.decision.cause in _READ:
             return str(word)
-    return str(Circumstance.PROCESS) if diagnosis.decision.cause == "surviving_state" else provoked
+    return str(Perturbation.PROCESS) if diagnosis.decision.cause == "surviving_state" else provoked
 
 
 _READ = ("outside_value", "control_flow", "rng", "algorithm_selection", "initial_state", "input_pipeline")

@@ -204,7 +204,7 @@ def fingerprints(flags: Flags) -> None:
 
 def stress(flags: Flags) -> None:
     """Add ``--stress``."""
-    text = "run what passes again under circumstances that must not matter, and name what then differs"
+    text = "run what passes again under perturbations that must not matter, and name what then differs"
     flags.add_argument("--stress", action="store_true", help=text)
 
 

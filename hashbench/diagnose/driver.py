@@ -18,7 +18,7 @@ import psutil
 import torch
 
 from hashbench import causes, replay, repro
-from hashbench.catalog import Circumstance, Confidence, Limit, Origin, Status
+from hashbench.catalog import Confidence, Limit, Origin, Perturbation, Status
 from hashbench.causes import stats
 from hashbench.diagnose import fresh_process
 from hashbench.diagnose.pairs import CONTROLS, Pairs, of_same_weights, process_results
@@ -126,7 +126,7 @@ def stages_of(case: Case) -> Sequence[Stage]:
         if case.divergence.origin != Origin.KERNEL:
             return in_processes
         return capture_call, replay_call, *map(_unless_proven, in_processes)
-    if case.outcome.circumstance == Circumstance.MEMORY and case.divergence.origin != Origin.KERNEL:
+    if case.outcome.perturbation == Perturbation.MEMORY and case.divergence.origin != Origin.KERNEL:
         return (poison_memory,)
     around = (repeat_pair, control_environment)
     match case.divergence.origin:
@@ -199,27 +199,27 @@ def poison_allocation(case: Case, findings: Findings) -> Findings:
     if not _allocates(findings):
         return findings
     # Where a stressed pair has shown it, pairs without stress agree.
-    stressed = case.outcome.circumstance == Circumstance.MEMORY
+    stressed = case.outcome.perturbation == Perturbation.MEMORY
     return poison_memory(case, findings if stressed else findings.plus(case.pairs.plain()))
 
 
 def poison_memory(case: Case, findings: Findings) -> Findings:
-    """Whether results follow what fresh memory holds. Runs of a pair under other circumstances differ in these, too."""
-    if case.outcome.circumstance not in _NOT_BETWEEN_RUNS:
-        note = "the runs of a pair differ in a circumstance"
+    """Whether results follow what fresh memory holds. Runs of a pair under other perturbations differ in these, too."""
+    if case.outcome.perturbation not in _NOT_BETWEEN_RUNS:
+        note = "the runs of a pair differ in a perturbation"
         return findings.plus(ExperimentResult("poison", "pair", note=note))
     return findings.plus(case.pairs.poison())
 
 
-_NOT_BETWEEN_RUNS = ("", Circumstance.MEMORY, Circumstance.THREADS)
-"""Circumstances that are the same in both runs of the pairs that experiments repeat."""
+_NOT_BETWEEN_RUNS = ("", Perturbation.MEMORY, Perturbation.THREADS)
+"""Perturbations that are the same in both runs of the pairs that experiments repeat."""
 
 
 def control_environment(case: Case, findings: Findings) -> Findings:
     """Pairs that each hold one thing outside torch still; also the number of threads, where a kernel is to blame whose
     call could not be captured, and the garbage collector where that was provoked."""
     threads = findings.evidence.origin == Origin.KERNEL and findings.call is None
-    collector = case.outcome.circumstance in (Circumstance.COLLECTOR, Circumstance.TOGETHER)
+    collector = case.outcome.perturbation in (Perturbation.COLLECTOR, Perturbation.TOGETHER)
     wanted = {"one_thread": threads, "no_collector": collector}
     names = [name for name in CONTROLS if wanted.get(name, True)]
     return findings.plus(case.pairs.generators(), *map(case.pairs.under, names))
@@ -257,7 +257,7 @@ def try_memory_and_collector(case: Case, findings: Findings) -> Findings:
     decided = causes.decide(findings.evidence)
     in_kernel = findings.evidence.origin == Origin.KERNEL
     undecided = (Confidence.OPEN,) if in_kernel else (Confidence.OPEN, Confidence.LIKELY)
-    if case.outcome.circumstance or (decided.cause != "surviving_state" and decided.confidence not in undecided):
+    if case.outcome.perturbation or (decided.cause != "surviving_state" and decided.confidence not in undecided):
         return findings
     made = {arm.name for arm in findings.evidence.arms if arm.on == "pair"}
     if case.budget.left() <= 0:

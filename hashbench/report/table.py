@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from hashbench.catalog import Circumstance, Kind, Origin, kind_of, status_of
+from hashbench.catalog import Kind, Origin, Perturbation, kind_of, status_of
 from hashbench.causes import stats
 from hashbench.records import Row
 from hashbench.results.folder import ResultsFolder, file_key
@@ -119,7 +119,7 @@ def _below(row: Row, folder: Path | None, command: Callable[[Row], str], width: 
 def _remarks(row: Row) -> Iterator[str]:
     """What is said of a row whatever its status: its error, what was left out, and what ran in another way."""
     if kind_of(row.accuracy) is Kind.LATENT and row.latent:
-        yield f"passes, and will not always: it differs in {rate(row)} ({Circumstance[row.latent.upper()].meaning})"
+        yield f"passes, and will not always: it differs in {rate(row)} ({Perturbation[row.latent.upper()].meaning})"
     not_compared = f"not compared: {row.not_compared}" if row.not_compared else ""
     yield from (one_line(text) for text in (row.error, not_compared, row.compiled) if text)
 
@@ -242,7 +242,7 @@ def _what_stress_proves(clean: Sequence[Row], latent: Sequence[Row]) -> str:
     counts = [counts for row in (*clean, *latent) if (counts := stress_counts(row))]
     if not counts:
         return ""
-    pairs = {name: sum(known.get(name, (0, 0))[1] for known in counts) for name in Circumstance}
+    pairs = {name: sum(known.get(name, (0, 0))[1] for known in counts) for name in Perturbation}
     provoked = ", ".join(f"{name} in {count(number, 'pair')}" for name, number in pairs.items() if number)
     found = f"{count(len(latent), 'model')} {'differs' if len(latent) == 1 else 'differ'}" if latent else "none differs"
     text = f"Stress: {count(len(counts), 'model')} that passed, {provoked}: {found}"
@@ -255,5 +255,5 @@ def _what_stress_proves(clean: Sequence[Row], latent: Sequence[Row]) -> str:
 
 
 def _most_pairs(row: Row) -> tuple[int, int]:
-    """Stressed pairs of a row that differ, and how many there were: of the circumstance with the most of them."""
+    """Stressed pairs of a row that differ, and how many there were: of the perturbation with the most of them."""
     return max(stress_counts(row).values(), key=lambda counted: counted[1], default=(0, 0))

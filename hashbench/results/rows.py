@@ -22,7 +22,7 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from hashbench.catalog import WRITTEN, Circumstance, family_of
+from hashbench.catalog import WRITTEN, Perturbation, family_of
 from hashbench.errors import HashbenchError
 from hashbench.io import UnknownContentError, from_json, read_file, read_json_object, to_json
 from hashbench.records import ROW_KEY, ROW_SCHEMA, ExpectedRow, Row
@@ -414,7 +414,7 @@ ROWS = RowFormat(
     label=_label,
     required=("dev", "name", "batch_size", "accuracy"),  # dynamo's columns: no file without them is one of accuracies
     filled=("dev", "name", "accuracy"),  # a model that never loaded has no batch size
-    words={"accuracy": ("status", WRITTEN), "latent": ("circumstance", ("", *Circumstance))},
+    words={"accuracy": ("status", WRITTEN), "latent": ("perturbation", ("", *Perturbation))},
     checks={"stressed": _STRESSED},
     ranges={
         **dict.fromkeys(("rate", "rate_low", "rate_high", "latent_rate"), (0.0, 1.0)),

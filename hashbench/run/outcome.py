@@ -304,7 +304,7 @@ class Outcome:
     """What repeated runs of one thing show: the status word, and all that is known about it.
 
     ``first`` is the run that the others were compared with, kept for ``stressed`` pairs, whose counts follow. One
-    of them that differs was made under ``circumstance``, and ``latent`` is its outcome. ``between_processes``: the runs
+    of them that differs was made under ``perturbation``, and ``latent`` is its outcome. ``between_processes``: the runs
     that differ are of different processes.
     """
 
@@ -330,7 +330,7 @@ class Outcome:
     traces: tuple[Trace, ...] = field(default=(), repr=False)
     first: Run | None = field(default=None, repr=False)
     stressed: tuple[ExperimentResult, ...] = ()
-    circumstance: str = ""
+    perturbation: str = ""
     latent: Outcome | None = field(default=None, repr=False)
     between_processes: bool = False
     batch: BatchFacts | None = None

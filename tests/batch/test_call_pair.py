@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from programs import compared_runs, random_inputs, runner
 
 from hashbench.batch.call_pair import diagnose
 from hashbench.batch.cause import ItemEvidence, decide
@@ -15,6 +14,7 @@ from hashbench.batch.finding import BatchFinding
 from hashbench.batch.layout import Company
 from hashbench.batch.locate import finding_of
 from hashbench.records import Decision
+from tests.batch.programs import compared_runs, random_inputs, runner
 
 BATCH, SIZE = 8, 3
 

@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from programs import (
+from torch import nn
+from torch.nn import functional
+
+from hashbench.batch.finding import BatchFinding, Comparison, RowDifference
+from hashbench.batch.judged import Guilt
+from hashbench.batch.layout import MOST_ROWS, Company, ItemAxis
+from hashbench.batch.locate import compare_rows, finding_of
+from hashbench.records import Failure, op_of
+from tests.batch.programs import (
     PLANTED,
     SEGMENTS,
     Program,
@@ -21,14 +29,6 @@ from programs import (
     runner,
     wrong_experts,
 )
-from torch import nn
-from torch.nn import functional
-
-from hashbench.batch.finding import BatchFinding, Comparison, RowDifference
-from hashbench.batch.judged import Guilt
-from hashbench.batch.layout import MOST_ROWS, Company, ItemAxis
-from hashbench.batch.locate import compare_rows, finding_of
-from hashbench.records import Failure, op_of
 
 BATCH, SIZE = 8, 3
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from programs import compared_runs, random_inputs, runner
 
 from hashbench.batch.judged import Guilt
 from hashbench.batch.layout import WHOLE, Company, Cut, ItemAxis
@@ -14,6 +13,7 @@ from hashbench.batch.match import Agreement, Match, TensorRows, match
 from hashbench.batch.rows import RowDigests, ShapeNotes, row_digests
 from hashbench.check.function import FunctionCall, check_company
 from hashbench.records import Failure, RunOptions
+from tests.batch.programs import compared_runs, random_inputs, runner
 
 COMPANY = Company(8, 4)
 

@@ -7,10 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import interpreted_cases
 import pytest
 import torch
-from training_steps import STEPS
 
 from hashbench import HashDebugTrace
 from hashbench.devices import ledger, reference
@@ -18,6 +16,8 @@ from hashbench.devices.ledger import DigestPath, Ledger, digest_path
 from hashbench.devices.reference import bytes_of, digest_of_bytes, finish
 from hashbench.divergence import find
 from hashbench.records import Trace
+from tests.devices import interpreted_cases
+from tests.devices.training_steps import STEPS
 
 
 def on_gpus(count: int) -> list[pytest.MarkDecorator]:

@@ -9,11 +9,11 @@ import re
 import subprocess
 import sys
 
-import interpreted_cases
 import pytest
 import torch
 
 from hashbench.devices.reference import bytes_of
+from tests.devices import interpreted_cases
 
 pytestmark = pytest.mark.slow
 WITHOUT_TRITON = importlib.util.find_spec("triton") is None

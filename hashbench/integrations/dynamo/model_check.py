@@ -65,7 +65,7 @@ _EAGER = ("eager",)
 _BATCH_RUNS = 4
 """Times as long as the harness's check of batch invariance that ours may take."""
 _STRESSED_RUNS = 4
-"""Times as long as the harness's two runs that stressed runs may take, with what names the circumstance."""
+"""Times as long as the harness's two runs that stressed runs may take, with what names the perturbation."""
 
 
 def preparing(
@@ -277,7 +277,7 @@ class ModelCheck:
         return check.diagnose(check.confirm(outcome))
 
     def _stressed(self, make: Attempt, outcome: Outcome) -> Outcome:
-        """The outcome with what pairs under circumstances that must not matter say, where that is asked for and the
+        """The outcome with what pairs under perturbations that must not matter say, where that is asked for and the
         harness's ``--timeout`` leaves the time."""
         seconds, left = sum(run.seconds for run in self.eager.runs), _seconds_left(self.session, self.harness.args)
         if not self.options.stress or left < _STRESSED_RUNS * seconds:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from hashbench.replay.controls.circumstances import WITHIN_A_RUN, no_collector, oversubscribed, provoked
 from hashbench.replay.controls.generators import Generators
 from hashbench.replay.controls.load import busy_threads, second_stream
 from hashbench.replay.controls.memory import POISONS, poison_reach, poisoned_memory, reserve_for_a_run
+from hashbench.replay.controls.perturbations import WITHIN_A_RUN, no_collector, oversubscribed, provoked
 from hashbench.replay.controls.system import constant_entropy, single_worker_pools, ticking_clocks
 from hashbench.run.settings import applied
 

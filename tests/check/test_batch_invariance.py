@@ -1,0 +1,792 @@
+"""``--batch-invariant``: dynamo's statuses from smaller and smaller batches; what is no batch is not taken for one."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+import shlex
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from runner_helpers import FunctionRunner
+
+from hashbench import cli
+from hashbench.catalog import WRITTEN, Kind, Status, family_of, kind_of, letter_of, status_of
+from hashbench.check import batch_invariance
+from hashbench.check.batch_items import batch_of, compare_items, first_items, halves, why_not
+from hashbench.io import to_json
+from hashbench.records import BATCH_INVARIANCE, ModelSpec, Row, RunOptions
+from hashbench.report.compare import Outcome, compare
+from hashbench.report.table import sweep_table
+from hashbench.results.load import Sweep
+from hashbench.results.rows import ROWS, read_rows, read_table
+from hashbench.run.workload import Workload
+
+BATCH = RunOptions(mode=BATCH_INVARIANCE, deterministic="off", diagnose_budget=0.0)
+
+
+class Lambda(torch.nn.Module):
+    """Computes what a function does."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = [function]  # in a list, which no module copies as a part
+
+    def __deepcopy__(self, _: object) -> Lambda:
+        return Lambda(self.function[0])
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        return self.function[0](*inputs)
+
+
+def checked(function: Callable[..., Any], *inputs: Any, options: RunOptions = BATCH, batch: int | None = None) -> Row:
+    runner = FunctionRunner(options)
+    runner.build = lambda: Workload(module=Lambda(function), inputs=inputs or (torch.randn(8, 6),))
+    return runner.run_model(ModelSpec("zoo", "model", batch_size=batch))
+
+
+def raises_below(size: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        if len(x) < size:
+            raise ValueError(f"{len(x)} items")
+        return x + 1
+
+    return function
+
+
+def out_of_memory(x: torch.Tensor) -> torch.Tensor:
+    raise torch.OutOfMemoryError("no memory") if len(x) < 8 else ValueError("no")
+
+
+STATUSES = {
+    "each item by itself": (lambda x: x * 2, "pass", "4 2 1"),
+    "a scale over the batch": (lambda x: x / x.abs().max(), "fail_batch_invariance_at_4", "4"),
+    "a mean over the batch": (lambda x: x - x.mean(0), "fail_batch_invariance_at_4", "4"),
+    "other code for one item": (lambda x: x.exp() if len(x) > 1 else x + 1, "fail_batch_invariance_at_1", "4 2 1"),
+    "other code for few items": (lambda x: x.exp() if len(x) > 2 else x + 1, "fail_batch_invariance_at_2", "4 2"),
+    "another structure": (lambda x: (x, x) if len(x) > 4 else x, "fail_batch_invariance_at_4", "4"),
+    "the full batch raises": (raises_below(9), "fail_to_run", ""),
+    "half of it raises": (raises_below(5), "fail_to_run_at_batch_4", ""),
+    "one item raises": (raises_below(2), "fail_to_run_at_batch_1", "4 2"),
+    "no output has the batch": (lambda x: x.sum(0), "pass_due_to_skip", "4 2 1"),
+    "only a loss depends on it": (lambda x: (x * 2, x.mean()), "pass", "4 2 1"),
+    "a table of as many rows as the batch": (lambda x: (x * 2, x.mean() + torch.zeros(8, 3)), "pass", "4 2 1"),
+    "a table of as many rows as the half": (lambda x: (x * 2, x.mean() + torch.zeros(4, 3)), "pass", "4 2 1"),
+    "the batch is the second dimension": (lambda x: (x * 2, x.t().repeat(2, 1)[:8]), "pass", "4 2 1"),
+    "the number of items": (lambda x: (x * 2, len(x)), "pass", "4 2 1"),
+}
+
+
+@pytest.mark.parametrize(("function", "accuracy", "sizes"), STATUSES.values(), ids=STATUSES)
+def test_the_status_is_that_of_the_largest_smaller_batch_that_differs(function, accuracy, sizes):
+    row = checked(function)
+    assert (row.accuracy, row.batch_sizes, row.batch_size) == (accuracy, sizes, 8)
+    assert (row.mode, row.threads is not None) == (BATCH_INVARIANCE, row.runs is not None)
+
+
+def test_memory_that_runs_out_is_oom_whichever_batch_it_was():
+    assert checked(out_of_memory).accuracy == "fail_to_run"
+    assert checked(lambda x: out_of_memory(x) if len(x) < 8 else x).accuracy == "OOM"
+    assert Status.OOM.ran_out_of_memory
+
+
+def test_a_model_that_differs_from_itself_is_not_called_batch_variant():
+    runs = itertools.count()
+    row = checked(lambda x: x + next(runs))
+    assert row.accuracy == "pass_due_to_skip"
+    assert "two runs of the same 8 items differ" in row.error
+    small = checked(lambda x: x if len(x) > 4 else x + next(runs))
+    assert small.accuracy == "pass_due_to_skip"
+    assert "two runs of the same 4 items differ" in small.error
+
+
+def test_how_much_differs_is_measured_over_the_items_that_both_have():
+    row = checked(lambda x: x if len(x) > 4 else x + torch.eye(len(x), 6), torch.zeros(8, 6))
+    assert (row.differing_results, row.differing_elements, row.max_abs_diff) == ("output.1", 4, 1.0)
+    assert row.count_variability == pytest.approx(4 / 24, rel=1e-3)
+
+
+def test_each_size_runs_a_fresh_copy_in_eval_mode_from_the_same_random_state():
+    row = checked(lambda x: x + torch.rand(()))
+    assert row.accuracy == "pass"
+    training = FunctionRunner(RunOptions(mode=BATCH_INVARIANCE, deterministic="off"))
+    training.build = lambda: Workload(
+        torch.nn.Sequential(torch.nn.Dropout(), torch.nn.BatchNorm1d(6)), torch.randn(8, 6)
+    )
+    assert training.run_model(ModelSpec("zoo", "model")).accuracy == "pass"
+
+
+# ------------------------------------------------------------------------------------------------ what is a batch
+
+X = torch.zeros
+BATCHES = {
+    "as stated": ((X(8, 2), X(3)), 8, 8, ""),
+    "the first dimension of all": ((X(6, 2), {"mask": X(6)}, X(())), None, 6, ""),
+    "several first dimensions": ((X(6, 2), X(5)), None, None, "no batch size is known"),
+    "no tensor": ((1, "a"), None, None, "no batch size is known"),
+    "one item": ((X(1, 2),), None, 1, "its batch has one item"),
+    "not first": ((X(3, 8),), 8, 8, "no input has the batch of 8 as its first dimension"),
+}
+
+
+@pytest.mark.parametrize(("inputs", "stated", "batch", "reason"), BATCHES.values(), ids=BATCHES)
+def test_what_the_batch_is_and_why_there_is_nothing_smaller(inputs, stated, batch, reason):
+    assert batch_of(inputs, stated) == batch
+    assert why_not(inputs, batch).startswith(reason)
+    assert bool(why_not(inputs, batch)) == bool(reason)
+
+
+def test_inputs_are_cut_where_their_first_dimension_is_the_batch():
+    image = torch.randn(8, 3, 4, 4).to(memory_format=torch.channels_last)
+    inputs = {"image": image, "table": torch.randn(5, 8), "scale": torch.tensor(2.0), "names": ["a"]}
+    cut = first_items(inputs, 2, 8)
+    assert torch.equal(cut["image"], image[:2])
+    assert cut["image"].is_contiguous(memory_format=torch.channels_last)
+    assert (cut["table"].shape, cut["scale"].shape, cut["names"]) == ((5, 8), (), ["a"])
+    assert first_items(inputs, 8, 8) is inputs
+
+
+@pytest.mark.parametrize(("batch", "sizes"), [(8, [4, 2, 1]), (16, [8, 4, 2, 1]), (5, [2, 1]), (2, [1])])
+def test_the_sizes_are_halves_down_to_one(batch, sizes):
+    assert list(halves(batch)) == sizes
+
+
+def test_strides_are_no_difference_and_signs_of_zero_are():
+    first, second = torch.zeros(4, 3, 2), torch.zeros(2, 2, 3).transpose(1, 2)
+    assert compare_items({"output.0": first}, {"output.0": second}, batch=4, size=2).difference is None
+    found = compare_items({"output.0": first}, {"output.0": -second}, batch=4, size=2)
+    assert found.difference is not None
+    assert found.difference.representation == "sign of zero"
+
+
+def test_which_batch_size_a_model_has():
+    own, small = ModelSpec("zoo", "a", batch_size=16), ModelSpec("zoo", "b", batch_size=2)
+    assert [BATCH.batch_size_of(spec) for spec in (own, small, ModelSpec("zoo", "c"))] == [16, 8, None]
+    assert RunOptions(mode=BATCH_INVARIANCE, batch_size=4).batch_size_of(own) == 4
+    assert RunOptions().batch_size_of(small) == 2
+
+
+# ------------------------------------------------------------------------------------------------- words and reports
+
+
+def test_words_with_a_batch_size_are_known_by_their_family():
+    word = Status.BATCH_DIFFERS.at(4)
+    assert (word, status_of(word), kind_of(word)) == ("fail_batch_invariance_at_4", Status.BATCH_DIFFERS, Kind.DIFFER)
+    assert (kind_of("fail_to_run_at_batch_16"), letter_of(word)) == (Kind.FAIL, "B")
+    assert family_of("fail_batch_invariance_at_<n>") == ""
+    for strange in ("fail_batch_invariance_at_", "fail_batch_invariance_at_0", "fail_batch_invariance_at_x", "pass_4"):
+        assert family_of(strange) not in WRITTEN
+
+
+def row(accuracy: str, **more: Any) -> Row:
+    return Row("cpu", "net", 8, accuracy, suite="zoo", mode=BATCH_INVARIANCE, dtype="float32", **more)
+
+
+def test_a_csv_holds_them_and_no_others(tmp_path):
+    kept = row("fail_batch_invariance_at_4", smallest_batch=5, shapes="(4,2)x(2,3)", not_attributable=0)
+    (tmp_path / "accuracy.csv").write_text(ROWS.text([kept]))
+    assert read_rows(tmp_path / "accuracy.csv") == [kept]
+    assert ROWS.from_json(to_json(kept)) == kept
+    (tmp_path / "accuracy.csv").write_text(ROWS.text([row("fail_batch_invariance_at_<n>")]))
+    with pytest.raises(Exception, match="hashbench knows no such status"):
+        ROWS.rows(read_table(tmp_path / "accuracy.csv"))
+
+
+def sweep(*rows: Row) -> Sweep:
+    return Sweep("sweep", rows, {}, "hashbench")
+
+
+PAIRS = {
+    "passes and differed": ("fail_batch_invariance_at_4", "pass", Outcome.FIXED),
+    "differs and passed": ("pass", "fail_batch_invariance_at_4", Outcome.REGRESSED),
+    "differs as before": ("fail_batch_invariance_at_4", "fail_batch_invariance_at_4", Outcome.STILL_DIFFERS),
+    "differs from another size on": ("fail_batch_invariance_at_1", "fail_batch_invariance_at_4", Outcome.MOVED),
+    "fails and differed": ("fail_batch_invariance_at_1", "fail_to_run", Outcome.REGRESSED),
+    "is skipped and differed": ("fail_batch_invariance_at_1", "pass_due_to_skip", Outcome.NOW_SKIPPED),
+}
+
+
+@pytest.mark.parametrize(("base", "new", "outcome"), PAIRS.values(), ids=PAIRS)
+def test_compare_knows_them(base, new, outcome):
+    where = {"kernel": "aten.mm.default", "origin": "kernel"}
+    rows = [row(word, **(where if kind_of(word) is Kind.DIFFER else {})) for word in (base, new)]
+    (change,) = compare(sweep(rows[0]), sweep(rows[1])).changes
+    if outcome is Outcome.REGRESSED and kind_of(base) is Kind.DIFFER:
+        assert change.outcome.worse
+    else:
+        assert change.outcome is outcome
+    assert change.outcome is not Outcome.MOVED or "at_1 → fail_batch_invariance_at_4" in change.note
+
+
+def test_a_plain_sweep_is_never_compared_with_one_of_batch_invariance():
+    plain = Row("cpu", "net", 8, "pass", suite="zoo", mode="inference", dtype="float32")
+    comparison = compare(sweep(plain), sweep(row("fail_batch_invariance_at_4")))
+    assert (comparison.compared, comparison.unpaired) == (0, (1, 1))
+
+
+def test_the_table_lists_them_with_what_to_do():
+    rows = [row("fail_batch_invariance_at_4", kernel="aten.mm.default", advice="Pad the batch to 8")]
+    table = sweep_table([*rows, Row("cpu", "b", 8, "fail_to_run_at_batch_2", error="no")], command=lambda _: "again")
+    assert "fail_batch_invariance_at_4  aten.mm.default" in table
+    assert "to do: Pad the batch to 8" in table
+    assert "run it in plain Python with so many items" in table
+
+
+# ---------------------------------------------------------------------------------------------------- command line
+
+
+@pytest.mark.parametrize("flag", ["--stress", "--untraced-pair", "--fingerprints"])
+def test_flags_that_ask_for_something_else_are_refused(flag, capsys):
+    assert cli.main(["sweep", "--inference", "--batch-invariant", flag]) == 2
+    assert f"{flag} does not go with --batch-invariant" in capsys.readouterr().err
+
+
+def test_a_night_has_batch_invariance_as_a_mode(capsys):
+    assert cli.main(["nightly", "--suite", "torchvision", "--", "--batch-invariant"]) == 2
+    assert f"add {BATCH_INVARIANCE} to --modes" in capsys.readouterr().err
+
+
+ZOO = """
+import torch
+class Scaled(torch.nn.Module):
+    def forward(self, x):
+        return x / x.abs().max()
+def scaled():
+    return Scaled(), (torch.randn(8, 4),)
+def relu():
+    return torch.nn.ReLU(), (torch.randn(8, 4),)
+MODELS = {"relu": relu, "scaled": scaled}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("shared_servers")
+def test_a_sweep_says_so_in_its_csv_and_its_table_and_goes_on_where_it_stopped(tmp_path: Path, capsys):
+    (tmp_path / "zoo.py").write_text(ZOO)
+    words = ["sweep", "--suite", str(tmp_path / "zoo.py"), "--batch-invariant", "--output", str(tmp_path / "out")]
+    assert cli.main([*words, "--training", "--strict"]) == 1
+    said = capsys.readouterr()
+    assert "always runs forward only" in said.err
+    assert "2 models in batch-invariance: 1 fail_batch_invariance_at_4, 1 pass" in said.out
+    (repro,) = (tmp_path / "out" / "repro").iterdir()
+    assert f"$ python {repro / 'repro.py'}" in said.out
+    rows = read_rows(tmp_path / "out" / "accuracy.csv")
+    assert [(row.name, row.accuracy, row.mode) for row in rows] == [
+        ("relu", "pass", BATCH_INVARIANCE),
+        ("scaled", "fail_batch_invariance_at_4", BATCH_INVARIANCE),
+    ]
+    assert (rows[1].cause, rows[1].reproduced[:4]) == ("batch_coupling", "yes:")
+    assert cli.main([*words, "--inference", "--resume"]) == 0
+    assert "2 of 2 rows are there already" in capsys.readouterr().err
+    plain = [word for word in words if word != "--batch-invariant"]
+    assert cli.main([*plain, "--inference", "--resume"]) == 2
+    assert "mode was 'batch-invariance' and is 'inference'" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------------------ pytest
+
+
+class Centred(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - x.mean(0)
+
+
+def failed(check: Any, *arguments: Any, **more: Any) -> list[str]:
+    with pytest.raises(pytest.fail.Exception) as caught:
+        check(*arguments, **more)
+    return str(caught.value).splitlines()
+
+
+def test_an_assertion_passes_where_items_come_out_the_same(assert_batch_invariant):
+    assert_batch_invariant(torch.nn.ReLU(), torch.randn(8, 6))
+    assert_batch_invariant(lambda x, y: x * y, {"x": torch.randn(6, 4), "y": torch.randn(6, 1)}, sizes=(3, 5, 6))
+    training = torch.nn.BatchNorm1d(6)
+    assert_batch_invariant(training, (torch.randn(8, 6),))
+    assert training.training, "the test's own module stays as it was"
+
+
+def test_an_assertion_fails_with_five_lines(assert_batch_invariant):
+    lines = failed(assert_batch_invariant, Centred(), torch.randn(9, 6), sizes=(3, 1, 7), diagnose=False)
+    assert len(lines) == 5
+    assert lines[0].startswith(
+        "Centred: the same items differ between a batch of 7 and one of 9 in output (42 elements"
+    )
+    assert [line.partition(":")[0] for line in lines[1:]] == ["first kernel", "shapes", "cause", "to do"]
+
+
+REFUSED = {
+    "one item": ((torch.nn.ReLU(), torch.randn(1, 6)), {}, "its batch has one item"),
+    "a larger batch": ((torch.nn.ReLU(), torch.randn(4, 6)), {"sizes": (9,)}, "not all from 1 to 3"),
+    "two batches": ((torch.add, (torch.randn(4, 6), torch.randn(1, 6))), {}, "no batch size is known"),
+    "no output of items": ((torch.sum, torch.randn(4, 6)), {}, "no output has the batch of 4"),
+    "no model": ((3, torch.randn(4, 6)), {}, "needs a model to call"),
+    "an unknown option": ((torch.nn.ReLU(), torch.randn(4, 6)), {"size": 1}, "has no option size"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "more", "said"), REFUSED.values(), ids=REFUSED)
+def test_an_assertion_that_would_show_nothing_fails(assert_batch_invariant, arguments, more, said):
+    assert said in " ".join(failed(assert_batch_invariant, *arguments, **more))
+
+
+def test_what_the_model_raises_is_the_tests_own(assert_batch_invariant):
+    with pytest.raises(ValueError, match="2 items") as caught:
+        assert_batch_invariant(raises_below(3), torch.randn(8, 6))
+    assert "(hashbench: with 2 of 8 items)" in caught.value.__notes__
+
+
+# ---------------------------------------------------------------------------------------------------- the kernel
+
+
+class Split(torch.nn.Module):
+    """Adds the halves of a row first where there are more than four rows."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return split_sum(x)
+
+
+@torch.library.custom_op("batch_test::split_sum", mutates_args=())
+def split_sum(x: torch.Tensor) -> torch.Tensor:
+    rows = x.numpy().reshape(len(x), 4, -1)
+    in_order = np.add.accumulate(rows, axis=-1)[..., -1]
+    halves = sum(np.add.accumulate(part, axis=-1)[..., -1] for part in np.split(rows, 2, axis=-1))
+    return torch.from_numpy(np.where(len(x) > 4, halves, in_order).astype(np.float32))
+
+
+def test_the_kernel_is_named_with_its_place_its_shapes_and_the_smallest_batch():
+    runner = FunctionRunner(replace(BATCH, diagnose_budget=20.0))
+    net = torch.nn.Sequential(torch.nn.Hardtanh(), Split(), torch.nn.ReLU())
+    runner.build = lambda: Workload(net, torch.randn(8, 1024))
+    row = runner.run_model(ModelSpec("zoo", "net"))
+    assert (row.accuracy, row.origin, row.kernel) == (
+        "fail_batch_invariance_at_4",
+        "kernel",
+        "batch_test.split_sum.default",
+    )
+    assert (row.module, row.source.split()[0][:24]) == ("Sequential.1", "test_batch_invariance.py")
+    assert (row.shapes, row.reference_shapes, row.smallest_batch) == ("(4,1024)", "(8,1024)", 5)
+    assert (row.cause, row.confidence, row.phase) == ("shape_dependent_kernel", "proven", "forward")
+    assert (row.iteration, row.benign) == (0, 0), "the other iteration's is the same"
+    assert "ULP" in row.detail
+    assert row.advice
+    assert row.evidence
+
+
+def test_without_a_budget_the_kernel_is_named_and_no_cause():
+    row = checked(lambda x: (x - x.mean(0)).relu())
+    assert (row.kernel, row.cause, row.not_attributable) == ("aten.mean.dim", "", 0)
+
+
+def rolled_of_some(x: torch.Tensor) -> torch.Tensor:
+    some = x[x[:, 0] > 0].flip(0)
+    return x + some[0]
+
+
+@pytest.mark.parametrize(
+    ("function", "kernel", "why"),
+    [
+        (lambda x: x * (x > -100).sum(), "aten.sum.default", "0 of 3 repetitions"),
+        (lambda x: x * torch.full((), 1 / len(x)), "aten.full.default", "0 of 3 repetitions"),
+        (rolled_of_some, "aten.flip.default", "the call cannot be repeated on other items"),
+    ],
+    ids=["a count", "an argument", "no call that can be repeated"],
+)
+def test_where_no_experiment_decides_what_is_computed_from_other_items_is_likely_coupling(function, kernel, why):
+    x = torch.tensor([1.0, -1, 2, 3, 4, -2, 5, 6])[:, None] * torch.arange(1.0, 7)
+    row = checked(function, x, options=replace(BATCH, diagnose_budget=20.0))
+    assert (row.kernel, row.cause, row.confidence) == (kernel, "batch_coupling", "likely"), row.because
+    assert why in row.because
+
+
+class Parts(torch.nn.Module):
+    """Draws for each item in one part, and once for all in another."""
+
+    def __init__(self, draw: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.first, self.drops, self.mixes = Lambda(lambda x: x + torch.rand(()) * 0), Lambda(draw), Lambda(shuffled)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.mixes(self.drops(self.first(x)))
+
+
+def shuffled(x: torch.Tensor) -> torch.Tensor:
+    return x[:, torch.randperm(x.shape[1])]
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_random_numbers_that_follow_how_many_an_earlier_call_drew_are_blamed_on_that_call(*, private: bool):
+    def drops(x: torch.Tensor) -> torch.Tensor:
+        dropped = x * (torch.rand_like(x) > 0.5)
+        return dropped + torch.rand((), generator=torch.Generator()) * 0 if private else dropped
+
+    runner = FunctionRunner(replace(BATCH, diagnose_budget=20.0))
+    runner.build = lambda: Workload(module=Parts(drops), inputs=(torch.arange(1.0, 801).view(8, 100),))
+    row = runner.run_model(ModelSpec("zoo", "model"))
+    assert (row.accuracy, row.kernel, row.module) == (
+        "fail_batch_invariance_at_4",
+        "aten.rand_like.default",
+        "Parts.drops",
+    )
+    said = "random numbers differ by the batch: it draws another amount of them, so that the generator stands elsewhere"
+    assert row.detail == row.because == f"{said} before aten.randperm.default in Parts.mixes"
+    assert (row.cause, row.confidence) == ("batch_coupling", "proven")
+    assert row.advice.startswith("Draw for each item from a torch.Generator of its own")
+
+
+def test_what_draws_as_much_for_every_batch_is_blamed_for_nothing():
+    def drops(x: torch.Tensor) -> torch.Tensor:
+        return x * (torch.rand(100) > 0.5)
+
+    runner = FunctionRunner(BATCH)
+    runner.build = lambda: Workload(module=Parts(drops), inputs=(torch.randn(8, 100),))
+    assert runner.run_model(ModelSpec("zoo", "model")).accuracy == "pass"
+
+
+def noisy(x: torch.Tensor) -> torch.Tensor:
+    return torch.normal(x, 1.0)
+
+
+def dropped(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.dropout(x, training=True)
+
+
+@pytest.mark.parametrize("draw", [noisy, dropped])
+def test_a_call_that_draws_behind_another_amount_of_draws_is_coupled_by_the_generator(draw):
+    def after_others(x: torch.Tensor) -> torch.Tensor:
+        torch.rand(len(x))
+        return draw(x)
+
+    row = checked(after_others, torch.ones(8, 6), options=DIAGNOSED)
+    assert (row.kernel, row.cause, row.confidence) == ("aten.rand.default", "batch_coupling", "proven"), row.because
+    assert row.because.startswith("random numbers differ by the batch: it draws another amount of them")
+
+
+DIAGNOSED = replace(BATCH, diagnose_budget=20.0)
+
+
+def private_noise(x: torch.Tensor, *, normal: bool) -> torch.Tensor:
+    draw = torch.randn if normal else torch.rand
+    return x + draw(x.shape, generator=torch.Generator().manual_seed(3))
+
+
+def noise_in_place(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.empty_like(x).normal_(generator=torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize(
+    ("function", "kernel"),
+    [
+        (functools.partial(private_noise, normal=True), "aten.randn.generator"),
+        (noise_in_place, "aten.normal_.default"),
+        (lambda x: x + torch.randn_like(x), "aten.randn_like.default"),
+        (lambda x: x[torch.randperm(len(x))], "aten.randperm.default"),
+    ],
+    ids=["a private generator", "in place", "the default generator", "an order"],
+)
+def test_a_call_whose_draws_depend_on_the_number_of_items_is_attributed(function, kernel):
+    """Normal numbers are drawn in blocks of 16, of which the last depends on how many there are."""
+    row = checked(function, torch.ones(8, 6).cumsum(0), options=DIAGNOSED)
+    assert (row.kernel, row.cause, row.confidence) == (kernel, "batch_coupling", "proven"), row.because
+    assert "0 of 3 repetitions with the same items differ; 7 of 7 other numbers of items" in row.because
+    assert row.advice.startswith("Draw for each item from a torch.Generator of its own")
+
+
+def test_uniform_numbers_of_a_private_generator_are_the_same_in_any_batch():
+    assert checked(functools.partial(private_noise, normal=False), torch.ones(8, 6)).accuracy == "pass"
+
+
+def test_draws_that_enter_computation_are_attributed_but_not_proven():
+    row = checked(lambda x: torch.normal(x, 1.0), torch.ones(8, 6).cumsum(0), options=DIAGNOSED)
+    assert (row.kernel, row.cause, row.confidence) == ("aten.normal.Tensor_float", "batch_coupling", "likely")
+
+
+@pytest.mark.parametrize("draw", [torch.rand_like, torch.randn_like])
+def test_numbers_that_are_drawn_by_place_are_attributed_where_items_are_at_other_places(draw):
+    options = replace(DIAGNOSED, mode="position-invariance")
+    row = checked(lambda x: x + draw(x), torch.ones(8, 16).cumsum(0), options=options)
+    assert (row.accuracy, row.cause, row.confidence) == ("fail_position_invariance", "batch_coupling", "proven")
+    assert "at another place" in row.because
+
+
+def in_a_loop(x: torch.Tensor, *, apart: bool) -> torch.Tensor:
+    """A draw for each item, and one for all, from the same generator or from one that is seeded anew."""
+    if apart:
+        torch.manual_seed(4)
+    rows = torch.cat([row[None] * (torch.rand(row.shape) > 0.5) for row in x])
+    if apart:
+        torch.manual_seed(5)
+    return rows + torch.rand(rows.shape)
+
+
+def cut_in_a_loop(x: torch.Tensor, *, apart: bool) -> torch.Tensor:
+    """The same with a call inside the loop of the op that follows it."""
+    if apart:
+        torch.manual_seed(4)
+    rows = torch.cat([torch.cat([row[None], torch.rand(1, 2)], 1) for row in x])
+    if apart:
+        torch.manual_seed(5)
+    return rows + torch.rand(rows.shape)
+
+
+@pytest.mark.parametrize("loop", [in_a_loop, cut_in_a_loop])
+def test_of_a_loop_over_items_the_call_that_draws_is_named(loop):
+    row = checked(functools.partial(loop, apart=False), torch.ones(8, 6), options=DIAGNOSED)
+    assert (row.kernel, row.cause, row.confidence) == ("aten.rand.default", "batch_coupling", "proven"), row.because
+    assert "a batch of 8 draws more often than a batch of 4" in row.because
+    assert checked(functools.partial(loop, apart=True), torch.ones(8, 6)).accuracy == "pass"
+
+
+def test_a_generator_that_is_seeded_by_the_batch_is_told_by_its_state():
+    def seeded(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.rand(6, generator=torch.Generator().manual_seed(len(x)))
+
+    row = checked(seeded, torch.ones(8, 6), options=DIAGNOSED)
+    assert (row.kernel, row.cause, row.confidence) == ("aten.rand.generator", "batch_coupling", "proven"), row.because
+    assert "a generator that was seeded by it" in row.because
+
+
+def test_draws_of_the_smaller_batch_alone_are_named():
+    def draws_first(x: torch.Tensor) -> torch.Tensor:
+        shift = torch.zeros(3) if len(x) > 4 else torch.rand(3) * 0
+        return x + torch.randint(9, (6,)) + shift[0]
+
+    row = checked(draws_first, torch.ones(8, 6), options=DIAGNOSED)
+    assert (row.kernel, row.cause, row.confidence) == ("aten.rand.default", "batch_coupling", "proven"), row.because
+    assert "a batch of 4 draws more often than a batch of 8" in row.because
+    assert "before aten.randint.default" in row.because
+
+
+class Regularized(torch.nn.Module):
+    """Dropout that is left on, in two places."""
+
+    def __init__(self, probability: float) -> None:
+        super().__init__()
+        self.probability = probability
+        self.first, self.second = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in (self.first, self.second):
+            x = torch.nn.functional.dropout(layer(x).sign(), self.probability, training=True)
+        return x
+
+
+def drops_alike() -> bool:
+    """Whether dropout leaves the generator in one state for eight items and for four, as MKL's does."""
+    states = []
+    for items in (8, 4):
+        torch.manual_seed(0)
+        torch.nn.functional.dropout(torch.ones(items, 64), training=True)
+        states.append(torch.get_rng_state())
+    return torch.equal(*states)
+
+
+def test_dropout_that_is_left_on_is_proven_by_the_states_of_the_generator():
+    runner = FunctionRunner(DIAGNOSED)
+    runner.build = lambda: Workload(Regularized(0.5), torch.randn(8, 64))
+    row = runner.run_model(ModelSpec("zoo", "model"))
+    if not drops_alike():
+        assert (row.kernel, row.cause, row.confidence) == ("aten.bernoulli_.float", "batch_coupling", "proven")
+        assert "it draws another amount of them, so that the generator stands elsewhere before" in row.because
+    else:
+        assert row.accuracy == "pass" or row.cause == "shape_dependent_kernel"
+    runner.build = lambda: Workload(Regularized(0.0), torch.randn(8, 64))
+    assert runner.run_model(ModelSpec("zoo", "model")).cause != "batch_coupling"
+
+
+# ----------------------------------------------------------------------- other ops for another number of items
+
+
+def by_size(x: torch.Tensor, *, apart: bool) -> torch.Tensor:
+    """More than five items go to another op, which rounds otherwise, or the same."""
+    return split_sum(x) if len(x) <= 5 else whole_sum(x, apart)
+
+
+@torch.library.custom_op("batch_test::whole_sum", mutates_args=())
+def whole_sum(x: torch.Tensor, apart: bool) -> torch.Tensor:
+    rows = x.numpy().reshape(len(x), 4, -1)
+    parts = np.split(rows, 2, axis=-1) if apart else [rows]
+    return torch.from_numpy(sum(np.add.accumulate(part, axis=-1)[..., -1] for part in parts).astype(np.float32))
+
+
+def scaled_after(x: torch.Tensor) -> torch.Tensor:
+    rows = by_size(x, apart=True)
+    return rows / rows.abs().amax()
+
+
+@pytest.mark.parametrize("function", [functools.partial(by_size, apart=True), scaled_after], ids=["alone", "scaled"])
+def test_other_ops_for_another_number_of_items_are_a_choice_by_size(function):
+    """Also where what is behind it computes over the batch: that is not what is read here."""
+    row = checked(function, torch.randn(8, 1024), options=DIAGNOSED)
+    assert (row.accuracy, row.kernel) == ("fail_batch_invariance_at_4", "batch_test.split_sum.default")
+    assert (row.cause, row.confidence, row.smallest_batch) == ("shape_dependent_kernel", "proven", 6), row.because
+    assert "a batch of 8 calls other ops here (batch_test.whole_sum.default)" in row.detail
+    assert "0 of 6 with other content in the other items" in row.because
+    assert "Draw" not in row.advice
+
+
+def test_other_ops_that_leave_the_same_are_nothing():
+    assert checked(functools.partial(by_size, apart=False), torch.randn(8, 1024)).accuracy == "pass"
+
+
+def test_cdist_which_takes_a_matrix_product_for_many_rows_is_no_coupling():
+    """From 26 rows on: ``_euclidean_dist``."""
+    table = torch.randn(20, 5, generator=torch.Generator().manual_seed(0))
+    row = checked(lambda x: torch.cdist(x, table), torch.randn(40, 5), options=DIAGNOSED)
+    assert (row.accuracy, row.kernel) == ("fail_batch_invariance_at_20", "aten._cdist_forward.default")
+    assert (row.cause, row.confidence, row.smallest_batch) == ("shape_dependent_kernel", "proven", 26), row.because
+    assert row.advice.startswith("Give the kernel the same number of items")
+
+
+def routed(x: torch.Tensor, *, by_row: bool, small: bool) -> torch.Tensor:
+    """A larger, or a smaller, batch is scaled, by the largest number of all or of each."""
+    if (len(x) <= 4) is small:
+        return x / (x.abs().amax(dim=1, keepdim=True) if by_row else x.abs().amax())
+    return x.neg().neg() if not by_row else x / x.abs().max(dim=1, keepdim=True).values
+
+
+@pytest.mark.parametrize("small", [False, True])
+def test_other_ops_that_compute_over_the_batch_are_coupling(*, small: bool):
+    x = torch.arange(1.0, 49).view(8, 6)
+    row = checked(functools.partial(routed, by_row=False, small=small), x, options=DIAGNOSED)
+    assert (row.accuracy, row.cause, row.confidence) == ("fail_batch_invariance_at_4", "batch_coupling", "proven")
+    assert "with other content in the other items" in row.because
+    assert row.advice.startswith("Let nothing be computed over the items of a batch")
+    assert checked(functools.partial(routed, by_row=True, small=small), x).accuracy == "pass"
+
+
+def test_what_takes_other_ops_by_the_company_is_named_by_the_assertion_too(assert_batch_invariant):
+    table = torch.randn(20, 5, generator=torch.Generator().manual_seed(0))
+    lines = failed(assert_batch_invariant, lambda x: torch.cdist(x, table), torch.randn(40, 5), sizes=(20,))
+    assert lines[1].startswith("first kernel: aten._cdist_forward.default")
+    assert lines[3].startswith("cause: shape_dependent_kernel, proven")
+    lines = failed(assert_batch_invariant, functools.partial(private_noise, normal=True), torch.ones(8, 6), sizes=(4,))
+    assert lines[3].startswith("cause: batch_coupling, proven")
+    lines = failed(assert_batch_invariant, read_by_columns, torch.randn(8, 6), sizes=(4,))
+    assert lines[1].startswith("first kernel: aten.exp.default")
+    assert lines[3].startswith("cause: batch_coupling, proven")
+
+
+# --------------------------------------------------------------------------------------------------------- views
+
+
+def read_by_columns(x: torch.Tensor) -> torch.Tensor:
+    return torch.as_strided(x * 2, x.shape, (1, len(x))).exp()
+
+
+def read_by_rows(x: torch.Tensor) -> torch.Tensor:
+    return torch.as_strided(x * 2, x.shape, (x.shape[1], 1)).exp()
+
+
+VIEWS = {
+    "of what a call left": (read_by_columns, "aten.exp.default", "aten.as_strided.default"),
+    "of the input": (lambda x: x.as_strided(x.shape, (1, len(x))).exp(), "aten.exp.default", "aten.as_strided.default"),
+    "of another shape": (lambda x: (x.t() * 2).contiguous().view(len(x), -1).exp(), "aten.exp.default", "aten.view"),
+    "of the last item": (lambda x: x.exp() + (x * 2)[-1:], "aten.add.Tensor", "aten.slice.Tensor"),
+    "of a view": (
+        lambda x: (x * 2).as_strided((x.shape[1], len(x)), (len(x), 1)).t().exp(),
+        "aten.exp.default",
+        "aten.as_strided.default, aten.t.default",
+    ),
+    "of memory that was written in place": (
+        lambda x: (x * 2).add_(1).as_strided(x.shape, (1, len(x))).exp(),
+        "aten.exp.default",
+        "aten.as_strided.default",
+    ),
+}
+
+
+@pytest.mark.parametrize(("function", "kernel", "view"), VIEWS.values(), ids=VIEWS)
+def test_memory_that_is_read_as_other_items_is_named_by_its_first_reader(function, kernel, view):
+    row = checked(function, torch.randn(8, 6), options=DIAGNOSED)
+    assert (row.accuracy, row.kernel) == ("fail_batch_invariance_at_4", kernel)
+    assert row.detail.startswith(f"through {view}")
+    assert (row.cause, row.confidence) == ("batch_coupling", "proven"), row.because
+    assert "6 of 6 with other content in the other items" in row.because
+
+
+def at_the_end(x: torch.Tensor) -> torch.Tensor:
+    """Items at the front of a buffer, read at a place that follows from how many there are."""
+    buffer = torch.zeros(16, x.shape[1])
+    buffer[: len(x)] = x
+    return buffer.as_strided(x.shape, (x.shape[1], 1), x.shape[1] * (8 - len(x))).exp()
+
+
+def test_a_view_that_shows_no_other_items_is_no_coupling():
+    row = checked(at_the_end, torch.randn(8, 6), options=DIAGNOSED)
+    assert (row.kernel, row.cause) == ("aten.exp.default", "shape_dependent_kernel"), row.because
+    assert row.detail.startswith("through aten.as_strided.default")
+
+
+def test_a_view_that_shows_each_item_its_own_memory_is_nothing():
+    assert checked(read_by_rows, torch.randn(8, 6)).accuracy == "pass"
+    row = checked(lambda x: read_by_rows(x) - x.mean(0), torch.randn(8, 6), options=DIAGNOSED)
+    assert (row.kernel, row.cause) == ("aten.mean.dim", "batch_coupling")
+
+
+def test_a_result_that_is_a_view_of_other_memory_is_said():
+    row = checked(lambda x: (x * 2).as_strided(x.shape, (1, len(x))), torch.randn(8, 6), options=DIAGNOSED)
+    assert (row.kernel, row.cause) == ("", "unknown")
+    assert "output.0 is a view, and shows other memory of what forward.0/Lambda/aten.mul.Tensor" in row.because
+
+
+def test_kernels_that_differ_and_are_rounded_away_are_counted():
+    row = checked(lambda x: split_sum(x).isfinite(), torch.randn(8, 1024))
+    assert (row.accuracy, row.kernel) == ("pass", "")
+    assert (row.benign, row.benign_ops.partition(" ")[0]) == (2, "batch_test.split_sum.default")
+    assert checked(lambda x: x.relu()).benign == 0
+
+
+@pytest.mark.parametrize(
+    ("company", "sizes"),
+    [
+        (lambda x: x * 2, [8, 4, 2, 1, 4, 8]),
+        (lambda x: x - x.mean(0), [8, 4, 4, 8, 8]),  # the last one as far as the kernel
+    ],
+)
+def test_no_run_is_made_that_another_shows(company, sizes):
+    begun, ended = [], []
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        begun.append(len(x))
+        found = company(x)
+        ended.append(len(x))
+        return found
+
+    checked(function, options=replace(BATCH, iterations=1))
+    assert begun == sizes
+    assert ended == (sizes if sizes[2] == 2 else sizes[:4])
+
+
+@pytest.mark.parametrize("part", ["compare_rows", "finding_of"])
+def test_a_search_that_fails_leaves_the_status(monkeypatch, part):
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(batch_invariance, part, broken)
+    row = checked(lambda x: x - x.mean(0))
+    assert (row.accuracy, row.cause) == ("fail_batch_invariance_at_4", "unknown")
+    assert "looking for the kernel failed: RuntimeError: a fault of ours" in row.because
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("shared_servers")
+def test_the_page_shows_what_is_printed(tmp_path: Path, capsys, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "batch_invariance.md").read_text(encoding="utf-8")
+    command = next(line for line in page.splitlines() if "--only batch_scale" in line)
+    shown = page.partition("```text\n")[2].partition("```")[0]
+    monkeypatch.chdir(tmp_path)
+    assert cli.main([*shlex.split(command)[1:], "--threads", "1"]) == 0
+    printed = capsys.readouterr().out.replace(" --threads 1", "").replace(f"{tmp_path}/", "")
+
+    def steady(text: str) -> list[str]:
+        """Without what is measured: seconds, prices, and which of the remedies that work is the cheapest."""
+        kept = re.sub(r": pad the batch.*|: compute one.*", "", re.sub(r" +\d+\.\d$", "", text, flags=re.MULTILINE))
+        return [line for line in kept.splitlines() if line.strip("- ")]
+
+    assert steady(printed) == steady(shown)

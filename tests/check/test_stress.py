@@ -1,0 +1,842 @@
+"""``--stress``: what passes by luck is found, named and told; what is clean stays clean; everything is put back."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import itertools
+import os
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from contextlib import contextmanager
+from dataclasses import replace
+from multiprocessing.pool import ThreadPool
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from runner_helpers import FunctionRunner
+
+from hashbench import cli, processes
+from hashbench.catalog import LATENT, Perturbation
+from hashbench.causes import decide
+from hashbench.check import stress
+from hashbench.check.function import FunctionCall, check_function
+from hashbench.check.model import BenchmarkRunner
+from hashbench.check.stress import perturbation_of
+from hashbench.diagnose import fresh_process
+from hashbench.diagnose.fresh_process import FreshRuns
+from hashbench.processes import phases_told_to
+from hashbench.records import (
+    NO_TIME,
+    Decision,
+    Diagnosis,
+    Evidence,
+    ExperimentResult,
+    Failure,
+    ModelSpec,
+    Row,
+    RunOptions,
+)
+from hashbench.replay.controls import WITHIN_A_RUN, no_collector, provoked, single_worker_pools
+from hashbench.replay.controls.load import LONGEST, SHORTEST, Episode, episodes, uneven_load
+from hashbench.replay.controls.perturbations import _heap, oversubscribed
+from hashbench.replay.controls.stalls import MOST_SECONDS, stalled_threads
+from hashbench.report.compare import Outcome, compare
+from hashbench.report.table import sweep_table
+from hashbench.results.load import Sweep
+from hashbench.results.rows import read_rows
+from hashbench.run.settings import settings
+from hashbench.run.workload import Workload
+from hashbench.text import as_written, five_lines, told
+
+CPU = torch.device("cpu")
+STRESS = RunOptions(stress=True, replays=4, diagnose_budget=600.0, deterministic="off")
+"""Experiments end by their number: no budget that a busy machine could use up."""
+
+
+MIDDLE = 5 * 2**20
+"""Of a workspace: where it begins, the C library may have kept addresses while it was free."""
+
+
+class Scaled(torch.nn.Module):
+    """Multiplies by what a function says."""
+
+    def __init__(self, factor: Callable[[], float]) -> None:
+        super().__init__()
+        self.factor = [factor]  # in a list, which no module copies as a part
+
+    def __deepcopy__(self, _: object) -> Scaled:
+        return Scaled(self.factor[0])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor[0]()
+
+
+class Workspace(torch.nn.Module):
+    """Adds a workspace that nobody writes, so large that the system hands it out anew: full of zeros in every pair."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.empty(MIDDLE * 2)[MIDDLE : MIDDLE + x.numel()].view_as(x)
+
+
+@pytest.fixture(autouse=True)
+def _free_memory_is_given_back() -> None:
+    """What earlier tests left would be other content for a plain pair, too."""
+    if (library := _heap()) is not None:
+        library.malloc_trim(0)
+
+
+def row_of(module: torch.nn.Module, options: RunOptions = STRESS) -> Row:
+    runner = FunctionRunner(options)
+    runner.build = lambda: Workload(module, (torch.ones(8),))
+    return runner.run_model(ModelSpec("none", "model", arguments={"function": print}))  # which no process builds again
+
+
+def provoking(name: str) -> Callable[[], float]:
+    """A value that is another one while a perturbation is provoked, in every other of its variations."""
+    return {
+        "threads": lambda: float(torch.get_num_threads() < oversubscribed()),
+        "load": lambda: float(any(one.name.startswith("hashbench load") for one in threading.enumerate())),
+        "collector": lambda: float(gc.get_threshold()[0] > 10),
+    }[name]
+
+
+# ------------------------------------------------------------------------------------------------- what is provoked
+
+
+@pytest.mark.parametrize("name", WITHIN_A_RUN)
+def test_all_that_a_perturbation_changes_is_put_back(name: str) -> None:
+    before = settings(), gc.isenabled(), gc.get_threshold(), threading.active_count()
+    for variation in range(5):
+        with pytest.raises(KeyError), provoked((name,), variation, device=CPU):
+            raise KeyError
+    assert (settings(), gc.isenabled(), gc.get_threshold(), threading.active_count()) == before
+
+
+@pytest.mark.parametrize("name", [name for name in WITHIN_A_RUN if name != Perturbation.THREADS])
+def test_variation_0_leaves_a_run_alone(name: str) -> None:
+    before = settings(), gc.isenabled(), gc.get_threshold(), threading.active_count()
+    with provoked((name,), 0, device=CPU):
+        assert (settings(), gc.isenabled(), gc.get_threshold(), threading.active_count()) == before
+
+
+class Cycle:
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_without_the_collector_objects_in_cycles_stay(*, enabled: bool) -> None:
+    before = gc.isenabled(), gc.get_threshold()
+    functions = gc.enable, gc.collect, gc.set_threshold
+    (gc.enable if enabled else gc.disable)()
+    try:
+        with no_collector():
+            gc.enable()
+            gc.set_threshold(1)
+            kept = weakref.ref(Cycle())
+            made = [[] for _ in range(100)]
+            assert not gc.collect()
+            assert kept() is not None, len(made)
+        assert (gc.isenabled(), gc.get_threshold()) == (enabled, before[1])
+        assert (gc.enable, gc.collect, gc.set_threshold) == functions
+    finally:
+        (gc.enable if before[0] else gc.disable)()
+
+
+def test_both_sides_of_a_pair_have_the_same_number_of_threads() -> None:
+    counts = set()
+    for variation in range(4):
+        with provoked(WITHIN_A_RUN, variation, device=CPU):
+            counts.add(torch.get_num_threads())
+    assert counts == {max(oversubscribed(), torch.get_num_threads())}
+
+
+ALIGNMENTS = """
+import numpy as np, torch
+from hashbench.replay.controls import provoked
+foreign, own = set(), set()
+for variation in range(1, 5):
+    with provoked(("address",), variation, device=torch.device("cpu")):
+        foreign.add(np.empty(3000, dtype=np.float32).ctypes.data % 64)
+        own.add(torch.empty(3000).data_ptr() % 64)
+print(sorted(foreign), sorted(own))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(_heap() is None, reason="needs the C library of Linux")
+def test_foreign_memory_begins_at_every_alignment_and_that_of_torch_at_its_own() -> None:
+    # In a process of its own: what comes from the end of the heap is moved, and here much of it has holes.
+    done = subprocess.run([sys.executable, "-c", ALIGNMENTS], capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout == "[0, 16, 32, 48] [0]\n"
+
+
+# ------------------------------------------------------------------------------------------------------------- load
+
+
+def ended(start: Callable[[list[int], Callable[[int], None]], object]) -> list[int]:
+    """The numbers of four pieces of work in the order in which they end, which ``start`` begins one after the other."""
+    order: list[int] = []
+
+    def work(number: int) -> None:
+        time.sleep(0.05 * number)
+        order.append(number)
+
+    start([0, 1, 2], work)
+    return order
+
+
+def by_threads(numbers: list[int], work: Callable[[int], None]) -> None:
+    threads = [threading.Thread(target=work, args=(number,)) for number in numbers]
+    _join(threads)
+
+
+def by_a_subclass(numbers: list[int], work: Callable[[int], None]) -> None:
+    class Working(threading.Thread):
+        def run(self) -> None:
+            work(numbers[self.number])
+
+        number = 0
+
+    threads = [Working() for _ in numbers]
+    for number, thread in enumerate(threads):
+        thread.number = number
+    _join(threads)
+    assert all("run" not in vars(thread) for thread in threads)
+
+
+def _join(threads: Sequence[threading.Thread]) -> None:
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def by_an_executor(numbers: list[int], work: Callable[[int], None]) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(work, numbers))
+
+
+def by_a_pool(numbers: list[int], work: Callable[[int], None]) -> None:
+    with ThreadPool(3) as pool:
+        pool.map(work, numbers, chunksize=1)
+
+
+def by_a_pool_one_by_one(numbers: list[int], work: Callable[[int], None]) -> None:
+    with ThreadPool(3) as pool:
+        for result in [pool.apply_async(work, (number,)) for number in numbers]:
+            result.get()
+
+
+WAYS = [by_threads, by_a_subclass, by_an_executor, by_a_pool, by_a_pool_one_by_one]
+
+
+@pytest.mark.parametrize("start", WAYS)
+def test_threads_of_the_program_are_stopped_in_an_order_that_the_variation_decides(
+    start: Callable[[list[int], Callable[[int], None]], object],
+) -> None:
+    code = threading.Thread.start.__code__
+    orders = []
+    for variation in (1, 2):
+        with stalled_threads(variation):
+            orders.append(ended(start))
+    assert threading.Thread.start.__code__ is code
+    assert orders[0][-1] == 0
+    assert orders[1][-1] == 1
+    assert ended(start) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("start", WAYS)
+def test_threads_that_run_one_at_a_time_do_so_where_they_are_stopped_too(
+    start: Callable[[list[int], Callable[[int], None]], object],
+) -> None:
+    with single_worker_pools(), stalled_threads(1):
+        assert ended(start) == [0, 1, 2]
+
+
+def test_threads_are_stopped_for_a_while_in_all_not_each() -> None:
+    began = time.monotonic()
+    with stalled_threads(1):
+        for _ in range(200):
+            ended_now = threading.Thread(target=int)
+            ended_now.start()
+            ended_now.join()
+    assert MOST_SECONDS <= time.monotonic() - began < 20 * MOST_SECONDS
+
+
+def test_each_variation_of_load_is_another_sequence_of_all_episodes() -> None:
+    sequences = [list(itertools.islice(episodes(variation), 200)) for variation in range(1, 7)]
+    assert len(set(map(str, sequences))) == len(sequences)
+    for sequence in sequences:
+        assert {episode for episode, *_ in sequence} == set(Episode)
+        assert sequence[0][0] in (Episode.BURST, Episode.STARVED)
+        assert all(SHORTEST <= seconds <= LONGEST for _, seconds, _ in sequence)
+    assert list(itertools.islice(episodes(1), 200)) == sequences[0], "which can be repeated"
+
+
+def test_load_leaves_no_thread_and_no_thread_of_the_program_on_one_core() -> None:
+    before, cores = threading.active_count(), os.sched_getaffinity(0)
+    with uneven_load(2):
+        time.sleep(0.2)
+        assert threading.active_count() > before
+        assert os.sched_getaffinity(0) == cores
+    assert (threading.active_count(), os.sched_getaffinity(0)) == (before, cores)
+
+
+@pytest.mark.parametrize(
+    ("names", "variations", "used"),
+    [
+        (("load",), (0, 1), [0, 1, 0, 2]),
+        (("threads", "load"), (0, 1), [0, 1, 0, 2]),
+        (("load",), (0, 0), [0, 0, 0, 0]),
+        (("memory",), (1, 2), [1, 2, 1, 2]),
+        (("load", "memory"), (0, 1), [0, 1, 0, 1]),
+    ],
+)
+def test_runs_under_load_are_loaded_otherwise_each(
+    names: tuple[str, ...], variations: tuple[int, int], used: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    @contextmanager
+    def provoking_none(_: object, variation: int, *, device: object) -> Iterator[None]:  # noqa: ARG001
+        seen.append(variation)
+        yield
+
+    monkeypatch.setattr(stress.controls, "provoked", provoking_none)
+    make = stress.StressedAttempt(lambda **_: Failure("no run"), names, variations, device=CPU)
+    for _ in range(4):
+        make()
+    assert seen == used
+
+
+class Joined(torch.nn.Module):
+    """Joins what three threads give, of which each takes longer than the one before."""
+
+    def __init__(self, join: Callable[[list[Future[int]]], Iterable[Future[int]]], seconds: float) -> None:
+        super().__init__()
+        self.join, self.seconds = [join], seconds
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def read(number: int) -> int:
+            time.sleep(self.seconds * number)
+            return number
+
+        with ThreadPoolExecutor(3) as pool:
+            for future in self.join[0]([pool.submit(read, number) for number in range(3)]):
+                x = torch.tanh(x * (2 + future.result()))
+        return x
+
+
+def ready_by_a_deadline(futures: list[Future[int]]) -> Iterable[Future[int]]:
+    done, _ = wait(futures, timeout=0.2)
+    return [future for future in futures if future in done]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("join", "seconds", "name"),
+    [
+        pytest.param(ready_by_a_deadline, 0.002, "load", id="by a deadline"),
+        pytest.param(as_completed, 0.1, "load", id="in order of arrival"),
+        pytest.param(list, 0.002, "", id="all of them"),
+        pytest.param(list, 0.1, "", id="in the order in which they were started"),
+    ],
+)
+def test_a_program_that_joins_what_its_threads_have_ready_is_shown(
+    join: Callable[[list[Future[int]]], Iterable[Future[int]]], seconds: float, name: str
+) -> None:
+    row = row_of(Joined(join, seconds), replace(STRESS, iterations=1))
+    assert (row.accuracy, row.latent) == ("pass", name), row.stressed
+    if name:
+        assert (row.latent_cause, row.latent_confidence) == ("call_order", "proven"), row.because
+        assert row.advice.startswith("Join the results of threads in the order they were started")
+
+
+# ------------------------------------------------------------------------------------------------------- a model
+
+
+def test_a_model_that_reads_unwritten_memory_passes_and_is_found() -> None:
+    row = row_of(Workspace())
+    assert (row.accuracy, row.latent, row.latent_kernel) == ("pass", "memory", "aten.empty.memory_format")
+    assert (row.latent_cause, row.latent_confidence, row.latent_phase) == ("uninitialized_memory", "proven", "forward")
+    assert row.latent_rate == 1.0
+    assert (row.kernel, row.cause, row.origin) == ("", "", "")
+    assert "memory 1/1" in row.stressed
+
+
+def test_foreign_memory_that_nobody_wrote_is_found() -> None:
+    row = row_of(Scaled(lambda: float(np.empty(MIDDLE * 2, dtype=np.float32)[MIDDLE])))
+    assert (row.accuracy, row.latent, row.latent_kernel) == ("pass", "memory", "aten.mul.Tensor")
+    assert (row.latent_cause, row.latent_confidence) == ("uninitialized_memory", "proven")
+
+
+def test_the_same_model_with_filled_memory_is_clean() -> None:
+    row = row_of(Workspace(), replace(STRESS, deterministic="on"))
+    assert (row.accuracy, row.latent, row.latent_cause, row.latent_rate) == ("pass", "", "", None)
+    assert row.stressed.startswith("threads 0/")
+
+
+class Selecting(torch.nn.Module):
+    """Takes the row of a table whose number nobody has written."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.index_select(0, torch.empty(MIDDLE * 2, dtype=torch.int32)[MIDDLE : MIDDLE + 1])
+
+
+def test_a_run_that_raises_under_one_perturbation_is_found() -> None:
+    row = row_of(Selecting())
+    assert (row.accuracy, row.latent, row.latent_rate) == ("pass", "memory", 1.0)
+    assert row.latent_kernel == "aten.index_select.default"
+    assert "under memory alone 2 of 2 runs raise, and a plain one does not: IndexError" in row.because
+    assert "load not run (a run failed: IndexError" in row.stressed
+    assert "the column because has the error" in sweep_table([row])
+    assert "--diagnose-budget" not in sweep_table([row]), "none would look for the cause"
+
+
+def test_what_raises_under_no_perturbation_alone_is_said_and_blames_none() -> None:
+    fails = iter((False, False, True))  # the first stressed run
+
+    def factor() -> float:
+        if next(fails, False):
+            raise RuntimeError("once")
+        return 1.0
+
+    row = row_of(Scaled(factor), replace(STRESS, iterations=1))
+    assert (row.accuracy, row.latent) == ("pass", "")
+    assert "threads not run (a run failed: RuntimeError: once)" in row.stressed
+
+
+def test_without_stress_nothing_is_provoked() -> None:
+    row = row_of(Workspace(), replace(STRESS, stress=False))
+    assert (row.accuracy, row.latent, row.stressed) == ("pass", "", "")
+
+
+@pytest.mark.parametrize("name", ["load", "collector"])
+def test_the_perturbation_that_brings_a_difference_about_is_named(name: str) -> None:
+    row = row_of(Scaled(provoking(name)))
+    assert (row.accuracy, row.latent, row.latent_kernel) == ("pass", name, "aten.mul.Tensor")
+
+
+def test_what_an_earlier_run_changed_for_good_is_no_perturbation() -> None:
+    phases = [""]
+
+    def factor() -> float:
+        return float("stress: run 2" in phases)
+
+    with phases_told_to(phases.append):
+        row = row_of(Scaled(factor), replace(STRESS, diagnose_budget=0))
+    assert (row.accuracy, row.latent, row.latent_kernel) == ("pass", "process", "aten.mul.Tensor")
+    assert "threads 0/1; load 0/1; memory 0/1" in row.stressed
+
+
+def test_what_comes_by_chance_is_tried_a_few_times_under_each_perturbation_before_it_is_tried_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stress, "NAMING_SECONDS", 600.0)
+    phases, runs = [""], Counter[str]()
+    of_load = provoking("load")
+
+    def factor() -> float:
+        runs[phases[-1]] += 1
+        return of_load()
+
+    with phases_told_to(phases.append):
+        row = row_of(Scaled(factor), replace(STRESS, iterations=1, diagnose_budget=0))
+    assert (row.latent, row.latent_rate) == ("load", 1.0)
+    assert runs["stress: threads alone"] == 3, "two pairs, which agree"
+    assert runs["stress: load alone"] == 11, "ten pairs, which differ"
+
+
+def by_phases(**others: Callable[[int], float]) -> tuple[Callable[[], float], Callable[[str], None]]:
+    """A value that depends on what the process does just now, and what is to be told of that: in a phase whose words,
+    with ``_`` between them, are a name of ``others``, what that gives for the number of the run in it; else 1."""
+    phases, runs = [""], Counter[str]()
+
+    def factor() -> float:
+        name = phases[-1].removeprefix("stress: ").replace(" ", "_")
+        runs[name] += 1
+        return others[name](runs[name]) if name in others else 1.0
+
+    return factor, phases.append
+
+
+def test_a_busy_machine_does_not_use_up_the_time_to_tell_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(step=0.4)
+    monkeypatch.setattr(processes, "monotonic", lambda: float(next(clock)))
+    row = row_of(Scaled(provoking("load")), replace(STRESS, iterations=1, diagnose_budget=0))
+    assert (row.latent, row.latent_rate) == ("load", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("step", "runs"), [(0.4, stress.MOST), (20.0, 2)], ids=["a busy machine", "a model that waits"]
+)
+def test_what_is_small_is_run_often_whatever_else_the_machine_does(
+    monkeypatch: pytest.MonkeyPatch, step: float, runs: int
+) -> None:
+    clock, computed, phases = itertools.count(step=step), itertools.count(), list[str]()
+    monkeypatch.setattr(stress, "perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr(stress, "process_time", lambda: next(computed) / 100)
+    with phases_told_to(phases.append):
+        row = row_of(Scaled(lambda: 1.0), replace(STRESS, iterations=1))
+    assert (row.accuracy, row.latent) == ("pass", "")
+    assert len({phase for phase in phases if phase.startswith("stress: run ")}) == runs
+
+
+def test_the_collector_is_named_whenever_it_would_have_run_by_itself() -> None:
+    factor, told_to = by_phases(collector_alone=lambda number: float(number != 3))
+    of_collector = provoking("collector")
+
+    def value() -> float:
+        by_itself = factor()  # counts in every run
+        return by_itself if gc.isenabled() and gc.get_threshold()[0] > 10 else of_collector()
+
+    with phases_told_to(told_to):
+        row = row_of(Scaled(value), replace(STRESS, iterations=1, diagnose_budget=0))
+    assert (row.latent, row.latent_rate) == ("collector", 1.0)
+
+
+def test_no_perturbation_is_blamed_for_what_comes_as_often_without_it() -> None:
+    """A difference of the first stressed run, and of one run with more threads alone."""
+    chances = {"run_1": lambda _: 0.0, "threads_alone": lambda number: float(number != 2)}
+    factor, told_to = by_phases(all_perturbations_again=lambda number: float(number not in (3, 4)), **chances)
+    with phases_told_to(told_to):
+        row = row_of(Scaled(factor), replace(STRESS, iterations=1, diagnose_budget=0))
+    assert (row.accuracy, row.latent, row.latent_kernel) == ("pass", "together", "aten.mul.Tensor")
+    assert row.latent_rate == pytest.approx(3 / 11, abs=1e-3)
+    assert "threads 0/1; load 0/1; memory 0/1" in row.stressed
+    assert row.stressed.endswith("together 3/11")
+    words = "3 of 11 pairs under several perturbations at once"
+    assert f"it differs in {words} (several perturbations at once: none" in sweep_table([row])
+    assert f"they differ in {words}" in five_lines(told(row), folder=Path())
+
+
+@pytest.mark.parametrize(("both", "name"), [(lambda _: True, "threads"), (lambda busy: busy, "together")])
+def test_of_two_perturbations_those_are_named_without_which_runs_do_not_differ(
+    both: Callable[[bool], bool], name: str
+) -> None:
+    """A difference that more threads bring about by chance: in any case, or under load alone."""
+    of_load = provoking("load")
+    turns = itertools.count()
+
+    def value() -> float:
+        many = torch.get_num_threads() >= oversubscribed()
+        return float(next(turns) % 2) if many and both(bool(of_load())) else 1.0
+
+    row = row_of(Scaled(value), replace(STRESS, iterations=1, diagnose_budget=0))
+    assert (row.accuracy, row.latent) == ("pass", name)
+
+
+def test_a_flaky_row_says_that_the_time_ended_and_what_gives_more() -> None:
+    def latent(budget: float) -> Row:
+        row = row_of(Scaled(provoking("load")), replace(STRESS, iterations=1, diagnose_budget=budget))
+        assert (row.accuracy, row.latent, row.latent_cause) == ("pass", "load", "outside_value")
+        return row
+
+    cut, whole = latent(0.001), latent(600.0)
+    assert {result.note for result in cut.evidence.results} == {NO_TIME}
+    assert "the time for experiments ended before these were complete: pair/pair, pair/generators" in cut.because
+    assert cut.advice.startswith("Give the experiments more time (--diagnose-budget). Pass ")
+    assert "to do: Give the experiments more time (--diagnose-budget). Pass" in sweep_table([cut])
+    assert "the time" not in whole.because
+    assert whole.advice.startswith("Pass ")
+
+
+def test_a_perturbation_that_was_not_told_from_others_for_lack_of_time_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stress, "NAMING_SECONDS", 0.0)
+    monkeypatch.setattr(stress, "NAMING_SHARE", 0.0)
+    row = row_of(Scaled(provoking("load")), replace(STRESS, iterations=1, diagnose_budget=0))
+    assert (row.accuracy, row.latent, row.latent_cause) == ("pass", "together", "")
+    assert row.because == "the time for experiments ended before each perturbation was tried alone"
+    assert row.advice == "Give the experiments more time (--diagnose-budget)."
+
+
+def test_what_only_depends_on_the_number_of_threads_is_none() -> None:
+    assert row_of(Scaled(provoking("threads"))).latent == ""
+
+
+def test_a_model_that_differs_anyway_is_not_stressed() -> None:
+    runs = iter(range(1000))
+    row = row_of(Scaled(lambda: float(next(runs))), replace(STRESS, diagnose_budget=0))
+    assert (row.accuracy, row.stressed) == ("eager_two_runs_differ", "")
+
+
+STRINGS = """
+import torch
+from torch import nn
+
+class Ordered(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+        self.parts = nn.ModuleDict({name: nn.Linear(8, 8) for name in "abcdefghij"})
+    def forward(self, x):
+        for name in self.kind("abcdefghij"):
+            x = self.parts[name](x)
+        return x
+
+def model(kind):
+    return Ordered(kind), (torch.randn(2, 8),)
+
+def built_by_threads():
+    layer = nn.Linear(8, 8)
+    nn.init.constant_(layer.weight, float(torch.get_num_threads()))
+    return layer, (torch.randn(2, 8),)
+
+MODELS = {"by_hash": lambda: model(set), "by_hash_twin": lambda: model(list), "of_threads": built_by_threads}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("shared_servers")
+def test_a_set_of_texts_is_found_in_another_process(tmp_path: Path) -> None:
+    zoo, folder = tmp_path / "zoo.py", tmp_path / "results"
+    zoo.write_text(STRINGS)
+    command = ["sweep", "--suite", str(zoo), "--inference", "--stress", "--strict", "--jobs", "2"]
+    command += ["--diagnose-budget", "600", "--output", str(folder)]
+    assert cli.main(command) == 1
+    found, twin, built = read_rows(folder / "accuracy.csv")
+    assert (found.accuracy, found.latent, found.latent_cause) == ("pass", "process", "call_order")
+    for clean in (twin, built):
+        assert (clean.accuracy, clean.latent) == ("pass", "")
+        assert "process 0/1" in clean.stressed
+    (lost,) = (folder / "rows").glob("*by_hash_twin.json")
+    lost.unlink()
+    assert cli.main([*command, "--resume"]) == 1
+    again = read_rows(folder / "accuracy.csv")
+    assert again[0] == found
+    assert (again[1].latent, "process 0/1" in again[1].stressed) == ("", True)
+    assert cli.main([argument for argument in [*command, "--resume"] if argument != "--stress"]) == 2
+
+
+ALIGNED = """
+import functools, sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+import numpy as np
+import torch
+from torch import nn
+from address_ops import total
+
+@functools.cache
+def shift():
+    try:
+        Path({marker!r}).touch(exist_ok=False)
+    except FileExistsError:  # by another process, which ran first
+        return 4
+    return 0
+
+class Frames(nn.Module):
+    def __init__(self, copied):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+        self.copied = copied
+
+    def forward(self, x):
+        memory = np.empty(x.numel() + 32, dtype=np.float32)
+        begin = -memory.ctypes.data // 4 % 16 + shift()
+        frame = memory[begin : begin + x.numel()]
+        frame[:] = x.numpy()
+        held = torch.from_numpy(frame)
+        with torch.no_grad():
+            return self.scale * total(held.clone() if self.copied else held)
+
+MODELS = {{name: lambda copied=copied: (Frames(copied), (torch.randn(3000),)) for name, copied in
+          (("foreign", False), ("foreign_twin", True))}}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("shared_servers")
+def test_foreign_memory_at_another_alignment_in_another_process_has_its_cause(tmp_path: Path) -> None:
+    for name in ("foreign", "foreign_twin"):  # each in the first process that builds it
+        zoo, folder = tmp_path / f"{name}.py", tmp_path / name
+        zoo.write_text(ALIGNED.format(tests=str(Path(__file__).parents[1]), marker=str(tmp_path / f"{name}.first")))
+        command = ["sweep", "--suite", str(zoo), "--inference", "--stress", "--only", name, "--diagnose-budget", "600"]
+        assert cli.main([*command, "--output", str(folder)]) == 0
+    (found,), (twin,) = (read_rows(tmp_path / name / "accuracy.csv") for name in ("foreign", "foreign_twin"))
+    assert (found.accuracy, found.latent, found.latent_kernel) == ("pass", "process", "addressed.total.default")
+    assert (found.latent_cause, found.latent_confidence) == ("alignment", "proven"), found.because
+    assert found.advice.startswith("Copy the op's inputs into memory that torch allocated")
+    assert (twin.accuracy, twin.latent) == ("pass", "")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
+def test_on_a_cluster_the_same_is_found(tmp_path: Path) -> None:
+    zoo, folder = tmp_path / "zoo.py", tmp_path / "results"
+    zoo.write_text(STRINGS)
+    command = ["sweep", "--suite", str(zoo), "--inference", "--stress", "--diagnose-budget", "0", "--jobs", "1"]
+    assert cli.main([*command, "--executor", "ray", "--output", str(folder)]) == 0
+    found, twin, _ = read_rows(folder / "accuracy.csv")
+    assert (found.latent, found.latent_kernel, twin.latent) == ("process", "aten.addmm.default", "")
+    assert "process 0/1" in twin.stressed
+
+
+@pytest.mark.parametrize(("available", "order"), [(10**9, "begun run waited"), (0, "begun returned waited run")])
+def test_the_fresh_process_runs_beside_the_stressed_run_where_memory_suffices(
+    available: float, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+
+    @contextmanager
+    def begun(*_: object, **__: object) -> Iterator[Callable[[float], FreshRuns]]:
+        steps.append("begun")
+
+        def waited(_: float) -> FreshRuns:
+            steps.append("waited")
+            return FreshRuns(failures=("nothing came back",))
+
+        yield waited
+
+    def factor() -> float:
+        if steps and steps[-1] != "run":
+            steps.append("run")
+        return 1.0
+
+    monkeypatch.setattr(fresh_process, "begun", begun)
+    monkeypatch.setattr(stress, "available_memory_mib", lambda: available)
+    monkeypatch.setattr(stress, "return_free_memory", lambda: steps.append("returned"))
+    runner = FunctionRunner(STRESS)
+    runner.build = lambda: Workload(Scaled(factor), (torch.ones(8),))
+    row = runner.run_model(ModelSpec("none", "model"))
+    assert " ".join(steps).startswith(order)
+    assert "process not run (nothing came back)" in row.stressed
+
+
+@pytest.mark.parametrize("usual", [0.0, 1e6])
+def test_a_fresh_process_may_take_as_long_as_the_plain_pair_took(usual: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+
+    @contextmanager
+    def begun(*_: object, **__: object) -> Iterator[Callable[[float], FreshRuns]]:
+        def waited(seconds: float) -> FreshRuns:
+            given.append(seconds)
+            return FreshRuns()
+
+        yield waited
+
+    def slow() -> float:
+        time.sleep(0.02)
+        return 1.0
+
+    monkeypatch.setattr(fresh_process, "begun", begun)
+    monkeypatch.setattr(stress, "PROCESS_SECONDS", usual)
+    runner = FunctionRunner(STRESS)
+    runner.build = lambda: Workload(Scaled(slow), (torch.ones(8),))
+    runner.run_model(ModelSpec("none", "model"))
+    (seconds,) = given
+    assert max(usual, 0.04) <= seconds <= max(usual, 60)
+
+
+def test_a_function_is_stressed_without_a_fresh_process(tmp_path: Path) -> None:
+    def check(function: Callable[[torch.Tensor], torch.Tensor]) -> Row:
+        call = FunctionCall(function, (torch.ones(8),))
+        return check_function(call, "function", replace(STRESS, output=str(tmp_path)))[0]
+
+    found, clean = check(Workspace()), check(torch.nn.Identity())
+    assert (found.accuracy, found.latent, found.latent_cause) == ("pass", "memory", "uninitialized_memory")
+    assert "differ in 100% of pairs under memory" in five_lines(told(found), folder=tmp_path)
+    assert (clean.accuracy, clean.latent) == ("pass", "")
+    assert "process not run" in clean.stressed
+
+
+# --------------------------------------------------------------------------------------------------- what is concluded
+
+
+def diagnosis(cause: str, *results: ExperimentResult) -> Diagnosis:
+    base = ExperimentResult("pair", "pair", 20, 20, 21)
+    return Diagnosis(Decision(cause, "proven", "", ""), Evidence("outside", arms=(base, *results)))
+
+
+@pytest.mark.parametrize(
+    ("cause", "result", "word"),
+    [
+        ("outside_value", ExperimentResult("clocks", "pair", 20, 0, 1), "clock"),
+        ("outside_value", ExperimentResult("entropy", "pair", 20, 0, 1), "entropy"),
+        ("surviving_state", ExperimentResult("one_worker", "pair", 20, 20, 3), "process"),
+        ("write_race", ExperimentResult("clocks", "pair", 20, 0, 1), "threads"),
+        ("accumulation_order", ExperimentResult("one_thread", "pair", 20, 0, 1), "threads"),
+    ],
+)
+def test_what_a_model_reads_is_named_and_not_counted(cause: str, result: ExperimentResult, word: str) -> None:
+    assert perturbation_of("threads", diagnosis(cause, result)) == word
+    assert (word in LATENT) == (word not in ("clock", "entropy"))
+
+
+def test_what_has_gone_by_itself_is_not_taken_for_a_value_that_was_read() -> None:
+    """Of entropy and clocks only one can be what removes a difference."""
+    results = [ExperimentResult(name, "pair", 20, 0, 1) for name in ("entropy", "clocks")]
+    assert perturbation_of("load", diagnosis("outside_value", *results)) == "load"
+
+
+def test_an_order_that_another_process_changes_is_proven_by_processes_that_share_it() -> None:
+    results = (
+        ExperimentResult("fresh_process", "process", 3, 3, 4),
+        ExperimentResult("within_process", "process", 4, 0, 1),
+        ExperimentResult("fixed_order", "process", 3, 0, 1),
+    )
+    decided = decide(Evidence("sequence", reordered=True, first_pair=(0, 1), arms=results))
+    assert (decided.cause, decided.confidence) == ("call_order", "proven")
+
+
+# ------------------------------------------------------------------------------------------------------- what is told
+
+LATENTLY = Row(
+    *("cpu", "bert", 4, "pass", "zoo", "training"),
+    runs=2,
+    trials=1,
+    rate=0.0,
+    rate_high=0.95,
+    stressed="threads 1/3; load 0/4; memory 0/4",
+    latent="threads",
+    latent_kernel="aten.index_put_.default",
+    latent_module="pool",
+    latent_cause="accumulation_order",
+    latent_confidence="proven",
+    latent_rate=0.4,
+)
+CLEAN = replace(LATENTLY, name="gpt", stressed="threads 0/3; load 0/4; memory 0/4", latent="", latent_rate=None)
+
+
+def test_a_row_is_told_as_latent_and_written_as_pass() -> None:
+    shown = told(LATENTLY)
+    assert (shown.accuracy, shown.kernel, shown.cause) == ("latent", "aten.index_put_.default", "accumulation_order")
+    assert as_written(shown) == LATENTLY
+    for row in (CLEAN, replace(LATENTLY, latent="clock"), replace(LATENTLY, accuracy="crashed")):
+        assert told(row) is row
+
+
+def test_the_table_says_what_was_provoked_how_often_and_what_follows() -> None:
+    text = sweep_table([LATENTLY, CLEAN])
+    assert "1 latent, 1 pass" in text
+    assert "passes, and will not always: it differs in 40% of pairs under threads" in text
+    assert "threads in 6 pairs, load in 8 pairs, memory in 8 pairs: 1 model differs" in text
+    assert "up to 53 % of further stressed pairs of any other may still differ" in text
+    assert "none differs; up to 53 % of further stressed pairs of each may still differ" in sweep_table([CLEAN])
+
+
+def test_a_comparison_knows_what_was_stressed() -> None:
+    def became(base: Row, new: Row) -> Outcome:
+        old, now = (Sweep(label="", rows=(row,), environments={}, kind="hashbench") for row in (base, new))
+        return compare(old, now).changes[0].outcome
+
+    clean = replace(CLEAN, name="bert")
+    assert became(clean, LATENTLY) is Outcome.REGRESSED
+    assert became(replace(clean, stressed=""), LATENTLY) is Outcome.NEW
+    assert became(LATENTLY, clean) is Outcome.NOT_SEEN
+    assert became(replace(LATENTLY, latent_rate=1.0), clean) is Outcome.FIXED
+    assert became(replace(LATENTLY, latent_rate=1.0), replace(clean, stressed="")) is Outcome.NOT_SEEN
+
+
+def test_the_option_of_a_fresh_runner_is_off() -> None:
+    assert not BenchmarkRunner(RunOptions()).options.stress

@@ -1,0 +1,487 @@
+"""The command line: what it says, where it says it, and with which exit code. Sweeps are real processes."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import csv
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from command_helpers import CHECKOUT, ZOO, Main, Said, run
+from repro_helpers import adding_rows, aten, captured, said_of
+from sweep_helpers import snapshot
+
+from hashbench import cli
+from hashbench.cli import reading
+from hashbench.cli.flags import default_words
+from hashbench.records import ROW_COLUMNS
+from hashbench.replay import ops
+from hashbench.repro import write_repro
+from hashbench.results.rows import read_rows
+
+NO_TORCH = """
+import sys
+from importlib.machinery import ModuleSpec
+class Refuses:
+    def find_spec(self, name, path=None, target=None):  # to ask whether a package is there is no import
+        return ModuleSpec(name, self) if name.partition(".")[0] in ("torch", "torchvision") else None
+    def create_module(self, spec):
+        raise RuntimeError(f"{spec.name} is imported")
+    def exec_module(self, module):
+        pass
+sys.meta_path.insert(0, Refuses())
+"""
+ZOO_SWEEP = ("sweep", "--suite", "zoo.py", "--inference", "--keep-traces", "--diagnose-budget", "0")
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """A folder with ``zoo.py``, and in ``out`` the strict sweep of its two models, one of which differs."""
+    folder = tmp_path_factory.mktemp("swept")
+    (folder / "zoo.py").write_text(ZOO)
+    done = run(*ZOO_SWEEP, "--output", "out", "--strict", cwd=folder)
+    return folder, done
+
+
+@pytest.fixture
+def folder(tmp_path: Path, swept: tuple[Path, subprocess.CompletedProcess[str]]) -> Path:
+    """A copy of that folder, and some files that are not what they should be."""
+    here = tmp_path / "here"
+    shutil.copytree(swept[0], here)
+    (here / "raises.py").write_text("raise RuntimeError('no licence')\n")
+    (here / "a_file").write_text("This is no CSV, no trace and no folder.\n")
+    rows = (here / "out" / "accuracy.csv").read_text().splitlines(keepends=True)
+    (here / "twice.csv").write_text("".join([*rows, rows[1]]))
+    (here / "other.csv").write_text("".join(rows).replace("inference", "training"))
+    shutil.copytree(here / "out", here / "future")
+    environment = json.loads((here / "future" / "environment.json").read_text())
+    (here / "future" / "environment.json").write_text(json.dumps({**environment, "schema": 99}))
+    trace = trace_of(here, "steady").read_text()
+    (here / "whole.log").write_text(trace)
+    (here / "truncated.log").write_text(trace[: len(trace) // 2])
+    (here / "damaged.log").write_text(trace.replace("float32", "float64", 1))
+    return here
+
+
+def trace_of(folder: Path, model: str, run: int = 1) -> Path:
+    row = next(row for row in read_rows(folder / "out" / "accuracy.csv") if row.name == model)
+    return folder / "out" / row.traces.split()[run - 1]
+
+
+# ------------------------------------------------------------------------------------------------- without torch
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "--help",
+        "--version",
+        "sweep --help",
+        "list --suite torchvision specimens",
+        "diff whole.log whole.log",
+        "compare out out",
+        "compare out out --format json",
+        "sweep --inference --only nothing",
+    ],
+)
+def test_torch_is_not_imported_for(arguments: str, folder: Path) -> None:
+    (folder / "first").mkdir()
+    (folder / "first" / "sitecustomize.py").write_text(NO_TORCH)
+    done = run(*arguments.split(), cwd=folder, path=folder / "first")
+    assert "is imported" not in done.stderr
+    assert done.returncode == (2 if "nothing" in arguments else 0), done.stderr
+
+
+def test_that_check_would_see_an_import(folder: Path) -> None:
+    (folder / "sitecustomize.py").write_text(NO_TORCH)
+    assert "torch is imported" in run(cwd=folder, path=folder, code="import hashbench.check.model").stderr
+
+
+# --------------------------------------------------------------------------------------------------- bad input
+
+SWEEP = "sweep --inference --output new"
+OWN_ZOO = f"{SWEEP} --suite zoo.py"
+BAD = {
+    "unknown suite": (f"{SWEEP} --suite torchvison", "unknown suite 'torchvison'", "torchvision"),
+    "unknown model": (f"{SWEEP} --only resnet81", "unknown model 'resnet81'", "resnet18"),
+    "neither mode": ("sweep --output new", "--training --inference is required", "--help"),
+    "both modes": (f"{SWEEP} --training", "not allowed with", "--help"),
+    "a device that is not there": (f"{OWN_ZOO} -d cuda:99", "the device cuda:99 does not exist here", "--device"),
+    "a device that never was": (f"{OWN_ZOO} -d nonsense", "'nonsense' is not a device", "--device"),
+    "two dtypes": (f"{SWEEP} --amp --bfloat16", "not allowed with", "--help"),
+    "partition 3 of 2": (f"{SWEEP} --total-partitions 2 --partition-id 3", "partition 3 of 2 does not exist", "0 to 1"),
+    "batch size 0": (f"{SWEEP} --batch-size 0", "--batch-size: 0 is too small", "must be at least 1"),
+    "batch size for a zoo file": (f"{OWN_ZOO} --batch-size 2", "--batch-size does not apply to", "Leave it out"),
+    "one run": (f"{SWEEP} --runs 1", "--runs: 1 is too small", "must be at least 2"),
+    "no thread": (f"{SWEEP} --threads 0", "--threads/-t: 0 is too small", "must be at least 1"),
+    "no iteration": (f"{SWEEP} --iterations 0", "--iterations: 0 is too small", "must be at least 1"),
+    "a negative time": (f"{SWEEP} --timeout -1", "--timeout: -1 is too small", "must be at least 0.1"),
+    "a time for ever": (f"{SWEEP} --timeout inf", "--timeout: inf is too large", "must be at most 1000000"),
+    "a time that is no number": (f"{SWEEP} --timeout nan", "--timeout: nan is too small", "must be at least 0.1"),
+    "a seed that NumPy refuses": (f"{SWEEP} --seed 4294967296", "--seed: 4294967296 is too large", "4294967295"),
+    "a word for a number": (f"{SWEEP} --runs many", "'many' is not a number", "--help"),
+    "no regular expression": (f"{SWEEP} -k [", "'[' is not a regular expression", "backslash"),
+    "no regular expression to exclude": (f"{SWEEP} -x *", "'*' is not a regular expression", "backslash"),
+    "nothing selected": (f"{SWEEP} -k resnet -x .", "no model is selected", "hashbench list"),
+    "a zoo file that raises": (f"{SWEEP} --suite raises.py", "RuntimeError: no licence", "Try: python"),
+    "a zoo file that is missing": (f"{SWEEP} --suite none.py", "the file does not exist", "Check the path"),
+    "a zoo twice": (f"{SWEEP} --suite zoo.py zoo.py", "twice", "Name it once"),
+    "a results folder in use": (f"{OWN_ZOO} --output out", "out", "--resume"),
+    "an output that is a file": (f"{OWN_ZOO} --output a_file", "a_file", "--output"),
+    "a CSV that is none": ("compare a_file out", "a_file", ""),
+    "a CSV that is missing": ("compare out none.csv", "none.csv", ""),
+    "a CSV with duplicates": ("compare twice.csv out", "twice.csv", "drifting"),
+    "results of another version": ("compare out future", "99", ""),
+    "a trace that is none": ("diff whole.log a_file", "not a trace", "--keep-traces"),
+    "a truncated trace": ("diff truncated.log whole.log", "truncated", "--keep-traces"),
+    "a damaged trace": ("diff whole.log damaged.log", "damaged", "--keep-traces"),
+    "a trace that is missing": ("diff whole.log none.log", "No such file", "--keep-traces"),
+    "a trace that is a folder": ("diff whole.log out", "directory", "--keep-traces"),
+    "a repro that is missing": ("replay none", "call.json: No such file", "hashbench sweep"),
+    "a folder that is no repro": ("replay out", "cannot use the repro in out", "hashbench sweep"),
+    "a definition that raises": ("replay out --import raises.py", "RuntimeError: no licence", "Give a Python file"),
+    "one replay": ("replay out --replays 1", "--replays: 1 is too small", "must be at least 2"),
+    "sweeps without a common row": ("compare out other.csv", "no row in common", "hashbench report"),
+    "a misspelt command": ("swep", "unknown command 'swep'", "Did you mean sweep? See `hashbench --help`"),
+    "an unknown command": ("frobnicate", "unknown command 'frobnicate': it is none of sweep, ", "`hashbench --help`"),
+    "a misspelt command of two": ("pipeline chek", "unknown command 'chek'", "Did you mean check?"),
+    "an unknown flag": ("compare out out --strict", "unknown flag --strict", "`hashbench compare --help`"),
+    "a misspelt flag": ("sweep --inferense", "unknown flag --inferense", "Did you mean --inference?"),
+    "a misspelt flag with a value": (f"{SWEEP} --runz=3", "unknown flag --runz. Did", "Did you mean --runs?"),
+    "a misspelt flag of one letter": (f"{SWEEP} -q", "unknown flag -q", "`hashbench sweep --help`"),
+    "a misspelt choice": ("list --format jsno", "(choose from table, csv, json). Did", "Did you mean json?"),
+    "one argument too many": ("compare out out out", "unknown argument out", "`hashbench compare --help`"),
+    "a flag of the sweep's": ("nightly --suite zoo.py --runs 3", "of `hashbench sweep` follow a --", "… -- --runs …"),
+    "an unknown suite to list": ("list --suite timmm", "unknown suite 'timmm'", ""),
+    "an executor that does not exist": (f"{SWEEP} --executor nonsense", "invalid choice: 'nonsense'", "--help"),
+    "an address alone": (f"{SWEEP} --address auto", "--address requires --executor ray", "Add --executor ray"),
+    "a flag of Ray alone": (f"{SWEEP} --ray-gpus 0", "--ray-gpus requires --executor ray", "Add --executor ray"),
+    "a resource of Ray's": (f"{SWEEP} --executor ray --ray-resource CPU", "a name of your own", "--help"),
+    "a part of several": (f"{SWEEP} --executor ray --ray-resource a=1.5", "not whole", "--help"),
+    "a limit for one machine": (f"{SWEEP} --executor ray --memory-limit 9", "is for one machine", "Leave it out"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "what", "tip"), BAD.values(), ids=BAD)
+def test_bad_input_gets_one_line_and_writes_nothing(
+    arguments: str, what: str, tip: str, main: Main, folder: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    before = snapshot(folder)
+    done = main(*arguments.split(), cwd=folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("hashbench")
+    assert what in done.stderr
+    assert tip in done.stderr
+    assert list(recwarn) == []  # a process would have printed them
+    assert snapshot(folder) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "bad", ["unknown model", "a device that is not there", "a repro that is missing", "a misspelt command"]
+)
+def test_a_real_process_says_it_in_the_same_words(bad: str, main: Main, folder: Path) -> None:
+    arguments = BAD[bad][0].split()
+    done = run(*arguments, cwd=folder)
+    assert Said(done.returncode, done.stdout, done.stderr) == main(*arguments, cwd=folder)
+
+
+@pytest.mark.parametrize("command", [(), ("pipeline",)], ids=str)
+def test_without_a_command_the_help_is_shown_which_is_no_success(
+    command: tuple[str, ...], main: Main, tmp_path: Path
+) -> None:
+    done = main(*command, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == main(*command, "--help", cwd=tmp_path).stdout
+
+
+def every_parser(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for each in action.choices.values():
+                yield from every_parser(each)
+
+
+PARSERS = {parser.prog: parser for parser in every_parser(cli._parser())}
+
+
+ABBREVIATED = {
+    ("sweep", "--trainin"): "--training",
+    ("sweep", "--diag", "3"): "--diagnose-budget",
+    ("dynamo", "--stres", "huggingface.py"): "--stress",
+    ("dynamo", "--trace", "always", "--stres", "huggingface.py"): "--stress",
+    ("nightly", "--suit", "zoo.py"): "--suite",
+    ("fingerprint", "record", "--suit", "zoo.py"): "--suite",
+}
+
+
+@pytest.mark.parametrize(("words", "meant"), ABBREVIATED.items(), ids=map(" ".join, ABBREVIATED))
+def test_flags_are_not_abbreviated(main: Main, tmp_path: Path, words: tuple[str, ...], meant: str) -> None:
+    done = main(*words, cwd=tmp_path)
+    (line,) = done.stderr.splitlines()
+    assert (done.returncode, done.stdout, list(tmp_path.iterdir())) == (2, "", [])
+    assert re.search(rf": unknown flag --\w+\. Did you mean {meant}\? See `hashbench .*--help`\.$", line)
+
+
+def test_flags_after_the_script_of_the_harness_are_its_own() -> None:
+    parsed = cli._parser().parse_args(["dynamo", "--stress", "huggingface.py", "--accur", "--trainin", "--stres"])
+    assert (parsed.stress, parsed.arguments) == (True, ["--accur", "--trainin", "--stres"])
+
+
+def test_no_parser_takes_abbreviated_flags() -> None:
+    """But the stand-in for PyTorch's harness, which does."""
+    stand_in = CHECKOUT / "tests" / "integrations" / "dynamo" / "standin"
+    files = [path for folder in ("hashbench", "benchmarks", "tests") for path in (CHECKOUT / folder).rglob("*.py")]
+    made = {
+        f"{path.relative_to(CHECKOUT)}:{call.lineno}": {word.arg: word.value for word in call.keywords}
+        for path in files
+        if stand_in not in path.parents and "ArgumentParser(" in (text := path.read_text(encoding="utf-8"))
+        for call in ast.walk(ast.parse(text))
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "ArgumentParser"
+    }
+    assert len(made) > 10
+    assert [
+        where for where, words in made.items() if ast.unparse(words.get("allow_abbrev", ast.Constant(1))) != "False"
+    ] == []
+
+
+def test_options_of_the_pytest_plugin_are_not_abbreviated(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pytest", "--hashbench-outp=x"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, "unrecognized arguments: --hashbench-outp=x" in done.stderr) == (4, True)
+
+
+@pytest.mark.parametrize("parser", PARSERS.values(), ids=PARSERS)
+def test_every_flag_has_a_text_and_shows_its_default(
+    parser: argparse.ArgumentParser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
+    shown = [re.sub(r"\s+", " ", line) for line in parser.format_help().splitlines()]
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            continue
+        assert action.help, action.dest
+        (line,) = (line for line in shown if action.help.replace("%%", "%") in line)
+        default = default_words(action)
+        assert default in line, action.dest
+        assert not default or "default" in line, action.dest
+
+
+def test_a_folder_of_repros_is_refused_with_the_commands_that_replay_them(main: Main, folder: Path) -> None:
+    for name in ("small.inference.a", "small.inference.b c"):
+        (folder / "night" / "small" / "repro" / name).mkdir(parents=True)
+        (folder / "night" / "small" / "repro" / name / "call.json").write_text("{}")
+    for asked in ("night", "night/small", "night/small/repro"):
+        done = main("replay", asked, cwd=folder)
+        assert done.returncode == 2
+        assert [shlex.split(line) for line in done.stdout.splitlines()] == [
+            ["hashbench", "replay", f"night/small/repro/small.inference.{name}"] for name in ("a", "b c")
+        ]
+        assert done.stderr.startswith(f"hashbench: {asked} is not a repro, but has 2 inside: nothing was replayed.")
+
+
+def test_without_ray_the_extra_is_named(main: Main, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    done = main(*OWN_ZOO.split(), "--executor", "ray", cwd=folder)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "pip install 'hashbench[ray]'" in done.stderr
+
+
+# -------------------------------------------------------------------------------------------------- other endings
+
+
+def test_fault_of_hashbench_shows_its_trace(main: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "_listed", lambda _: 1 / 0)
+    done = main("list", cwd=tmp_path)
+    assert done.returncode == 70
+    assert "ZeroDivisionError" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("hashbench: this is a fault of hashbench")
+
+
+def test_ctrl_c_is_no_fault(main: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "_listed", lambda _: signal.raise_signal(signal.SIGINT))
+    done = main("list", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (130, "hashbench: stopped\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device here is always full")
+@pytest.mark.parametrize(("command", "buffered"), [("list --suite torchvision", True), ("sweep --help", False)])
+def test_an_output_that_is_full_is_said_to_be_and_is_no_fault(command: str, buffered: bool, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), **({} if buffered else {"PYTHONUNBUFFERED": "1"})}
+    with open("/dev/full", "w") as full:  # noqa: PTH123 – a device
+        done = subprocess.run(
+            [sys.executable, "-m", "hashbench", *command.split()],
+            cwd=tmp_path,
+            env=environment,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith("hashbench: cannot write: No space left on device, so the output is not whole.")
+
+
+@pytest.mark.parametrize("closed", ["1", "2"])
+def test_a_standard_stream_that_is_closed_is_no_fault(closed: str, tmp_path: Path) -> None:
+    command = f"{sys.executable} -m hashbench list --suite torchvison {closed}>&-"
+    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", int(closed == "1"))
+
+
+def test_reader_that_goes_away_is_no_fault(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m hashbench list | head -n 1"
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(CHECKOUT)}, capture_output=True
+    )
+    assert done.stderr == b""
+
+
+# ------------------------------------------------------------------------------------------------------ the work
+
+
+def test_strict_sweep_of_a_zoo_that_differs_exits_with_1(swept: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    folder, done = swept
+    assert done.returncode == 1, done.stderr
+    rows = {row.name: row for row in read_rows(folder / "out" / "accuracy.csv")}
+    assert {name: row.accuracy for name, row in rows.items()} == {
+        "drifting": "eager_two_runs_differ",
+        "steady": "pass",
+    }
+    assert rows["drifting"].env == json.loads((folder / "out" / "environment.json").read_text())["key"]
+
+
+def test_csv_begins_with_the_columns_of_dynamo(swept: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    with (swept[0] / "out" / "accuracy.csv").open(newline="") as file:
+        header = next(csv.reader(file))
+    assert header[:4] == ["dev", "name", "batch_size", "accuracy"]
+    assert tuple(header) == ROW_COLUMNS
+
+
+def test_sweep_prints_the_table_and_where_the_results_are(
+    swept: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    lines = swept[1].stdout.splitlines()
+    assert any("drifting" in line and "eager_two_runs_differ" in line for line in lines)
+    assert lines[-1].startswith("Results: ")
+    assert (swept[0] / lines[-1].removeprefix("Results: ")).samefile(swept[0] / "out" / "accuracy.csv")
+
+
+@pytest.mark.slow
+def test_finished_sweep_resumes_to_the_same_rows_and_is_not_strict_unless_asked(
+    swept: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    csv_file = swept[0] / "out" / "accuracy.csv"
+    before = csv_file.read_bytes()
+    done = run(*ZOO_SWEEP, "--output", "out", "--resume", cwd=swept[0])
+    assert done.returncode == 0, done.stderr
+    assert csv_file.read_bytes() == before
+
+
+def test_diff_shows_both_records_their_neighbours_and_the_module(main: Main, folder: Path) -> None:
+    done = main("diff", trace_of(folder, "drifting", 1), trace_of(folder, "drifting", 2), cwd=folder)
+    assert done.returncode == 1, done.stderr
+    lines = done.stdout.splitlines()
+    facts = {line.partition(":")[0]: line.partition(":")[2].strip() for line in lines if line and line[0] not in "+- "}
+    assert facts["origin"] == "outside"
+    assert facts["kernel"] == "aten.add.Tensor"
+    marked = [line for line in lines if line.startswith(("- op\t", "+ op\t"))]
+    node = facts["first divergence"]
+    assert [line[0] for line in marked if line.split("\t")[1] == node] == ["-", "+"]
+    neighbours = [line.split("\t")[1] for line in lines if line.startswith(("  op\t", "- op\t"))]
+    assert [node.split("/", 1)[1].split("#")[0] for node in neighbours] == [
+        "Drifts.first/aten.t.default",
+        "Drifts.first/aten.addmm.default",
+        "Drifts/aten.add.Tensor",
+        "Drifts.second/aten.t.default",
+        "Drifts.second/aten.addmm.default",
+        "Drifts.first/aten.t.default",
+    ]
+    assert "2 results differ: output.0, output.1" in done.stdout
+
+
+def test_diff_of_equal_traces_says_so_and_other_models_are_a_difference(main: Main, folder: Path) -> None:
+    done = main("diff", "whole.log", trace_of(folder, "steady", 2), cwd=folder)
+    assert done.returncode == 0
+    assert done.stdout.startswith("The traces are equal: ")
+    assert main("diff", "whole.log", trace_of(folder, "drifting"), cwd=folder).returncode == 1
+
+
+def test_compare_with_itself_is_no_difference_and_with_a_better_one_is(main: Main, folder: Path) -> None:
+    better = (folder / "out" / "accuracy.csv").read_text().replace("eager_two_runs_differ", "pass")
+    (folder / "better.csv").write_text(better)
+    assert main("compare", "out", "out", cwd=folder).returncode == 0
+    worse = main("compare", "better.csv", "out", cwd=folder)
+    assert worse.returncode == 1
+    assert "drifting" in worse.stdout
+
+
+@pytest.mark.parametrize(("form", "words"), [("text", "cause: "), ("json", '"reproduced": true')])
+def test_replay_of_a_call_that_differs_exits_with_1(form: str, words: str, main: Main, tmp_path: Path) -> None:
+    write_repro(tmp_path / "racing", adding_rows(), said_of())
+    done = main("replay", "racing", "--replays", "20", "--budget", "4", "--format", form, cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert words in done.stdout
+
+
+def test_replay_of_a_call_that_agrees_exits_with_0(main: Main, tmp_path: Path) -> None:
+    write_repro(tmp_path / "steady", captured(aten.sort.default, torch.randn(100)), said_of())
+    done = main("replay", "steady", "--replays", "2", "--budget", "5", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "0 of 2 " in done.stdout
+
+
+@pytest.mark.slow
+def test_replay_of_a_custom_op_wants_to_know_what_defines_it(tmp_path: Path) -> None:
+    (tmp_path / "ops.py").write_text(
+        "import torch\n"
+        "@torch.library.custom_op('hashbench_cli::twice', mutates_args=())\n"
+        "def twice(x: torch.Tensor) -> torch.Tensor:\n"
+        "    return x * 2\n"
+    )
+    ops.load(str(tmp_path / "ops.py"))
+    write_repro(tmp_path / "custom", captured(torch.ops.hashbench_cli.twice.default, torch.ones(2)), said_of())
+    command = ("replay", "custom", "--replays", "2", "--budget", "5")
+    done = run(*command, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "the op hashbench_cli.twice.default does not exist: nothing was run" in done.stderr
+    assert "--import FILE" in done.stderr
+    assert run(*command, "--import", "ops.py", cwd=tmp_path).returncode == 0
+
+
+IN_PLACE = "import sys; sys.path.remove(''); from hashbench.cli import main; sys.exit(main())"
+"""As the installed command does: the folder where the user stands is not on the module path."""
+
+
+def test_zoo_file_imports_nothing_from_where_the_user_stands(folder: Path) -> None:
+    (folder / "xxhash.py").write_text("raise RuntimeError('the wrong one')\n")
+    (folder / "zoos").mkdir()
+    (folder / "zoos" / "zoo.py").write_text(f"import xxhash\n{ZOO}")
+    done = run("list", "--suite", "zoos/zoo.py", cwd=folder, code=IN_PLACE)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_env_prints_the_fingerprint_of_this_machine_wherever_the_user_stands(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise RuntimeError('the wrong torch')\n")
+    done = run("env", cwd=tmp_path, code=IN_PLACE)
+    assert done.returncode == 0, done.stderr
+    fingerprint = json.loads(done.stdout)
+    keys = "key schema python platform packages torch libraries cpu threads device variables tracer"
+    assert list(fingerprint) == [*keys.split(), "tracer_reason", "digests"]
+    assert fingerprint["packages"]["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
+    assert (fingerprint["threads"]["intra_op"], fingerprint["variables"]["OMP_NUM_THREADS"]) == (1, "1")
+    assert fingerprint["device"] == {"type": "cpu"}

@@ -1,0 +1,136 @@
+"""``assert_batch_invariant(…, company=…)``: items and tokens in every company of ``--company``, in a test."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hashbench.run.workload import Tokens
+
+DOCS = Path(__file__).parents[3] / "docs" / "pytest.md"
+IDS = {"input_ids": torch.arange(24).view(2, 12)}
+DECODES = ("cached_decode", "chunked_prefill")
+
+
+class Sums(torch.nn.Module):
+    """A token becomes the sum of all up to it: whole numbers, so that it is the same in any company. With a ``fault``
+    tokens after a cache are counted from zero, or those on their right are added."""
+
+    def __init__(self, fault: str = "") -> None:
+        super().__init__()
+        self.fault = fault
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        past_key_values: torch.Tensor | None = None,
+        use_cache: bool = False,
+    ) -> dict[str, torch.Tensor]:
+        before = 0 if past_key_values is None or self.fault == "cache" else past_key_values[:, -1:]
+        seen = input_ids if attention_mask is None or self.fault == "mask" else input_ids * attention_mask
+        sums = (seen.cumsum(dim=1) + before).double()
+        if self.fault == "mask":
+            sums = sums + seen.sum(dim=1, keepdim=True)
+        shown = sums if position_ids is None else sums + 0 * position_ids
+        return {"logits": shown, "past_key_values": sums} if use_cache else {"logits": shown}
+
+
+def failed(check: Any, *arguments: Any, **more: Any) -> list[str]:
+    with pytest.raises(pytest.fail.Exception) as caught:
+        check(*arguments, **more)
+    return str(caught.value).splitlines()
+
+
+def test_what_is_the_same_in_every_company_passes(assert_batch_invariant: Any) -> None:
+    model = Sums().train()
+    assert_batch_invariant(model, IDS, company="batch,position,padding,decode", tokens=Tokens(padding=20))
+    assert model.training, "the test's own module stays as it was"
+    assert_batch_invariant(lambda x, y: x * y, (torch.randn(6, 4), torch.randn(6, 1)), company=["position"])
+
+
+def test_each_company_that_differs_has_five_lines(assert_batch_invariant: Any) -> None:
+    lines = failed(assert_batch_invariant, Sums("cache"), IDS, company=("padding", "decode"), diagnose=False)
+    assert lines[5] == ""
+    assert [lines[0].partition(":")[0], lines[6].partition(":")[0], len(lines)] == ["Sums", "Sums", 11]
+    assert lines[0].startswith("Sums: the same tokens differ between the last token of 12 at once, and after a cache")
+    assert lines[6].startswith("Sums: the same tokens differ between the last 6 tokens of 12 at once, and after a")
+    assert "aten.cumsum.default" in lines[1] + lines[3]
+
+
+def test_the_cause_and_the_repro_are_those_of_a_sweep(assert_batch_invariant: Any) -> None:
+    lines = failed(assert_batch_invariant, Sums("mask"), IDS, company="right-padding", tokens=Tokens(padding=1))
+    assert lines[1].startswith("first kernel: aten.")
+    assert "other tokens in the padding change the others" in lines[3]
+    assert lines[3].startswith("cause: batch_coupling, ")
+
+
+def second_place(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.arange(1.0, 1 + len(x))[:, None]
+
+
+def test_items_in_reverse_order_keep_nothing_of_their_places(assert_batch_invariant: Any) -> None:
+    assert_batch_invariant(second_place, torch.ones(8, 2))
+    lines = failed(assert_batch_invariant, second_place, torch.ones(8, 2), company="position", diagnose=False)
+    assert lines[0].startswith("second_place: the same items differ between 8 items, and the same in reverse order")
+
+
+class NoMask(torch.nn.Module):
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return input_ids
+
+
+def no_cache(input_ids: torch.Tensor, past_key_values: Any = None, use_cache: bool = False) -> torch.Tensor:  # noqa: ARG001
+    return input_ids
+
+
+REFUSED: Mapping[str, tuple[Callable[..., Any], Any, dict[str, Any], str]] = {
+    "no mask": (NoMask(), IDS, {"company": "right-padding"}, "right-padding): it takes no attention_mask"),
+    "no positions": (Sums(), IDS, {"company": "left-padding", "tokens": Tokens(positions="")}, "takes no position_ids"),
+    "no cache taken": (NoMask(), IDS, {"company": "decode"}, "cached-decode): it takes no cache"),
+    "no cache given": (no_cache, IDS, {"company": "cached-decode"}, "its output has no past_key_values"),
+    "no names": (Sums(), IDS["input_ids"], {"company": "padding"}, "its inputs have no names"),
+    "one item": (Sums(), torch.ones(1, 2), {"company": "position"}, "its batch has one item"),
+    "no such company": (Sums(), IDS, {"company": "crowd"}, "'crowd' is none of batch, position, padding"),
+    "no company": (Sums(), IDS, {"company": ()}, "compares nothing"),
+    "sizes of no batch": (Sums(), IDS, {"company": "decode", "sizes": (1,)}, "sizes= are those of smaller batches"),
+    "tokens of items": (Sums(), IDS, {"company": "position", "tokens": Tokens()}, "gives tokens none"),
+}
+
+
+@pytest.mark.parametrize(("model", "inputs", "more", "said"), REFUSED.values(), ids=REFUSED)
+def test_a_company_that_a_model_cannot_be_given_is_refused_in_words(
+    assert_batch_invariant: Any, model: Any, inputs: Any, more: dict[str, Any], said: str
+) -> None:
+    assert said in " ".join(failed(assert_batch_invariant, model, inputs, **more))
+
+
+def test_what_the_model_raises_is_the_tests_own(assert_batch_invariant: Any) -> None:
+    def raises(input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        if input_ids.shape[1] == 6:
+            raise ValueError("six tokens")
+        return input_ids * attention_mask
+
+    with pytest.raises(ValueError, match="six tokens") as caught:
+        assert_batch_invariant(raises, IDS, company="right-padding")
+    assert "(hashbench: comparing 6 tokens alone, and with 6 of padding on their right)" in caught.value.__notes__
+
+
+def test_the_failure_in_the_documentation_is_what_its_example_gives(assert_batch_invariant: Any) -> None:
+    code, shown = re.findall(
+        r"```python\n(import torch\n\n\nclass Encoder.*?)```.*?```text\n(.*?)```", DOCS.read_text(), re.DOTALL
+    )[0]
+    names: dict[str, Any] = {"__name__": "test_example"}
+    exec(compile(code, "test_example.py", "exec"), names)
+    said = failed(names["test_padding"], assert_batch_invariant)
+
+    def steady(line: str) -> str:
+        return re.sub(r"\d[\d.e-]*|repro: \S*", "", line)
+
+    assert [*map(steady, said)] == [*map(steady, shown.splitlines())], "\n".join(said)

@@ -1,0 +1,296 @@
+"""The pytest plug-in, as pytest loads it: ``pytest_project.py`` holds a test for each thing that can happen, and the
+project of the documentation runs beside it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from hashbench.integrations.pytest import plugin
+
+pytestmark = pytest.mark.slow
+
+pytest_plugins = ["pytester"]
+
+ROOT = Path(__file__).parents[3]
+PROJECT = Path(__file__).with_name("pytest_project.py")
+EXAMPLE = ROOT / "docs" / "examples" / "pytest_project"
+QUICKLY = ("-o", "hashbench_replays=3", "-o", "hashbench_diagnose_budget=60")
+ENTRY_POINT = "hashbench"
+
+
+def plugin_arguments() -> list[str]:
+    """Loads the plug-in also where hashbench was installed before it had one."""
+    registered = importlib.metadata.entry_points(group="pytest11", name=ENTRY_POINT)
+    return [] if registered else ["-p", "hashbench.integrations.pytest.plugin"]
+
+
+def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *plugin_arguments(), *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=environment)
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str]]:
+    """What became of each test of the project: ``passed``, ``failed``, ``error`` or ``skipped``, and its message."""
+    folder = tmp_path_factory.mktemp("project") / "example"
+    shutil.copytree(EXAMPLE, folder)
+    shutil.copy(PROJECT, folder / "test_project.py")
+    options = ("--junitxml=report.xml", "--hashbench-output=kept", "--strict-markers", "-q", "--tb=short")
+    done = run_pytest(folder, *options, *QUICKLY)
+    assert done.returncode == 1, done.stdout + done.stderr
+    found = {}
+    for case in ElementTree.parse(folder / "report.xml").iter("testcase"):
+        outcome: str = "passed"
+        message: str | None = ""
+        for part in case:
+            if part.tag in ("failure", "error", "skipped"):
+                outcome = {"failure": "failed"}.get(part.tag, part.tag)
+                message = part.text if part.tag != "skipped" else part.get("message", "")
+        found[case.attrib["name"]] = (outcome, message or "")
+    found["<folder>"] = ("", str(folder / "kept"))
+    return found
+
+
+PASSES = [
+    "test_random_numbers_begin_anew",
+    "test_first_value_is_returned",
+    "test_arguments_are_copied_together",
+    "test_marked_training",
+    "test_marked_training_ran_four_times",
+    "test_marked_method[1]",
+    "test_marked_method[3]",
+    "test_unmarked",
+    "test_all_is_put_back",
+    "test_settings_are_those_of_the_test",
+    "test_empty_is_allowed",
+    "test_the_op_gives_the_same_in_every_run",
+    "test_so_does_its_gradient",
+    "test_training_gives_the_same_model[True]",
+    "test_training_gives_the_same_model[False]",
+    "test_with_the_settings_of_a_reproducible_training",
+    "test_stressed_and_clean",
+]
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_what_is_equal_in_every_run_passes(project: dict[str, tuple[str, str]], name: str) -> None:
+    assert project[name] == ("passed", "")
+
+
+REFUSED = {
+    "test_sequence": r"differ in their structure.*\n.*sequence, reached aten\.add\.Tensor \(forward, op 2 of 2",
+    "test_other_structure": r"runs differ in their structure: only the first run has output\.part",
+    "test_python_value": r"runs differ in output;",
+    "test_strange_object": r"cannot compare runs: output\.1: type builtins\.object",
+    "test_lock": r"cannot copy argument 0, a _thread\.lock .* Make it inside the function\.",
+    "test_empty": r"nothing to compare: .* say allow_empty=True\.",
+    "test_fails_in_the_second_run": r"assert 2 < 2\n(.*\n)*.*raised in run 2 of 3, the runs before it did not raise",
+    "test_ambiguous": r"seed= could be meant for the function too",
+    "test_result_of_a_call": r"needs a function to run, not a Tensor",
+    "test_unknown_option": r"run_to_run has no option repeat; it has runs, seed",
+    "test_positional_option": r"takes its options by name: run_to_run\(runs=5\)",
+    "test_one_run": r"runs=1 compares nothing",
+    "test_coroutine": r"cannot run a coroutine",
+    "test_stressed": r"differ in 100% of pairs under collector .*\n.*aten\.mul\.Tensor",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_pass_fails_in_clear_words(project: dict[str, tuple[str, str]], name: str) -> None:
+    outcome, message = project[name]
+
+    assert outcome == "failed"
+    assert re.search(REFUSED[name], message), message
+
+
+def test_a_marker_that_would_be_ignored_is_an_error(project: dict[str, tuple[str, str]]) -> None:
+    assert project["test_method"][0] == "error"
+    assert "cannot run a method of unittest.TestCase" in project["test_method"][1]
+
+
+def test_skips_and_expected_failures_stay_what_they_are(project: dict[str, tuple[str, str]]) -> None:
+    assert project["test_skips"][0] == "skipped"
+    assert project["test_expected_failure"][0] == "skipped"
+    assert "known" in project["test_expected_failure"][1]
+    assert project["test_known_difference"][0] == "skipped"
+    assert "nobody resets" in project["test_known_difference"][1]
+
+
+def five_lines(message: str) -> Sequence[str]:
+    """The lines of the diagnosis, without what pytest puts before them."""
+    lines = [line.removeprefix("E").strip().removeprefix("Failed: ") for line in message.splitlines()]
+    start = next(place for place, line in enumerate(lines) if line.startswith("first divergence: "))
+    return lines[start - 1 : start + 4]
+
+
+def test_a_kernel_is_diagnosed_in_five_lines(project: dict[str, tuple[str, str]]) -> None:
+    outcome, message = project["test_kernel"]
+    what, where, why, evidence, remedy = five_lines(message)
+
+    assert outcome == "failed"
+    assert re.match(r"Noisy: runs differ in output \(6 elements, by at most .*\d+ of \d+ replays differed", what)
+    assert re.search(
+        r"hashbench_pytest_project\.noisy\.default \(forward, op \d of \d, in Noisy, at test_proj.*:\d+", where
+    )
+    assert re.match(r"cause: outside_value, (proven|likely): .*constant entropy", why)
+    assert "call/entropy 0/" in evidence
+    assert re.match(r"to do: Pass the value in.*repro: .*kept/.*/repro/.* \(yes: \d+ of \d+ calls differ\)", remedy), (
+        remedy
+    )
+    assert "assert_runs_equal(Noisy(), torch.ones(2, 3))" in message  # the line of the test
+
+
+def test_the_repro_and_the_traces_are_where_the_message_says(project: dict[str, tuple[str, str]]) -> None:
+    remedy = five_lines(project["test_kernel"][1])[-1]
+    repro = Path(remedy.partition("repro: ")[2].partition(" (")[0])
+    traces = Path(remedy.partition("traces: ")[2])
+
+    assert str(repro).startswith(project["<folder>"][1])
+    assert (repro / "repro.py").is_file()
+    assert len(list(traces.glob("*.log"))) == 2
+
+
+def test_a_marked_test_shows_five_lines_alone(project: dict[str, tuple[str, str]]) -> None:
+    outcome, message = project["test_generator"]
+    lines = message.splitlines()
+
+    assert outcome == "failed"
+    assert len(lines) == 5, message
+    assert lines[0].startswith(
+        "test_project.py::test_generator: runs differ in what forward//aten.rand.generator#0 left"
+    )
+    assert lines[2].startswith("cause: rng, proven: ")
+    assert "test_project.OWN_GENERATOR" in lines[4]
+
+
+def test_the_failure_in_the_documentation_is_what_the_example_gives(project: dict[str, tuple[str, str]]) -> None:
+    page = (ROOT / "docs" / "pytest.md").read_text(encoding="utf-8")
+    shown, *_ = re.findall(r"^```text\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    given = five_lines(project["test_documented_failure"][1])
+
+    for old, new in zip(shown.splitlines(), given, strict=True):
+        assert _without_numbers(new) == _without_numbers(old)
+
+
+def _without_numbers(line: str) -> str:
+    """A line without what differs from one machine or run to the next: counts, states and places of files."""
+    line = re.sub(r"generator state [0-9a-f]{16}", "generator state", line)
+    return re.sub(r"\d[\d.]*|traces: .*", "", line)
+
+
+# ------------------------------------------------------------------------------------- what does not need torch
+
+
+def test_a_session_that_does_not_use_it_imports_nothing(tmp_path: Path) -> None:
+    (tmp_path / "test_other.py").write_text(
+        "import sys\n"
+        "def test_other(pytestconfig):\n"
+        "    assert pytestconfig.pluginmanager.has_plugin('hashbench') or pytestconfig.pluginmanager.has_plugin(\n"
+        "        'hashbench.integrations.pytest.plugin')\n"
+        "    ours = {name for name in sys.modules if name.startswith('hashbench.')}\n"
+        "    packages = {'hashbench.integrations', 'hashbench.integrations.pytest'}\n"
+        "    assert ours == {*packages, 'hashbench.integrations.pytest.plugin'}\n"
+        "    assert not {'torch', 'numpy', 'pandas'} & set(sys.modules)\n",
+        encoding="utf-8",
+    )
+    done = run_pytest(tmp_path, "-q")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("hashbench_runs = many", "hashbench_runs = many is not a number"),
+        ("hashbench_runs = 1", "hashbench_runs = 1 is out of range: it must be at least 2"),
+        ("hashbench_replays = 2.5", "hashbench_replays = 2.5 is not a number"),
+        ("hashbench_diagnose_budget = nan", "hashbench_diagnose_budget = nan is out of range"),
+        ("hashbench_diagnose_budget = -1", "out of range"),
+        ("hashbench_tracer = fast", "hashbench_tracer = fast is not a tracer: it is auto, native, python"),
+    ],
+)
+def test_nonsense_in_the_ini_file_ends_the_session(pytester: pytest.Pytester, line: str, words: str) -> None:
+    pytester.makeini(f"[pytest]\n{line}\n")
+    pytester.makepyfile("def test_nothing(): pass")
+
+    result = pytester.runpytest_inprocess(*plugin_arguments())
+
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"*ERROR: *{words}*"])
+
+
+@pytest.mark.parametrize("output", ["taken", "taken/below"])
+def test_an_output_that_is_a_file_or_below_one_ends_the_session(pytester: pytest.Pytester, output: str) -> None:
+    pytester.makepyfile("def test_nothing(): pass")
+    pytester.path.joinpath("taken").write_text("")
+
+    result = pytester.runpytest_inprocess(*plugin_arguments(), f"--hashbench-output={output}")
+
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--hashbench-output: *taken is not a folder*"])
+
+
+def test_marker_and_options_are_documented_by_pytest_itself(pytester: pytest.Pytester) -> None:
+    assert (
+        "@pytest.mark.run_to_run(runs=2" in pytester.runpytest_inprocess(*plugin_arguments(), "--markers").stdout.str()
+    )
+    text = pytester.runpytest_inprocess(*plugin_arguments(), "--help").stdout.str()
+    assert {"--hashbench-output=DIR", "hashbench_runs", "hashbench_replays"} <= set(re.split(r"[\s]+", text))
+
+
+def test_another_plugin_that_takes_the_test_over_is_noticed(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(
+        "import pytest\n@pytest.hookimpl(tryfirst=True)\ndef pytest_pyfunc_call(pyfuncitem):\n    return True\n"
+    )
+    pytester.makepyfile("import pytest\n@pytest.mark.run_to_run\ndef test_it(): pass\n")
+
+    result = pytester.runpytest_inprocess(*plugin_arguments())
+
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*another plug-in ran the test in its own way, once.*"])
+
+
+def test_every_test_and_every_worker_has_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    names = [plugin._folder_name(test) for test in ("a/test_x.py::test_y[1/2]", "b/test_x.py::test_y[1/2]")]
+    monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw1")
+    names.append(plugin._folder_name("a/test_x.py::test_y[1/2]"))
+
+    assert len(set(names)) == 3
+    assert all(re.fullmatch(r"[\w.-]+", name) for name in names)
+
+
+def test_the_package_registers_the_plugin() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    module = project["entry-points"]["pytest11"][ENTRY_POINT]
+
+    assert importlib.import_module(module) is plugin
+
+
+@pytest.mark.parametrize(("tracer", "loaded"), [("auto", "1"), ("python", "0")])
+def test_the_native_tracer_is_there_before_the_first_test_that_uses_it_is_set_up(
+    tracer: str, loaded: str, tmp_path: Path
+) -> None:
+    """One that has to be compiled takes none of the time that a test may have."""
+    (tmp_path / "conftest.py").write_text(
+        "def pytest_runtest_setup(item):\n"
+        "    from hashbench.trace import native\n"
+        "    print('loaded:', native.load.cache_info().currsize)\n"
+    )
+    (tmp_path / "test_it.py").write_text("def test_it(assert_runs_equal):\n    assert_runs_equal(int)\n")
+    done = run_pytest(tmp_path, "-s", "-o", f"hashbench_tracer={tracer}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.findall(r"loaded: (.)", done.stdout) == [loaded]

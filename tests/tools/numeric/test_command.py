@@ -1,0 +1,131 @@
+"""``hashbench numeric`` as a user types it."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from hashbench import cli
+
+PAGE = Path(__file__).parents[3] / "docs" / "numeric.md"
+EXAMPLE = re.search(r"```python\n(# fold\.py\n.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[1]
+SMALL = """
+import torch
+def before(): return torch.nn.Linear(2, 2)
+def inputs(): return (torch.ones(1, 2),)
+"""
+
+
+@pytest.fixture
+def numeric(tmp_path, capsys, monkeypatch):
+    """Runs the command on a file of this content; the exit code, what it printed, and its one line of error."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def run(content: str, *options: str) -> tuple[int, str, str]:
+        path = tmp_path / "two_models.py"
+        path.write_text(content, encoding="utf-8")
+        code = cli.main(["numeric", str(path), *options])
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run
+
+
+def test_the_documentations_example_is_equal_within_tolerance(numeric) -> None:
+    code, out, err = numeric(EXAMPLE, "--inference", "--trace")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1].startswith("equal within tolerance: outputs equal within tolerance")
+    assert "first apart bit by bit: the parameter 0.weight holds other values" in out
+
+
+def test_the_documentations_python_runs() -> None:
+    code = re.search(r"```python\n(import torch\nfrom hashbench.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[1]
+    names: dict[str, object] = {}
+    exec(code, names)
+    assert names["report"].bitwise
+
+
+def test_wrong_weight_is_named_and_written_as_json(numeric, tmp_path: Path) -> None:
+    content = EXAMPLE.replace("    return model\n", "    model[3].weight.data += 1\n    return model\n")
+    code, out, _ = numeric(content, "--inference", "--trace", "--json", str(tmp_path / "report.json"))
+    assert code == 1
+    assert "first apart beyond tolerance: the parameter 3.weight holds other values (by at most 1" in out
+    assert out.splitlines()[-1] == "different: outputs differ (1 of 1: output)"
+    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert report["equal_within_tolerance"] is False
+    assert [parting["name"] for parting in report["partings"]] == ["parameter/3.weight", "parameter/0.weight"]
+
+
+def test_both_models_are_built_from_the_same_random_state_and_after_may_take_none(numeric) -> None:
+    code, out, _ = numeric(SMALL + "def after(): return torch.nn.Linear(2, 2)\n")
+    assert code == 0
+    assert out.startswith("equal bit by bit: parameters equal bit by bit (2)")
+
+
+def test_precision_and_stages_and_rename_of_the_file_are_heeded(numeric) -> None:
+    content = SMALL + "def after(model): return torch.nn.Sequential(model, torch.nn.Threshold(-9.0, 0.0))\n"
+    assert numeric(content)[0] == 1
+    assert numeric(content + "RENAME = {'weight': '0.weight', 'bias': '0.bias'}\n")[0] == 0
+    assert numeric(content + "def rename(name): return '0.' + name\n")[0] == 0
+    assert numeric(content, "--stages", "outputs")[0] == 0
+    assert numeric(content + "STAGES = ['outputs']\n")[0] == 0
+    shifted = SMALL + "def after(model):\n    model.weight.data += 0.01\n    return model\n"
+    assert numeric(shifted, "--stages", "parameters,outputs")[0] == 1
+    assert numeric(shifted, "--stages", "parameters,outputs", "--precision", "0.1")[0] == 0
+
+
+def test_model_that_raises_is_a_difference_with_its_side(numeric) -> None:
+    code, out, err = numeric(SMALL + "def after(model): return torch.nn.Linear(3, 2)\n")
+    assert (code, err) == (1, "")
+    assert "the model after raised at outputs, iteration 0: RuntimeError" in out
+    assert "weight" in out
+    assert "shape float32[2,2] and float32[2,3]" in out
+
+
+WRONG = {
+    "no functions": ("x = 1", (), "it has no function before. It needs before() and inputs()"),
+    "an import that fails": ("1 / 0", (), "its import raised ZeroDivisionError"),
+    "an import that exits": ("raise SystemExit(0)", (), "its import raised SystemExit"),
+    "no Python": ("def", (), "its import raised SyntaxError"),
+    "a model that cannot be built": (
+        SMALL + "def after(model): return model.nothing",
+        (),
+        "after() raised AttributeError",
+    ),
+    "an after that returns nothing": (
+        SMALL + "def after(model): model.eval()",
+        (),
+        "a value of type NoneType, which is not a model",
+    ),
+    "no inputs": (SMALL + "def after(model): return model\ndef inputs(): pass", (), "inputs() returned None"),
+    "an after that is no function": (SMALL + "after = 3", (), "its after is a int, not a function"),
+    "odd stages": (SMALL + "def after(m): return m\nSTAGES = 'outputs'", (), "its STAGES is not a tuple of strings"),
+    "odd names": (SMALL + "def after(m): return m\nRENAME = {1: 2}", (), "its RENAME is not a dict of strings"),
+    "an unknown stage": (SMALL + "def after(m): return m", ("--stages", "output"), "'output' is not a stage"),
+    "an endless tolerance": (
+        SMALL + "def after(m): return m",
+        ("--precision", "inf"),
+        "precision=inf is not a tolerance",
+    ),
+    "an unknown form": (SMALL + "def after(m): return m", ("--ignore", "stride"), "'stride' cannot be ignored"),
+    "a name that fits nothing": (SMALL + "def after(m): return m\nRENAME = {'a': 'b'}", (), "rename has 'a'"),
+    "a place that cannot be written": (
+        SMALL + "def after(m): return m",
+        ("--json", "/dev/null/f"),
+        "cannot write /dev/null/f",
+    ),
+}
+
+
+@pytest.mark.parametrize(("content", "options", "message"), WRONG.values(), ids=WRONG)
+def test_wrong_request_is_one_line_and_exit_code_2(
+    numeric, content: str, options: tuple[str, ...], message: str
+) -> None:
+    code, _, err = numeric(content, *options)
+    assert code == 2
+    assert message in err
+    assert err.count("\n") == 1

@@ -1,0 +1,469 @@
+"""Which stage differs, and why: decided on values written by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from hashbench.errors import HashbenchError
+from hashbench.records import Leaf, Ref, TensorDigest, Trace
+from hashbench.tools.pipeline.comparing import STAGES, Verdict, as_text, compare
+from hashbench.tools.pipeline.observed import (
+    IMPORT,
+    LOADER,
+    MAKE_LOADER,
+    MAKE_MODEL,
+    MOMENTS,
+    Batch,
+    Batches,
+    Listing,
+    Observed,
+    Outputs,
+    RandomState,
+    Repetition,
+    Step,
+    Surroundings,
+    Weights,
+    Worker,
+)
+from hashbench.tools.pipeline.reasons import FIXES, Draw, Evidence, decide
+from tests.tools.pipeline.pipeline_helpers import FILES, GENERATORS, batches, check, loader, sample, seen, trace
+
+OTHER = {**GENERATORS, "torch": "t1"}
+
+
+def compared(second: Observed, first: Observed | None = None) -> Verdict:
+    return compare(check(first), check(second))
+
+
+def statuses(verdict: Verdict) -> dict[str, str]:
+    return {stage.name: stage.status for stage in verdict.stages}
+
+
+def test_equal_checks_agree_in_every_stage() -> None:
+    verdict = compared(seen())
+    assert verdict.repeats
+    assert statuses(verdict) == dict.fromkeys(STAGES, "equal")
+
+
+def in_another_order() -> Batches:
+    return batches(*(sample(place) for place in (2, 0, 3, 1)))
+
+
+STAGE_CASES: dict[str, tuple[dict[str, Any], str]] = {
+    "a file is missing": ({"loader": loader(listing=Listing("dataset.files", "/images", FILES[:3]))}, "file list"),
+    "the files were seen in one check alone": (
+        {"loader": loader(listing=None), "batches": batches(*map(sample, range(4)), exhausted=False)},
+        "file list",
+    ),
+    "the same files in another order": (
+        {"loader": loader(listing=Listing("dataset.files", "/images", FILES[::-1]))},
+        "order",
+    ),
+    "the sampler asks for others": ({"batches": in_another_order()}, "order"),
+    "a file holds other bytes": (
+        {"batches": batches(sample(0, file_digests=("others",)), *map(sample, (1, 2, 3)))},
+        "before transform",
+    ),
+    "a sample is read otherwise": (
+        {"batches": batches(sample(0, before="others"), *map(sample, (1, 2, 3)))},
+        "before transform",
+    ),
+    "what a transform got was seen in one check alone": (
+        {"batches": batches(sample(0, before=None), *map(sample, (1, 2, 3)))},
+        "before transform",
+    ),
+    "a sample is transformed otherwise": (
+        {"batches": batches(sample(0, after="others"), *map(sample, (1, 2, 3)))},
+        "after transform",
+    ),
+    "a batch less": ({"batches": batches(sample(0), sample(1))}, "order"),
+    "another weight": ({"weights": Weights({"weight": "float32[2]:w1"}, {})}, "initial weights"),
+    "another buffer": ({"weights": Weights({"weight": "float32[2]:w0"}, {"mean": "float32[]:m"})}, "initial weights"),
+    "no model in one check": ({"weights": Weights(None, None, {})}, "initial weights"),
+    "another output": ({"outputs": Outputs({"output": "float32[2]:o1"}, {}, ("0.25",))}, "first output"),
+    "another layer": ({"layers": ()}, "first output"),
+    "no layers in one check": ({"layers": None}, "first output"),
+    "another kernel's output": ({"trace": trace("o1")}, "kernel"),
+    "no trace in one check": ({"trace": None}, "kernel"),
+    "an empty trace in one check": ({"trace": Trace(())}, "kernel"),
+    "only the losses": ({"outputs": Outputs({"output": "float32[2]:o0"}, {}, ("0.5",))}, "kernel"),
+}
+
+
+@pytest.mark.parametrize("case", STAGE_CASES)
+@pytest.mark.parametrize("swapped", [False, True], ids=["as it is", "the other way round"])
+def test_the_first_stage_that_differs(case: str, swapped: bool) -> None:
+    changes, expected = STAGE_CASES[case]
+    pair = (seen(**changes), seen()) if swapped else (seen(), seen(**changes))
+    verdict = compare(*map(check, pair))
+    assert verdict.first == expected
+    assert verdict.findings[0].reasons
+
+
+def test_what_one_check_alone_saw_of_the_model_is_said_of_that_check() -> None:
+    other = seen(outputs=Outputs({"output": "float32[2]:o1"}, {}, ("0.25",)))
+    verdict = compared(other, seen(layers=None))
+    assert {stage.name: stage.detail for stage in verdict.stages}["first output"] == "only the second check saw it"
+
+
+def test_traces_of_different_tracers_are_not_compared_and_the_rest_is() -> None:
+    verdict = compared(seen(trace=replace(trace("o1"), tracer="native"), weights=Weights({"weight": "w1"}, {})))
+    kernel = next(stage for stage in verdict.stages if stage.name == "kernel")
+    assert (kernel.status, verdict.first) == ("unseen", "initial weights")
+    assert kernel.detail.startswith("not compared: the traces are of python and native, and the Python dispatch mode")
+
+
+def test_an_environment_that_differs_is_said_first_and_stops_nothing() -> None:
+    around = Surroundings({"python": "3.12"}, {"num_threads": "2"}, "5", "user", ("training",))
+
+    alone = compared(seen(surroundings=around))
+    with_weights = compared(seen(surroundings=around, weights=Weights({"weight": "w1"}, {})))
+    assert alone.repeats
+    assert alone.stages[0].detail == "python 3.11 / 3.12; settings.num_threads 1 / 2"
+    assert with_weights.first == "initial weights"
+    assert statuses(with_weights)["environment"] == "differs"
+
+
+def test_what_neither_saw_is_unseen_with_its_reason() -> None:
+    hidden = [sample(place, index=None, files=None, file_digests=None, before=None, steps=None) for place in range(4)]
+    one = seen(loader=loader(listing=None), batches=batches(*hidden, absent={"before": "nobody looked"}))
+    verdict = compared(one, one)
+    assert verdict.repeats
+    assert statuses(verdict)["file list"] == statuses(verdict)["before transform"] == "unseen"
+    assert "as far as was seen (not: file list, before transform)" in as_text(verdict, first="a", second="b")
+
+
+def whole(*digests: str | None, **changes: Any) -> Observed:
+    """What a loader that is no ``DataLoader`` shows: whole batches."""
+    made = Batches(tuple(Batch(number, digest) for number, digest in enumerate(digests)), 2, False)
+    return seen(loader=loader(listing=None, absent={"loader": "no DataLoader"}), batches=made, **changes)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        (("a", "b"), ("a", "b"), {"order": "equal", "after transform": "equal"}),
+        (("a", "b"), ("b", "a"), {"order": "differs", "after transform": "unseen"}),
+        (("a", "b"), ("c", "a"), {"order": "differs", "after transform": "unseen"}),
+        (("a", "b"), ("a", "c"), {"order": "unseen", "after transform": "differs"}),
+        (("a", "b"), ("c", "d"), {"order": "unseen", "after transform": "differs"}),
+        (("a", "a"), ("c", "a"), {"order": "unseen", "after transform": "differs"}),
+        (("a", "b"), ("a",), {"order": "unseen", "after transform": "differs"}),
+        (("a", None), ("a", None), {"order": "unseen", "after transform": "unseen"}),
+        (("a", None), ("b", None), {"order": "unseen", "after transform": "differs"}),
+        (("a", None), ("a", "b"), {"order": "unseen", "after transform": "differs"}),
+    ],
+    ids=str,
+)
+def test_digests_of_whole_batches_show_that_they_are_equal_and_that_they_differ(
+    first: tuple[str | None, ...], second: tuple[str | None, ...], expected: dict[str, str]
+) -> None:
+    verdict = compared(whole(*second), whole(*first))
+    assert {name: statuses(verdict)[name] for name in expected} == expected
+    assert verdict.repeats == ("differs" not in expected.values())
+    if verdict.repeats and "unseen" in expected.values():
+        assert "(not: file list, order, before transform, after transform)" in as_text(verdict, first="a", second="b")
+
+
+def test_batches_that_cannot_be_compared_are_not_said_to_be_equal() -> None:
+    other = {"outputs": Outputs({"output": "float32[2]:o1"}, {}, ("0.25",))}
+    unseen, equal = compared(whole(None, **other), whole(None)), compared(whole("a", **other), whole("a"))
+    assert unseen.first == equal.first == "first output"
+    assert unseen.findings[0].reasons[0].because.startswith("weights are equal (after transform was not seen)")
+    assert equal.findings[0].reasons[0].because.startswith("weights and first batches are equal")
+
+
+def input_trace(content: str) -> Trace:
+    given = TensorDigest("float32", (2,), (1,), content)
+    plain = trace(f"of {content}")
+    return replace(
+        plain,
+        records=(replace(plain.records[0], inputs=(Ref("self", "input/step0.0"),)),),
+        leaves=(Leaf("input/step0.0", "input", given, 0),),
+    )
+
+
+def test_what_the_trace_saw_of_the_input_stands_in_for_batches_that_cannot_be_hashed() -> None:
+    verdict = compared(whole(None, trace=input_trace("x1")), whole(None, trace=input_trace("x0")))
+    assert (verdict.first, statuses(verdict)["kernel"]) == ("after transform", "follows")
+    assert "input/step0.0 differs" in next(s.detail for s in verdict.stages if s.name == "after transform")
+    assert compared(whole(None, trace=input_trace("x0")), whole(None, trace=input_trace("x0"))).repeats
+
+
+def test_a_sample_that_neither_check_saw_is_not_counted_among_the_equal_ones() -> None:
+    one = seen(batches=batches(sample(0, before=None, file_digests=None), *map(sample, (1, 2, 3))))
+    stage = next(stage for stage in compared(one, one).stages if stage.name == "before transform")
+    assert stage.status == "unseen"
+    assert "1 of 4 samples; the others are equal" in stage.detail
+
+
+def test_what_one_check_alone_saw_is_not_said_to_differ_in_the_other() -> None:
+    blind = seen(loader=loader(listing=None), batches=whole("a", "b").batches)
+    findings = {finding.stage.name: finding.reasons[0].name for finding in compared(blind).findings}
+    assert findings == {"file list": "seen once", "order": "seen once"}
+
+
+def test_a_generator_is_blamed_where_it_moved_and_not_where_it_stood_still() -> None:
+    def states(*torchs: str) -> RandomState:
+        return RandomState({m: {**GENERATORS, "torch": t} for m, t in zip(MOMENTS, torchs, strict=True)}, ())
+
+    def because(first: RandomState, second: RandomState) -> str:
+        changed = seen(random_state=second, weights=Weights({"weight": "float32[2]:w1"}, {}))
+        return compared(changed, seen(random_state=first)).findings[0].reasons[0].because
+
+    at_import = because(states("a", "a1", "s", "s", "s", "s", "s"), states("b", "b1", "s", "s", "s", "s", "s"))
+    in_make_model = because(states("a", "a", "a", "a", "a1", "a1", "a1"), states("b", "b", "b", "b", "b1", "b1", "b1"))
+    seeded_there = because(states("a", "a", "a", "a", "s", "s", "s"), states("b", "b", "b", "b", "s", "s", "s"))
+    nowhere = because(states(*"ssssssx"), states(*"ssssssy"))
+    assert at_import == f"{IMPORT} drew from torch, which was in another state"
+    assert in_make_model == "make_model drew from torch, which was in another state"
+    assert seeded_there == "make_model drew from torch, which it found in another state and then seeded"
+    assert nowhere.startswith("no generator that was seen")
+
+
+def test_a_batch_of_a_loader_of_ones_own_is_traced_to_the_generator_that_it_was_drawn_from() -> None:
+    made = [
+        replace(whole(), batches=Batches((Batch(0, "a"), Batch(1, digest, None, None, states, ("torch",))), 2, False))
+        for digest, states in (("b", GENERATORS), ("c", OTHER))
+    ]
+    reason = compared(made[1], made[0]).findings[0].reasons[0]
+    expected = "the loader drew from torch, which was in another state"
+    assert (reason.name, reason.because) == ("unseeded loader", expected)
+
+
+def test_nothing_that_can_be_compared_is_no_agreement() -> None:
+    blind = seen(
+        loader=loader(listing=None),
+        batches=Batches((replace(batches(sample(0)).batches[0], digest=None, samples=None),), 2, True),
+        weights=Weights(None, None),
+        outputs=Outputs(None, None, None),
+        layers=None,
+        trace=None,
+    )
+    with pytest.raises(HashbenchError, match="not the same as equal"):
+        compared(blind, blind)
+
+
+def test_checks_of_other_numbers_of_steps_are_refused() -> None:
+    with pytest.raises(HashbenchError, match="2 and 5 steps"):
+        compared(seen(batches=batches(*map(sample, range(4)), asked_for=5)))
+
+
+def test_samples_are_matched_by_file_where_their_order_differs() -> None:
+    verdict = compared(seen(batches=in_another_order()))
+    assert statuses(verdict)["before transform"] == statuses(verdict)["after transform"] == "equal"
+
+
+def test_the_same_indices_that_lead_to_other_files_are_another_order_of_equal_samples() -> None:
+    listed = loader(listing=Listing("dataset.files", "/images", FILES[::-1]))
+    swapped = batches(*(sample(place, index=str(3 - place)) for place in (3, 2, 1, 0)))
+    verdict = compared(seen(loader=listed, batches=swapped))
+    assert verdict.first == "order"
+    assert statuses(verdict)["before transform"] == statuses(verdict)["after transform"] == "equal"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"seed": 2}, "seed 1 / 2"),
+        ({"shuffle": True}, "shuffle False / True"),
+        ({"generators": {"sampler.generator": "g0"}}, "generators none / ['sampler.generator']"),
+    ],
+)
+def test_loaders_that_were_asked_for_other_things_are_told_from_unseeded_ones(
+    changes: dict[str, Any], said: str
+) -> None:
+    order = batches(*map(sample, (2, 0, 3, 1)))
+    verdict = compare(check(seen(loader=loader(**changes), batches=order)), check())
+    mirrored = compare(check(), check(seen(loader=loader(**changes), batches=order)))
+    assert [reason.name for reason in verdict.findings[0].reasons] == ["asked otherwise"]
+    assert said in mirrored.findings[0].reasons[0].because
+    same = compare(check(), check(seen(batches=order)))
+    assert [reason.name for reason in same.findings[0].reasons] == ["unknown order"]
+
+
+def test_random_transforms_after_another_order_are_a_consequence() -> None:
+    drawn = [
+        sample(place, after=f"x{place}", steps=(Step("dataset.transform Flip", "y", ("torch",)),))
+        for place in (2, 0, 3, 1)
+    ]
+    verdict = compared(seen(batches=batches(*drawn)))
+    assert statuses(verdict)["after transform"] == "follows"
+
+
+def test_weights_that_differ_by_themselves_are_told_beside_the_first_stage() -> None:
+    verdict = compared(seen(batches=in_another_order(), weights=Weights({"weight": "w1"}, {})))
+    assert [finding.stage.name for finding in verdict.findings] == ["order", "initial weights"]
+
+
+def test_names_from_a_file_do_not_steer_the_terminal() -> None:
+    verdict = compared(seen(weights=Weights({"\x1b[2Jweight": "w1"}, {})))
+    assert "\x1b" not in as_text(verdict, first="a", second="b")
+
+
+# ----------------------------------------------------------------------------------- from a check to the evidence
+
+
+def flipped(place: int, **changes: Any) -> Any:
+    step = Step("dataset.transform Flip", f"flipped {place}", ("torch",))
+    return sample(place, after=f"flipped {place}", steps=(step,), drew=("torch",), **changes)
+
+
+def test_a_worker_that_its_init_function_moved_is_told_from_one_that_began_elsewhere() -> None:
+    rest = [sample(place) for place in (1, 2, 3)]
+    step = Step("dataset.transform Flip", "not flipped", ("torch",))
+    one = batches(flipped(0), *rest)
+    other = batches(replace(flipped(0), after="not flipped", steps=(step,), generators=OTHER), *rest)
+    begun = RandomState(dict.fromkeys(MOMENTS, GENERATORS), (Worker(0, OTHER, OTHER),))
+    moved = RandomState(dict.fromkeys(MOMENTS, GENERATORS), (Worker(0, GENERATORS, OTHER),))
+
+    by_base = compared(seen(batches=other, random_state=begun), seen(batches=one))
+    by_init = compared(seen(batches=other, random_state=moved), seen(batches=one))
+    assert by_base.findings[0].reasons[0].name == "random transform"
+    assert by_init.findings[0].reasons[0].name == "worker seeds"
+
+
+def test_the_repetition_of_a_check_excludes_or_proves_the_order_of_sets() -> None:
+    other = seen(loader=loader(listing=Listing("dataset.files", "/images", FILES[::-1])))
+    first, second = (
+        replace(one, surroundings=replace(one.surroundings, hash_seed=seed, hash_seed_by="hashbench"))
+        for one, seed in ((seen(), "5"), (other, "6"))
+    )
+    repeats, hashed = Repetition(True, "", None, 2), Repetition(False, "order", True, 4)
+
+    def reasons(repetition: Repetition | None) -> list[str]:
+        verdict = compare(check(first, repetition=repetition), check(second, repetition=repetition))
+        return [reason.name for reason in verdict.findings[0].reasons]
+
+    same_seed = replace(second, surroundings=first.surroundings)
+    assert reasons(None) == ["unsorted file listing", "set order"]
+    assert [reason.name for reason in compared(same_seed, first).findings[0].reasons] == ["unsorted file listing"]
+    assert reasons(repeats) == ["unsorted file listing"]
+    assert reasons(hashed) == ["set order"]
+
+
+# ------------------------------------------------------------------------------------ from the evidence to a reason
+
+TORCH = ("torch",)
+DRAWN_BY_LOADER = Draw(MAKE_LOADER, ("python",))
+DRAWN = {"drew": TORCH, "moved": TORCH}
+order, before, after = (partial(Evidence, stage) for stage in ("order", "before transform", "after transform"))
+shuffled, listed = partial(order, same_indices=False), partial(order, same_indices=True, listing=True)
+weights = partial(Evidence, "initial weights")
+
+TRUTH: dict[str, tuple[Evidence, str]] = {
+    "other files": (Evidence("file list"), "other files proven"),
+    "files from a set": (Evidence("file list", hash_order=True), "set order proven"),
+    "a loader that was given a generator in one alone": (
+        shuffled(moved=TORCH, asked_otherwise=("generators ['loader.generator'] / none",)),
+        "asked otherwise proven",
+    ),
+    "another list of files, whatever else was asked for": (
+        listed(folder="train", asked_otherwise=("shuffle True / False",)),
+        "unsorted file listing proven",
+    ),
+    "weights drawn from another seed": (weights(**DRAWN, asked_otherwise=("seed 7 / 8",)), "asked otherwise proven"),
+    "a random transform under another seed": (
+        after(transform="Flip", **DRAWN, asked_otherwise=("seed 7 / 8",)),
+        "asked otherwise proven",
+    ),
+    "other bytes, whatever the seed": (
+        before(same_files=False, drew=TORCH, asked_otherwise=("seed 7 / 8",)),
+        "other file content proven",
+    ),
+    "shuffled without a generator": (shuffled(no_generator=True, moved=TORCH), "unseeded shuffle proven"),
+    "shuffled by a generator that was seeded otherwise": (
+        shuffled(given_moved=("loader.generator",)),
+        "unseeded shuffle proven",
+    ),
+    "a sampler of one's own that drew from Python's generator": (
+        shuffled(draws=(Draw(LOADER, ("python", "torch")),)),
+        "unseeded shuffle likely",
+    ),
+    "another order though all generators agree": (shuffled(no_generator=True), "unknown order likely"),
+    "a folder that the system lists otherwise": (listed(folder="train"), "unsorted file listing proven"),
+    "a list that the dataset shuffled": (listed(draws=(DRAWN_BY_LOADER,)), "unseeded shuffle likely"),
+    "batches of a list that was shuffled": (order(draws=(DRAWN_BY_LOADER,)), "unseeded shuffle likely"),
+    "a list of random batches": (after(whole=LOADER, draws=(DRAWN_BY_LOADER,)), "unseeded loader likely"),
+    "a list of batches, from nobody knows where": (after(whole=LOADER), "unknown content likely"),
+    "a loader of one's own under another seed": (
+        after(whole=LOADER, asked_otherwise=("seed 7 / 8",)),
+        "asked otherwise likely",
+    ),
+    "a collate_fn that draws": (after(whole="collate_fn", **DRAWN), "random transform proven"),
+    "a stream that draws": (after(whole="the dataset", **DRAWN), "random dataset proven"),
+    "a transform that was made of a random number": (
+        after(transform="Noise", drew=TORCH, draws=(DRAWN_BY_LOADER,)),
+        "unseeded construction likely",
+    ),
+    "a dataset that was made of random numbers": (before(draws=(DRAWN_BY_LOADER,)), "unseeded construction likely"),
+    "seen in one check alone": (order(one_sided=True), "seen once likely"),
+    "a model in one check alone": (weights(one_sided=True), "other model proven"),
+    "a list in another order, with other hash seeds": (listed(), "unsorted file listing likely, set order likely"),
+    "a list in another order, whatever the hash seed": (listed(hash_order=False), "unsorted file listing likely"),
+    "a list from a set": (order(listing=True, hash_order=True), "set order proven"),
+    "an order of which nothing is known": (order(), "unknown order likely"),
+    "other bytes": (before(same_files=False), "other file content proven"),
+    "a dataset that draws from a generator of its own": (
+        before(drew=("dataset.rng",), moved=("dataset.rng",)),
+        "random dataset proven",
+    ),
+    "another decoder": (before(packages="pillow 12 / 13"), "other packages likely"),
+    "read otherwise, nobody knows why": (before(), "unknown content likely"),
+    "a random transform in the main process": (after(transform="Flip", **DRAWN), "random transform proven"),
+    "a random transform in a worker of another base seed": (
+        after(transform="Flip", **DRAWN, worker=0, moved_at_start=TORCH),
+        "random transform proven",
+    ),
+    "a worker that its init function seeds from entropy": (
+        after(transform="Noise", drew=("numpy",), moved=("numpy",), worker=1, moved_by_init=("numpy",)),
+        "worker seeds proven",
+    ),
+    "a worker in which something drew before": (after(transform="Noise", **DRAWN, worker=1), "random transform likely"),
+    "drawn from a generator in the same state": (after(transform="Noise", drew=TORCH), "random transform likely"),
+    "a transform that draws from nothing": (after(transform="Stamp"), "unknown content likely"),
+    "other transforms": (after(other_transforms=True), "other transforms likely"),
+    "other transforms by the order of imports": (
+        after(other_transforms=True, imports=True, drew=TORCH),
+        "import order likely",
+    ),
+    "imports in the order of a set": (
+        after(other_transforms=True, imports=True, hash_order=True),
+        "import order proven",
+    ),
+    "another order of imports beside a random transform": (
+        after(transform="Flip", imports=True, **DRAWN),
+        "random transform proven",
+    ),
+    "initialised unseeded": (weights(draws=(Draw(MAKE_MODEL, TORCH),)), "unseeded initialisation proven"),
+    "initialised at import": (weights(draws=(Draw(IMPORT, TORCH),)), "unseeded initialisation likely"),
+    "initialised before it is seeded, or not": (
+        weights(draws=(Draw(MAKE_MODEL, TORCH, seeded=True),)),
+        "unseeded initialisation likely",
+    ),
+    "another architecture": (weights(names_differ=True), "other model proven"),
+    "another checkpoint": (weights(drew=TORCH), "unknown weights likely"),
+    "dropout": (Evidence("first output", origin="rng", kernel="aten.bernoulli_"), "random model proven"),
+    "a setting": (Evidence("kernel", origin="settings", kernel="aten.mm"), "other settings proven"),
+    "a kernel": (Evidence("kernel", origin="kernel", kernel="aten.index_put_"), "kernel likely"),
+    "other packages under the model": (Evidence("kernel", packages="torch 2 / 3"), "other packages likely"),
+    "a model that differs by itself": (Evidence("first output"), "unknown model likely"),
+    "an input that was changed later": (Evidence("kernel", origin="input", kernel="aten.mm"), "changed later likely"),
+}
+
+
+@pytest.mark.parametrize("case", TRUTH)
+def test_the_evidence_decides(case: str) -> None:
+    evidence, expected = TRUTH[case]
+
+    reasons = decide(evidence)
+    assert ", ".join(f"{reason.name} {reason.confidence}" for reason in reasons) == expected
+    assert all(reason.because and reason.fix for reason in reasons)
+
+
+def test_every_fix_belongs_to_a_reason_that_some_evidence_gives() -> None:
+    assert {reason.name for evidence, _ in TRUTH.values() for reason in decide(evidence)} == set(FIXES)
