@@ -35,7 +35,7 @@ from hashbench.trace import file
 RUNS: list[int] = [0]
 """Counts the runs of a model across its deep copies: what differs from run to run in these tests."""
 
-TRAINING = RunOptions(mode="training", diagnose_budget=0)  # why runs differ is for test_diagnosis
+TRAINING = RunOptions(mode="training", diagnose_budget=0)  # why runs differ is for tests/diagnose
 INFERENCE = RunOptions(mode="inference", diagnose_budget=0)
 
 

@@ -175,8 +175,8 @@ def two_sources(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("then", "cause", "found"),
     [
-        pytest.param(from_generator, "rng", "test_diagnosis.NOISE", id="a generator of torch that no reset reaches"),
-        pytest.param(from_numpy, "rng", "test_diagnosis.PRIVATE", id="a private generator of NumPy"),
+        pytest.param(from_generator, "rng", "test_driver.NOISE", id="a generator of torch that no reset reaches"),
+        pytest.param(from_numpy, "rng", "test_driver.PRIVATE", id="a private generator of NumPy"),
         pytest.param(from_entropy, "outside_value", "", id="entropy as a Python number"),
         pytest.param(from_clock, "outside_value", "", id="a clock as a Python number"),
         pytest.param(with_jitter, "outside_value", "", id="entropy inside a custom op"),

@@ -143,7 +143,7 @@ def test_the_generator_that_matters_is_named_among_those_that_move() -> None:
         return torch.rand(3, generator=ONE)
 
     arm = pairs(compute).generators()
-    assert (arm.differing, arm.found) == (0, "test_pairs.ONE")
+    assert (arm.differing, arm.found) == (0, "tests.diagnose.test_pairs.ONE")
 
 
 def test_results_that_follow_the_content_of_fresh_memory_are_counted() -> None:

@@ -30,7 +30,7 @@ def request(**changed):
         "target": "sweep_targets:run_model",
         "device": "cpu",
         "tracer": "auto",
-        "fingerprint": "test_node:fingerprint",
+        "fingerprint": "tests.sweep.executors.test_remote:fingerprint",
     }
     return json.dumps(asked | changed)
 
