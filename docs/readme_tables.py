@@ -79,7 +79,7 @@ def benchmarks(path: Path, *, of: str = "") -> str:
     machine = ", ".join(f"{name} {value}" for name, value in found["machine"].items())
     tables = [table for table in found["tables"] if table["title"].startswith(of)]
     parts = [f"**{table['title']}**\n\n{_table(table['headers'], table['rows'])}" for table in tables]
-    return "\n\n".join([*parts, f"Measured with `python -m benchmarks` on: {machine}."])
+    return "\n\n".join([*parts, f"Measured with `python -m benchmarks` on:\n{machine}."])
 
 
 def cost(path: Path) -> str:
