@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -101,6 +102,18 @@ def test_wheel_has_the_command(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         (entry,) = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
         assert "hashbench = hashbench.cli:main" in archive.read(entry).decode()
+
+
+def test_the_wheels_description_links_absolutely(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (entry,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        metadata, _, description = archive.read(entry).decode().partition("\n\n")
+    links = re.findall(r"\]\(([^)]+)\)", description)
+    assert {"Project-URL: Documentation", "Classifier: Framework", "Author: the"} <= {
+        " ".join(line.split()[:2]).rstrip(",") for line in metadata.splitlines()
+    }
+    assert len(links) > 20
+    assert [link for link in links if not link.startswith(("https://", "#"))] == []
 
 
 def test_installed_hashbench_lists_its_own_zoo(installed: Path, tmp_path: Path) -> None:
