@@ -28,7 +28,7 @@ endif
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep compare nightly audit report bench bench-gpu test test-machines lint types check clean
+.PHONY: help setup sweep compare nightly audit report bench bench-gpu test quick exhaustive test-machines lint types check clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -75,8 +75,16 @@ bench: $(STAMP) ## The overhead and throughput benchmarks, as tables
 bench-gpu: $(STAMP) ## The same on an accelerator: the digest kernel, and tracing beside its goals
 	@$(BIN)/python -m benchmarks.gpu $(FLAGS)
 
-test: $(STAMP) ## The tests, on all cores; FLAGS='-m "not slow"' takes the quick ones
+test: $(STAMP) ## The tests, on all cores: about ten minutes on two
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not exhaustive" $(FLAGS)
+
+quick: $(STAMP) ## The tests that start no process and take less than a second each: about two minutes on two cores
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not slow and not exhaustive" $(FLAGS)
+
+exhaustive: $(STAMP) ## Every test, then torch's op database under the native tracer: an hour; before a release
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(FLAGS)
+	$(BIN)/python -m tests.trace.native.parity lists
+	$(BIN)/python -m tests.trace.native.parity op_db
 
 test-machines: $(STAMP) ## The tests as on other machines: other vector units and libraries, one thread, one core, busy cores
 	$(BIN)/python tests/machines.py $(FLAGS)

@@ -43,9 +43,9 @@ def test_help_lists_the_targets(arguments: tuple[str, ...]) -> None:
     done = make(*arguments)
     assert (done.returncode, done.stderr) == (0, "")
     listed = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("  make ")]
-    assert listed[:13] == [
-        *("help", "setup", "sweep", "compare", "nightly", "audit"),
-        *("report", "bench", "bench-gpu", "test", "test-machines", "check", "clean"),
+    assert listed[:15] == [
+        *("help", "setup", "sweep", "compare", "nightly", "audit", "report", "bench", "bench-gpu"),
+        *("test", "quick", "exhaustive", "test-machines", "check", "clean"),
     ]
 
 
