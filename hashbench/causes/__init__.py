@@ -1,10 +1,10 @@
-"""Causes are inferred from controlled experiments: which mechanism they show, how surely, and what is to be done.
+"""Infer causes from controlled experiments: the mechanism, the confidence in it, and the advice.
 
 Pure: imports no torch, reads no files. Three principles keep the rules sound. An experiment *removes* a difference only
-if nothing differs under it and Fisher's exact test excludes luck (``stats.effect_of``); one that merely seems to
-supports at most ``likely``, and only where no rival seems to as well. What was seen to happen (output depends on
-uninitialised memory) needs no such test. And a change that makes a difference go away proves no mechanism where it
-changes several things at once: another library, a flag.
+if nothing differs under it and Fisher's exact test excludes chance (``stats.effect_of``); one that merely seems to
+supports at most ``likely``, and only if no other experiment seems to as well. A direct observation (output follows the
+content of uninitialised memory) needs no such test. And a change that makes a difference go away proves no mechanism
+if it changes several things at once: another library, a flag.
 """
 
 from hashbench.causes.evidence import cut_short, with_more_time

@@ -1,6 +1,6 @@
-"""How evidence is read: what an experiment is compared with, what it did to the difference, and how that is said.
+"""Read evidence: the baseline of each experiment, its effect on the difference, and both in words.
 
-Pure: imports no torch, reads no files. The rules in ``rules`` are written in these words.
+Pure: imports no torch, reads no files. The rules in ``rules`` are written in these terms.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from hashbench.records import Decision, Evidence, ExperimentResult
 
 CALL_CONTROLS = places((one for one in EXPERIMENTS.values() if one.holds), "call")
 MODEL_CONTROLS = places((one for one in EXPERIMENTS.values() if one.holds), "pair", "process")
-"""What holds one thing outside torch still, the most specific first."""
+"""Experiments that hold one thing outside torch constant, the most specific first."""
 
 FEW = 5
-"""Outcomes that a choice among algorithms may have."""
+"""Most outcomes that a choice among algorithms may have."""
 
 _FLAG = "torch.use_deterministic_algorithms(True)"
 
 _NEVER_BOTH = ("entropy", "clocks")
-"""On the pair: a value is drawn from the one or read from the other."""
+"""On the pair: a value comes from the one or from the other."""
 
 # ---------------------------------------------------------------------------------------------------- effects
 
 
 def base_of(evidence: Evidence, name: str, on: str) -> ExperimentResult:
-    """What an experiment is compared with: the same thing repeated with nothing changed."""
+    """Return the baseline of an experiment: the same repetitions with nothing changed."""
     if on == "call":
         return evidence.arm("repeat", "call")
     if on == "pair":
@@ -50,8 +50,11 @@ def base_of(evidence: Evidence, name: str, on: str) -> ExperimentResult:
 
 
 def effect(evidence: Evidence, name: str, on: str) -> Effect:
-    """What an experiment did to the difference. Processes whose hash seeds and addresses differ may differ from each
-    other and yet not in themselves; fixing these then says nothing about two runs in one process."""
+    """Return the effect of an experiment on the difference.
+
+    Processes with different hash seeds and addresses may differ from each other and yet not within themselves; fixing
+    these then says nothing about two runs in one process.
+    """
     inside = (evidence.arm("pair", "pair"), evidence.arm("within_process", "process"))
     between = evidence.between_processes or any(result.differing for result in inside)
     if name == "fixed_order" and not between:
@@ -61,21 +64,27 @@ def effect(evidence: Evidence, name: str, on: str) -> Effect:
 
 
 def _has_gone(evidence: Evidence) -> bool:
-    """Whether pairs agree under two experiments of which only one can be what removes a difference: it has gone by
-    itself since the unchanged pairs were made, as what follows from the load of the machine does."""
+    """Return True if pairs agree under two experiments that cannot both remove a difference.
+
+    The difference has then gone by itself since the unchanged pairs were run, as one that follows the machine's load
+    does.
+    """
     base = evidence.arm("pair", "pair")
     return all(effect_of(base, evidence.arm(name, "pair")) is Effect.REMOVED for name in _NEVER_BOTH)
 
 
 def removes(evidence: Evidence, name: str, on: str = "call") -> bool:
-    """Whether the difference is gone under the experiment, and luck does not explain it."""
+    """Return True if nothing differs under the experiment and chance does not explain that."""
     return effect(evidence, name, on) is Effect.REMOVED
 
 
 def pick(evidence: Evidence, places: Iterable[Place]) -> tuple[ExperimentResult, Confidence] | None:
-    """The experiment that explains the difference, with the confidence in it: the first that removes it; else the only
-    one that seems to. Where a difference is so rare that several seem to remove it, none of them has shown anything.
-    Generators put back of which none had moved cannot be what removed it."""
+    """Return the experiment that explains the difference, and the confidence: the first that removes it, else the only
+    one that seems to.
+
+    If a difference is so rare that several experiments seem to remove it, none is picked. Restoring generators that had
+    not moved cannot have removed it.
+    """
     effects = {place: effect(evidence, *place) for place in places}
     for place, known in effects.items():
         result = evidence.arm(*place)
@@ -87,7 +96,7 @@ def pick(evidence: Evidence, places: Iterable[Place]) -> tuple[ExperimentResult,
 
 
 def few_outcomes(result: ExperimentResult) -> bool:
-    """Whether the same few outcomes come again: one choice among some, where sums in any order give ever new ones."""
+    """Return True if the same few outcomes recur, as with a choice of algorithms; unordered sums give new ones."""
     return 0 < result.distinct <= max(2, min(FEW, result.trials / 4))
 
 
@@ -95,19 +104,20 @@ def few_outcomes(result: ExperimentResult) -> bool:
 
 
 def count(result: ExperimentResult) -> str:
-    """``3 of 20``."""
+    """Format a result as ``3 of 20``."""
     return f"{result.differing} of {result.trials}"
 
 
 def counted(result: ExperimentResult) -> str:
-    """``20 of 20 replays with one thread``."""
+    """Format a result with its unit: ``20 of 20 replays with one thread``."""
     experiment = EXPERIMENTS[result.name]
     unit = "" if experiment.has_unit else f" {REPEATED[result.on].unit}"
     return f"{count(result)}{unit} {experiment.phrase}"
 
 
 def in_words(*results: ExperimentResult, base: ExperimentResult | None = None) -> str:
-    """``20 of 20 unmodified replays differ; 0 of 20 with one thread``. Experiments that were not run are left out."""
+    """Format results as ``20 of 20 unmodified replays differ; 0 of 20 with one thread``, omitting those that were not
+    run."""
     shown = [result for result in ((base, *results) if base is not None else results) if result.ran]
     parts = []
     for position, result in enumerate(shown):
@@ -118,12 +128,12 @@ def in_words(*results: ExperimentResult, base: ExperimentResult | None = None) -
 
 
 def in_words_of(evidence: Evidence, *places: Place) -> str:
-    """The same of experiments that share a base, after that base."""
+    """Format experiments that share a baseline, after that baseline, as :func:`in_words` does."""
     return in_words(*(evidence.arm(*place) for place in places), base=base_of(evidence, *places[0]))
 
 
 def all_words(evidence: Evidence) -> str:
-    """The whole evidence: ``call/repeat 20/20, call/one_thread 0/20``."""
+    """Format the whole evidence: ``call/repeat 20/20, call/one_thread 0/20``."""
     return ", ".join(result.word() for result in evidence.arms)
 
 
@@ -131,14 +141,17 @@ def all_words(evidence: Evidence) -> str:
 
 
 def decision(evidence: Evidence, cause: str, confidence: Confidence, because: str, *, named: str = "") -> Decision:
-    """A decision with the advice that belongs to it; ``named`` is what an experiment singled out."""
+    """Return a decision with its advice; ``named`` is what an experiment singled out."""
     clauses = [_advice(evidence, cause, named), _deterministic_clause(evidence, cause)]
     return Decision(cause, str(confidence), because, "; ".join(filter(None, clauses)) + ".")
 
 
 def _advice(evidence: Evidence, cause: str, named: str) -> str:
-    """The remedies of a cause that no experiment has measured not to help: those that helped, and those that none can
-    try; where none helped, all of them; where none is left, what was measured."""
+    """Join the remedies of a cause that no experiment refuted.
+
+    Those that helped come first, with those that no experiment can test; if none helped, all that are left; if none is
+    left, the measurements.
+    """
     known = CAUSES[cause]
     left = [remedy for remedy in known.remedies if not is_refuted(evidence, remedy)]
     if not left:
@@ -153,7 +166,7 @@ def _advice(evidence: Evidence, cause: str, named: str) -> str:
 
 
 def is_refuted(evidence: Evidence, remedy: Remedy) -> bool:
-    """Whether a remedy was measured not to help: each of its experiments that was made still differs, or raised."""
+    """Return True if every experiment made for this remedy still differs, or raised."""
     tests = _tests(evidence, remedy)
     return bool(tests) and all(result.differing or result.raised for result in tests)
 
@@ -163,30 +176,31 @@ def _has_helped(evidence: Evidence, remedy: Remedy) -> bool:
 
 
 def _tests(evidence: Evidence, remedy: Remedy) -> list[ExperimentResult]:
-    """The results of the experiments that try a remedy."""
+    """List the results of the experiments that test a remedy."""
     return [result for result in evidence.arms if result.name in remedy.tests and (result.ran or result.raised)]
 
 
 def removal(evidence: Evidence, cause: str, result: ExperimentResult, confidence: Confidence) -> Decision:
-    """The decision that rests on one experiment that removes the difference, or seems to."""
+    """Return the decision that rests on one experiment that removes the difference, or seems to."""
     numbers = in_words(result, base=base_of(evidence, result.name, result.on))
     caveat = "" if confidence is Confidence.PROVEN else ", which excludes neither luck nor a second mechanism"
     return decision(evidence, cause, confidence, numbers + caveat, named=result.found)
 
 
 def cut_short(results: Iterable[ExperimentResult], confidence: str) -> tuple[ExperimentResult, ...]:
-    """The experiments for which the time ended, where these might have decided more: what is proven needs none."""
+    """Return the experiments that ran out of time, if more trials might have decided more: none where the cause is
+    proven."""
     return () if confidence == Confidence.PROVEN else tuple(result for result in results if result.is_cut_short)
 
 
 def with_more_time(advice: str, limited: Iterable[ExperimentResult], *, flag: str) -> str:
-    """The advice with that to give more time by ``flag`` before it, where experiments were ``limited``."""
+    """Prefix the advice with "give more time by ``flag``" if experiments were ``limited``."""
     remedy = Limit.BUDGET.remedy.format(flag=flag)
     return " ".join(filter(None, (f"{remedy}.", advice))) if any(limited) else advice
 
 
 def _deterministic_clause(evidence: Evidence, cause: str) -> str:
-    """What the deterministic algorithms did about it here."""
+    """Describe the effect of deterministic algorithms on the captured call."""
     if cause == "uninitialized_memory":
         filled = removes(evidence, "deterministic_fill") and not removes(evidence, "deterministic")
         return f"{_FLAG} only hides it, by filling fresh memory" if filled else ""

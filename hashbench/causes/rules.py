@@ -1,6 +1,5 @@
-"""The rules that find a cause: for what did not come from a kernel, for a kernel whose outputs differ although its
-inputs are equal, and for what was not seen again. Each rule answers with a decision or leaves it to the next.
-"""
+"""Rules that find a cause: for origins outside kernels, for a kernel whose outputs differ from equal inputs, and for a
+difference that did not come again. Each rule returns a decision, or ``None`` to leave it to the next."""
 
 from __future__ import annotations
 
@@ -43,17 +42,18 @@ _DISTURBING = tuple(one for one in EXPERIMENTS.values() if one.role is Role.DIST
 
 
 def _with(sentence: str, numbers: str) -> str:
-    """A sentence, and the numbers where there are any."""
+    """Append the numbers to a sentence, if there are any."""
     return f"{sentence}: {numbers}" if numbers else sentence
 
 
 def _left(evidence: Evidence, cause: str, confidence: Confidence, sentence: str) -> Decision:
-    """The decision of a rule that rests on no single experiment: it shows the whole evidence."""
+    """Return a decision that rests on no single experiment: it lists the whole evidence."""
     return decision(evidence, cause, confidence, _with(sentence, all_words(evidence)))
 
 
 def _by_looks(evidence: Evidence, cause: str, sentence: str, *, sure: bool) -> Decision:
-    """The decision that rests on what the outcomes look like, with what whole numbers and a fixed order do to them."""
+    """Return a decision that rests on the pattern of the outcomes, with the effect of integer inputs and of a fixed
+    order."""
     numbers = in_words_of(evidence, ("exact_values", "call"), *_ORDERING)
     return decision(evidence, cause, PROVEN if sure else LIKELY, f"{sentence}{numbers}")
 
@@ -62,7 +62,7 @@ def _by_looks(evidence: Evidence, cause: str, sentence: str, *, sure: bool) -> D
 
 
 def _shown_by_the_trace(evidence: Evidence, *, cause: str, sentence: str) -> Decision:
-    """Such an origin is a cause in itself, since the trace shows where the difference entered; the experiments say what
+    """Return a decision that rests on the origin: the trace shows where the difference entered, experiments what
     removes it."""
     base = evidence.arm("pair", "pair")
     numbers = _removal_in_words(evidence) or (in_words(base=base) if base.differing else "")
@@ -70,8 +70,10 @@ def _shown_by_the_trace(evidence: Evidence, *, cause: str, sentence: str) -> Dec
 
 
 def _generator(evidence: Evidence) -> Decision:
-    """A generator's state differs: nobody put it back, or it is seeded from the system's entropy in every run. Where
-    putting all of them back does not help and nothing else explains it, what moves it is not known."""
+    """Return ``rng``: a generator was not reset, or is seeded from the system's entropy in every run.
+
+    ``likely`` if restoring all generators does not help and nothing else explains it: what moves it is not known.
+    """
     sentence = "a generator's state differs before an op that draws from it"
     shown = _shown_by_the_trace(evidence, cause="rng", sentence=sentence)
     unexplained = evidence.arm("generators", "pair").differing and not _source_removes(evidence)
@@ -79,17 +81,18 @@ def _generator(evidence: Evidence) -> Decision:
 
 
 _SOURCES = tuple((name, "pair") for name in ("generators", "entropy", "clocks"))
-"""What holds the source of a value still."""
+"""Experiments that hold the source of a value constant."""
 
 
 def _source_removes(evidence: Evidence) -> bool:
-    """Whether holding a generator, entropy or a clock still removes the difference."""
+    """Return True if holding a generator, entropy or a clock constant removes the difference."""
     return any(removes(evidence, *place) for place in _SOURCES)
 
 
 def _unless_drawn(rule: Rule) -> Rule:
-    """Leave the rule out where a generator, entropy or a clock explains the difference, or may: generators that differ
-    were not put back yet."""
+    """Skip the rule if a generator, entropy or a clock explains the difference, or still may.
+
+    It may where generators differ and were not restored yet."""
 
     def guarded(evidence: Evidence) -> Decision | None:
         open_still = evidence.origin == Origin.RNG and not evidence.arm("generators", "pair").differing
@@ -99,14 +102,14 @@ def _unless_drawn(rule: Rule) -> Rule:
 
 
 def _joined(evidence: Evidence) -> Decision | None:
-    """Threads one at a time: the order in which they end, or draw, is what differs."""
+    """Return ``call_order`` if running threads one at a time removes the difference: completion order varies."""
     if not removes(evidence, "one_worker", "pair"):
         return None
     return removal(evidence, "call_order", evidence.arm("one_worker", "pair"), PROVEN)
 
 
 def _survived(evidence: Evidence) -> Decision | None:
-    """Runs that share a process differ and first runs of fresh processes do not: an earlier run left its mark."""
+    """Return ``surviving_state`` if runs in one process differ and first runs of fresh processes do not."""
     fresh, known = evidence.arm("fresh_process", "process"), effect(evidence, "fresh_process", "process")
     if known not in (Effect.REMOVED, Effect.SEEMS):
         return None
@@ -114,8 +117,7 @@ def _survived(evidence: Evidence) -> Decision | None:
 
 
 def _inputs(evidence: Evidence) -> Decision:
-    """The trace shows that inputs differ; that no earlier run is to blame, an experiment that names their source, or
-    first runs of fresh processes that differ, too."""
+    """Return ``input_pipeline``; proven if an experiment names the source or fresh processes differ too."""
     sentence = "the model's inputs differ before the first op"
     shown = _shown_by_the_trace(evidence, cause="input_pipeline", sentence=sentence)
     stays = effect(evidence, "fresh_process", "process") is Effect.STAYS
@@ -123,12 +125,12 @@ def _inputs(evidence: Evidence) -> Decision:
 
 
 def _removal_in_words(evidence: Evidence) -> str:
-    """The numbers of the first experiment that removes the difference."""
+    """Format the first experiment that removes the difference."""
     return next((in_words_of(evidence, place) for place in MODEL_CONTROLS if removes(evidence, *place)), "")
 
 
 def _singled_out(evidence: Evidence) -> str:
-    """The generator, clock or source of entropy that an experiment named."""
+    """Return the generator, clock or source of entropy that an experiment named, or ``""``."""
     removing = [evidence.arm(*place) for place in (*CALL_CONTROLS, *MODEL_CONTROLS) if removes(evidence, *place)]
     return next((result.found for result in removing if result.found), "")
 
@@ -142,7 +144,7 @@ def _state(evidence: Evidence) -> Decision:
 
 
 def _collected(evidence: Evidence) -> Decision | None:
-    """Of what an earlier run left, the garbage collector removed as much as it had got to."""
+    """Return ``garbage_collection`` if the difference is gone without the collector."""
     if not removes(evidence, "no_collector", "pair"):
         return None
     return removal(evidence, "garbage_collection", evidence.arm("no_collector", "pair"), PROVEN)
@@ -158,7 +160,7 @@ def _written_behind(evidence: Evidence) -> Decision | None:
 
 
 def _written_beside(evidence: Evidence) -> Decision | None:
-    """A thread writes into memory as often as it gets to, which differs from run to run: nobody waits for it."""
+    """Return ``external_mutation``: an unjoined thread writes to a tensor a varying number of times."""
     sentence = "a thread of the model writes into a tensor more often in one run than in the other"
     if not evidence.opaque_producer:
         return None
@@ -166,13 +168,14 @@ def _written_beside(evidence: Evidence) -> Decision | None:
 
 
 def _held_still(evidence: Evidence, places: tuple[Place, ...] = MODEL_CONTROLS) -> Decision | None:
-    """The cause that belongs to the one thing outside torch that had to be held still."""
+    """Return the cause of the one thing outside torch that had to be held constant."""
     picked = pick(evidence, places)
     return None if picked is None else removal(evidence, EXPERIMENTS[picked[0].name].cause, *picked)
 
 
 def _hashed(evidence: Evidence) -> Decision | None:
-    """The ops and their order are the same: what differs is a value that string hashes or addresses lead to."""
+    """Return ``outside_value`` if only fixed hash seeds and addresses help: ops and order agree, a derived value
+    differs."""
     picked = pick(evidence, MODEL_CONTROLS)
     if picked is None or picked[0].name != "fixed_order":
         return None
@@ -186,8 +189,11 @@ def _value_from_outside(evidence: Evidence) -> Decision:
 
 
 def _control_flow(evidence: Evidence) -> Decision | None:
-    """A value from outside chose the path: it was held still and the paths agree; or, for what it is worth, it was seen
-    to differ before they part. Such a value may be a bystander, so an experiment that fixes the order goes first."""
+    """Return ``control_flow`` if holding an outside value constant makes the paths agree, or a scalar differed before
+    they part.
+
+    Such a scalar may be a bystander, so an experiment that fixes the order takes precedence.
+    """
     picked = pick(evidence, MODEL_CONTROLS)
     result, confidence = picked or (None, OPEN)
     chooses = result is not None and (evidence.steered or result.name != "fresh_process")
@@ -199,7 +205,7 @@ def _control_flow(evidence: Evidence) -> Decision | None:
 
 
 def _other_ranks(evidence: Evidence) -> Decision:
-    """No experiment of one rank's is made: the others would have to take part in it."""
+    """Return ``other_ranks``: no experiment is made, since the other ranks would have to take part."""
     return decision(evidence, "other_ranks", OPEN, "the runs part in, or behind, what a collective received")
 
 
@@ -216,12 +222,14 @@ def _facts(evidence: Evidence) -> CallFacts:
 
 
 def _repeat_differs(evidence: Evidence) -> bool:
-    """Whether the captured call gives several outcomes with its memory, content and random state put back in place."""
+    """Return True if the captured call gives several outcomes with its memory, content and random state restored in
+    place."""
     return evidence.arm("repeat", "call").differing > 0
 
 
 def _uninitialized(evidence: Evidence) -> Decision | None:
-    """Output that follows what fresh memory was filled with is proof positive; no test of chance is needed."""
+    """Return ``uninitialized_memory`` if outputs follow the poison in fresh memory: an observation, no test of chance
+    needed."""
     on = "pair" if _facts(evidence).allocation else "call"
     poison = evidence.arm("poison", on)
     if poison.differing:
@@ -238,15 +246,18 @@ def _uninitialized(evidence: Evidence) -> Decision | None:
 
 
 def _follows_fresh_memory(evidence: Evidence) -> Decision | None:
-    """Memory that was not torch's own and that nobody wrote: results that follow what it was filled with."""
+    """Return ``uninitialized_memory`` if the results of whole runs follow the poison in fresh memory."""
     poison = evidence.arm("poison", "pair")
     return decision(evidence, "uninitialized_memory", PROVEN, in_words(poison)) if poison.differing else None
 
 
 def _drawn_inside(evidence: Evidence) -> Decision | None:
-    """A generator, entropy or a clock inside the op, ahead of what its outputs look like: noise may well choose values
-    or places. Where one thread or worker removes the difference too, holding the value still may only have steadied the
-    threads, and the looks decide."""
+    """Return the cause of a generator, entropy or clock inside the op, before the pattern of its outputs is considered:
+    noise may select values or places.
+
+    Not where one thread or one worker removes the difference too: holding the value constant may only have steadied the
+    threads, and the pattern decides.
+    """
     if any(removes(evidence, *place) for place in _ORDERING[:2]):
         return None
     picked = pick(evidence, CALL_CONTROLS)
@@ -269,8 +280,10 @@ def _overlapping(evidence: Evidence) -> Decision | None:
 
 
 def _unordered(evidence: Evidence) -> Decision | None:
-    """Places differ and values do not. Where whole numbers remove that, values matter after all: a few sums may have
-    traded places by chance."""
+    """Return ``unordered_output`` if places differ and the values are the same.
+
+    ``likely`` where integer inputs remove it: values matter after all, and a few sums may have traded places by chance.
+    """
     if not _facts(evidence).same_values or not _repeat_differs(evidence):
         return None
     sentence = "outcomes that differ hold the same values in other places: "
@@ -278,8 +291,10 @@ def _unordered(evidence: Evidence) -> Decision | None:
 
 
 def _tied(evidence: Evidence) -> Decision | None:
-    """Places differ, and each of them holds the same value: which of several equal elements is named is left to chance.
-    Among whole numbers more are equal, so that the difference has to stay."""
+    """Return ``unordered_output`` if indices differ and point to equal values: the choice among ties is unspecified.
+
+    Integer inputs have more ties, so the difference has to stay under them.
+    """
     if not _facts(evidence).tied_places or not _repeat_differs(evidence):
         return None
     sure = effect(evidence, "exact_values", "call") in (Effect.STAYS, Effect.LOWERED)
@@ -287,8 +302,10 @@ def _tied(evidence: Evidence) -> Decision | None:
 
 
 def _race(evidence: Evidence) -> Decision | None:
-    """Every differing element is some input's value: the last writer won. Sums in 16 bits hit such a value by chance,
-    so whole numbers, on which a race still differs, have to confirm it."""
+    """Return ``write_race`` if every differing element is some input's value: the last writer won.
+
+    Sums in 16 bits hit such a value by chance, so the difference must remain with integer inputs.
+    """
     if not _facts(evidence).chosen_values or not _repeat_differs(evidence):
         return None
     exact, ordered = effect(evidence, "exact_values", "call"), _ordered(evidence)
@@ -300,8 +317,8 @@ def _race(evidence: Evidence) -> Decision | None:
 
 
 def _accumulation(evidence: Evidence) -> Decision | None:
-    """Two experiments have to agree: whole numbers show that rounding is what differs, a fixed order of work that
-    the order decides it. The deterministic flag alone may also have chosen another algorithm."""
+    """Return ``accumulation_order`` if two experiments agree: integer inputs show that rounding differs, a fixed order
+    of work that the order decides it. The deterministic flag alone may also have chosen another algorithm."""
     exact, ordered = effect(evidence, "exact_values", "call"), _ordered(evidence)
     jointly = exact is Effect.SEEMS is ordered and _remove_together(evidence)
     if not jointly and Effect.REMOVED not in (exact, ordered):
@@ -314,8 +331,8 @@ def _accumulation(evidence: Evidence) -> Decision | None:
 
 
 def _remove_together(evidence: Evidence) -> bool:
-    """Whether luck does not explain that neither whole numbers nor a fixed order show any difference, though each has
-    too few trials for itself: an outcome that is common agrees with itself often."""
+    """Return True if chance does not explain that neither integer inputs nor a fixed order show any difference, though
+    each has too few trials by itself: a common outcome often agrees with itself."""
     exact = evidence.arm("exact_values", "call")
     orders = [evidence.arm(*place) for place in _ORDERING if effect(evidence, *place) is Effect.SEEMS]
     both = replace(exact, trials=sum(result.trials for result in (exact, *orders)))
@@ -323,15 +340,18 @@ def _remove_together(evidence: Evidence) -> bool:
 
 
 def _ordered(evidence: Evidence) -> Effect:
-    """What fixing the order of work does: by one thread, by one worker, or by the deterministic kernel. A kernel that
-    threads of this processor do not run has no ``one_thread`` result, and then nothing here excludes an order."""
+    """Return the effect of fixing the order of work: by one thread, one worker, or the deterministic kernel.
+
+    A kernel that does not run on CPU threads has no ``one_thread`` result, and then nothing here excludes an order.
+    """
     effects = [effect(evidence, *place) for place in _ORDERING]
     known = (Effect.REMOVED, Effect.SEEMS, Effect.LOWERED)
     return next((decisive for decisive in known if decisive in effects), effects[0])
 
 
 def _address_or_load(evidence: Evidence) -> Decision | None:
-    """A call that agrees in place and alone, rare exceptions aside, but not elsewhere or under load."""
+    """Return ``alignment`` or ``contention`` for a call that agrees in place and alone, rare exceptions aside, but not
+    at another address or under load."""
     repeat = evidence.arm("repeat", "call")
     if not repeat.ran or not is_rare(repeat):
         return None
@@ -351,13 +371,13 @@ def _address_or_load(evidence: Evidence) -> Decision | None:
 
 
 def _more(result: ExperimentResult, base: ExperimentResult) -> bool:
-    """Whether an experiment differs more often than its base, by more than luck explains."""
+    """Return True if an experiment differs more often than its baseline, by more than chance explains."""
     return fewer((result.differing, result.trials), (base.differing, base.trials))
 
 
 def _held_still_or_timed(evidence: Evidence, *, places: tuple[Place, ...]) -> Decision | None:
-    """The thing held still; a clock inside an op either chooses how to compute, which whole numbers hide, or enters
-    what is computed."""
+    """Return the cause of what was held constant; a clock inside an op either selects the algorithm, an effect that
+    integer inputs hide, or enters the result."""
     picked = pick(evidence, places)
     if picked is None or picked[0].name != "clocks":
         return _held_still(evidence, places)
@@ -374,8 +394,11 @@ def _held_still_or_timed(evidence: Evidence, *, places: tuple[Place, ...]) -> De
 
 
 def _library(evidence: Evidence) -> Decision | None:
-    """Another library or algorithm agrees, or trying them out makes it worse. Neither shows that the choice among them
-    varies: the one that was chosen may itself differ."""
+    """Return ``algorithm_selection``, at most likely, if another library or algorithm agrees, or autotuning differs
+    more.
+
+    Neither shows that the choice varies: the chosen algorithm may itself differ.
+    """
     base, tuned = evidence.arm("repeat", "call"), evidence.arm(_TUNED, "call")
     if tuned.differing and fewer(sure_count(tuned), (base.differing, base.trials)):
         return decision(evidence, "algorithm_selection", LIKELY, in_words(tuned, base=base))
@@ -384,8 +407,10 @@ def _library(evidence: Evidence) -> Decision | None:
 
 
 def _capped(rule: Rule) -> Rule:
-    """Replays that never gave what the trace recorded may show another mechanism than the model did. Where every replay
-    gives something new, the recorded outcome is not to be expected among them."""
+    """Lower ``proven`` to ``likely`` if no replay gave the recorded outcome: replays may show another mechanism.
+
+    Not where every replay gives a new outcome: the recorded one is then not to be expected among them.
+    """
 
     def capped(evidence: Evidence) -> Decision | None:
         decided = rule(evidence)
@@ -405,20 +430,24 @@ def _capped(rule: Rule) -> Rule:
 
 
 def _held_still_around(evidence: Evidence) -> Decision | None:
-    """One of torch's own kernels that differs in place, with all its inputs restored, keeps nothing that a change
-    of the world around it could explain."""
+    """Return the cause of what was held constant in runs of the model.
+
+    Not for one of torch's own kernels that differs in place with all inputs restored: its surroundings cannot explain
+    that.
+    """
     if _repeat_differs(evidence) and not _facts(evidence).custom:
         return None
     return _held_still_or_timed(evidence, places=MODEL_CONTROLS)
 
 
 def _follows_fresh_memory_around(evidence: Evidence) -> Decision | None:
-    """A kernel that differs in place, with all its inputs restored, does not do so for what was in memory before."""
+    """Apply :func:`_follows_fresh_memory`, unless the kernel differs in place with all its inputs restored."""
     return None if _repeat_differs(evidence) else _follows_fresh_memory(evidence)
 
 
 def _representation(evidence: Evidence) -> Decision | None:
-    """Left when nothing names a mechanism; proven once the last experiment, in fresh processes, was tried."""
+    """Return ``representation`` where no mechanism is named; proven once the last experiment, in fresh processes, was
+    run."""
     word = _facts(evidence).representation or evidence.representation
     if not word:
         return None
@@ -479,17 +508,17 @@ RULES: dict[str, tuple[Rule, ...]] = {
 # --------------------------------------------------------------------------------------------- what was not seen again
 
 _AGAIN = places((one for one in EXPERIMENTS.values() if one.role is Role.BASE), "pair", "process")
-"""The model run again as it was."""
+"""Experiments that run the model again unchanged."""
 
 _STEADYING = frozenset(one.name for one in EXPERIMENTS.values() if one.role is Role.STEADY)
-"""Experiments that hold one thing still, by which a difference may go but none can come: where they differ, and the
-model run again as it was does not, they are no more than further runs of it."""
+"""Experiments that hold one thing constant: they can remove a difference but not cause one. Where they differ and
+unchanged runs do not, they are no more than further runs."""
 
 _REPRODUCES_NOTHING = frozenset(
     one.name for one in EXPERIMENTS.values() if one.role in (Role.FLAG, Role.LIBRARY, Role.PROCESS)
 )
-"""Experiments that may differ where the sweep's runs agree: they run another kernel than the sweep did, or compare runs
-of different processes, whose hash seeds differ."""
+"""Experiments that may differ where the sweep's runs agree: they run another kernel than the sweep did, or compare
+different processes, whose hash seeds differ."""
 
 
 def _masked_by_tracing(evidence: Evidence) -> Decision | None:
@@ -507,8 +536,11 @@ def _masked_by_tracing(evidence: Evidence) -> Decision | None:
 
 
 def _unreproduced(evidence: Evidence) -> Decision | None:
-    """The model, run again as it was, agrees, and so does every replay. Replays alone are not enough: they leave out
-    what the model did before the call. A changed setting is restored before the next run, so further runs agree."""
+    """Return ``unreproduced`` if the model, run again unchanged, agrees, and so does every replay.
+
+    Replays alone are not enough: they leave out what the model did before the call. A changed setting is restored
+    before the next run, so further runs agree.
+    """
     if evidence.origin == Origin.SETTINGS or not any(evidence.arm(*place).ran for place in _AGAIN):
         return None
     repeated = [result for result in evidence.arms if result.ran and result.name not in _REPRODUCES_NOTHING]
@@ -529,13 +561,13 @@ def _unreproduced(evidence: Evidence) -> Decision | None:
 
 
 def _is_stray(evidence: Evidence, result: ExperimentResult) -> bool:
-    """Whether a result that differs held something still, and what it is compared with was run and never differed."""
+    """Return True if a differing result held something constant, and its baseline was run and never differed."""
     base = base_of(evidence, result.name, result.on)
     return result.name in _STEADYING and base.ran and not base.differing
 
 
 def _more_than_luck(repeated: Sequence[ExperimentResult], on: str) -> bool:
-    """Whether what held something still differs more often than runs as they were, taken together."""
+    """Return True if experiments that hold something constant differ more often than unchanged runs, taken together."""
     steadied = [result for result in repeated if result.on == on and result.name in _STEADYING and result.differing]
     plain = [result for result in repeated if result.on == on and result.name in ("repeat", "pair")]
     return bool(steadied) and fewer(_total(steadied), _total(plain))
@@ -546,7 +578,7 @@ def _total(results: Sequence[ExperimentResult]) -> tuple[int, int]:
 
 
 def _unless_nothing_ran(evidence: Evidence, decided: Decision) -> Decision:
-    """Experiments that were all tried in vain prove nothing, whatever the trace shows."""
+    """Lower ``proven`` to ``likely`` if every experiment was tried and none could be run."""
     if decided.confidence != PROVEN or not evidence.arms or any(result.ran for result in evidence.arms):
         return decided
     because = f"{decided.because}; no experiment could be made: {all_words(evidence)}"
@@ -561,13 +593,15 @@ def _saying_what_lacked_time(evidence: Evidence, decided: Decision) -> Decision:
 
 
 def decide(evidence: Evidence) -> Decision:
-    """The cause that the evidence shows, and, where it is not proven, for which experiments the time ended."""
+    """Return the cause that the evidence shows; unless it is proven, name the experiments that ran out of time."""
     return _saying_what_lacked_time(evidence, _decided(evidence))
 
 
 def _decided(evidence: Evidence) -> Decision:
-    """The cause that the evidence shows, the confidence in it, the numbers, and what to do: what the first rule answers
-    that applies. ``docs/causes.md`` explains causes and experiments; ``tests/causes`` is the truth table."""
+    """Return the decision of the first rule that applies: cause, confidence, numbers and advice.
+
+    ``docs/causes.md`` explains causes and experiments; ``tests/causes`` is the truth table.
+    """
     for rule in (_masked_by_tracing, _unreproduced, *RULES.get(evidence.origin, ())):
         decided = rule(evidence)
         if decided is not None:

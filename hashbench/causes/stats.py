@@ -1,4 +1,4 @@
-"""Rates with their confidence bounds, exact tests on counts, and what an experiment did to a difference.
+"""Compute rates with confidence bounds, exact tests on counts, and the effect of an experiment on a difference.
 
 Sources: C. J. Clopper and E. S. Pearson, "The use of confidence or fiducial limits illustrated in the case of the
 binomial", Biometrika 26 (1934); R. A. Fisher's exact test, one-sided.
@@ -15,39 +15,40 @@ from hashbench.catalog import EXPERIMENTS
 from hashbench.records import Evidence, ExperimentResult, Rate, RunCounts
 
 ONE_OF_MANY = 0.01
-"""Chance that an arm without any effect may have of passing for a remedy, where a dozen arms are looked at: replays of
-a call, pairs of runs. With 0.05 each, one diagnosis in three would blame an arm that did nothing."""
+"""Significance level of one arm where about a dozen are compared: replays of a call, pairs of runs. With 0.05 each, one
+diagnosis in three would blame an arm without any effect."""
 
 ONE_OF_FEW = 0.05
-"""The same for runs in fresh processes: two arms are looked at, and a trial costs seconds."""
+"""Significance level for runs in fresh processes: two arms are compared, and a trial costs seconds."""
 
 FEWEST = 3
-"""Trials without which an arm shows nothing, however sure the base is."""
+"""Fewer trials show nothing, however sure the baseline is."""
 
 MOST_TRIALS = 2000
-"""Trials of one arm at most, however rare the difference is."""
+"""Upper limit of the trials of one arm, however rare the difference is."""
 
 _PARTS = 2**40
-"""Rates that a bound can be, between 0 and 1."""
+"""Resolution of a bound between 0 and 1."""
 
 Count = tuple[int, int]
-"""How many differed, of how many."""
+"""Differing outcomes, and trials."""
 
 
 def significant(number: float | None, digits: int = 4) -> float | None:
-    """``number`` with that many significant digits, as a row holds what was measured or estimated: further digits of a
-    bound or a share mean nothing. ``None`` where it is not known."""
+    """Round ``number`` to that many significant digits, as rows store measurements and estimates; ``None`` stays
+    ``None``."""
     return None if number is None else float(f"{number:.{digits}g}")
 
 
 RATE_DIGITS = 6
-"""Significant digits of a rate in a row, from which its count is told again: enough for 100 000 trials, and what is
-below 1 stays below 1."""
+"""Significant digits of a rate in a row, from which its count is recovered: enough for 100 000 trials, and a rate below
+1 stays below 1."""
 
 
 def rate_of(differing: int, trials: int, *, distinct: int, of: str) -> Rate:
-    """How often outcomes differ from the first, with the Clopper–Pearson bounds at 95 %. Where none or all differ, the
-    whole 5 % lies on the one open side: 0 of 19 gives at most 0.146.
+    """Return the rate of outcomes that differ from the first, with Clopper–Pearson bounds at 95 %.
+
+    Where none or all differ, the whole 5 % lies on the one open side: 0 of 19 gives at most 0.146.
 
     Raises:
         ValueError: ``trials`` is not positive, or ``differing`` not between 0 and ``trials``.
@@ -60,9 +61,11 @@ def rate_of(differing: int, trials: int, *, distinct: int, of: str) -> Rate:
 
 
 def _bound(successes: int, failures: int, quantile: float) -> float:
-    """The quantile of a beta distribution of whole numbers, by its binomial sum: the rate at which ``successes`` or
-    more are seen with that chance, in one trial fewer than both together. For counts beyond those of any experiment,
-    which a file can claim, Wilson's approximation."""
+    """Return the quantile of a beta distribution with integer parameters, by its binomial sum: the rate at which
+    ``successes`` or more are seen with that probability, in one trial fewer than both together.
+
+    For counts beyond those of any experiment, which a file can claim, Wilson's approximation.
+    """
     if successes == 1:  # none or all differ, as in every clean model
         return float(1 - (1 - quantile) ** (1 / failures))
     if failures == 1:
@@ -83,7 +86,8 @@ def _bound(successes: int, failures: int, quantile: float) -> float:
 
 
 def chance(base: Count, arm: Count) -> float:
-    """Fisher's exact test: the chance that, of all that differ in both, so few or fewer fall on the arm by luck."""
+    """Return the p-value of Fisher's exact test: the probability that the arm has this few of all differences by
+    chance."""
     (in_base, base_trials), (in_arm, arm_trials) = base, arm
     both = in_base + in_arm
     ways = sum(comb(arm_trials, k) * comb(base_trials, both - k) for k in range(in_arm + 1))
@@ -91,16 +95,17 @@ def chance(base: Count, arm: Count) -> float:
 
 
 def fewer(base: Count, arm: Count, *, level: float = ONE_OF_MANY) -> bool:
-    """Whether the arm differs less often than the base, by more than luck explains; with too few trials it does not."""
+    """Return True if the arm differs significantly less often than the baseline; never with fewer than ``FEWEST``
+    trials."""
     return base[1] > 0 and arm[1] >= FEWEST and chance(base, arm) <= level
 
 
 def trials_needed(base: Count, *, level: float = ONE_OF_MANY) -> int:
-    """Trials that an arm without any difference needs for :func:`fewer` to hold against this base: 3 where 20 of 20
-    differ, 1980 where 1 of 20 does.
+    """Return how many trials an arm without any difference needs for :func:`fewer` to hold: 3 where 20 of 20 of the
+    baseline differ, 1980 where 1 of 20 does.
 
     Raises:
-        ValueError: nothing differs in the base, so that no arm can differ less often.
+        ValueError: nothing differs in the baseline, so that no arm can differ less often.
     """
     if base[0] <= 0:
         raise ValueError("no number of trials shows that an arm differs less often than a base that never differs")
@@ -108,11 +113,11 @@ def trials_needed(base: Count, *, level: float = ONE_OF_MANY) -> int:
 
 
 def sure_count(arm: ExperimentResult) -> Count:
-    """How many outcomes surely differ from the commonest one, of the trials of an arm.
+    """Return the number of outcomes that surely differ from the commonest one, and the trials of the arm.
 
-    All trials are compared with one first outcome. Where that happened to be a rare one, all differ from it and agree
-    with each other: 20 of 20 with 2 distinct outcomes is one odd outcome among 21, no more than 1 of 20 says. The
-    commonest outcome is either the first, or holds at most all that differ but one of each other kind.
+    All trials are compared with one first outcome. If that happens to be a rare one, all differ from it and agree
+    with each other: 20 of 20 with 2 distinct outcomes is one odd outcome among 21, which is no more than 1 of 20. The
+    commonest outcome is either the first, or has at most all that differ but one of each other kind.
     """
     if arm.distinct < 2:  # not counted
         return arm.differing, arm.trials
@@ -124,8 +129,9 @@ def _from_commonest(differing: int, trials: int, distinct: int) -> int:
 
 
 def trials_to_see(counts: RunCounts | None, *, asked: int, times: int) -> int:
-    """Trials in which a difference is looked for: ``asked``, or as many runs as showed it so many ``times`` in the
-    sweep that ``counts`` tells of, up to ``MOST_TRIALS``. With 10 times, it stays hidden by luck once in 20,000."""
+    """Return the trials in which to look for a difference: ``asked``, or as many runs as showed it ``times`` times in
+    the sweep that ``counts`` describes, up to ``MOST_TRIALS``. With 10 times, it stays hidden by chance once in 20,000.
+    """
     if counts is None or not counts.differing:
         return asked
     sure = _from_commonest(counts.differing, counts.compared, counts.distinct)
@@ -133,19 +139,19 @@ def trials_to_see(counts: RunCounts | None, *, asked: int, times: int) -> int:
 
 
 def arm_length(base: ExperimentResult, *, asked: int) -> int:
-    """Trials that arms need beside this base: as many as were asked for, and where its difference is rare so many that
-    one which removes it can show that, up to ``MOST_TRIALS``."""
+    """Return the trials of the arms beside this baseline: ``asked``, or for a rare difference as many as an arm needs
+    to show that it removes it, up to ``MOST_TRIALS``."""
     sure = sure_count(base)
     return max(asked, min(trials_needed(sure), MOST_TRIALS)) if sure[0] else asked
 
 
 def is_rare(arm: ExperimentResult) -> bool:
-    """Whether at most one in ten outcomes differs from the usual one, so that there is a usual one."""
+    """Return True if at most one in ten outcomes differs, so that there is a usual one."""
     return arm.differing * 10 <= arm.trials
 
 
 class Effect(Enum):
-    """What an experiment did to a difference, in a reader's words."""
+    """The effect of an experiment on a difference, in the words of a report."""
 
     ABSENT = "there was none"
     NOT_RUN = "not run"
@@ -156,16 +162,21 @@ class Effect(Enum):
 
 
 def _luck(base: ExperimentResult, arm: ExperimentResult) -> float:
-    """The chance of so few differences in the arm if it changes nothing. Where more differ from the first outcome
-    than surely differ from the commonest, the first was another than that, which has a chance of its own."""
+    """Return the probability of so few differences in the arm if it changes nothing.
+
+    Where more differ from the first outcome than surely differ from the commonest, the first was an odd one, which has
+    a probability of its own.
+    """
     sure, trials = sure_count(base)
     odd_first = sure / (trials + 1) if sure < base.differing else 1.0
     return odd_first * chance((sure, trials), (arm.differing, arm.trials))
 
 
 def effect_of(base: ExperimentResult, arm: ExperimentResult) -> Effect:
-    """What ``arm`` did to the difference that ``base`` shows. A difference that became rarer is not gone: another
-    mechanism is left, or the change missed a part of it."""
+    """Return the effect of ``arm`` on the difference that ``base`` shows.
+
+    A difference that became rarer is not gone: another mechanism is left, or the change missed a part of it.
+    """
     if not base.differing:
         return Effect.ABSENT
     if not arm.ran:
@@ -181,8 +192,8 @@ def effect_of(base: ExperimentResult, arm: ExperimentResult) -> Effect:
 
 
 def rate_of_evidence(evidence: Evidence) -> Rate | None:
-    """How often the difference shows again: in replays of the captured call where it does there, else in pairs of this
-    process, else in pairs of fresh processes."""
+    """Return the rate at which the difference reproduces: in replays of the captured call if it does there, else in
+    pairs of this process, else in pairs of fresh processes."""
     for base in (one for one in EXPERIMENTS.values() if one.rate_of):
         arm = evidence.arm(base.name, *base.on)
         if arm.differing:
@@ -191,14 +202,14 @@ def rate_of_evidence(evidence: Evidence) -> Rate | None:
 
 
 def rate_of_runs(counts: RunCounts | None) -> Rate | None:
-    """How often the runs of the sweep differ from the first; for runs that all agree, what that allows."""
+    """Return the rate at which the runs of the sweep differ from the first; if all agree, the upper bound."""
     if counts is None:
         return None
     return rate_of(counts.differing, counts.compared, distinct=counts.distinct, of="runs")
 
 
 def deterministic_here(evidence: Evidence) -> str:
-    """What the captured call did under ``torch.use_deterministic_algorithms(True)``, memory left unfilled."""
+    """Describe the captured call under ``torch.use_deterministic_algorithms(True)``, memory left unfilled."""
     arm = evidence.arm("deterministic", "call")
     if not arm.ran:
         return arm.note if arm.raised else ""
@@ -207,7 +218,8 @@ def deterministic_here(evidence: Evidence) -> str:
 
 
 def deterministic_price(evidence: Evidence) -> float | None:
-    """Time of the call with deterministic algorithms over its time without; ``None`` where either was not measured."""
+    """Return the time of the call with deterministic algorithms over its time without; ``None`` unless both were
+    measured."""
     on, off = evidence.arm("deterministic", "call"), evidence.arm("nondeterministic", "call")
     if not on.ran or not off.ran or not on.seconds or not off.seconds:
         return None

@@ -1,8 +1,9 @@
-"""The first divergence of two traces: where the difference entered that reached the results. Pure: no torch, no files.
+"""Find the first divergence of two traces: where the difference entered that reached the results. Pure: no torch, no
+files.
 
-The two runs are aligned (``align``). Of every pair of records it is decided whether it *introduced* a difference, and
-how, or only passed one on (``introduce``). From the results that differ we walk back through whatever differs, the
-causal slice: the first introduction in it is the divergence. Records that differ outside of it are benign.
+The two runs are aligned (``align``). Each pair of records is judged: it *introduced* a difference (with an origin),
+only propagated one, or agrees (``introduce``). A backward slice from the differing results collects the nodes that
+differ; the first introduction in it is the divergence. Records that differ outside the slice are benign.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ _RANK: Mapping[str, int] = {Origin.INPUT: 0, Origin.STATE: 1}
 
 
 def find(first: Trace, second: Trace, *, differing: Sequence[str] | None = None) -> PairVerdict:
-    """The verdict on a pair of runs; as text it is what ``hashbench diff`` prints.
+    """Return the verdict on a pair of runs; its text is what ``hashbench diff`` prints.
 
     Args:
         first, second: the traces of two runs that should be identical.
         differing: names of the results that differ, where the caller compared them itself. Default: those whose
             digests differ. Traces without results (of a plain ``HashDebugTrace``) are judged by every record.
 
-    Traces that agree have a divergence all the same where either of them read a collective's output early: the trace
-    waited for the collective, and the program does not.
+    Equal traces still have a divergence where either of them read a collective's output early: the trace waited for the
+    collective, and the program does not.
 
     Raises:
         HashbenchError: a trace is empty, so that nothing would be compared, or they are of different tracers.
@@ -91,7 +92,7 @@ def find(first: Trace, second: Trace, *, differing: Sequence[str] | None = None)
 
 
 def _unseen(runs: PairedRuns, opaque: str) -> str:
-    """What the traces did not see, as sentences."""
+    """Describe, in sentences, what the traces did not record."""
     if not opaque:
         return ""
     what = next(record.opaque for record in runs.records[opaque] if record is not None and record.opaque)
@@ -104,7 +105,7 @@ def _unseen(runs: PairedRuns, opaque: str) -> str:
 
 
 def _differing_leaves(first: Trace, second: Trace) -> Iterator[str]:
-    """The ids of leaves that are not the same in both traces, or in one of them only."""
+    """Yield the ids of leaves that differ between the traces or exist in one of them only."""
     old, new = ({leaf.id: (leaf.kind, leaf.digest, leaf.initial) for leaf in run.leaves} for run in (first, second))
     return (leaf for leaf in dict.fromkeys([*old, *new]) if old.get(leaf) != new.get(leaf))
 
@@ -126,7 +127,7 @@ def _content(result: Result | None) -> TensorDigest | None:
 
 
 def _causal_slice(known: Differences, roots: Iterable[str]) -> set[str]:
-    """The nodes that differ, or pass a difference on, from which a difference may have come to the roots."""
+    """Return the nodes that differ or propagate a difference, reachable backward from the roots."""
     reached: set[str] = set()
     waiting = list(_differing(known, roots))
     while waiting:
@@ -146,7 +147,7 @@ def _differing(known: Differences, nodes: Iterable[str]) -> Iterator[str]:
 
 
 def _edges(known: Differences, node: str) -> Iterator[str]:
-    """The nodes from which a difference may have come into this one."""
+    """Yield the nodes from which a difference may have reached this one."""
     yield from known.edges.get(node, ())
     a, b = known.runs.records.get(node, (None, None))
     runs = known.runs
@@ -164,7 +165,7 @@ def _edges(known: Differences, node: str) -> Iterator[str]:
 
 
 def _roots(known: Differences, pairs: Iterable[tuple[Result | None, Result | None]]) -> Iterator[str]:
-    """The nodes that wrote results; for a result that is a Python value, the records that returned it."""
+    """Yield the nodes that wrote the results; for a result that is a Python value, the records that returned it."""
     for a, b in pairs:
         if a is not None and a.source:
             yield a.source
@@ -180,7 +181,7 @@ def _roots(known: Differences, pairs: Iterable[tuple[Result | None, Result | Non
 
 
 def _choose(known: Differences, reached: Iterable[str]) -> Source | None:
-    """The first introduction in a slice; a setting that changed before all of them stands for them."""
+    """Return the first introduction in a slice; a setting that changed before all of them takes their place."""
     candidates = [known.sources[node] for node in reached if node in known.sources]
     settings = _settings_source(known.runs)
     if settings is not None and all(settings.position <= source.position for source in candidates):
@@ -191,7 +192,7 @@ def _choose(known: Differences, reached: Iterable[str]) -> Source | None:
 
 
 def _earliest(runs: PairedRuns, candidates: Sequence[Source]) -> Source | None:
-    """What lies before the first op first, then by position; the order of the nodes breaks ties."""
+    """Return the earliest candidate: inputs and state before any op, then by position; node order breaks ties."""
     return min(
         candidates,
         key=lambda source: (_RANK.get(source.origin, 2), source.position, runs.order.get(source.node, 0)),
@@ -200,7 +201,7 @@ def _earliest(runs: PairedRuns, candidates: Sequence[Source]) -> Source | None:
 
 
 def _settings_source(runs: PairedRuns) -> Source | None:
-    """A global setting of torch in which the two runs differ; its position is where it was last known equal."""
+    """Return the first global torch setting in which the runs differ; its position is where it was last known equal."""
     position = 0
     for a, b in zip(runs.first.marks, runs.second.marks, strict=False):
         old, new = dict(a.settings), dict(b.settings)
@@ -215,7 +216,7 @@ def _settings_source(runs: PairedRuns) -> Source | None:
 
 
 def _odd_views(known: Differences, a: Result | None, b: Result | None) -> Iterator[str]:
-    """The views that one run took differently of what wrote a result: the result may be another view of the same."""
+    """Yield the views of a result's writer that the two runs took differently: the result may be another view of it."""
     if a is None or b is None or not a.source or unwritten_memory(known.runs, a.source) is not None:
         return
     for node, records in known.runs.records.items():
@@ -225,7 +226,7 @@ def _odd_views(known: Differences, a: Result | None, b: Result | None) -> Iterat
 
 
 def _written_after_the_last_record(known: Differences, name: str, a: Result | None, b: Result | None) -> Source:
-    """A result that differs although all that torch recorded agrees: something wrote it behind its back."""
+    """Return the source of a result that differs although every record agrees: it was written without torch."""
     runs, writer = known.runs, a.source if a is not None else ""
     memory = unwritten_memory(runs, writer)
     if memory is not None:
@@ -245,13 +246,13 @@ def _written_after_the_last_record(known: Differences, name: str, a: Result | No
 
 
 def _scalars_that_chose(known: Differences, chosen: Source) -> list[str]:
-    """A scalar reaches the results also by choosing what is run, if it was known before the runs parted."""
+    """List the scalars read out before the runs part: they reach the results by choosing what is run."""
     last = chosen.position if chosen.origin == Origin.OUTSIDE else len(known.runs.first.records)
     return [node for node in (*known.scalars, *known.lone_scalars) if known.runs.position[node] <= last]
 
 
 def _wrote(runs: PairedRuns, node: str) -> bool:
-    """Whether the record left anything; a view that was taken differently left nothing of its own."""
+    """Return True if either record wrote a tensor or returned a scalar; a view does neither."""
     return any(record is not None and (record.outputs or record.scalar) for record in runs.records[node])
 
 
@@ -296,8 +297,7 @@ def _early_divergence(known: Differences, read: EarlyRead) -> Divergence:
 
 
 def _iteration(runs: PairedRuns, record: OpRecord) -> int | None:
-    """The iteration of a record; what came before the first that was counted is iteration 0. ``None`` where nothing was
-    counted at all: what ran may have been several."""
+    """Return the iteration of a record: 0 before the first counted one, ``None`` if no iteration was counted."""
     counted = record.iteration is None and any(
         other.iteration is not None for run in (runs.first, runs.second) for other in run.records
     )
@@ -305,7 +305,7 @@ def _iteration(runs: PairedRuns, record: OpRecord) -> int | None:
 
 
 def _steering(known: Differences, source: Source) -> Steering | None:
-    """The last scalar before ``source`` that differed between the runs, and where its difference entered."""
+    """Return the last differing scalar before ``source`` and the kernel where its difference entered."""
     earlier = [node for node in known.scalars if known.runs.position[node] <= source.position]
     if not earlier:
         return None

@@ -1,4 +1,4 @@
-"""Two runs side by side: sequence alignment of their records, and how much of its memory each has written.
+"""Align two runs: match their records, and track how much of each storage either run has written.
 
 Records correspond when they are the same op in the same module, phase, iteration and thread, in order.
 """
@@ -16,26 +16,26 @@ from dataclasses import dataclass, field
 from hashbench.records import Leaf, OpRecord, Ref, TensorDigest, Trace
 
 EDIT_LIMIT = 400
-"""Runs that differ by at most so many insertions and removals are aligned exactly, in time ``n + edits²``; others by
+"""Runs that differ by at most this many insertions and removals are aligned exactly, in time ``n + edits²``; others by
 anchors (ids that both have) in ``n log n``."""
 
 SECOND = "2:"
-"""Before the id of a node that only the second run has."""
+"""Prefix of the id of a node that only the second run has."""
 
 Pair = tuple[int | None, int | None]
 
 
 def align(first: Sequence[OpRecord], second: Sequence[OpRecord]) -> list[Pair]:
-    """Pairs of indices in order; ``(i, None)`` for a record that only the first run has, ``(None, j)`` for the second.
+    """Return pairs of indices in order: ``(i, None)`` for a record of the first run alone, ``(None, j)`` of the second.
 
     Every index of both occurs exactly once, in increasing order on both sides. Records inside other ops are aligned
-    where those are: how much one op calls does not pair what another calls with it.
+    within the pair of their callers: the number of calls that one op makes does not shift the matches inside another.
     """
     return list(_with_unmatched(_matched_by_caller(first, second), len(first), len(second)))
 
 
 def _matched_by_caller(first: Sequence[OpRecord], second: Sequence[OpRecord]) -> list[tuple[int, int]]:
-    """The pairs of indices that correspond: those of the program's own calls, then those inside each pair of these."""
+    """Match the program's own calls first, then the records inside each matched pair; return pairs of indices."""
     inside_a, inside_b = _by_caller(first), _by_caller(second)
     matched: list[tuple[int, int]] = []
     callers = [("", "")]
@@ -53,7 +53,7 @@ def _matched_by_caller(first: Sequence[OpRecord], second: Sequence[OpRecord]) ->
 
 
 def _by_caller(records: Sequence[OpRecord]) -> Mapping[str, list[int]]:
-    """The indices of the records inside each op, by its id; those of the program's own calls by an empty one."""
+    """Group the indices of records by the id of the op that contains them; ``""`` for the program's own calls."""
     found: dict[str, list[int]] = {"": []}
     for index, record in enumerate(records):
         found.setdefault(record.inside, []).append(index)
@@ -61,7 +61,7 @@ def _by_caller(records: Sequence[OpRecord]) -> Mapping[str, list[int]]:
 
 
 def _matched(first: Sequence[OpRecord], second: Sequence[OpRecord]) -> list[tuple[int, int]]:
-    """The pairs of indices that correspond, in increasing order on both sides."""
+    """Return the pairs of corresponding indices, in increasing order on both sides."""
     keys_a, keys_b = [_key(record) for record in first], [_key(record) for record in second]
     head = _common(keys_a, keys_b)
     tail = _common(keys_a[head:][::-1], keys_b[head:][::-1])
@@ -80,18 +80,18 @@ def _key(record: OpRecord) -> Hashable:
 
 
 def thread_of(record: OpRecord) -> str:
-    """The thread of the program's own that made a record, ``t0`` of ``…#t0.2``; empty for the program itself."""
+    """Return the program's own thread that made a record (``t0`` of ``…#t0.2``), or ``""`` for the main program."""
     return record.id.rpartition("#")[2].rpartition(".")[0]
 
 
 def _common(left: Sequence[Hashable], right: Sequence[Hashable]) -> int:
-    """How many items both begin with."""
+    """Return the length of the common prefix."""
     differing = (index for index, (a, b) in enumerate(zip(left, right, strict=False)) if a != b)
     return next(differing, min(len(left), len(right)))
 
 
 def _with_unmatched(matched: Sequence[tuple[int, int]], count_a: int, count_b: int) -> Iterator[Pair]:
-    """All indices: before each matched pair those of the first run, then those of the second, that match nothing."""
+    """Yield all indices: before each matched pair the unmatched ones of the first run, then those of the second."""
     next_a = next_b = 0
     for a, b in [*matched, (count_a, count_b)]:
         yield from ((index, None) for index in range(next_a, a))
@@ -102,8 +102,11 @@ def _with_unmatched(matched: Sequence[tuple[int, int]], count_a: int, count_b: i
 
 
 def _few_edits(left: Sequence[Hashable], right: Sequence[Hashable]) -> list[tuple[int, int]] | None:
-    """The longest common subsequence by Myers' greedy algorithm ("An O(ND) Difference Algorithm", 1986), as pairs of
-    indices; ``None`` where it leaves more than :data:`EDIT_LIMIT` items over."""
+    """Return the longest common subsequence as pairs of indices, or ``None`` if it leaves more than :data:`EDIT_LIMIT`
+    items.
+
+    Myers' greedy algorithm ("An O(ND) Difference Algorithm", 1986).
+    """
     if abs(len(left) - len(right)) > EDIT_LIMIT:
         return None
     furthest = {1: 0}
@@ -121,7 +124,7 @@ def _few_edits(left: Sequence[Hashable], right: Sequence[Hashable]) -> list[tupl
 
 
 def _start(furthest: Mapping[int, int], diagonal: int, edits: int) -> int:
-    """Where in ``left`` the last edit ends on this diagonal, before any matches."""
+    """Return the index in ``left`` where the last edit ends on this diagonal, before any matches."""
     if _came_down(furthest, diagonal, edits):
         return furthest[diagonal + 1]
     return furthest[diagonal - 1] + 1
@@ -143,7 +146,7 @@ def _path(history: Sequence[Mapping[int, int]], x: int, y: int) -> list[tuple[in
 
 
 def _anchors(ids_a: Sequence[str], ids_b: Sequence[str]) -> list[tuple[int, int]]:
-    """The longest increasing chain of ids that both have (patience sorting); ids are unique within a run."""
+    """Return the longest increasing chain of common ids (patience sorting); ids are unique within a run."""
     index_in_b = {name: index for index, name in enumerate(ids_b)}
     common = [(index, index_in_b[name]) for index, name in enumerate(ids_a) if name in index_in_b]
     tops: list[int] = []
@@ -168,27 +171,27 @@ _OVERWRITING_ALL = frozenset(
     {"copy_", "fill_", "zero_"}
     | {"bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "normal_", "random_", "uniform_"}
 )
-"""In-place ops that write every element, and compute none of them from what was there before."""
+"""In-place ops that write every element and read none of the old content."""
 
 OVERWRITING = _OVERWRITING_ALL | {
     *("_index_put_impl_", "index_copy_", "index_fill_", "index_put_", "put_", "scatter_"),
 }
-"""In-place ops whose result is not computed from what was there before."""
+"""In-place ops whose result does not depend on the old content."""
 
 _COMBINING = frozenset(
     {"allreduce_", "allreduce_coalesced_", "reduce_", "broadcast_", "all_reduce_", "all_reduce_coalesced_"}
 )
-"""Collectives that send what they overwrite."""
+"""Collectives that also send the buffer that they overwrite."""
 
 
 def name_of(record: OpRecord) -> str:
-    """The op without namespace and overload: ``add_`` of ``aten.add_.Tensor``."""
+    """Return the op without namespace and overload: ``add_`` of ``aten.add_.Tensor``."""
     return record.op.partition(".")[2].partition(".")[0]
 
 
 def _reads(record: OpRecord, ref: Ref) -> bool:
-    """Whether an op computes with what is in a tensor that it is given: not where it fills an ``out=``, which has a
-    name and no position, or a target that it overwrites."""
+    """Return True if an op reads the content of this argument: not an ``out=`` buffer (which is passed by name), nor a
+    target that it overwrites."""
     name = name_of(record)
     fills = name in OVERWRITING or not ref.argument[:1].isdigit() or (record.collective and name not in _COMBINING)
     return not (ref.written and fills)
@@ -196,7 +199,7 @@ def _reads(record: OpRecord, ref: Ref) -> bool:
 
 @dataclass(slots=True)
 class _Chain:
-    """The writes into one storage so far: its bytes, the op that allocated it blank, and the parts written."""
+    """The writes to one storage so far: its size in bytes, the op that allocated it blank, and the parts written."""
 
     size: int
     allocation: str = ""
@@ -216,11 +219,10 @@ class _Chain:
 
 
 class Coverage:
-    """How much of each allocation, and of each leaf that is ``only_filled``, the records of a trace have written, as of
-    the moment after each record.
+    """How much of each allocation, and of each ``only_filled`` leaf, a trace has written after each record.
 
-    The writers of a storage form a chain, each record naming the one before it. Writes count as covering what they
-    show; two that overlap in part count twice. A record that writes several tensors answers for the largest.
+    The writers of a storage form a chain, each record naming the one before it. A write covers the bytes of its output;
+    two that overlap in part count twice. A record that writes several tensors is represented by the largest.
     """
 
     def __init__(self, trace: Trace, only_filled: Container[str] = ()) -> None:
@@ -236,23 +238,23 @@ class Coverage:
                 self._enter(record, [ref for ref in record.inputs if ref.written and ref.source in self._chains])
 
     def allocation_behind(self, node: str) -> str:
-        """The op that allocated the memory ``node`` wrote into, where a part of it is still blank; else empty."""
+        """Return the op that allocated the memory ``node`` wrote to, while part of it is unwritten; else ``""``."""
         return self._allocations.get(node, "")
 
     def writes_only_part(self, record: OpRecord, source: str) -> bool:
-        """Whether ``record``, which writes into the tensor that ``source`` wrote, leaves some of it as it was."""
+        """Return True if ``record``, which writes to the tensor that ``source`` wrote, leaves part of it unchanged."""
         return max(map(_bytes, record.outputs), default=0) < self._sizes.get(source, 0)
 
     def replaces(self, record: OpRecord, ref: Ref) -> bool:
-        """Return True if ``record`` overwrites all that was in a tensor that it is given, without reading it.
+        """Return True if ``record`` overwrites the whole of an argument without reading it.
 
-        A collective's output is never taken for that: gloo's Work copies what was received when it is waited for.
+        Never for a collective's output: gloo's Work copies the received data when it is waited for.
         """
         overwrites = ref.written and name_of(record) in _OVERWRITING_ALL and ref.source not in self._collectives
         return overwrites and not self.writes_only_part(record, ref.source)
 
     def content(self, node: str) -> TensorDigest | None:
-        """The digest of all that ``node`` left in its memory, where one digest tells all of it."""
+        """Return the digest of everything that ``node`` left in its memory, if a single digest covers it."""
         return self._contents.get(node)
 
     def _enter(self, record: OpRecord, written: Sequence[Ref]) -> None:
@@ -278,7 +280,7 @@ def _bytes(digest: TensorDigest) -> int:
 
 @functools.cache
 def _item_size(dtype: str) -> int:
-    """Bytes of one element, from the first number in the name of its dtype: ``float8_e4m3fn`` has 1, ``bool`` too."""
+    """Return the bytes of one element, by the first number in the dtype: ``float8_e4m3fn`` has 1, ``bool`` too."""
     bits = re.search(r"\d+", dtype)
     return max(1, int(bits[0]) // 8 if bits is not None else 1)
 
@@ -288,11 +290,14 @@ def _item_size(dtype: str) -> int:
 
 @dataclass(frozen=True)
 class PairedRuns:
-    """Two runs side by side. A node is the id of a record or leaf of the first run; one that only the second run has
-    is :data:`SECOND` and its id.
+    """Two aligned runs. A node is the id of a record or leaf of the first run, or :data:`SECOND` and the id for one
+    that only the second run has.
 
-    ``records`` are pairs by node, in order; ``position`` is the place of a node among the records of the first run;
-    ``node_of`` gives the node of an id of the second run.
+    Attributes:
+        first, second: the traces.
+        records: the pairs of records by node, in order.
+        position: the index of a node among the records of the first run.
+        node_of: the node of an id of the second run.
     """
 
     first: Trace
@@ -303,30 +308,30 @@ class PairedRuns:
 
     @property
     def hashed(self) -> bool:
-        """Whether both runs have the digests of what was read."""
+        """True if both runs have digests of inputs."""
         return self.first.hashed_inputs and self.second.hashed_inputs
 
     @functools.cached_property
     def drawn_inside(self) -> frozenset[str]:
-        """The nodes of ops inside which a seeded one is recorded: these are judged, and not what was before them."""
+        """The nodes of ops that contain a seeded op: the inner op's generator state is judged, not the outer one's."""
         first = {record.inside for record in self.first.records if record.rng and record.inside}
         second = {self.node_of[record.inside] for record in self.second.records if record.rng and record.inside}
         return frozenset(first | second)
 
     @functools.cached_property
     def coverage(self) -> Coverage:
-        """How much of its memory the first run has written; needed only where something differs."""
+        """The write coverage of the first run; computed only once something differs."""
         return Coverage(self.first, self.only_filled)
 
     @functools.cached_property
     def other_coverage(self) -> Coverage:
-        """The same of the second run."""
+        """The write coverage of the second run."""
         return Coverage(self.second, self.only_filled)
 
     @functools.cached_property
     def only_filled(self) -> Mapping[str, tuple[Leaf, Leaf]]:
-        """Leaves with other content in the two runs that no op reads before it is written, such as a buffer for an
-        ``out=``: what was in that memory changes nothing."""
+        """Leaves whose content differs between the runs and that are written before any op reads them, such as a buffer
+        for an ``out=``: their old content has no effect."""
         others = {leaf.id: leaf for leaf in self.second.leaves}
         changed = {
             leaf.id: (leaf, others[leaf.id])
@@ -341,11 +346,11 @@ class PairedRuns:
 
     @functools.cached_property
     def order(self) -> Mapping[str, int]:
-        """The place of every node, leaves before records."""
+        """The index of every node, leaves before records."""
         return {node: index for index, node in enumerate([*(leaf.id for leaf in self.first.leaves), *self.records])}
 
     def read_by(self, node: str) -> Iterator[str]:
-        """The nodes that a record read, in either run."""
+        """Yield the nodes that a record read, in either run."""
         a, b = self.records.get(node, (None, None))
         if a is not None:
             yield from (ref.source for ref in a.inputs)
@@ -353,29 +358,30 @@ class PairedRuns:
             yield from (self.node_of[ref.source] for ref in b.inputs)
 
     def same_place(self, a: Ref, b: Ref) -> bool:
-        """Whether two reads show the same part of what the same node wrote."""
+        """Return True if two reads cover the same part of the same node's output."""
         return a.source == self.node_of[b.source] and a.offset == b.offset
 
     def same_content(self, a: Ref, b: Ref) -> bool:
-        """Whether two reads of different nodes saw the same, as a reader of an extra copy does."""
+        """Return True if reads of different nodes saw equal content, as the reader of an extra copy does."""
         if a.digest and b.digest:
             return a.digest == b.digest
         content = self.coverage.content(a.source)
         return content is not None and content == self.other_coverage.content(b.source)
 
     def replaced(self, first: OpRecord, second: OpRecord, a: Ref, b: Ref) -> bool:
-        """Return True if a pair of records overwrites all that was in a tensor, so that nothing of it goes on."""
+        """Return True if both records overwrite the whole argument, so that none of its old content survives."""
         return self.coverage.replaces(first, a) and self.other_coverage.replaces(second, b)
 
     def carries(self, a: Ref, b: Ref) -> bool:
-        """Whether a difference may come in here. Memory that is also written keeps what lies beside the write."""
+        """Return True if a difference may enter through this argument. A written argument keeps what lies beside the
+        write."""
         if a.source == self.node_of[b.source]:
             return a.written or not self.hashed or a.digest != b.digest
         return a.offset != b.offset or not self.same_content(a, b)
 
 
 def pair(first: Trace, second: Trace) -> PairedRuns:
-    """Align two runs, and give every record and leaf of both its node."""
+    """Align two runs and assign every record and leaf of both to a node."""
     leaves = {leaf.id: leaf.position for leaf in first.leaves}
     node_of = {leaf.id: leaf.id if leaf.id in leaves else SECOND + leaf.id for leaf in second.leaves}
     position = {**{node_of[leaf.id]: leaf.position for leaf in second.leaves}, **leaves}

@@ -1,7 +1,6 @@
-"""Which records introduced a difference between two runs, and how (the origin); which only passed one on.
+"""Judge each pair of records: did it introduce a difference (and with which origin), or only propagate one?
 
-The rules are those of the table in ``docs/design.md``, "The verdict on a pair", applied to one pair of records after
-the other.
+The rules are the table in ``docs/design.md``, "The verdict on a pair", applied to the pairs of records in order.
 """
 
 from __future__ import annotations
@@ -16,8 +15,17 @@ from hashbench.records import Leaf, OpRecord, Ref, TensorDigest, op_of
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A difference that entered at a node: the origin, what to call it, and where in the first run it is. A setting is
-    no node; ``felt_at`` is the first record whose output it changed."""
+    """A difference that entered at a node.
+
+    Attributes:
+        origin: an :class:`~hashbench.catalog.Origin`.
+        node: the node, or the name of what is no node (``setting:…``).
+        position: its index among the records of the first run.
+        detail: a sentence.
+        first, second: what the two runs had there.
+        opaque_producer: written by code that torch does not see.
+        felt_at: of a setting, the first record whose output it changed.
+    """
 
     origin: str
     node: str
@@ -31,17 +39,20 @@ class Source:
 
 @dataclass(slots=True)
 class Differences:
-    """What differs between two runs, as far as their records were judged.
+    """The differences between two runs, for the records judged so far.
 
-    ``differs`` are the nodes that do, ``tainted`` those whose memory may hold a difference; ``sources`` tells by node
-    where differences entered. ``edges`` are nodes from which a difference came other than as a tensor that was read.
-    ``scalars`` are records that returned different Python scalars, ``lone_scalars`` those that one run alone has.
-    ``odd_views`` names, by what was viewed, a view that one run took differently; ``lone_draws`` a seeded op of one run
-    alone, by the generator's state before it; ``shifted_by`` is the draw by which one run's generator has been ahead
-    since.
-
-    ``exchanges`` are the collectives so far, in order; ``received`` tells by node through which of them data of other
-    processes came into what it read.
+    Attributes:
+        differs: nodes that differ.
+        tainted: nodes whose memory may hold a difference.
+        sources: by node, the difference that entered there.
+        edges: by node, nodes from which a difference came other than through a tensor argument.
+        scalars: records that returned different Python scalars.
+        lone_scalars: scalar records of one run only.
+        odd_views: by viewed node, a view that the runs took differently.
+        lone_draws: by generator state before it, a seeded op of one run only.
+        shifted_by: the extra draw that put one run's generator ahead.
+        exchanges: the collectives so far, in order.
+        received: by node, the collective through which data of other ranks reached what it read.
     """
 
     runs: PairedRuns
@@ -58,7 +69,7 @@ class Differences:
     received: dict[str, str] = field(default_factory=dict)
 
     def follow(self, node: str, *records: OpRecord | None) -> None:
-        """Note whether other processes' data came into what a record read, or come with it."""
+        """Record whether data of other ranks reached a record's inputs, or its outputs."""
         read = (source if source in self.exchanges else self.received.get(source) for source in self.runs.read_by(node))
         through = next(filter(None, read), None) if self.exchanges else None
         if through is not None:
@@ -67,13 +78,13 @@ class Differences:
             self.exchanges[node] = None
 
     def traceable(self, node: str, source: Source) -> Source:
-        """``source``, which was found at ``node``; in its place :attr:`Origin.RANKS` where other processes may be what
-        is behind it.
+        """Return ``source``, which was found at ``node``, or an :attr:`Origin.RANKS` source where other ranks may be
+        behind it.
 
         A kernel is named where nothing that it read came through a collective, and where either none was called before
-        it or the content of all that it read was hashed: a trace does not see what a collective's callbacks do. Any
-        other origin (another order, another argument) may follow from received data by way of Python: it is told apart
-        in front of the first collective only.
+        it or the content of all that it read was hashed: a trace does not record what a collective's callbacks do. Any
+        other origin (another order, another argument) may follow from received data by way of Python: it is reported
+        before the first collective only.
         """
         kernel = source.origin == Origin.KERNEL
         through = self.received.get(node) or (node if kernel and node in self.exchanges else "")
@@ -82,14 +93,13 @@ class Differences:
         return self.behind_exchange(node, source) if through else source
 
     def last_exchange(self, *, before: str) -> str:
-        """Return the last collective in front of a node; empty where there is none."""
+        """Return the last collective before a node, or ``""``."""
         return next((one for one in reversed(self.exchanges) if one != before), "")
 
     def behind_exchange(self, node: str, source: Source, last: str | None = None) -> Source:
-        """Return what is said in place of ``source``, found at ``node``: other processes may be what is behind it.
+        """Return ``source``, found at ``node``, rewritten with origin ``ranks``: other ranks may be behind it.
 
-        The record that differs stays the place. ``last`` is the collective in front of it where that is not the last
-        one that was judged.
+        The place stays the record that differs. ``last`` overrides the last judged collective before it.
         """
         last = self.last_exchange(before=node) if last is None else last
         told, place = source.detail, op_of(node) if node in self.runs.records else node
@@ -120,12 +130,12 @@ class Differences:
         )
 
     def add_view(self, node: str) -> None:
-        """A view taken differently, or in one run only: what reads that memory may be reading other elements."""
+        """Mark a view that the runs took differently, or one run only: its readers may read other elements."""
         self.differs.add(node)
         self.odd_views.update(dict.fromkeys(self.runs.read_by(node), node))
 
     def add_edge(self, node: str, origin: str) -> bool:
-        """Remember that the difference at ``node`` came from ``origin``; returns whether there is one."""
+        """Record that the difference at ``node`` came from ``origin``; return False if ``origin`` is empty."""
         if origin:
             self.edges.setdefault(node, []).append(origin)
         return bool(origin)
@@ -173,9 +183,11 @@ def find_differences(runs: PairedRuns) -> Differences:
 
 
 def _attribute_to_caller(known: Differences, node: str) -> None:
-    """What entered inside an op that was called alike in both runs is that op's doing: a tensor or an argument from
-    elsewhere, another order of the ops that it calls, a generator of its own. What it was given it is not to blame
-    for."""
+    """Blame the calling op for what entered inside it, if it was called alike in both runs.
+
+    That holds for a tensor or argument from elsewhere, another order of inner ops, and its own generator; not for a
+    difference among its arguments.
+    """
     runs, source = known.runs, known.sources[node]
     origins = (Origin.OUTSIDE, Origin.SEQUENCE, Origin.RNG)
     if source.origin not in origins or (known.exchanges and node not in runs.records):
@@ -200,7 +212,7 @@ def _attribute_to_caller(known: Differences, node: str) -> None:
 
 
 def _born_inside(runs: PairedRuns, leaf: str) -> OpRecord | None:
-    """The record that read a leaf first, where that is inside an op that was not given it; else ``None``."""
+    """Return the first reader of a leaf if it is inside an op that was not given that leaf, else ``None``."""
     if leaf.partition("/")[0] != "other":
         return None
     readers = [record for record in runs.first.records if any(ref.source == leaf for ref in record.inputs)]
@@ -216,13 +228,13 @@ def _born_inside(runs: PairedRuns, leaf: str) -> OpRecord | None:
 
 
 def first_opaque(runs: PairedRuns) -> str:
-    """The node of the first record, of either run, into which no trace sees; empty where there is none."""
+    """Return the node of the first record, of either run, that a trace cannot look into, or ``""``."""
     pairs = runs.records.items()
     return next((node for node, pair in pairs if any(record is not None and record.opaque for record in pair)), "")
 
 
 def opaque_source(runs: PairedRuns, node: str) -> Source:
-    """The difference of everything that came out of such a record, or behind it, where no earlier one explains it."""
+    """Return the source for differences in or behind an opaque record that no earlier source explains."""
     a, b = runs.records[node]
     what = next(record.opaque for record in (a, b) if record is not None and record.opaque)
     old, new = ("absent" if record is None else _left(record) for record in (a, b))
@@ -233,10 +245,10 @@ def opaque_source(runs: PairedRuns, node: str) -> Source:
 
 
 _ALIASES = frozenset({"alias", "detach", "lift_fresh"})
-"""Views that show exactly what they view: one more or less of them changes nothing."""
+"""Views that equal their base: one more or less of them has no effect."""
 
 _COPIES = frozenset({"_to_copy", "cat", "clone", "copy", "copy_", "lift_fresh_copy", "stack"})
-"""Ops that only move elements, so that no kernel of theirs can be what differs."""
+"""Ops that only move elements: their kernel cannot introduce a difference."""
 
 
 def _judge_unmatched(known: Differences, node: str, record: OpRecord, *, in_first: bool) -> None:
@@ -284,7 +296,7 @@ def _judge_pair(known: Differences, node: str, a: OpRecord, b: OpRecord) -> None
 
 
 def _introduced(known: Differences, node: str, a: OpRecord, b: OpRecord, wrote: bool) -> Source | None:
-    """How this pair of records introduced a difference; ``None`` where it only passed one on, or has none."""
+    """Return how this pair of records introduced a difference; ``None`` if it only propagated one, or has none."""
     at, passed_on = known.runs.position[node], False
     if a.rng != b.rng and node not in known.runs.drawn_inside:
         passed_on = known.add_edge(node, _extra_draw(known, a, b))
@@ -319,15 +331,14 @@ def _introduced(known: Differences, node: str, a: OpRecord, b: OpRecord, wrote: 
 
 
 def _extra_draw(known: Differences, a: OpRecord, b: OpRecord) -> str:
-    """The draw that only one run made before, by which its generator is ahead: it is the cause, also of every later
-    state that differs."""
+    """Return the draw that only one run made: its generator is ahead from then on, in every later state."""
     extra = known.lone_draws.get((False, a.rng)) or known.lone_draws.get((True, b.rng))
     known.shifted_by = known.shifted_by or extra or ""
     return known.shifted_by
 
 
 def _scalar_among_arguments(known: Differences, a: OpRecord, b: OpRecord) -> str:
-    """The earlier record that returned the scalar by which the arguments differ."""
+    """Return the earlier record that returned the differing scalar among the arguments."""
     values_a, values_b = _values(a), _values(b)
     for name in reversed(known.scalars):
         old, new = known.runs.records[name]
@@ -337,8 +348,8 @@ def _scalar_among_arguments(known: Differences, a: OpRecord, b: OpRecord) -> str
 
 
 def _odd_view(known: Differences, node: str, a: OpRecord, b: OpRecord) -> str:
-    """The view by which an input was seen differently (another slice, another order): then that is to blame. Where what
-    was read is known to be equal, none is."""
+    """Return the view that showed an input differently (another slice or order), or ``""`` if the inputs are known to
+    be equal."""
     digests = [ref.digest for ref in a.inputs]
     read_the_same = bool(digests) and all(digests) and digests == [ref.digest for ref in b.inputs]
     if not known.odd_views or (known.runs.hashed and read_the_same):
@@ -361,7 +372,7 @@ def _wired_differently(runs: PairedRuns, a: OpRecord, b: OpRecord) -> bool:
 
 
 def _read_a_difference(known: Differences, a: OpRecord, b: OpRecord) -> bool:
-    """Whether any input differed, by its content where that was hashed and else by its last writer."""
+    """Return True if any input differed: by its digest if inputs were hashed, else by its last writer."""
     runs = known.runs
     refs = [pair for pair in zip(a.inputs, b.inputs, strict=True) if not runs.replaced(a, b, *pair)]
     if known.runs.hashed:
@@ -370,7 +381,7 @@ def _read_a_difference(known: Differences, a: OpRecord, b: OpRecord) -> bool:
 
 
 def _met_other_strides(known: Differences, a: OpRecord, b: OpRecord) -> str:
-    """Return the node that left other strides in the two runs of what this op read or overwrote."""
+    """Return the node whose output, read or overwritten by this op, has other strides in the two runs."""
     for x, y in zip(a.inputs, b.inputs, strict=True):
         old, new = known.runs.coverage.content(x.source), known.runs.other_coverage.content(y.source)
         if x.source in known.tainted and old is not None and new is not None and layouts_differ([old], [new]):
@@ -379,12 +390,12 @@ def _met_other_strides(known: Differences, a: OpRecord, b: OpRecord) -> str:
 
 
 def _is_target(runs: PairedRuns, ref: Ref) -> bool:
-    """Whether ``ref`` is fresh memory that the op fills: its old content is blank and says nothing."""
+    """Return True if ``ref`` is fresh memory that the op fills: its old content is undefined."""
     return ref.written and bool(runs.coverage.allocation_behind(ref.source))
 
 
 def _written_behind(known: Differences, node: str, a: OpRecord, b: OpRecord) -> Source | None:
-    """An input whose content differs although whatever wrote it last, as torch knows it, agreed in both runs."""
+    """Return the source of an input whose content differs although its last recorded writer agreed in both runs."""
     if not known.runs.hashed or len(a.inputs) != len(b.inputs):
         return None
     for ref_a, ref_b in zip(a.inputs, b.inputs, strict=True):
@@ -401,8 +412,8 @@ def _written_behind(known: Differences, node: str, a: OpRecord, b: OpRecord) -> 
 
 
 def _laid_out_otherwise(runs: PairedRuns, a: OpRecord, b: OpRecord) -> Source | None:
-    """Blame memory from outside that an op fills, and that has other strides in the two runs: what is written is hashed
-    in memory order."""
+    """Blame memory from outside that an op fills, if its strides differ between the runs: outputs are hashed in memory
+    order."""
     if not layouts_differ(a.outputs, b.outputs):
         return None
     filled = (runs.only_filled[ref.source] for ref in a.inputs if ref.written and ref.source in runs.only_filled)
@@ -410,13 +421,13 @@ def _laid_out_otherwise(runs: PairedRuns, a: OpRecord, b: OpRecord) -> Source | 
 
 
 def layouts_differ(a: Sequence[TensorDigest], b: Sequence[TensorDigest]) -> bool:
-    """Return True if two lists of tensors of the same dtypes and shapes have other strides."""
+    """Return True if two lists of tensors agree in dtypes and shapes and differ in strides."""
     alike = [(x.dtype, x.shape) for x in a] == [(y.dtype, y.shape) for y in b]
     return alike and [x.stride for x in a] != [y.stride for y in b]
 
 
 def contents_in_words(a: Sequence[TensorDigest], b: Sequence[TensorDigest]) -> tuple[str, str]:
-    """Return two contents as text, with their strides where those differ."""
+    """Return two contents as text, with strides where those differ."""
     strided = layouts_differ(a, b)
     first, second = (
         " ".join(one.word() + (f" stride {list(one.stride)}" if strided else "") for one in digests)
@@ -426,7 +437,7 @@ def contents_in_words(a: Sequence[TensorDigest], b: Sequence[TensorDigest]) -> t
 
 
 def _memory_read_blank(runs: PairedRuns, a: OpRecord) -> Source | None:
-    """An op whose inputs are equal but for memory that nobody wrote: the allocation is to blame."""
+    """Blame the allocation if an op's inputs are equal except for memory that was never written."""
     if a.blank:
         return None
     reads_its_target = a.op.startswith("aten.") and name_of(a).endswith("_") and name_of(a) not in OVERWRITING
@@ -435,7 +446,7 @@ def _memory_read_blank(runs: PairedRuns, a: OpRecord) -> Source | None:
 
 
 def unwritten_memory(runs: PairedRuns, node: str) -> Source | None:
-    """The allocation behind what a node wrote, if the recorded writes since then did not cover all of it."""
+    """Return the allocation behind a node's output, if the recorded writes since then did not cover all of it."""
     allocation = runs.coverage.allocation_behind(node)
     if not allocation:
         return None
@@ -446,7 +457,7 @@ def unwritten_memory(runs: PairedRuns, node: str) -> Source | None:
 
 
 def _copied_after_hidden_write(runs: PairedRuns, node: str, a: OpRecord, b: OpRecord) -> Source | None:
-    """A copy cannot change what it copies: one that differs read memory that was written behind torch's back."""
+    """Blame a hidden write for a copy that differs: copying equal memory cannot."""
     written = {ref.source for ref in a.inputs if ref.written}
     races = any(ref.source in written for ref in a.inputs if not ref.written)
     if runs.hashed or races or name_of(a) not in _COPIES or not a.inputs or layouts_differ(a.outputs, b.outputs):
@@ -484,7 +495,7 @@ def _kernel_source(node: str, at: int, a: OpRecord, b: OpRecord) -> Source:
 
 
 def _left(record: OpRecord) -> str:
-    """All that a record left, as text."""
+    """Return everything that a record wrote or returned, as text."""
     return " ".join(digest.word() for digest in record.outputs) + record.scalar
 
 
@@ -496,5 +507,5 @@ _BETWEEN_VALUES = str.maketrans(",=[]", "    ")
 
 
 def _values(record: OpRecord) -> list[str]:
-    """The text of each single argument of a record, those in lists and those with a name as well."""
+    """Split a record's arguments, lists and keywords included, into single values."""
     return record.arguments.translate(_BETWEEN_VALUES).split()

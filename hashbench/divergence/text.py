@@ -1,4 +1,5 @@
-"""What ``hashbench diff`` says of a pair of traces: the first divergence, and the records around it."""
+"""Format the verdict on a pair of traces as ``hashbench diff`` prints it: the first divergence, and the records around
+it."""
 
 from __future__ import annotations
 
@@ -15,9 +16,13 @@ _SHOWN = 10
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class PairVerdict(Verdict):
-    """A verdict with the traces that it is about, so that ``print`` shows what ``hashbench diff`` does. Two are equal
-    where they say the same, whatever else is in their traces. ``leaves`` are the ids of those that are not the same in
-    both traces and reach no result, ``early_reads`` the early reads in either trace."""
+    """A verdict with its two traces, printed as by ``hashbench diff``. Equality ignores the traces.
+
+    Attributes:
+        leaves: ids of leaves that differ between the traces and reach no result.
+        early_reads: reads of a collective's output before its Work was done, in either trace.
+        first, second: the traces.
+    """
 
     leaves: tuple[str, ...] = field(default=(), kw_only=True)
     early_reads: tuple[EarlyRead, ...] = field(default=(), kw_only=True)
@@ -29,11 +34,11 @@ class PairVerdict(Verdict):
 
     @property
     def equal(self) -> bool:
-        """Whether nothing differs, neither results nor what does not reach one, and nothing may differ untraced."""
+        """True if nothing differs, whether or not it reaches a result, and nothing may differ untraced."""
         return not (self.divergence or self.differing or self.benign or self.leaves or self.early_reads)
 
     def text(self, *, context: int = 3) -> str:
-        """What ``hashbench diff`` prints. ``context`` is the number of records shown before and after."""
+        """Return the output of ``hashbench diff``. ``context`` is the number of records shown before and after."""
         return "\n".join(_diff_lines(self.first, self.second, self, context))
 
 
@@ -100,7 +105,7 @@ def _divergence_lines(divergence: Divergence) -> Iterator[str]:
 
 
 def _excerpt(first: Trace, second: Trace, divergence: Divergence, context: int) -> Iterator[str]:
-    """A unified diff of the records around the divergence."""
+    """Yield a unified diff of the records around the divergence."""
     pairs = align(first.records, second.records)
     records = [
         [None if at is None else trace.records[at] for trace, at in zip((first, second), pair, strict=True)]
@@ -122,6 +127,6 @@ def _excerpt(first: Trace, second: Trace, divergence: Divergence, context: int) 
 
 
 def _digests(trace: Trace) -> dict[str, str]:
-    """What each leaf and record holds, by its id."""
+    """Map the id of each leaf and record to its short digest."""
     leaves = {leaf.id: leaf.digest.value[:8] for leaf in trace.leaves}
     return leaves | {record.id: short_digest(record.outputs) for record in trace.records if record.outputs}
