@@ -92,7 +92,8 @@ def _source_removes(evidence: Evidence) -> bool:
 def _unless_drawn(rule: Rule) -> Rule:
     """Skip the rule if a generator, entropy or a clock explains the difference, or still may.
 
-    It may where generators differ and were not restored yet."""
+    It may where generators differ and were not restored yet.
+    """
 
     def guarded(evidence: Evidence) -> Decision | None:
         open_still = evidence.origin == Origin.RNG and not evidence.arm("generators", "pair").differing

@@ -1,1 +1,1 @@
-"""Why the runs of a model differ: the experiments on it and on a captured call, and what follows from them."""
+"""Diagnose why runs of a model differ: experiments on the model and on a captured call, and the cause they show."""

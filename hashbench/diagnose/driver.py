@@ -1,8 +1,8 @@
-"""Which experiments are run on a model whose runs differ, in which order, and what follows from them.
+"""Run the experiments on a model whose runs differ, in order, and conclude.
 
-A difference that a kernel introduced is looked for in the captured call first, where an experiment costs milliseconds;
-what is not explained there, and all that came from outside, is looked for in pairs of runs of the whole model, and last
-in fresh processes, which cost seconds each. Every decision is that of ``causes.decide`` on the evidence so far.
+A difference that a kernel introduced is tested on the captured call first, where an experiment costs milliseconds;
+what is not explained there, and everything that came from outside, is tested in pairs of runs of the whole model, and
+last in fresh processes, which cost seconds each. Every decision is that of ``causes.decide`` on the evidence so far.
 """
 
 from __future__ import annotations
@@ -50,20 +50,22 @@ from hashbench.trace.callbacks import TraceCallback
 from hashbench.trace.op_schema import plan_of
 
 MOST_SOURCES = 20
-"""Independent sources looked for at most."""
+"""Upper limit of independent sources to look for."""
 COPIES = 6
-"""A captured call, its live copies and two of its outcomes take up to so many times its size."""
+"""Memory for a captured call, its live copies and two of its outcomes, in multiples of its size."""
 CALL_SHARE = 0.6
-"""Part of the budget that the experiments on the captured call may take."""
+"""Share of the budget for experiments on the captured call."""
 FIXED_ORDERS = 3
-"""How often processes with fixed addresses are made at most: one Python in eight has forks that differ."""
+"""Attempts at processes with fixed addresses: one Python in eight has forks that differ."""
 
 
 class Case:
-    """What is diagnosed: how to run it, what is known of its difference, and what may be spent on it, from now on.
+    """A model to diagnose: how to run it, its known difference, and the budget, which starts now.
 
-    ``divergence`` is where the difference entered; ``spec`` is how ``target`` builds the same again in a fresh process;
-    ``pairs`` runs the whole of it under one change at a time.
+    Attributes:
+        divergence: where the difference entered.
+        spec: from which ``target`` builds the same model in a fresh process.
+        pairs: runs the whole model under one change at a time.
     """
 
     def __init__(
@@ -90,19 +92,19 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What is known so far: the evidence, the captured call of the guilty kernel, and what its replays showed."""
+    """The findings so far: the evidence, the captured call of the divergent kernel, and the results of its replays."""
 
     evidence: Evidence
     call: CapturedCall | None = None
     replays: replay.Replays | None = None
 
     def plus(self, *results: ExperimentResult) -> Findings:
-        """With the results of further experiments."""
+        """Return a copy with further experiments' results."""
         return replace(self, evidence=replace(self.evidence, arms=(*self.evidence.arms, *results)))
 
     @property
     def proven(self) -> bool:
-        """Whether the cause is proven."""
+        """True if the cause is proven."""
         return causes.decide(self.evidence).confidence == Confidence.PROVEN
 
 
@@ -110,7 +112,7 @@ Stage = Callable[[Case, Findings], Findings]
 
 
 def diagnose(case: Case) -> Diagnosis:
-    """Why the runs of a case differ: the experiments that its origin calls for, within its budget, and the repro."""
+    """Run the experiments that the origin of a case calls for, within budget; decide the cause; write the repro."""
     findings = Findings(_first_evidence(case.outcome, case.divergence))
     for stage in stages_of(case):
         findings = stage(case, findings)
@@ -118,7 +120,7 @@ def diagnose(case: Case) -> Diagnosis:
 
 
 def stages_of(case: Case) -> Sequence[Stage]:
-    """The stages of a diagnosis in their order, by what is known before it."""
+    """Return the stages of a diagnosis in order, by what is known before it."""
     if case.divergence is None or case.outcome.accuracy == Status.PASS:
         return repeat_pair, repeat_untraced
     in_processes = start_processes, start_processes_in_fixed_order
@@ -147,7 +149,7 @@ def stages_of(case: Case) -> Sequence[Stage]:
 
 
 def _unless_proven(stage: Stage) -> Stage:
-    """The stage, passed over where the cause is proven."""
+    """Skip the stage if the cause is proven."""
 
     @functools.wraps(stage)
     def guarded(case: Case, findings: Findings) -> Findings:
@@ -157,17 +159,17 @@ def _unless_proven(stage: Stage) -> Stage:
 
 
 def repeat_pair(case: Case, findings: Findings) -> Findings:
-    """The pair again, with nothing changed; where an allocation is to blame, that has been done."""
+    """Run the pair again unchanged, unless an allocation is to blame, for which that was done."""
     return findings if _allocates(findings) else findings.plus(case.pairs.plain())
 
 
 def repeat_untraced(case: Case, findings: Findings) -> Findings:
-    """Pairs without a trace."""
+    """Run pairs without a trace."""
     return findings.plus(case.pairs.untraced())
 
 
 def capture_call(case: Case, findings: Findings) -> Findings:
-    """The call of the guilty kernel from one more run; where there is none, the reason."""
+    """Capture the divergent kernel's call in one more run, or record why it could not be captured."""
     assert case.divergence is not None
     tell_phase("capturing the call")
     call, limits = _capture(case, case.divergence)
@@ -177,13 +179,13 @@ def capture_call(case: Case, findings: Findings) -> Findings:
 
 
 def _left_blank(case: Case, node: str) -> bool:
-    """Whether all that a call wrote, in the traces that differ, is memory that nobody had written."""
+    """Return True if every output of a call, in the traces that differ, is memory that was never written."""
     records = [record for trace in case.outcome.traces for record in trace.records if record.id == node]
     return bool(records) and all(record.outputs and not any(out.value for out in record.outputs) for record in records)
 
 
 def replay_call(case: Case, findings: Findings) -> Findings:
-    """The captured call repeated under one change at a time; to repeat an allocation shows nothing."""
+    """Replay the captured call under one change at a time; not an allocation, whose replay shows nothing."""
     if findings.call is None or _allocates(findings):
         return findings
     records = [record for trace in case.outcome.traces for record in trace.records]
@@ -195,7 +197,7 @@ def replay_call(case: Case, findings: Findings) -> Findings:
 
 
 def poison_allocation(case: Case, findings: Findings) -> Findings:
-    """Whether results follow what an allocation leaves in memory."""
+    """Test whether results follow the content of an allocation."""
     if not _allocates(findings):
         return findings
     # Where a stressed pair has shown it, pairs without stress agree.
@@ -204,7 +206,8 @@ def poison_allocation(case: Case, findings: Findings) -> Findings:
 
 
 def poison_memory(case: Case, findings: Findings) -> Findings:
-    """Whether results follow what fresh memory holds. Runs of a pair under other perturbations differ in these, too."""
+    """Test whether results follow the content of fresh memory, unless the runs of a pair differ in another
+    perturbation."""
     if case.outcome.perturbation not in _NOT_BETWEEN_RUNS:
         note = "the runs of a pair differ in a perturbation"
         return findings.plus(ExperimentResult("poison", "pair", note=note))
@@ -216,8 +219,11 @@ _NOT_BETWEEN_RUNS = ("", Perturbation.MEMORY, Perturbation.THREADS)
 
 
 def control_environment(case: Case, findings: Findings) -> Findings:
-    """Pairs that each hold one thing outside torch still; also the number of threads, where a kernel is to blame whose
-    call could not be captured, and the garbage collector where that was provoked."""
+    """Run pairs that each hold one thing outside torch constant.
+
+    Also the number of threads if the divergent kernel's call could not be captured, and the garbage collector if that
+    was perturbed.
+    """
     threads = findings.evidence.origin == Origin.KERNEL and findings.call is None
     collector = case.outcome.perturbation in (Perturbation.COLLECTOR, Perturbation.TOGETHER)
     wanted = {"one_thread": threads, "no_collector": collector}
@@ -226,16 +232,16 @@ def control_environment(case: Case, findings: Findings) -> Findings:
 
 
 def start_processes(case: Case, findings: Findings) -> Findings:
-    """Pairs in fresh processes, in which nothing survives."""
+    """Run pairs in fresh processes, in which no state survives."""
     return findings.plus(*_in_processes(case, "fresh_process", runs=2))
 
 
 def start_processes_in_fixed_order(case: Case, findings: Findings) -> Findings:
-    """Runs in fresh processes with the same string hashes and memory addresses.
+    """Run fresh processes with the same string hashes and memory addresses.
 
-    Where they differ they are made again, up to :data:`FIXED_ORDERS` times in all, each time as forks of another
-    Python, and the last ones count: a process in which one block of memory was free that was taken in the others has
-    another order of all later addresses, and so has the same one of all forks of that Python.
+    If they differ they are run again, up to :data:`FIXED_ORDERS` times in all, each time as forks of another Python,
+    and the last ones count: a process in which one block of memory was free that was taken in the others has another
+    order of all later addresses, and so has the same one of all forks of that Python.
     """
     made = _in_processes(case, "fixed_order", runs=1)
     with fresh_process.unpooled():
@@ -251,9 +257,11 @@ def start_processes_in_fixed_order(case: Case, findings: Findings) -> Findings:
 
 
 def try_memory_and_collector(case: Case, findings: Findings) -> Findings:
-    """What else may follow from the runs before, where nothing but these explains the difference, or nothing at all:
-    whether results follow what fresh memory holds, and pairs without the garbage collector. Stressed pairs, which
-    provoke both, have had them."""
+    """Run the fallback experiments: poisoned memory, and pairs without the garbage collector.
+
+    For a difference that nothing explains but earlier runs, or nothing at all. Pairs under ``--stress``, which perturbs
+    both, are skipped.
+    """
     decided = causes.decide(findings.evidence)
     in_kernel = findings.evidence.origin == Origin.KERNEL
     undecided = (Confidence.OPEN,) if in_kernel else (Confidence.OPEN, Confidence.LIKELY)
@@ -322,7 +330,7 @@ def _conclude(case: Case, findings: Findings) -> Diagnosis:
 
 
 def _with_repro(case: Case, findings: Findings, diagnosis: Diagnosis) -> Diagnosis:
-    """The diagnosis with a folder that shows the difference without the model, run once in a fresh process."""
+    """Write the repro and run it once in a fresh process; return the diagnosis with both."""
     spec, call = case.spec, findings.call
     if spec is None or call is None or not case.options.output:
         return diagnosis
@@ -348,7 +356,7 @@ def _with_repro(case: Case, findings: Findings, diagnosis: Diagnosis) -> Diagnos
 
 
 def _other_sources(case: Case, divergence: Divergence) -> Sequence[str]:
-    """What else differs once the known sources are made to give what they gave in the first run of a pair."""
+    """Describe what still differs once known sources are patched with the values of a pair's first run."""
     known, descriptions = [divergence.node], []
     while len(known) <= MOST_SOURCES:
         if case.budget.left() <= 0:
@@ -394,7 +402,7 @@ def _describe(case: Case, divergence: Divergence) -> str:
 
 
 def _capture(case: Case, divergence: Divergence) -> tuple[CapturedCall | None, str]:
-    """The call of the guilty kernel from one more run, or why there is none."""
+    """Capture the divergent kernel's call in one more run; return it, or ``None`` and the reason."""
     limit = int(case.options.capture_mib * MIB)
     if case.options.device == "cpu":  # no more than memory allows
         limit = min(limit, psutil.virtual_memory().available // COPIES)
@@ -412,7 +420,7 @@ def _capture(case: Case, divergence: Divergence) -> tuple[CapturedCall | None, s
 
 
 def _first_evidence(outcome: Outcome, divergence: Divergence | None) -> Evidence:
-    """What the sweep's own runs say of a divergence, before any experiment."""
+    """Return the evidence of the sweep's own runs, before any experiment."""
     counts = outcome.run_counts
     ops = [Counter((record.phase, record.module, record.op) for record in trace.records) for trace in outcome.traces]
     reordered = len(ops) == 2 and ops[0] == ops[1]  # in whatever order
@@ -431,7 +439,7 @@ def _first_evidence(outcome: Outcome, divergence: Divergence | None) -> Evidence
 
 
 class _Capturer(TraceCallback):
-    """Captures the call of one id when it comes."""
+    """Captures the call with one record id."""
 
     def __init__(self, node: str, *, limit_bytes: int) -> None:
         self.node, self.limit_bytes = node, limit_bytes
@@ -448,13 +456,13 @@ class _Capturer(TraceCallback):
 
 
 Contents = dict[tuple[str, int], list[torch.Tensor]]
-"""By id of a record or leaf, and how often it was met before: copies of its tensors. In one run a :class:`Recorder`
-keeps what the sources of known differences wrote or held, in the next a :class:`Replacer` puts it in place before
-anything reads it (activation patching); what still differs then has another source."""
+"""Copies of tensors, by record or leaf id and how often it was visited before. A :class:`Recorder` keeps what the
+sources of known differences wrote or held in one run, a :class:`Replacer` puts it in place in the next before it is
+read (activation patching); what still differs then has another source."""
 
 
 class _Patch(TraceCallback):
-    """Meets what each record and leaf of a run leaves behind."""
+    """Visits the outputs of every record and leaf (activation patching)."""
 
     def __init__(self) -> None:
         self._met: Counter[str] = Counter()
@@ -477,7 +485,7 @@ class _Patch(TraceCallback):
 
 
 class Recorder(_Patch):
-    """Keeps what the records and leaves of these ids leave behind, in ``contents``."""
+    """Copies the tensors of the records and leaves with these ids to ``contents``."""
 
     def __init__(self, nodes: Collection[str]) -> None:
         super().__init__()
@@ -490,7 +498,7 @@ class Recorder(_Patch):
 
 
 class Replacer(_Patch):
-    """Puts recorded content in place."""
+    """Overwrites tensors with recorded content."""
 
     def __init__(self, contents: Contents) -> None:
         super().__init__()

@@ -1,15 +1,14 @@
-"""Runs of a model in fresh processes: each builds the model anew, and no state survives between them.
+"""Run a model in fresh processes: each builds the model anew, and no state survives between them.
 
-A sweep that asks for many of them, one for each model, starts one Python for all (:func:`served`), of which each
-process is a fork: it has other string hashes and addresses than the workers, and no import costs seconds again. Where
-that Python has ended, no other is started: whoever asks is told at once. Repros run in forks of it, too
-(:func:`run_python`). Several processes of one experiment are forks of as many Pythons, each with string hashes of its
-own, which begin when the first experiment of the sweep asks for them (:func:`pooled`); those of a fixed order are forks
-of one more.
+A sweep starts one server for them (:func:`served`): a Python that has imported what every run needs, of which each
+fresh process is a fork. It has other string hashes and addresses than the workers. If it dies it is not restarted, and
+callers get a failure at once. Repros run in forks of it, too (:func:`run_python`). Several processes of one experiment
+are forks of as many servers, each with string hashes of its own, which start with the first experiment that needs them
+(:func:`pooled`); those of a fixed order are forks of one more.
 
-The life of any other process: a new Python reads from its standard input what to run, imports what every run needs, and
-forks. The fork makes the runs and leaves traces in a temporary folder. For a fixed order all processes are forks of
-one Python. What they print goes nowhere. All end with their parent: they die when their standard input ends.
+Without a server, a new Python reads its task from standard input, imports what every run needs, and forks. The fork
+makes the runs and writes the traces to a temporary folder. For a fixed order all processes are forks of
+one Python. Their output is discarded. All exit with their parent: they die when their standard input ends.
 """
 
 from __future__ import annotations
@@ -56,31 +55,32 @@ from hashbench.records import Failure, ModelSpec, RunOptions, Trace
 from hashbench.trace import file
 
 PROCESSES = 4
-"""Fresh processes of one experiment. That four pairs differ and their first runs agree is luck with p = 0.03; that with
-a fixed order three agree with a fourth, where three others did not, with p = 0.05."""
+"""Fresh processes of one experiment. That four pairs differ and their first runs agree has p = 0.03 by chance; that
+with a fixed order three agree with a fourth, where three others did not, p = 0.05."""
 
 AT_ONCE = 2
-"""Processes that run at the same time, where memory suffices: importing torch keeps a core busy for seconds."""
+"""Processes that run concurrently if memory suffices: importing torch keeps a core busy for seconds."""
 
 DEFAULT_TARGET = "hashbench.check.model:BenchmarkRunner"
 
 TORCH_ALONE = "torch._inductor.config"
-"""For a server of repros: torch, and what ``torch.use_deterministic_algorithms`` imports, which takes longer."""
+"""Preload of a server of repros: torch, and what ``torch.use_deterministic_algorithms`` imports, which takes longer."""
 
 SERVER_VARIABLE = "HASHBENCH_FRESH_SERVER"
-"""Names the socket of the server of a sweep in the environment of its workers."""
+"""Environment variable with the socket of a sweep's server, for its workers."""
 
 LOADED_VARIABLE = "HASHBENCH_FRESH_LOADED"
-"""Names there what that server imports and calls before it forks, for whoever may share it."""
+"""Environment variable with what that server preloads, for callers that may share it."""
 
 POOL_VARIABLE = "HASHBENCH_FRESH_POOL"
-"""Names the sockets of its pool there, as ``PATH`` does folders; the last one is that of a fixed order."""
+"""Environment variable with the sockets of the pool, separated as in ``PATH``; the last one is that of a fixed order.
+"""
 
 _ANSWER = "answer.json"
 _PRINTED = ("stdout", "stderr")
 _POLL_SECONDS = 0.02
 _DONE = b"."
-"""What a process of a server says when its answer is written."""
+"""Sent by a server's process once its answer is written."""
 _SERVER_ENDED = "the server of fresh processes has ended"
 _RANDOM = {"PYTHONHASHSEED": "random"}
 # Without the second one, the C library would give threads memory of their own in the order in which they happen to ask;
@@ -90,8 +90,12 @@ _FIXED = {"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "1", "PYTHONDONTWRITEBYTECO
 
 @dataclass(frozen=True, slots=True)
 class FreshRuns:
-    """``processes``: the traces of each process in which every run succeeded. ``failures``: what happened to each of
-    the others, in words."""
+    """The outcome of fresh processes.
+
+    Attributes:
+        processes: the traces of each process in which every run succeeded.
+        failures: one sentence for each other process.
+    """
 
     processes: tuple[tuple[Trace, ...], ...] = ()
     failures: tuple[str, ...] = ()
@@ -99,8 +103,14 @@ class FreshRuns:
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """What a new Python is to do: ``path`` is ``sys.path``, ``cpus`` are the processors of the one that wants it, and
-    each fork answers in one of the ``folders``, so many ``at_once``."""
+    """The task of a new Python.
+
+    Attributes:
+        path: ``sys.path``.
+        cpus: the CPU affinity of the requester.
+        folders: one per fork, for its answer.
+        at_once: how many forks run concurrently.
+    """
 
     spec: ModelSpec
     options: RunOptions
@@ -116,7 +126,7 @@ class _Task:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What a process leaves in its folder: the names of its ``traces``, or a ``failure``; see :class:`FreshRuns`."""
+    """The answer of a process, in its folder: the names of its ``traces``, or a ``failure``; see :class:`FreshRuns`."""
 
     traces: tuple[str, ...] = ()
     failure: str = ""
@@ -124,8 +134,12 @@ class _Answer:
 
 @dataclass(frozen=True, slots=True)
 class _Program:
-    """What a fork of the server runs as a Python of its own would: it prints into the ``folder``, and has the
-    ``environment``, the current folder ``cwd`` and the processors (``cpus``) of the one that wants it."""
+    """A program that a fork of the server runs as a new Python would.
+
+    Attributes:
+        folder: where standard output and error are written.
+        cwd, environment, cpus: those of the requester.
+    """
 
     code: str
     arguments: tuple[str, ...]
@@ -136,7 +150,7 @@ class _Program:
 
 
 def fresh_traces(spec: ModelSpec, options: RunOptions, *, timeout: float, **wanted: Any) -> FreshRuns:
-    """What :func:`begun` gives of the processes that are ``wanted``, after at most ``timeout`` seconds."""
+    """Start fresh processes as :func:`begun` does, wait at most ``timeout`` seconds, and return their runs."""
     with begun(spec, options, **wanted) as waited:
         return waited(timeout)
 
@@ -153,20 +167,22 @@ def begun(
     threads: int | None = None,
     target: str = DEFAULT_TARGET,
 ) -> Iterator[Callable[[float], FreshRuns]]:
-    """A context in which a model is run ``runs`` times in each of so many fresh processes. What it gives waits for
-    them, so many seconds for all together: what has not ended then is a failure, and ends with the context.
+    """Start the processes; yield ``wait(seconds) -> FreshRuns``.
 
-    One process that a server makes runs while the body does something else. All others begin when they are waited for,
-    two at a time (one where twice the memory that this process has taken at most is not free): forks of the Pythons of
-    a pool, each of another one, where there are enough, else of new ones. With a fixed order, all are forks of one.
+    Each fresh process runs the model ``runs`` times. ``wait`` takes at most that many seconds for all together: a
+    process that has not ended then is a failure, and is killed when the context exits.
+
+    A single process of a server runs while the body does something else. All others start when they are waited for,
+    two at a time (one where twice the peak memory of this process is not free): forks of the servers of a pool, each of
+    another one, if there are enough, else of new Pythons. With a fixed order, all are forks of one.
 
     Args:
-        spec: the model, which each process builds from nothing.
+        spec: the model, which each process builds anew.
         options: as in a sweep.
         level: ``on``, ``warn`` or ``off``: the deterministic settings.
-        processes: how many.
+        processes: number of processes.
         runs: traced runs in each.
-        fixed_order: with string hashes and the addresses of objects the same in every process, by which sets are
+        fixed_order: with equal string hashes and object addresses in every process, by which sets are
             ordered; otherwise both are random (see :mod:`hashbench.run.addresses`).
         threads: of the runs; ``None``: those of the options, with which the model is built in any case.
         target: ``module:class``. A process makes ``class(options).traces_of(spec, level=level, runs=runs,
@@ -202,7 +218,7 @@ def begun(
 
 
 def _at_once() -> int:
-    """How many processes may run together, each of which may take what this one has taken at most."""
+    """Return how many processes fit in memory, each at the peak memory of this one."""
     needed = AT_ONCE * peak_memory_mib()
     if needed > available_memory_mib():
         return_free_memory()
@@ -210,7 +226,7 @@ def _at_once() -> int:
 
 
 def _read(folders: Sequence[str], ended: Mapping[str, str]) -> FreshRuns:
-    """What the processes of these folders left; ``ended`` says in words how those ended that left nothing."""
+    """Read the answers of these folders; ``ended`` says how a process without an answer ended."""
     traces, failures = [], []
     for folder in folders:
         try:
@@ -235,10 +251,13 @@ def served(
     environment: Mapping[str, str] = NO_VARIABLES,
     at_once: bool = True,
 ) -> Iterator[None]:
-    """A context in which one fresh process with other string hashes, asked for by this process or what it starts, is a
-    fork of one Python that has imported ``target`` (a class or a module) and what ``preload``
-    names, and has those variables of ``environment`` that the caller has not set, as a sweep's fork server. With
-    ``at_once=False`` it begins when it is first asked: a sweep in which nobody asks pays for a bare Python."""
+    """Serve single fresh processes from one preloaded Python with other string hashes, for this process and its
+    children.
+
+    It has imported ``target`` (a class or a module) and ``preload``, and has those variables of ``environment`` that
+    the caller has not set, as a sweep's fork server. With ``at_once=False`` it starts on the first request: a sweep
+    without any pays for a bare Python.
+    """
     with (
         _server(target, preload, environment, at_once=at_once) as address,
         variables({SERVER_VARIABLE: address, LOADED_VARIABLE: " ".join((target, *preload))}),
@@ -250,9 +269,11 @@ def served(
 def pooled(
     target: str = DEFAULT_TARGET, *, preload: Sequence[str] = (), environment: Mapping[str, str] = NO_VARIABLES
 ) -> Iterator[None]:
-    """A context in which several fresh processes with string hashes of their own, up to :data:`PROCESSES`, are forks of
-    as many Pythons, as in :func:`served`, which begin when they are first asked; those with a fixed order are all forks
-    of one more."""
+    """Serve up to :data:`PROCESSES` fresh processes with string hashes of their own from one server each, as
+    :func:`served`.
+
+    The servers start on the first request; processes with a fixed order are all forks of one more.
+    """
     orders = [*[_RANDOM] * PROCESSES, _FIXED]
     with ExitStack() as stack:
         servers = [_server(target, preload, environment, at_once=False, order=order) for order in orders]
@@ -270,7 +291,7 @@ def _server(
     at_once: bool,
     order: Mapping[str, str] = _RANDOM,
 ) -> Iterator[str]:
-    """A context with a server, whose socket it gives; ``order`` are the variables of its string hashes and memory."""
+    """Start a server and yield its socket's path; ``order`` are its variables for string hashes and memory."""
     given = {name: value for name, value in environment.items() if name not in os.environ}
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hashbench-", ignore_cleanup_errors=True))
@@ -291,24 +312,26 @@ def _server(
 
 
 def unpooled() -> AbstractContextManager[None]:
-    """A context in which fresh processes come from new Pythons, whether or not there is a pool."""
+    """Start fresh processes from new Pythons inside this context, even if there is a pool."""
     return variables({POOL_VARIABLE: ""})
 
 
 def is_served(*loaded: str) -> bool:
-    """Whether this process is inside a context of :func:`served` whose Python has, among others, ``loaded`` these."""
+    """Return True inside a context of :func:`served` whose server has preloaded all of ``loaded``."""
     return bool(os.environ.get(SERVER_VARIABLE)) and {*loaded} <= {*os.environ.get(LOADED_VARIABLE, "").split()}
 
 
 def is_pooled() -> bool:
-    """Whether this process is inside a context of :func:`pooled`."""
+    """Return True inside a context of :func:`pooled`."""
     return bool(os.environ.get(POOL_VARIABLE))
 
 
 @contextmanager
 def _asked_of(server: str, task: str) -> Iterator[Callable[[float], str]]:
-    """A context in which the server of a socket makes the one process of ``task``. What it gives says in words how that
-    ended, after so many seconds at most; it may have left an answer."""
+    """Send ``task`` (one process) to a server; yield a function that waits and says how the process ended.
+
+    It may have left an answer.
+    """
     with socket.socket(socket.AF_UNIX) as connection:
         with suppress(OSError):  # which the end tells
             connection.connect(server)
@@ -327,9 +350,11 @@ def _asked_of(server: str, task: str) -> Iterator[Callable[[float], str]]:
 
 
 def run_python(code: str, *arguments: str, seconds: float) -> Finished:
-    """How ``python -P -c CODE ARGUMENTS`` ends, with an empty standard input, after at most ``seconds``: a fork of the
-    server, where one is there, which spares the import of torch; else, or where that ends before it can say how, a
-    new Python. Both find the same modules at the same places."""
+    """Run ``python -P -c CODE ARGUMENTS`` with an empty standard input, for at most ``seconds``.
+
+    A fork of the server does it if there is one, which spares the import of torch; a new Python otherwise, or if the
+    server dies before it reports the exit status. Both find the same modules at the same places.
+    """
     if is_served():
         with (
             tempfile.TemporaryDirectory(prefix="hashbench-", ignore_cleanup_errors=True) as folder,
@@ -341,12 +366,15 @@ def run_python(code: str, *arguments: str, seconds: float) -> Finished:
 
 
 def _cpus() -> tuple[int, ...]:
-    """The processors of this process; empty where nobody knows."""
+    """Return the CPU affinity of this process; empty if the platform does not report it."""
     return tuple(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else ()
 
 
 def _run_by_the_server(program: _Program, *, seconds: float) -> Finished:
-    """Raises ``OSError`` or ``ValueError`` where the server has ended, or its fork has not said how it ended."""
+    """Run a program in a fork of the server.
+
+    Raises ``OSError`` or ``ValueError`` if the server has died, or its fork reported no exit status.
+    """
     status = None
     with socket.socket(socket.AF_UNIX) as connection, suppress(TimeoutError):
         connection.settimeout(seconds)
@@ -366,8 +394,10 @@ def _run_in_pool(
     at_once: int,
     deadline: float,
 ) -> dict[str, str]:
-    """Ask another server for each group of folders, so many at a time; for each folder how that ended, in words. What a
-    server that has ended was asked for, a new Python with these variables does."""
+    """Send each group of folders to another server, ``at_once`` at a time; return by folder how that ended, in words.
+
+    Tasks of a server that has died go to a new Python with these variables.
+    """
     ended: dict[str, str] = {}
     asked = list(zip(tasks, pool, strict=False))
     while asked and monotonic() <= deadline:
@@ -385,7 +415,7 @@ def _run_in_pool(
 def _run_all(
     tasks: Mapping[tuple[str, ...], str], environment: Mapping[str, str], *, at_once: int, deadline: float
 ) -> dict[str, str]:
-    """Start a Python for each group of folders; for each folder how it ended, in words."""
+    """Start a Python for each group of folders; return by folder how it ended, in words."""
     ended: dict[str, str] = {}
     running: dict[tuple[str, ...], Child] = {}
     waiting = list(tasks)
@@ -410,7 +440,7 @@ def _run_all(
 
 
 def main() -> NoReturn:
-    """What a new Python does: a line from its standard input, imports, then a fork for each folder."""
+    """Entry point of a new Python: read the task from standard input, import, fork for each folder."""
     content = json.loads(sys.stdin.readline())
     end_with_input()
     sys.path[:] = content["path"]
@@ -419,11 +449,11 @@ def main() -> NoReturn:
 
 
 def _answer_all(task: _Task) -> None:
-    """Imports, then a fork of this process for each folder of ``task``, as many at a time as it says.
+    """Import, then fork for each folder of ``task``, at most ``task.at_once`` at a time.
 
     The forks have the same string hashes and memory addresses as long as nothing is allocated between them. New
     interpreters do not, even with a fixed seed and without random addresses: Python lists the folders of ``sys.path``,
-    so that a file which somebody writes there meanwhile moves all that is allocated later.
+    so that a file written there meanwhile moves all later allocations.
     """
     _prepare(task.target)
     my_turn, turns = os.pipe()
@@ -455,8 +485,7 @@ def _prepare(target: str, preload: Sequence[str] = ()) -> None:
 
 
 def serve(descriptor: str, target: str, *preload: str) -> NoReturn:
-    """What the server of a sweep does: imports, then a fork for each task that comes to the socket with that
-    descriptor."""
+    """Entry point of a server: import, then fork for each task that arrives at the socket with that descriptor."""
     plain = sys.path[:-1]  # without what the command line has added for the import of this module
     with socket.socket(fileno=int(descriptor)) as listener:
         sys.path[:] = json.loads(sys.stdin.readline())
@@ -475,9 +504,11 @@ def serve(descriptor: str, target: str, *preload: str) -> NoReturn:
 
 
 def _answer_one(connection: socket.socket, plain: Sequence[str]) -> NoReturn:
-    """The one task that comes through ``connection``, in this process, or where it has several folders in a fork of it
-    for each; whoever gave it is told by its end, and ends these processes by closing it. ``plain`` is ``sys.path`` of
-    a new Python."""
+    """Run the task that arrives through ``connection``, in this process, or in one fork for each of several folders.
+
+    Closing the connection kills these processes; its end tells the requester that they are done. ``plain`` is the
+    ``sys.path`` of a new Python.
+    """
     try:
         os.setpgid(0, 0)
         with connection.makefile() as lines:
@@ -521,8 +552,10 @@ def _answer(task: _Task, folder: Path, *, told: socket.socket | None = None) -> 
 
 
 def _forgotten(plain: Sequence[str]) -> set[str]:
-    """The packages that were here, and that a new Python would find elsewhere or not at all: they are here no more.
-    From now on modules are looked for as by a new Python, whose ``sys.path`` is ``plain``."""
+    """Purge and return the packages that a fresh interpreter would resolve differently or not at all.
+
+    From now on modules are resolved as by a new Python, whose ``sys.path`` is ``plain``.
+    """
     sys.path[:] = plain
     importlib.invalidate_caches()
     elsewhere = set()
@@ -540,7 +573,7 @@ def _forgotten(plain: Sequence[str]) -> set[str]:
 
 
 def _run_program(program: _Program, *, told: socket.socket) -> NoReturn:
-    """Tell the exit status of a fork that is the program, negative for a signal."""
+    """Run the program in a fork and send its exit status, negative for a signal."""
     process = os.fork()
     if not process:
         told.close()

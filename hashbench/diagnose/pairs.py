@@ -1,4 +1,4 @@
-"""Experiments on the whole model: the pair run again under one change at a time.
+"""Experiments on the whole model: run the pair again under one change at a time.
 
 An experiment compares ``replays`` further runs with a first one, all under the same change, and counts those in which
 the difference is still there. A difference that enters later than the one being examined is another one and does not
@@ -45,17 +45,16 @@ CONTROLS: Mapping[str, Change] = {
     "no_collector": controls.no_collector,
     "one_thread": controls.one_thread,
 }
-"""Experiments that are no more than runs inside a context."""
+"""Experiments that only run the model inside a context."""
 
 SHARE = 0.25
-"""Part of the time left that one experiment may take."""
+"""Share of the remaining time for one experiment."""
 PATIENCE = 10
-"""A difference is looked for in so many times as many pairs as were asked for, or as many as showed it so many times in
-the sweep."""
+"""Factor on the requested pairs while no difference is seen, or on the runs per difference of the sweep."""
 SEEN_OFTEN = 3
-"""Differences from which on a rate is known well enough."""
+"""Differences after which a rate is known well enough."""
 CLEAR = 5
-"""Where the difference is still there in each of so many trials, of several outcomes, no more of them can remove it."""
+"""Trials that all differ, with several outcomes, after which no further trial can show a removal."""
 
 
 def _is_clear(result: ExperimentResult) -> bool:
@@ -63,15 +62,15 @@ def _is_clear(result: ExperimentResult) -> bool:
 
 
 class Pairs:
-    """Makes the experiments on one model.
+    """Runs the experiments on one model.
 
     Args:
         attempt: makes one run.
         original: the divergence being examined; ``None``: any difference counts.
-        replays: comparisons an experiment makes at most.
-        budget: when it is used up, an experiment ends early or is not begun.
+        replays: upper limit of comparisons in an experiment.
+        budget: when it is used up, an experiment ends early or does not begin.
         device: where the model runs.
-        counts: of the runs of the sweep, which tell how rare the difference is.
+        counts: of the runs of the sweep: how rare the difference is.
     """
 
     def __init__(
@@ -89,9 +88,10 @@ class Pairs:
         self.device = torch.device(device)
 
     def plain(self) -> ExperimentResult:
-        """The pair again, with nothing changed: what the other experiments are compared with. Goes on where the
-        difference is rare, until it is known how rare, and the others are made as long as it takes to tell that it is
-        gone."""
+        """Run the pair again unchanged: the baseline of the other experiments.
+
+        Continues for a rare difference until its rate is known, and lengthens the other experiments accordingly.
+        """
         asked = self.replays
         patience = stats.trials_to_see(self.counts, asked=PATIENCE * asked, times=PATIENCE)
 
@@ -106,11 +106,11 @@ class Pairs:
         return result
 
     def under(self, name: str) -> ExperimentResult:
-        """Runs that each happen inside the context of that name in :data:`CONTROLS`."""
+        """Run inside the context of that name in :data:`CONTROLS`."""
         return self._runs(name, CONTROLS[name])
 
     def generators(self) -> ExperimentResult:
-        """Every generator object alive put back to one state before each run; ``found`` names the one that matters."""
+        """Restore every live generator object before each run; ``found`` names the one that matters."""
         noted = controls.Generators.alive()
         self.attempt()
         moved = noted.changed()
@@ -125,15 +125,17 @@ class Pairs:
         return replace(result, found=", ".join(moved if len(moved) == 1 else list(filter(agrees, moved)) or moved))
 
     def untraced(self) -> ExperimentResult:
-        """Pairs without a trace, by their results."""
+        """Compare the results of untraced pairs."""
         return self._runs("untraced", UNCHANGED, traced=False)
 
     def poison(self, *, among: Sequence[str] = ()) -> ExperimentResult:
-        """Memory that nobody wrote filled with one value or another: trials are runs with the second value, differing
-        those whose results follow it; ``among``: at least one of these does. Results that also vary under one value are
-        left out: which value a run has follows no pattern that repeats, as what is left from run to run may. On an
-        accelerator every run begins with what its allocator has free filled, from which kernels take memory for
-        themselves."""
+        """Fill uninitialised memory with one of two values; a result that follows the value depends on it.
+
+        Trials are runs with the second value, differing those whose results follow it (at least one of ``among``, if
+        given). Results that also vary under one value are ignored: the values alternate without a period, so that
+        nothing left by one run for the next can follow them. On an accelerator every run begins by filling the
+        allocator's free blocks, from which kernels take workspace.
+        """
         reserve = controls.reserve_for_a_run(self.device)
         seen: dict[int, list[Mapping[str, object]]] = {value: [] for value in controls.POISONS}
         seconds: list[float] = []
@@ -168,8 +170,11 @@ class Pairs:
         wanted: Callable[[ExperimentResult], int] | None = None,
         traced: bool = True,
     ) -> ExperimentResult:
-        """Runs under ``change`` until there are as many trials as are ``wanted`` after those so far (default: as were
-        asked for, or until it is clear that the difference stays), or their share of the time is up."""
+        """Run under ``change`` until there are as many trials as ``wanted`` after those so far, or the time share is
+        up.
+
+        Default: as many as were asked for, or until it is clear that the difference stays.
+        """
         wanted = wanted or (lambda result: CLEAR if _is_clear(result) else self.replays)
         if self.budget.left() <= 0:
             return ExperimentResult(name, "pair", note=NO_TIME)
@@ -217,7 +222,7 @@ class Pairs:
 
 
 def _parts_there(original: Divergence, first: Trace | None, other: Trace | None) -> bool:
-    """Whether two traces differ at the very place of the original difference, which is quick to see."""
+    """Return True if two traces differ at the original divergence itself, which is cheap to check."""
     if first is None or other is None:
         return False
     if original.origin == Origin.SEQUENCE:
@@ -227,7 +232,7 @@ def _parts_there(original: Divergence, first: Trace | None, other: Trace | None)
 
 
 def still_there(original: Divergence | None, other: Divergence | None) -> bool:
-    """Whether a pair shows the difference being examined, or one that enters no later and so may hide it."""
+    """Return True if a pair shows the difference being examined, or one that enters no later and so may hide it."""
     if other is None or original is None:
         return other is not None
     if original.origin == Origin.SEQUENCE or other.node == original.node:
@@ -238,11 +243,10 @@ def still_there(original: Divergence | None, other: Divergence | None) -> bool:
 
 
 def of_same_weights(fresh: FreshRuns, traces: Sequence[Trace]) -> FreshRuns:
-    """Discard processes whose model or inputs have other content than those of ``traces``, the runs of one process that
-    are compared.
+    """Discard processes whose model or inputs have other content than those of ``traces``, the runs of one process.
 
-    Runs of one process share what the model was built with; fresh processes share it only where it is built alike.
-    What differs between runs of a process is the difference that is looked for, and is not compared here.
+    Runs of one process share the model's initial state; fresh processes share it only if it is built deterministically.
+    Content that differs between runs of one process is the difference under examination, and is not compared here.
     """
     kept = tuple(process for process in fresh.processes if not _built_otherwise(traces, process))
     others = len(fresh.processes) - len(kept)
@@ -250,14 +254,16 @@ def of_same_weights(fresh: FreshRuns, traces: Sequence[Trace]) -> FreshRuns:
 
 
 def _built_otherwise(traces: Sequence[Trace], process: Sequence[Trace]) -> bool:
-    """Whether a parameter, buffer or input differs between two processes and not between the runs of either."""
+    """Return True if a parameter, buffer or input differs between two processes but not between the runs of either."""
     ours, theirs = (_constant_contents(runs) for runs in (traces, process))
     return any(contents.isdisjoint(theirs.get(name, contents)) for name, contents in ours.items())
 
 
 def _constant_contents(runs: Sequence[Trace]) -> dict[str, frozenset[TensorDigest]]:
-    """The parameters, buffers and inputs that begin with the same content in each of the runs, by name; several, where
-    several parts of one were read."""
+    """Return, by name, the parameters, buffers and inputs with the same initial content in every run.
+
+    Several digests where several parts of one were read.
+    """
     contents = [_initial_contents(run) for run in runs]
     common = set.intersection(*map(set, contents)) if contents else set()
     return {name: contents[0][name] for name in common if all(one[name] == contents[0][name] for one in contents)}
@@ -273,8 +279,8 @@ def _initial_contents(trace: Trace) -> dict[str, frozenset[TensorDigest]]:
 
 
 def process_results(fresh: FreshRuns, original: Divergence | None, *, name: str) -> tuple[ExperimentResult, ...]:
-    """What runs in fresh processes say: the first runs of all against each other (``name``), and, where each process
-    made two, its pair (``within_process``)."""
+    """Return the results of runs in fresh processes: all first runs against each other (``name``), and, if each process
+    made two runs, its pair (``within_process``)."""
     note = (fresh.failures[0] if fresh.failures else "nothing came back")[:200]
     if not fresh.processes:
         return (ExperimentResult(name, "process", note=note),)
@@ -296,7 +302,7 @@ _T = TypeVar("_T")
 
 
 def _in_turn(both: Sequence[_T], turn: int) -> Sequence[_T]:
-    """Two things in the order that they have in this turn, by the sequence of Thue and Morse."""
+    """Order two items for this turn by the Thue–Morse sequence."""
     return both[:: -1 if turn.bit_count() % 2 else 1]
 
 
@@ -305,7 +311,7 @@ def _failed(name: str, run: Failure) -> ExperimentResult:
 
 
 def _steady(runs: Sequence[Mapping[str, object]]) -> dict[str, object]:
-    """What all of these runs agree on."""
+    """Return the entries on which all runs agree."""
     return {name: value for name, value in runs[0].items() if all(run.get(name) == value for run in runs)}
 
 

@@ -1,7 +1,9 @@
-"""The repro of one difference: a folder that anybody with torch can run, and that hashbench can replay.
+"""Write, run and replay the repro of one difference: a folder that runs with torch alone.
 
 ``repro.py`` makes the captured call again and says how often it differs; ``tensors.pt`` holds its inputs; ``call.json``
-describes the call exactly, with the evidence; ``REPORT.md`` is a text for a bug report.
+describes the call exactly, with the evidence; ``REPORT.md`` is a text for a bug report. ``uv run repro.py`` is the
+whole
+instruction: the script's PEP 723 header names the torch that it was written with.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from hashbench.text import printable
 
 SCRIPT_FILE, REPORT_FILE = "repro.py", "REPORT.md"
 REPRO_SECONDS = 300.0
-"""Time limit of a repro's own run. It is made to take a few seconds, many times as long on a busy machine."""
+"""Time limit of a repro's own run: it is made to take a few seconds, many times as long on a busy machine."""
 OUTPUT_HEADING, NOT_RUN = "## Last output of repro.py", "It was not run yet."
 
 _RUN_AND_COUNT = """
@@ -59,7 +61,7 @@ except SystemExit as ended:
         os._exit(ended.code)  # the interpreter's own clean-up takes most of a second with torch
     raise
 """
-"""Runs a script as ``python`` does, and writes what it counted to a file."""
+"""Program that runs a script as ``python`` does, and writes its counts to a file."""
 _WIDTH = 100
 _SHOWN_INPUTS = 40
 
@@ -67,10 +69,10 @@ _SHOWN_INPUTS = 40
 def write_repro(
     folder: Path, call: CapturedCall, diagnosis: Diagnosis, *, difference: Difference | None = None, seen_in: str = ""
 ) -> None:
-    """Write the repro of a captured call to ``folder``, which appears whole or not at all; an old one is replaced.
+    """Write the repro of a captured call to ``folder``, atomically; an old one is replaced.
 
     Args:
-        diagnosis: what was found out about the call.
+        diagnosis: the findings about the call.
         difference: two of its outcomes that differ, in numbers.
         seen_in: in which model, in words.
 
@@ -100,7 +102,7 @@ def write_repro(
 
 
 def _write_call(folder: Path, call: CapturedCall, recorded: Mapping[str, Any]) -> None:
-    """The two files of the call, read back: a tensor of somebody's own class is written without an error."""
+    """Write the two files of the call and read them back: a tensor subclass is written without an error."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch deprecates its own way of saving quantized tensors
         torch.save(call_file.payload(call), folder / call_file.TENSORS_FILE)
@@ -111,7 +113,7 @@ def _write_call(folder: Path, call: CapturedCall, recorded: Mapping[str, Any]) -
 
 @contextmanager
 def _new_folder(folder: Path) -> Iterator[Path]:
-    """A folder to fill, which takes the place of ``folder`` when it is filled without an error."""
+    """Yield a temporary folder that replaces ``folder`` when the body ends without an error."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     new, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{word}") for word in ("new", "old"))
     for leftover in (new, old):
@@ -131,7 +133,7 @@ def _new_folder(folder: Path) -> Iterator[Path]:
 
 
 def _heading(call: CapturedCall, diagnosis: Diagnosis, *, seen_in: str) -> str:
-    """What the script says of itself: what was seen, why, and what it needs."""
+    """Return the first lines of the script's docstring: the observation, the cause, and the requirements."""
     decision = diagnosis.decision
     seen = " ".join(filter(None, (_place(call, seen_in=seen_in), how_often(diagnosis))))
     lines = [
@@ -149,7 +151,7 @@ def _needs(call: CapturedCall) -> str:
 
 
 def _place(call: CapturedCall, *, seen_in: str) -> str:
-    """``Seen in the backward of Net.embed (net.py:12 forward), in the model swin_t.``"""
+    """Format the place: ``Seen in the backward of Net.embed (net.py:12 forward), in the model swin_t.``"""
     place = f"Seen in the {call.phase} of {call.module or 'the model'}" if call.phase else ""
     place += f" ({call.source})" if place and call.source else ""
     text = ", ".join(part for part in (place, seen_in) if part)
@@ -165,8 +167,8 @@ def report(
     seen_in: str = "",
     definition: Definition | None = None,
 ) -> str:
-    """``REPORT.md``: everything about one difference, as a text that can be pasted into a bug report. ``here`` is what
-    a reader must know of this machine."""
+    """Return ``REPORT.md``: everything about one difference, to paste into a bug report. ``here`` describes this
+    machine."""
     custom, decision, price = needs_definition(call.func), diagnosis.decision, diagnosis.deterministic_price
     inputs = [f"# t[{index}]: {_described(call, tensor)}" for index, tensor in enumerate(call.tensors)]
     more = [f"# and {len(inputs) - _SHOWN_INPUTS} more"] if len(inputs) > _SHOWN_INPUTS else []
@@ -205,7 +207,7 @@ def report(
 
 
 def with_output(text: str, output: str) -> str:
-    """The report with another last output."""
+    """Replace the last output in a report."""
     head, heading, _ = text.partition(OUTPUT_HEADING)
     fence = "```"
     while fence in output:
@@ -214,7 +216,7 @@ def with_output(text: str, output: str) -> str:
 
 
 def how_often(diagnosis: Diagnosis) -> str:
-    """``20 of 20 replays differed from the first (83 % to 100 %, 95 % interval); 21 distinct.``"""
+    """Format the rate: ``20 of 20 replays differed from the first (83 % to 100 %, 95 % interval); 21 distinct.``"""
     rate = diagnosis.rate
     if rate is None:
         return ""
@@ -224,14 +226,14 @@ def how_often(diagnosis: Diagnosis) -> str:
 
 
 def described(result: ExperimentResult) -> tuple[str, str, object, str]:
-    """An experiment in a table: what is changed, how many outcomes differ, how many are distinct, and what it singled
-    out or why it has fewer trials than others."""
+    """Return the cells of an experiment in a table: the change, the count, distinct outcomes, and what it singled out
+    or why it has fewer trials than others."""
     remarks = "; ".join(filter(None, (result.found, result.note)))
     return EXPERIMENTS[result.name].phrase, count(result), result.distinct if result.ran else "", remarks
 
 
 def count(result: ExperimentResult) -> str:
-    """``3 of 20``, or that the experiment was not run."""
+    """Format a count as ``3 of 20``, or ``not run``."""
     return evidence.count(result) if result.ran else "not run"
 
 
@@ -259,7 +261,7 @@ def _described(call: CapturedCall, tensor: TensorForm | torch.Tensor) -> str:
 
 
 def _environment(call: CapturedCall) -> dict[str, str]:
-    """What a reader of the report must know of this machine, without anything that names it."""
+    """Collect what a reader of the report must know of this machine, without its name."""
     known: dict[str, Any] = environment.collect(str(call.device))
     device, build = known["device"], known["torch"]
     return {
@@ -281,24 +283,24 @@ def _environment(call: CapturedCall) -> dict[str, str]:
 
 
 class RunsPython(Protocol):
-    """Runs a program as ``python -P -c CODE ARGUMENTS`` in a process that has nothing of this one."""
+    """Runs ``python -P -c CODE ARGUMENTS`` in a process without any state of this one."""
 
     def __call__(self, code: str, *arguments: str, seconds: float) -> Finished:
-        """How it ended."""
+        """Run the program and return how it ended."""
 
 
 def run_in_fresh_process(
     folder: Path, *, timeout: float, definition: Path | str | None = None, by: RunsPython = new_python
 ) -> str:
-    """Run ``repro.py`` in a new process, keep its output in ``REPORT.md``, and say what came of it.
+    """Run ``repro.py`` in a new process, keep its output in ``REPORT.md``, and return the outcome.
 
     Args:
-        timeout: seconds that it may take.
-        definition: what defines a custom op, as ``repro.py`` wants it; see :class:`~hashbench.replay.ops.Definition`.
-        by: what runs it.
+        timeout: seconds.
+        definition: what defines a custom op, as ``repro.py`` takes it; see :class:`~hashbench.replay.ops.Definition`.
+        by: runs the program.
 
     Returns:
-        ``yes: 20 of 20 calls differ``, ``no: 0 of 500 calls differ``, ``failed: …`` or ``timeout after 300 s``.
+        ``in a fresh process 20 of 20 calls differ``, ``failed: …`` or ``timeout after 300 s``.
     """
     with TemporaryDirectory() as temporary:
         counted = Path(temporary) / "counted.json"
@@ -331,7 +333,7 @@ def _keep_output(path: Path, output: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What a repro says of the experiments when it was written."""
+    """The experiments and environment recorded in a repro."""
 
     arms: tuple[ExperimentResult, ...]
     decision: Decision
@@ -340,7 +342,7 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Rerun:
-    """The experiments made again: what they decide now, what was recorded, and in which ways this is another place."""
+    """Repeated experiments: what they decide now, what was recorded, and the differences between the two environments."""
 
     op: str
     evidence: Evidence
@@ -350,17 +352,19 @@ class Rerun:
 
     @property
     def reproduced(self) -> bool:
-        """Whether any outcome differed."""
+        """True if any outcome differed."""
         return any(result.differing for result in self.evidence.arms)
 
 
 def rerun(folder: Path, *, replays: int, budget: float) -> Rerun:
-    """Make the experiments on the call of a repro again.
+    """Repeat the experiments on the call of a repro.
 
-    ``replays`` are the comparisons in each experiment at least, ``budget`` the seconds that they may take together.
+    Args:
+        replays: the least comparisons in each experiment.
+        budget: seconds for all of them together.
 
     Raises:
-        HashbenchError: the folder is not a repro, or asks for what is not here.
+        HashbenchError: the folder is not a repro, or needs an op or device that is not here.
     """
     saved = call_file.read(folder)
     try:
@@ -381,7 +385,7 @@ def _recorded(content: Mapping[str, Any]) -> Recorded:
 
 
 def _elsewhere(call: CapturedCall, there: Mapping[str, str], moved: Mapping[str, str]) -> tuple[str, ...]:
-    """In what this process is another place than the one where the call was recorded."""
+    """Describe how this process's environment differs from the recorded one."""
     here = {
         "torch": torch.__version__,
         "torch git": str(torch.version.git_version),
@@ -400,7 +404,7 @@ def _elsewhere(call: CapturedCall, there: Mapping[str, str], moved: Mapping[str,
 
 
 def rerun_text(made: Rerun) -> str:
-    """The tables and sentences that the command prints."""
+    """Format tables and sentences for the command line."""
     from tabulate import tabulate  # as in script.table
 
     before, now = made.recorded.decision, made.decision
@@ -424,5 +428,5 @@ def rerun_text(made: Rerun) -> str:
 
 
 def rerun_json(made: Rerun) -> str:
-    """The same for programs: evidence, decision, what was recorded, and the differences in place."""
+    """Return evidence, decision, the recorded ones, and the differences in environment as JSON."""
     return json.dumps({**dataclasses.asdict(made), "reproduced": made.reproduced}, indent=2)

@@ -1,4 +1,4 @@
-"""A call's op and arguments as JSON: written, read again, and checked against the op's schema."""
+"""Write a call's op and arguments as JSON, read them back, and check them against the op's schema."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from hashbench.replay.call import GeneratorSlot, Slot
 from hashbench.replay.ops import why_refused
 
 LARGEST = 2**62
-"""No number in a file is larger."""
+"""Upper limit of numbers in a file."""
 
 
 class BadCallError(ValueError):
-    """What is wrong with a call that is to be written or was read."""
+    """A call that cannot be written, or was read and is invalid."""
 
 
 class RefusedOpError(BadCallError):
-    """The call is of an op that does something else than compute on tensors."""
+    """The call's op does something other than compute on tensors."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"{reason}, and only ops that compute on tensors are replayed")
 
 
 def bad(what: str) -> Never:
-    """Refuse, for this reason."""
+    """Raise :class:`BadCallError` for this reason."""
     raise BadCallError(what)
 
 
@@ -41,7 +41,7 @@ def within(value: object, name: str, *, least: int = 0, most: int = LARGEST) -> 
 
 
 def find_op(name: str) -> Any:
-    """The op overload of this name (``aten.add.Tensor``), which must be loaded, and compute on tensors.
+    """Return the loaded op overload of this name (``aten.add.Tensor``), if it only computes on tensors.
 
     Raises:
         HashbenchError: its library is not loaded.
@@ -71,12 +71,13 @@ _NAMED_KINDS = (torch.dtype, torch.layout, torch.memory_format, torch.qscheme)
 
 
 def is_named(value: Any) -> bool:
-    """Whether this is an attribute of ``torch`` whose text is its name: a dtype, a layout, a memory format."""
+    """Return True for an attribute of ``torch`` whose text is its name: a dtype, a layout, a memory format."""
     return isinstance(value, _NAMED_KINDS)
 
 
 def encoded(value: Any) -> Any:
-    """An argument as JSON: plain values as they are, everything else as a mapping with one key that says what it is."""
+    """Encode an argument as JSON: plain values as they are, everything else as a mapping whose single key names its
+    kind."""
     match value:
         case None | bool() | int() | str():
             return value
@@ -101,15 +102,19 @@ def encoded(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """Makes arguments from JSON; there are so many tensors and generators to refer to. A device that ``moved`` names is
-    replaced by the one that it names."""
+    """Decodes arguments from JSON.
+
+    Attributes:
+        tensors, generators: how many there are to refer to.
+        moved: devices to substitute, old to new.
+    """
 
     tensors: int
     generators: int
     moved: Mapping[str, str]
 
     def decoded(self, value: Any) -> Any:
-        """The argument that :func:`encoded` wrote; refuses anything else."""
+        """Decode what :func:`encoded` wrote; refuse anything else."""
         match value:
             case None | bool() | int() | float() | str():
                 return value
@@ -153,7 +158,7 @@ def _device(text: str) -> torch.device:
 
 
 def check_arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Whether the op's schema takes these arguments."""
+    """Raise :class:`BadCallError` unless the op's schema takes these arguments."""
     schema = func._schema.arguments
     positional = [argument for argument in schema if not argument.kwarg_only]
     if len(args) > len(positional):
@@ -183,7 +188,7 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
 
 
 def fits(value: Any, kind: str) -> bool:
-    """Whether a schema's argument of this type (``Optional[List[int]]``) takes the value."""
+    """Return True if a schema argument of this type (``Optional[List[int]]``) takes the value."""
     if kind.startswith("Optional["):
         return value is None or fits(value, kind[len("Optional[") : -1])
     if kind.startswith("List["):

@@ -1,4 +1,4 @@
-"""A captured call as two files: ``call.json``, all of it in words and numbers, and ``tensors.pt``, the bytes.
+"""Store a captured call as two files: ``call.json``, its description, and ``tensors.pt``, the bytes.
 
 Reading them runs nothing and unpickles nothing but tensors: JSON, ``weights_only=True``, and every number is checked
 before a tensor is laid over memory. A file that is truncated, changed or of another version is refused, and so is a
@@ -118,8 +118,11 @@ class _Document:
 
 
 def payload(call: CapturedCall) -> dict[str, Any]:
-    """What ``tensors.pt`` holds: ``memories`` (flat ``uint8``), ``whole`` tensors that lie over no memory, states of
-    ``generators`` and of the default generators (``random_states``). All of it on the host."""
+    """Return the content of ``tensors.pt``, on the host.
+
+    ``memories`` (flat ``uint8``), ``whole`` tensors without a memory, states of ``generators`` and of the default
+    generators (``random_states``).
+    """
     return {
         "memories": [memory.content.detach().cpu().clone() for memory in call.memories],
         "whole": [tensor.detach().cpu() for tensor in call.tensors if isinstance(tensor, torch.Tensor)],
@@ -129,8 +132,7 @@ def payload(call: CapturedCall) -> dict[str, Any]:
 
 
 def document(call: CapturedCall, *, tensors: Path, recorded: Mapping[str, Any]) -> str:
-    """The text of ``call.json``. ``tensors`` is the finished ``tensors.pt``; ``recorded`` is kept as it is, under that
-    name.
+    """Return the text of ``call.json``. ``tensors`` is the finished ``tensors.pt``; ``recorded`` is stored unchanged.
 
     Raises:
         BadCallError: an argument cannot be written.
@@ -176,8 +178,13 @@ def _sha256(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SavedCall:
-    """The ``call`` of a folder and what was ``recorded`` with it. ``moved`` names, for a device of its capture that is
-    not here, the first of its kind, on which the call lies instead."""
+    """A call read from a folder.
+
+    Attributes:
+        call: the call.
+        recorded: what was recorded with it.
+        moved: for a device of its capture that is not here, the first of its kind, on which the call lies instead.
+    """
 
     call: CapturedCall
     recorded: Mapping[str, Any]
@@ -185,11 +192,11 @@ class SavedCall:
 
 
 def read(folder: Path) -> SavedCall:
-    """The call in this folder, on the devices that it was captured on, or on the first of their kind.
+    """Read the call in this folder, on the devices of its capture, or on the first of their kind.
 
     Raises:
-        HashbenchError: a file is missing, truncated, changed, of another version, or asks for what cannot be, or the
-            call is of an op that does not check its numbers.
+        HashbenchError: a file is missing, truncated, changed, of another version, or has impossible numbers, or the
+            call's op does not check its arguments.
     """
     try:
         saved = read_checked(folder)
@@ -205,13 +212,13 @@ def read(folder: Path) -> SavedCall:
 
 
 def unusable(folder: Path, error: ValueError) -> HashbenchError:
-    """What is said of a repro with something wrong in it."""
+    """Return the error for an invalid repro."""
     tip = _DISTRUST if isinstance(error, RefusedOpError) else TIP
     return HashbenchError(f"cannot use the repro in {folder}", consequence=f"nothing was run ({error})", tip=tip)
 
 
 def read_checked(folder: Path) -> SavedCall:
-    """The same; raises ``ValueError`` for what is wrong with the files."""
+    """Read the call as :func:`read` does; raise ``ValueError`` for invalid files."""
     content, tensors = _read_document(folder / CALL_FILE), _Tensors(folder / TENSORS_FILE)
     tensors.load(str(content.get("tensors_sha256")))
     document = from_json(_Document, content, where=CALL_FILE)
@@ -277,7 +284,7 @@ def _call(document: _Document, tensors: _Tensors) -> CapturedCall:
 
 @dataclass(slots=True)
 class _Tensors:
-    """What ``tensors.pt`` holds, checked piece by piece against ``call.json``."""
+    """The content of ``tensors.pt``, checked piece by piece against ``call.json``."""
 
     path: Path
     content: dict[str, Any] = field(default_factory=dict)
@@ -350,8 +357,11 @@ class _Tensors:
 
 
 def _check_archive(path: Path) -> None:
-    """``torch.save`` stores each member once and as it is, so that loading takes no more memory than the file has
-    bytes. Its older format is refused, since what it says of sizes is believed before any byte is read."""
+    """Refuse an archive with compressed or overlapping members, and torch's older format.
+
+    ``torch.save`` stores each member once and uncompressed, so that loading takes no more memory than the file has
+    bytes; the older format's sizes are trusted before any byte is read.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
@@ -363,7 +373,7 @@ def _check_archive(path: Path) -> None:
 
 
 def _check_form(form: TensorForm, *, nbytes: int) -> None:
-    """A form that reaches outside its memory would read or write somebody else's."""
+    """Refuse a form that reaches outside its memory: it would read or write other objects."""
     if len(form.shape) != len(form.stride):
         bad("a tensor has another number of strides than sizes")
     if math.prod(form.shape) > LARGEST:
@@ -392,14 +402,17 @@ def _flat(value: Any, *dtypes: torch.dtype) -> torch.Tensor:
 
 
 def devices_here() -> dict[str, int]:
-    """How many devices there are of each kind that is numbered; empty on a machine that has none."""
+    """Return the number of devices of each numbered kind; empty on a machine without any."""
     current = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return {} if current is None else {current.type: torch.accelerator.device_count()}
 
 
 def substitutes(named: Iterable[str], here: Mapping[str, int]) -> dict[str, str]:
-    """For a device that is ``named`` and not ``here``, the first of its kind. A call that names several devices of a
-    kind is not moved: with two of them made one it would be another call. Nor is one whose kind is missing."""
+    """Map a device that is ``named`` and not ``here`` to the first of its kind.
+
+    Not for a call that names several devices of a kind, which would be another call on one, nor for a kind that is
+    missing.
+    """
     numbers: dict[str, set[str]] = defaultdict(set)
     for name in named:
         kind, colon, number = name.partition(":")
@@ -410,7 +423,7 @@ def substitutes(named: Iterable[str], here: Mapping[str, int]) -> dict[str, str]
 
 
 def named_in(content: Any) -> set[str]:
-    """The devices of tensors, memories, generators and arguments in this part of a ``call.json``."""
+    """Collect the devices of tensors, memories, generators and arguments in this part of a ``call.json``."""
     if isinstance(content, list):
         return set().union(*map(named_in, content))
     if not isinstance(content, dict):

@@ -1,6 +1,5 @@
-"""The text of ``repro.py``: one captured call as a script that needs torch alone, written for somebody who has never
-heard of hashbench; and how the templates of a repro are filled.
-"""
+"""Generate ``repro.py``, one captured call as a script that needs torch alone and no knowledge of hashbench; and render
+the templates of a repro."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ from hashbench.trace.op_schema import plan_of
 
 
 def render(name: str, **values: Any) -> str:
-    """The text of the template ``name`` with these values; raises where it names a value that is not among them."""
+    """Render the template ``name``; raise if it uses a value that was not given."""
     return _environment().get_template(name).render(values)
 
 
@@ -47,12 +46,12 @@ def _environment() -> Environment:
 
 
 def _in_docstring(text: str) -> str:
-    """The text as it stands between three quotes in Python."""
+    """Escape text for a triple-quoted string."""
     return text.replace("\\", "\\\\").replace('"""', "'''")
 
 
 def _table(rows: Iterable[Sequence[object]], *headers: str) -> str:
-    """A table in Markdown."""
+    """Format a Markdown table."""
     # Not before it is needed: torch._dynamo imports it when a process ends, and the namedtuples that this makes turn
     # CPython's exit status after Ctrl-C into 1. Had we imported it, a process of dynamo's harness would end otherwise.
     from tabulate import tabulate
@@ -62,7 +61,7 @@ def _table(rows: Iterable[Sequence[object]], *headers: str) -> str:
 
 
 def _facts(rows: Iterable[tuple[str, str]]) -> str:
-    """A table of names and values, without those that have no value."""
+    """Format a table of names and values, omitting empty values."""
     return _table([(name, value) for name, value in rows if value], "what", "")
 
 
@@ -83,8 +82,7 @@ _MISS = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The experiment that makes the difference show, how many calls follow the first, and which
-    moves of memory it takes."""
+    """The experiment that shows the difference: its template, the calls after the first, and the shifts of memory."""
 
     variant: str
     calls: int
@@ -97,11 +95,11 @@ _WITH_SNAPSHOT = ("cuda", "xpu")
 _TEMPLATE = "experiments/{}.py.jinja"
 
 SHOWING = tuple(name for name in EXPERIMENTS if _TEMPLATE.format(name) in _environment().list_templates())
-"""The experiments that a script can repeat."""
+"""Experiments that a script can repeat."""
 
 
 def plan(evidence: Evidence) -> Plan:
-    """The first experiment that showed a difference, ``poison`` before all, and the calls that it takes to see one."""
+    """Choose the first experiment that showed a difference, ``poison`` before all, and the calls needed to see one."""
     for name in sorted(SHOWING, key=lambda name: name != "poison"):
         result = evidence.arm(name, "call")
         if result.differing:
@@ -122,10 +120,10 @@ def _affordable(calls: int, result: ExperimentResult) -> int:
 
 
 def source(call: CapturedCall, how: Plan, *, heading: str, definition: str = "") -> str:
-    """The script, from the template of the experiment that it repeats.
+    """Render the script from the template of the experiment that it repeats.
 
     Args:
-        heading: in a few lines, what was seen.
+        heading: the observation, in a few lines.
         definition: where a custom op is defined.
 
     Raises:
@@ -169,8 +167,8 @@ def source(call: CapturedCall, how: Plan, *, heading: str, definition: str = "")
 
 
 def _device_statements(call: CapturedCall) -> list[str]:
-    """Statements that choose the device of a call that needs one: as it was, or the first where the machine has fewer;
-    and that make it the current one, which kernels of custom ops may rely on."""
+    """Return statements that choose the call's accelerator (the first, where the machine has fewer) and make it
+    current, which kernels of custom ops may rely on."""
     if call.device.type not in _WITH_SNAPSHOT:
         return []
     kind, index = call.device.type, call.device.index
@@ -181,14 +179,14 @@ def _device_statements(call: CapturedCall) -> list[str]:
 
 
 def _device(call: CapturedCall, device: torch.device) -> str:
-    """A device as Python."""
+    """Format a device as Python."""
     own = call.device.type in _WITH_SNAPSHOT and call.accelerators == (device,)
     return "DEVICE" if own else f'"{device}"'
 
 
 def moves_of(call: CapturedCall, shifts: Sequence[tuple[int | None, int]]) -> list[list[int]]:
-    """By how many bytes each memory moves, for each move: those that the experiment found to show a difference, else
-    any that keeps elements at multiples of their size."""
+    """Return the shift of each memory in bytes, for each move: those that showed a difference, else all shifts that
+    keep elements aligned to their size."""
     count = len(call.memories)
     moves = [[shift if memory in (None, index) else 0 for index in range(count)] for memory, shift in shifts]
     return moves or [[shift] * count for shift in possible_shifts(call, None)]
@@ -212,7 +210,7 @@ _DEFAULTS: Mapping[str, tuple[str, str]] = {
     "sdp.cudnn": ("True", "torch.backends.cuda.enable_cudnn_sdp({})"),
     "sdp.fp16_bf16_reduction": ("False", "torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp({})"),
 }
-"""What a new process has, and how it is given something else."""
+"""Setting → its default in a new process, and the statement that changes it."""
 
 _MATMUL = "torch.backends.cuda.matmul"
 _CUDA_DEFAULTS: Mapping[str, tuple[str, str]] = {
@@ -235,11 +233,11 @@ _SPELLED = {("deterministic_algorithms", "on"): "", ("deterministic_algorithms",
 
 
 def settings_statements(call: CapturedCall) -> list[str]:
-    """Statements for the settings of the call that a new process does not have.
+    """Return statements for the settings of the call that are not a new process's defaults.
 
-    TF32 by torch's older names, which set the newer ones, too; by the newer ones where those were set to what the older
-    ones cannot say: torch then does not tell the older ones, and raises where both are used. Ahead of the precision of
-    matrix products, which says more than the older name for it.
+    TF32 by torch's older names, which set the newer ones, too; by the newer ones where those were set to a value that
+    the older ones cannot express: torch then does not update the older ones, and raises where both are used. Before the
+    precision of matrix products, which is finer than the older name for it.
     """
     table = {**_DEFAULTS}
     if call.device.type == "cuda":
@@ -272,14 +270,14 @@ def _tensor(call: CapturedCall, index: int, *, custom: bool) -> str:
 
 
 def generators(call: CapturedCall) -> list[str]:
-    """The generators among the arguments, in their states of the capture, as Python."""
+    """Return the generator arguments, in their captured states, as Python."""
     devices = {slot.index: slot.device for slot in generator_slots([call.args, call.kwargs])}
     names = {index: _device(call, torch.device(name)) for index, name in devices.items()}
     return [f'torch.Generator({names[index]}).set_state(saved["generators"][{index}])' for index in sorted(names)]
 
 
 def _random_states(call: CapturedCall) -> list[str]:
-    """Statements that restore the default generators of torch."""
+    """Return statements that restore torch's default generators."""
     lines = []
     for name in call.random_states:
         state = f'saved["random_states"]["{name}"]'
@@ -295,7 +293,7 @@ def _random_states(call: CapturedCall) -> list[str]:
 
 
 def expression(call: CapturedCall) -> str:
-    """The call as Python: ``torch.ops.aten.index_put_.default(t[0], [t[1]], t[2], True)``.
+    """Format the call as Python: ``torch.ops.aten.index_put_.default(t[0], [t[1]], t[2], True)``.
 
     Raises:
         BadCallError: an argument cannot be written.
@@ -312,7 +310,7 @@ def expression(call: CapturedCall) -> str:
 
 
 def as_python(value: Any) -> str:
-    """An argument as Python, with ``t`` for the tensors and ``g`` for the generators."""
+    """Format an argument as Python, with ``t`` for the tensors and ``g`` for the generators."""
     match value:
         case Slot(index):
             return f"t[{index}]"

@@ -1,8 +1,8 @@
-"""What the installed torch documents about an op under ``torch.use_deterministic_algorithms``.
+"""Look up what the installed torch documents about an op under ``torch.use_deterministic_algorithms``.
 
 Read from that function's own docstring, never from a copied list: two lists, of what becomes deterministic and of what
 raises, whose items name public functions and modules (``torch.nn.Conv2d``) with conditions in prose. An ATen op is
-matched to them by its name, without the parts of the name that only say which library or which step computes.
+matched to them by its name, without the parts that only say which library or which step computes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NOT_LISTED = "not listed"
 
 BECOMES_DETERMINISTIC, RAISES = "deterministic under the flag", "raises under the flag"
 _VERDICTS = (("act deterministically", BECOMES_DETERMINISTIC), ("will throw", RAISES))
-"""Words of the sentence above each list, and how what it lists is called here."""
+"""Words of the sentence above each list, and its verdict."""
 
 _DEVICES = re.compile(r"\b(CPU|CUDA|MPS|XPU)\b")
 _ROLE = re.compile(r":\w+:`~?([\w.]+)`")
@@ -35,7 +35,7 @@ _DECORATIONS = frozenset(
         *("per", "sample", "weights", "input", "weight", "bias", "data"),
     ]
 )
-"""Words in the name of an ATen op that say which library computes, or which step or which gradient."""
+"""Words in ATen names that only say which library computes, or which step or gradient."""
 
 _PUBLIC_NAMES = {
     "convolution": ("conv", "conv_transpose"),
@@ -43,14 +43,18 @@ _PUBLIC_NAMES = {
     "index": ("getitem",),
     "upsample": ("interpolate",),
 }
-"""Where ATen's name for something is not the public one; everything else follows by rule (``nn.NLLLoss`` is
-``nll_loss``)."""
+"""ATen names that differ from the public name; everything else follows by rule (``nn.NLLLoss`` is ``nll_loss``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One bullet: the public ``names`` it is about, its ``condition`` in torch's words, and the ``modes`` that it lists
-    below itself, if any."""
+    """One bullet of torch's lists.
+
+    Attributes:
+        names: the public names that it is about.
+        condition: in torch's words.
+        modes: the bullets below it, if any.
+    """
 
     verdict: str
     names: tuple[str, ...]
@@ -59,18 +63,18 @@ class Item:
 
     @property
     def differentiating(self) -> bool:
-        """Whether it speaks of the backward pass."""
+        """True if it is about the backward pass."""
         return "differentiate" in self.condition or "requires grad" in self.condition
 
     def speaks_of(self, device: str) -> bool:
-        """Whether it speaks of this type of device, or of none in particular."""
+        """Return True if it is about this type of device, or about none in particular."""
         devices = _DEVICES.findall(self.condition)
         return not devices or device.partition(":")[0].upper() in devices
 
 
 @dataclass(frozen=True, slots=True)
 class _Name:
-    """What remains of a name: ``max_pool2d_with_indices_backward`` is the stem ``max_pool``, 2 dimensions, backward."""
+    """A name in parts: ``max_pool2d_with_indices_backward`` has the stem ``max_pool``, 2 dimensions, and is a backward."""
 
     stem: str
     dimensions: str = ""
@@ -80,8 +84,13 @@ class _Name:
 
 @dataclass(frozen=True, slots=True)
 class Documentation:
-    """What torch lists about an op: the items ``here``, which speak of ``device``, and those ``elsewhere``, which speak
-    of other devices alone. Not ``readable``: torch's text makes no sense, so nothing is known."""
+    """torch's entries for an op.
+
+    Attributes:
+        here: the items that are about ``device``.
+        elsewhere: the items that are about other devices alone.
+        readable: False if torch's text could not be parsed, so that nothing is known.
+    """
 
     device: str
     here: tuple[Item, ...] = ()
@@ -90,14 +99,13 @@ class Documentation:
 
     @property
     def verdicts(self) -> frozenset[str]:
-        """Which lists name it for this device: some of :data:`BECOMES_DETERMINISTIC` and :data:`RAISES`."""
+        """The lists that name it for this device: some of :data:`BECOMES_DETERMINISTIC` and :data:`RAISES`."""
         return frozenset(item.verdict for item in self.here)
 
     @property
     def text(self) -> str:
-        """On one line, for example ``raises under the flag: torch.Tensor.put_ when accumulate=False``; several items
-        are separated by ``; ``. :data:`NOT_LISTED` where there is none, with what is listed for other devices in
-        brackets."""
+        """One line, for example ``raises under the flag: torch.Tensor.put_ when accumulate=False``, items separated by
+        ``; ``; else :data:`NOT_LISTED`, with the entries for other devices in brackets."""
         if not self.readable:
             return UNREADABLE
         if self.here or not self.elsewhere:
@@ -106,12 +114,12 @@ class Documentation:
 
 
 def look_up(op: str, *, device: str, backward_of: str = "") -> Documentation:
-    """What torch's documentation says of an op.
+    """Return torch's documentation of an op under the flag.
 
     Args:
-        op: an overload of an op, ``aten.index_put_.default``; the id of a record of it does as well.
+        op: an overload of an op, ``aten.index_put_.default``, or the id of a record of it.
         device: the type of the device that it ran on, ``cpu``.
-        backward_of: the op that it helps to differentiate, in the same form; empty for any other op.
+        backward_of: the forward op that it helps to differentiate, in the same form; empty for any other op.
     """
     kind = device.partition(":")[0]
     items = parse(torch.use_deterministic_algorithms.__doc__ or "")
@@ -121,14 +129,14 @@ def look_up(op: str, *, device: str, backward_of: str = "") -> Documentation:
 
 
 def parse(docstring: str) -> tuple[Item, ...]:
-    """The items of both lists of the docstring; none at all where one of the lists is not found or makes no sense."""
+    """Parse both lists of the docstring; return nothing if one of them is missing or cannot be parsed."""
     items = tuple(_item(verdict, bullet, modes) for verdict, bullet, modes in _bullets(docstring))
     complete = {item.verdict for item in items} == {verdict for _, verdict in _VERDICTS}
     return items if complete and all(item.names for item in items) else ()
 
 
 def _bullets(docstring: str) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """Each bullet of the lists: the verdict of its list, its text on one line, and the bullets below itself."""
+    """Yield each bullet: the verdict of its list, its text on one line, and the bullets below it."""
     verdict = ""
     waiting: list[tuple[str, str, tuple[str, ...]]] = []
     for paragraph in re.split(r"\n\s*\n", docstring):
@@ -163,7 +171,7 @@ def _matching(items: Iterable[Item], op: str, *, backward_of: str) -> list[Item]
 
 
 def _is_about(item: Item, name: _Name, *, differentiating: bool) -> bool:
-    """Whether an item is about an op. What torch says of calling a function holds for its backward kernel too."""
+    """Return True if an item is about an op. An entry for calling a function holds for its backward kernel too."""
     if item.differentiating and not differentiating:
         return False
     if item.modes and name.mode not in item.modes:
@@ -175,7 +183,7 @@ def _is_about(item: Item, name: _Name, *, differentiating: bool) -> bool:
 
 
 def _aten_names(op: str) -> tuple[_Name, ...]:
-    """The public names that an op may go by; none for an op that is not ATen's."""
+    """Return the public names that an ATen op may go by; empty for other ops."""
     namespace, _, rest = op_of(op).partition(".")
     if namespace != "aten":
         return ()
@@ -191,18 +199,18 @@ def _aten_names(op: str) -> tuple[_Name, ...]:
 
 
 def _public_name(name: str) -> _Name:
-    """``torch.nn.AdaptiveAvgPool2d`` is the stem ``adaptive_avg_pool`` with 2 dimensions."""
+    """Split a public name: ``torch.nn.AdaptiveAvgPool2d`` has the stem ``adaptive_avg_pool`` and 2 dimensions."""
     return _Name(*_without_dimensions(_CAPITALS.sub("_", name.rpartition(".")[2]).lower().strip("_")))
 
 
 def _without_dimensions(name: str) -> tuple[str, str]:
-    """``max_pool2d`` is ``max_pool`` and ``2``."""
+    """Split ``max_pool2d`` into ``max_pool`` and ``2``."""
     match = _DIMENSIONS.search(name)
     return _DIMENSIONS.sub("", name, count=1), match[1] if match else ""
 
 
 def _text(items: Iterable[Item]) -> str:
-    """The items; those of one list with one condition are named together."""
+    """Format the items; those of one list with one condition are named together."""
     names: dict[tuple[str, str], list[str]] = {}
     for item in items:
         shown = f"{item.condition}: {', '.join(item.modes)}" if item.modes else item.condition
