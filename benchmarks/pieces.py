@@ -76,7 +76,7 @@ def _arms(step: TrainingStep, library: Library) -> dict[str, Arm]:
             if named:
                 tracer.register_model(step.model)
             if not follow:
-                tracer._modules.follow = tracer._modules.rest = _nothing  # type: ignore[method-assign]
+                tracer._modules.install_hooks = tracer._modules.remove_hooks = _nothing  # type: ignore[method-assign]
             if passed_on:
                 return _passed_on(library, trace, other)
             return trace if calls else _unseen(trace)

@@ -1,1 +1,1 @@
-"""Digests that are made where the tensor lives, without waiting for the device; ``docs/devices.md`` tells how."""
+"""Digests computed on the tensor's own device, asynchronously; see ``docs/devices.md``."""

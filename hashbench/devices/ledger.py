@@ -1,7 +1,7 @@
-"""Digests on accelerators: which function makes them on a device, and the buffer there in which they wait.
+"""Digests on accelerators: choose the hash function of a device, and buffer its results there.
 
-The functions of hashbench are in :data:`BUILT_IN`; an installed package brings others by the entry-point group
-``hashbench.devices``. ``docs/devices.md`` says what such a function must do.
+hashbench's functions are in :data:`BUILT_IN`; installed packages add others by the entry-point group
+``hashbench.devices``. ``docs/devices.md`` specifies such a function.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from hashbench.devices.reference import digest_of_bytes, finish
 from hashbench.errors import HashbenchError, first_line
 
 Accumulate = Callable[[torch.Tensor, torch.Tensor, int], None]
-"""``accumulate(tensor, totals, place)``: adds the sum over the words of a dense tensor to ``totals[place]``, an
-``int64``, on the device of both, without waiting for it."""
+"""``accumulate(tensor, totals, place)``: add the sum over the words of a dense tensor to ``totals[place]``, an
+``int64``, on the device of both, asynchronously."""
 
 GROUP = "hashbench.devices"
 FALLBACK = "torch ops"
@@ -32,7 +32,7 @@ _OLDEST_FOR_TRITON = (7, 0)
 
 
 class Unfit(Exception):  # noqa: N818 – not an error: another function is taken
-    """A function cannot be used for a device; the text says why."""
+    """A function cannot be used for a device; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,9 @@ class DeviceKind:
     """One function for some kinds of devices.
 
     Args:
-        name: shown where users are told how digests are made.
-        types: torch's names of the devices (``cuda``) that it is for.
-        load: imports the function. Whatever it raises is the reason why the device does without.
+        name: name of the function in messages.
+        types: torch device types (``cuda``) that it supports.
+        load: import the function. Any exception is the reason why it is not used.
     """
 
     name: str
@@ -52,14 +52,14 @@ class DeviceKind:
 
 @dataclass(frozen=True, slots=True)
 class DigestPath:
-    """How digests are made on a device; a ``reason`` says why by nothing faster than torch's own ops."""
+    """Function that computes digests on a device; ``reason`` says why it is only torch's own ops."""
 
     name: str
     reason: str = ""
 
 
 def chosen(device: torch.device) -> tuple[DigestPath, Accumulate]:
-    """The fastest function for a device that can be loaded; what packages bring goes first."""
+    """Return the fastest function for a device that can be loaded; functions of installed packages take precedence."""
     reasons = []
     for kind in (*_from_packages(device.type), *BUILT_IN):
         if device.type not in kind.types:
@@ -67,14 +67,14 @@ def chosen(device: torch.device) -> tuple[DigestPath, Accumulate]:
         try:
             return DigestPath(kind.name), kind.load(device)
         except Exception as error:
-            reasons.append(f"{kind.name}: {_in_short(error)}")
+            reasons.append(f"{kind.name}: {_first_line(error)}")
     return DigestPath(
         FALLBACK, "; ".join(reasons) or f"nothing faster is known for {device.type}"
     ), reference.accumulate
 
 
-def _in_short(error: BaseException) -> str:
-    """The first line of an error, with its type where it is none of ours."""
+def _first_line(error: BaseException) -> str:
+    """Return the first line of an error, prefixed with its type unless it is one of ours."""
     text = first_line(error)
     return text if isinstance(error, Unfit) else f"{type(error).__name__}: {text}".removesuffix(": ")
 
@@ -102,54 +102,54 @@ def _load_triton(device: torch.device) -> Accumulate:
 
 
 BUILT_IN = (DeviceKind("triton", ("cuda", "xpu"), _load_triton),)
-"""``cuda`` is ROCm too."""
+"""``cuda`` includes ROCm."""
 
 
 # ------------------------------------------------------------------------------------------------------ the buffer
 
 CHUNK = 1 << 14
-"""Numbers in one piece of device memory, 128 KiB."""
+"""Sums per chunk of device memory, 128 KiB."""
 
 
 @dataclass(slots=True, eq=False)
 class _Chunk:
     totals: torch.Tensor
     ready: torch.Event | None
-    """That the zeros were written, on devices with streams."""
+    """Event after the zeros were written, on devices with streams."""
     streams: set[int]
-    """Those that have waited for it."""
+    """Streams that have waited for ``ready``."""
     used: int = 0
     host: list[int] | None = None
 
     def total(self, place: int) -> int:
-        """One sum; all of the chunk are fetched if they were not yet."""
+        """Return one sum; fetch the whole chunk on first use."""
         if self.host is None:
             _wait_for_all(self.totals.device)
             self.host = self.totals[: self.used].tolist()
         return self.host[place]
 
 
-class Pending(NamedTuple):  # a tuple, for a trace makes one for every tensor that an op writes
-    """A digest whose number is still on the device; ``resolve`` waits for it."""
+class Pending(NamedTuple):  # a tuple: one is made for every tensor that an op writes
+    """Future of a digest whose sum is still on the device."""
 
     chunk: _Chunk
     place: int
     nbytes: int
 
     def resolve(self) -> int:
-        """The digest, 64 bits, unsigned. Reads all numbers of its chunk at once, and waits for the device."""
+        """Return the digest, 64 bits, unsigned. Fetches all sums of its chunk at once, and synchronizes the device."""
         return finish(self.chunk.total(self.place), self.nbytes)
 
 
 class Ledger:
-    """The sums over the tensors of one run, on the devices where the tensors are.
+    """Sums over the tensors of one run, on the tensors' devices.
 
-    :meth:`add` launches one kernel and returns at once; no tensor is kept alive. :meth:`read` waits once and fetches
-    everything. Threads may add at the same time (autograd has one thread for every device). A number takes 8 bytes.
-    A function that fails on a device is replaced there by torch's own ops, with a warning.
+    :meth:`add` launches one kernel and returns at once; no tensor is kept alive. :meth:`read` synchronizes once and
+    fetches everything. Thread-safe (autograd has one thread per device). A sum takes 8 bytes. If a function fails on a
+    device, torch's own ops replace it there, with a warning.
 
     Args:
-        everywhere: whether it is meant for tensors on the CPU as well.
+        everywhere: also used for tensors on the CPU.
     """
 
     def __init__(self, *, everywhere: bool = False) -> None:
@@ -159,7 +159,8 @@ class Ledger:
         self._lock = threading.Lock()
 
     def add(self, tensor: torch.Tensor) -> Pending:
-        """Begin the digest of a dense tensor. Call it with dispatch modes off, on the stream that wrote the tensor."""
+        """Start the digest of a dense tensor. Call it with dispatch modes disabled, on the stream that wrote the
+        tensor."""
         device = tensor.device
         with self._lock:
             chunk, accumulate = self._room(device)
@@ -179,18 +180,18 @@ class Ledger:
         return Pending(chunk, place, nbytes)
 
     def read(self) -> None:
-        """Fetch all numbers, one copy for every 16 384 of them."""
+        """Fetch all sums, one copy for every 16 384 of them."""
         for chunks in self._chunks.values():
             for chunk in chunks:
                 chunk.total(0)
 
     @property
     def nbytes(self) -> int:
-        """Memory that the numbers take, on all devices together, in bytes."""
+        """Memory of the sums on all devices together, in bytes."""
         return sum(chunk.totals.nbytes for chunks in self._chunks.values() for chunk in chunks)
 
     def path(self, device: torch.device) -> DigestPath:
-        """How digests were made on a device so far, or would be."""
+        """Return the function in use on a device, or the one that would be used."""
         with self._lock:
             return self._path(device)[0]
 
@@ -206,45 +207,45 @@ class Ledger:
         return chunks[-1], self._path(device)[1]
 
     def _fall_back(self, device: torch.device, failed: Accumulate, error: Exception) -> None:
-        """Take torch's own ops from now on. Raises where these would not help: they failed, or no memory is left."""
+        """Switch to torch's own ops. Raises if they are what failed, or memory is exhausted."""
         if failed is reference.accumulate or isinstance(error, torch.OutOfMemoryError):
             raise error
         with self._lock:
             path, function = self._path(device)
-            if function is not failed:  # another thread was here before
+            if function is not failed:  # another thread has switched already
                 return
-            reason = f"{path.name}: {_in_short(error)}"
+            reason = f"{path.name}: {_first_line(error)}"
             self._paths[device] = DigestPath(FALLBACK, reason), reference.accumulate
         warnings.warn(f"digests on {device} are made by torch's own ops, which is slow ({reason})", stacklevel=2)
 
 
 def digest_path(device: torch.device | str) -> DigestPath:
-    """How digests are made on a device: tried on a few bytes there, which waits for it.
+    """Return the function used on a device, after testing it on a few bytes there, which synchronizes.
 
     Raises:
-        HashbenchError: none can be made there, or the digest is not what ``reference.py`` says.
+        HashbenchError: no digest can be computed there, or it differs from ``reference.py``.
     """
     device = torch.device(device)
-    return DigestPath("xxhash") if device.type == "cpu" else tried(Ledger(), device)
+    return DigestPath("xxhash") if device.type == "cpu" else verified_path(Ledger(), device)
 
 
-def tried(book: Ledger, device: torch.device) -> DigestPath:
-    """The path that ``book`` takes on a device, after a digest of 251 bytes was made there and is right."""
+def verified_path(book: Ledger, device: torch.device) -> DigestPath:
+    """Return the function that ``book`` uses on a device, after verifying a digest of 251 bytes there."""
     data = bytes(range(1, 252))
     try:
         digest = book.add(torch.tensor(list(data), dtype=torch.uint8).to(device)).resolve()
     except Exception as error:
         raise HashbenchError(
-            f"cannot make digests on {device}",
-            consequence=f"nothing can be traced there ({_in_short(error)})",
-            tip="`hashbench docs devices` says what a device must be able to do.",
+            f"cannot compute digests on {device}",
+            consequence=f"nothing can be traced there ({_first_line(error)})",
+            tip="`hashbench docs devices` lists what a device must support.",
         ) from error
     path = book.path(device)
     if digest != digest_of_bytes(data):
         raise HashbenchError(
             f"digests on {device} by {path.name} are wrong",
-            consequence=f"251 bytes give {digest:016x} in place of {digest_of_bytes(data):016x}",
-            tip="Report it with `hashbench env`. Where Triton or a package made them: uninstalled, torch's own ops do.",
+            consequence=f"251 bytes give {digest:016x} instead of {digest_of_bytes(data):016x}",
+            tip="Report it with the output of `hashbench env`. Without Triton or that package, torch's own ops are used.",
         )
     return path
 
@@ -258,18 +259,19 @@ def _new_chunk(device: torch.device) -> _Chunk:
 
 
 def _join(chunk: _Chunk, ready: torch.Event, stream: torch.Stream) -> None:
-    """Let a stream that uses a chunk for the first time, not the host, wait until it was zeroed on the stream that made
-    it; and let its memory go to nobody else before that stream is done, should the trace be thrown away unread."""
+    """Make a stream that uses a chunk for the first time wait (on the device, not the host) until it was zeroed on its
+    own stream; and keep its memory from being reused before that stream is done, should the trace be discarded unread.
+    """
     if stream.stream_id in chunk.streams:
         return
     stream.wait_event(ready)
-    with contextlib.suppress(NotImplementedError):  # of a backend whose allocator knows no streams
+    with contextlib.suppress(NotImplementedError):  # the backend's allocator has no streams
         chunk.totals.record_stream(stream)
     chunk.streams.add(stream.stream_id)
 
 
 def _wait_for_all(device: torch.device) -> None:
-    """Wait for every stream: the copy that follows waits for the current one alone."""
+    """Synchronize every stream: the copy that follows waits only for the current one."""
     if _has_streams(device):
         torch.accelerator.synchronize(device)
 

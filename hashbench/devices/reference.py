@@ -1,18 +1,18 @@
-"""What a digest on a device is: its definition in integers, and its reference implementation with torch's integer ops.
+"""Definition of a device digest in integers, and its reference implementation with torch's integer ops.
 
-All arithmetic is modulo 2**64. The bytes of a tensor in memory order, filled up with zeros to whole 64-bit
-little-endian words ``w[0], w[1], …``, give
+All arithmetic is modulo 2**64. The bytes of a tensor in memory order, zero-padded to whole 64-bit little-endian words
+``w[0], w[1], …``, give
 
     ``total = sum(mix(w[i] ^ ((i + 1) * GOLDEN)))``
     ``digest = mix((total + nbytes * GOLDEN) ^ LENGTH)``
 
-Every word is scrambled together with its place before it is added, so the sum sees where a word stands, while its terms
-may be added in any order: blocks, threads and atomic additions of any launch give the same total. Nothing is rounded.
-``mix`` is a bijection of 64-bit words, the last step of SplitMix64 (Stafford's variant 13; Steele, Lea and Flood, *Fast
-Splittable Pseudorandom Number Generators*, 2014). Two tensors of one size that differ in one word never have one
-digest; others do with a chance of about 2**-64, which the tests look for by changes that cancel in weaker sums (equal
-changes in two places, swaps, signs) and by collisions of shortened digests. Cheaper shifts, by 32 bits each, were
-tried: among 4 million words of zeros, the same change of bit 31 cancelled in one pair of places; with these in none.
+Every word is mixed with its index before it is added, so the sum depends on positions, while its terms may be added in
+any order: blocks, threads and atomic additions of any launch give the same total. Nothing is rounded. ``mix`` is a
+bijection of 64-bit words, the finalizer of SplitMix64 (Stafford's variant 13; Steele, Lea and Flood, *Fast Splittable
+Pseudorandom Number Generators*, 2014). Two tensors of one size that differ in one word never collide; others collide
+with probability about 2**-64, which the tests check by changes that cancel in weaker sums (equal changes in two places,
+swaps, signs) and by collisions of truncated digests. Cheaper shifts, by 32 bits each, were tried: among 4 million zero
+words, the same flip of bit 31 cancelled in one pair of places; with these in none.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ import torch
 
 WORD_BYTES = 8
 GOLDEN = 0x9E3779B97F4A7C15
-"""2**64 divided by the golden ratio, odd: its multiples are spread evenly."""
+"""2**64 divided by the golden ratio, odd: its multiples are evenly distributed."""
 SHIFTS = (30, 27, 31)
 FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 LENGTH = 0xA0761D6478BD642F
-"""Sets the last step apart from that of a word."""
+"""Domain separator of the last step."""
 
 _ALL_BITS = (1 << 64) - 1
 
 
 def mix(word: int) -> int:
-    """One 64-bit word, scrambled; different words stay different."""
+    """Mix one 64-bit word, bijectively."""
     for shift, factor in zip(SHIFTS, FACTORS, strict=False):
         word ^= word >> shift
         word = word * factor & _ALL_BITS
@@ -39,12 +39,12 @@ def mix(word: int) -> int:
 
 
 def finish(total: int, nbytes: int) -> int:
-    """The digest of a tensor from the sum over its words (signed or not) and its size in bytes."""
+    """Compute the digest of a tensor from the sum over its words (signed or not) and its size in bytes."""
     return mix((total + nbytes * GOLDEN & _ALL_BITS) ^ LENGTH)
 
 
 def digest_of_bytes(data: bytes) -> int:
-    """The digest of bytes, word by word in Python: the definition, slow."""
+    """Compute the digest of bytes, word by word in Python: the definition, slow."""
     padded = data + bytes(-len(data) % WORD_BYTES)
     words = [int.from_bytes(padded[at : at + WORD_BYTES], "little") for at in range(0, len(padded), WORD_BYTES)]
     total = sum(mix(word ^ ((place + 1) * GOLDEN & _ALL_BITS)) for place, word in enumerate(words))
@@ -52,7 +52,7 @@ def digest_of_bytes(data: bytes) -> int:
 
 
 def signed(number: int) -> int:
-    """An unsigned 64-bit number as torch's ``int64`` holds it."""
+    """Convert an unsigned 64-bit number to torch's ``int64``."""
     number &= _ALL_BITS
     return number - (1 << 64) if number >> 63 else number
 
@@ -60,14 +60,14 @@ def signed(number: int) -> int:
 # ------------------------------------------------------------------------------------------------ with torch's own ops
 
 AT_ONCE = 1 << 22
-"""Words that are worked on at once: some 200 MiB of temporary memory."""
+"""Words processed at once: about 200 MiB of temporary memory."""
 
 
 def accumulate(tensor: torch.Tensor, totals: torch.Tensor, place: int = 0, *, words_at_once: int = AT_ONCE) -> None:
     """Add the sum over the words of a dense tensor to ``totals[place]`` (``int64``).
 
-    Both are on one device, which is not waited for. Nothing here needs more of a device than its 64-bit integers: no
-    float64, which MPS lacks, and no uint64.
+    Both are on one device, which is not synchronized. Only 64-bit integers are required: no float64, which MPS lacks,
+    and no uint64.
     """
     data, total = bytes_of(tensor), totals[place : place + 1]
     for start in range(0, data.numel(), words_at_once * WORD_BYTES):
@@ -78,7 +78,7 @@ def accumulate(tensor: torch.Tensor, totals: torch.Tensor, place: int = 0, *, wo
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A ``uint8`` view, of one dimension, of the memory that a dense tensor fills, in memory order.
+    """Return a one-dimensional ``uint8`` view of a dense tensor's memory, in memory order.
 
     ``tensor`` may have any dtype and any order of dimensions, but no holes and no overlaps.
     """
@@ -88,8 +88,8 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def alignment(data: torch.Tensor) -> int:
-    """The largest of 8, 4, 2 and 1 that divides the address of ``data``, in bytes."""
-    address = data.data_ptr()  # of a dense tensor in any order of dimensions its first byte: no stride is negative
+    """Return the largest of 8, 4, 2 and 1 that divides the address of ``data``, in bytes."""
+    address = data.data_ptr()  # the first byte of a dense tensor, as strides are never negative
     return next(size for size in (8, 4, 2, 1) if address % size == 0)
 
 
@@ -109,4 +109,4 @@ def _mix(words: torch.Tensor) -> torch.Tensor:
 
 
 def _folded(words: torch.Tensor, shift: int) -> torch.Tensor:
-    return words ^ (words >> shift & (1 << 64 - shift) - 1)  # the shift of a signed number draws its sign along
+    return words ^ (words >> shift & (1 << 64 - shift) - 1)  # logical shift: >> of a signed number extends its sign

@@ -1,7 +1,7 @@
 """The digest of :mod:`hashbench.devices.reference` as a Triton kernel: one launch, one pass over the memory.
 
-Memory is read in place from any address: at one that 8 does not divide, words are put together from the largest units
-that it allows.
+Memory is read in place from any address: at one not divisible by 8, words are assembled from the largest units that
+its alignment allows.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _mix(word):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _units_at(data, per_word: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The address ``data`` as one of unsigned integers of ``8 // per_word`` bytes."""
+    """Cast ``data`` to a pointer to unsigned integers of ``8 // per_word`` bytes."""
     if per_word == 1:
         units = data.to(tl.pointer_type(tl.uint64), bitcast=True)
     elif per_word == 2:
@@ -49,7 +49,7 @@ def _units_at(data, per_word: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _words_at(units, at, mask, per_word: tl.constexpr, masked: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The words at the places ``at``; ``per_word`` units make one."""
+    """Load the words at indices ``at``, each of ``per_word`` units."""
     if per_word == 1:
         word = tl.load(units + at, mask=mask, other=0) if masked else tl.load(units + at)
     else:
@@ -72,7 +72,7 @@ def word_sums(  # type: ignore[no-untyped-def]
 ):
     """Add the sum over ``words`` whole words at ``data``, and the ``tail`` bytes after them, to ``totals[place]``.
 
-    The words are read in units of ``8 // per_word`` bytes. Places in memory are 64-bit integers throughout.
+    Words are read in units of ``8 // per_word`` bytes. Offsets are 64-bit integers throughout.
     """
     units = _units_at(data, per_word)
     lane = tl.arange(0, block).to(tl.int64)
@@ -80,7 +80,7 @@ def word_sums(  # type: ignore[no-untyped-def]
     first = tl.program_id(0).to(tl.int64) * block
     step = tl.num_programs(0).to(tl.int64) * block
     sums = tl.zeros((block,), dtype=tl.uint64)
-    while first + block <= words:  # whole blocks need no mask, so that a thread may load 16 bytes at once
+    while first + block <= words:  # whole blocks need no mask: a thread may load 16 bytes at once
         word = _words_at(units, first + lane, lane < block, per_word, False)
         sums += _mix(word ^ (keys + first.to(tl.uint64) * _GOLDEN))
         first += step
@@ -107,8 +107,8 @@ def accumulate(
 ) -> None:
     """Add the sum over the words of a dense tensor to ``totals[place]`` (``int64``).
 
-    Both are on one device, which is not waited for. ``block``, the words that a program reads at once, and ``programs``
-    change nothing but speed.
+    Both are on one device, which is not synchronized. ``block`` (words that a program reads at once) and ``programs``
+    affect only speed.
     """
     words, tail = divmod(tensor.nbytes, WORD_BYTES)
     per_word = WORD_BYTES // alignment(tensor)
@@ -116,14 +116,14 @@ def accumulate(
         programs = PROGRAMS_PER_PROCESSOR * _processors(tensor.device)
     grid = (max(1, min(programs, -(-words // block))),)
     with _current(tensor.device):
-        # Whatever the dtype, Triton takes it for bytes at an address: one compiled kernel for all, and no view to make.
+        # Pass any dtype as bytes at an address: one compiled kernel for all, and no view to create.
         word_sums[grid](
             triton.reinterpret(tensor, torch.uint8), totals, place, words, tail, per_word=per_word, block=block
         )
 
 
 def _current(device: torch.device) -> AbstractContextManager[object]:
-    """Triton launches on the current device, which need not be that of the data."""
+    """Return a context in which the data's device is current, where Triton launches."""
     module = torch.get_device_module(device)
     if device.index is None or device.index == module.current_device():
         return nullcontext()

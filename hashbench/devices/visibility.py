@@ -1,6 +1,6 @@
-"""Environment variables for accelerators: which devices a worker sees, and cuBLAS's workspace configuration. Pure.
+"""Environment variables for accelerators: visible devices of a worker, and cuBLAS's workspace configuration. Pure.
 
-CUDA, ROCm and Level Zero read them once, when a process starts to use them; a worker gets its own before that.
+CUDA, ROCm and Level Zero read them once, when a process initializes them; a worker gets its own before that.
 """
 
 from __future__ import annotations
@@ -20,46 +20,50 @@ _REPEATABLE_WORKSPACES = (":4096:8", ":16:8")
 
 _VISIBLE = {"cuda": ("CUDA_VISIBLE_DEVICES",), "xpu": ("ZE_AFFINITY_MASK",)}
 _VISIBLE_ROCM = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
-"""Variables by which a process sees some devices only. The first is the one that is set for a worker; where a user has
-not set it, the next one counts. ROCm numbers what ``ROCR_VISIBLE_DEVICES`` leaves, so that one stays as it is."""
+"""Variables that limit a process to some devices. The first is set for workers; if a user has not set it, the next one
+counts. ROCm renumbers the devices left by ``ROCR_VISIBLE_DEVICES``, so that one is kept as it is."""
 
 SHARE_OF_MEMORY = 0.9
-"""Of a device's memory: what its workers may be expected to take together."""
+"""Fraction of a device's memory that its workers may use together."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceAssignment:
-    """One device for workers: the environment ``variables`` by which a process sees it alone, as number 0, and what
-    its workers may take of its memory together (``None``: not known)."""
+    """One device for workers.
+
+    Attributes:
+        variables: environment by which a process sees this device alone, as number 0.
+        memory_mib: memory budget of its workers together, in MiB (``None``: unknown).
+    """
 
     variables: Mapping[str, str] = field(default_factory=dict)
     memory_mib: float | None = None
 
 
 def kind(device: str) -> str:
-    """``cuda`` of ``cuda:1``."""
+    """Return ``cuda`` for ``cuda:1``."""
     return device.partition(":")[0]
 
 
 def assignments(
     device: str, fingerprint: Mapping[str, Any], environment: Mapping[str, str]
 ) -> tuple[DeviceAssignment, ...]:
-    """The devices that workers on ``device`` are given, one each, in turn.
+    """Return the devices that workers on ``device`` are assigned in turn, one each.
 
-    A ``device`` with a number is that one alone. Without a number it is all that are like the first one: rows of
-    another model of GPU are results of another machine. The numbers are those that this process sees, so whatever a
-    user has made visible, as numbers or UUIDs, is what there is to share out.
+    A ``device`` with a number is that one alone. Without a number it is every device of the same model as the first:
+    results of another GPU model are results of another machine. Numbers are those visible to this process, so devices
+    that a user made visible, as numbers or UUIDs, are the ones shared out.
 
     Args:
-        device: ``cuda``, ``cuda:1``, ``xpu`` …; the CPU and kinds without such a variable give none.
-        fingerprint: as :func:`hashbench.run.environment.collect` tells it, for this device.
-        environment: the variables of the process for which that was told.
+        device: ``cuda``, ``cuda:1``, ``xpu`` …; ``()`` for the CPU and kinds without such a variable.
+        fingerprint: result of :func:`hashbench.run.environment.collect` for this device.
+        environment: environment variables of the process that collected it.
     """
     names, devices = _visible(device, fingerprint), _devices(fingerprint)
     if not names or not devices:
         return ()
     given = next((environment[name] for name in names if name in environment), None)
-    # Of what a user lists, the driver stops at the first entry that is not a device: there may be more entries.
+    # The driver stops at the first listed entry that is no device: there may be more entries.
     entries = [str(number) for number in range(len(devices))] if given is None else given.split(",")
     if (number := _number(device)) is not None:
         wanted = [number] if number < len(devices) else []
@@ -77,14 +81,14 @@ def assignments(
 
 
 def freest(count: int, taken: Iterable[int | None]) -> int | None:
-    """Of ``count`` devices the first with the fewest workers, where each that runs has ``taken`` one; ``None`` where
-    there is no device."""
+    """Return the first of ``count`` devices with the fewest running workers; ``taken`` lists the device of each worker.
+    ``None`` if there is no device."""
     workers = Counter(taken)
     return min(range(count), key=lambda device: workers[device], default=None)
 
 
 def left_out(device: str, fingerprint: Mapping[str, Any]) -> str:
-    """One line on the devices that are there and not used; empty where there is nothing to say."""
+    """Describe in one line the visible devices that are not used; ``""`` if there are none."""
     if not _visible(device, fingerprint) or _number(device) is not None:
         return ""
     used, *others = [str(facts.get("name", "")) for facts in _devices(fingerprint)] or [""]
@@ -118,13 +122,13 @@ def _model(facts: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def workspace_config(given: str | None) -> str:
-    """What ``CUBLAS_WORKSPACE_CONFIG`` has to be where a user has set it to ``given`` (``None``: not at all): that, if
-    cuBLAS then repeats itself, else what ``benchmarks/dynamo`` sets."""
+    """Return the ``CUBLAS_WORKSPACE_CONFIG`` to use: the user's (``given``; ``None`` if unset) if cuBLAS is
+    deterministic under it, else the value that ``benchmarks/dynamo`` sets."""
     return given if given is not None and given in _REPEATABLE_WORKSPACES else _REPEATABLE_WORKSPACES[0]
 
 
 def workspace_conflict(given: str | None) -> str:
-    """One line where a user's value is not the one that counts; empty where it is, or where there is none."""
+    """Describe in one line that a user's value is overridden; ``""`` if it is not."""
     wanted = workspace_config(given)
     if given is None or given == wanted:
         return ""

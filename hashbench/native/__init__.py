@@ -1,4 +1,4 @@
-"""The native tracer's library: C++ that is compiled on the user's machine, once for each torch, and kept in a cache.
+"""The native tracer's library: C++ compiled on the user's machine, once per torch, and cached.
 
-``build`` finds or makes the library, ``cache`` keeps it. Where there is none, the Python tracer is used.
+``build`` finds or compiles the library, ``cache`` keeps it. Without one, the Python tracer is used.
 """

@@ -1,7 +1,7 @@
-"""Compiles the native recorder for the torch of this process, or finds what was compiled before.
+"""Compile the native recorder for the torch of this process, or find it in the cache.
 
-The headers come from torch's own wheel; no headers of Python are needed. Flags are portable: the library runs on every
-processor of the architecture, so that machines that share a home can share it.
+The headers come from torch's own wheel; no Python headers are needed. Flags are portable: the library runs on every
+processor of the architecture, so machines with a shared home can share it.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from hashbench.processes import describe_end, python_calling, run, tell_phase
 from hashbench.text import one_line, shorten
 
 RECORDER = Path(__file__).with_name("recorder.cpp")
-"""The recorder's source: one file, beside torch's headers and the standard library's."""
+"""Source of the recorder: one file, besides torch's headers and the standard library's."""
 
 TRIAL = "hashbench.trace.native:trial"
-"""Tries the recorder in a process of its own (see :func:`build`)."""
+"""Test of the recorder in a subprocess (see :func:`build`)."""
 
 COMPILERS = ("c++", "g++", "clang++")
-"""Tried in this order, unless ``$CXX`` names one."""
+"""Compilers in order of preference, unless ``$CXX`` names one."""
 
 BUILD_SECONDS = 300.0
-"""How long one compiler may take, which needs 10 to 25 s of CPU: beside busy neighbours that can be minutes."""
+"""Timeout of one compiler, which needs 10 to 25 s of CPU: minutes on a busy machine."""
 
 TRIAL_SECONDS = 120.0
-"""How long a fresh process may take that imports torch and tries a library."""
+"""Timeout of a subprocess that imports torch and tests a library."""
 
 RETRY = "name another compiler in $CXX; `hashbench native` tries again"
-"""What a user does about a failure that is remembered."""
+"""Advice for a remembered failure."""
 
 _ERROR = re.compile(r"\berror:|undefined (reference|symbol)|cannot find -l|No space left|[Qq]uota exceeded")
 _LONGEST_REASON = 300
@@ -51,11 +51,11 @@ _LONGEST_REASON = 300
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A library that is whole and that nobody else can have written.
+    """Verified library that no other user can have written.
 
     Attributes:
         path: the shared library.
-        note: why it does not lie in the user's cache folder; empty where it does.
+        note: why it is not in the user's cache folder; ``""`` if it is.
     """
 
     path: Path
@@ -64,7 +64,7 @@ class Built:
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """There is no library: ``what`` is wrong, and what a user does about it; both without a full stop."""
+    """No library: ``what`` is wrong, and the user's remedy, both without a full stop."""
 
     what: str
     advice: str
@@ -78,14 +78,15 @@ class Unavailable:
 def build(
     *, cache: Path | None = None, source: Path = RECORDER, trial: str = "", retry: bool = False
 ) -> Built | Unavailable:
-    """The library compiled from ``source`` for the torch of this process: found in the cache, or compiled now, which
-    takes seconds. Processes that ask at the same time wait for one of them. Only ``KeyboardInterrupt`` is raised.
+    """Return the library of ``source`` for the torch of this process, from the cache or compiled now (takes seconds).
+
+    Concurrent processes wait for one of them. Raises only ``KeyboardInterrupt``.
 
     Args:
-        cache: the folder that holds libraries; by default the first of ``cache.folders`` that can be used.
+        cache: folder of libraries; default: the first usable one of ``cache.folders``.
         source: one C++ file.
-        trial: ``module:function`` of this package, which a fresh Python calls with the path of what was just compiled;
-            a library that ends that process, or for which the function does not return 0, is not kept.
+        trial: ``module:function`` of this package, which a fresh Python calls with the path of the compiled library; a
+            library that crashes that process, or for which the function does not return 0, is discarded.
         retry: compile although the same compilers failed within the last day.
     """
     try:
@@ -101,20 +102,22 @@ def build(
         without = str(error)
     unusable: list[str] = []
     for place in caches.folders(cache):
-        with _noting(unusable):
-            folder = caches.opened(place)
+        with _collect_unusable(unusable):
+            folder = caches.resolve(place)
             if folder and (found := caches.find(folder, recipe.prefix)):
                 return Built(found, "; ".join(unusable))
             if compilers:
-                return _build_in(caches.made(place), recipe, compilers, retry=retry, note="; ".join(unusable))
+                return _build_in(
+                    caches.resolve_or_create(place), recipe, compilers, retry=retry, note="; ".join(unusable)
+                )
     if without:
         return Unavailable(without, "install one, or name it in $CXX")
     return Unavailable(" and ".join(unusable), f"name a folder that only you can write in ${caches.VARIABLE}")
 
 
 @contextlib.contextmanager
-def _noting(unusable: list[str]) -> Iterator[None]:
-    """A context that ends, with a note, where a folder turns out to be unusable."""
+def _collect_unusable(unusable: list[str]) -> Iterator[None]:
+    """Catch the error of an unusable folder, and append its message."""
     try:
         yield
     except UnusableFolderError as error:
@@ -124,10 +127,10 @@ def _noting(unusable: list[str]) -> Iterator[None]:
 def _build_in(
     folder: Path, recipe: Recipe, compilers: Sequence[Compiler], *, retry: bool, note: str
 ) -> Built | Unavailable:
-    """The library in a folder that can be written, unless the same compilers have failed to make it."""
+    """Find or compile the library in a writable folder, unless the same compilers have failed before."""
     tried = " ".join(compiler.identity for compiler in compilers)
-    with caches.alone(folder, seconds=BUILD_SECONDS):
-        if found := caches.find(folder, recipe.prefix):  # another process has made it meanwhile
+    with caches.locked(folder, seconds=BUILD_SECONDS):
+        if found := caches.find(folder, recipe.prefix):  # another process was faster
             return Built(found, note)
         if not retry and (what := caches.failure(folder, recipe.prefix, tried)):
             return Unavailable(what, RETRY)
@@ -146,30 +149,30 @@ def _build_in(
 
 
 class _CompilerError(Exception):
-    """What a compiler said first, or what is wrong with its library, on one line."""
+    """First error of a compiler, or the fault of its library, on one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """The beginning of a command line, and which program that is now: path, size and time."""
+    """Start of a command line, and the identity of its program: path, size and mtime."""
 
     command: tuple[str, ...]
     identity: str
 
     @classmethod
     def of(cls, command: Sequence[str], program: Path) -> Compiler:
-        """The compiler ``command``, whose first word was found as ``program``."""
+        """Return the compiler ``command``, whose first word was resolved to ``program``."""
         real = program.resolve()
         found = real.stat()
         return cls(tuple(command), f"{real}:{found.st_size}:{found.st_mtime_ns}:{shlex.join(command[1:])}")
 
 
 def find_compilers() -> tuple[Compiler, ...]:
-    """The C++ compilers to try in turn: what ``$CXX`` names (it may have arguments), else each of :data:`COMPILERS`
-    that is another program than those before it.
+    """Return the C++ compilers to try in turn: ``$CXX`` (which may have arguments), else each distinct program of
+    :data:`COMPILERS`.
 
     Raises:
-        ValueError: there is none; the message says where it was looked for.
+        ValueError: none was found; the message says where it was looked for.
     """
     chosen = os.environ.get("CXX", "").strip()
     try:
@@ -188,17 +191,17 @@ def find_compilers() -> tuple[Compiler, ...]:
 
 
 def _compile(folder: Path, recipe: Recipe, compiler: Compiler) -> Path:
-    """The library in ``folder``, compiled just now.
+    """Compile the library into ``folder``.
 
     Raises:
-        _CompilerError: there is none.
-        UnusableFolderError: the folder is full, or cannot be written any more.
+        _CompilerError: it failed.
+        UnusableFolderError: the folder is full, or no longer writable.
     """
     try:
         with tempfile.TemporaryDirectory(prefix=caches.SCRATCH, dir=folder, ignore_cleanup_errors=True) as name:
             scratch = Path(name)
             tell_phase("compiling the native tracer, once for this torch")
-            # What was read before, not the file: an update may have replaced that meanwhile.
+            # The text read before, not the file: an update may have replaced it.
             (scratch / recipe.source).write_bytes(recipe.content)
             product = scratch / "library.so"
             _run(recipe.command(compiler, scratch, product), scratch)
@@ -210,7 +213,7 @@ def _compile(folder: Path, recipe: Recipe, compiler: Compiler) -> Path:
 
 
 def _run(command: Sequence[str], scratch: Path) -> None:
-    """Run a compiler, which ends with all that it has started when its time is over, or when Ctrl-C is pressed."""
+    """Run a compiler; kill it with its children on timeout or Ctrl-C."""
     try:
         done = run(command, seconds=BUILD_SECONDS, environment={"TMPDIR": str(scratch), "LC_ALL": "C"})
     except OSError as error:
@@ -227,7 +230,7 @@ def _run(command: Sequence[str], scratch: Path) -> None:
 
 
 def _try(product: Path, trial: str) -> None:
-    """Try a library where it can do no harm: with a torch that it does not know, it could end this process."""
+    """Test a library in a subprocess: with an unknown torch it could crash this one."""
     tell_phase("trying the native tracer")
     done = run(python_calling(trial, str(product)), seconds=TRIAL_SECONDS)
     if done.status == 0:
@@ -244,8 +247,7 @@ def _try(product: Path, trial: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What a library is made of, and the beginning of its file's name, which another source, another torch or another
-    architecture changes."""
+    """Inputs of a library, and the prefix of its file name, which depends on source, torch and architecture."""
 
     source: str
     content: bytes
@@ -254,7 +256,7 @@ class Recipe:
 
     @classmethod
     def of(cls, source: Path, trial: str) -> Recipe:
-        """The recipe for the torch of this process. Raises ``OSError`` where the source or files of torch's are
+        """Return the recipe for the torch of this process. Raises ``OSError`` if the source or torch's files are
         missing."""
         content = source.read_bytes()
         parts = [hashlib.sha256(content).hexdigest(), _compile_flags(), LINK_FLAGS, _torch_identity(), _machine()]
@@ -262,10 +264,10 @@ class Recipe:
         return cls(source.name, content, f"{source.stem}-{key[:16]}", trial)
 
     def command(self, compiler: Compiler, scratch: Path, product: Path) -> list[str]:
-        """The command line that compiles the copy of the source in ``scratch`` to ``product``."""
+        """Return the command line that compiles the copy of the source in ``scratch`` to ``product``."""
         include, libraries = _torch_folder("include"), _torch_folder("lib")
         paths = [f"-I{include}", f"-I{include}/torch/csrc/api/include", f"-L{libraries}"]
-        paths.append(f"-ffile-prefix-map={scratch}=.")  # torch's assertions show the names of files
+        paths.append(f"-ffile-prefix-map={scratch}=.")  # torch's assertions print file names
         return [
             *compiler.command,
             *_compile_flags(),
@@ -278,8 +280,8 @@ class Recipe:
 
 
 LINK_FLAGS = (
-    # Torch's libraries are in the process already and are found by their names: nothing says where they lie. Python's
-    # symbols are in the process without a library that could be named.
+    # Torch's libraries are loaded already and found by soname: no rpath. Python's symbols are in the process without a
+    # library to link.
     ("-undefined", "dynamic_lookup")
     if sys.platform == "darwin"
     else ("-Wl,--as-needed", "-ltorch", "-ltorch_cpu", "-lc10", "-ltorch_python")
@@ -287,8 +289,8 @@ LINK_FLAGS = (
 
 
 def _compile_flags() -> list[str]:
-    """Without ``-march``: the library is to run on all machines that share a home. NDEBUG as torch was built.
-    ``$HASHBENCH_CXXFLAGS`` is added, such as ``-fsanitize=address`` for a run of the tests."""
+    """Return the compiler's flags: without ``-march``, since machines may share a home; NDEBUG as torch was built.
+    ``$HASHBENCH_CXXFLAGS`` is appended, such as ``-fsanitize=address`` for a run of the tests."""
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
     more = [] if torch.version.debug else ["-DNDEBUG"]
     more += shlex.split(os.environ.get("HASHBENCH_CXXFLAGS", ""))
@@ -296,12 +298,13 @@ def _compile_flags() -> list[str]:
 
 
 def _torch_folder(name: str) -> Path:
-    """A folder of the torch in use; :mod:`torch.utils.cpp_extension` needs 60 ms to import, and prints about CUDA."""
+    """Return a folder of the torch in use; :mod:`torch.utils.cpp_extension` needs 60 ms to import, and prints about
+    CUDA."""
     return Path(torch.__file__).parent / name
 
 
 def _torch_identity() -> list[str]:
-    """What tells this torch from others; the sizes of its libraries tell builds of one changed checkout apart."""
+    """Identify this torch; the sizes of its libraries distinguish builds of one modified checkout."""
     names, folder = ("libc10", "libtorch_cpu"), _torch_folder("lib")
     libraries = [min(folder.glob(f"{name}.*"), default=folder / name) for name in names]
     sizes = [str(path.stat().st_size) for path in (*libraries, _torch_folder("include") / "torch" / "library.h")]
@@ -309,8 +312,7 @@ def _torch_identity() -> list[str]:
 
 
 def _machine() -> list[str]:
-    """The architecture, the Python, and the C and C++ libraries in use: what was compiled with newer ones may not
-    load."""
+    """Identify architecture, Python, and the C and C++ libraries: a library compiled with newer ones may not load."""
     libc = os.confstr("CS_GNU_LIBC_VERSION") if "CS_GNU_LIBC_VERSION" in os.confstr_names else ""
     return [
         sys.platform,
@@ -322,7 +324,7 @@ def _machine() -> list[str]:
 
 
 def _cpp_library() -> str:
-    """The C++ library that this process has loaded (``libstdc++.so.6.0.30``); empty where the system does not tell."""
+    """Return the C++ library loaded in this process (``libstdc++.so.6.0.30``); ``""`` if unknown."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
             if "/libstdc++.so" in line:

@@ -1,8 +1,7 @@
-"""The cache of compiled libraries: folders that only their owner can write, files whose names hold their digest.
+"""Cache of compiled libraries: folders writable by their owner only, file names that contain the file's digest.
 
-A library is code that this process will run. It is taken from a folder only where nobody but this user and root can
-have put it there, and only where its content has the digest that its name says: ``dlopen`` of half a file ends the
-process with SIGBUS.
+A library is code that this process will run. It is loaded only from folders that no user but this one and root can
+write, and only if its content has the digest in its name: ``dlopen`` of half a file ends the process with SIGBUS.
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ from hashbench.io import file_digest, from_json, read_json, replace_file, to_jso
 from hashbench.text import one_line
 
 VARIABLE = "HASHBENCH_CACHE"
-"""The environment variable that names the folder for all of hashbench's caches."""
+"""Environment variable with the folder of all of hashbench's caches."""
 
 SCRATCH = ".build-"
-"""What the names of folders begin with in which something is compiled just now."""
+"""Prefix of temporary build folders."""
 
 KEPT_DAYS = 90
-"""How long a library stays that nobody uses: that of another torch, or of an older hashbench."""
+"""Days after which an unused library is removed: that of another torch, or of an older hashbench."""
 
 FAILURE_HOURS = 24
-"""How long a failure is remembered: a compiler that was short of memory once should not cost the tracer for ever."""
+"""Hours for which a failure is remembered: a compiler once short of memory must not disable the tracer for ever."""
 
 LEAST_FREE = 32 * 2**20
-"""Bytes that must be free: the library and what the compiler writes on the way to it have some MiB."""
+"""Bytes that must be free: the library and the compiler's temporary files take some MiB."""
 
 _DAY = 86400.0
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -45,21 +44,21 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class UnusableFolderError(Exception):
-    """A folder in which no library is kept or looked for; the message says which and why, without a full stop."""
+    """Folder that cannot hold libraries; the message says which and why, without a full stop."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What was wrong when ``compilers`` (paths, sizes and times of the programs) were to build a library."""
+    """Failure of ``compilers`` (paths, sizes and mtimes of the programs) to build a library."""
 
     compilers: str
     what: str
 
 
 def folders(cache: Path | None = None) -> tuple[Path, ...]:
-    """Where libraries are looked for and kept, the preferred first: ``cache`` alone where it is given, else the user's
-    cache folder (``$HASHBENCH_CACHE/native``, ``$XDG_CACHE_HOME/hashbench/native``, ``~/.cache/hashbench/native``) and
-    a private folder among the temporary files, for homes that cannot be written."""
+    """Return the folders of libraries in order of preference: ``cache`` alone if given, else the user's cache folder
+    (``$HASHBENCH_CACHE/native``, ``$XDG_CACHE_HOME/hashbench/native``, ``~/.cache/hashbench/native``) and a private
+    temporary folder, for homes that cannot be written."""
     if cache is not None:
         return (cache.absolute(),)
     places = []
@@ -67,18 +66,18 @@ def folders(cache: Path | None = None) -> tuple[Path, ...]:
         places.append(Path(os.path.expanduser(named)).absolute())  # noqa: PTH111 – never raises
     else:
         standard = (os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache"))  # noqa: PTH111
-        # Relative ones are passed over, as the standard has it.
+        # Relative paths are ignored, as the XDG specification requires.
         places += [Path(base, "hashbench") for base in standard if Path(base).is_absolute()][:1]
-    with contextlib.suppress(FileNotFoundError):  # no folder for temporary files can be written
+    with contextlib.suppress(FileNotFoundError):  # no writable temporary folder
         places.append(Path(tempfile.gettempdir(), f"hashbench-{os.geteuid()}"))
     return tuple(place / "native" for place in places)
 
 
-def opened(folder: Path) -> Path | None:
-    """The folder without links, in which libraries may be looked for; ``None`` where there is none.
+def resolve(folder: Path) -> Path | None:
+    """Resolve an existing folder of libraries; return ``None`` if it does not exist.
 
     Raises:
-        UnusableFolderError: somebody else could have written what lies there, or nothing in it may be run or read.
+        UnusableFolderError: another user could have written its files, or they cannot be executed or read.
     """
     try:
         real = folder.resolve()
@@ -86,16 +85,16 @@ def opened(folder: Path) -> Path | None:
             return None
         _refuse_writable_by_others(real)
         _refuse_noexec(real)
-    except (OSError, RuntimeError) as error:  # RuntimeError: a circle of links
+    except (OSError, RuntimeError) as error:  # RuntimeError: a symlink loop
         raise _unusable(folder, error) from error
     return real
 
 
-def made(folder: Path) -> Path:
-    """The folder without links, in which a library can be compiled and loaded from; made where there is none.
+def resolve_or_create(folder: Path) -> Path:
+    """Resolve a folder in which a library can be compiled and loaded; create it if necessary.
 
     Raises:
-        UnusableFolderError: as :func:`opened`, or it cannot be made or written, or is full.
+        UnusableFolderError: as :func:`resolve`, or it cannot be created or written, or is full.
     """
     try:
         real = folder.resolve()
@@ -119,21 +118,21 @@ def _unusable(folder: Path, error: Exception) -> UnusableFolderError:
 
 
 def _refuse_noexec(folder: Path) -> None:
-    """Raise where ``dlopen`` would be refused."""
+    """Raise if ``dlopen`` would fail here."""
     if os.statvfs(folder).f_flag & getattr(os, "ST_NOEXEC", 0):  # Linux
         raise UnusableFolderError(f"{folder} is on a file system mounted noexec")
 
 
 def _refuse_writable_by_others(folder: Path) -> None:
-    """Raise where another user could have put a file into ``folder``, or another folder in its place."""
-    trusted = {0, os.geteuid(), Path("/").stat().st_uid}  # the last is root also where user namespaces hide that
+    """Raise if another user could have put a file into ``folder``, or replaced it by another folder."""
+    trusted = {0, os.geteuid(), Path("/").stat().st_uid}  # the last is root even inside user namespaces
     for path in (folder, *folder.parents):
         found = path.stat()
         if not stat.S_ISDIR(found.st_mode):
             raise UnusableFolderError(f"{path} is not a folder")
         if found.st_uid not in trusted:
             raise UnusableFolderError(f"{path} belongs to another user, who could put any code there")
-        sticky = path != folder and found.st_mode & stat.S_ISVTX  # then only owners rename and remove
+        sticky = path != folder and found.st_mode & stat.S_ISVTX  # only owners may rename and remove
         if found.st_mode & _OTHERS_MAY_WRITE and not sticky:
             raise UnusableFolderError(f"{path} can be written by other users, who could put any code there")
 
@@ -142,7 +141,7 @@ def _refuse_writable_by_others(folder: Path) -> None:
 
 
 def find(folder: Path, prefix: str) -> Path | None:
-    """The whole library of the name ``prefix-<digest>.so`` in a folder that :func:`opened` returned; else ``None``."""
+    """Return the intact library ``prefix-<digest>.so`` in a folder returned by :func:`resolve`; else ``None``."""
     for path in sorted(folder.glob(f"{prefix}-*.so")):
         if _is_whole(path):
             _note_use(path)
@@ -151,8 +150,10 @@ def find(folder: Path, prefix: str) -> Path | None:
 
 
 def store(product: Path, folder: Path, prefix: str) -> Path:
-    """Move a library that was compiled in ``folder`` to the name by which :func:`find` finds it, in one step. Damaged
-    files of this name are removed, and what nobody has used for long. Raises ``OSError``."""
+    """Move a library compiled in ``folder`` to the name under which :func:`find` finds it, atomically.
+
+    Damaged files of this name and long unused libraries are removed. Raises ``OSError``.
+    """
     product.chmod(0o644)
     path = folder / f"{prefix}-{file_digest(product)}.so"
     product.replace(path)
@@ -166,7 +167,7 @@ def store(product: Path, folder: Path, prefix: str) -> Path:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether a file has the content that its name says, and nobody else can change it."""
+    """Return True if a file has the digest in its name, and only its owner can write it."""
     try:
         found = path.lstat()
     except OSError:
@@ -176,14 +177,14 @@ def _is_whole(path: Path) -> bool:
 
 
 def _note_use(path: Path) -> None:
-    """Set a library's time once a day, by which :func:`_remove_old` knows that it is used."""
+    """Update a library's mtime once a day, by which :func:`_remove_old` knows that it is in use."""
     with contextlib.suppress(OSError):
         if path.stat().st_mtime < time.time() - _DAY:
             os.utime(path)
 
 
 def _remove_old(folder: Path) -> None:
-    """Remove libraries and failures that nobody has used for long, and what compilers left that were killed."""
+    """Remove long unused libraries and failures, and temporary folders of killed compilers."""
     now = time.time()
     for path in folder.iterdir():
         with contextlib.suppress(OSError):
@@ -202,7 +203,7 @@ def _failure(folder: Path, prefix: str) -> Path:
 
 
 def failure(folder: Path, prefix: str, compilers: str) -> str:
-    """What was wrong when these compilers tried within the last :data:`FAILURE_HOURS`; empty: they did not."""
+    """Return the error of these compilers within the last :data:`FAILURE_HOURS`; ``""`` if there was none."""
     path = _failure(folder, prefix)
     try:
         if time.time() - path.stat().st_mtime > FAILURE_HOURS * 3600:
@@ -214,7 +215,7 @@ def failure(folder: Path, prefix: str, compilers: str) -> str:
 
 
 def remember_failure(folder: Path, prefix: str, failed: Failure) -> None:
-    """Have :func:`failure` say so, where the folder can be written."""
+    """Save a failure for :func:`failure`, if the folder is writable."""
     with contextlib.suppress(OSError):
         replace_file(_failure(folder, prefix), json.dumps(to_json(failed)))
 
@@ -223,9 +224,9 @@ def remember_failure(folder: Path, prefix: str, failed: Failure) -> None:
 
 
 @contextlib.contextmanager
-def alone(folder: Path, *, seconds: float) -> Iterator[None]:
-    """A context that one process at a time is in; after ``seconds``, or where the file system has no locks, several may
-    be: each then compiles for itself, and the last to finish replaces a whole library by a whole library."""
+def locked(folder: Path, *, seconds: float) -> Iterator[None]:
+    """Hold a lock between processes. After ``seconds``, or on file systems without locks, several may enter: each then
+    compiles for itself, and the last to finish atomically replaces the library."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -241,5 +242,5 @@ def alone(folder: Path, *, seconds: float) -> Iterator[None]:
 
 
 def says_full(text: str) -> bool:
-    """Whether a compiler's errors say that there is no space left."""
+    """Return True if a compiler's errors report a full disk."""
     return any(os.strerror(number) in text for number in _FULL)

@@ -1,6 +1,6 @@
-"""The native recorder's entry points, and what it asks Python for.
+"""Entry points of the native recorder, and its callbacks into Python.
 
-One library is loaded in a process. It records one trace at a time; ``Listener`` is what that trace answers.
+A process loads one library. It records one trace at a time, which answers the callbacks as ``RecorderCallbacks``.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ import torch
 import xxhash._xxhash
 
 NATIVE_KEY = "Fake"
-"""The dispatch key by which the recorder sees calls: the last before kernels. Newer torch has it and leaves it free."""
+"""Dispatch key by which the recorder sees calls: the last before backend kernels. Newer torch has it and leaves it
+unused."""
 
 
 def is_free() -> bool:
-    """Whether this torch has the recorder's key, and uses it for nothing else."""
+    """Return True if this torch has the recorder's key, and does not use it."""
     try:
         key = torch._C._parse_dispatch_key(NATIVE_KEY)
     except RuntimeError:
@@ -34,7 +35,7 @@ def is_free() -> bool:
 
 @functools.cache
 def _key() -> Any:
-    """torch's object for the key (asking by its name takes five times as long); ``None`` where there is none."""
+    """Return torch's object for the key (parsing its name takes five times as long); ``None`` if it does not exist."""
     try:
         return torch._C._parse_dispatch_key(NATIVE_KEY)
     except RuntimeError:
@@ -42,15 +43,15 @@ def _key() -> Any:
 
 
 def is_recorded() -> bool:
-    """Whether calls of this thread are being recorded."""
+    """Return True if this thread's calls are being recorded."""
     key = _key()
     return key is not None and torch._C._dispatch_tls_is_dispatch_key_included(key)
 
 
 @contextmanager
 def unrecorded() -> Iterator[None]:
-    """Record no call of this thread in here. Where some would be, no garbage is collected either: the ops of the
-    program's finalisers are recorded, behind this."""
+    """Suspend recording of this thread's calls. Garbage collection is disabled meanwhile if they would be recorded: ops
+    of the program's finalizers are recorded afterwards."""
     if not is_recorded():
         yield
         return
@@ -66,13 +67,13 @@ def unrecorded() -> Iterator[None]:
 
 
 PYTHON_KEY = "TESTING_ONLY_GenericMode"
-"""The dispatch key, free in torch, by which the recorder hands a call to Python."""
+"""Dispatch key, unused by torch, by which the recorder forwards a call to Python."""
 
 RECORDS, READS, WRITES, LEAVES, OTHERS, METAS, LANES, CALLS = range(8)
-"""What :meth:`Library.bytes_of` and :meth:`Library.texts` give; ``CALLS``, which are under way, are only counted."""
+"""Kinds of items of :meth:`Library.bytes_of` and :meth:`Library.texts`; ``CALLS`` (in progress) can only be counted."""
 
 KNOWN = 1
-"""What ``Library.node`` gives where the recorder knows the number of a storage's writer, and Python knows no more."""
+"""Result of ``Library.node`` if the recorder knows a storage's writer, and Python has no further state."""
 
 
 class CPlan(ctypes.Structure):
@@ -93,8 +94,8 @@ class CPlan(ctypes.Structure):
     )
 
 
-class Listener(Protocol):
-    """A trace, as far as the recorder asks it for something."""
+class RecorderCallbacks(Protocol):
+    """Callbacks of the recorder into its trace."""
 
     def name_of_leaf(self, tensor: torch.Tensor, number: int) -> int: ...
 
@@ -150,18 +151,20 @@ _ENTRY_POINTS: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
 
 
 class Library:
-    """The loaded library. Every entry point ``hb_<name>`` of ``recorder.cpp`` is an attribute ``<name>``, which keeps
-    the GIL: none waits.
+    """The loaded library. Every entry point ``hb_<name>`` of ``recorder.cpp`` is an attribute ``<name>``, which holds
+    the
+    GIL: none blocks.
 
-    ``describe`` gives the plan of an op by its schema's names, and is asked once for every op; ``has_data`` says
-    whether a tensor of a class of its own holds something, or stands for what is computed later. ``listener`` is the
-    trace that is being made.
+    Attributes:
+        describe: return the plan of an op by its schema's names, called once per op.
+        has_data: return whether a tensor of a subclass has data, or is a placeholder.
+        listener: the active trace.
     """
 
     def __init__(
         self, path: Path, describe: Callable[[int, str, str], CPlan], has_data: Callable[[torch.Tensor], bool]
     ) -> None:
-        self.listener: Listener | None = None
+        self.listener: RecorderCallbacks | None = None
         self.errors: list[BaseException] = []
         self._describe, self._holds_data = describe, has_data
         self._library = ctypes.PyDLL(str(path))
@@ -174,7 +177,7 @@ class Library:
             _CLASSIFY(self._classify),
             _HAS_DATA(self._has_data),
             _ODD(self._odd),
-        )  # ctypes does not keep them
+        )  # ctypes keeps no reference
         if not self.register():
             raise OSError(f"torch uses the dispatch key {NATIVE_KEY}")
         self.prepare(*(ctypes.cast(function, _POINTER) for function in (xxh3(), *self._kept)))
@@ -191,18 +194,18 @@ class Library:
             self.let_through(name.encode(), overload.encode())
         _let_higher_order_ops_through()
 
-    def __getattr__(self, name: str) -> Any:  # the entry points, for mypy
+    def __getattr__(self, name: str) -> Any:  # declares the entry points to mypy
         raise AttributeError(name)
 
     def bytes_of(self, recorder: int, what: int, size: int) -> bytes:
-        """The raw items ``what``, each of ``size`` bytes."""
+        """Return the raw items ``what``, each of ``size`` bytes."""
         count = self.count(recorder, what)
         buffer = ctypes.create_string_buffer(max(1, count * size))
         self.copy(recorder, what, count, buffer)
         return buffer.raw[: count * size]
 
     def texts(self, recorder: int, what: int) -> list[bytes]:
-        """The interned byte strings ``what``, by number."""
+        """Return the interned byte strings ``what``, by number."""
         size = ctypes.c_int64()
         found = []
         for number in range(self.count(recorder, what)):
@@ -212,7 +215,7 @@ class Library:
 
     @functools.cached_property
     def dtypes(self) -> dict[int, torch.dtype]:
-        """torch's dtypes by the number that C++ has for them."""
+        """Torch's dtypes by their C++ number."""
         names = ((number, self.dtype(number)) for number in range(64))
         found = ((number, getattr(torch, name.decode(), None)) for number, name in names if name)
         return {number: dtype for number, dtype in found if isinstance(dtype, torch.dtype)}
@@ -220,12 +223,12 @@ class Library:
     # ---------------------------------------------------------------------------------------- what the recorder asks
 
     def _forks(self) -> None:
-        """A child of this process would take OpenMP's threads for its own, and wait for them for ever. Those that a
-        digest has begun are ended; where others may be torch's own, the child's digests do not ask for any."""
+        """End OpenMP's threads that a digest started before a fork: a child would wait for them for ever. If others may
+        belong to torch, the child's digests use no threads."""
         self._hashes_alone_in_child = not self.end_team() and psutil.Process().num_threads() > 1
 
     def _forked(self) -> None:
-        """A process that was forked during a trace goes on without it."""
+        """Drop the active trace in a forked child."""
         self.forked()
         self.listener = None
         if self._hashes_alone_in_child:
@@ -234,7 +237,7 @@ class Library:
     def _plan(self, number: int, name: bytes, overload: bytes, out: Any) -> None:
         try:
             out[0] = self._describe(number, name.decode(), overload.decode())
-        except BaseException as error:  # ctypes would print it and go on
+        except BaseException as error:  # ctypes would print and ignore it
             self.errors.append(error)
             out[0] = CPlan(python=1, traced=1)
 
@@ -263,7 +266,7 @@ class Library:
     def _handle(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         if self.listener is not None:
             return self.listener.handle(func, args, kwargs)
-        return self.make()  # the trace has ended meanwhile
+        return self.make()  # the trace has ended in between
 
 
 class _MethodDef(ctypes.Structure):
@@ -278,19 +281,20 @@ class _MethodDef(ctypes.Structure):
 
 
 def _functions(address: int, count: int) -> list[Any]:
-    """Functions of Python's that are ``MethodDef``s of the recorder, side by side: calls of them cost least."""
+    """Build Python functions from consecutive ``MethodDef``s of the recorder: the cheapest kind to call."""
     make = ctypes.pythonapi.PyCFunction_NewEx
     make.restype, make.argtypes = ctypes.py_object, (_POINTER, _POINTER, _POINTER)
     return [make(address + i * ctypes.sizeof(_MethodDef), None, None) for i in range(count)]
 
 
 def _constructors() -> list[int]:
-    """The addresses of what CPython keeps of the methods by which torch makes a tensor of another class. They are
-    changed there, not replaced: each change of ``torch.Tensor`` invalidates what Python has cached of it for every line
-    that uses a tensor, and newer Pythons cache nothing of a class that has changed often.
+    """Return the addresses of CPython's method entries by which torch makes a tensor of a subclass.
+
+    They are patched in place, not replaced: each change of ``torch.Tensor`` invalidates Python's inline caches of every
+    line that uses a tensor, and newer Pythons stop caching a class that has changed often.
 
     Raises:
-        OSError: they are not where they were expected.
+        OSError: they are not where expected.
     """
     head, pointer = object.__basicsize__, ctypes.sizeof(_POINTER)
     of_class = vars(torch._C.TensorBase)
@@ -316,8 +320,8 @@ _NO_TEAM = (None,) * 4
 
 
 def _openmp() -> tuple[Any, ...]:
-    """How threads of torch's own OpenMP are had: the functions that ``set_team`` wants, from the library that torch's
-    kernels call; none where torch was built without, or with one that has no such entry point."""
+    """Return the functions that ``set_team`` needs to use torch's own OpenMP threads, from the library that torch's
+    kernels call; ``()`` if torch was built without OpenMP, or its library has no such entry point."""
     kernels = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     try:
         library = ctypes.CDLL(str(kernels))
@@ -336,9 +340,8 @@ _OPENMP = (
 
 
 def xxh3() -> Any:
-    """XXH3 as the wheel of ``xxhash`` exports it: by the widest instructions of this processor where the wheel can
-    choose when it runs (on x86; twice as fast with AVX-512), else by those that it was compiled for. Both give the same
-    digests."""
+    """Return the XXH3 function of the ``xxhash`` wheel, vectorized for this processor if the wheel dispatches at run
+    time (on x86; twice as fast with AVX-512). Digests do not depend on it."""
     functions = ctypes.CDLL(xxhash._xxhash.__file__)
     function = getattr(functions, "XXH3_64bits_dispatch", functions.XXH3_64bits)
     function.restype, function.argtypes = _U64, (_POINTER, ctypes.c_size_t)
@@ -346,11 +349,11 @@ def xxh3() -> Any:
 
 
 _BACKENDS = ("CPU", "CUDA", "HIP", "XPU", "MPS", "MTIA", "HPU", "XLA", "PrivateUse1")
-"""The dispatch keys of dense tensors on each device."""
+"""Dispatch keys of dense tensors on each device."""
 
 
 def _decomposing() -> Iterator[tuple[str, str]]:
-    """The ops that are made of others, in every dispatch and on every device: name with namespace, and overload."""
+    """Yield the ops that always decompose into others, on every device: name with namespace, and overload."""
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     for full in torch._C._dispatch_get_all_op_names():
         if not has_kernel(full, "CompositeImplicitAutograd") or has_kernel(full, NATIVE_KEY):
@@ -361,7 +364,7 @@ def _decomposing() -> Iterator[tuple[str, str]]:
 
 
 def _let_higher_order_ops_through() -> None:
-    """Higher-order operators look for a kernel of every key in force themselves: of ours they need none."""
+    """Register a fallthrough for higher-order operators, which look for a kernel of every active key themselves."""
     key = torch._C._parse_dispatch_key(NATIVE_KEY)
     assert key is not None
     torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(key)
@@ -371,6 +374,6 @@ def _let_higher_order_ops_through() -> None:
 
 @functools.cache
 def decomposes(name: str, overload: str) -> bool:
-    """Whether an op is made of others, in every dispatch, where its backend has no kernel for it."""
+    """Return True if an op always decomposes into others when its backend has no kernel for it."""
     full = f"{name}.{overload}" if overload else name
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(full, "CompositeImplicitAutograd"))

@@ -1,1 +1,1 @@
-"""Tracing: one dispatched call becomes one record, and a run becomes a :class:`~hashbench.records.Trace`."""
+"""Tracing: each dispatched op becomes one record, and a run becomes a :class:`~hashbench.records.Trace`."""

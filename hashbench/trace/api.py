@@ -1,9 +1,17 @@
-"""``HashDebugTrace``: records every torch op of a block of code, with digests of all that it wrote.
+"""``HashDebugTrace``: record every torch op of a block of code, with digests of its outputs.
 
-What a trace does not see: kernels inside a fused op, and with the Python tracer inside a custom op (one record for the
-whole op), work that an extension does without the dispatcher, with the Python tracer Python threads of the model's own
-and with the native one those that are older than the trace (both see autograd's own threads), writes behind torch's
-back (a NumPy view) unless ``hash_inputs`` is on, and what happens in compiled code, a call of which is one record.
+::
+
+    with HashDebugTrace(model=model, inputs=x) as trace:
+        model(x)
+    trace.save("run.trace.gz")
+
+    op  forward:-/Net.fc/aten.addmm.default#0  0=parameter/Net.fc.bias:42c7a0d9 …  -> float32[4,2]:f6ff5b52e9d2e5d4
+
+Not traced: kernels inside a fused op; with the Python tracer, ops inside a custom op (one record for the whole op) and
+Python threads that the program starts (autograd's own threads are traced); with the native tracer, Python threads older
+than the trace; work that an extension does without the dispatcher; writes behind torch's back (a NumPy view), unless
+``hash_inputs`` is set; ops in compiled code, where one call is one record.
 """
 
 from __future__ import annotations
@@ -27,33 +35,36 @@ from hashbench.trace.tracer import choose
 
 
 class HashDebugTrace:
-    """Records every dispatched op between ``__enter__`` and ``__exit__`` with digests of all that it wrote.
+    """Record every op dispatched between ``__enter__`` and ``__exit__``, with digests of everything it wrote.
 
-    ``with HashDebugTrace() as trace:`` alone is enough; afterwards ``trace.finish()`` is a
-    :class:`~hashbench.records.Trace`, and ``trace.save(path)`` writes it as text made for ``diff -u``. The trace does
-    not change results: it draws no random numbers, keeps no tensor alive and, on the CPU, waits for nothing.
+    ``with HashDebugTrace() as trace:`` alone is enough; afterwards ``trace.finish()`` returns a
+    :class:`~hashbench.records.Trace`, and ``trace.save(path)`` writes it as text made for ``diff -u``. Tracing does not
+    change results: it draws no random numbers, keeps no tensor alive and, on the CPU, adds no synchronization.
 
     Args:
-        log_path: write the text form there on exit. Default: no file.
+        log_path: write the text form to this file on exit (gzip-compressed if the name ends in ``.gz``). Default: no
+            file.
         verbose: print each record as it is made.
-        max_ops_logged: print at most so many records (``verbose``). A log file is always whole.
-        include_timestamp: add the time of each call to its line in the log, in seconds since the epoch. Such notes are
-            ignored by ``hashbench diff``, but ``diff -u`` sees them.
-        show_exec_time: add the run time of each op to its line, in seconds; see ``include_timestamp``.
+        max_ops_logged: limit on printed records (``verbose``). A log file is always complete.
+        include_timestamp: append the time of each call to its line in the log, in seconds since the epoch. ``hashbench
+            diff`` ignores such notes; ``diff -u`` does not.
+        show_exec_time: append the run time of each op to its line, in seconds; see ``include_timestamp``.
         hash_inputs: also hash every tensor just before an op reads it, which exposes writes that bypassed the
             dispatcher, and just after, which exposes writes that the op's schema does not declare.
         source_lines: record the line of the caller's code for every op.
-        model: name the modules, parameters and buffers of this model from the start, and hash its state now.
-        inputs: hash these example inputs now (any nesting of tensors) and name them ``input/…``.
-        settings: a function that returns torch's global settings as text by name; called at every mark.
-        watcher: a callback, called around every op with the id that its record will have; it may look, capture, and put
-            content in place.
-        digests: ``"fast"``, by the fastest function on each device, or ``"device"``, as on accelerators, everywhere.
-        tracer: ``"native"``, ``"python"`` (the dispatch mode), or ``"auto"``: the native one where it can be used. The
-            attribute ``tracer`` says which it is, and ``tracer_reason`` why ``auto`` did not get the native one.
+        model: name the modules, parameters and buffers of this model from the start, and hash its state on
+            construction.
+        inputs: hash these example inputs (any nesting of tensors) on construction and name them ``input/…``.
+        settings: function that returns torch's global settings as text by name; called at every mark.
+        watcher: callback called around every op with the id of its record; it may inspect, capture, and overwrite
+            contents.
+        digests: ``"fast"`` (the fastest hash function on each device) or ``"device"`` (the accelerators' function
+            everywhere).
+        tracer: ``"native"``, ``"python"`` (the dispatch mode), or ``"auto"`` (native if available, else Python). The
+            attribute ``tracer`` is the one in use, and ``tracer_reason`` says why ``auto`` fell back to Python.
 
     Raises:
-        HashbenchError: the native tracer is asked for and cannot be used.
+        HashbenchError: ``tracer="native"``, and the native tracer is unavailable.
     """
 
     def __init__(
@@ -99,16 +110,16 @@ class HashDebugTrace:
     def __enter__(self) -> Self:
         if self._finished is not None:
             raise HashbenchError(
-                "cannot enter a trace that is finished",
+                "cannot re-enter a finished trace",
                 consequence="its records are closed, so new ones would be lost",
-                tip="Make a new HashDebugTrace for every run.",
+                tip="Create a new HashDebugTrace for every run.",
             )
         native.settle()
         if is_tracing():
             raise HashbenchError(
-                "cannot enter a trace inside another",
-                consequence="each would take the other's tensors for its own inputs",
-                tip="Leave the outer trace first, or use one for both.",
+                "cannot nest traces",
+                consequence="each would record the other's tensors as its inputs",
+                tip="Exit the outer trace first, or use one for both.",
             )
         self.mark("start")
         self._tracer.__enter__()
@@ -122,22 +133,23 @@ class HashDebugTrace:
 
     @property
     def tracer(self) -> str:
-        """What records the ops: ``native`` or ``python``."""
+        """The tracer in use: ``native`` or ``python``."""
         return self._choice.tracer
 
     @property
     def tracer_reason(self) -> str:
-        """Why ``auto`` did not get the native tracer; empty otherwise."""
+        """Why ``auto`` fell back to the Python tracer; ``""`` otherwise."""
         return self._choice.reason
 
     def is_active(self) -> bool:
-        """Whether ops are being recorded now."""
+        """Return True if ops are being recorded."""
         return self._tracer.active
 
     @property
     def iteration(self) -> int | None:
-        """Written into every record. Set it at the start of each iteration, or call :meth:`step` at its end; until
-        then it counts the steps of the optimizer that has made most, and is ``None`` before the first."""
+        """Iteration number written into every record. Set it at the start of each iteration, or call :meth:`step` at
+        its end. By default it counts the steps of the most frequently stepped optimizer, and is ``None`` before the
+        first."""
         return self._tracer.iteration
 
     @iteration.setter
@@ -145,32 +157,32 @@ class HashDebugTrace:
         self._tracer.begin_iteration(number)
 
     def step(self) -> None:
-        """An iteration has ended: the records that follow belong to the next. What you say takes precedence: steps of
-        optimizers are no longer counted."""
+        """End an iteration: later records belong to the next one. Once called, steps of optimizers are no longer
+        counted."""
         self._tracer.begin_iteration()
 
     @property
     def failed_op(self) -> str:
-        """The op that raised last; empty where none did."""
+        """Name of the op that raised last; ``""`` if none did."""
         return self._tracer.failed_op
 
     def mark(self, label: str) -> None:
-        """Note torch's global settings at this point of the run, where ``settings=`` was given."""
+        """Record torch's global settings at this point of the run. No effect unless ``settings=`` was passed."""
         if self._settings is not None:
             self._tracer.mark(label, self._settings())
 
     def register_inputs(self, inputs: Any) -> None:
-        """Name the tensors in ``inputs`` by their place and take their digests now."""
+        """Name the tensors in ``inputs`` by their path and hash them now."""
         self._tracer.register_inputs(inputs)
 
     def add_result(self, name: str, value: Any) -> None:
-        """Note something by which runs are compared, at its final content: a tensor, or a plain Python value."""
+        """Add a result by which runs are compared, hashed now: a tensor, or a plain Python value."""
         self._tracer.add_result(name, value)
 
     # ------------------------------------------------------------------------------------------ the finished trace
 
     def finish(self) -> Trace:
-        """Everything recorded, as a :class:`~hashbench.records.Trace`; the raw records are released."""
+        """Return the complete :class:`~hashbench.records.Trace` and release the raw records."""
         if self._finished is None:
             trace, self._notes = self._tracer.finish()
             self._finished = replace(trace, tracer=self.tracer, tracer_reason=self.tracer_reason)
@@ -180,7 +192,7 @@ class HashDebugTrace:
         return iter(self.finish().records)
 
     def save(self, path: str | Path) -> None:
-        """Write the trace as text (see ``trace.file``), atomically."""
+        """Write the trace as text (see ``trace.file``), atomically; gzip-compressed if the name ends in ``.gz``."""
         trace = self.finish()
         notes = {
             number: " ".join(f"{key}={kept[key]}" for key in ("time", "seconds") if key in kept)
@@ -196,7 +208,7 @@ class HashDebugTrace:
 
     @property
     def stats(self) -> dict[str, Any]:
-        """Numbers so far: ``total_ops``, ``tensor_ops`` (that read or wrote a tensor), ``unique_tensors`` (set of
+        """Counts so far: ``total_ops``, ``tensor_ops`` (ops that read or wrote a tensor), ``unique_tensors`` (set of
         digests) and ``operation_types`` (calls by op)."""
         records = self._so_far().records
         return {
@@ -208,9 +220,9 @@ class HashDebugTrace:
 
     @property
     def stack_log(self) -> list[dict[str, Any]]:
-        """One entry per record so far: ``id`` (from 1), ``func``, ``op_id``, ``caller`` (with ``source_lines=True``,
-        else empty), ``args`` (text of what is no tensor), and ``arg_tensors``, what each argument was when it was
-        written last."""
+        """One entry per record so far: ``id`` (from 1), ``func``, ``op_id``, ``caller`` (``""`` unless
+        ``source_lines=True``), ``args`` (text of the non-tensor arguments), and ``arg_tensors`` (each tensor argument
+        as last written)."""
         trace = self._so_far()
         written = {leaf.id: (leaf.digest,) for leaf in trace.leaves} | {
             record.id: record.outputs for record in trace.records
@@ -231,8 +243,8 @@ class HashDebugTrace:
         return self._tracer.built()[0] if self.is_active() else self.finish()
 
     def print_summary(self, top: int = 10, *, to_file: bool = False) -> None:
-        """Print how many ops of which kind were recorded, the ``top`` most frequent ones a line each; with ``to_file``
-        into ``<log_path>.summary`` instead."""
+        """Print the number of recorded ops, and the ``top`` most frequent ones one to a line; write it to
+        ``<log_path>.summary`` instead if ``to_file`` is set."""
         stats = self.stats
         lines = [f"{stats['total_ops']} ops, {len(stats['unique_tensors'])} different tensors"]
         lines += [f"{count:7d}  {name}" for name, count in stats["operation_types"].most_common(top)]
@@ -243,8 +255,8 @@ class HashDebugTrace:
             print(text)
 
     def get_tensor_flow_graph(self) -> list[dict[str, Any]]:
-        """One entry per record: ``operation``, ``op_id``, ``module``, ``inputs`` (ids of the writers), ``outputs``
-        (digests)."""
+        """Return one entry per record: ``operation``, ``op_id``, ``module``, ``inputs`` (ids of the writers),
+        ``outputs`` (digests)."""
         return [
             {
                 "operation": record.op,
@@ -257,7 +269,7 @@ class HashDebugTrace:
         ]
 
     def find_tensor_by_hash(self, value: str) -> list[dict[str, str]]:
-        """Where a digest (its text, or its beginning) was written and read: ``op_id``, ``operation``, ``role``."""
+        """Find where a digest (its text, or a prefix) was written and read: ``op_id``, ``operation``, ``role``."""
         if not value:
             return []
         trace = self.finish()
@@ -273,23 +285,23 @@ class HashDebugTrace:
 
 
 class Recording:
-    """What a trace has recorded, whose records may never be needed: to make them takes longer than all that is here."""
+    """Recorded trace whose records are built on demand: building takes longer than every other method here."""
 
     def __init__(self, trace: HashDebugTrace) -> None:
         self._trace = trace
 
     @property
     def tracer(self) -> str:
-        """What recorded it: ``native`` or ``python``."""
+        """The tracer that recorded it: ``native`` or ``python``."""
         return self._trace.tracer
 
     def finish(self) -> Trace:
-        """The trace; what is recorded is released."""
+        """Build and return the trace; release the raw records."""
         return self._trace.finish()
 
     @property
     def noted(self) -> Mapping[str, TensorDigest]:
-        """The digests of the results that were added, by name."""
+        """Digests of the added results, by name."""
         finished = self._trace._finished
         if finished is not None:
             return {result.name: result.digest for result in finished.results}
@@ -297,19 +309,20 @@ class Recording:
 
     @property
     def ops(self) -> int:
-        """How many ops are recorded."""
+        """Number of recorded ops."""
         finished = self._trace._finished
         return self._trace._tracer.recorded if finished is None else len(finished.records)
 
     @functools.cached_property
     def content(self) -> bytes:
-        """Once the trace is left, and before it is finished: equal and not empty for traces of one process that are
-        equal, which is cheaper to know than to finish and compare them. Empty where only that tells."""
+        """Return a cheap equality token: equal non-empty tokens of one process imply equal traces; ``b""`` means
+        "compare the finished traces". Valid after the trace's ``__exit__`` and before :meth:`finish`."""
         return b"" if self._trace._finished is not None else self._trace._tracer.content()
 
 
 def _argument(ref: Ref, digests: tuple[TensorDigest, ...]) -> dict[str, Any]:
-    """Of a writer with several outputs the trace does not say which was read: the hashes of all are named then."""
+    """Describe an argument; for a writer with several outputs, by all their hashes: a trace does not say which was
+    read."""
     return {
         "argument": ref.argument,
         "written_by": ref.source,

@@ -1,8 +1,8 @@
-"""The arguments of a call: nested values, the tensors in them, the text of all others, its generator, its caller.
+"""Arguments of a call: nested values, the tensors in them, the text of all others, its generator, its caller.
 
-torch's pytree would walk the types that are registered with it. Example inputs and outputs also come in mappings and
-dataclasses that nobody registers (``BatchEncoding``), and to map the four arguments of an op takes it 80 µs instead of
-5, which every replay of a call would pay.
+torch's pytree descends only into registered types. Example inputs and outputs also come in unregistered mappings and
+dataclasses (``BatchEncoding``), and mapping the four arguments of an op takes pytree 80 µs instead of 5, which every
+replay of a call would pay.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ _INSTALLED = sysconfig.get_path("purelib")
 
 
 def items_of(value: Any) -> Iterable[tuple[Any, Any]] | None:
-    """The parts of a mapping by key, those of a list or tuple by index; ``None`` for any other value."""
+    """Return the items of a mapping by key, or of a list or tuple by index; ``None`` for any other value."""
     if isinstance(value, Mapping):
         return value.items()
     return enumerate(value) if isinstance(value, (list, tuple)) else None
 
 
 def fields_of(value: Any) -> Iterable[tuple[str, Any]] | None:
-    """The fields of a dataclass by name; ``None`` for any other value."""
+    """Return the fields of a dataclass by name; ``None`` for any other value."""
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return None
     return ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """Whatever in nested lists, tuples and mappings is none of these, in order."""
+    """Yield the leaves of nested lists, tuples and mappings, in order."""
     items = items_of(value)
     if items is None:
         yield value
@@ -55,9 +55,9 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A copy of nested lists, tuples and mappings, each of its own type, with ``change(leaf)`` for every leaf."""
+    """Copy nested lists, tuples and mappings, each with its own type, replacing every leaf by ``change(leaf)``."""
     if isinstance(value, MutableMapping):
-        copied = {} if type(value) is dict else copy.copy(value)  # a subclass may have a constructor of its own
+        copied = {} if type(value) is dict else copy.copy(value)  # a subclass may define its own constructor
         copied.update({key: mapped(item, change) for key, item in value.items()})
         return copied
     if isinstance(value, (list, tuple)):
@@ -67,7 +67,7 @@ def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    """All tensors in nested lists, tuples and mappings, in order."""
+    """Return all tensors in nested lists, tuples and mappings, in order."""
     if type(value) is torch.Tensor:
         return [value]
     if type(value) in (list, tuple) and all(type(item) is torch.Tensor for item in value):
@@ -76,7 +76,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 def named_tensors(value: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """All tensors in nested lists, tuples, mappings and dataclass-like outputs, with their place (``0.boxes``)."""
+    """Yield all tensors in nested lists, tuples, mappings and dataclass-like outputs, with their path (``0.boxes``)."""
     if isinstance(value, torch.Tensor):
         yield path, value
         return
@@ -85,7 +85,7 @@ def named_tensors(value: Any, path: str = "") -> Iterator[tuple[str, torch.Tenso
 
 
 def named_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors among a call's arguments, by position (``0``, ``1.2``) or name."""
+    """Yield the tensors among a call's arguments, by position (``0``, ``1.2``) or name."""
     yield from named_tensors(list(args))
     yield from named_tensors(kwargs)
 
@@ -94,11 +94,11 @@ def named_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[
 
 
 def argument_text(values: Sequence[Any]) -> str:
-    """The text of an op's non-tensor arguments: equal for equal values in any process, never an address.
+    """Format an op's non-tensor arguments: equal text for equal values in any process, never an address.
 
-    Arguments are separated by commas, positional ones as they are and keyword ones as ``name=value``. A keyword
-    argument is given as a pair ``(name, value)``. Numbers are exact (``repr``); an object of a type that is not a plain
-    value is written as the name of its type, since its ``repr`` may hold an address.
+    Arguments are separated by commas, keyword ones as ``name=value``. A keyword argument is passed as a pair
+    ``(name, value)``. Numbers are exact (``repr``); an object that is not a plain value is written as its type's name,
+    since its ``repr`` may contain an address.
     """
     return ", ".join(map(_text, values))
 
@@ -119,10 +119,10 @@ def _text(value: Any) -> str:
 
 
 def generator_digest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-    """A digest of the state of the generator that a seeded op is about to draw from.
+    """Hash the state of the generator that a seeded op is about to draw from, without drawing.
 
-    That is the generator among its arguments, else the default one of the device that its tensors (or its ``device``
-    argument) are on. Reading the state draws nothing.
+    This is the generator among its arguments, else the default generator of the device of its tensors (or of its
+    ``device`` argument).
     """
     given = next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.Generator)), None)
     state = (given or _default_generator(args, kwargs)).get_state()
@@ -131,19 +131,19 @@ def generator_digest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
 
 def _default_generator(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Generator:
     if not kwargs and args and type(args[0]) is torch.Tensor and args[0].is_cpu:
-        return torch.default_generator  # dropout in place, the commonest: 3 µs, not 30
+        return torch.default_generator  # fast path for in-place dropout, the most common: 3 µs, not 30
     device = kwargs.get("device") or next((tensor.device for tensor in tensors_in([*args])), torch.device("cpu"))
     if device.type == "cpu":
         return torch.default_generator
     generators = getattr(getattr(torch, device.type, None), "default_generators", ())
-    if not generators:  # meta, and devices without random numbers of their own
+    if not generators:  # meta, and devices without their own generators
         return torch.default_generator
     index = device.index if device.index is not None else torch.accelerator.current_device_index()
     return generators[index] if index < len(generators) else torch.default_generator
 
 
 def caller_line(frame: FrameType | None) -> str:
-    """``file:line function`` of the nearest caller outside torch, hashbench and Python's own library; empty where
+    """Return ``file:line function`` of the nearest caller outside torch, hashbench and the standard library; ``""`` if
     there is none, as in autograd's threads."""
     while frame is not None:
         if _is_users(frame.f_code.co_filename):
@@ -153,6 +153,6 @@ def caller_line(frame: FrameType | None) -> str:
 
 
 def _is_users(file: str) -> bool:
-    if file.startswith((_INSTALLED, _HERE)):  # torchvision's code is the model's, and so is an installed zoo
+    if file.startswith((_INSTALLED, _HERE)):  # torchvision's code counts as the model's, as does an installed zoo
         return file.startswith(_ZOO) or not file.startswith((_TORCH, _HERE))
     return not file.startswith((_STANDARD, _TORCH, "<"))

@@ -1,4 +1,4 @@
-"""From the raw records of a run to its :class:`~hashbench.records.Trace`: ids, references by id, texts."""
+"""Build a :class:`~hashbench.records.Trace` from the raw records of a run: ids, references by id, texts."""
 
 from __future__ import annotations
 
@@ -15,16 +15,20 @@ from hashbench.trace.digest import RawDigest, readable
 from hashbench.trace.op_schema import OpPlan
 
 EARLY = "early"
-"""Key among the notes of a record: source lines, by place among its reads, of reads of a collective's output that
-changed afterwards."""
+"""Key in the notes of a record: source lines, by index into its reads, of reads of a collective's output that changed
+afterwards."""
 
 
 class RawRecord(NamedTuple):
-    """What a tracer keeps of one call. The dispatch mode makes plain tuples of this form, which cost less.
+    """Raw record of one call. The dispatch mode keeps plain tuples of this form, which cost less.
 
-    ``reads`` has three entries for every tensor read: its argument, the number of its writer (records count from 0,
-    leaves from -1 down), its storage offset. ``others`` are the other arguments, or already their text; ``written`` the
-    digests of what was written, ``rng`` that of the generator, ``number`` the record's own.
+    Attributes:
+        reads: three entries for every tensor read: its argument, the number of its writer (records count from 0, leaves
+            from -1 down), its storage offset.
+        others: the non-tensor arguments, or their text.
+        written: digests of the tensors written.
+        rng: digest of the generator's state.
+        number: the record's own number.
     """
 
     plan: OpPlan
@@ -40,7 +44,7 @@ class RawRecord(NamedTuple):
     number: int
 
     def renumbered(self, node: Callable[[int], int]) -> RawRecord:
-        """The same with other numbers of the writers and of itself."""
+        """Return a copy with its own number and those of its writers mapped by ``node``."""
         reads = tuple([node(value) if at % 3 == 1 else value for at, value in enumerate(self.reads)])
         return self._replace(reads=reads, number=node(self.number))
 
@@ -53,8 +57,8 @@ RawResult = tuple[str, RawDigest | TensorDigest, int | None]
 
 
 def place_among(numbers: Sequence[int], node: int) -> int:
-    """The place of record ``node`` among those whose ``numbers`` are given, in order; of one that was left out, since
-    its digest failed, that of the next, which stands for it. A leaf keeps its number."""
+    """Return the index of record ``node`` in the sorted ``numbers``. A record that was dropped because its digest
+    failed maps to the next one; a leaf keeps its number."""
     return node if node < 0 else min(bisect_left(numbers, node), len(numbers) - 1)
 
 
@@ -64,8 +68,10 @@ def without_gaps(
     notes: Mapping[int, Mapping[str, Any]],
     writer: Callable[[int], int] = int,
 ) -> tuple[list[RawRecord], list[RawResult], dict[int, Mapping[str, Any]]]:
-    """Records in the order of their numbers, results and notes; every number is now the place of a record. ``writer``
-    gives the writer that a number among those read stands for, which is not known while a trace is made."""
+    """Sort records by number and renumber records, results and notes by index.
+
+    ``writer`` maps a number among the reads to the actual writer, which is unknown while a trace is being made.
+    """
     numbers = sorted([record.number for record in records])
 
     def place(number: int) -> int:
@@ -91,14 +97,22 @@ def build_trace(
     threads: Mapping[int, str] | None = None,
     early_results: Mapping[str, str] | None = None,
 ) -> Trace:
-    """Give every record its id, turn numbers into ids, and backward records into children of their forward op.
+    """Give every record its id, turn numbers into ids, and make backward records children of their forward op.
 
-    ``callers`` tells by number of a record the number of the one inside which it was called, ``threads`` the name of
-    the thread that made it, other than the program's own. Autograd nodes numbered below ``first_sequence`` were made
-    before the trace, so no record is their forward op. ``early_results`` are source lines, by name of a result, of
-    reads of a collective's output that changed afterwards.
+    Args:
+        records: raw records, in order.
+        leaves: raw leaves, in order.
+        results: raw results.
+        marks: settings marks.
+        notes: notes by record number.
+        hashed_inputs: whether inputs were hashed around every op.
+        first_sequence: autograd nodes with a smaller sequence number were created before the trace, so none of their
+            forward ops has a record.
+        callers: number of the enclosing record, by record number.
+        threads: name of the thread that made a record, by record number; absent for the main thread.
+        early_results: source lines, by result name, of reads of a collective's output that changed afterwards.
     """
-    with uncollected():  # the collector would find nothing here, and look at all that torch has made
+    with uncollected():  # a collection would find nothing, and scan all of torch's objects
         ids = Ids(first_sequence)
         trace = _built(
             records, leaves, results, marks, notes, ids, callers or {}, threads or {}, hashed_inputs=hashed_inputs
@@ -123,7 +137,7 @@ def _built(
         ids.add_leaf(kind, name)
     built: list[OpRecord] = []
     for number, raw in enumerate(records):
-        # A caller comes after what it called, and is the forward op of what autograd makes of the call.
+        # A caller's record follows those of its inner calls, and is the forward op of the call's autograd nodes.
         sequence = -1 if number in callers and raw.phase != "backward" else raw.sequence
         identity = ids.add_record(
             raw.plan.name,
@@ -135,12 +149,12 @@ def _built(
         )
         forward = None if identity.forward is None else built[identity.forward]
         built.append(build_record(raw, ids, identity, forward, notes.get(number, {})))
-    for number, caller in callers.items():  # what a caller writes follows from what it called
+    for number, caller in callers.items():  # a caller's outputs depend on its inner calls
         built[number] = replace(built[number], inside=ids.records[caller])
         values = [output.value if hashed_inputs else "" for output in built[number].outputs]
         shown = [Ref("inside", ids.records[number], digest=value) for value in dict.fromkeys(values)]
         built[caller] = replace(built[caller], inputs=(*built[caller].inputs, *shown))
-    for number, caller in sorted(callers.items()):  # callers come behind what they call
+    for number, caller in sorted(callers.items()):  # callers follow their inner calls
         if built[number].rng and records[caller].plan.drawn_inside:
             built[caller] = replace(built[caller], rng=_rng(records[caller]))
     return Trace(
@@ -165,7 +179,7 @@ def _early_reads(
 
 
 class RecordIdentity(NamedTuple):
-    """What tells a record from all others: its id, its module, and the number of its forward record."""
+    """Identity of a record: its id, its module, and the number of its forward record."""
 
     id: str
     module: str
@@ -173,11 +187,11 @@ class RecordIdentity(NamedTuple):
 
 
 class Ids:
-    """The ids of records and leaves, as they come.
+    """Ids of records and leaves, assigned in order.
 
     A record's id is its phase, iteration, module and op, and a count within these, so that an insertion in one module
-    does not rename what comes after it elsewhere; in a thread that the program started (``#t0.2``: the third in its
-    first) they count by themselves. Leaves that no model or caller named always have a count.
+    does not rename later records of other modules; each thread that the program starts (``#t0.2``: the third in its
+    first thread) counts separately. Leaves without a name from a model or caller always have a count.
     """
 
     def __init__(self, first_sequence: int = 0) -> None:
@@ -186,20 +200,20 @@ class Ids:
         self._modules: list[str] = []
         self._forward: dict[int, int] = {}
         self.first_sequence = first_sequence
-        self._counts: dict[tuple[str, ...], int] = {}  # the number of the last one
+        self._counts: dict[tuple[str, ...], int] = {}  # last number in use
         self._arguments: dict[tuple[str, int | str], tuple[str, bool]] = {}
 
     def add_record(
         self, op: str, *, phase: str, iteration: int | None, module: str, sequence: int, thread: str = ""
     ) -> RecordIdentity:
-        """The identity of the next record; ``sequence`` is the autograd sequence number that it was made under."""
+        """Return the identity of the next record; ``sequence`` is its autograd sequence number."""
         forward = None
         if phase == "backward":
             forward = self._forward.get(sequence)
         elif sequence >= self.first_sequence:
             self._forward.setdefault(sequence, len(self.records))
         if forward is not None and self._modules[forward].startswith(module):
-            module = self._modules[forward]  # else a module is being called in backward: it computes its forward again
+            module = self._modules[forward]  # else a module is called in backward: activation recomputation
         step = phase if iteration is None else f"{phase}.{iteration}"
         key = (step, module, op, thread) if thread else (step, module, op)
         self._counts[key] = count = self._counts.get(key, -1) + 1
@@ -210,7 +224,7 @@ class Ids:
         return made
 
     def take_back_record(self, identity: str) -> None:
-        """A record was not made: its call failed. It never had an id, as far as later ones can see."""
+        """Release the id of a record whose call failed: later ids are assigned as if it had never existed."""
         at = next(at for at in reversed(range(len(self.records))) if self.records[at] == identity)
         if at == len(self.records) - 1:
             self.records.pop()
@@ -221,17 +235,17 @@ class Ids:
         self._counts[key] -= 1
 
     def add_leaf(self, kind: str, name: str) -> str:
-        """The id of the next leaf."""
+        """Return the id of the next leaf."""
         count = self._count(kind, name)
         self.leaves.append(f"{kind}/{name}#{count}" if count or kind == "other" else f"{kind}/{name}")
         return self.leaves[-1]
 
     def of(self, node: int) -> str:
-        """The id of a record (0 and up) or leaf (-1 and down) by its number."""
+        """Return the id of a record (number >= 0) or leaf (number < 0)."""
         return self.records[node] if node >= 0 else self.leaves[-node - 1]
 
     def argument(self, plan: OpPlan, argument: int | str) -> tuple[str, bool]:
-        """The text of an argument, and whether the op writes it."""
+        """Return the text of an argument, and whether the op writes it."""
         key = plan.name, argument
         if key not in self._arguments:
             self._arguments[key] = str(argument), plan.writes(argument)
@@ -251,7 +265,7 @@ def _parts(identity: str) -> tuple[str, str, str]:
 def build_record(
     raw: RawRecord, ids: Ids, identity: RecordIdentity, forward: OpRecord | None, notes: Mapping[str, Any]
 ) -> OpRecord:
-    """A raw record in its final form; ``forward`` is the forward record that it belongs to."""
+    """Convert a raw record to its final form; ``forward`` is the forward record of a backward one."""
     found = notes.get("inputs")
     digests = {argument: readable(digest).value for argument, digest in found.items()} if found else {}
     argument_of, records, leaves = ids.argument, ids.records, ids.leaves
@@ -283,17 +297,17 @@ def build_record(
 
 
 _made: Any = tuple.__new__
-"""Makes a named tuple of its values, in the half of the time that its own constructor takes."""
+"""Construct a named tuple from its values, in half the time of its own constructor."""
 
 _Open = make_dataclass(
     "_Open", [(field.name, Any) for field in fields(OpRecord)], slots=True, eq=False, repr=False, match_args=False
 )
-"""An :class:`OpRecord` that is not frozen yet."""
+"""Mutable :class:`OpRecord`."""
 
 
 def _record(*values: Any) -> OpRecord:
-    """An :class:`OpRecord` of the values of all its fields, in a third of the time that its own constructor takes,
-    which sets each field of a frozen object by a call."""
+    """Construct an :class:`OpRecord` from the values of all its fields, in a third of the time of its own constructor
+    (which calls ``object.__setattr__`` for each field)."""
     record: Any = _Open(*values)
     record.__class__ = OpRecord
     return record  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""What is done around every traced call: the caller's callback, and notes beside its record."""
+"""Callbacks around every traced call: the caller's own, and the notes kept beside records."""
 
 from __future__ import annotations
 
@@ -30,39 +30,39 @@ from hashbench.trace.storage_writers import (
 
 
 class TraceCallback:
-    """Called around every op of a trace with the id that the op's record will have. The base class does nothing.
+    """Base class of callbacks around every op of a trace, called with the id of the op's record. It does nothing.
 
-    All methods run with dispatch modes disabled, so what they compute is not traced.
+    All methods run with dispatch modes disabled, so their own ops are not traced.
     """
 
     wants_records = False
-    """Whether :meth:`recorded` is to be called. Making every record at once costs some 10 µs a call."""
+    """Call :meth:`recorded` for every record. Building each record at once costs about 10 µs a call."""
 
     wants_trace = True
-    """Whether the calls that it is shown are recorded, too. Where not, nothing is hashed, only :meth:`before` and
-    :meth:`after` are called, and the finished trace is empty."""
+    """Record the calls as well. If false, nothing is hashed, only :meth:`before` and :meth:`after` are called, and the
+    finished trace is empty."""
 
     def before(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """The op ``func`` is about to be called."""
+        """Called before the op ``func`` runs."""
 
     def after(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
-        """The call has been made; what it wrote is hashed after this."""
+        """Called after the op ran, before its outputs are hashed."""
 
     def opaque(self, node: str, output: Any) -> None:
-        """Called with what compiled code returned, whose calls are not shown."""
+        """Called with the output of compiled code, whose ops are not shown."""
 
     def leaf(self, node: str, tensor: torch.Tensor) -> None:
-        """A parameter, buffer or input at the start of the run, or any tensor that no recorded op wrote and that is
-        read for the first time; it is hashed after this."""
+        """Called before a leaf is hashed: a parameter, buffer or input at the start of the run, or a tensor that no
+        recorded op wrote, at its first read."""
 
     def recorded(self, record: OpRecord) -> None:
-        """The record of a call is made, as the finished trace will have it. The caller of the op has not gone on yet:
-        what is raised here reaches it."""
+        """Called with the finished record of a call, before the op returns to its caller: exceptions raised here
+        propagate to that caller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceOptions:
-    """What to record beside every op's outputs; :class:`~hashbench.trace.api.HashDebugTrace` explains each."""
+    """Options of a trace; :class:`~hashbench.trace.api.HashDebugTrace` explains each."""
 
     verbose: bool = False
     max_ops_logged: int | None = None
@@ -75,18 +75,18 @@ class TraceOptions:
 
 
 _FIRST = 1 << 30
-"""Numbers from here on stand for a possible write; records count from 0, leaves from -1 down. The native recorder keeps
-them in 32 bits."""
+"""First number of possible writes; records count from 0, leaves from -1 down. The native recorder keeps numbers in 32
+bits."""
 
 
 class PossibleWrites:
-    """Writes that no schema declares, of one trace, in the order of the calls.
+    """Undeclared writes of one trace (writes that no schema declares), in call order.
 
     With every input hashed around every op, an argument that changed was written by the op. On an accelerator both
-    digests are still on the device then, and asking would make the program wait. So the storage is marked with a number
-    that stands for "this record if it wrote, else whoever wrote before", resolved when digests may be read. One thing
-    comes out otherwise than on the CPU: where only a part of a leaf was seen, and an op that declares it writes after
-    an undeclared write, the whole is taken for a leaf once more.
+    digests are still on the device at that time, and comparing them would synchronize. So the storage is marked with a
+    number that means "this record if it wrote, else the previous writer", resolved when digests may be read. One result
+    differs from the CPU: if only part of a leaf was seen, and an op that declares its write follows an undeclared
+    write, the whole storage becomes a second leaf.
     """
 
     def __init__(self) -> None:
@@ -94,8 +94,13 @@ class PossibleWrites:
         self._writers: list[int] = []
 
     def mark(self, number: int, before: Mark, digests: tuple[RawDigest, RawDigest]) -> Mark:
-        """The mark of a storage of which record ``number`` may have written a part; ``digests`` are those of the part
-        before and after, and ``before`` is the mark that the storage has."""
+        """Return the mark of a storage that record ``number`` may have written.
+
+        Args:
+            number: the record.
+            before: the storage's previous mark.
+            digests: digests of the part seen by the op, before and after it.
+        """
         token, node, views = before
         if not isinstance(views, dict):
             return token, self._add(number, node, digests), None
@@ -105,22 +110,23 @@ class PossibleWrites:
         return token, node, aliased
 
     def resolve(self) -> list[tuple[int, RawDigest]]:
-        """The writes found since the last call: number of the record, digest of what it wrote. Waits for devices."""
+        """Return the writes found since the last call: record number, digest of the written tensor. Synchronizes
+        devices."""
         writes: list[tuple[int, RawDigest]] = []
         for number, node, before, after in self._waiting[len(self._writers) :]:
             wrote = readable(before) != readable(after)
-            if wrote and (number, after) not in writes[-1:]:  # one write, seen through several views of a leaf
+            if wrote and (number, after) not in writes[-1:]:  # one write seen through several views of a leaf
                 writes.append((number, after))
             self._writers.append(number if wrote else self.node(node))
         return writes
 
     @property
     def empty(self) -> bool:
-        """Whether there was none."""
+        """True if no write is pending."""
         return not self._waiting
 
     def node(self, node: int) -> int:
-        """The number of a record or leaf, once resolved."""
+        """Resolve a number to that of a record or leaf."""
         return self._writers[node - _FIRST] if node >= _FIRST else node
 
     def _add(self, number: int, node: int, digests: tuple[RawDigest, RawDigest]) -> int:
@@ -129,12 +135,12 @@ class PossibleWrites:
 
 
 class CallObserver:
-    """Looks at the calls of one trace beside recording them: its callback is called, with the ids and records that the
-    finished trace will have, and notes are ``kept`` by record number.
+    """Observer of the calls of one trace: runs its callback, with the ids and records that the finished trace will
+    have, and keeps notes by record number in ``kept``.
 
-    :meth:`before` and :meth:`after` are for calls that resize, and for all where they are ``wanted``. ``token`` stands
-    for the trace in marks; ``records`` is the tracer's list of raw records, in which the digests of writes that no
-    schema declares are added.
+    :meth:`before` and :meth:`after` are called for ops that resize, and for every op if ``wanted``. ``token``
+    identifies the trace in marks; ``records`` is the tracer's list of raw records, to which digests of undeclared
+    writes are added.
     """
 
     def __init__(self, options: TraceOptions, token: object, ledger: Ledger, records: list[tuple[Any, ...]]) -> None:
@@ -158,7 +164,7 @@ class CallObserver:
 
     @property
     def last(self) -> RecordIdentity | None:
-        """The identity of the record that this thread made last."""
+        """Identity of this thread's latest record."""
         return getattr(self._thread, "last", None)
 
     @last.setter
@@ -168,7 +174,7 @@ class CallObserver:
     def call(
         self, func: Any, plan: OpPlan, identity: RecordIdentity, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
-        """Call an op that will have this record, with the callback around it; one that raises leaves no record."""
+        """Call an op that will have this record, with the callback around it; a call that raises leaves no record."""
         assert self.callback is not None
         try:
             with unrecorded():
@@ -183,18 +189,18 @@ class CallObserver:
         return output
 
     def take_back(self) -> None:
-        """The call made no record after all."""
+        """Drop the identity of a call that made no record after all."""
         assert self.last is not None
         self.ids.take_back_record(self.last.id)
 
     def opaque(self, identity: RecordIdentity, output: Any) -> None:
-        """Tell the callback of a record that is no op's: it is not called around what the record stands for."""
+        """Pass a record that stands for several ops to the callback, which is not called around them."""
         assert self.callback is not None
         self.last = identity
         self.callback.opaque(identity.id, output)
 
     def before(self, plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """What has to be looked at before a call."""
+        """Collect the notes that must be taken before a call."""
         noted: dict[str, Any] = {}
         if plan.resizes:
             noted["sizes"] = [
@@ -212,11 +218,11 @@ class CallObserver:
     def after(
         self, number: int, plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any], noted: Mapping[str, Any]
     ) -> None:
-        """Keep the notes of the call that became record ``number``, print it and hand it over as asked."""
+        """Keep the notes of the call that became record ``number``; print it and pass it on as requested."""
         kept: dict[str, Any] = {}
         for tensor, storage, size in noted.get("sizes", ()):
             if storage_key(tensor) == storage and storage_bytes(tensor) > size:
-                # resize_ grew it: the new part is memory that nobody wrote
+                # resize_ grew it: the new part is uninitialized
                 set_mark(tensor, (self._token, number, None))
                 self._set_written(number, ((*raw_digest(tensor, self._ledger)[:3], None),))
         if self._options.hash_inputs:
@@ -244,21 +250,21 @@ class CallObserver:
                 self.callback.recorded(record)
 
     def records(self) -> list[RawRecord]:
-        """The records so far, as they were appended. Waits for devices."""
+        """Return the records so far, in the order they were appended. Synchronizes devices."""
         self._add_undeclared_writes()
         return list(map(RawRecord._make, list(self._records)))  # other threads may append
 
     def notes_of(self, numbers: Container[int]) -> dict[int, dict[str, Any]]:
-        """The notes of these records: there may be some of calls that are not done, or that failed."""
+        """Return the notes of these records; notes of unfinished or failed calls are left out."""
         return {number: notes for number, notes in list(self.kept.items()) if number in numbers}
 
     def resolved(
         self, records: Sequence[RawRecord], results: Sequence[RawResult]
     ) -> tuple[Sequence[RawRecord], Sequence[RawResult], Mapping[int, Mapping[str, Any]]]:
-        """Records, results and notes, in which every number is the place of a record.
+        """Return records, results and notes with every number replaced by a record's index.
 
-        Of one thread they are that already. Several threads that dispatch at once append in another order than they
-        take numbers, and leave a number out where an op was done and its digest then failed.
+        With one thread, numbers are indices already. Threads that dispatch concurrently append in another order than
+        they take numbers, and skip a number if an op ran and hashing its output failed.
         """
         notes = self.notes_of({record.number for record in records})
         in_order = all(record.number == index for index, record in enumerate(records))
@@ -267,7 +273,7 @@ class CallObserver:
         return without_gaps(records, results, notes, self._possible.node)
 
     def _input_digest(self, tensor: torch.Tensor) -> RawDigest:
-        """The digest of a tensor before a call; ``pending`` of one that a collective still writes."""
+        """Hash a tensor before a call; return ``pending`` for one that a collective still writes."""
         if is_in_flight(tensor):
             return tensor.dtype, tuple(tensor.shape), None, PENDING
         return raw_digest(tensor, self._ledger)
@@ -275,7 +281,7 @@ class CallObserver:
     def _find_undeclared_writes(
         self, number: int, plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any], before: Mapping[str, RawDigest]
     ) -> None:
-        """An argument that changed although the schema does not say so was written by this op all the same."""
+        """Attribute to this op every argument that changed although its schema does not declare a write."""
         declared = {id(tensor) for tensor in arguments.tensors_in(plan.written_values(args, kwargs))}
         changed = []
         for path, tensor in arguments.named_arguments(args, kwargs):
@@ -304,7 +310,7 @@ class CallObserver:
         return RawRecord._make(self._records[self._index_of(number)])
 
     def _index_of(self, number: int) -> int:
-        """Where a record stands: at its number, as long as one thread alone dispatches."""
+        """Return the index of a record: its number, as long as one thread alone dispatches."""
         records = self._records
         if number < len(records) and records[number][-1] == number:
             return number

@@ -1,11 +1,12 @@
-"""Outputs of collectives while they are under way: hashed once their Work is done, at the first read or at the end.
+"""Hash the outputs of asynchronous collectives once their Work is done: at the first read, or at the end of the trace.
 
-A collective returns before its data are there: gloo's threads, or a stream, go on writing. Its outputs are kept until
-they are hashed, as its Work keeps them anyway; the storages bear :data:`~hashbench.trace.storage_writers.IN_FLIGHT`.
+A collective returns before its data have arrived: gloo's threads, or a stream, go on writing. Its outputs are kept
+until they are hashed (its Work keeps them alive anyway); their storages are marked
+:data:`~hashbench.trace.storage_writers.IN_FLIGHT`.
 
-A program that reads such an output should have waited for the Work. Whether it has is not known: C++ waits unseen, and
-``is_completed`` may stay false after a wait. So where the Work is not known to be done at the first read, the output is
-hashed before the trace waits and after it: other content proves that the program reads too early.
+A program that reads such an output should have waited for the Work. Whether it did is unknown: waits in C++ are
+invisible, and ``is_completed`` may stay false after a wait. So if the Work is not known to be done at the first read,
+the output is hashed before and after the trace waits: different digests prove that the program reads too early.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from hashbench.trace.op_schema import OpPlan
 from hashbench.trace.storage_writers import IN_FLIGHT, get_mark, set_mark, storage_bytes
 
 LIMIT = 60.0
-"""Seconds to wait, at the end of a trace, for collectives whose outputs nobody has read."""
+"""Timeout in seconds, at the end of a trace, for collectives whose outputs were never read."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Exchange:
-    """One collective: what it writes, the digests to be, and its Work (``None``: the functional collectives keep it in
-    a table of their own, by tensor)."""
+    """One collective: its outputs, their future digests, and its Work (``None`` for functional collectives, which keep
+    it in a table by tensor)."""
 
     tensors: Sequence[torch.Tensor]
     arrivals: Sequence[Arrival]
@@ -43,16 +44,16 @@ class _Exchange:
     receives_once: bool
 
     def is_done(self) -> bool:
-        """Whether the Work is known to be done."""
+        """Return True if the Work is known to be done."""
         try:
             return self.work is not None and bool(self.work.is_completed())
-        except RuntimeError:  # the program's own wait will raise it, too
+        except RuntimeError:  # raised again by the program's own wait
             return False
 
     def arrive(self, *, limit: float | None = None) -> bool:
-        """Wait for the data, for ``limit`` seconds where one is given; returns whether they are there. A message that
-        the program has not waited for is left to it, and a collective that failed never ends.
+        """Wait for the data, ``limit`` seconds at most if given; return whether they arrived.
 
+        Messages that the program has not waited for are left to it, and a failed collective never arrives.
         ``is_completed`` stays false after a wait for some of gloo's collectives (``reduce_scatter``).
         """
         try:
@@ -61,9 +62,9 @@ class _Exchange:
             if self.receives_once:
                 return False
             if limit is None or not all(tensor.is_cpu for tensor in self.tensors):
-                self._wait()  # on an accelerator only the stream waits
+                self._wait()  # on an accelerator, only the stream waits
                 return True
-        except RuntimeError:  # the program's own wait will raise it, too
+        except RuntimeError:  # raised again by the program's own wait
             return False
         return _ends_within(limit, self._wait)
 
@@ -110,13 +111,13 @@ class _Read:
         return min(readers, key=lambda one: one.number, default=None)
 
     def is_part_of_wait(self, reader: RawRecord, argument: int | str) -> bool:
-        """Return True if the op writes to the output what the collective left there: gloo's Work of a reduce-scatter
+        """Return True if the op copies to the output what the collective left there: gloo's Work of a reduce-scatter
         copies its output when it is waited for."""
         return reader.plan.writes(argument) and {readable(raw).value for raw in reader.written} <= {*self.left()}
 
 
 class Collectives:
-    """The collectives of one trace whose outputs are not hashed yet, by the number of their record."""
+    """Collectives of one trace whose outputs are not hashed yet, by record number."""
 
     def __init__(self, token: object, ledger: Ledger) -> None:
         self._token, self._ledger = token, ledger
@@ -125,14 +126,14 @@ class Collectives:
 
     @property
     def under_way(self) -> bool:
-        """Whether outputs wait to be hashed."""
+        """True if outputs are waiting to be hashed."""
         return bool(self._open)
 
     @unrecorded()
     def begin(
         self, number: int, tensors: Sequence[torch.Tensor], output: Any, *, receives_once: bool
     ) -> tuple[RawDigest, ...]:
-        """The digests to be of what the collective that became record ``number`` writes."""
+        """Register the collective that became record ``number``; return the future digests of its outputs."""
         arrivals = [Arrival() for _ in tensors]
         kept = [tensor.detach() for tensor in tensors]
         self._open[number] = _Exchange(kept, arrivals, _work_in(output), receives_once)
@@ -149,16 +150,15 @@ class Collectives:
     def read(
         self, number: int, tensor: torch.Tensor, *, position: int, by: OpPlan | None = None, result: str = ""
     ) -> None:
-        """``tensor`` is about to be read, from a storage that record ``number`` writes to: if it shows what is written,
-        wait for that and hash it.
+        """Wait for record ``number`` and hash its outputs, if ``tensor``, which is about to be read, shows one of them.
 
         Args:
-            number: of the record of the collective.
-            tensor: what is read.
-            position: the number of records so far.
-            by: the op that reads. One that waits is not early; nor is a collective on an accelerator, where it comes
-                behind those before it in any case.
-            result: name of the result that is read in place of an op.
+            number: record of the collective.
+            tensor: the tensor that is read.
+            position: number of records so far.
+            by: the op that reads. An op that waits is never early, nor is a collective on an accelerator, which is
+                queued behind earlier ones anyway.
+            result: name of the result that is read, if no op reads.
         """
         exchange = self._open.get(number)
         if exchange is None or not any(_overlap(tensor, other) for other in exchange.tensors):
@@ -171,8 +171,10 @@ class Collectives:
         self._hash(number, exchange)
 
     def note_early_reads(self, records: Sequence[RawRecord], notes: dict[int, dict[str, Any]]) -> dict[str, str]:
-        """Add to the ``notes`` by record number which of its reads were early; returns the results that were read
-        early. Both with the source lines. Waits for devices."""
+        """Add early reads to ``notes``, by record number; return the results that were read early.
+
+        Both with source lines. Synchronizes devices.
+        """
         early = [read for read in list(self._unsure.values()) if read.is_before_change()]
         for read in early:
             reader = None if read.result else read.reader_among(records)
@@ -184,7 +186,7 @@ class Collectives:
 
     @unrecorded()
     def finish(self) -> None:
-        """Wait for all that nobody has read, :data:`LIMIT` seconds at most, and hash it."""
+        """Wait for outputs that were never read, :data:`LIMIT` seconds at most, and hash them."""
         until = time.monotonic() + LIMIT
         for number, exchange in sorted(self._open.items()):
             self._hash(number, exchange, limit=max(0.0, until - time.monotonic()))
@@ -201,7 +203,7 @@ class Collectives:
 
 
 def _ends_within(limit: float, wait: Callable[[], None]) -> bool:
-    """Whether a wait, in a thread of its own, ends within ``limit`` seconds and without an error."""
+    """Return True if ``wait``, run in its own thread, returns within ``limit`` seconds without raising."""
     ended: list[bool] = []
 
     def run() -> None:
@@ -216,7 +218,7 @@ def _ends_within(limit: float, wait: Callable[[], None]) -> bool:
 
 
 def _work_in(output: Any) -> Any:
-    """The Work that a ``c10d`` op returned, alone or as the last of several."""
+    """Return the Work among the outputs of a ``c10d`` op: its only output, or the last of several."""
     last = output[-1] if isinstance(output, (tuple, list)) and output else output
     if not isinstance(last, torch.ScriptObject):
         return None
@@ -226,7 +228,7 @@ def _work_in(output: Any) -> Any:
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:
-    """Whether the tensor's storage still holds all of it: FSDP frees memory by making the storage smaller."""
+    """Return True if the storage still covers the tensor: FSDP frees memory by shrinking storages."""
     try:
         begin, end = _extent(tensor)
         return bool(end - begin + tensor.storage_offset() * tensor.element_size() <= storage_bytes(tensor))
@@ -239,7 +241,7 @@ def _stride(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def _overlap(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two tensors may share memory; where that cannot be told, they do."""
+    """Return True if two tensors may share memory (also if that cannot be determined)."""
     try:
         (begin, end), (other_begin, other_end) = _extent(first), _extent(second)
     except (NotImplementedError, RuntimeError):
@@ -248,7 +250,7 @@ def _overlap(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """The addresses of the first byte that a tensor shows and of that behind the last."""
+    """Return the addresses of the tensor's first byte and one past its last."""
     begin = tensor.data_ptr()
     if not tensor.numel():
         return begin, begin

@@ -1,10 +1,9 @@
-"""Calls of what ``torch.compile`` made, noticed as they begin and end: a trace steps aside for them, and a run that is
-kept eager knows that it was.
+"""Detect calls of ``torch.compile`` output: a trace is suspended during them, and eager runs list them.
 
-torch announces such calls to nobody. Every one of them, whoever made it and when, asks ``torch._dynamo.eval_frame`` how
-to run (``_callback_from_stance``) and ends by putting that back (``_maybe_set_eval_frame``); both are looked up in that
-module at every call, and replaced there while somebody watches. ``torch._dynamo`` takes a second to import, which most
-programs never do: until then there is nothing compiled, and its import is waited for.
+torch offers no hook for such calls. Each one asks ``torch._dynamo.eval_frame`` how to run (``_callback_from_stance``)
+and ends by restoring the callback (``_maybe_set_eval_frame``); both are looked up in that module at every call, and are
+patched there while needed. Importing ``torch._dynamo`` takes a second, which most programs never do: until then nothing
+is compiled, and the patch waits for the import.
 """
 
 from __future__ import annotations
@@ -28,24 +27,29 @@ from hashbench.imports import ImportWatch
 _EVAL_FRAME = "torch._dynamo.eval_frame"
 
 
-_OF_HOOKS = ("ignore", re.compile(r"Using `torch\.compile\(module\)` when there are global hooks"), Warning, None, 0)
-"""Filters a warning of hooks, which a trace has: ``OptimizedModule`` is called before they are removed. Put among the
-filters as they are, it leaves alone which warnings the program has had, and what it filters itself meanwhile."""
+_HOOK_WARNING = (
+    "ignore",
+    re.compile(r"Using `torch\.compile\(module\)` when there are global hooks"),
+    Warning,
+    None,
+    0,
+)
+"""Filter for a warning about module hooks, which a trace installs: ``OptimizedModule`` is called before they are
+removed. Inserted directly into the filter list, so that the program's own warning state does not change."""
 
 Begin = Callable[[str, Sequence[Any], Mapping[str, Any]], object]
-"""Called with the name of what was compiled and the arguments of its call, which is about to be made."""
+"""Called with the name of the compiled function and the arguments of its call, before the call."""
 
 End = Callable[[Any], object]
-"""Called with what that call returned; with ``None`` also where it raised."""
+"""Called with the return value of that call; with ``None`` also if it raised."""
 
 
-def _nothing(*_: Any) -> None:
-    """What is done where nobody asked."""
+def _no_op(*_: Any) -> None: ...
 
 
-class _Replaced:
-    """Replaces functions of one module of torch's, from :meth:`start` on, or from its import on, until :meth:`stop`.
-    What a trace does once should be little: an object of such a class, and none of its functions is made anew."""
+class _Patch:
+    """Monkeypatch of functions of one torch module, from :meth:`start` (or the module's later import) until
+    :meth:`stop`. Setup cost matters: one object per trace, whose functions are not created anew."""
 
     module = ""
 
@@ -74,7 +78,7 @@ class _Replaced:
         self._replace()
 
     def _replace(self) -> None:
-        """Put functions in place of those of the module, which is there."""
+        """Patch the functions of the imported module."""
 
     def _put(self, holder: ModuleType, **functions: Callable[..., Any]) -> None:
         self._holder, self._before = holder, {name: getattr(holder, name) for name in functions}
@@ -82,32 +86,32 @@ class _Replaced:
             setattr(holder, name, function)
 
 
-class CompiledCalls(_Replaced):
-    """Calls ``begin`` before and ``end`` after every outermost call of compiled code in this thread, and ``eager`` with
-    the name of what runs eagerly in its place."""
+class CompiledCalls(_Patch):
+    """Call ``begin`` before and ``end`` after every outermost call of compiled code in this thread, and ``eager`` with
+    the name of each function that runs eagerly instead."""
 
     module = "torch._dynamo"
 
-    def __init__(self, begin: Begin, end: End, eager: Callable[[str], object] = _nothing) -> None:
+    def __init__(self, begin: Begin, end: End, eager: Callable[[str], object] = _no_op) -> None:
         super().__init__()
         self._begin, self._end, self._eager = begin, end, eager
         self._owner = 0
-        self._running: list[FrameType] = []  # that of the outermost call, twice once it has begun
+        self._running: list[FrameType] = []  # frame of the outermost call, twice once it has begun
 
     def _replace(self) -> None:
         holder = sys.modules.get(_EVAL_FRAME) or importlib.import_module(_EVAL_FRAME)
         self._owner = threading.get_ident()
         self._choose, self._install = holder._callback_from_stance, holder._maybe_set_eval_frame
         self._put(holder, _callback_from_stance=self._callback_from_stance, _maybe_set_eval_frame=self._set_eval_frame)
-        warnings.filters.insert(0, _OF_HOOKS)  # type: ignore[attr-defined]
+        warnings.filters.insert(0, _HOOK_WARNING)  # type: ignore[attr-defined]
 
     def stop(self) -> None:
         replaced, self._owner = bool(self._before), 0
         super().stop()
         self._running.clear()
-        if replaced and _OF_HOOKS in warnings.filters:  # else the program has reset them
-            warnings.filters.remove(_OF_HOOKS)  # type: ignore[attr-defined]
-        self._begin = self._end = self._eager = _nothing
+        if replaced and _HOOK_WARNING in warnings.filters:  # else the program has reset the filters
+            warnings.filters.remove(_HOOK_WARNING)  # type: ignore[attr-defined]
+        self._begin = self._end = self._eager = _no_op
 
     def _callback_from_stance(self, callback: Any) -> Any:
         chosen = self._choose(callback)
@@ -130,11 +134,11 @@ class CompiledCalls(_Replaced):
                 result = running[0].f_locals.get("result")
                 running.clear()
                 self._end(result)
-        return self._install(callback)  # frames are evaluated by dynamo from here on: nothing of ours may follow
+        return self._install(callback)  # dynamo evaluates frames from here on: no code of ours may follow
 
 
-class Exports(_Replaced):
-    """Calls ``begin`` before and ``end`` after every ``torch.export.export``."""
+class Exports(_Patch):
+    """Call ``begin`` before and ``end`` after every ``torch.export.export``."""
 
     module = "torch.export._trace"
 
@@ -158,11 +162,11 @@ class Exports(_Replaced):
 
     def stop(self) -> None:
         super().stop()
-        self._begin = self._end = _nothing
+        self._begin = self._end = _no_op
 
 
-class _KeptEager(CompiledCalls):
-    """Also runs what is compiled eagerly."""
+class _EagerCalls(CompiledCalls):
+    """As :class:`CompiledCalls`, and run compiled code eagerly."""
 
     _stance: Any = None
 
@@ -180,9 +184,9 @@ class _KeptEager(CompiledCalls):
 
 @contextmanager
 def kept_eager() -> Iterator[Mapping[str, None]]:
-    """Run what is compiled eagerly, by torch's own stance; gives the names of what did, in order."""
+    """Run compiled code eagerly, by torch's own stance; yield the names of the affected functions, in order."""
     names: dict[str, None] = {}
-    watch = _KeptEager(_nothing, _nothing, lambda name: names.setdefault(name))
+    watch = _EagerCalls(_no_op, _no_op, lambda name: names.setdefault(name))
     try:
         watch.start()
         yield names
@@ -191,7 +195,7 @@ def kept_eager() -> Iterator[Mapping[str, None]]:
 
 
 def _caller() -> FrameType:
-    """The frame of torch's that called the function which replaces one of torch's, or several of these in turn."""
+    """Return torch's frame that called the patched function, past any nested patches."""
     frame: FrameType = sys._getframe(2)
     while frame.f_code.co_filename == __file__ and frame.f_back is not None:
         frame = frame.f_back
@@ -199,26 +203,26 @@ def _caller() -> FrameType:
 
 
 def compiled_in_place(model: torch.nn.Module) -> Iterator[str]:
-    """The classes of the modules that ``Module.compile`` has compiled. A deep copy of such a module runs eagerly."""
+    """Yield the classes of modules compiled by ``Module.compile``. A deep copy of such a module runs eagerly."""
     return (type(module).__name__ for module in model.modules() if module._compiled_call_impl is not None)
 
 
 def is_compiled_backward(node: Any) -> bool:
-    """Whether an autograd node is the backward of a graph that ``torch.compile`` made."""
+    """Return True if an autograd node is the backward of a ``torch.compile`` graph."""
     forward = getattr(node, "_forward_cls", None)
     return forward is not None and forward.__module__.startswith("torch._functorch._aot_autograd.")
 
 
 def skip_frames(function: Callable[..., object]) -> None:
-    """Let dynamo compile neither this function nor what it calls, which it may when a graph breaks; costs a call of it
-    nothing."""
+    """Exclude this function and its callees from dynamo (which may compile them after a graph break), at no cost per
+    call."""
     _eval_frame.set_code_exec_strategy(
         function.__code__, _eval_frame._FrameExecStrategy(_eval_frame._FrameAction.SKIP, _eval_frame._FrameAction.SKIP)
     )
 
 
 def _name(function: Any) -> str:
-    """What was compiled: the class of a module, or the qualified name of a function."""
+    """Return the class name of a compiled module, or the qualified name of a compiled function."""
     function = getattr(function, "__wrapped__", function)
     owner = function if isinstance(function, torch.nn.Module) else getattr(function, "__self__", None)
     if isinstance(owner, torch.nn.Module):

@@ -1,17 +1,17 @@
-"""Hash of a tensor's content: XXH3 over its bytes (:func:`hash_memory`), with dtype, shape and stride beside it.
+"""Hash a tensor's content: XXH3 over its bytes (:func:`hash_memory`), with dtype, shape and stride beside it.
 
-It goes over the bytes in memory order, so it sees positions, signs and NaN payloads, and is equal for equal content at
-any address. What is hashed, by kind of tensor:
+Bytes are hashed in memory order, so positions, signs and NaN payloads count, and equal contents have equal digests at
+any address. By kind of tensor, this is hashed:
 
 * dense in any order of dimensions (contiguous, channels-last, transposed): the buffer, without a copy;
 * with holes or overlaps (a strided slice, an expanded view): a contiguous copy, in logical order;
 * sparse, nested and wrapper tensors: their component tensors, in order;
-* a ``DTensor`` and other tensors of ``torch.distributed``: as their local tensor, once it is there;
+* a ``DTensor`` and other tensors of ``torch.distributed``: the local tensor, once it has arrived;
 * quantized: the stored integers and the quantization parameters;
-* on another device than the CPU: there, by another function over the same bytes (:mod:`hashbench.devices`). With a
-  ledger nothing is waited for: the value is a promise that :func:`readable` keeps. Digests that were made on different
-  kinds of devices are never equal, and nothing compares them;
-* without data: ``meta`` (on the meta device) or ``fake``.
+* on an accelerator: the same bytes there, by another function (:mod:`hashbench.devices`). With a ledger this is
+  asynchronous: the value is a future that :func:`readable` resolves. Digests of different kinds of devices are never
+  equal and never compared;
+* without data: ``meta`` (meta device) or ``fake``.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from hashbench.records import TensorDigest, contiguous_stride
 
 RawDigest = tuple[torch.dtype, tuple[int, ...], tuple[int, ...] | None, Any]
 """``(dtype, shape, stride, value)`` as the tracing mode keeps it. A ``stride`` of ``None`` means contiguous; ``value``
-is an int, a text for tensors without data, ``None`` for blank memory, or, for what is on an accelerator, an object
-whose ``resolve`` waits for the number."""
+is an int, a text for tensors without data, ``None`` for uninitialized memory, or, on an accelerator, an object whose
+``resolve`` waits for the number."""
 
 _hash = xxhash.xxh3_64_intdigest
 _digest = xxhash.xxh3_64_digest
 
 
 class _BufferTypes(dict[int, Callable[[int], Any]]):
-    """By size in bytes: the function from an address to a buffer of that size.
+    """Cache by size in bytes: the function from an address to a buffer of that size.
 
-    ctypes itself keeps the type ``c_char * size`` only while somebody uses it: the garbage collector takes it away
-    between two calls, and making it anew costs 10 µs.
+    ctypes keeps the type ``c_char * size`` only while it is referenced: the garbage collector frees it between two
+    calls, and creating it anew costs 10 µs.
     """
 
-    MOST = 4096  # a type is about 1 KB; models with sizes that depend on their data would add to it for ever
+    MOST = 4096  # a type takes about 1 KB; data-dependent sizes would grow it without bound
 
     def __missing__(self, size: int) -> Callable[[int], Any]:
         if len(self) >= self.MOST:
@@ -65,17 +65,21 @@ _buffer = _BufferTypes()
 EMPTY = _hash(b"")
 
 BY_DTYPE: Mapping[torch.dtype, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType({})
-"""By dtype: what is hashed in place of a strided tensor, for a dtype of which other bits are the same value. All others
-are hashed as they are."""
+"""By dtype, for dtypes in which different bits are the same value: the tensor hashed in place of a strided tensor. All
+other dtypes are hashed as stored."""
 
 
 PIECE = 2**16
-"""Bytes. The digest of more is made of the digests of its pieces, which the native tracer has several threads make."""
+"""Bytes per piece. The digest of a larger buffer combines the digests of its pieces, which the native tracer computes
+in parallel."""
 
 
 def hash_memory(address: int, nbytes: int) -> int:
-    """XXH3-64 of ``nbytes`` bytes at ``address``, read in place; of more than :data:`PIECE`, that of the digests of its
-    pieces of so many bytes (the last may be shorter), one after another, most significant byte first."""
+    """Compute XXH3-64 of ``nbytes`` bytes at ``address``, in place.
+
+    A buffer larger than :data:`PIECE` is split into pieces of that size (the last may be shorter); its digest is that
+    of the pieces' digests, concatenated, each most significant byte first.
+    """
     if not (nbytes and address):
         return EMPTY
     content = _buffer[nbytes](address)
@@ -87,8 +91,8 @@ def hash_memory(address: int, nbytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PendingHash:
-    """The digest of a tensor that is made of ``parts``, some of which are still on their device; ``text`` is what is
-    hashed once they are read."""
+    """Digest of a tensor with ``parts``, some of which are still on their device; ``text`` is hashed with them once
+    they are read."""
 
     parts: tuple[Any, ...]
     text: Callable[[], str]
@@ -97,16 +101,16 @@ class PendingHash:
         return _hash(self.text().encode())
 
     def at_once(self) -> int | PendingHash:
-        """The digest itself where nothing has to be waited for."""
+        """Return the digest itself if no part is pending, else this object."""
         return self if any(isinstance(part, _WAITING) for part in self.parts) else self.resolve()
 
 
 PENDING = "pending"
-"""In place of a digest: other processes' data were to come, and the trace ended before they were known to be there."""
+"""Placeholder digest: data from other processes had not arrived when the trace ended."""
 
 
 class Arrival:
-    """The digest of a tensor that a collective fills: :data:`PENDING` until its ``value`` is known."""
+    """Digest of a tensor that a collective fills: :data:`PENDING` until its ``value`` is known."""
 
     __slots__ = ("value",)
 
@@ -125,14 +129,14 @@ def _number(value: Any) -> Any:
 
 
 def raw_digest(tensor: torch.Tensor, ledger: Ledger | None = None) -> RawDigest:
-    """The digest of ``tensor``, in the form that costs least to make.
+    """Compute the digest of ``tensor`` in its cheapest form.
 
-    Where ``ledger`` is given, what lies on an accelerator is not waited for. Must be called with dispatch modes
-    disabled (inside ``__torch_dispatch__`` they are), else it traces itself.
+    With a ``ledger``, accelerators are not synchronized. Call it with dispatch modes disabled (inside
+    ``__torch_dispatch__`` they are), or it traces itself.
     """
     if has_no_data(type(tensor)):
         return tensor.dtype, tuple(tensor.shape), (), "fake"
-    if type(tensor) is not torch.Tensor and is_lazy(tensor):  # its class refuses to be asked for a shape
+    if type(tensor) is not torch.Tensor and is_lazy(tensor):  # its class raises for shape
         return tensor.dtype, (), (), EMPTY
     if type(tensor) is not torch.Tensor and is_traceable_wrapper_subclass(tensor):
         with unrecorded():
@@ -157,44 +161,44 @@ def raw_digest(tensor: torch.Tensor, ledger: Ledger | None = None) -> RawDigest:
 
 @contextmanager
 def unobserved() -> Iterator[None]:
-    """Let nobody see what torch computes in here: neither dispatch modes nor a native trace."""
+    """Hide ops in this block from dispatch modes and native traces."""
     with unrecorded(), _disable_current_modes():
         yield
 
 
 @contextmanager
 def untraced() -> Iterator[None]:
-    """Let nobody see what torch computes in here, and keep no derivative of it."""
+    """Hide ops in this block from dispatch modes, native traces and autograd."""
     with unobserved(), torch.no_grad():
         yield
 
 
 @functools.cache
 def has_no_data(*kinds: type) -> bool:
-    """Whether a tensor of one of these types stands for one that is computed later: the fake and functional tensors by
-    which torch.export, torch.compile and make_fx trace. Their ops compute nothing, and to ask such a tensor for its
-    memory raises, which ends the process where C++ expects no exception."""
+    """Return True if tensors of one of these types are placeholders: the fake and functional tensors of torch.export,
+    torch.compile and make_fx. Their ops compute nothing, and reading their memory raises, which terminates the process
+    where C++ expects no exception."""
     return any(issubclass(kind, (FakeTensor, FunctionalTensor)) for kind in kinds)
 
 
 def digest(tensor: torch.Tensor) -> TensorDigest:
-    """The digest of ``tensor`` as a :class:`TensorDigest`; ``value`` is 16 hexadecimal digits, or ``meta``."""
+    """Return the digest of ``tensor`` as a :class:`TensorDigest`; ``value`` is 16 hexadecimal digits, or ``meta``."""
     with untraced():
         return readable(raw_digest(tensor))
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """``float32`` for ``torch.float32``."""
+    """Return ``float32`` for ``torch.float32``."""
     return str(dtype).removeprefix("torch.")
 
 
 def is_waiting(raw: RawDigest) -> bool:
-    """Whether :func:`readable` would wait for a device."""
+    """Return True if :func:`readable` would synchronize a device."""
     return isinstance(raw[3], _WAITING)
 
 
 def readable(raw: RawDigest | TensorDigest) -> TensorDigest:
-    """A raw digest in its final form; a value of ``None`` (blank memory) becomes the empty text."""
+    """Convert a raw digest to its final form; a value of ``None`` (uninitialized memory) becomes ``""``."""
     if isinstance(raw, TensorDigest):
         return raw
     dtype, shape, stride, value = raw
@@ -206,12 +210,12 @@ def readable(raw: RawDigest | TensorDigest) -> TensorDigest:
 
 
 def python_digest(value: object) -> TensorDigest:
-    """The digest of a Python value that a model returned beside its tensors: its ``repr``, exactly."""
+    """Return the digest of a non-tensor value that a model returned: its exact ``repr``."""
     return TensorDigest(type(value).__name__, (), (), repr(value))
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements fill one block of memory without holes or overlaps, in any order of dimensions."""
+    """Return True if the elements fill one block of memory without holes or overlaps, in any order of dimensions."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.size(), strict=True)):
         if size == 1:
@@ -223,14 +227,14 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 def is_whole(tensor: torch.Tensor) -> bool:
-    """Whether the memory of a tensor is all there: a storage may be made smaller under it."""
+    """Return True if the storage covers the whole tensor: a storage may be shrunk under it."""
     try:
         there = tensor.untyped_storage().nbytes()
         span = tensor.numel()
         if span and not tensor.is_contiguous():
             span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
     except (NotImplementedError, RuntimeError):
-        return True  # it has none
+        return True  # meta: it has none
     return bool(not span or (tensor.storage_offset() + span) * tensor.element_size() <= there)
 
 
@@ -245,7 +249,7 @@ def _hash_strided(tensor: torch.Tensor, ledger: Ledger | None = None) -> int | P
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor without holes and overlaps whose bytes stand for those of ``tensor``: itself wherever possible."""
+    """Return a dense tensor with the same content as ``tensor``: itself if possible."""
     lazy = tensor._is_zerotensor() or tensor.is_conj() or tensor.is_neg() or tensor.dtype in BY_DTYPE
     if not lazy and (tensor.is_contiguous() or is_dense(tensor)):
         return tensor
@@ -254,9 +258,9 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor._is_zerotensor():  # stands for zeros without holding any
+    if tensor._is_zerotensor():  # zeros without memory
         tensor = torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-    if tensor.is_conj() or tensor.is_neg():  # views whose bytes are those of the tensor they conjugate or negate
+    if tensor.is_conj() or tensor.is_neg():  # views that share the bytes of the conjugated or negated tensor
         tensor = tensor.detach().resolve_conj().resolve_neg()
     if tensor.dtype in BY_DTYPE:
         return BY_DTYPE[tensor.dtype](tensor.detach()).contiguous()
@@ -266,7 +270,7 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def without_repetition(tensor: torch.Tensor) -> torch.Tensor:
-    """One of each row that an expanded tensor shows many times: its shape and stride say the rest."""
+    """Drop the repeated rows of an expanded tensor: its shape and stride imply them."""
     shape = [1 if stride == 0 else size for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
     return tensor.as_strided(shape, tensor.stride())
 
@@ -275,7 +279,7 @@ def _hash_quantized(tensor: torch.Tensor, ledger: Ledger | None) -> int | Pendin
     parameters: tuple[Any, ...]
     try:
         scheme = tensor.qscheme()
-    except RuntimeError:  # allocated without quantization parameters: there are only bytes
+    except RuntimeError:  # allocated without quantization parameters: hash the bytes alone
         storage = tensor.untyped_storage()
         return _hash_strided(torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage), ledger)
     if scheme in (torch.per_tensor_affine, torch.per_tensor_symmetric):
@@ -311,20 +315,20 @@ def _wrapped(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 @functools.cache
 def is_distributed(kind: type) -> bool:
-    """Whether tensors of this class are those of ``torch.distributed`` that hold a local one: ``DTensor``,
-    ``AsyncCollectiveTensor``. Their class turns an op into ops, and collectives, on local tensors."""
+    """Return True for tensor classes of ``torch.distributed`` that wrap a local tensor: ``DTensor``,
+    ``AsyncCollectiveTensor``. These classes turn an op into ops, and collectives, on local tensors."""
     ours = any(base.__module__.startswith("torch.distributed.") for base in kind.__mro__)
     return ours and hasattr(kind, "__tensor_flatten__")
 
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """What a tensor of ``torch.distributed`` holds on this rank; where it still comes from others, waits for it. Any
-    other tensor is returned as it is."""
+    """Return the local tensor that a tensor of ``torch.distributed`` wraps on this rank, waiting for it if necessary.
+    Any other tensor is returned unchanged."""
     while is_distributed(type(tensor)):
         (held,) = _wrapped(tensor)
         if hasattr(tensor, "trigger_wait"):
             with unrecorded():
-                held = torch.ops._c10d_functional.wait_tensor(held)  # a second wait does nothing
+                held = torch.ops._c10d_functional.wait_tensor(held)  # a second wait has no effect
         tensor = held
     return tensor
 
@@ -335,7 +339,7 @@ def _hash_parts(parts: Iterable[torch.Tensor], ledger: Ledger | None) -> int | P
 
 
 def components(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The plain tensors that hold the data of ``tensor``: itself, or the parts of a sparse or wrapper tensor."""
+    """Return the plain tensors that hold the data of ``tensor``: itself, or the parts of a sparse or wrapper tensor."""
     if type(tensor) is not torch.Tensor and is_traceable_wrapper_subclass(tensor):
         return [leaf for part in _wrapped(tensor) for leaf in components(part)]
     if tensor.layout is not torch.strided:

@@ -1,10 +1,10 @@
-"""The text form of a trace, made for ``diff -u``; written whole or not at all, read with suspicion.
+"""Text form of a trace, made for ``diff -u``: written atomically, validated when read, gzip-compressed in files named
+``.gz``.
 
 ``docs/trace.md`` explains the fields. Equal runs give equal files, byte for byte. A changed op changes its own line and
-the lines of those that read from it, because a line shows, beside the name of every writer it reads from, the first
-digits of what that writer left. The first line names the tracer. A line ``setting`` holds all global settings of torch
-at first, later only what changed; a ``leaf`` has ``was=`` where its digest was another at the start of the run; notes
-stand after ``;``.
+the lines of its readers, because a line shows, beside the name of every writer it reads from, the first digits of that
+writer's digest. The first line names the tracer. A ``setting`` line holds all global settings of torch at first, later
+only changes; a ``leaf`` has ``was=`` if its digest was another at the start of the run; notes follow ``;``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from hashbench.records import (
 )
 
 OTHER_OPS = "the Python dispatch mode changes which ops run, and the native tracer does not"
-"""Why traces of different tracers are not compared."""
+"""Reason for not comparing traces of different tracers."""
 
 _Positioned = TypeVar("_Positioned", Leaf, SettingsMark)
 _MAGIC = "hashbench-trace"
@@ -51,7 +51,7 @@ _MOST_DIMENSIONS, _MOST_DIGITS = 256, 20
 
 
 def dumps(trace: Trace, *, notes: Mapping[int, str] | None = None) -> str:
-    """The text form of a trace. ``notes`` by record index are appended to their lines, and ignored when read."""
+    """Format a trace as text. ``notes`` by record index are appended to their lines, and ignored when read."""
     lines = ["\t".join([_MAGIC, str(TRACE_SCHEMA), *_head(trace)])]
     lines += _body(trace, notes or {})
     text = "\n".join(lines) + "\n"
@@ -59,7 +59,7 @@ def dumps(trace: Trace, *, notes: Mapping[int, str] | None = None) -> str:
 
 
 def write(trace: Trace, path: Path, *, notes: Mapping[int, str] | None = None) -> None:
-    """Write the text form to ``path`` by temporary file and rename, creating its folder."""
+    """Write the text form to ``path`` atomically, gzip-compressed if its name ends in ``.gz``; create its folder."""
     _replace(path, dumps(trace, notes=notes))
 
 
@@ -74,7 +74,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def record_line(record: OpRecord, digits: Mapping[str, str]) -> str:
-    """One record as its line, without notes. ``digits`` maps the id of a writer to what to show of its digest."""
+    """Format one record without notes. ``digits`` maps the id of a writer to the digits shown of its digest."""
     fields = [
         "op",
         _escape(record.id),
@@ -96,7 +96,7 @@ def record_line(record: OpRecord, digits: Mapping[str, str]) -> str:
 
 
 def digest_text(digest: TensorDigest) -> str:
-    """``dtype[shape]{stride}:value``; the stride is left out where the tensor is contiguous."""
+    """Format a digest as ``dtype[shape]{stride}:value``; the stride is omitted if contiguous."""
     shape = ",".join(map(str, digest.shape))
     stride = "" if digest.stride == contiguous_stride(digest.shape) else f"{{{','.join(map(str, digest.stride))}}}"
     value = "\\blank" if digest.value == _BLANK else _escape(digest.value) or _BLANK
@@ -155,7 +155,7 @@ def _ref_text(ref: Ref, digits: Mapping[str, str]) -> str:
 
 
 def short_digest(outputs: Sequence[TensorDigest]) -> str:
-    """The first digits of what a record left, as the lines of those that read from it show them."""
+    """Return the first digits of a record's digest, as shown by its readers' lines."""
     if len(outputs) == 1:
         return outputs[0].value[:8] or _BLANK
     return xxhash.xxh3_64_hexdigest("".join(digest.value for digest in outputs).encode())[:8]
@@ -176,11 +176,11 @@ def _escape(text: str, *, spaces: bool = True) -> str:
 
 
 def read(path: Path) -> Trace:
-    """Read a trace file.
+    """Read a trace file, gzip-compressed or plain text.
 
     Raises:
-        HashbenchError: the file is missing, is no trace, is of another version, or is truncated or damaged. A
-            trace that is not whole is never read as a shorter one.
+        HashbenchError: the file is missing, no trace, of another version, truncated or damaged. A truncated trace is
+            never read as a shorter one.
     """
     try:
         text = read_file(path).decode("utf-8")
@@ -192,18 +192,18 @@ def read(path: Path) -> Trace:
 
 
 def loads(text: str, *, name: str = "trace") -> Trace:
-    """The trace in ``text``; ``name`` is what error messages call it. Raises as :func:`read` does."""
+    """Parse the text of a trace; ``name`` names it in errors. Raises as :func:`read` does."""
     lines = _whole_lines(text, name)
     try:
         return _parse(lines)
     except (ValueError, IndexError, KeyError, TypeError, AttributeError) as error:
-        raise _unreadable(name, f"a line has no meaning ({error})") from error
+        raise _unreadable(name, f"a line cannot be parsed ({error})") from error
 
 
 def _whole_lines(text: str, name: str) -> list[str]:
     head = text.split("\n", 1)[0].split("\t")
     if head[0] != _MAGIC:
-        raise _unreadable(name, "it is not a trace of hashbench (its first line is another)")
+        raise _unreadable(name, "it is not a hashbench trace (unknown first line)")
     if head[1:2] != [str(TRACE_SCHEMA)]:
         version = head[1] if len(head) > 1 else "none"
         raise _unreadable(name, f"it has schema version {version}, this hashbench reads {TRACE_SCHEMA}")
@@ -211,9 +211,9 @@ def _whole_lines(text: str, name: str) -> list[str]:
     fields = tail.split("\t")
     lines = body.split("\n")[:-1]  # not splitlines, which also splits at form feeds
     if not end or not body.endswith("\n") or len(fields) != 2 or not tail.endswith("\n"):
-        raise _unreadable(name, "it is truncated (the closing line is missing)")
+        raise _unreadable(name, "it is truncated (no closing line)")
     if fields[0] != str(len(lines)) or fields[1] != f"{_checksum(body)}\n":
-        raise _unreadable(name, "it is damaged (the closing line does not match what is before it)")
+        raise _unreadable(name, "it is damaged (checksum mismatch)")
     return lines
 
 
@@ -263,7 +263,6 @@ def _parse(lines: Sequence[str]) -> Trace:
 
 
 def _parse_head(fields: Sequence[str]) -> dict[str, Any]:
-    """What the first line says of a trace."""
     named = dict(field.split("=", 1) for field in fields[1:])
     tracer = named.get("tracer", "python")
     if tracer not in TRACERS[1:]:
@@ -317,7 +316,7 @@ def _parse_ref(text: str) -> Ref:
 
 
 def parse_digest(text: str) -> TensorDigest:
-    """The digest that :func:`digest_text` wrote; raises ``ValueError`` for any other text."""
+    """Parse the output of :func:`digest_text`; raise ``ValueError`` for any other text."""
     part = _DIGEST.fullmatch(text) or _fail(f"not a digest: {text!r}")
     shape = _integers(part["shape"])
     stride = contiguous_stride(shape) if part["stride"] is None else _integers(part["stride"])
@@ -344,7 +343,7 @@ def _check_references(trace: Trace) -> None:
 def _integers(text: str) -> tuple[int, ...]:
     values = text.split(",") if text else []
     if len(values) > _MOST_DIMENSIONS or any(len(value) > _MOST_DIGITS for value in values):
-        _fail("a shape or stride is too large")  # a stride is a product of sizes: without end, if these are
+        _fail("a shape or stride is too large")  # strides are products of sizes, and would be unbounded too
     return tuple(map(int, values))
 
 
@@ -357,8 +356,7 @@ def _fail(reason: str) -> NoReturn:
 
 
 def refuse_different(first: str, second: str, *, names: tuple[str, str] = ("the first", "the second")) -> None:
-    """Raise :class:`HashbenchError` where what was traced by ``first`` would be compared with what was traced by
-    another; ``names`` are what it calls them."""
+    """Raise :class:`HashbenchError` if the tracers ``first`` and ``second`` differ; ``names`` name their traces."""
     if first != second:
         raise HashbenchError(
             f"the traces are of different tracers: {names[0]} is {first}, {names[1]} is {second}",

@@ -1,8 +1,8 @@
-"""One order for the records of several threads that does not depend on how they were scheduled. Pure: no torch.
+"""Order the records of several threads independently of scheduling. Pure: no torch.
 
-Every thread that the program starts, and every piece of work that it gives to a pool, has a *lane* of its own: its
-records in their order. A lane stands where it was started, before what its starter recorded next, and behind what it
-reads: so two runs of a program whose threads wait for what they read have the same order, whichever thread was first.
+Every thread that the program starts, and every task that it submits to a pool, has its own *lane*: its records in
+order. A lane is placed where it was started, before its starter's next record, and after everything it reads. Two runs
+of a program whose threads wait for their inputs thus have the same order, whichever thread ran first.
 """
 
 from __future__ import annotations
@@ -20,8 +20,14 @@ if TYPE_CHECKING:
 
 
 class Lane(NamedTuple):
-    """Where a lane was started: the lane that did it, the number of records at that moment, and the number of the
-    record of the op in which that was (-1: none). Lane 0 is the program; ``context`` tells its module and iteration."""
+    """Start of a lane. Lane 0 is the main thread.
+
+    Attributes:
+        parent: the lane that started it.
+        position: number of records at that moment.
+        caller: number of the enclosing op's record (-1: none).
+        context: number of the context with its module and iteration.
+    """
 
     parent: int
     position: int
@@ -30,8 +36,8 @@ class Lane(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """What was recorded of one run, where all numbers of records are places among ``records``; ``threads`` names by
-    place the lane of a record, other than the program's."""
+    """Recording of one run, in which all record numbers are indices into ``records``; ``threads`` is the lane's name by
+    record index, for lanes other than the main thread."""
 
     records: Sequence[RawRecord]
     leaves: Sequence[RawLeaf]
@@ -42,8 +48,10 @@ class Recorded(NamedTuple):
     threads: Mapping[int, str] = MappingProxyType({})
 
 
-def arranged(recorded: Recorded, lane_of: Sequence[int], lanes: Sequence[Lane], names: Mapping[int, str]) -> Recorded:
-    """All of it in the one order; ``names`` are those of the lanes."""
+def in_schedule_independent_order(
+    recorded: Recorded, lane_of: Sequence[int], lanes: Sequence[Lane], names: Mapping[int, str]
+) -> Recorded:
+    """Return the recording in schedule-independent order; ``names`` are the lanes' names."""
     records = recorded.records
     order = _in_order(records, lane_of, lanes, recorded.callers)
     moved = {place: at for at, place in enumerate(order)}
@@ -63,7 +71,7 @@ def arranged(recorded: Recorded, lane_of: Sequence[int], lanes: Sequence[Lane], 
 
 
 def callers_of(numbers: Sequence[int], lane_of: Sequence[int], lanes: Sequence[Lane]) -> dict[int, int]:
-    """By number of a record the number of the op inside which its lane was started, where that op was done later."""
+    """Return, by record number, the number of the op inside which its lane was started, if that op finished later."""
     found: dict[int, int] = {}
     for number, lane in zip(numbers, lane_of, strict=True):
         at = lane
@@ -77,8 +85,7 @@ def callers_of(numbers: Sequence[int], lane_of: Sequence[int], lanes: Sequence[L
 def _in_order(
     records: Sequence[RawRecord], lane_of: Sequence[int], lanes: Sequence[Lane], callers: Mapping[int, int]
 ) -> list[int]:
-    """The places of ``records`` in the order in which a trace has them. ``lane_of`` gives the lane of each; in all that
-    is given, numbers are places."""
+    """Return the indices of ``records`` in trace order; ``lane_of`` is the lane of each. All numbers are indices."""
     rows: list[list[int]] = [[] for _ in lanes]
     for place, lane in enumerate(lane_of):
         rows[lane].append(place)
@@ -106,7 +113,7 @@ def _in_order(
     waiting: list[tuple[tuple[tuple[int, int, int], ...], int]] = []
 
     def offer(place: int) -> None:
-        """Put a record among those that may come next, where it is the first of its lane that is left."""
+        """Make a record a candidate for the next place, if it is the first one left in its lane."""
         at, lane = index[place], lane_of[place]
         if not missing[place] and taken[lane] == at:
             heapq.heappush(waiting, ((*paths[lane], (at, 1, 0)), place))
@@ -130,8 +137,8 @@ def _in_order(
 
 
 def _leaves_in_order(records: Iterable[RawRecord], leaves: Sequence[RawLeaf]) -> tuple[list[RawLeaf], dict[int, int]]:
-    """Leaves in the order in which ``records`` read them first, and by old number the new one. What no model or caller
-    has named belongs to the module that reads it first."""
+    """Order leaves by their first read in ``records``; return them and the new number by old number. An unnamed leaf
+    belongs to the module that reads it first."""
     found: list[RawLeaf] = []
     numbers: dict[int, int] = {}
     for place, record in enumerate(records):

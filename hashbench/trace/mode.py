@@ -1,8 +1,8 @@
-"""The dispatch mode behind ``HashDebugTrace``: one dispatched call becomes one raw record.
+"""Dispatch mode behind ``HashDebugTrace``: one dispatched call becomes one raw record.
 
-The hot path writes down what a call read and wrote, in a few microseconds, and decides nothing; all that can wait is
-done by ``build``. Every storage that a recorded op wrote carries the number of that record (``storage_writers``), so
-nothing here refers to a tensor or keeps one alive.
+The hot path records the reads and writes of a call in a few microseconds and decides nothing; everything that can wait
+is left to ``build``. Every storage that a recorded op wrote carries the number of that record (``storage_writers``), so
+records neither refer to tensors nor keep them alive.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from hashbench.trace.digest import (
     readable,
     untraced,
 )
-from hashbench.trace.module_paths import Listener, ModulePaths, NamedState
+from hashbench.trace.module_paths import ModuleListener, ModulePaths, NamedState
 from hashbench.trace.op_schema import GROUP, OpPlan, Pattern, plan_of
 from hashbench.trace.registered import Registered
 from hashbench.trace.storage_writers import (
@@ -77,15 +77,15 @@ PLAIN_TYPES = frozenset(
 
 
 def _no_op(*_: Any, **__: Any) -> None:
-    """Stands where there is no op to call."""
+    """Placeholder callable."""
 
 
 class _WithoutContentError(Exception):
-    """An op has made a fake tensor: nothing was computed, and there is nothing to record."""
+    """An op returned a fake tensor: nothing was computed, and no record is made."""
 
 
 def is_parameter(tensor: torch.Tensor) -> bool:
-    """What ``isinstance(tensor, torch.nn.Parameter)`` says, which calls a function in Python for each tensor."""
+    """Check ``isinstance(tensor, nn.Parameter)`` without the Python metaclass hook for plain tensors."""
     kind = type(tensor)
     if kind is _Tensor:
         return getattr(tensor, "_is_param", False)
@@ -93,14 +93,14 @@ def is_parameter(tensor: torch.Tensor) -> bool:
 
 
 def is_tracing() -> bool:
-    """Whether a trace is active in this thread."""
+    """Return True if a trace is active in this thread."""
     if is_recorded():
         return True
     return _modes() > 0 and any(isinstance(mode, TracingMode) for mode in _get_current_dispatch_mode_stack())
 
 
 class _NoPlans(dict[int, OpPlan]):
-    """The plans of a trace that has stepped aside: no op is recorded."""
+    """Plan table used while tracing is suspended: no op is recorded."""
 
     _SKIPPED = OpPlan(name="", call=_no_op, traced=False)
 
@@ -109,17 +109,19 @@ class _NoPlans(dict[int, OpPlan]):
 
 
 class _PlansBehindCompiledCode(dict[int, OpPlan]):
-    """The plans of a trace that has met compiled code: ops that the backward of such code calls are not recorded."""
+    """Plan table used after compiled code ran: ops called by its backward are not recorded."""
 
     def get(self, function: int, *_: Any) -> OpPlan | None:  # type: ignore[override]
         return _NoPlans._SKIPPED if is_compiled_backward(_current_autograd_node()) else super().get(function)
 
 
-class TracingMode(TorchDispatchMode, Listener):
-    """Dispatch mode that records every op with digests of what it wrote.
+class TracingMode(TorchDispatchMode, ModuleListener):
+    """Dispatch mode that records every op with digests of its outputs.
 
-    ``iteration`` goes into every record: what the caller sets, until then how often the optimizer that made most steps
-    has made one. ``failed_op`` names the op that raised last.
+    Attributes:
+        iteration: written into every record: set by the caller, or by default the step count of the most frequently
+            stepped optimizer.
+        failed_op: name of the op that raised last.
     """
 
     supports_higher_order_operators = True
@@ -127,7 +129,7 @@ class TracingMode(TorchDispatchMode, Listener):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         # The base class would wrap __torch_dispatch__ in torch._disable_dynamo: one more Python frame for every op.
-        # ``skip_frames`` below does the same for nothing.
+        # ``skip_frames`` below has the same effect at no cost.
         return False
 
     @classmethod
@@ -141,10 +143,10 @@ class TracingMode(TorchDispatchMode, Listener):
         self._token = object()
         self._ledger = Ledger(everywhere=options.digests == "device")
         self._at_once = frozenset() if self._ledger.everywhere else _PLAIN_DTYPES
-        # Autograd's threads, one for every device, dispatch at the same time. A number is taken in one step; records
-        # may be appended in another order and are sorted at the end.
+        # Autograd's threads, one per device, dispatch concurrently. Taking a number is atomic; records may be
+        # appended in another order and are sorted at the end.
         self._next_number, self._leaf_lock = itertools.count().__next__, threading.RLock()
-        self._records: list[tuple[Any, ...]] = []  # each a RawRecord, as a plain tuple
+        self._records: list[tuple[Any, ...]] = []  # each a RawRecord as a plain tuple
         self._leaves: dict[int, RawLeaf] = {}  # by number
         self._results: list[RawResult] = []
         self._setting_marks: list[SettingsMark] = []
@@ -176,7 +178,7 @@ class TracingMode(TorchDispatchMode, Listener):
         self._end(*exception)
 
     def _begin(self) -> None:
-        """Follow modules, optimizers, and calls of compiled code from now on."""
+        """Start following modules, optimizers, and calls of compiled code."""
         if self._first_sequence is None:
             self._first_sequence = self._observer.ids.first_sequence = _get_sequence_nr()
         self._active = True
@@ -184,16 +186,14 @@ class TracingMode(TorchDispatchMode, Listener):
             self._modules.start(self)
             self._compiled_calls = CompiledCalls(self._begin_compiled, self._end_compiled)
             self._compiled_calls.start()
-            self._exports = Exports(self._rest, self._follow)
+            self._exports = Exports(self._suspend, self._resume)
             self._exports.start()
         except BaseException:
             self._stop()
             raise
 
     def _end(self, *exception: Any) -> None:
-        if (
-            exception[0] is None and self._collectives.under_way
-        ):  # now, since what comes after may write to what nobody has read
+        if exception[0] is None and self._collectives.under_way:  # now: later code may overwrite unread outputs
             with untraced():
                 self._collectives.finish()
         if self._active:
@@ -207,38 +207,36 @@ class TracingMode(TorchDispatchMode, Listener):
         self._exports = self._compiled_calls = None
         self._modules.stop()
 
-    def _rest(self) -> None:
-        """Step aside: modules are not followed."""
-        self._modules.rest()
+    def _suspend(self) -> None:
+        """Stop following modules."""
+        self._modules.remove_hooks()
 
-    def _follow(self) -> None:
-        """Go on."""
-        self._modules.follow()
+    def _resume(self) -> None:
+        self._modules.install_hooks()
 
     # --------------------------------------------------------------------------------------------- iterations
 
     def begin_iteration(self, number: int | None = None) -> None:
-        """The caller says that another iteration begins: ``number``, or the one after those it has named. From now on
-        steps of optimizers are not counted."""
+        """Begin iteration ``number`` (default: the next one). Steps of optimizers are no longer counted."""
         if number is None:
             number = 1 if self._steps is not None or self.iteration is None else self.iteration + 1
         self._steps, self.iteration = None, number
         self.changed()
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        """An iteration ends with a step of the optimizer that has made most: two that take turns step once in each."""
+        """Count a step: iterations are counted by the most frequently stepped optimizer."""
         if self._steps is not None:
             self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
             self.iteration = max(self.iteration or 0, self._steps[optimizer])
             self.changed()
 
     def changed(self) -> None:
-        """The iteration has changed, or a step of an optimizer begins or ends."""
+        """Called when the iteration changed, or an optimizer step begins or ends."""
 
     # ------------------------------------------------------------------------- what the caller names and notes
 
     def register_model(self, model: torch.nn.Module) -> NamedState:
-        with untraced(), torch._C.DisableTorchFunction():  # parameters without a shape yet refuse to be asked
+        with untraced(), torch._C.DisableTorchFunction():  # lazy parameters raise for shape
             found = self._modules.register(model)
             TracingMode.named(self, found)
             for tensor in [*model.parameters(), *model.buffers()]:
@@ -285,36 +283,35 @@ class TracingMode(TorchDispatchMode, Listener):
             self._results.append((name, raw_digest(value, self._ledger), node))
 
     def _position(self) -> int:
-        """How many records there are."""
+        """Return the number of records so far."""
         return len(self._records)
 
     def _leaf_count(self) -> int:
-        """How many leaves there are."""
         return len(self._leaves)
 
     def _next_leaf(self) -> int:
-        """The number of the leaf that is to be added next."""
+        """Return the number of the next leaf."""
         return -1 - self._leaf_count()
 
     # --------------------------------------------------------------------------------------------- the finished trace
 
     def content(self) -> bytes:
-        """The same bytes, not empty, for two traces of one process only where their finished traces are equal; empty
-        where those have to be compared."""
+        """Return a cheap equality token: equal non-empty tokens of one process imply equal traces; ``b""`` means
+        "compare the finished traces"."""
         return b""
 
     @property
     def recorded(self) -> int:
-        """How many ops are recorded."""
+        """Number of recorded ops."""
         return self._position()
 
     def noted(self) -> dict[str, TensorDigest]:
-        """The digests of the results so far, by name."""
+        """Return the digests of the results so far, by name."""
         self._ledger.read()
         return {name: readable(raw) for name, raw, _ in self._results}
 
     def finish(self) -> tuple[Trace, Mapping[int, Mapping[str, Any]]]:
-        """All that was recorded, and notes by record number; the raw records are released."""
+        """Return the trace, and notes by record number; release the raw records."""
         self._ledger.read()
         built = self.built()
         self._records.clear()
@@ -324,7 +321,7 @@ class TracingMode(TorchDispatchMode, Listener):
         return built
 
     def built(self) -> tuple[Trace, Mapping[int, Mapping[str, Any]]]:
-        """What was recorded so far, and notes by record number."""
+        """Build the trace so far, and notes by record number."""
         made = self._observer.records()
         early_results = self._collectives.note_early_reads(made, self._observer.kept)
         records, results, notes = self._observer.resolved(made, self._results)
@@ -345,23 +342,23 @@ class TracingMode(TorchDispatchMode, Listener):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if types:  # of classes that answer ops themselves
+        if types:  # subclasses with their own __torch_dispatch__
             if any(map(is_distributed, types)):
-                return NotImplemented  # the class then computes with local tensors, which come here
-            if has_no_data(*types):  # as DTensor asks for shapes, and torch.export for graphs: nothing is computed
+                return NotImplemented  # the class then dispatches ops on local tensors
+            if has_no_data(*types):  # shape propagation of DTensor, graphs of torch.export
                 return func(*args, **(kwargs or {}))
         plan = self._plans.get(id(func)) or self._plan(func)
         if not plan.traced:
             return func(*args, **(kwargs or {}))
         if self._records_nothing:
-            return self._show(plan, args, kwargs or {})
+            return self._call_unrecorded(plan, args, kwargs or {})
         token = self._token
-        reads: tuple[Any, ...] = ()  # no list: what a record keeps must be small, cold memory is most of its cost
+        reads: tuple[Any, ...] = ()  # no list: cold memory is most of a record's cost
         others: Sequence[Any]
         storage: Any = None
         if plan.leading is None:
             reads, others = self._read_each(plan, args)
-        else:  # nearly all calls: the schema says where the tensors are, and each bears the mark of its writer
+        else:  # fast path: leading tensors, each marked with its writer
             others = args[len(plan.leading) :]
             for argument in plan.leading:
                 value = args[argument]
@@ -372,7 +369,7 @@ class TracingMode(TorchDispatchMode, Listener):
                         reads += (argument, node, value.storage_offset())
                         continue
                 except (AttributeError, NotImplementedError, RuntimeError):
-                    pass  # no tensor, or one without a storage: sparse, nested, opaque
+                    pass  # not a tensor, or without a storage: sparse, nested, opaque
                 reads, others = self._read_each(plan, args)
                 break
         if kwargs:
@@ -396,17 +393,17 @@ class TracingMode(TorchDispatchMode, Listener):
         number = self._next_number()
         scalar = None
         written: tuple[RawDigest, ...] = ()
-        pattern = plan.pattern if output is not None else _GENERAL  # None may stand for any tensor
+        pattern = plan.pattern if output is not None else _GENERAL  # None may replace any tensor
         try:
-            if pattern is _VIEW and self._shows(output, storage):
-                pass  # half of all calls: nothing was written
+            if pattern is _VIEW and self._is_view_of_known(output, storage):
+                pass  # half of all calls: a pure view
             elif pattern is _FRESH:
                 written = (self._write(output, (token, number, None), plan.blank),)
             elif pattern is _INPLACE:
                 written = (self._write(args[0], (token, number, None), False),)
             elif pattern is _SEVERAL and type(output) is tuple:
                 mark = (token, number, None)
-                # A backward that was not asked for some gradient returns None in its place.
+                # A backward returns None for a gradient that was not requested.
                 written = tuple([self._write(tensor, mark, plan.blank) for tensor in output if tensor is not None])
             else:
                 if type(output) in PLAIN_TYPES:
@@ -423,8 +420,8 @@ class TracingMode(TorchDispatchMode, Listener):
             self._observer.after(number, plan, args, kwargs, noted)
         return output
 
-    def _show(self, plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Make a call, with the callback around it, and record nothing."""
+    def _call_unrecorded(self, plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run a call with the callback around it, without a record."""
         try:
             return plan.call(*args, **kwargs)
         except BaseException:
@@ -432,7 +429,7 @@ class TracingMode(TorchDispatchMode, Listener):
             raise
 
     def _write(self, tensor: torch.Tensor, mark: Mark, blank: bool) -> RawDigest:
-        """The digest of a tensor just written; its storage gets ``mark``. A stride of ``None`` means contiguous."""
+        """Hash a tensor just written and mark its storage. A stride of ``None`` means contiguous."""
         dtype = tensor.dtype
         try:
             if type(tensor) in _PLAIN_TENSORS and dtype in self._at_once and tensor.is_cpu and tensor.is_contiguous():
@@ -446,7 +443,7 @@ class TracingMode(TorchDispatchMode, Listener):
                     value = _hash(_buffer[size](address)) if size <= PIECE else hash_memory(address, size)
                     return dtype, tensor.shape, None, value
         except (NotImplementedError, RuntimeError):
-            pass  # a tensor without a storage or strides: sparse, nested, opaque; without an address: zero tensors
+            pass  # no storage or strides: sparse, nested, opaque; no address: zero tensors
         if isinstance(tensor, FakeTensor):
             raise _WithoutContentError
         set_mark(tensor, mark)
@@ -461,7 +458,7 @@ class TracingMode(TorchDispatchMode, Listener):
         return plan
 
     def _identity(self, plan: OpPlan) -> RecordIdentity:
-        """What the record of a call that is about to be made will be told by."""
+        """Return the record id of the pending call."""
         node = _current_autograd_node()
         return self._observer.ids.add_record(
             plan.name,
@@ -474,10 +471,10 @@ class TracingMode(TorchDispatchMode, Listener):
     # --------------------------------------------------------------------------------------- around compiled code
 
     def _begin_compiled(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Step aside for compiled code: a trace in it would be compiled as well, and sees some of its ops at best."""
+        """Suspend tracing for compiled code: a trace inside would be compiled too, and see only some of its ops."""
         if not self._records_nothing:
             self._read_by_compiled(name, args, kwargs)
-        self._rest()
+        self._suspend()
         self._plans = _NoPlans()
 
     def _read_by_compiled(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -487,7 +484,7 @@ class TracingMode(TorchDispatchMode, Listener):
             for path, tensor in arguments.named_arguments(args, kwargs):
                 for part in components(tensor) or [tensor]:
                     reads += (path, self._node(plan, path, part), offset(part))
-            for kind, label, digest in self._registered.unread():  # it may read any of these, and write it
+            for kind, label, digest in self._registered.unread():  # it may read and write any of these
                 number = self._next_leaf()
                 reads += (kind, number, 0)
                 self._leaves[number] = kind, label, digest, self._position(), None
@@ -500,11 +497,11 @@ class TracingMode(TorchDispatchMode, Listener):
         self._compiled_call = plan, tuple(reads), tuple(others), noted
 
     def _end_compiled(self, result: Any) -> None:
-        """One record for all of it. What its backward does is not recorded either."""
+        """Resume, with one record for the whole compiled call. Its backward is not recorded either."""
         if not self._records_nothing:
             self._written_by_compiled(result)
         self._plans = _PlansBehindCompiledCode()
-        self._follow()
+        self._resume()
 
     def _written_by_compiled(self, result: Any) -> None:
         plan, reads, others, noted = self._compiled_call
@@ -529,7 +526,7 @@ class TracingMode(TorchDispatchMode, Listener):
     def _write_all(
         self, plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any, mark: Mark
     ) -> tuple[RawDigest, ...]:
-        """Digests of all that a call wrote: fresh outputs first, then written arguments in the schema's order."""
+        """Hash everything that a call wrote: fresh outputs first, then written arguments in the schema's order."""
         targets = plan.written_tensors(args, kwargs) if plan.shown is None else [output[plan.shown]]
         seen = {id(tensor) for tensor in targets}
         fresh = [
@@ -542,8 +539,9 @@ class TracingMode(TorchDispatchMode, Listener):
             return self._collectives.begin(mark[1], [*fresh, *targets], output, receives_once=once)
         return tuple([self._write(tensor, mark, plan.blank) for tensor in fresh + targets])
 
-    def _shows(self, tensor: torch.Tensor, storage: Any) -> bool:
-        """Whether a view shows ``storage``, that of the argument last read, or any other that this trace knows."""
+    def _is_view_of_known(self, tensor: torch.Tensor, storage: Any) -> bool:
+        """Return True if a view shares ``storage`` (the last-read argument's), or any other storage known to this
+        trace."""
         try:
             return tensor.untyped_storage() is storage or self._is_marked(tensor)
         except (NotImplementedError, RuntimeError):
@@ -560,7 +558,7 @@ class TracingMode(TorchDispatchMode, Listener):
         return marked
 
     def _read_each(self, plan: OpPlan, args: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """What a call reads, place, writer and offset after each other, and its other positional arguments."""
+        """Split positional args into reads (flat argument, writer, offset) and non-tensor values."""
         reads: list[Any] = []
         others: list[Any] = []
         if plan.group:
@@ -580,13 +578,13 @@ class TracingMode(TorchDispatchMode, Listener):
                     pass  # without a storage: sparse, nested, opaque
                 self._read(plan, argument, value, reads, others)
             elif kind in PLAIN_TYPES or (kind is list and value and type(value[0]) is int):
-                others.append(value)  # the schema knows no list that mixes tensors with sizes
+                others.append(value)  # no schema mixes tensors with sizes in a list
             else:
                 self._read(plan, argument, value, reads, others)
         return tuple(reads), tuple(others)
 
     def _read_named(self, plan: OpPlan, kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """The same for keyword arguments; the others are kept with their names."""
+        """Split keyword arguments likewise; non-tensor values keep their names."""
         reads: list[Any] = []
         others: list[Any] = []
         for name, value in kwargs.items():
@@ -597,7 +595,7 @@ class TracingMode(TorchDispatchMode, Listener):
         return tuple(reads), tuple(others)
 
     def _read(self, plan: OpPlan, argument: int | str, value: Any, reads: list[Any], others: list[Any]) -> None:
-        """One argument that is not simply a marked tensor: a leaf, a list, an odd tensor, or any other object."""
+        """Record one argument off the fast path: a leaf, a list, an odd tensor, or any other object."""
         if isinstance(value, torch.Tensor):
             for part in components(value) or [value]:
                 reads += (argument, self._node(plan, argument, part), offset(part))
@@ -609,7 +607,7 @@ class TracingMode(TorchDispatchMode, Listener):
             plain = []
             for index, item in enumerate(value):
                 nested = isinstance(item, (list, tuple)) and any(isinstance(part, torch.Tensor) for part in item)
-                if nested or isinstance(item, torch.Tensor):  # as the tensors by rank of an all-gather
+                if nested or isinstance(item, torch.Tensor):  # all-gather: tensors by rank
                     self._read(plan, f"{argument}.{index}", item, reads, others)
                 else:
                     plain.append(item)
@@ -618,28 +616,28 @@ class TracingMode(TorchDispatchMode, Listener):
         others.append((argument, plain) if isinstance(argument, str) else plain)
 
     def _node(self, plan: OpPlan, argument: int | str, tensor: torch.Tensor) -> int:
-        """The number of the record or leaf that wrote this tensor last; an unknown tensor becomes a leaf."""
+        """Return the number of the record or leaf that last wrote this tensor; an unknown tensor becomes a leaf."""
         mark = get_mark(tensor)
         if mark is not None and mark[0] is not self._token:
             mark = None
         if mark is not None and not isinstance(mark[2], dict):
-            if mark[2] is IN_FLIGHT and (plan.fresh or plan.writes_arguments or plan.waits):  # else it shows a view
+            if mark[2] is IN_FLIGHT and (
+                plan.fresh or plan.writes_arguments or plan.waits
+            ):  # else it only makes a view
                 self._collectives.read(mark[1], tensor, position=self._position(), by=plan)
             return mark[1]
         view = view_key(tensor)
         views: LeafViews | None = mark[2] if mark is not None and isinstance(mark[2], dict) else None
         if views is None and not covers_storage(tensor):
             views = {}
-        if views is not None and plan.writes(
-            argument
-        ):  # the rest of the memory was seen by nobody, and is no leaf after the write
+        if views is not None and plan.writes(argument):  # the rest was never read, and is no leaf after the write
             return self._new_leaf(tensor, None, content=whole_storage(tensor))
         if views is not None and view in views:
             return views[view]
         return self._new_leaf(tensor, views)
 
     def _state_name(self, tensor: torch.Tensor) -> tuple[str, str]:
-        """``("parameter" | "buffer", path)`` of a tensor that belongs to a known module, else two empty texts."""
+        """Return ``("parameter" | "buffer", path)`` for the state of a known module, else two empty strings."""
         number = self._state.get(id(tensor))
         if number is None or not self._modules.is_state(number, tensor):
             return "", ""
@@ -650,7 +648,7 @@ class TracingMode(TorchDispatchMode, Listener):
         return storage_key(tensor) or 0
 
     def _new_leaf(self, tensor: torch.Tensor, views: LeafViews | None, *, content: torch.Tensor | None = None) -> int:
-        """Hash a tensor that no op of this trace wrote, name it, and mark its storage with its number."""
+        """Hash and name a tensor that no op of this trace wrote, and mark its storage with the new leaf's number."""
         with self._leaf_lock:
             number = self._next_leaf()
             self._add_leaf(number, tensor, views, content)
@@ -683,8 +681,8 @@ class TracingMode(TorchDispatchMode, Listener):
 def call_with_callback(
     tracer: Callable[[], TracingMode | None], func: Any, plan: OpPlan, /, *args: Any, **kwargs: Any
 ) -> Any:
-    """Make a call with the caller's callback around it. Records keep their plan, of which this is a part: ``tracer`` is
-    a weak reference, else what a trace holds would hold the trace."""
+    """Run a call with the caller's callback around it. ``tracer`` is a weak reference: this function is part of the
+    plans that records keep, which must not keep the trace alive."""
     made = tracer()
     assert made is not None
     return made._observer.call(func, plan, made._identity(plan), args, kwargs)

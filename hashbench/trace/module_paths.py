@@ -1,4 +1,4 @@
-"""Fully qualified name of the module being called, kept by calls of modules and by global module hooks."""
+"""Track the fully qualified name of the module being called, by module calls and global module hooks."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ _HOOKS: tuple[dict[int, Any], ...] = (
 
 
 class NamedState(NamedTuple):
-    """Parameters and buffers of a model, in the order of their numbers, the first of which is ``first``. A tensor that
-    has several names is called by the first of its numbers."""
+    """Parameters and buffers of a model, numbered consecutively from ``first``. A tensor with several names has the
+    first."""
 
     first: int
     tensors: list[torch.Tensor | None]
 
 
 class Contexts:
-    """Numbers for where calls are made; each stands for a module, an iteration, and whether an optimizer steps.
+    """Numbers of call contexts: module, iteration, and whether an optimizer steps.
 
-    A step has a number for each module that is known, from ``start`` on, by the module's place in ``modules``. The step
-    of now may get more; the next begins behind them.
+    Each step has one number per known module: ``start`` plus the module's index in ``modules``. The current step may
+    grow; the next one starts after it.
     """
 
     __slots__ = ("modules", "start", "steps")
@@ -57,53 +57,54 @@ class Contexts:
         self.steps: list[tuple[int, int | None, bool]] = [(0, None, False)]
 
     def begin(self, iteration: int | None, *, optimizing: bool) -> None:
-        """Another iteration, or a step of an optimizer, begins or ends."""
+        """Start a context range: a new iteration, or the begin or end of an optimizer step."""
         self.start += len(self.modules)
         self.steps.append((self.start, iteration, optimizing))
 
     def __getitem__(self, number: int) -> tuple[str, int | None, bool]:
-        """Path of the module, iteration, and whether an optimizer steps."""
+        """Return the module's path, the iteration, and whether an optimizer steps."""
         start, iteration, optimizing = self.steps[bisect_right(self.steps, number, key=itemgetter(0)) - 1]
         return self.modules[number - start], iteration, optimizing
 
 
 NOT_FOLLOWED, ENTERED, UNKNOWN, TRACED = range(4)
-"""What entering a module comes to: it is called by a thread that is not followed; it counts from now on; it has no
-place yet, or none any more; ``torch.jit.trace`` is at work."""
+"""Results of entering a module: called by an untracked thread; entered; the module has no index (yet, or any more);
+``torch.jit.trace`` is active."""
 
 
 class ModuleStack:
-    """The modules that a thread is in, each by its place in ``Contexts.modules``; place 0 is outside of all. The native
-    recorder has such a stack of its own, in C, where it costs less."""
+    """Stack of the modules that a thread is in, by their index in ``Contexts.modules``; index 0 is outside of all. The
+    native recorder has its own stack in C++, which costs less."""
 
     def __init__(self) -> None:
         self.thread, self._get_ident = 0, threading.get_ident
         self._place = 0
         self._places: dict[int, int] = {}
-        self._inside: list[tuple[int, int]] = []  # id of a module, and the place before
+        self._inside: list[tuple[int, int]] = []  # id of a module, index of the module before
 
     @property
     def place(self) -> int:
-        """That of the module that the thread is in."""
+        """Index of the current module."""
         return self._place
 
     def begin(self, start: int) -> None:
-        """The numbers of contexts begin at ``start`` from now on."""
+        """Start the numbers of contexts at ``start`` from now on."""
 
     def know(self, modules: Sequence[int], first: int) -> None:
-        """Give places from ``first`` on to modules, by their ids; 0 is none."""
+        """Assign indices from ``first`` on to modules, by their ids; id 0 is no module."""
         self._places.update(zip(modules, count(first)))
 
     def forget(self) -> None:
-        """No module has a place any more."""
+        """Drop the indices of all modules."""
         self._places.clear()
 
     def enter(self, module: torch.nn.Module) -> int:
-        """``ENTERED``, ``NOT_FOLLOWED`` or ``UNKNOWN``; ``TRACED`` where torch's own code is to call the module."""
+        """Enter a module; return ``ENTERED``, ``NOT_FOLLOWED``, ``UNKNOWN``, or ``TRACED`` if torch's own code must
+        call it."""
         return TRACED if torch._C._is_tracing() else self.enter_by_hook(module)
 
     def enter_by_hook(self, module: torch.nn.Module) -> int:
-        """The same where torch's own code calls the module."""
+        """Enter a module that torch's own code calls; results as of :meth:`enter`."""
         if self._get_ident() != self.thread:
             return NOT_FOLLOWED
         place = self._places.get(id(module), 0)
@@ -114,7 +115,7 @@ class ModuleStack:
         return ENTERED
 
     def leave(self, module: torch.nn.Module) -> None:
-        """Leave a module, and all that were entered since. Does nothing where it was not entered."""
+        """Leave a module, and all entered since. No effect if it was not entered."""
         if self._get_ident() != self.thread:
             return
         for depth in reversed(range(len(self._inside))):
@@ -125,66 +126,65 @@ class ModuleStack:
                 return
 
     def leave_all(self) -> bool:
-        """Leave all modules; whether there were any."""
+        """Leave all modules; return whether there were any."""
         inside = bool(self._inside)
         self._inside.clear()
         self._place = 0
         return inside
 
 
-class Listener:
-    """Is told what happens while modules are followed; this one does nothing."""
+class ModuleListener:
+    """Callbacks while modules are followed; these do nothing."""
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer has made a step."""
+        """Called after an optimizer stepped."""
 
     def changed(self) -> None:
-        """A step of an optimizer begins or ends."""
+        """Called when an optimizer step begins or ends."""
 
     def named(self, state: NamedState) -> None:
-        """A model becomes known."""
+        """Called when a model becomes known."""
 
 
 class ModulePaths:
-    """Where in which model we are: paths such as ``ResNet.layer1.0.conv1``; ``optimizing`` while an optimizer steps,
-    but for the calls of its closure; and ``contexts``, numbers for both.
+    """Path of the current module, such as ``ResNet.layer1.0.conv1``; ``optimizing`` while an optimizer steps (except in
+    its closure); and ``contexts``, numbers for both.
 
-    torch's own way to call global hooks is most of their cost, and many workloads call a module every 50 µs: where no
-    hook but these is in force, a call is made by :func:`_call_impl` below, and the hooks are registered once another
-    one is. The code of torch's function is exchanged: replacing ``Module.__call__`` was measured at 0.2 ms a trace,
+    torch's own dispatch of global hooks is most of their cost, and many workloads call a module every 50 µs: if no
+    other hook is active, modules are called by :func:`_call_impl` below, and our hooks are registered only when another
+    hook appears. The code object of torch's function is swapped: replacing ``Module.__call__`` took 0.2 ms a trace,
     since it invalidates Python's caches of every module class.
 
-    What a trace does once is done in caches that are cold, ten times slower than measured in a loop: few objects are
-    touched, and few made.
+    Per-trace setup runs with cold caches, ten times slower than measured in a loop: it touches and creates few objects.
     """
 
     def __init__(self) -> None:
         self.optimizing = False
         self.following = False
         self.hooks = 0
-        """How many global hooks of ours are in force before and after each module: 1 or 0."""
+        """Number of our global hooks before and after each module: 1 or 0."""
         self.original: Any = None
         self.contexts = Contexts()
-        self._known: list[Callable[[], torch.nn.Module | None]] = [lambda: None]  # weak references, by place
-        self._died, self._dies = False, _dies(weakref.ref(self))
-        self._attributes: list[str] = []  # of the state, by number
-        self._ends: list[int] = []  # how many of them there are behind the parameters of each place, and its buffers
+        self._known: list[Callable[[], torch.nn.Module | None]] = [lambda: None]  # weak references, by index
+        self._died, self._dies = False, _death_callback(weakref.ref(self))
+        self._attributes: list[str] = []  # names of parameters and buffers, by number
+        self._ends: list[int] = []  # end of the parameters, and of the buffers, of each module in _attributes
         self._roots: dict[str, int] = {}
-        self._listener = Listener()
+        self._listener = ModuleListener()
         self.use(ModuleStack())
 
     def use(self, stack: ModuleStack) -> None:
-        """Follow the modules by this stack, which knows none yet."""
+        """Follow modules by this stack, which has no indices yet."""
         self.stack, self.enter, self.leave = stack, stack.enter, stack.leave
 
     @property
     def current(self) -> str:
-        """The path of the module that we are in; empty outside of all."""
+        """Path of the current module; ``""`` outside of all."""
         return self.contexts.modules[self.stack.place]
 
     def register(self, root: torch.nn.Module) -> NamedState:
-        """Name a model and all modules in it after the class of the root, each by its first path as ``named_modules``
-        has it; a second root of one class gets ``@2``."""
+        """Name a model and its submodules after the root's class, each by its first path in ``named_modules``; a second
+        root of one class gets ``@2``."""
         name = type(root).__name__
         self._roots[name] = number = self._roots.get(name, 0) + 1
         places, known, attributes, ends = self.contexts.modules, self._known, self._attributes, self._ends
@@ -213,56 +213,56 @@ class ModulePaths:
         return found
 
     def state(self, number: int) -> tuple[str, str, str]:
-        """Of a parameter or buffer: which of the two it was, the path of its module, and its name there."""
+        """Return ``"buffer"`` or ``"parameter"``, the path of its module, and its name there."""
         place, is_buffer = self._owner(number)
         return "buffer" if is_buffer else "parameter", self.contexts.modules[place], self._attributes[number]
 
     def is_state(self, number: int, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is that parameter or buffer still: its module may have died, and another one got its id."""
+        """Return True if a tensor still is that parameter or buffer: its module may be dead and its id reused."""
         module, attribute = self._known[self._owner(number)[0]](), self._attributes[number]
         return module is not None and (
             module._parameters.get(attribute) is tensor or module._buffers.get(attribute) is tensor
         )
 
     def _owner(self, number: int) -> tuple[int, int]:
-        """The place of the module of a parameter or buffer, and 1 where it is a buffer."""
+        """Return the index of the module of a parameter or buffer, and 1 for a buffer."""
         before, is_buffer = divmod(bisect_right(self._ends, number), 2)
         return before + 1, is_buffer
 
     def begin(self, iteration: int | None) -> None:
-        """Another iteration, or a step of an optimizer, begins or ends."""
+        """Start a context range: a new iteration, or the begin or end of an optimizer step."""
         self.contexts.begin(iteration, optimizing=self.optimizing)
         self.stack.begin(self.contexts.start)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Follow the module calls of this thread, and optimizers' steps."""
-        self.start(Listener())
+        """Follow this thread's module calls, and optimizer steps, within this context."""
+        self.start(ModuleListener())
         try:
             yield
         finally:
             self.stop()
 
-    def start(self, listener: Listener) -> None:
-        """Follow the module calls of this thread, and optimizers' steps, until :meth:`stop`."""
+    def start(self, listener: ModuleListener) -> None:
+        """Follow this thread's module calls, and optimizer steps, until :meth:`stop`."""
         self.stack.thread, self._listener = threading.get_ident(), listener
         try:
-            self.follow()
+            self.install_hooks()
         except BaseException:
             self.stop()
             raise
 
     def stop(self) -> None:
-        """Follow them no longer, and refer to nobody who listened: what a trace keeps is released with it."""
-        self.rest()
-        if self.stack.leave_all() or self.optimizing:  # left inside
+        """Stop following, and release the listener: whatever a trace keeps is freed with it."""
+        self.remove_hooks()
+        if self.stack.leave_all() or self.optimizing:  # the trace ended inside a module or step
             self.optimizing = False
             self._listener.changed()
-        self._listener = Listener()
+        self._listener = ModuleListener()
 
-    def follow(self) -> None:
-        """Have modules called with less ado, where there are no hooks, else by torch's own code with its global hooks;
-        and register hooks of optimizers. Hooks are kept by numbers that torch gives to none."""
+    def install_hooks(self) -> None:
+        """Install the fast module call (or global hooks, if there are others), and the optimizer hooks. Hooks are kept
+        under negative ids, which torch never assigns."""
         if self.following:
             return
         self.following = True
@@ -278,8 +278,8 @@ class ModulePaths:
         _global_optimizer_pre_hooks[-id(self)] = self._begin_step
         _global_optimizer_post_hooks[-id(self)] = self._end_step
 
-    def rest(self) -> None:
-        """Undo that: dynamo compiles what hooks do into a graph, cannot follow ours, and compiles anew without."""
+    def remove_hooks(self) -> None:
+        """Remove them: dynamo would compile hooks into the graph, cannot trace ours, and recompiles without them."""
         if not self.following:
             return
         self.following = False
@@ -291,9 +291,9 @@ class ModulePaths:
             hooks.pop(-id(self), None)
         self.hooks = 0
 
-    def others(self) -> None:
-        """Another hook is in force, or torch's tracer is on, so that modules are called by torch's own code: ours run
-        before those hooks, which were registered later."""
+    def use_global_hooks(self) -> None:
+        """Register our hooks, first in order, once another hook or torch's tracer is active: torch's own code then
+        calls the modules."""
         if not self.hooks and self.following:
             self._add_hooks()
             for hooks in (_global_forward_pre_hooks, _global_forward_hooks):
@@ -306,18 +306,18 @@ class ModulePaths:
         _global_forward_hooks_always_called[-id(self)] = True
 
     def _enter_by_hook(self, module: torch.nn.Module, _inputs: Any) -> None:
-        """Is called before every module, where :func:`_call_impl` does not do this itself."""
+        """Pre-hook of every module that :func:`_call_impl` does not enter itself."""
         if self.stack.enter_by_hook(module) == UNKNOWN:
             self.meet(module)
 
     def _leave_by_hook(self, module: torch.nn.Module, _inputs: Any, _output: Any) -> None:
-        """Is called after every module, where :func:`_call_impl` does not do this itself."""
+        """Post-hook of every module that :func:`_call_impl` does not leave itself."""
         self.leave(module)
 
     def meet(self, module: torch.nn.Module) -> None:
-        """Enter a module that has no place yet, or none any more."""
+        """Register and enter a module that has no index (yet, or any more)."""
         state = UNKNOWN
-        if self._died:  # which is known only of those that are alive
+        if self._died:  # ids are valid only for live modules
             self._died = False
             alive = [known() for known in self._known]
             self.stack.know([0 if one is None else id(one) for one in alive], 0)
@@ -327,7 +327,7 @@ class ModulePaths:
             self.stack.enter_by_hook(module)
 
     def forget(self) -> None:
-        """A module has died, and another one may get its id."""
+        """Drop all indices after a module died, since another module may reuse its id."""
         if not self._died:
             self._died = True
             self.stack.forget()
@@ -335,16 +335,16 @@ class ModulePaths:
     def _begin_step(
         self, _: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Pre-hook of every step: also returns its arguments with the closure replaced, where there is one."""
+        """Pre-hook of every optimizer step; returns its arguments with the closure wrapped, if there is one."""
         self._set_optimizing(True)
         if "closure" in kwargs and callable(kwargs["closure"]):
             return args, {**kwargs, "closure": self._outside_step(kwargs["closure"])}
-        if len(args) > 1 and callable(args[1]):  # behind the optimizer
+        if len(args) > 1 and callable(args[1]):  # after the optimizer
             return (args[0], self._outside_step(args[1]), *args[2:]), kwargs
         return None
 
     def _outside_step(self, closure: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a closure whose calls are no part of the optimizer's step that makes them."""
+        """Wrap a closure so that its calls do not count as part of the optimizer's step."""
 
         @functools.wraps(closure)
         def called(*args: Any, **kwargs: Any) -> Any:
@@ -352,7 +352,7 @@ class ModulePaths:
             try:
                 return closure(*args, **kwargs)
             finally:
-                if self.following:  # else the trace was left inside
+                if self.following:  # else the trace ended inside the closure
                     self._set_optimizing(True)
 
         return called
@@ -367,8 +367,8 @@ class ModulePaths:
             self._listener.stepped(optimizer)
 
 
-def _dies(paths: weakref.ref[ModulePaths]) -> Callable[[object], None]:
-    """What is called when a module dies. It does not keep the paths."""
+def _death_callback(paths: weakref.ref[ModulePaths]) -> Callable[[object], None]:
+    """Return a weakref callback for dead modules, which does not keep the paths alive."""
 
     def dies(_module: object) -> None:
         told = paths()
@@ -384,12 +384,12 @@ _KNOWN = frozenset(
         "3dd0447cad1ac3cb08f3d932c041652ec8ba8ccf48b53ad580494f514f48510f",  # 2.15
     }
 )
-"""SHA-256 of the sources of ``Module._call_impl`` that :func:`_call_impl` may stand for, by torch's release."""
+"""SHA-256 of the known sources of ``Module._call_impl`` that :func:`_call_impl` may replace, with torch's releases."""
 
 
 @functools.cache
 def known_original(call: FunctionType) -> FunctionType | None:
-    """A function that keeps what ``Module._call_impl`` does now; ``None`` where it is not known to be torch's own."""
+    """Return a copy of the current ``Module._call_impl``; ``None`` unless it is known to be torch's own."""
     try:
         source = inspect.getsource(call.__code__)
     except (OSError, TypeError):  # torch without its sources
@@ -400,8 +400,8 @@ def known_original(call: FunctionType) -> FunctionType | None:
 
 
 def _call_impl(self: Any, *args: Any, _followed: ModulePaths, **kwargs: Any) -> Any:
-    """What ``torch.nn.Module._call_impl`` returns: in fewer steps where nobody has hooks, else by torch's code. This
-    one is run as that function's: global names are those of torch's module."""
+    """Replace the code of ``torch.nn.Module._call_impl``: a short path without hooks, else torch's code. It runs as
+    that function, so global names are those of torch's module."""
     if (
         self._backward_hooks
         or self._backward_pre_hooks
@@ -412,12 +412,12 @@ def _call_impl(self: Any, *args: Any, _followed: ModulePaths, **kwargs: Any) -> 
         or _global_forward_hooks
         or _global_forward_pre_hooks
     ):
-        _followed.others()
+        _followed.use_global_hooks()
         return _followed.original(self, *args, **kwargs)
     state = _followed.enter(self)
     if state != 1:  # ENTERED
         if state == 3:  # TRACED
-            _followed.others()
+            _followed.use_global_hooks()
             return _followed.original(self, *args, **kwargs)
         if state == 0:  # NOT_FOLLOWED
             return self.forward(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""What is known of an op: its schema, read once, and whether an active dispatch mode changes how torch computes it."""
+"""Facts about an op: its schema, read once, and whether an active dispatch mode changes how torch computes it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hashbench.trace.storage_writers import storage_key
 
 _ALLOCATIONS = frozenset(
     {
-        # Their content is whatever was in memory. torch marks them by no tag; the list is that of the documentation of
+        # Their output is uninitialized. torch has no tag for them; the list is from the documentation of
         # torch.utils.deterministic.fill_uninitialized_memory, plus their variants in native_functions.yaml.
         "aten::empty",
         "aten::empty_like",
@@ -37,26 +37,27 @@ _ALLOCATIONS = frozenset(
 _EXCHANGING = frozenset(
     {"c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem"}
 )
-"""Namespaces of the ops that exchange data with other processes (torch/csrc/distributed/c10d/Ops.cpp, Functional.cpp,
+"""Namespaces of ops that exchange data with other processes (torch/csrc/distributed/c10d/Ops.cpp, Functional.cpp,
 SymmetricMemory.cpp; torch/distributed/_functional_collectives.py, torch/distributed/tensor/_collective_utils.py)."""
 
 _WAITING = frozenset({"wait_tensor", "wait_tensors", "_wrap_tensor_autograd"})
-"""Ops of these namespaces that return the tensor they are given, once it is there."""
+"""Ops of these namespaces that return their input tensor once its data have arrived."""
 
 _RECEIVING = frozenset({"recv_", "recv_any_source_"})
-"""Point-to-point ops of ``c10d``. Their ``Work.wait`` may be called once: a second call waits for another message."""
+"""Point-to-point ops of ``c10d``. Their ``Work.wait`` must be called only once: a second call waits for another
+message."""
 
 _WRITES_SHOWN = {"fsdp::all_gather_copy_in": ("all_gather_output", 0)}
-"""Ops whose schema declares neither that an output is a view of an argument nor that it is written: the argument, and
-the output that shows the part written (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py)."""
+"""Ops with an output that aliases a written argument, though the schema declares neither: the argument, and that output
+(torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py)."""
 
 GROUP = "<group>"
-"""Stands for the name of a process group among a record's arguments: a group made anew has another."""
+"""Placeholder for the name of a process group in a record's arguments: a recreated group has another name."""
 
 
 def _received_into(schema: Any) -> tuple[str, ...]:
-    """The arguments of a ``c10d`` op that the other processes' data are written to, which its schema does not declare:
-    what is named as an output, else the tensors of an op in place."""
+    """Return the arguments of a ``c10d`` op that receive other processes' data, which its schema does not declare:
+    those named as an output, else the tensors of an in-place op."""
     if not schema.name.startswith("c10d::") or not schema.name.endswith("_"):
         return ()
     names = [argument.name for argument in schema.arguments]
@@ -66,7 +67,7 @@ def _received_into(schema: Any) -> tuple[str, ...]:
 
 
 class Pattern(enum.Enum):
-    """The commonest ways in which ops write; anything else is ``GENERAL``."""
+    """Common write patterns of ops; any other is ``GENERAL``."""
 
     FRESH = "returns one new tensor and writes nothing else"
     SEVERAL = "returns several new tensors and writes nothing else"
@@ -77,21 +78,23 @@ class Pattern(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class OpPlan:
-    """What the schema of one op overload says, in the form the hot path needs.
+    """Schema of one op overload, in the form that the hot path needs.
 
-    ``written`` and ``written_names`` are the arguments whose content the op changes, by position and by name.
-    ``running_statistics`` are positions that batch and instance norm write when their argument at ``training`` is
-    true: the schema of ``native_batch_norm`` and its relatives omits that mutation. ``fresh``: no output shares memory
-    with an argument, as far as the schema says. ``traced`` is false for ops without any tensor, such as the
-    profiler's marks. ``collective``: it exchanges data with other processes; what it writes may come later, and
-    ``group`` tells by position or name which arguments name a process group. ``receives_once``: its Work may be waited
-    for once. ``waits``: it returns a collective's output once that is there.
-    ``shown``: the output that shows what it wrote to an argument, which its schema does not declare.
-    ``drawn_inside``: the generator's state is recorded although the schema does not say that the op is seeded, and
-    belongs to its record where an op that it calls is.
-    ``leading``: the positions of the tensor arguments, where those are plain tensors that come before all other
-    arguments; ``None`` where each argument must be looked at. ``opaque``: what it stands for where that is more than a
-    trace sees (:class:`OpRecord`).
+    Attributes: written, written_names: the arguments that the op writes, by position and by name.
+        running_statistics: positions that batch and instance norm write if their argument at ``training`` is true: the
+            schema of ``native_batch_norm`` and its relatives omits that mutation.
+        fresh: no output shares memory with an argument, according to the schema.
+        traced: false for ops without any tensor, such as the profiler's marks.
+        collective: exchanges data with other processes; its outputs may arrive later.
+        group: the arguments that name a process group, by position or name.
+        receives_once: its Work must be waited for only once.
+        waits: returns a collective's output once it has arrived.
+        shown: index of the output that aliases a written argument, undeclared in the schema.
+        drawn_inside: the generator's state is recorded although the op is not tagged as seeded; it belongs to the
+            record of an inner op if one draws.
+        leading: the positions of the tensor arguments, if those are plain tensors before all other arguments; ``None``
+            if each argument must be checked.
+        opaque: description of a call that does more than a trace sees (:class:`OpRecord`).
     """
 
     name: str
@@ -117,14 +120,14 @@ class OpPlan:
     opaque: str = ""
 
     def writes(self, argument: int | str) -> bool:
-        """Whether an ``argument`` (by position, name, or ``position.index`` in a list) is written."""
+        """Return True if ``argument`` (position, name, or ``position.index`` in a list) is written."""
         if isinstance(argument, str):
             head, _, _ = argument.partition(".")
             return head in self.written_names or (head.isdigit() and int(head) in self.written)
         return argument in self.written
 
     def written_values(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The arguments of one call whose content it changes, in the schema's order."""
+        """Return the arguments that one call writes, in the schema's order."""
         values = [args[position] for position in self.written if position < len(args)]
         values += [kwargs[name] for name in self.written_names if name in kwargs]
         if self.running_statistics and (self.training < 0 or (self.training < len(args) and args[self.training])):
@@ -132,11 +135,11 @@ class OpPlan:
         return values
 
     def written_tensors(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-        """The tensors among those arguments."""
+        """Return the tensors among the written arguments."""
         return tensors_in(self.written_values(args, kwargs)) if self.writes_arguments else []
 
     def written_by(self, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> list[torch.Tensor]:
-        """All tensors that one call wrote: its outputs that are no views of an argument, then the arguments in the
+        """Return all tensors that one call wrote: outputs that are no views of an argument, then arguments in the
         schema's order."""
         targets = self.written_tensors(args, kwargs)
         known = {id(tensor) for tensor in targets}
@@ -147,8 +150,8 @@ class OpPlan:
 
 @functools.cache
 def plan_of(func: Any) -> OpPlan:
-    """The plan of an op overload, read off ``func._schema`` and ``func.tags``; of anything else (a higher-order
-    operator), one that treats every output as freshly written."""
+    """Return the plan of an op overload, from ``func._schema`` and ``func.tags``. For anything else (a higher-order
+    operator), every output is treated as freshly written."""
     schema = getattr(func, "_schema", None)
     if schema is None:
         return OpPlan(name=str(func), call=func)
@@ -167,10 +170,10 @@ def plan_of(func: Any) -> OpPlan:
     kinds = [str(item.type) for item in [*arguments, *schema.returns]]
     returns_scalar = not {"number", "int", "float", "bool"}.isdisjoint(kinds[len(arguments) :])
     statistics: tuple[int, ...] = ()
-    # Only the forward of a norm has the factor by which it moves its statistics; its backward merely reads them.
+    # Only the forward of a norm has a momentum for its running statistics; its backward merely reads them.
     if not written and not {"momentum", "exponential_average_factor"}.isdisjoint(names):
         statistics = tuple(names.index(name) for name in ("running_mean", "running_var") if name in names)
-    # It names other processes: by its namespace, a class of torch.distributed's, a group, a peer.
+    # Communication: by namespace, a class of torch.distributed, a group, a peer.
     waits = namespace in _EXCHANGING and name in _WAITING
     collective = not waits and (
         namespace in _EXCHANGING
@@ -182,7 +185,7 @@ def plan_of(func: Any) -> OpPlan:
         pattern = Pattern.VIEW if waits and pattern is Pattern.FRESH else Pattern.GENERAL
     return OpPlan(
         name=str(func),
-        call=func._op,  # what OpOverload.__call__ calls, without that Python frame
+        call=func._op,  # OpOverload.__call__ without its Python frame
         pattern=pattern,
         writes_arguments=bool(written or statistics),
         written=tuple(position for position, argument in written if not argument.kwarg_only),
@@ -239,13 +242,16 @@ TABLE = Path(__file__).parents[1] / "data" / "mode_dependent_ops.csv"
 
 @dataclass(frozen=True, slots=True)
 class ModeDependentOp:
-    """An op that torch may compute by another formula because a dispatch mode, such as the trace itself, is active: a
-    line of ``data/mode_dependent_ops.csv``, measured by ``benchmarks/mode_dependent.py`` on torch's own op database.
+    """Op that torch may compute by another formula under a dispatch mode, such as the Python tracer: a line of
+    ``data/mode_dependent_ops.csv``, measured by ``benchmarks/mode_dependent.py`` on torch's own op database.
 
-    Such an op gives the same bits in every traced run and perhaps others in an untraced run, depending on its inputs.
-    ``phase`` says where the formula differs: ``backward`` in the derivative of the op, ``any`` in the op itself, ``no
-    gradient`` in the op itself where no derivative of it is computed. ``complex_only`` limits it to complex dtypes.
-    ``signature`` is the run of records that betrays it, of which the op is one; empty where the op alone does.
+    Such an op gives the same bits in every traced run, and perhaps others in an untraced run, depending on its inputs.
+
+    Attributes:
+        phase: where the formula differs: ``backward`` in the derivative of the op, ``any`` in the op itself, ``no
+            gradient`` in the op itself if no derivative of it is computed.
+        complex_only: only for complex dtypes.
+        signature: sequence of records that identifies the formula, one of them the op; empty if the op alone does.
     """
 
     op: str
@@ -255,12 +261,12 @@ class ModeDependentOp:
 
     @property
     def recorded_as(self) -> tuple[str, ...]:
-        """How the op appears in a trace. The derivative of an in-place variant is that of the op."""
+        """Names of the op in a trace. The derivative of an in-place variant is that of the op."""
         packet, _, overload = self.op.rpartition(".")
         return (self.op, f"{packet}_.{overload}") if self.phase == "backward" else (self.op,)
 
     def has_signature(self, records: Sequence[OpRecord], position: int) -> bool:
-        """Whether the record at ``position`` stands among those of the signature."""
+        """Return True if the record at ``position`` is part of the signature."""
         if not self.signature:
             return True
         begin = position - self.signature.index(self.op)
@@ -270,7 +276,7 @@ class ModeDependentOp:
 
 @functools.cache
 def mode_dependent_ops() -> tuple[ModeDependentOp, ...]:
-    """Every op that is known to depend on a mode."""
+    """Load all ops known to depend on a mode."""
     with TABLE.open(newline="", encoding="utf-8") as file:
         return tuple(
             ModeDependentOp(line["op"], line["phase"], line["dtypes"] == "complex", tuple(line["signature"].split()))
@@ -279,12 +285,12 @@ def mode_dependent_ops() -> tuple[ModeDependentOp, ...]:
 
 
 def mode_dependent(trace: Trace) -> tuple[str, ...]:
-    """Names of the ops of a trace that torch may have computed by another formula because the trace was active, in the
-    order of the table, each once; none under the native tracer, which is no mode."""
+    """Return the ops of a trace that torch may have computed by another formula because of the tracer, in table order
+    without duplicates; none under the native tracer, which is no mode."""
     if trace.tracer == "native":
         return ()
     positions: dict[str, list[int]] = defaultdict(list)
-    derivatives: dict[str, bool] = {}  # by id of a forward record: whether its derivative is complex
+    derivatives: dict[str, bool] = {}  # by forward record id: is its derivative complex
     for position, record in enumerate(trace.records):
         positions[record.op].append(position)
         if record.forward_op:

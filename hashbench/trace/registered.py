@@ -1,4 +1,4 @@
-"""What a caller names before an op reads it: inputs, parameters and buffers, by their storage."""
+"""Names given by the caller before an op reads a tensor: inputs, parameters and buffers, by storage."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Registration = tuple[str, str, RawDigest]
 
 
 class Registered:
-    """Registrations by the address of a storage, and when they were made.
+    """Registrations by storage address, with the time of their registration.
 
-    A weak reference keeps the struct of a storage and not its memory, so that no storage gets the address of one that
-    is registered and gone: the inputs of one step are, when the next begins.
+    A weak reference keeps the struct of a storage but not its memory, so the address of a registered storage is never
+    reused, even after it died: the inputs of one step are gone when the next begins.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Registered:
         return storage_key(tensor) in self._now
 
     def add(self, tensor: torch.Tensor, registration: Registration, *, leaves: int) -> None:
-        """Register a tensor that has a storage, when there are so many leaves."""
+        """Register a tensor that has a storage; ``leaves`` is the number of leaves so far."""
         held = StorageWeakRef(tensor.untyped_storage())
         storage = int(held.cdata)
         self._held.add(held)
@@ -39,28 +39,28 @@ class Registered:
         self._changes.append((leaves, storage, registration))
 
     def read(self, storage: int) -> Registration | None:
-        """The registration of a storage that an op reads now, or has just read."""
+        """Return the registration of a storage that an op is reading, or has just read."""
         self._unread.pop(storage, None)
         return self._now.get(storage)
 
     def read_by(self, storages: Sequence[int]) -> None:
-        """Ops have read leaves, of which the storages are given in the leaves' order."""
+        """Mark the storages of leaves, in the leaves' order, as read."""
         for storage, registration in zip(storages, self.along(storages), strict=True):
-            if registration is self._now.get(storage):  # else another has been made since
+            if registration is self._now.get(storage):  # else another one replaced it
                 self._unread.pop(storage, None)
 
     def unread(self) -> list[Registration]:
-        """What no op has read so far."""
+        """Return the registrations that no op has read so far."""
         return list(self._unread.values())
 
     def close(self, *, leaves: int) -> None:
-        """Nothing is registered any longer, from when there are so many leaves."""
+        """End all registrations; ``leaves`` is the number of leaves so far."""
         self._changes += ((leaves, storage, None) for storage in self._now)
         self._now.clear()
         self._unread.clear()
 
     def along(self, storages: Iterable[int]) -> Iterator[Registration | None]:
-        """The registration of each leaf when it was read, of which the storages are given in the leaves' order."""
+        """Yield each leaf's registration at the time it was read, given the leaves' storages in order."""
         now: dict[int, Registration | None] = {}
         changes = iter(self._changes)
         change = next(changes, None)

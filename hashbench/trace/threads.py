@@ -1,6 +1,6 @@
-"""Threads, and work for pools of threads, that a traced program starts: each is run in a lane of its own.
+"""Record each thread, and each task of a thread pool, that a traced program starts, in its own lane.
 
-torch does not hand down to a new thread what is in force in the old one, so that a native trace would not see it.
+New threads do not inherit torch's thread-local dispatch state, so a native trace would not see them.
 """
 
 from __future__ import annotations
@@ -15,41 +15,42 @@ from multiprocessing.pool import ThreadPool
 from typing import Any, Protocol
 
 _POOLS = ("concurrent.futures.thread", "multiprocessing.pool")
-"""Modules whose threads do work that they are given: which of them does what is chance, so each piece counts alone."""
+"""Modules with thread pools: which of their threads runs a task is up to the scheduler, so each task has its own lane.
+"""
 
 
 class Lane(Protocol):
-    """What a new thread or piece of work is recorded in."""
+    """Lane of a new thread or task."""
 
     def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """What ``function`` returns, whose calls are recorded in this lane."""
+        """Call ``function`` and return its result; its ops are recorded in this lane."""
 
 
 Begin = Callable[[], Lane | None]
-"""Called by the thread that starts another or hands over work; ``None`` where its own calls are not recorded."""
+"""Called by the thread that starts another or submits a task; ``None`` if its own calls are not recorded."""
 
 
 class Starts:
-    """Runs in a lane what is started by ``threading`` or ``_thread``, or handed to a ``ThreadPoolExecutor`` or a
-    ``ThreadPool``, also to an older one, from :meth:`follow` until :meth:`rest`. ``imap`` of an iterator is left alone:
-    another thread asks for its items."""
+    """Patch of ``threading``, ``_thread``, ``ThreadPoolExecutor`` and ``ThreadPool`` (existing pools included) that
+    runs everything they start in a lane, from :meth:`install` until :meth:`remove`. ``imap`` is not patched: another
+    thread consumes its iterable."""
 
     def __init__(self) -> None:
         self._before: list[tuple[Any, str, bool, Any]] = []
 
-    def follow(self, begin: Begin) -> None:
+    def install(self, begin: Begin) -> None:
         before = self._before
         for owner, name, wrapped in _PLACES:
             original = getattr(owner, name)
             before.append((owner, name, name in vars(owner), original))
             setattr(owner, name, wrapped(begin, original))
 
-    def rest(self) -> None:
+    def remove(self) -> None:
         while self._before:
             owner, name, own, original = self._before.pop()
             if own:
                 setattr(owner, name, original)
-            elif name in vars(owner):  # else an exception came just before
+            elif name in vars(owner):  # else an exception came just before it was set
                 delattr(owner, name)
 
 
@@ -105,7 +106,7 @@ def _call_one(given: tuple[Callable[[Any], Any], Any]) -> Any:
 
 
 _STARTS = ("_start_joinable_thread", "_start_new_thread")
-"""What ``Thread.start`` calls: the first since Python 3.13."""
+"""Functions called by ``Thread.start``: the first since Python 3.13."""
 
 _PLACES: tuple[tuple[Any, str, Callable[[Begin, Callable[..., Any]], Callable[..., Any]]], ...] = (
     *((threading, name, _starting) for name in _STARTS if hasattr(threading, name)),
@@ -114,4 +115,4 @@ _PLACES: tuple[tuple[Any, str, Callable[[Begin, Callable[..., Any]], Callable[..
     (ThreadPool, "apply_async", _applying),
     *((ThreadPool, name, _mapping) for name in ("_map_async", "imap", "imap_unordered")),
 )
-"""What starts a thread or takes work for a pool, and what is put in its place."""
+"""Functions that start a thread or submit a task, and their patches."""

@@ -1,8 +1,8 @@
-"""Which tracer makes a trace: the native recorder, or the Python dispatch mode.
+"""Choose the tracer: the native recorder, or the Python dispatch mode.
 
-The Python dispatch mode changes which ops run: while any mode is on, torch takes every tensor for a tensor subclass, so
-that gradients accumulate by ``add`` in place of ``add_`` and some formulas are others. The native recorder sees the ops
-of the untraced program. So traces of the two are never compared as if they were the same.
+The Python dispatch mode changes which ops run: while any mode is active, torch treats every tensor as a subclass, so
+gradients accumulate by ``add`` instead of ``add_`` and some formulas differ. The native recorder sees the ops of the
+untraced program. Traces of the two are therefore never compared.
 """
 
 from __future__ import annotations
@@ -20,16 +20,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The tracer that is used, ``native`` or ``python``; ``reason`` says why ``auto`` did not get the native one, and
-    is empty otherwise."""
+    """The tracer in use.
+
+    Attributes:
+        tracer: ``native`` or ``python``.
+        reason: why ``auto`` fell back to ``python``; ``""`` otherwise.
+    """
 
     tracer: str
     reason: str = ""
 
 
-@functools.cache  # to ask for the imports again would be a tenth of what it takes to make and enter a trace
+@functools.cache  # repeating the imports would cost a tenth of entering a trace
 def native_unavailable() -> Unavailable | None:
-    """What is wrong where the native tracer cannot be used in this process; ``None`` where it can."""
+    """Return why the native tracer cannot be used in this process; ``None`` if it can."""
     from hashbench.native.build import Unavailable
     from hashbench.trace.native import load
 
@@ -38,16 +42,16 @@ def native_unavailable() -> Unavailable | None:
 
 
 def choose(wanted: str) -> Choice:
-    """The tracer for ``auto`` (the native one where it can be used, else the Python one), ``native`` or ``python``.
+    """Return the tracer for ``auto`` (native if available, else Python), ``native`` or ``python``.
 
     Raises:
-        HashbenchError: the native tracer is asked for and cannot be used, or ``wanted`` is none of the three.
+        HashbenchError: ``native`` is unavailable, or ``wanted`` is none of the three.
     """
     if wanted not in TRACERS:
         raise HashbenchError(
-            f"{wanted!r:.80} is not a tracer",
+            f"invalid tracer {wanted!r:.80}",
             consequence="nothing was traced",
-            tip=f"It is one of: {', '.join(TRACERS)}.",
+            tip=f"Choose from: {', '.join(TRACERS)}.",
         )
     if wanted == "python":
         return Choice("python")
@@ -57,8 +61,8 @@ def choose(wanted: str) -> Choice:
     if wanted == "native":
         advice = f"{missing.advice[:1].upper()}{missing.advice[1:]}."
         raise HashbenchError(
-            "the native tracer cannot be used here",
+            "the native tracer is unavailable",
             consequence=f"{missing.what}, so nothing was traced",
-            tip=f"{advice} Or choose the tracer `auto`, which takes the Python dispatch mode then, or `python`.",
+            tip=f"{advice} Or choose the tracer `auto`, which falls back to the Python dispatch mode, or `python`.",
         )
     return Choice("python", missing.reason)

@@ -213,7 +213,7 @@ def test_a_process_that_holds_the_lock_for_ever_is_not_waited_for(
     folder.mkdir(mode=0o700)
     monkeypatch.setattr(building, "BUILD_SECONDS", 0.2)
     monkeypatch.setattr(building, "_run", lambda _, scratch: (scratch / "library.so").write_bytes(b"library"))
-    with cache.alone(folder, seconds=60):
+    with cache.locked(folder, seconds=60):
         assert built(build(cache=folder, source=source)).read_bytes() == b"library"
 
 

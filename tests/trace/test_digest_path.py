@@ -162,18 +162,18 @@ def test_where_torchs_own_ops_fail_too_their_error_is_raised(monkeypatch: pytest
 def test_a_trial_tells_the_path_with_the_reason_of_a_failure(stand_in: Any) -> None:
     stand_in(broken)
     with pytest.warns(UserWarning, match="ptxas"):
-        path = ledger.tried(Ledger(everywhere=True), CPU)
+        path = ledger.verified_path(Ledger(everywhere=True), CPU)
     assert path == DigestPath("torch ops", "stand-in: RuntimeError: ptxas fatal: Value 'sm_60' is not defined")
 
 
 def test_a_trial_refuses_a_function_that_is_wrong(stand_in: Any) -> None:
     stand_in(lambda _tensor, totals, place: totals[place].add_(1))
     with pytest.raises(HashbenchError, match=r"digests on cpu by stand-in are wrong: 251 bytes give [0-9a-f]{16} in"):
-        ledger.tried(Ledger(everywhere=True), CPU)
+        ledger.verified_path(Ledger(everywhere=True), CPU)
 
 
 def test_a_trial_says_what_a_device_cannot_do() -> None:
-    with pytest.raises(HashbenchError, match=r"cannot make digests on cuda:99: nothing can be traced there \("):
+    with pytest.raises(HashbenchError, match=r"cannot compute digests on cuda:99: nothing can be traced there \("):
         digest_path("cuda:99")
 
 

@@ -1,6 +1,6 @@
-"""The native tracer: a recorder in C++ sees every call, and Python makes a trace of what it kept.
+"""The native tracer: a C++ recorder sees every call, and Python builds a trace from its records.
 
-``ops`` tells the recorder what schemas say, ``tracer`` answers it while a trace is made, ``decode`` reads what it kept.
+``ops`` passes schemas to the recorder, ``tracer`` answers its callbacks during a trace, ``decode`` reads its records.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from hashbench.trace.native.tracer import NativeTracer
 
 @functools.cache
 def load() -> tuple[Library, Ops] | Unavailable:
-    """The recorder, loaded into this process, and the ops that it has met; or why it cannot be used. Compiles it where
-    nobody has."""
+    """Load the recorder into this process, compiling it if necessary; return it with the ops it has met, or the reason
+    why it is unavailable."""
     if not is_free():
         return Unavailable(
-            f"torch {torch.__version__} leaves no dispatch key free to see calls by", "install torch 2.13 or newer"
+            f"torch {torch.__version__} has no free dispatch key for the recorder", "install torch 2.13 or newer"
         )
     built = build(trial=TRIAL)
     if isinstance(built, Unavailable):
@@ -39,9 +39,9 @@ def load() -> tuple[Library, Ops] | Unavailable:
 
 
 def trial(path: str) -> int:
-    """Load a library that was just compiled and make a small trace with it; 0 where that is as it should be. For a
-    process of its own, since what is wrong may end it."""
-    fault = _fault(*_opened(Path(path)))
+    """Load a freshly compiled library and make a small trace with it; return 0 if the trace is correct. Run it in a
+    subprocess: a faulty library may crash."""
+    fault = _find_fault(*_opened(Path(path)))
     if fault:
         print(fault, file=sys.stderr)
     return int(bool(fault))
@@ -49,26 +49,26 @@ def trial(path: str) -> int:
 
 def _opened(path: Path) -> tuple[Library, Ops]:
     ops = Ops()
-    known_original(torch.nn.Module._call_impl)  # reads a source: now rather than in each process that is forked later
+    known_original(torch.nn.Module._call_impl)  # reads a source file: once, before processes fork
     return Library(path, ops.describe, lambda tensor: not has_no_data(type(tensor))), ops
 
 
 def settle() -> None:
-    """Take out of force here what a trace left that was ended elsewhere: in another thread, or in a hook of autograd's,
-    which puts back the keys that it has found."""
+    """Restore dispatch state left by a trace that ended elsewhere: in another thread, or in an autograd hook, after
+    which autograd restores the keys it had saved."""
     if is_recorded() and not isinstance(loaded := load(), Unavailable) and loaded[0].listener is None:
         loaded[0].thread(0)
 
 
 def make_tracer(options: TraceOptions) -> NativeTracer:
-    """A tracer with the recorder, which can be used here: ``hashbench.trace.tracer.choose`` has asked."""
+    """Return a tracer with the recorder, whose availability ``hashbench.trace.tracer.choose`` has checked."""
     loaded = load()
     assert not isinstance(loaded, Unavailable)
     return NativeTracer(options, *loaded)
 
 
-def _fault(library: Library, ops: Ops) -> str:
-    """What is wrong in a small trace by the recorder; empty where nothing is."""
+def _find_fault(library: Library, ops: Ops) -> str:
+    """Return what is wrong with a small trace made by the recorder; ``""`` if nothing is."""
     first, second = torch.arange(6.0).reshape(2, 3), torch.ones(2, 3)
     tracer = NativeTracer(TraceOptions(), library, ops)
     with tracer:

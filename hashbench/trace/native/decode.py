@@ -1,4 +1,4 @@
-"""Decoding of what the native recorder keeps of a trace: its structures, by the layouts that ``recorder.cpp`` has."""
+"""Decode the native recorder's structures, with the layouts of ``recorder.cpp``."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ _FORMATS = ("contiguous_format", "preserve_format", "channels_last", "channels_l
 
 
 def leaf_storages(library: Library, recorder: int) -> list[int]:
-    """The addresses of the storages that leaves have been read from so far."""
+    """Return the addresses of the storages of all leaves so far."""
     return [storage for storage, *_ in _LEAF.iter_unpack(library.bytes_of(recorder, LEAVES, _LEAF.size))]
 
 
 def content_of(
     library: Library, recorder: int, *, first_sequence: int
 ) -> tuple[list[bytes], list[tuple[int, int]]] | None:
-    """What the recorder kept, less addresses and the numbers that autograd's nodes had before ``first_sequence``; and
-    of each leaf the address of its storage and the number of its name. ``None`` where a record is missing that Python
-    was to make."""
+    """Return the recorder's content without addresses and without the sequence numbers of older autograd nodes (before
+    ``first_sequence``), and each leaf's storage address and name number. ``None`` if a record that Python was to make
+    is missing."""
 
     def fields(what: int, form: np.dtype[Any]) -> np.ndarray[Any, Any]:
         return np.frombuffer(bytearray(library.bytes_of(recorder, what, form.itemsize)), form)
@@ -62,7 +62,7 @@ def content_of(
 
 
 class Kept:
-    """What the recorder kept of one trace, as records and leaves of Python's."""
+    """Content of the recorder for one trace, as Python records and leaves."""
 
     def __init__(self, library: Library, recorder: int, ops: Mapping[int, Op]) -> None:
         self._library, self._recorder, self._ops = library, recorder, ops
@@ -75,20 +75,20 @@ class Kept:
     # ------------------------------------------------------------------------- of all records, also those of Python's
 
     def lanes(self) -> list[Lane]:
-        """The lanes by their number; the first is the program's own thread."""
+        """Return the lanes by number; the first is the main thread."""
         return list(map(Lane._make, self._unpacked(LANES, _LANE)))
 
     def lane_of(self, number: int) -> int:
-        """The number of the lane of a record."""
+        """Return the number of a record's lane."""
         lane: int = self._calls[number][_LANE_OF]
         return lane
 
     def callers(self) -> dict[int, int]:
-        """By number of a record the number of the one inside which it was called."""
+        """Return the number of the enclosing record, by record number."""
         return {number: call[_CALLER] for number, call in enumerate(self._calls) if call[_CALLER] >= 0}
 
     def placed(self, made: RawRecord, contexts: Contexts) -> RawRecord:
-        """A record that Python made, as one of the thread that made it."""
+        """Complete a record made by Python with the context of its thread."""
         kept = self._calls[made.number]
         sequence = made.sequence | kept[_SEQUENCE]
         if not kept[_LANE_OF]:
@@ -105,9 +105,14 @@ class Kept:
         in_python: Mapping[int, RawRecord],
         odd: Sequence[RawDigest],
     ) -> Iterator[RawRecord]:
-        """The records in their order; ``in_python`` are those that Python made, by number, and ``odd`` the digests
-        that it made for the recorder."""
-        made: Any = tuple.__new__  # half the time of the constructors of named tuples
+        """Yield the records in order.
+
+        Args:
+            contexts: contexts by number.
+            in_python: records made by Python, by number.
+            odd: digests that Python made for the recorder.
+        """
+        made: Any = tuple.__new__  # half the time of a named tuple's constructor
         ops, shapes, texts = self._ops, self._shapes, self._texts
         all_reads, all_writes = self._unpacked(READS, _READ), self._unpacked(WRITES, _WRITE)
         for number, (
@@ -125,7 +130,7 @@ class Kept:
             _,
         ) in enumerate(self._calls):
             if at < 0:
-                if number in in_python:  # else its digest failed, and Python left it out
+                if number in in_python:  # else its digest failed, and Python dropped it
                     yield in_python[number]
                 continue
             op = ops[at]
@@ -159,7 +164,7 @@ class Kept:
         registered: Registered,
         in_python: Mapping[int, RawLeaf],
     ) -> Iterator[RawLeaf]:
-        """The leaves in their order; ``in_python`` are those that Python made, by number."""
+        """Yield the leaves in order; ``in_python`` are those made by Python, by number."""
         kept = self._unpacked(LEAVES, _LEAF)
         registrations = registered.along(storage for storage, *_ in kept)
         for place, ((_, value, position, meta, context, name, _), registration) in enumerate(
@@ -194,7 +199,7 @@ class Kept:
 
     @functools.cached_property
     def _enumerated(self) -> dict[str, Mapping[int, Any]]:
-        """By type of an argument the values that it has in Python for numbers of C++."""
+        """Python values of C++ enumerations, by argument type."""
         return {
             "ScalarType": self._library.dtypes,
             "Layout": {number: getattr(torch, name) for number, name in enumerate(_LAYOUTS)},
@@ -202,7 +207,7 @@ class Kept:
         }
 
     def _other_arguments(self, at: int, number: int) -> str:
-        """The text of the arguments of a call that are no tensors."""
+        """Return the text of a call's non-tensor arguments."""
         if (at, number) not in self._texts:
             op, reader = self._ops[at], _Values(self._others[number], self._enumerated)
             found = []
@@ -221,7 +226,7 @@ class Kept:
 def _meta(
     text: bytes, dtypes: Mapping[int, torch.dtype]
 ) -> tuple[torch.dtype, tuple[int, ...], tuple[int, ...] | None]:
-    """Dtype, shape and stride, as ``meta_of`` of ``recorder.cpp`` wrote them; a stride of ``None`` means contiguous."""
+    """Unpack dtype, shape and stride as packed by ``meta_of`` of ``recorder.cpp``; stride ``None`` means contiguous."""
     head, *sizes = struct.unpack(f"={len(text) // 8}q", text)
     if not head & _STRIDED:
         return dtypes[head], tuple(sizes), None
@@ -230,11 +235,11 @@ def _meta(
 
 
 class _Unknown:
-    """Stands for an argument of a type that is not written down: only the type's name is."""
+    """Placeholder for an argument of which only the type's name was recorded."""
 
 
 class _Values:
-    """Reads what ``put_value`` of ``recorder.cpp`` wrote."""
+    """Reader for values written by ``put_value`` of ``recorder.cpp``."""
 
     def __init__(self, text: bytes, enumerated: Mapping[str, Mapping[int, Any]]) -> None:
         self._text, self._at, self._enumerated = text, 0, enumerated
@@ -248,7 +253,7 @@ class _Values:
         return self._text[self._at - 1]
 
     def value(self, kind: str) -> Any:
-        """The next value, of an argument of this type."""
+        """Read the next value, of an argument of this type."""
         tag = chr(self.byte())
         if tag in "ntf":
             return {"n": None, "t": True, "f": False}[tag]

@@ -1,4 +1,4 @@
-"""What a schema says of each op, as the native recorder and the decoding of its records need it."""
+"""Op schemas in the form that the native recorder and the decoding of its records need."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hashbench.trace.op_schema import OpPlan
 
 
 class Op:
-    """What both sides know of one op: its plan, and how each argument is named and read."""
+    """One op for both sides: its plan, and the names and types of its arguments."""
 
     def __init__(self, plan: OpPlan, schema: Any) -> None:
         self.plan = plan
@@ -28,15 +28,15 @@ class Op:
 
 
 def plan_of(func: Any) -> OpPlan:
-    """The plan of an op. Of one whose own calls are recorded the generator's state is, too: what it draws while the
-    state is equal, and what it calls draws from another one, is its own doing."""
+    """Return the plan of an op. If its inner calls are recorded, so is the generator's state before it: equal before
+    the op and different before an inner call, it shows that the op itself drew random numbers."""
     plan = op_schema.plan_of(func)
     open_ = func.namespace != "aten" and plan.traced and not plan.seeded
     return replace(plan, seeded=True, drawn_inside=True) if open_ else plan
 
 
 class _Places(dict[int, "int | str"]):
-    """The place of an argument as records keep it, by ``Read::argument`` of ``recorder.cpp``."""
+    """Cache of argument names in records, by ``Read::argument`` of ``recorder.cpp``."""
 
     def __init__(self, names: Sequence[int | str]) -> None:
         super().__init__()
@@ -49,13 +49,13 @@ class _Places(dict[int, "int | str"]):
 
 
 class Ops:
-    """The ops that the recorder has met, by the number that it gave them."""
+    """Ops that the recorder has met, by its number."""
 
     def __init__(self) -> None:
         self.by_number: dict[int, Op] = {}
 
     def describe(self, number: int, name: str, overload: str) -> CPlan:
-        """What the recorder must know of an op."""
+        """Return the recorder's plan of an op."""
         namespace, _, short = name.partition("::")
         func = getattr(getattr(getattr(torch.ops, namespace), short), overload or "default")
         plan, schema = plan_of(func), func._schema

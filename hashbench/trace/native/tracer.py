@@ -1,8 +1,8 @@
-"""The native tracer's part in Python: answers the recorder while a trace is made, and finishes the trace.
+"""Python part of the native tracer: answer the recorder during a trace, and build the trace.
 
-The recorder writes down calls on dense CPU tensors. All others it hands over one by one, and all where somebody looks
-at every call: those are recorded as under the dispatch mode, of which this is a subclass, but no mode is active. Both
-share the numbers of records and leaves, and who wrote a storage last.
+The recorder handles calls on dense CPU tensors. All other calls, and all calls under an observer, are forwarded one by
+one and recorded as under the dispatch mode, of which this is a subclass, but no mode is active. Both sides share the
+numbers of records and leaves, and the last writer of each storage.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hashbench.trace import arguments
 from hashbench.trace.build import RawRecord, RawResult, RecordIdentity, build_trace, without_gaps
 from hashbench.trace.callbacks import TraceOptions
 from hashbench.trace.digest import BY_DTYPE, RawDigest, components, is_waiting, local_tensor, raw_digest, untraced
-from hashbench.trace.lanes import Recorded, arranged, callers_of
+from hashbench.trace.lanes import Recorded, callers_of, in_schedule_independent_order
 from hashbench.trace.mode import TracingMode, _current_autograd_node, _get_sequence_nr, call_with_callback, is_parameter
 from hashbench.trace.module_paths import ModuleStack, NamedState
 from hashbench.trace.native.decode import Kept, content_of, leaf_storages
@@ -42,8 +42,14 @@ _Int32 = ctypes.c_int32
 
 
 class _Calls(threading.local):
-    """The state of one thread: its lane, where it is not the program's own. Of the call that Python records, which may
-    interrupt another: what was open around it, the storages that it was given, and marks that the recorder knows."""
+    """Per-thread state: current lane and enclosing call scope.
+
+    Attributes:
+        lane: the thread's lane; ``None`` for the main thread.
+        outer: the recorder's enclosing scope of the current forwarded call, which may interrupt another.
+        given: storages of that call's arguments.
+        known: marks that the recorder already has.
+    """
 
     def __init__(self) -> None:
         self.lane: _Lane | None = None
@@ -53,7 +59,7 @@ class _Calls(threading.local):
 
 
 class _Lane:
-    """A thread, or a piece of work for a pool, that a traced program starts. ``name`` is how it is told in ids."""
+    """Thread, or task of a pool, that a traced program starts. ``name`` is its part of record ids."""
 
     def __init__(self, tracer: NativeTracer, number: int, name: str, context: int) -> None:
         self.tracer, self.number, self.name, self.context = tracer, number, name, context
@@ -65,7 +71,7 @@ class _Lane:
 
 
 class _RecordersStack(ModuleStack):
-    """The recorder's own stack of modules, of the thread whose calls it records."""
+    """Adapter to the recorder's own module stack, for the thread whose calls it records."""
 
     def __init__(self, library: Library, recorder: int) -> None:
         super().__init__()
@@ -92,8 +98,9 @@ class _RecordersStack(ModuleStack):
 
 
 class NativeTracer(TracingMode):
-    """Records as :class:`~hashbench.trace.mode.TracingMode` does, but by a fallback on a dispatch key of its own: what
-    is traced runs as it runs untraced."""
+    """Tracer that records as :class:`~hashbench.trace.mode.TracingMode` does, but by a fallback kernel on its own
+    dispatch
+    key: traced code runs exactly as untraced."""
 
     def __init__(self, options: TraceOptions, library: Library, ops: Ops) -> None:
         super().__init__(options)
@@ -122,24 +129,24 @@ class NativeTracer(TracingMode):
     def __enter__(self) -> NativeTracer:
         if not self._library.begin(self._recorder):
             raise HashbenchError(
-                "cannot enter a native trace while another thread makes one",
+                "cannot enter a native trace while another thread is in one",
                 consequence="the recorder sees all threads of a process",
-                tip='Leave the other first, or trace both with HashDebugTrace(tracer="python").',
+                tip='Exit that one first, or use HashDebugTrace(tracer="python") for both.',
             )
         try:
             self._begin()
             self._library.listener = self
-            self._follow()
+            self._resume()
         except BaseException:
             self._library.end(self._recorder)
             self._library.listener = None
-            self._rest()
+            self._suspend()
             self._stop()
             raise
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        self._rest()
+        self._suspend()
         failed = self._library.end(self._recorder)
         self._library.listener = None
         if failed >= 0:
@@ -150,31 +157,31 @@ class NativeTracer(TracingMode):
             raise errors[-1]
 
     def finish(self) -> tuple[Trace, Mapping[int, Mapping[str, Any]]]:
-        """All that was recorded, and notes by record number; the raw records are released."""
+        """Return the trace, and notes by record number; release the raw records."""
         built = super().finish()
         self._modules.use(ModuleStack())
         self._context = ctypes.c_uint32()
         with self._entering:
-            # A thread may be in a call, also this one, which ends the trace: it keeps this object, and the recorder.
+            # A thread (even this one) may be inside a call: it keeps this object, and the recorder, alive.
             if not self._entered and not self._library.count(self._recorder, CALLS):
                 recorder, self._recorder = self._recorder, 0
                 self._library.delete(recorder)
         return built
 
-    def _rest(self) -> None:
-        super()._rest()
-        self._starts.rest()
+    def _suspend(self) -> None:
+        super()._suspend()
+        self._starts.remove()
         self._library.thread(0)
 
-    def _follow(self) -> None:
-        super()._follow()
-        self._starts.follow(self._begin_lane)
+    def _resume(self) -> None:
+        super()._resume()
+        self._starts.install(self._begin_lane)
         self._library.thread(1)
 
     # ------------------------------------------------------------------------------------- threads of the program's own
 
     def _begin_lane(self) -> _Lane | None:
-        """A lane for what this thread starts; ``None`` where its own calls are not recorded."""
+        """Return a lane for what this thread starts; ``None`` if its own calls are not recorded."""
         if self._library.listener is not self or not is_recorded():
             return None
         number = int(self._library.lane(self._recorder))
@@ -191,7 +198,7 @@ class NativeTracer(TracingMode):
 
     @contextmanager
     def entered(self, lane: _Lane) -> Iterator[None]:
-        """Record the calls of this thread in a lane, unless the trace is over."""
+        """Record this thread's calls in a lane, unless the trace is over."""
         with self._entering:
             active = self._library.listener is self
             self._entered += active
@@ -230,31 +237,30 @@ class NativeTracer(TracingMode):
         return found
 
     def named(self, state: NamedState) -> None:
-        with torch._C.DisableTorchFunction():  # a mode of the program's own sees what is asked of tensors
+        with torch._C.DisableTorchFunction():  # hide attribute access from the program's own modes
             tensors = array("Q", [0 if tensor is None else tensor._cdata for tensor in state.tensors])
         self._library.name(self._recorder, tensors.buffer_info()[0], len(tensors), state.first)
 
     # ------------------------------------------------------------------------------------------ what the recorder asks
 
     def name_of_leaf(self, tensor: torch.Tensor, number: int) -> int:
-        """The number of a leaf's name, ``number`` where it is that parameter or buffer still; -1 where it has none, or
-        -2 where it is a parameter."""
+        """Return ``number`` if the tensor still is that parameter or buffer, -2 for another parameter, -1 otherwise."""
         if number >= 0 and self._modules.is_state(number, tensor):
             return number
         return -2 if is_parameter(tensor) else -1
 
     def digest_odd(self, tensor: torch.Tensor, number: int, *, blank: bool) -> int:
-        """Hash and mark what record ``number`` wrote, a tensor that the recorder cannot hash."""
+        """Hash and mark a tensor written by record ``number`` that the recorder cannot hash."""
         with unrecorded():
             set_mark(tensor, (self._token, number, None))
-            self._take(_storages((tensor,)))
+            self._push_marks(_storages((tensor,)))
             digest = raw_digest(tensor, self._ledger)
         self._odd_digests.append((*digest[:3], None) if blank else digest)
         return len(self._odd_digests) - 1
 
     def handle(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Make a call that the recorder handed over, and record it, unless its op is not to be: such as those that the
-        backward of compiled code calls."""
+        """Make a call forwarded by the recorder, and record it unless its op is excluded (as are ops called by the
+        backward of compiled code)."""
         plan = self._plans.get(id(func)) or self._plan(func)
         if not plan.traced:
             return self._library.make()
@@ -263,16 +269,16 @@ class NativeTracer(TracingMode):
         try:
             calls.outer = None
             if self._records_nothing:
-                return self._show(plan, args, kwargs)
+                return self._call_unrecorded(plan, args, kwargs)
             given = arguments.tensors_in([*args, *kwargs.values()])
             storages = _storages(given)
-            self._bring(storages)
+            self._pull_marks(storages)
             calls.given, calls.known = set(self._origins(storages)), _marks_of(storages)
             output = self.__torch_dispatch__(func, (), args, kwargs)
-            self._take(_storages((*given, *arguments.tensors_in(output))))
+            self._push_marks(_storages((*given, *arguments.tensors_in(output))))
             return output
         finally:
-            self._close()  # a watcher may raise once the call is made
+            self._close()  # a callback may raise after the call
             calls.outer, calls.given, calls.known, observer.last = interrupted
 
     def _plan(self, func: Any) -> OpPlan:
@@ -285,13 +291,13 @@ class NativeTracer(TracingMode):
         return self._plans[id(func)]
 
     def _close(self) -> None:
-        """End the call that this thread has made last where no record has done so."""
+        """Close this thread's last call scope if no record has done so."""
         outer, self._calls.outer = self._calls.outer, None
         if outer is not None:
             self._library.close(self._recorder, outer, -1)
 
-    def _bring(self, storages: Iterable[torch.UntypedStorage]) -> None:
-        """Mark storages in Python as the recorder knows them."""
+    def _pull_marks(self, storages: Iterable[torch.UntypedStorage]) -> None:
+        """Copy the recorder's marks of storages to Python."""
         for storage in storages:
             mark = self._mark_of(self._library.origin(storage._cdata))
             if mark is not None:
@@ -303,19 +309,19 @@ class NativeTracer(TracingMode):
         return (self._token, node.value, None) if state == KNOWN else None
 
     def _is_marked(self, tensor: torch.Tensor) -> bool:
-        """As inherited, or by the recorder: Python is shown other tensors in place of plain ones, but a conjugated view
-        itself."""
+        """Also ask the recorder: Python receives aliases of plain tensors, but conjugated views themselves."""
         return super()._is_marked(tensor) or any(
             origin in self._calls.given or self._mark_of(origin) is not None
             for origin in self._origins(_storages((tensor,)))
         )
 
     def _origins(self, storages: Iterable[torch.UntypedStorage]) -> Iterator[int]:
-        """The program's own storages of what Python is shown."""
+        """Map storages of aliases to the program's own storages."""
         return (self._library.origin(storage._cdata) for storage in storages)
 
-    def _take(self, storages: Iterable[torch.UntypedStorage]) -> None:
-        """Tell the recorder who wrote storages, but for marks that it knows: another thread may have written since."""
+    def _push_marks(self, storages: Iterable[torch.UntypedStorage]) -> None:
+        """Copy Python's marks of storages to the recorder, except those it knows: another thread may have written
+        since."""
         known = set(map(id, self._calls.known))
         for storage in storages:
             mark: Mark = storage._hashbench_writer  # type: ignore[attr-defined]
@@ -332,8 +338,8 @@ class NativeTracer(TracingMode):
         return kind, f"{path}.{attribute}"
 
     def _new_leaf(self, tensor: torch.Tensor, views: LeafViews | None, *, content: torch.Tensor | None = None) -> int:
-        with self._leaf_lock:  # another thread may just have made it
-            self._bring(_storages((tensor,)))
+        with self._leaf_lock:  # another thread may just have added it
+            self._pull_marks(_storages((tensor,)))
             mark = get_mark(tensor)
             if mark is not None and mark[0] is self._token and content is None:
                 if views is None and not isinstance(mark[2], dict):
@@ -345,20 +351,20 @@ class NativeTracer(TracingMode):
                         return views[view_key(tensor)]
             storages = array("Q", self._origins(_storages((tensor,))) if content is None else ())
             number = self._next_leaf(storages, in_parts=views is not None)
-            if not number:  # another thread has just read it, in C++
+            if not number:  # another thread just read it, in C++
                 known = self._mark_of(storages[0])
                 assert known is not None
                 return known[1]
             try:
                 self._add_leaf(number, tensor, views, content)
-            except BaseException:  # its number is taken: what it holds is not known
+            except BaseException:  # its number is taken: content unknown
                 unknown = tensor.dtype, tuple(tensor.shape), None, None
                 self._leaves[number] = "other", self._modules.current, unknown, self._position(), None
                 for storage in storages:
                     self._library.set_node(self._recorder, storage, number, 1)
                 raise
             if content is not None:
-                self._take(_storages((tensor,)))
+                self._push_marks(_storages((tensor,)))
             self._calls.known += _marks_of(_storages((tensor,)))
             return number
 
@@ -374,13 +380,13 @@ class NativeTracer(TracingMode):
         return int(self._library.count(self._recorder, LEAVES))
 
     def _next_leaf(self, storages: array[int] | None = None, *, in_parts: bool = False) -> int:
-        """The number of the leaf that is to be added next. In the same step the recorder is told that these storages
-        show it, or parts of it; 0 where it just found so itself."""
+        """Take the number of the next leaf, and atomically mark these storages as (parts of) it in the recorder; return
+        0 if another thread just did."""
         address, count = (0, 0) if not storages else storages.buffer_info()
         return int(self._library.take_leaf(self._recorder, address, count, int(in_parts)))
 
     def _begin_compiled(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        self._bring(_storages(arguments.tensors_in([*args, *kwargs.values()])))
+        self._pull_marks(_storages(arguments.tensors_in([*args, *kwargs.values()])))
         if self._mixed:
             self._registered.read_by(leaf_storages(self._library, self._recorder))
         super()._begin_compiled(name, args, kwargs)
@@ -388,21 +394,22 @@ class NativeTracer(TracingMode):
     def _end_compiled(self, result: Any) -> None:
         super()._end_compiled(result)
         self._library.backward_in_python(self._recorder)
-        self._take(_storages(arguments.tensors_in(result)))
+        self._push_marks(_storages(arguments.tensors_in(result)))
 
     def add_result(self, name: str, value: Any) -> None:
         if isinstance(value, torch.Tensor):
             with untraced():
-                self._bring(_storages((value,)))
+                self._pull_marks(_storages((value,)))
         super().add_result(name, value)
 
     # --------------------------------------------------------------------------------------------- the finished trace
 
     def content(self) -> bytes:
-        """See :meth:`TracingMode.content`: a digest of what the recorder kept, less what no finished trace shows."""
+        """Return a digest of the recorder's content, without what no finished trace shows; see
+        :meth:`TracingMode.content`."""
         in_python = self._records or self._leaves or self._odd_digests or self._observer.kept
         waiting = any(not isinstance(raw, TensorDigest) and is_waiting(raw) for _, raw, _ in self._results)
-        threads = self._library.count(self._recorder, LANES) > 1  # their records come in any order
+        threads = self._library.count(self._recorder, LANES) > 1  # records in arbitrary order
         if not self._mixed or in_python or waiting or threads or not self._position():
             return b""
         kept = content_of(self._library, self._recorder, first_sequence=self._first_sequence or 0)
@@ -416,7 +423,7 @@ class NativeTracer(TracingMode):
         return xxhash.xxh3_128_digest(b"".join([*content, repr(rest).encode()]))
 
     def built(self) -> tuple[Trace, Mapping[int, Mapping[str, Any]]]:
-        # Other threads may be recording: what is taken first refers to nothing that is not taken.
+        # Other threads may be recording: copy referrers before what they refer to.
         results: Sequence[RawResult] = list(self._results)
         made, contexts = self._observer.records(), self._contexts
         early_results = self._collectives.note_early_reads(made, self._observer.kept)
@@ -440,7 +447,7 @@ class NativeTracer(TracingMode):
         lane_of = list(map(kept.lane_of, numbers)) if len(lanes) > 1 else []
         callers = kept.callers()
         callers |= callers_of(numbers, lane_of, lanes) if lane_of else {}
-        gaps = bool(numbers) and numbers[-1] >= len(numbers)  # some failed, or are not done, and have no record
+        gaps = bool(numbers) and numbers[-1] >= len(numbers)  # failed or unfinished calls have no record
         if callers or gaps:
             places = {number: place for place, number in enumerate(numbers)}
             callers = {places[at]: places[to] for at, to in callers.items() if at in places and to in places}
@@ -449,7 +456,7 @@ class NativeTracer(TracingMode):
                 records, results, notes = without_gaps(records, results, notes)
         recorded = Recorded(records, leaves, results, self._setting_marks, notes, callers)
         if lane_of:
-            recorded = arranged(recorded, lane_of, lanes, self._names_of_lanes)
+            recorded = in_schedule_independent_order(recorded, lane_of, lanes, self._names_of_lanes)
         trace = build_trace(
             recorded.records,
             recorded.leaves,
@@ -466,7 +473,7 @@ class NativeTracer(TracingMode):
 
 
 def _take_number(library: Library, recorder: int, calls: _Calls) -> int:
-    """The number of a record that Python has, of the call that this thread has made last."""
+    """Take a record number for this thread's last call, which Python records."""
     number = int(library.take_record(recorder))
     outer, calls.outer = calls.outer, None
     if outer is not None:
@@ -475,8 +482,8 @@ def _take_number(library: Library, recorder: int, calls: _Calls) -> int:
 
 
 def _make(library: Library, recorder: int, calls: _Calls, opened: bool, /, *_: Any, **__: Any) -> Any:
-    """Make the call that the recorder handed over, as it was to be made; ``opened``: what it calls is recorded. No
-    method: a trace's records keep it by their plans, and would keep the trace."""
+    """Make the forwarded call as it was dispatched; ``opened``: also record its inner calls. Not a method: records keep
+    it by their plans, and must not keep the trace alive."""
     outer = library.open() if opened else None
     try:
         output = library.make()
@@ -489,7 +496,7 @@ def _make(library: Library, recorder: int, calls: _Calls, opened: bool, /, *_: A
 
 
 def _storages(tensors: Iterable[torch.Tensor]) -> list[torch.UntypedStorage]:
-    """The memory that holds the data of these tensors, of those that have one."""
+    """Return the storages that hold the data of these tensors, where there are any."""
     storages = []
     for tensor in tensors:
         for part in components(local_tensor(tensor)):

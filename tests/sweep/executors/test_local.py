@@ -148,7 +148,7 @@ class TestTheEnvironmentIsToldByAForkOfTheServer:
         assert (preload, before) == (preload_for("python"), forkserver._forkserver._forkserver_pid)
 
     def test_its_errors_are_told_as_they_are(self):
-        with pytest.raises(HashbenchError, match="is not a tracer"):
+        with pytest.raises(HashbenchError, match="invalid tracer"):
             local_devices("cpu", "none")
 
     @pytest.mark.parametrize("target", ["os:abort", "os:getcwd", "no_such_module:told"])

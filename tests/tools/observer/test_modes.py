@@ -151,7 +151,7 @@ def test_it_is_a_trace_of_its_own(tmp_path: Path) -> None:
         torch.full((2,), 1.0).sin()
     assert [record.op for record in mode.finish().records] == ["aten.full.default", "aten.sin.default"]
     with HashDebugTrace(), ObserverContext(tmp_path, "run") as observer:
-        with pytest.raises(HashbenchError, match="cannot enter a trace inside another"):
+        with pytest.raises(HashbenchError, match="cannot nest traces"):
             observer.enable_mode()
         assert not observer.hash_mode.enabled
 

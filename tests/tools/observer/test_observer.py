@@ -667,7 +667,7 @@ def test_two_hash_modes_at_once_are_refused_and_each_is_its_observers_own(tmp_pa
         outer.enable_mode()
         with ObserverContext(tmp_path, "inner") as inner:
             torch.ones(1).sin()
-            with pytest.raises(HashbenchError, match="cannot enter a trace inside another"):
+            with pytest.raises(HashbenchError, match="cannot nest traces"):
                 inner.enable_mode()
             outer.disable_mode()
             inner.enable_mode()
