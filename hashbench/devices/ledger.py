@@ -245,7 +245,7 @@ def verified_path(book: Ledger, device: torch.device) -> DigestPath:
         raise HashbenchError(
             f"digests on {device} by {path.name} are wrong",
             consequence=f"251 bytes give {digest:016x} instead of {digest_of_bytes(data):016x}",
-            tip="Report it with the output of `hashbench env`. Without Triton or that package, torch's own ops are used.",
+            tip="Report it with the output of `hashbench env`; without Triton or that package, torch's ops are used.",
         )
     return path
 

@@ -1,12 +1,12 @@
-// Records every dispatched call: what it read, what it wrote, and digests of the latter.
+// Records every dispatched call: its reads, its writes, and digests of the written tensors.
 //
-// A fallback on a dispatch key that torch leaves free, and kernels of usual ops at that key, see every call just before its
-// kernel: behind autograd, autocast, functorch's transforms, dispatch modes and tensor subclasses, which make of one call
-// those that are computed. They change nothing of what is dispatched, hold no tensor, and call no operator themselves. What
-// they do not know how to record (a sparse tensor, an accelerator, a collective, a call that somebody looks at) they hand to
-// Python, by a second key.
+// A fallback on a dispatch key unused by torch, and kernels of common ops at that key, see every call just before its
+// backend kernel: below autograd, autocast, functorch's transforms, dispatch modes and tensor subclasses, which turn one
+// call into those that are computed. They do not change what is dispatched, hold no tensor, and call no operator. Calls
+// that they cannot record (a sparse tensor, an accelerator, a collective), and calls with an observer, are forwarded to
+// Python by a second key.
 //
-// Loaded by hashbench/native/library.py, which says what the entry points at the end take and return.
+// Loaded by hashbench/native/library.py, which documents the entry points at the end.
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
@@ -98,7 +98,7 @@
 #include <utility>
 #include <vector>
 
-// Of Python's C API only these, so that one library serves every Python.
+// The only functions used of Python's C API, so that one library serves every Python.
 struct _object;
 extern "C" int PyGILState_Ensure();
 extern "C" void PyGILState_Release(int);
@@ -116,31 +116,31 @@ constexpr auto kPythonKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
 const c10::DispatchKeySet kAfter(c10::DispatchKeySet::FULL_AFTER, kKey);
 const c10::DispatchKeySet kNotAfter = c10::DispatchKeySet(c10::DispatchKeySet::FULL) ^ kAfter;
 
-// A tensor with no other key is dense, on the CPU, and what it shows is what its memory holds.
+// Keys of a plain tensor: dense, on the CPU, not lazily conjugated or negated.
 const c10::DispatchKeySet kPlain(
     {c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU, c10::DispatchKey::ADInplaceOrView, c10::DispatchKey::AutocastCPU});
 
 using Hash = uint64_t (*)(const void*, size_t);
 
-// ------------------------------------------------------------------------------------------------ what a schema says
+// -------------------------------------------------------------------------------------------------------- op schemas
 
 // Filled by Python, which reads schemas for both tracers (hashbench/trace/op_schema.py).
 struct Plan {
-  uint64_t written;     // bits of arguments, by position on the stack, whose content the op changes
-  uint64_t statistics;  // bits of running statistics, which it changes where the argument at `training` is true
+  uint64_t written;     // bits of written arguments, by position on the stack
+  uint64_t statistics;  // bits of running statistics, written if the argument at `training` is true
   int32_t training;     // -1: always
-  uint8_t traced;       // it has a tensor
-  uint8_t decomposes;   // into calls that come here
-  uint8_t python;       // its calls are recorded by Python
+  uint8_t traced;       // has a tensor
+  uint8_t decomposes;   // into calls that are recorded
+  uint8_t python;       // recorded by Python
   uint8_t fresh;        // no output shares memory with an argument
-  uint8_t blank;        // an allocation: its content is whatever was in memory
-  uint8_t seeded;       // it draws random numbers
-  uint8_t open;         // calls that its kernel makes are recorded, too
-  uint8_t originals;    // Python must have its tensors themselves: it goes on writing them after the call
+  uint8_t blank;        // an allocation: uninitialized
+  uint8_t seeded;       // draws random numbers
+  uint8_t open;         // its inner calls are recorded too
+  uint8_t originals;    // Python needs the tensors themselves, no aliases: they are written after the call
 };
 using PlanOf = void (*)(int32_t id, const char* name, const char* overload, Plan* plan);
 
-// What a schema says of one argument. `lists`: it may be a list that has tensors.
+// One argument of a schema. `lists`: may be a list of tensors.
 struct Argument {
   enum Usual : uint8_t { kNone, kInt, kDouble, kBool, kOther, kNothing } usual = kNothing;
   bool lists = true;
@@ -151,10 +151,10 @@ struct Argument {
   };
 };
 
-// In as few lines of the cache as may be: when an op is called again, none of it is there.
+// Packed into few cache lines: they are cold at every call.
 struct alignas(64) Op {
   const void* key = nullptr;        // the address of its schema
-  std::atomic<Op*> next{nullptr};  // of those at its place
+  std::atomic<Op*> next{nullptr};  // of the same bucket
   int32_t id = 0, arguments = 0, positional = 0, returns = 0;
   Plan plan{};
   c10::SmallVector<Argument, 7> each;
@@ -174,14 +174,14 @@ struct Read {
 
 struct Write {
   uint64_t digest;
-  uint32_t meta;   // number of the bytes of dtype, shape and stride; of a digest that Python made, its number
-  uint32_t state;  // 0: hashed, 1: blank, 2: Python has it
+  uint32_t meta;   // number of the interned dtype, shape and stride; the number of the digest if Python made it
+  uint32_t state;  // 0: hashed, 1: uninitialized, 2: hashed by Python
 };
 
 struct Record {
   int64_t sequence;
   uint64_t rng;
-  int32_t op;  // -1: Python has this record
+  int32_t op;  // -1: recorded by Python
   uint32_t others, context, first_read, first_write, scalar;
   int32_t parent;
   uint32_t reads, writes, lane;
@@ -191,24 +191,24 @@ struct Leaf {
   uint64_t storage, digest;
   int64_t position;
   uint32_t meta, context;
-  int32_t name;  // number of a registered tensor; -1: none, -2: none and an nn.Parameter, -3: Python has this leaf
+  int32_t name;  // number of a registered tensor; -1: none, -2: unregistered nn.Parameter, -3: recorded by Python
   uint32_t unused;
 };
 
-// The records of a thread that the program started, or of a piece of work in a thread of a pool. 0 is the program itself.
+// Records of a thread that the program started, or of a task in a thread pool. Lane 0 is the main thread.
 struct Lane {
-  int32_t parent, position;  // the lane that started it, and how many records there were then
-  int32_t caller;            // the record of the op in which that was; -1: none, or it is not done
+  int32_t parent, position;  // the lane that started it, and the number of records at that time
+  int32_t caller;            // record of the enclosing op; -1: none, or unfinished
   uint32_t context;
 };
 
-// A list that grows without being copied.
+// List that grows without reallocation.
 template <typename T>
 struct Chunked {
   static constexpr size_t kBits = 14, kSize = size_t(1) << kBits;
   std::vector<std::unique_ptr<T[]>> chunks;
   size_t count = 0;
-  T *room = nullptr, *end = nullptr;  // in the chunk of the next one
+  T *room = nullptr, *end = nullptr;  // free space of the last chunk
 
   void clear() {
     count = 0;
@@ -220,7 +220,7 @@ struct Chunked {
     *room++ = item;
     count++;
   }
-  // What is written next comes into the cache meanwhile.
+  // Prefetch the next slots.
   void fetch() const {
     __builtin_prefetch(room, 1);
     __builtin_prefetch(reinterpret_cast<const char*>(room + 1) - 1, 1);
@@ -236,8 +236,7 @@ size_t spread(const void* address) {
 }
 size_t spread(uint64_t hash) { return hash; }
 
-// The slots of a table with open addressing, a power of two of them. Each has a `key`, which is a number or an address,
-// and says whether it is free.
+// Hash table with open addressing and a power-of-two size. A slot has a `key` (a number or an address) and `is_free`.
 template <typename Slot>
 class Slots {
   const size_t fewest;
@@ -248,14 +247,14 @@ class Slots {
   Slots(size_t fewest, Slot free) : fewest(fewest), free(free), all(fewest, free) {}
   size_t mask() const { return all.size() - 1; }
   Slot& operator[](size_t i) { return all[i & mask()]; }
-  // Where a key is, or is to be put.
+  // Slot of a key, or the free slot for it.
   template <typename Key>
   [[gnu::hot]] Slot* place(Key key) {
     size_t i = spread(key);
     while (!(*this)[i].is_free() && (*this)[i].key != key) i++;
     return &(*this)[i];
   }
-  // Where a key is to be put that makes `used` of them; there is room for it then.
+  // Slot for a new key, the `used`-th; grows the table if necessary.
   template <typename Key>
   Slot* place_of_new(Key key, size_t used) {
     if (used * 2 > all.size())
@@ -266,7 +265,7 @@ class Slots {
   size_t index(const Slot* slot) const { return static_cast<size_t>(slot - all.data()); }
   auto begin() { return all.begin(); }
   auto end() { return all.end(); }
-  // All are free then.
+  // Frees all slots.
   void clear() {
     if (all.size() == fewest) std::fill(all.begin(), all.end(), free);
     else renew(fewest);
@@ -278,7 +277,7 @@ class Slots {
   }
 };
 
-// Byte strings by number. Two of one XXH3 are taken for equal, as contents of tensors are.
+// Interned byte strings, by number. Equal XXH3 hashes count as equal strings, as for contents of tensors.
 struct Interned {
   static constexpr size_t kBlock = 1 << 14;
   struct Slot {
@@ -286,11 +285,11 @@ struct Interned {
     int32_t number;
     bool is_free() const { return number < 0; }
   };
-  std::vector<std::string_view> all;  // in `blocks`: one that Python reads stays where it is
+  std::vector<std::string_view> all;  // views into `blocks`, stable while Python reads them
   std::vector<std::unique_ptr<char[]>> blocks;
-  char* room = nullptr;  // in the last block, and how much
+  char* room = nullptr;  // free space of the last block
   size_t left = 0;
-  Slots<Slot> slots{128, {0, -1}};  // few, since each that is used is in another line of the cache
+  Slots<Slot> slots{128, {0, -1}};  // few: each used slot is another cache line
 
   void clear() {
     all.clear();
@@ -317,22 +316,21 @@ struct Interned {
   }
 };
 
-// Storage -> who wrote it last. A weak reference keeps the struct and not its memory, so that no address is mistaken for
-// the storage that had it before. Structs of storages that are gone lie between the blocks of the C library's heap, which
-// then finds no room for the next large one: most are let go after a few more, the rest whenever there are a quarter more,
-// of small ones, which need no room, as many more: each time all structs are looked at, of which none is in the cache.
+// Storage -> last writer. A weak reference keeps the StorageImpl struct but not its memory, so that its address is not
+// reused. Dead StorageImpl structs fragment the heap, which then has no room for the next large block: release recent ones
+// eagerly, and sweep all at +25 % (small ones: +100 %): a sweep touches every struct, and all are cold.
 struct Writers {
   struct Entry {
     c10::StorageImpl* key;
     int32_t node;
-    int32_t python;  // Python knows more: parts of a leaf, or a collective under way
+    int32_t python;  // Python has further state: parts of a leaf, or a collective in flight
     bool is_free() const { return !key; }
   };
   static constexpr size_t kFewest = 256, kWeight = 4;
   static constexpr int64_t kLarge = 1 << 17;  // bytes
   Slots<Entry> slots{1024, {nullptr, 0, 0}};
-  std::array<const c10::StorageImpl*, 16> last{};  // entered last; one may be gone from the table
-  size_t used = 0, entered = 0, weight = 0, sweep_at = kFewest;  // a large one has the weight of four
+  std::array<const c10::StorageImpl*, 16> last{};  // most recent entries; may have left the table
+  size_t used = 0, entered = 0, weight = 0, sweep_at = kFewest;  // a large storage has weight 4
 
   void clear() {
     for (auto& entry : slots)
@@ -368,7 +366,7 @@ struct Writers {
     size_t free = slots.index(entry);
     slots[free].key = nullptr;
     for (size_t i = free + 1; slots[i].key; i++) {
-      if (((i - spread(slots[i].key)) & slots.mask()) < ((i - free) & slots.mask())) continue;  // found before the free slot
+      if (((i - spread(slots[i].key)) & slots.mask()) < ((i - free) & slots.mask())) continue;  // stays reachable
       slots[free] = slots[i];
       slots[i].key = nullptr;
       free = i;
@@ -390,8 +388,8 @@ struct Writers {
   }
 };
 
-// Tensors that a model or a caller has named. torch.utils.swap_tensors refuses a tensor to which there is a weak
-// reference, so that a tensor is known again by its address and its storage, of which there is one.
+// Tensors named by a model or the caller. They are identified by address and storage (weakly referenced), since
+// torch.utils.swap_tensors refuses a tensor with weak references.
 struct Names {
   struct Slot {
     c10::TensorImpl* key;
@@ -416,7 +414,7 @@ struct Names {
     if (slot->storage) c10::raw::weak_intrusive_ptr::decref(slot->storage);
     *slot = {tensor, storage, number};
   }
-  // -1: none. Where `certain` is false, the tensor may be another one at its address: Python knows.
+  // -1: none. If `certain` is false, another tensor may have this address: Python decides.
   int32_t of(c10::TensorImpl* tensor, bool& certain) {
     const Slot* slot = slots.place(tensor);
     certain = slot->storage && slot->storage == storage_of(tensor);
@@ -427,8 +425,8 @@ struct Names {
   }
 };
 
-// A mutex that is left by a plain store: a locked instruction waits for all that was stored before, and a call's results
-// and records are not in the cache yet. It is held for microseconds, but where the content of a large leaf is hashed.
+// Spin lock; unlock is a release store, no locked RMW, which would wait for all earlier stores (a call's results and records
+// miss the cache). Held for microseconds, except while a large leaf is hashed.
 struct Lock {
   std::atomic<bool> held{false};
 
@@ -442,7 +440,7 @@ struct Lock {
 };
 using Guard = std::lock_guard<Lock>;
 
-// The modules that a thread is in, by the places that Python has given them; place 0 is outside of all. Used with the GIL.
+// Stack of the modules that a thread is in, by indices assigned by Python; 0 is outside of all. Guarded by the GIL.
 struct Modules {
   struct Slot {
     const void* key;
@@ -456,7 +454,7 @@ struct Modules {
   Slots<Slot> slots{128, {nullptr, 0}};
   std::vector<Inside> inside;
   size_t used = 0;
-  uint32_t start = 0, place = 0;  // the number of a context is their sum
+  uint32_t start = 0, place = 0;  // their sum is the context's number
 
   void clear() {
     forget();
@@ -472,14 +470,14 @@ struct Modules {
     if (slot->is_free()) slot = slots.place_of_new(module, ++used);
     *slot = {module, at};
   }
-  bool enter(const void* module) {  // false where it is not known
+  bool enter(const void* module) {  // false if unknown
     const Slot* slot = slots.place(module);
     if (slot->is_free()) return false;
     inside.push_back({module, place});
     place = slot->place;
     return true;
   }
-  void leave(const void* module) {  // and all that were entered since
+  void leave(const void* module) {  // and all modules entered since
     for (size_t depth = inside.size(); depth-- > 0;)
       if (inside[depth].module == module) {
         place = inside[depth].before;
@@ -491,16 +489,15 @@ struct Modules {
 
 // ------------------------------------------------------------------------------------------------------- one trace
 
-// What Python answers; each is called with the GIL.
-// The number of a leaf's name, which may be this one; without a name -1, or -2 for a Parameter.
+// Callbacks into Python, called with the GIL.
+// Number of a leaf's name (`number` is a candidate); -1 if unnamed, -2 for an unnamed Parameter.
 using Classify = int32_t (*)(_object* tensor, int32_t number);
-using HasData = int32_t (*)(_object* tensor);                         // 0: it stands for a tensor that is computed later
-// Hashes what a record wrote, unless it is blank, and marks it; number of the digest.
+using HasData = int32_t (*)(_object* tensor);                         // 0: a placeholder (fake tensor)
+// Hashes a record's output, unless uninitialized, and marks it; returns the digest's number.
 using DigestOdd = uint32_t (*)(_object* tensor, int32_t number, int32_t blank);
 using Failed = void (*)(int32_t op);
 
-// All that a trace fills. One that is no longer used is kept for the next trace: to have memory from the system, page by
-// page, and to give it back takes longer than to fill it.
+// Buffers of a trace. Reused by the next trace: page faults take longer than filling them.
 struct Tables {
   static inline std::atomic<Tables*> spare{nullptr};
   Chunked<Record> records;
@@ -526,10 +523,10 @@ struct Tables {
 };
 
 struct Recorder {
-  Lock lock;  // never held while Python is called: another thread may hold the GIL and wait for it
+  Lock lock;  // never held while calling Python: another thread may hold the GIL and wait for it
   bool hashes = true;
-  bool everything_python = false;  // somebody looks at every call
-  bool nothing_recorded = false;   // and that is all
+  bool everything_python = false;  // every call has an observer
+  bool nothing_recorded = false;   // and nothing is recorded
   std::atomic<bool> backward_python{false};
   std::atomic<uint32_t> context{0};
   std::atomic<int32_t> failed{-1};
@@ -544,10 +541,10 @@ struct Recorder {
   Writers& writers = tables->writers;
   Names& names = tables->names;
   Modules& modules = tables->modules;
-  bool over = false;  // what is under way is no longer recorded
-  int32_t calls = 0;  // under way
+  bool over = false;  // calls in progress are no longer recorded
+  int32_t calls = 0;  // in progress
   bool dropped = false;
-  uint64_t thread = 0, trace = 0;  // where it was begun, and as which of this process
+  uint64_t thread = 0, trace = 0;  // its thread, and its number within this process
 
   ~Recorder() { tables->give_back(); }
   void set_context() { context.store(modules.start + modules.place, std::memory_order_relaxed); }
@@ -631,13 +628,13 @@ Op* op_of(const c10::OperatorHandle& handle) {
   return made.release();
 }
 
-// What is registered stays so for as long as the process lives, also while it ends.
+// Registrations live until the process ends, also during its exit.
 void keep(c10::RegistrationHandleRAII handle) {
   static auto* const kept = new std::vector<c10::RegistrationHandleRAII>();
   kept->push_back(std::move(handle));
 }
 
-// What takes an op back (a library of torch's that is destroyed) frees its schema, and the next op may have that address.
+// Deregistering an op (a destroyed torch::Library) frees its schema, whose address may be reused by the next op.
 struct Forgets final : c10::OpRegistrationListener {
   void onOperatorRegistered(const c10::OperatorHandle&) override {}
   void onOperatorDeregistered(const c10::OperatorHandle& handle) override {
@@ -645,16 +642,15 @@ struct Forgets final : c10::OpRegistrationListener {
     std::lock_guard<std::mutex> guard(ops_lock);
     std::atomic<Op*>* place = &place_of(&handle.schema());
     for (Op* op = place->load(); op; place = &op->next, op = place->load())
-      if (op->key == &handle.schema()) return place->store(op->next.load());  // kept: a call of it may be under way
+      if (op->key == &handle.schema()) return place->store(op->next.load());  // not freed: a call of it may be in progress
   }
 };
 
 // ------------------------------------------------------------------------------------------------------------ digests
 
-// The digest of more bytes than these is that of the digests of its pieces (hashbench/trace/digest.py, `hash_memory`),
-// which several threads can make.
+// Larger contents are hashed by pieces (hashbench/trace/digest.py, `hash_memory`), possibly in parallel.
 constexpr size_t kPiece = 1 << 16;
-constexpr size_t kAlone = 2;  // pieces that one thread hashes: at::parallel_for has most kernels write 128 KiB of floats so
+constexpr size_t kAlone = 2;  // pieces hashed by one thread: below 128 KiB of floats, at::parallel_for runs most kernels on one
 
 struct Pieces {
   const char* data;
@@ -669,16 +665,16 @@ struct Pieces {
   }
 };
 
-// The threads of torch's own OpenMP. Each hashes the pieces that at::parallel_for would give it, which a kernel has most
-// likely left in its cache: from another core's they come half as fast, and the next kernel misses them there.
+// Torch's own OpenMP threads. Each hashes the pieces that at::parallel_for would assign to it, which the kernel most likely
+// left in that core's cache: reading them from another core's takes twice as long, and evicts them for the next kernel.
 struct Team {
   void (*run)(void (*function)(void*), void* argument, unsigned threads, unsigned flags) = nullptr;
-  int (*place)() = nullptr;  // of this thread
+  int (*place)() = nullptr;  // thread number
   int (*size)() = nullptr;
   int (*pause)(int kind) = nullptr;
 };
 Team team;
-thread_local bool team_was_run = false;  // by a digest in this thread
+thread_local bool team_was_run = false;  // a digest in this thread has used the team
 
 void hash_share(void* pieces) {
   const auto& all = *static_cast<const Pieces*>(pieces);
@@ -686,12 +682,12 @@ void hash_share(void* pieces) {
   all.hash_from(begin, std::min(all.count, begin + share));
 }
 
-// Which way is faster for content of about one size. A team that sleeps (OMP_WAIT_POLICY), or whose processors are busy,
-// can take ten times as long as one thread: so both are timed, the slower one now and then.
+// Timing of one thread and of the team, by size class. A sleeping team (OMP_WAIT_POLICY), or one on busy cores, can take ten
+// times as long as one thread: both are timed, the slower one occasionally.
 class Pace {
   static constexpr uint32_t kAgain = 128;
   std::atomic<uint32_t> calls{0};
-  std::array<std::atomic<float>, 2> seconds{};  // of one thread, of the team; 0: not known
+  std::array<std::atomic<float>, 2> seconds{};  // one thread, team; 0: unknown
 
  public:
   template <typename F>
@@ -706,7 +702,7 @@ class Pace {
     seconds[by_team].store(before ? before + (taken.count() - before) / 8 : taken.count(), std::memory_order_relaxed);
   }
 };
-std::array<Pace, 64> paces;  // by the bits of the number of pieces
+std::array<Pace, 64> paces;  // by bit width of the number of pieces
 
 [[gnu::hot]] uint64_t hash_content(const char* data, size_t size) {
   if (size <= kPiece) return hash(data, size);
@@ -717,7 +713,7 @@ std::array<Pace, 64> paces;  // by the bits of the number of pieces
   else paces[std::bit_width(count)].run([&](bool by_team) {
     if (!by_team) return all.hash_from(0, count);
     team_was_run = true;
-    team.run(hash_share, &all, 0, 0);  // all of them: another number would end threads and begin others
+    team.run(hash_share, &all, 0, 0);  // the full team: another size would destroy and create threads
   });
   return hash(digests.data(), count * sizeof(uint64_t));
 }
@@ -747,7 +743,7 @@ c10::StorageImpl* storage_of(const at::Tensor& tensor) {
   return recorder.metas.number(hash, {reinterpret_cast<const char*>(buffer), count * 8});
 }
 
-// One of each row that an expanded tensor shows many times, in logical order.
+// Drops the repeated rows of an expanded tensor; logical order.
 void gather(const char* from, c10::IntArrayRef sizes, c10::IntArrayRef strides, size_t dim, size_t item, std::string& out) {
   if (dim == sizes.size()) {
     out.append(from, item);
@@ -762,7 +758,7 @@ void gather(const char* from, c10::IntArrayRef sizes, c10::IntArrayRef strides, 
   for (int64_t i = 0; i < size; i++) gather(from + i * step, sizes, strides, dim + 1, item, out);
 }
 
-// Whether its memory is all there: a storage may be made smaller under a tensor.
+// True if the storage covers the whole tensor: it may be shrunk under it.
 [[gnu::hot]] bool is_whole(const at::Tensor& tensor) {
   if (tensor.is_contiguous()) return tensor.storage_offset() * tensor.itemsize() + tensor.nbytes() <= storage_of(tensor)->nbytes();
   return at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.element_size(), tensor.storage_offset()) <=
@@ -786,7 +782,7 @@ uint64_t generator_digest(at::Generator generator) {
   return hash(state.const_data_ptr(), state.nbytes());
 }
 
-// ----------------------------------------------------------------------------------- arguments that are no tensors
+// -------------------------------------------------------------------------------------------- non-tensor arguments
 
 void put(std::string& text, char tag, const void* data, size_t size) {
   text.push_back(tag);
@@ -883,12 +879,12 @@ void put_value(std::string& text, const c10::IValue& value) {
 
 // ----------------------------------------------------------------------------------------------------------- one call
 
-// A call may end its trace, and drop it: the recorder stays until all that are under way are done.
+// A call may end and free its trace: the recorder lives until no call is in progress.
 struct UnderWay {
   Recorder& recorder;
   bool counted = false, last = false;
 
-  void begin() {  // both with the recorder's lock
+  void begin() {  // both under the recorder's lock
     recorder.calls++;
     counted = true;
   }
@@ -905,17 +901,16 @@ struct UnderWay {
   }
 };
 
-// Which keys are in force for a thread. It is looked up once in each: where it lies costs a call, and torch's functions that
-// change it are not inlined.
+// Thread-local dispatch keys. The address is cached per thread: looking it up is a call, and torch's setters are not inlined.
 using ThreadKeys = c10::impl::PODLocalDispatchKeySet;
 ThreadKeys& keys_here() { return c10::impl::raw_local_dispatch_key_set; }
 
-// Whether calls of the thread come here.
+// True if this thread's calls reach the recorder.
 [[gnu::hot]] void set_seen(bool seen, ThreadKeys& keys = keys_here()) {
   keys.set_included(seen ? keys.included().add(kKey) : keys.included().remove(kKey));
 }
 
-// Off while a call is looked at, and inside kernels whose own calls are not recorded.
+// Turns recording off while a call is processed, and in kernels whose inner calls are not recorded.
 struct Quiet {
   Quiet() : Quiet(keys_here()) { begin(); }
   explicit Quiet(ThreadKeys& keys) : keys(keys) {}  // not yet
@@ -923,7 +918,7 @@ struct Quiet {
     if (!off) set_seen(false, keys);
     off = true;
   }
-  ~Quiet() {  // the call may have ended the trace
+  ~Quiet() {  // the call may have ended its trace
     if (off && current.load(std::memory_order_relaxed)) set_seen(true, keys);
   }
   Quiet(const Quiet&) = delete;
@@ -931,35 +926,35 @@ struct Quiet {
   bool off = false;
 };
 
-// What restores the state of the thread after a call does not know that the call has ended the trace.
+// Guards that restore the thread's state after a call are unaware that the call ended the trace.
 struct Ended {
   ~Ended() {
     if (!current.load(std::memory_order_relaxed)) set_seen(false);
   }
 };
 
-// A call that Python records. What Python is shown of plain tensors are others on the same memory: a Python object of a
-// tensor, or of its storage, counts as one more owner, by which autograd takes another way later.
+// A call forwarded to Python. Python receives aliases of plain tensors: a Python object of the tensor, or of its storage,
+// would raise its use count, on which autograd branches later.
 struct Handed {
   Recorder& recorder;
   const Op& op;
   const c10::OperatorHandle& handle;
   c10::DispatchKeySet keys;
   c10::Stack* stack;
-  c10::impl::LocalDispatchKeySet entry;  // what was in force for the thread where the call came
-  std::vector<std::pair<at::Tensor, at::Tensor>> tensors;  // the call's own, and what is shown
+  c10::impl::LocalDispatchKeySet entry;  // the thread's keys when the call arrived
+  std::vector<std::pair<at::Tensor, at::Tensor>> tensors;  // original, alias
   std::vector<std::pair<c10::Storage, c10::Storage>> storages;
 };
 
-// While this thread is in Python for the recorder. No garbage is collected meanwhile, so that finalisers run behind the
-// call. What the program runs all the same (signal handlers; a collection that Python 3.12 has scheduled) comes to `fallback`.
+// Scope of a callback into Python. Garbage collection is disabled, so that finalizers run after the call. Program code that
+// runs anyway (signal handlers; a collection that Python 3.12 has scheduled) goes through `fallback`.
 struct Scratch;
 struct InPython {
   Scratch& scratch;
-  const c10::impl::LocalDispatchKeySet keys;  // in force for the program
+  const c10::impl::LocalDispatchKeySet keys;  // the program's keys
   const InPython* const outer;
   const bool has_gil;
-  const bool collects;  // the program lets it
+  const bool collects;  // enabled by the program
 
   explicit InPython(bool has_gil);
   InPython(const InPython&) = delete;
@@ -969,25 +964,25 @@ struct InPython {
 struct Scratch {
   ThreadKeys* keys = &keys_here();
   uint64_t thread = at::RecordFunction::currentThreadId();
-  Recorder* owner = nullptr;  // of the lane that this thread is in; null: the program's own, of whatever trace
-  uint64_t entered = 0;       // the number of the trace that was entered in this thread
+  Recorder* owner = nullptr;  // of this thread's lane; null: main thread, any trace
+  uint64_t entered = 0;       // number of the trace entered in this thread
   uint32_t lane = 0;
   uint32_t context = 0;
   std::string others;
   Handed* handed = nullptr;  // to Python
-  const InPython* python = nullptr;  // for the recorder; null also while the program runs in between
-  int32_t open = 0;               // calls under way of which the inner calls are recorded
-  std::vector<int32_t> children;  // records made inside these that have no parent yet
-  std::vector<int32_t> lanes;     // started inside these
+  const InPython* python = nullptr;  // callback scope; null also while program code runs inside it
+  int32_t open = 0;               // calls in progress whose inner calls are recorded
+  std::vector<int32_t> children;  // inner records without a parent yet
+  std::vector<int32_t> lanes;     // lanes started inside them
   struct Unnamed {
     const at::Tensor* tensor;  // an argument of the call
-    int32_t node, name;  // the name may be this one
+    int32_t node, name;  // candidate name
   };
   std::vector<Unnamed> unnamed;
 };
 constinit thread_local Scratch* scratch_here = nullptr;
 
-// Of a pointer to it no code has to be called at each access, which asks whether it is made.
+// A thread-local pointer is trivially initialized, so an access needs no init check.
 [[gnu::noinline]] Scratch& made_scratch() {
   struct Kept {
     ~Kept() { delete std::exchange(scratch_here, nullptr); }
@@ -1002,12 +997,12 @@ Scratch& this_thread() { return scratch_here ? *scratch_here : made_scratch(); }
   return scratch.owner ? scratch.context : recorder.context.load(std::memory_order_relaxed);
 }
 
-// Autograd counts in every thread by itself.
+// Autograd's sequence numbers are per thread.
 [[gnu::hot]] int64_t in_thread(const Recorder& recorder, int64_t sequence, uint64_t thread) {
   return thread == recorder.thread ? sequence : sequence | static_cast<int64_t>(thread) << 40;
 }
 
-// Whether a lane is one of those that this thread has started since there were `first`, or was started in one.
+// True if this thread started the lane, or an ancestor of it, after its first `first` lanes.
 bool started_since(Recorder& recorder, const Scratch& scratch, int32_t lane, size_t first) {
   for (; lane; lane = recorder.lanes[static_cast<size_t>(lane)].parent)
     for (size_t i = first; i < scratch.lanes.size(); i++)
@@ -1015,14 +1010,14 @@ bool started_since(Recorder& recorder, const Scratch& scratch, int32_t lane, siz
   return false;
 }
 
-// The op in which this thread has started lanes since there were `first` is done, and is this record.
+// Sets this record as the caller of the lanes that this thread started after its first `first` ones.
 void close_lanes(Recorder& recorder, Scratch& scratch, size_t first, int32_t number) {
   for (size_t i = first; i < scratch.lanes.size(); i++) recorder.lanes[static_cast<size_t>(scratch.lanes[i])].caller = number;
   scratch.lanes.resize(first);
 }
 
-// The keys that were in force in front of autograd's kernel of a call, which has excluded its own. Those of autocast and of
-// modes stay excluded: nothing tells whether they were.
+// The keys before autograd's kernel, which has excluded its own. Those of autocast and of modes stay excluded: their earlier
+// state is unknown.
 c10::impl::LocalDispatchKeySet program_keys() {
   auto keys = c10::impl::tls_local_dispatch_key_set();
   keys.included_ = keys.included_.add(kKey);
@@ -1032,7 +1027,7 @@ c10::impl::LocalDispatchKeySet program_keys() {
   return keys;
 }
 
-// Whether Python's garbage collector runs by itself from now on; returns whether it did.
+// Enables or disables Python's automatic garbage collection; returns the previous state.
 bool set_collects(bool collects) {
   const int gil = PyGILState_Ensure();
   const bool before = collects ? PyGC_Enable() : PyGC_Disable();
@@ -1055,7 +1050,7 @@ void describe(Op& op, const char* name, const char* overload) {
   PyGILState_Release(gil);
 }
 
-// While the program, or a kernel, runs in between, with these keys in force.
+// Scope in which program code, or a kernel, runs inside a callback, with these keys.
 struct InProgram {
   Scratch& scratch = this_thread();
   Handed* const handed = std::exchange(scratch.handed, nullptr);
@@ -1073,7 +1068,7 @@ struct InProgram {
   }
 };
 
-// Calls of the thread come here meanwhile, also where it asks Python with none coming.
+// Scope with recording on for this thread, also inside a callback made without a call.
 struct Seen {
   ThreadKeys& keys = keys_here();
   const bool before = keys.included().has(kKey);
@@ -1101,7 +1096,7 @@ Result ask(Result (*question)(_object*, More...), Result otherwise, const at::Te
 c10::Storage shown(Handed& call, const c10::Storage& storage) {
   for (const auto& [original, copy] : call.storages)
     if (original.unsafeGetStorageImpl() == storage.unsafeGetStorageImpl()) return copy;
-  // It holds the memory, so that what Python keeps of it stays valid.
+  // The alias owns the memory, so that Python's references stay valid.
   auto owner = std::make_unique<c10::Storage>(storage);
   c10::DataPtr memory(storage.data_ptr().get(), owner.get(), [](void* kept) { delete static_cast<c10::Storage*>(kept); },
                       storage.device());
@@ -1121,7 +1116,7 @@ at::Tensor shown(Recorder& recorder, Handed& call, const at::Tensor& tensor, boo
     Guard guard(recorder.lock);
     const auto* entry = recorder.writers.find(storage);
     const bool whole = output || (tensor.nbytes() >= storage->nbytes() && tensor.is_contiguous());
-    if (entry ? entry->python : !whole) return tensor;  // Python keeps what it knows of it with the storage
+    if (entry ? entry->python : !whole) return tensor;  // Python's state is an attribute of the storage
   }
   at::Tensor copy = at::detail::make_tensor<c10::TensorImpl>(shown(call, tensor.storage()), tensor.key_set(), tensor.dtype());
   copy.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
@@ -1145,8 +1140,8 @@ c10::IValue shown(Recorder& recorder, Handed& call, const c10::IValue& value, bo
   return value;
 }
 
-// The op `hashbench::make`, by which Python has the call made that was handed to it: by an op of its own, so that no other
-// call is taken for that one, such as those of a signal handler. It gives what Python is shown of the outputs.
+// The op `hashbench::make`, by which Python makes the forwarded call: a separate op, so that no other call (of a signal
+// handler) is mistaken for it. It returns aliases of the outputs.
 void make(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
   TORCH_CHECK(this_thread().handed, "hashbench::make is called where no call was handed over");
   Handed& call = *this_thread().handed;
@@ -1154,7 +1149,7 @@ void make(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
     const InProgram kernel(call.entry);
     call.handle.redispatchBoxed(call.keys & kAfter, call.stack);
   }
-  for (auto& [original, copy] : call.tensors) {  // an `out` of another size was given more memory
+  for (auto& [original, copy] : call.tensors) {  // an `out` was resized
     c10::StorageImpl* storage = storage_of(original);
     c10::StorageImpl* other = storage_of(copy);
     if (storage->data_ptr().get() != other->data_ptr().get() || storage->nbytes() != other->nbytes()) {
@@ -1167,7 +1162,7 @@ void make(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
   std::vector<c10::IValue> outputs;
   for (size_t i = call.stack->size() - static_cast<size_t>(call.op.returns); i < call.stack->size(); i++) {
     const c10::IValue& value = (*call.stack)[i];
-    const bool none = value.isTensor() && !value.toTensor().defined();  // a tuple refuses it
+    const bool none = value.isTensor() && !value.toTensor().defined();  // not allowed in a tuple
     outputs.push_back(none ? c10::IValue() : shown(call.recorder, call, value, true));
   }
   if (outputs.empty()) stack->emplace_back();
@@ -1175,8 +1170,8 @@ void make(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
   else stack->emplace_back(c10::ivalue::Tuple::create(std::move(outputs)));
 }
 
-// Whether a value is, or holds, a tensor without data, or names the device of one: it stands for one that is computed
-// later. Where modes are off, a fake tensor shows that by its device alone.
+// True if a value is, or contains, a tensor without data, or names the meta device: a placeholder. With modes disabled, a
+// fake tensor is recognized by its device alone.
 bool has_no_content(const c10::IValue& value, bool modes_off) {
   if (value.isDevice()) return modes_off && value.toDevice().is_meta();
   if (value.isTensor()) {
@@ -1190,8 +1185,8 @@ bool has_no_content(const c10::IValue& value, bool modes_off) {
   return std::any_of(items.begin(), items.end(), [&](const c10::IValue& item) { return has_no_content(item, modes_off); });
 }
 
-// Whether Python looks at a value without calling an op. Where a call has such values alone, the ops that arrive while Python
-// looks at it are the program's: what Python calls an op for all the same, it does in `unrecorded` (hashbench/native/library.py).
+// True if Python inspects a value without calling an op. If a call has only such values, ops that arrive during its callback
+// are the program's; ops of our Python code run in `unrecorded` (hashbench/native/library.py).
 bool is_plain(const Recorder& recorder, const c10::IValue& value) {
   if (value.isTensor()) return !value.toTensor().defined() || is_number(value.toTensor()) || is_plain(recorder, value.toTensor());
   if (value.isDevice()) return value.toDevice().is_cpu();
@@ -1201,7 +1196,7 @@ bool is_plain(const Recorder& recorder, const c10::IValue& value) {
   return std::all_of(items.begin(), items.end(), [&](const c10::IValue& item) { return is_plain(recorder, item); });
 }
 
-// Python looks at the call with nothing above its kernel in force, and calls `make`.
+// Calls Python with every key above the kernel excluded; Python calls `make`.
 void record_in_python(Recorder& recorder, const Op& op, const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::Stack* stack) {
   const bool modes_off = c10::impl::tls_local_dispatch_key_set().excluded_.has(c10::DispatchKey::Python);
   {
@@ -1241,7 +1236,7 @@ void record_in_python(Recorder& recorder, const Op& op, const c10::OperatorHandl
 }
 
 void name_leaves(Recorder& recorder, Scratch& scratch) {
-  std::vector<Scratch::Unnamed> unnamed;  // an op that interrupts Python may read other leaves
+  std::vector<Scratch::Unnamed> unnamed;  // an op that interrupts the callback may read other leaves
   unnamed.swap(scratch.unnamed);
   for (const auto& [tensor, node, name] : unnamed) {
     const int32_t answer = ask(classify, -1, *tensor, name);
@@ -1252,13 +1247,13 @@ void name_leaves(Recorder& recorder, Scratch& scratch) {
   unnamed.swap(scratch.unnamed);
 }
 
-// Some ops that decompose have a kernel of their own for some backends: `silu_backward` on the CPU.
+// Some decomposing ops have backend kernels: `silu_backward` on the CPU.
 bool has_own_kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet keys) {
   return handle.hasKernelForDispatchKey((keys & kAfter).highestPriorityTypeId());
 }
 
-// One call that is recorded here, between its arrival and its record. It copies no tensor while it has the lock: of one
-// that Python alone holds that takes the GIL.
+// One recorded call, from its arrival to its record. It copies no tensor under the lock: for a tensor owned by Python alone
+// that takes the GIL.
 struct Call {
   Recorder& recorder;
   Scratch& scratch;
@@ -1274,23 +1269,23 @@ struct Call {
   c10::SmallVector<Read, 8> reads;
   c10::SmallVector<const at::Tensor*, 4> wrote;
   at::Generator generator;
-  std::string scalar;  // what it returns that is no tensor
-  int last = 0;        // arguments by position from here on have their defaults
+  std::string scalar;  // non-tensor output
+  int last = 0;        // positional arguments from here on have their defaults
   uint32_t others = 0;
   uint64_t rng = 0;
   int64_t sequence = 0;
-  bool plain = true;  // else Python has to record it
+  bool plain = true;  // else recorded by Python
 
   [[gnu::hot, gnu::noinline]] Call(Recorder& recorder, Scratch& scratch, const Op& op, bool backward)
       : recorder(recorder), scratch(scratch), op(op), backward(backward) {}
 
-  // Its arguments one by one, with the recorder's lock.
+  // Adds one argument; under the recorder's lock.
   [[gnu::hot, gnu::noinline]] void begin() {
     lock.lock();
     under_way.begin();
     scratch.others.clear();
   }
-  // One tensor among them: who wrote it last. False where Python has to record the call.
+  // Adds one tensor argument with its last writer. False if Python must record the call.
   [[gnu::hot]] bool read(const at::Tensor& tensor, int32_t argument) {
     if (!is_plain(recorder, tensor)) return false;
     c10::StorageImpl* storage = storage_of(tensor);
@@ -1300,7 +1295,7 @@ struct Call {
       if (entry->python) return false;
       node = entry->node;
     } else {
-      if (tensor.nbytes() < storage->nbytes() || !tensor.is_contiguous()) return false;  // a part of a leaf
+      if (tensor.nbytes() < storage->nbytes() || !tensor.is_contiguous()) return false;  // part of a leaf
       node = new_leaf(tensor, storage);
     }
     reads.push_back({node, argument, tensor.storage_offset()});
@@ -1365,8 +1360,8 @@ struct Call {
   [[gnu::hot, gnu::noinline]] void add(at::IntArrayRef value, int position) {
     if (is_told(position, value)) put_value(text_of(position), value);
   }
-  // They have all been added: what is asked of Python and of generators, without the lock, and the last before the kernel.
-  // False where the call is to be recorded by Python.
+  // After all arguments: queries to Python and generators, without the lock, last before the kernel. False if Python must
+  // record the call.
   [[gnu::hot, gnu::noinline]] bool end_arguments(const torch::autograd::Node* node) {
     if (plain && !scratch.others.empty()) others = recorder.others.number(hash, scratch.others);
     recorder.records.fetch();
@@ -1384,7 +1379,7 @@ struct Call {
     if (!op.plan.open) quiet.begin();
     return true;
   }
-  // It leaves no record.
+  // Drops the record.
   [[gnu::cold]] void undo() {
     scratch.children.resize(outer);
     scratch.lanes.resize(outer_lanes);
@@ -1394,7 +1389,7 @@ struct Call {
     recorder.failed = op.id;
   }
 
-  // Its outputs one by one; each stays where it is until the call is recorded.
+  // Adds one output, which must stay in place until the call is recorded.
   [[gnu::hot, gnu::noinline]] void output(const at::Tensor& tensor) {
     if (!tensor.defined()) return;
     for (const auto* target : targets)
@@ -1414,7 +1409,7 @@ struct Call {
       for (const c10::IValue& item : value.toListRef()) output(item.toTensor());
     else if (op.returns == 1) put_value(scalar, value);
   }
-  // Whether a call inside this one wrote just that, and nobody since: it is shown, not written.
+  // True if an inner call is the last writer of exactly this: returned, not written, by this call.
   bool is_shown(const c10::StorageImpl* storage, uint64_t digest, uint32_t meta) {
     if (scratch.children.size() == outer && scratch.lanes.size() == outer_lanes) return false;
     const auto* entry = recorder.writers.find(storage);
@@ -1428,7 +1423,7 @@ struct Call {
     }
     return false;
   }
-  // Nothing is recorded of the thread meanwhile.
+  // Recording of this thread is off.
   [[gnu::hot, gnu::noinline]] void record() {
     quiet.begin();
     wrote.append(targets.begin(), targets.end());
@@ -1491,16 +1486,16 @@ struct Call {
 
 void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::Stack* stack) {
   Scratch& scratch = this_thread();
-  if (scratch.python) {  // what interrupts the recorder there: a call of the program's as any other
+  if (scratch.python) {  // program code that interrupts the callback: recorded like any other call
     const InProgram interrupting(scratch.python->keys);
     handle.callBoxed(stack);
     return;
   }
   Recorder* on = current.load(std::memory_order_acquire);
-  if (!on) set_seen(false);  // the trace was left where this thread's keys are not
-  if (scratch.owner && scratch.owner != on) on = nullptr;  // the trace that this thread belongs to is over
+  if (!on) set_seen(false);  // the trace ended in another thread
+  if (scratch.owner && scratch.owner != on) on = nullptr;  // this thread's trace is over
   Op* const op = on ? op_of(handle) : nullptr;
-  if (on && on != current.load(std::memory_order_acquire)) on = nullptr;  // it has ended while Python was asked of the op
+  if (on && on != current.load(std::memory_order_acquire)) on = nullptr;  // it ended while Python described the op
   if (!on || !op->plan.traced || (op->plan.decomposes && !has_own_kernel(handle, keys))) {
     handle.redispatchBoxed(keys & kAfter, stack);
     return;
@@ -1508,7 +1503,7 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::
   Recorder& recorder = *on;
   const Plan& plan = op->plan;
   const auto node = torch::autograd::get_current_node();
-  if (!node && !scratch.owner && scratch.entered != recorder.trace) {  // a backend's thread, with the state of the one that it works for
+  if (!node && !scratch.owner && scratch.entered != recorder.trace) {  // a backend's thread, with its client's state
     handle.redispatchBoxed(keys & kAfter, stack);
     return;
   }
@@ -1533,7 +1528,7 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::
     record_in_python(recorder, *op, handle, keys, stack);
     return;
   }
-  c10::SmallVector<at::Tensor, 4> held;  // the kernel takes its arguments off the stack
+  c10::SmallVector<at::Tensor, 4> held;  // the kernel pops its arguments
   held.reserve(call.targets.size());
   for (const auto*& target : call.targets) target = &held.emplace_back(*target);
   scratch.open += plan.open;
@@ -1549,9 +1544,9 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::
   call.record();
 }
 
-// ------------------------------------------------------------------------------------------- calls that are not boxed
+// ------------------------------------------------------------------------------------------------------ unboxed calls
 
-// The trace in which a call of this thread is recorded without boxing; null: `fallback` knows what is to be done with it.
+// The trace that records a call of this thread unboxed; null: `fallback` decides.
 [[gnu::hot]] Recorder* recorder_of(const Scratch& scratch, const torch::autograd::Node* node) {
   Recorder* on = current.load(std::memory_order_acquire);
   if (!on || scratch.python || (scratch.owner && scratch.owner != on) || on->everything_python) return nullptr;
@@ -1559,7 +1554,7 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::
   return on;
 }
 
-// Calls `use` with an argument as `Call::add` and `is_default` take it: lists as they are, the rest as values of torch's.
+// Calls `use` with an argument in the form of `Call::add` and `is_default`: lists unchanged, all others as IValues.
 template <typename Use, typename T>
 decltype(auto) simply(const Use& use, const T& value) {
   if constexpr (std::is_same_v<T, c10::SymIntArrayRef>) {
@@ -1575,9 +1570,9 @@ decltype(auto) simply(const Use& use, const T& value) {
 template <typename Schema>
 class Unboxed;
 
-// The kernel of one op at the recorder's key, which takes and returns what its C++ function does: no tensor gets a second
-// owner, and nothing is put on a stack. What is not to be recorded here, or not so simply, it gives to `fallback`. Ops of
-// one signature share the code, most of which is no longer in the cache when the next call comes.
+// Unboxed kernel of one op at the recorder's key, with the signature of its C++ function: use counts stay the same, and
+// nothing is boxed. Calls that are not recorded here, or are less simple, go to `fallback`. Ops with one signature share
+// code, most of which has left the cache at the next call.
 template <typename Result, typename... Args>
 class Unboxed<Result(Args...)> final : public c10::OperatorKernel {
   template <typename T>
@@ -1652,7 +1647,7 @@ class Unboxed<Result(Args...)> final : public c10::OperatorKernel {
 
 }  // namespace
 
-// A call that comes boxed goes to `fallback` as it is; torch would unbox it for the kernel, by code of each signature.
+// Boxed calls go to `fallback` directly; torch would unbox them for the kernel, by code per signature.
 template <typename Schema>
 struct c10::impl::make_boxed_from_unboxed_functor<Unboxed<Schema>, false> {
   static void call(c10::OperatorKernel*, const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::Stack* stack) {
@@ -1660,8 +1655,7 @@ struct c10::impl::make_boxed_from_unboxed_functor<Unboxed<Schema>, false> {
   }
 };
 
-// As torch's own, but beside what it calls: the linker puts functions that are marked hot on pages of their own, few of
-// which a call runs through.
+// As torch's own, but placed beside its callees: the linker groups functions marked hot, so a call touches few pages.
 template <typename Schema, typename Result, typename... Args>
 struct c10::impl::wrap_kernel_functor_unboxed_<Unboxed<Schema>, Result(c10::DispatchKeySet, Args...)> {
   [[gnu::hot]] static Result call(c10::OperatorKernel* kernel, c10::DispatchKeySet keys, Args... args) {
@@ -1685,7 +1679,7 @@ void register_each() {
   (register_unboxed<Of>(), ...);
 }
 
-// Ops whose kernels often take no longer than to box the call.
+// Ops whose kernels often take no longer than boxing the call.
 void register_usual() {
   register_each<
       at::_ops::_reshape_alias, at::_ops::_softmax, at::_ops::_softmax_backward_data, at::_ops::_unsafe_view,
@@ -1705,7 +1699,7 @@ void register_usual() {
       at::_ops::view, at::_ops::where_self, at::_ops::zero_>();
 }
 
-// ------------------------------------------------------------------------------------- what makes tensors of other classes
+// --------------------------------------------------------------------------------------- constructors of tensor subclasses
 
 struct MethodDef {  // PyMethodDef
   const char* name;
@@ -1714,8 +1708,8 @@ struct MethodDef {  // PyMethodDef
   const char* doc;
 };
 
-// torch makes a tensor of another class by an op, of which it takes the tensor: one that shows memory, and writes none.
-// Recorded in Python it would have a Python object already, which torch refuses.
+// torch constructs a tensor of a subclass from an op's output, an alias that writes nothing. If Python recorded that op, the
+// output would already have a Python object, which torch refuses.
 std::array<Method, 2> constructors{};
 
 template <size_t which>
@@ -1725,15 +1719,15 @@ _object* constructed(_object* self, _object* args, _object* kwargs) {
   return constructors[which](self, args, kwargs);
 }
 
-// ------------------------------------------------------------------------------------------- functions of Python's
+// ------------------------------------------------------------------------------------------------ Python functions
 
-// The trace that records the calls of a thread, which is no thread of a pool that it follows.
+// The trace that records this thread, unless the thread is in a lane.
 [[gnu::hot]] Recorder* followed(const Scratch& scratch) {
   Recorder* on = current.load(std::memory_order_relaxed);
   return on && scratch.entered == on->trace ? on : nullptr;
 }
 
-// Before and after a call of a module; each answers as Python's `ModuleStack` does (hashbench/trace/module_paths.py).
+// Called before and after a module; same results as Python's `ModuleStack` (hashbench/trace/module_paths.py).
 template <bool by_hook>
 [[gnu::hot]] _object* enter_module(_object*, _object* module) {
   enum { kNotFollowed, kEntered, kUnknown, kTraced };
@@ -1759,14 +1753,14 @@ template <bool by_hook>
 
 extern "C" {
 
-// Ops that these two methods of torch's call are not recorded. Python's view of them, and of their class, stays as it is.
+// Ops of these two torch methods are not recorded. Their Python objects, and their class, are not modified.
 void hb_let_construct(MethodDef* first, MethodDef* second) {
   constructors = {first->method, second->method};
   first->method = constructed<0>;
   second->method = constructed<1>;
 }
 
-// False where torch uses the key itself.
+// False if torch uses the key itself.
 int hb_register() {
   try {
     keep(c10::Dispatcher::singleton().registerFallback(kKey, c10::KernelFunction::makeFromBoxedFunction<&fallback>(), __FILE__));
@@ -1788,18 +1782,18 @@ void hb_prepare(void* hash_function, void* plan_function, void* classify_functio
   keep(c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Forgets>()));
 }
 
-// Threads that hash large content: OpenMP's functions, or nothing, and one thread does.
+// OpenMP's functions for hashing large content in parallel; without them, one thread hashes.
 void hb_set_team(void* run, void* place, void* size, void* pause) {
   team = {reinterpret_cast<decltype(team.run)>(run), reinterpret_cast<decltype(team.place)>(place),
           reinterpret_cast<decltype(team.size)>(size), reinterpret_cast<decltype(team.pause)>(pause)};
 }
-// Ends the threads that digests may have begun in this one, and says whether it has none now; OpenMP begins them again.
+// Ends OpenMP threads that digests started in this thread; returns whether none are left. OpenMP restarts them on demand.
 int hb_end_team() {
   constexpr int kHard = 2;  // omp_pause_hard
   return std::exchange(team_was_run, false) && team.pause && team.pause(kHard) == 0;
 }
 
-// Calls of an op that decomposes cost nothing: its parts are seen. Its schema name is `name.overload`.
+// Fallthrough for a decomposing op, whose parts are recorded; no cost per call. Its schema name is `name.overload`.
 void hb_let_through(const char* name, const char* overload) {
   keep(c10::Dispatcher::singleton().registerImpl({name, overload}, kKey, c10::KernelFunction::makeFallthrough(), std::nullopt, nullptr, __FILE__));
 }
@@ -1811,7 +1805,7 @@ Recorder* hb_new(int hashes, int everything_python, int nothing_recorded, uint64
   recorder->nothing_recorded = nothing_recorded;
   recorder->odd_dtypes = odd_dtypes;
   recorder->lanes.push({0, 0, -1, 0});
-  recorder->others.number(hash, "");  // 0: a call has no other arguments than tensors
+  recorder->others.number(hash, "");  // 0: a call with tensor arguments only
   return recorder;
 }
 void hb_delete(Recorder* recorder) {
@@ -1823,7 +1817,7 @@ void hb_delete(Recorder* recorder) {
   delete recorder;
 }
 
-int hb_begin(Recorder* recorder) {  // 0 where another trace is being made in this process
+int hb_begin(Recorder* recorder) {  // 0 if another trace is active in this process
   Recorder* none = nullptr;
   static std::atomic<uint64_t> begun{0};
   recorder->thread = this_thread().thread;
@@ -1845,11 +1839,11 @@ void hb_thread(int included) {
   scratch.entered = included && on ? on->trace : 0;
 }
 
-// A lane that begins here: its calls are those of the thread that enters it, until it leaves it.
+// Starts a lane: the calls of the thread that enters it, until that thread leaves it.
 int32_t hb_lane(Recorder* recorder) {
   Scratch& scratch = this_thread();
   Guard guard(recorder->lock);
-  if (scratch.owner && scratch.owner != recorder) return -1;  // a thread of a trace that is over
+  if (scratch.owner && scratch.owner != recorder) return -1;  // a thread of a finished trace
   const auto number = static_cast<int32_t>(recorder->lanes.count);
   recorder->lanes.push({static_cast<int32_t>(scratch.lane), static_cast<int32_t>(recorder->records.count), -1, context_of(*recorder, scratch)});
   if (scratch.open) scratch.lanes.push_back(number);
@@ -1877,21 +1871,21 @@ void hb_leave(Entered* entered) {
   scratch = std::move(entered->before);
   delete entered;
 }
-// What autograd's number of a call of this thread is marked with: every thread counts by itself.
+// Mark of this thread's autograd sequence numbers, which are per thread.
 int64_t hb_thread_mark(Recorder* recorder) {
   const auto node = torch::autograd::get_current_node();
   return in_thread(*recorder, 0, node ? node->thread_id() : this_thread().thread);
 }
-// In a process that was forked while a trace was being made: it goes on without.
+// Ends the trace in a child forked during it.
 void hb_forked() {
   Scratch& scratch = this_thread();
-  if (Recorder* recorder = current.exchange(nullptr)) new (&recorder->lock) Lock();  // its owner may be no more
+  if (Recorder* recorder = current.exchange(nullptr)) new (&recorder->lock) Lock();  // its owner may not exist here
   set_seen(false);
   scratch = Scratch();
 }
 
 uint32_t* hb_context(Recorder* recorder) { return reinterpret_cast<uint32_t*>(&recorder->context); }
-// The numbers of contexts begin at `start` from now on.
+// Starts the numbers of contexts at `start`.
 void hb_contexts_from(Recorder* recorder, uint32_t start) {
   recorder->modules.start = start;
   recorder->set_context();
@@ -1901,7 +1895,7 @@ void hb_know_modules(Recorder* recorder, void** modules, int32_t count, int32_t 
     if (modules[i]) recorder->modules.know(modules[i], static_cast<uint32_t>(first + i));
 }
 void hb_forget_modules(Recorder* recorder) { recorder->modules.forget(); }
-// Whether there were any.
+// Returns whether there were any.
 int hb_leave_modules(Recorder* recorder) {
   const bool any = !recorder->modules.inside.empty();
   recorder->modules.inside.clear();
@@ -1920,11 +1914,11 @@ MethodDef* hb_module_functions() {
 void hb_backward_in_python(Recorder* recorder) { recorder->backward_python = true; }
 void hb_name(Recorder* recorder, void** tensors, int32_t count, int32_t first) {
   Guard guard(recorder->lock);
-  for (int32_t i = count; i-- > 0;)  // of several names the first stays
+  for (int32_t i = count; i-- > 0;)  // the first of several names wins
     if (tensors[i]) recorder->names.set(static_cast<c10::TensorImpl*>(tensors[i]), first + i);
 }
 
-// 1 and the node where the storage is known, 2 where Python knows more, else 0.
+// 1 and the node if the storage is known, 2 if Python has further state, else 0.
 int hb_node(Recorder* recorder, void* storage, int32_t* node) {
   Guard guard(recorder->lock);
   const auto* entry = recorder->writers.find(static_cast<c10::StorageImpl*>(storage));
@@ -1936,7 +1930,7 @@ void hb_set_node(Recorder* recorder, void* storage, int32_t node, int python) {
   Guard guard(recorder->lock);
   recorder->writers.set(static_cast<c10::StorageImpl*>(storage), node, python);
 }
-int32_t hb_take_record(Recorder* recorder) {  // the number of a record that Python has
+int32_t hb_take_record(Recorder* recorder) {  // number of a record made by Python
   Scratch& scratch = this_thread();
   Guard guard(recorder->lock);
   const auto number = static_cast<int32_t>(recorder->records.count);
@@ -1949,8 +1943,8 @@ int32_t hb_take_record(Recorder* recorder) {  // the number of a record that Pyt
   if (scratch.open) scratch.children.push_back(number);
   return number;
 }
-// The number of a leaf that Python has. In the same step all threads are told that it is what was written last to these
-// storages (`python` as in `Writers`). 0 where another thread has just told so of the only one.
+// Number of a leaf made by Python. Atomically marks it as the last writer of these storages (`python` as in `Writers`). 0 if
+// another thread just did so for the only one.
 int32_t hb_take_leaf(Recorder* recorder, void** storages, int32_t count, int python) {
   Guard guard(recorder->lock);
   const auto storage = [&](int32_t i) { return static_cast<c10::StorageImpl*>(storages[i]); };
@@ -1961,7 +1955,7 @@ int32_t hb_take_leaf(Recorder* recorder, void** storages, int32_t count, int pyt
   for (int32_t i = 0; i < count; i++) recorder->writers.set(storage(i), number, python);
   return number;
 }
-// Of a tensor or a storage that Python is shown: the call's own.
+// Maps an alias passed to Python, tensor or storage, to the call's own.
 void* hb_origin(void* shown) {
   Scratch& scratch = this_thread();
   if (!scratch.handed) return shown;
@@ -1971,7 +1965,7 @@ void* hb_origin(void* shown) {
     if (copy.unsafeGetStorageImpl() == shown) return original.unsafeGetStorageImpl();
   return shown;
 }
-// The number of the name of a tensor of the call; -1: none, -2: none and an nn.Parameter.
+// Number of the name of the call's tensor; -1: none, -2: unnamed nn.Parameter.
 int32_t hb_name_of(Recorder* recorder, void* tensor) {
   auto* impl = static_cast<c10::TensorImpl*>(tensor);
   int32_t number;
@@ -1983,13 +1977,13 @@ int32_t hb_name_of(Recorder* recorder, void* tensor) {
   }
   return ask(classify, -1, at::Tensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(impl)), number);
 }
-// Around a call that Python records: the records made in it become its children.
+// Encloses a call recorded by Python: records made inside become its children.
 int64_t hb_open() {
   Scratch& scratch = this_thread();
   scratch.open++;
   return static_cast<int64_t>(scratch.children.size() | scratch.lanes.size() << 32);
 }
-void hb_close(Recorder* recorder, int64_t before, int32_t number) {  // number: -1 where the call raised
+void hb_close(Recorder* recorder, int64_t before, int32_t number) {  // number: -1 if the call raised
   Scratch& scratch = this_thread();
   Guard guard(recorder->lock);
   const auto outer = before & 0xFFFFFFFF;
