@@ -50,7 +50,7 @@ def row_of(
     if options.output and (outcome.accuracy != Status.PASS or options.keep_traces):
         key = file_key(suite=spec.suite, mode=options.mode, name=spec.name)
         for number, trace in enumerate(outcome.traces, start=1):
-            name = f"traces/{key}.run{number}.log"
+            name = f"traces/{key}.run{number}.log.gz"
             try:
                 file.write(trace, Path(options.output) / name)
             except OSError as error:

@@ -277,15 +277,15 @@ def read_excerpts(history: History, *, limit: int = DETAILS, mib: float = TRACE_
     for key, (row, _, folder) in with_traces[:limit]:
         try:
             files = [path for name in row.traces.split() if (path := _inside(folder, name)).is_file()]
-            size = sum(path.stat().st_size for path in files)
+            size = sum(map(tracefile.text_size, files))
             if len(files) != 2:
                 excerpt = Excerpt(missing=f"The traces are not in the sweep's folder any more ({row.traces}).")
             elif size > left:
                 too_large = f"The traces ({size / 2**20:.1f} MiB) are too large to be read for this page"
                 excerpt = Excerpt(missing=f"{too_large}; hashbench diff shows them.", folder=str(folder))
             else:
+                first, second = (tracefile.read(path, most=int(left)) for path in files)
                 left -= size
-                first, second = map(tracefile.read, files)
                 excerpt = replace(excerpt_of(first, second, row), folder=str(folder))
         except (OSError, ValueError, RuntimeError, HashbenchError) as error:
             excerpt = Excerpt(missing=f"The traces cannot be shown: {error}", folder=str(folder))

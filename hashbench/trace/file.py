@@ -10,8 +10,11 @@ only changes; a ``leaf`` has ``was=`` if its digest was another at the start of 
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import json
+import os
 import re
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +23,7 @@ from typing import Any, NoReturn, TypeVar
 import xxhash
 
 from hashbench.errors import HashbenchError
-from hashbench.io import read_file, replace_file
+from hashbench.io import LARGEST_FILE, open_file, read_file, replace_bytes
 from hashbench.records import (
     TRACE_SCHEMA,
     TRACERS,
@@ -45,6 +48,7 @@ _UNESCAPES = {"\\": "\\", "t": "\t", "n": "\n", "r": "\r", "s": " "}
 _NOTE = "; "
 _BLANK = "blank"
 _MOST_DIMENSIONS, _MOST_DIGITS = 256, 20
+_GZIP, _LEVEL, _LEAST_GZIP = b"\x1f\x8b", 6, 18
 
 
 # ------------------------------------------------------------------------------------------------------ writing
@@ -70,7 +74,8 @@ def write_json(trace: Trace, path: Path) -> None:
 
 def _replace(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, text)
+    content = text.encode()
+    replace_bytes(path, gzip.compress(content, _LEVEL, mtime=0) if path.suffix == ".gz" else content)
 
 
 def record_line(record: OpRecord, digits: Mapping[str, str]) -> str:
@@ -175,20 +180,55 @@ def _escape(text: str, *, spaces: bool = True) -> str:
 # ------------------------------------------------------------------------------------------------------ reading
 
 
-def read(path: Path) -> Trace:
-    """Read a trace file, gzip-compressed or plain text.
+def read(path: Path, *, most: int = LARGEST_FILE) -> Trace:
+    """Read a trace file, gzip-compressed or plain text, of at most ``most`` bytes of text.
 
     Raises:
         HashbenchError: the file is missing, no trace, of another version, truncated or damaged. A truncated trace is
             never read as a shorter one.
     """
     try:
-        text = read_file(path).decode("utf-8")
+        content = read_file(path, most=most)
     except OSError as error:
         raise _unreadable(path, error.strerror or str(error)) from error
+    if content.startswith(_GZIP):
+        content = _decompress(content, most, path)
+    try:
+        text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise _unreadable(path, "it is not a text file") from error
     return loads(text, name=str(path))
+
+
+def text_size(path: Path) -> int:
+    """Return the bytes of a trace file's text: for gzip the number that the file claims (modulo 2**32).
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with os.fdopen(open_file(path), "rb") as opened:
+        size = os.fstat(opened.fileno()).st_size
+        if opened.read(len(_GZIP)) != _GZIP or size < _LEAST_GZIP:
+            return size
+        opened.seek(-4, os.SEEK_END)
+        return max(size, int.from_bytes(opened.read(4), "little"))
+
+
+def _decompress(content: bytes, most: int, path: Path) -> bytes:
+    decoder = zlib.decompressobj(wbits=31)  # gzip with its checksum
+    try:
+        text = decoder.decompress(content, max(most, 1))
+        if not decoder.eof and len(text) == most:
+            text += decoder.decompress(decoder.unconsumed_tail, 1)
+    except zlib.error as error:
+        raise _unreadable(path, f"it is damaged ({error})") from error
+    if len(text) > most:
+        raise _unreadable(path, f"{path.name} has more than {most / 2**20:.4g} MiB of text")
+    if not decoder.eof:
+        raise _unreadable(path, "it is truncated (the gzip data have no end)")
+    if decoder.unused_data:
+        raise _unreadable(path, "it is damaged (data follow the end of the gzip data)")
+    return text
 
 
 def loads(text: str, *, name: str = "trace") -> Trace:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import csv
+import gzip
 import json
 import os
 import re
@@ -67,7 +68,7 @@ def folder(tmp_path: Path, swept: tuple[Path, subprocess.CompletedProcess[str]])
     shutil.copytree(here / "out", here / "future")
     environment = json.loads((here / "future" / "environment.json").read_text())
     (here / "future" / "environment.json").write_text(json.dumps({**environment, "schema": 99}))
-    trace = trace_of(here, "steady").read_text()
+    trace = gzip.decompress(trace_of(here, "steady").read_bytes()).decode()
     (here / "whole.log").write_text(trace)
     (here / "truncated.log").write_text(trace[: len(trace) // 2])
     (here / "damaged.log").write_text(trace.replace("float32", "float64", 1))
@@ -143,7 +144,7 @@ BAD = {
     "a CSV that is missing": ("compare out none.csv", "none.csv", ""),
     "a CSV with duplicates": ("compare twice.csv out", "twice.csv", "drifting"),
     "results of another version": ("compare out future", "99", ""),
-    "a trace that is none": ("diff whole.log a_file", "not a trace", "--keep-traces"),
+    "a trace that is none": ("diff whole.log a_file", "not a hashbench trace", "--keep-traces"),
     "a truncated trace": ("diff truncated.log whole.log", "truncated", "--keep-traces"),
     "a damaged trace": ("diff whole.log damaged.log", "damaged", "--keep-traces"),
     "a trace that is missing": ("diff whole.log none.log", "No such file", "--keep-traces"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gzip
 import io
 import json
 import os
@@ -397,7 +398,12 @@ def sweeps_here() -> Iterator[None]:
 def shown_folder(folder: str) -> str:
     """Every file of a results folder."""
     files = sorted(path for path in Path(folder).rglob("*") if path.is_file() and path.name != ".lock")
-    return "".join(f"\n=== {path.as_posix()}\n{path.read_text(encoding='utf-8')}" for path in files)
+    return "".join(f"\n=== {path.as_posix()}\n{_text_of(path)}" for path in files)
+
+
+def _text_of(path: Path) -> str:
+    content = path.read_bytes()
+    return (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8")
 
 
 _SMALL = "sweep --inference --suite zoos/small.py --diagnose-budget 0"

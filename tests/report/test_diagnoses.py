@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import html
 import json
 import shlex
@@ -363,6 +364,42 @@ def test_why_there_is_nothing_to_show(tmp_path: Path, row: Row, cut: int, words:
     text = file.read_text()
     file.write_text(text[: len(text) - cut])
     assert words in read_of(tmp_path, row).missing
+
+
+def packed(folder: Path) -> Path:
+    """Compress the traces that :func:`written` writes, under their names."""
+    for path in (written(folder) / "traces").iterdir():
+        path.write_bytes(gzip.compress(path.read_bytes()))
+    return folder
+
+
+def test_compressed_traces_give_the_same_excerpt(tmp_path: Path) -> None:
+    written(tmp_path / "plain" / SWEEP)
+    packed(tmp_path / "packed" / SWEEP)
+    plain, compressed = (read_of(tmp_path / name) for name in ("plain", "packed"))
+    assert compressed.missing == ""
+    assert dataclasses.replace(compressed, folder="") == dataclasses.replace(plain, folder="")
+
+
+def test_limit_counts_decompressed_bytes(tmp_path: Path) -> None:
+    found = history([DIAGNOSED], folder=packed(tmp_path / SWEEP).parent)
+    files = list((tmp_path / SWEEP / "traces").iterdir())
+    size = sum(len(gzip.decompress(file.read_bytes())) for file in files)
+    assert size > 2 * sum(file.stat().st_size for file in files)
+    shown, refused = (
+        excerpt.missing for limit in (size, size - 1) for excerpt in read_excerpts(found, mib=limit / 2**20).values()
+    )
+    assert (shown, "too large" in refused) == ("", True)
+
+
+def test_understated_size_is_no_way_past_the_limit(tmp_path: Path) -> None:
+    found = history([DIAGNOSED], folder=packed(tmp_path / SWEEP).parent)
+    files = list((tmp_path / SWEEP / "traces").iterdir())
+    for file in files:
+        file.write_bytes(file.read_bytes()[:-4] + (1).to_bytes(4, "little"))
+    (excerpt,) = read_excerpts(found, mib=sum(file.stat().st_size for file in files) / 2**20).values()
+    assert "cannot be shown: cannot read the trace" in excerpt.missing
+    assert "more than" in excerpt.missing
 
 
 def test_no_more_is_read_than_asked_for(tmp_path: Path) -> None:

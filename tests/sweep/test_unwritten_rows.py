@@ -175,7 +175,7 @@ def test_models_that_use_up_what_files_need_have_rows_beside_their_twins(tmp_pat
     assert {row.kernel for row in rows.values() if row.accuracy != "pass"} == {"aten.add.Tensor"}
     unwritten = "its worker could not write its row: "
     no_descriptor, no_size = f"{unwritten}Too many open files", f"{unwritten}File too large"
-    first_trace = "its worker could not write traces/zoo.inference.{}_drifts.run1.log: {}; "
+    first_trace = "its worker could not write traces/zoo.inference.{}_drifts.run1.log.gz: {}; "
     assert {name: row.error for name, row in rows.items() if row.error} == {
         "leak_steady": no_descriptor,
         "leak_drifts": first_trace.format("leak", "Too many open files") + no_descriptor,

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import random
+import tracemalloc
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -197,7 +201,7 @@ def resealed(text: str) -> str:
     ],
 )
 def test_a_line_without_meaning_is_refused_though_the_closing_line_fits(old: str, new: str) -> None:
-    with pytest.raises(HashbenchError, match="no meaning"):
+    with pytest.raises(HashbenchError, match="cannot be parsed"):
         file.loads(resealed(file.dumps(small_trace()).replace(old, new)))
 
 
@@ -229,6 +233,111 @@ def test_a_missing_file_is_refused_and_writing_leaves_nothing_else(tmp_path: Pat
     file.write(small_trace(), path)
     assert [entry.name for entry in path.parent.iterdir()] == ["trace"]
     assert file.read(path) == small_trace()
+
+
+# ------------------------------------------------------------------------------------------------------------- gzip
+
+
+def test_gz_file_holds_the_same_text(tmp_path: Path) -> None:
+    plain, packed = tmp_path / "a.log", tmp_path / "a.log.gz"
+    file.write(small_trace(), plain, notes={0: "a note"})
+    file.write(small_trace(), packed, notes={0: "a note"})
+    assert gzip.decompress(packed.read_bytes()) == plain.read_bytes()
+    assert file.read(packed) == file.read(plain) == small_trace()
+    assert file.text_size(packed) == file.text_size(plain) == plain.stat().st_size
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_gz_roundtrip(seed: int, tmp_path: Path) -> None:
+    trace = Writer(seed).trace()
+    file.write(trace, tmp_path / "a.gz")
+    assert file.read(tmp_path / "a.gz") == trace
+
+
+def test_gz_bytes_are_deterministic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.write(small_trace(), tmp_path / "a.gz")
+    monkeypatch.setattr("time.time", lambda: 1e9)
+    file.write(small_trace(), tmp_path / "b.gz")
+    first = (tmp_path / "a.gz").read_bytes()
+    assert first == (tmp_path / "b.gz").read_bytes()
+    assert first[3:8] == bytes(5)  # no file name, no time
+
+
+def test_compression_is_recognized_by_content(tmp_path: Path) -> None:
+    (tmp_path / "plain.gz").write_text(file.dumps(small_trace()))
+    (tmp_path / "packed.log").write_bytes(gzip.compress(file.dumps(small_trace()).encode()))
+    assert file.read(tmp_path / "plain.gz") == file.read(tmp_path / "packed.log") == small_trace()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        pytest.param(lambda packed: packed[:-9], "truncated", id="truncated data"),
+        pytest.param(lambda packed: packed[:5], "truncated", id="truncated header"),
+        pytest.param(lambda packed: packed[:-1], "truncated", id="truncated checksum"),
+        pytest.param(lambda packed: packed[:-8] + b"----" + packed[-4:], "damaged", id="wrong checksum"),
+        pytest.param(lambda packed: packed[:-4] + b"----", "damaged", id="wrong size"),
+        pytest.param(lambda packed: packed[:12] + b"\xff\xff" + packed[14:], "damaged", id="damaged data"),
+        pytest.param(lambda packed: packed + b"more", "damaged", id="trailing data"),
+        pytest.param(lambda packed: packed * 2, "damaged", id="two members"),
+        pytest.param(lambda packed: gzip.compress(packed), "not a hashbench trace|not a text", id="compressed twice"),
+        pytest.param(lambda _: gzip.compress(b"\xff" * 99), "not a text", id="no text"),
+        pytest.param(lambda _: gzip.compress(b""), "not a hashbench trace", id="empty"),
+    ],
+)
+def test_damaged_gz_is_refused_in_one_line(change: Callable[[bytes], bytes], words: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.log.gz"
+    file.write(small_trace(), path)
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(HashbenchError, match=words) as caught:
+        file.read(path)
+    assert "\n" not in str(caught.value)
+    assert file.text_size(path) > 0
+
+
+def test_hostile_gz_is_refused_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.log.gz"
+    refused = []
+    for name, bad in damaged(gzip.compress(file.dumps(small_trace()).encode(), mtime=0), seed=5, flips=300, cuts=40):
+        path.write_bytes(bad)
+        try:
+            assert file.read(path) == small_trace(), name  # a flip in the header's unused fields
+        except HashbenchError as error:
+            refused.append(str(error))
+    assert len(refused) > 200
+    assert not any("\n" in sentence for sentence in refused)
+
+
+def bomb(mib: int) -> bytes:
+    """A gzip file of about a thousandth of its ``mib`` MiB of text, whose last four bytes claim 1 KiB."""
+    encoder = zlib.compressobj(9, wbits=31)
+    packed = encoder.compress(b"hashbench-trace\t1\tplain\ttracer=python\n")
+    piece = b"leaf\n" * (2**20 // 5)
+    packed += b"".join(encoder.compress(piece) for _ in range(mib)) + encoder.flush()
+    return packed[:-4] + (1024).to_bytes(4, "little")
+
+
+def test_decompression_bomb_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.gz"
+    path.write_bytes(bomb(64))
+    assert path.stat().st_size < 2**20
+    tracemalloc.start()
+    try:
+        with pytest.raises(HashbenchError, match=r"bomb\.gz has more than 8 MiB of text, so nothing was compared"):
+            file.read(path, most=8 * 2**20)
+        assert tracemalloc.get_traced_memory()[1] < 32 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gz"])
+def test_limit_is_inclusive(packed: bool, tmp_path: Path) -> None:
+    path = tmp_path / ("a.gz" if packed else "a.log")
+    file.write(small_trace(), path)
+    size = len(file.dumps(small_trace()).encode())
+    assert file.read(path, most=size) == small_trace()
+    with pytest.raises(HashbenchError, match="has more than"):
+        file.read(path, most=size - 1)
 
 
 def test_an_input_that_is_written_and_hashed_does_not_read_as_unequal() -> None:

@@ -272,7 +272,7 @@ class Repetition:
 # ----------------------------------------------------------------------------------------------- the folder of a check
 
 CHECK_FILE = "check.json"
-LAYERS_FILE, TRACE_FILE = "model_inspection.csv", "trace.log"
+LAYERS_FILE, TRACE_FILE, PLAIN_TRACE_FILE = "model_inspection.csv", "trace.log.gz", "trace.log"
 REPEAT_FOLDER = "repeat"
 LAYER_COLUMNS = ("layer", "type", "call", "output", "shape", "dtype", "mean", "std", "min", "max", "digest")
 
@@ -286,7 +286,7 @@ _DOCUMENTS: Mapping[str, tuple[str, type]] = types.MappingProxyType(
         "predictions.json": ("outputs", Outputs),
     }
 )
-_FILES = (*_DOCUMENTS, LAYERS_FILE, TRACE_FILE)
+_FILES = (*_DOCUMENTS, LAYERS_FILE, PLAIN_TRACE_FILE, TRACE_FILE)
 _LARGEST = 512 * 2**20
 """Bytes of a file that is still read: a trace of a large model has some ten."""
 
@@ -310,8 +310,8 @@ class _Manifest:
 
 
 def write_run(seen: Observed, folder: Path) -> None:
-    """Write the files of one run into ``folder``, which is there. ``model_inspection.csv`` and ``trace.log`` are left
-    out where the pipeline has no model."""
+    """Write the files of one run into ``folder``, which is there. ``model_inspection.csv`` and ``trace.log.gz`` are
+    left out where the pipeline has no model."""
     for name, (part, _) in _DOCUMENTS.items():
         _write(folder / name, getattr(seen, part))
     if seen.layers is not None:
@@ -356,7 +356,7 @@ def read(folder: Path) -> Check:
         if file_digest(path) != manifest.files[name]:
             raise _unreadable(folder, f"{name} is damaged (it is not what {CHECK_FILE} says)")
         with _damage_refused(folder, name):
-            if name == TRACE_FILE:
+            if name in (TRACE_FILE, PLAIN_TRACE_FILE):
                 parts["trace"] = file.read(path)
             elif name == LAYERS_FILE:
                 parts["layers"] = _layers(path)

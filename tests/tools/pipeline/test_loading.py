@@ -21,7 +21,7 @@ from tests.tools.pipeline.pipeline_helpers import seen
 
 DOCUMENTS = (
     *("environment.json", "rng.json", "loader.json", "batch_info.json", "model_weights.json", "predictions.json"),
-    *("model_inspection.csv", "trace.log", "check.json"),
+    *("model_inspection.csv", "trace.log.gz", "check.json"),
 )
 
 
