@@ -1,5 +1,6 @@
-"""The vocabulary: statuses, origins, causes, confidences and experiments, one table each, which everything that says or
-sorts them reads. A new experiment also has its function in ``replay/methods``. Imports no other part of hashbench."""
+"""The vocabulary: one table each for statuses, origins, causes, confidences and experiments, read by everything that
+reports or sorts them. A new experiment also has its function in ``replay/methods``. Imports no other part of hashbench.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from typing import Self
 
 
 class Kind(StrEnum):
-    """The kinds of status; ``ABSENT`` is that of a model without a row."""
+    """Kinds of status; ``ABSENT`` is that of a model without a row."""
 
     ABSENT = "absent"
     PASS = "pass"
@@ -25,17 +26,17 @@ class Kind(StrEnum):
 
     @property
     def is_fine(self) -> bool:
-        """Whether it asks for nobody's attention: a pass or a skip."""
+        """True for pass and skip."""
         return self in (Kind.PASS, Kind.SKIP)
 
     @property
     def is_trouble(self) -> bool:
-        """Whether the model was run and did not pass."""
+        """True if the model was run and did not pass."""
         return self in (Kind.DIFFER, Kind.LATENT, Kind.FAIL)
 
     @property
     def has_cause(self) -> bool:
-        """Whether runs differ, so that there is a kernel and a cause to name."""
+        """True if runs differ, so that there is a kernel and a cause to name."""
         return self in (Kind.DIFFER, Kind.LATENT)
 
 
@@ -45,8 +46,10 @@ class Status(StrEnum):
     ``latent``, is for reports alone: in ``accuracy.csv`` such a model has ``pass``. Those that end in ``<n>`` end in a
     batch size there, as a sweep with ``--batch-invariant`` writes them (:func:`status_of`).
 
-    ``kind`` is what comparisons go by, ``letter`` and ``short`` stand where there is no room, ``meaning`` is for
-    somebody who reads the word for the first time.
+    Attributes:
+        kind: by which statuses are compared and counted.
+        letter, short: for where there is no room.
+        meaning: a clause for a first-time reader.
     """
 
     kind: Kind
@@ -68,53 +71,52 @@ class Status(StrEnum):
     SECOND_RUN_FAIL = "eager_2nd_run_fail", Kind.FAIL, "F", "fails", "a later run raised an error"
     SECOND_RUN_OOM = "eager_2nd_run_OOM", Kind.FAIL, "M", "out of memory", "a later run ran out of memory"
     FAIL_TO_LOAD = "model_fail_to_load", Kind.FAIL, "F", "fails", "the model could not be built"
-    FAIL_TO_RUN = "eager_fail_to_run", Kind.FAIL, "F", "fails", "the model could not be made ready to run"
+    FAIL_TO_RUN = "eager_fail_to_run", Kind.FAIL, "F", "fails", "the model could not be set up"
     NOT_COMPARABLE = "results_not_comparable", Kind.FAIL, "F", "fails", "the results cannot be compared"
-    TIMEOUT = "timeout", Kind.FAIL, "T", "timeout", "it took longer than the time limit"
+    TIMEOUT = "timeout", Kind.FAIL, "T", "timeout", "exceeded the time limit"
     CRASHED = "crashed", Kind.FAIL, "C", "crashed", "its process died"
     SKIPPED = "pass_due_to_skip", Kind.SKIP, "S", "skipped", "it was not run"
     BATCH_DIFFERS = (
         *("fail_batch_invariance_at_<n>", Kind.DIFFER, "B", "differs by batch"),
-        "items of a batch of n are not what they are in the full batch",
+        "results at batch size n differ from the full batch",
     )
     POSITION_DIFFERS = (
         *("fail_position_invariance", Kind.DIFFER, "I", "differs by company"),
-        "items of a batch are not at another place of it what they are at theirs",
+        "results change with the position in the batch",
     )
     RIGHT_PADDING_DIFFERS = (
         *("fail_right_padding_invariance", Kind.DIFFER, "I", "differs by company"),
-        "tokens are not with padding on their right what they are without",
+        "right padding changes the results",
     )
     LEFT_PADDING_DIFFERS = (
         *("fail_left_padding_invariance", Kind.DIFFER, "I", "differs by company"),
-        "tokens are not with padding on their left what they are without",
+        "left padding changes the results",
     )
     CACHED_DECODE_DIFFERS = (
         *("fail_cached_decode_invariance", Kind.DIFFER, "I", "differs by company"),
-        "the last token is not, decoded with a cache, what it is in the whole sequence",
+        "cached decoding differs from the full forward",
     )
     CHUNKED_PREFILL_DIFFERS = (
         *("fail_chunked_prefill_invariance", Kind.DIFFER, "I", "differs by company"),
-        "the second half of the tokens is not, after the first half in a cache, what it is in the whole sequence",
+        "chunked prefill differs from the full forward",
     )
     COMPANY_RUN_FAIL = "fail_to_run_in_company", Kind.FAIL, "F", "fails", "the run in other company raised an error"
-    BATCH_RUN_FAIL = "fail_to_run_at_batch_<n>", Kind.FAIL, "F", "fails", "the run of a batch of n raised an error"
-    REFERENCE_FAIL = "fail_to_run", Kind.FAIL, "F", "fails", "the run of the full batch raised an error"
-    OOM = "OOM", Kind.FAIL, "M", "out of memory", "the run of a batch ran out of memory"
+    BATCH_RUN_FAIL = "fail_to_run_at_batch_<n>", Kind.FAIL, "F", "fails", "the run at batch size n raised an error"
+    REFERENCE_FAIL = "fail_to_run", Kind.FAIL, "F", "fails", "the run at the full batch size raised an error"
+    OOM = "OOM", Kind.FAIL, "M", "out of memory", "a run at some batch size ran out of memory"
 
     def at(self, size: int) -> str:
-        """The word with this batch size in it: ``fail_batch_invariance_at_4``."""
+        """Return the word with this batch size in it: ``fail_batch_invariance_at_4``."""
         return self.replace(_ANY_SIZE, str(size))
 
     @property
     def ran_out_of_memory(self) -> bool:
-        """Whether a run ended for want of memory: it is then repeated alone, and tells little of what it needs."""
+        """Out of memory: retried in isolation; peak memory not used for scheduling."""
         return self.letter == "M"
 
     @property
     def remedy(self) -> str:
-        """What to do about a model that failed so; empty for other statuses. What differs has the advice of its
-        cause."""
+        """The remedy for a model that failed; empty for other statuses (a difference has the advice of its cause)."""
         return _REMEDIES.get(self, "see its log" if self.kind is Kind.FAIL else "")
 
 
@@ -129,13 +131,13 @@ _REMEDIES: Mapping[str, str] = MappingProxyType(
         Status.FAIL_TO_RUN: _IN_PLAIN_PYTHON,
         Status.FIRST_RUN_OOM: _MORE_MEMORY,
         Status.SECOND_RUN_OOM: _MORE_MEMORY,
-        Status.NOT_COMPARABLE: "let the model return tensors, numbers, texts, or containers of them",
-        Status.TIMEOUT: "see in its log where it was, or give it more time with --timeout",
-        Status.CRASHED: "run it alone: native code of its ended the process, or something killed it",
+        Status.NOT_COMPARABLE: "let the model return tensors, numbers, strings, or containers of them",
+        Status.TIMEOUT: "see its log for where it hangs, or raise --timeout",
+        Status.CRASHED: "run it alone: its native code ended the process, or it was killed",
         Status.REFERENCE_FAIL: _IN_PLAIN_PYTHON,
         Status.COMPANY_RUN_FAIL: _IN_PLAIN_PYTHON,
-        Status.BATCH_RUN_FAIL: "run it in plain Python with so many items, or with another --batch-size: a size that "
-        "its inputs hold besides the batch may be cut, too",
+        Status.BATCH_RUN_FAIL: "run it in plain Python at that batch size, or with another --batch-size: another "
+        "dimension of its inputs that equals the batch size may be cut, too",
         Status.OOM: _MORE_MEMORY,
     }
 )
@@ -145,7 +147,7 @@ STATUSES: Mapping[str, Status] = MappingProxyType({str(status): status for statu
 """Word → status."""
 
 WRITTEN = tuple(str(status) for status in Status if status is not Status.LATENT)
-"""The words that may stand in the column ``accuracy``, without batch sizes."""
+"""The words of the column ``accuracy``, without batch sizes."""
 
 OUT_OF_MEMORY = frozenset(status for status in Status if status.ran_out_of_memory)
 
@@ -154,18 +156,19 @@ _SIZE_AT_THE_END = re.compile(r"(?<=_)[1-9][0-9]{0,8}$")
 
 
 def family_of(word: str) -> str:
-    """A status word without its batch size: ``fail_batch_invariance_at_<n>``; one that has ``<n>`` itself is none."""
+    """Replace the batch size in a status word by ``<n>`` (``fail_batch_invariance_at_<n>``); return ``""`` for a word
+    that already ends so."""
     return "" if word.endswith(_ANY_SIZE) else _SIZE_AT_THE_END.sub(_ANY_SIZE, word)
 
 
 def status_of(word: str) -> Status | None:
-    """The status of a word, with or without a batch size; ``None`` where it is not known."""
+    """Return the status of a word, with or without a batch size; ``None`` if it is unknown."""
     return STATUSES.get(family_of(word))
 
 
 def kind_of(word: str) -> Kind:
-    """The kind of a status word, ``""`` where there is no row; a word that is not known (dynamo has more than
-    hashbench) is a failure."""
+    """Return the kind of a status word: ``ABSENT`` for ``""`` (no row), ``FAIL`` for an unknown word (dynamo has more
+    than hashbench)."""
     if not word:
         return Kind.ABSENT
     status = status_of(word)
@@ -173,7 +176,7 @@ def kind_of(word: str) -> Kind:
 
 
 def letter_of(word: str) -> str:
-    """One letter per status, for where there is no room: colour is never the only sign."""
+    """Return the letter of a status, for where there is no room: colour is never the only sign."""
     status = status_of(word)
     return status.letter if status is not None else "F" if word else ""
 
@@ -198,10 +201,12 @@ class Origin(StrEnum):
 
 
 class Perturbation(StrEnum):
-    """What surrounds a run and must not change what it computes, as ``--stress`` provokes it, and two that may: a model
-    may well read the clock or draw from the system's entropy.
+    """Runtime condition varied by ``--stress``, which must not change what a run computes, and two that may: a model
+    may read the clock or draw from the system's entropy.
 
-    ``meaning`` is what was another in the runs that differ, in words. ``matters``: a model may depend on it.
+    Attributes:
+        meaning: what differed between the runs, in words.
+        matters: True if a model may depend on it.
     """
 
     meaning: str
@@ -217,11 +222,11 @@ class Perturbation(StrEnum):
     LOAD = "load", "a busy machine"
     MEMORY = "memory", "other content in fresh memory"
     ADDRESS = "address", "other addresses of memory and objects"
-    PROCESS = "process", "another process, or one in which other runs went before"
-    COLLECTOR = "collector", "garbage collected at other moments"
-    TOGETHER = "together", "several perturbations at once: none was seen to do it alone"
+    PROCESS = "process", "another process, or one with other runs before"
+    COLLECTOR = "collector", "garbage collection at other moments"
+    TOGETHER = "together", "several perturbations together; none was seen to do it alone"
     CLOCK = "clock", "another time", True
-    ENTROPY = "entropy", "other random numbers of the system", True
+    ENTROPY = "entropy", "other random numbers from the system", True
 
 
 LATENT = frozenset(str(one) for one in Perturbation if not one.matters)
@@ -230,11 +235,11 @@ LATENT = frozenset(str(one) for one in Perturbation if not one.matters)
 OPAQUE: Mapping[str, str] = MappingProxyType(
     {"compiled code": 'To trace it, run it eagerly: torch.compiler.set_stance("force_eager").'}
 )
-"""What a trace does not see into → what to do, as a sentence. No kernel behind it is named."""
+"""Calls that a trace cannot look into → what to do, as a sentence. No kernel behind them is named."""
 
 
 class Confidence(StrEnum):
-    """How surely the evidence shows a cause."""
+    """How firmly the evidence supports a cause."""
 
     meaning: str
 
@@ -244,17 +249,17 @@ class Confidence(StrEnum):
         member.meaning = meaning
         return member
 
-    PROVEN = "proven", "an experiment shows the mechanism"
+    PROVEN = "proven", "a controlled experiment isolates the mechanism"
     LIKELY = (
         "likely",
-        "what was seen fits it, but an experiment that would exclude another cause is missing or too small",
+        "the evidence fits it, but an experiment that would exclude another cause is missing or too small",
     )
     OPEN = "open", "no experiment decides it"
 
 
 class Limit(StrEnum):
-    """What cuts a diagnosis short, as the notes of experiments say it; ``meaning`` is that in words, ``remedy`` what to
-    do about it, with the flag or setting of whoever asked for the diagnosis."""
+    """What cuts a diagnosis short, as in the notes of experiments; ``meaning`` in words, ``remedy`` with ``{flag}`` for
+    the flag or setting of the caller."""
 
     meaning: str
     remedy: str
@@ -273,10 +278,10 @@ class Limit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """One thing to do about a cause: a clause that begins with a verb.
+    """One remedy for a cause: a clause that begins with a verb.
 
-    ``tests`` are the experiments that do the same for a while: where those of them that were run still differ, the
-    remedy was measured not to help. Empty: no experiment tries it.
+    ``tests`` are the experiments that apply it temporarily: if those of them that were run still differ, the
+    remedy was measured not to help. Empty: no experiment tests it.
     """
 
     clause: str
@@ -289,19 +294,24 @@ _SOURCES = (
     Remedy("file"),
     Remedy("entropy", ("entropy",)),
 )
-"""What a value that differs may come from."""
+"""Possible sources of a value that differs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
     """A mechanism, as ``docs/causes.md`` explains it.
 
-    ``meaning`` is a sentence for somebody who reads the word for the first time. ``remedies`` are what to do, the best
-    first; ``{named}`` in them is what an experiment singled out, or else those ``sources`` that none has ruled out.
-    ``pytest_advice`` replaces them in a failed test, where flags of ``sweep`` mean nothing. ``in_kernel``: inside a
-    kernel, where ``use_deterministic_algorithms`` may help. ``decided``: false where it contradicts no other cause,
-    since the experiments that would tell were not made or decided nothing. ``batch``: it is no difference of two equal
-    runs, but one of an item among other items (:mod:`hashbench.batch.cause` decides it).
+    Attributes:
+        meaning: a sentence for a first-time reader.
+        remedies: what to do, the best first; ``{named}`` is what an experiment singled out, or the ``sources`` that
+            none has ruled out.
+        sources: what ``{named}`` may be.
+        pytest_advice: replaces the remedies in a failed test, where flags of ``sweep`` mean nothing.
+        in_kernel: inside a kernel, where ``use_deterministic_algorithms`` may help.
+        decided: False if it contradicts no other cause, since the deciding experiments were not made or decided
+            nothing.
+        batch: a difference of one item among other items, not of two equal runs (:mod:`hashbench.batch.cause` decides
+            it).
     """
 
     name: str
@@ -325,18 +335,18 @@ class Cause:
 
     @property
     def unnamed(self) -> str:
-        """All sources: what ``{named}`` stands for where no experiment was made."""
+        """All sources: the value of ``{named}`` if no experiment was made."""
         return named_by(self.sources)
 
 
 def sentence_of(remedies: Sequence[Remedy]) -> str:
-    """The clauses of ``remedies`` as one sentence, without its full stop."""
+    """Join the clauses of ``remedies`` to one sentence, without its full stop."""
     text = ", or ".join(remedy.clause for remedy in remedies)
     return text[:1].upper() + text[1:]
 
 
 def named_by(sources: Sequence[Remedy]) -> str:
-    """The clauses of ``sources`` as an enumeration: ``generator, clock or file``."""
+    """Enumerate the clauses of ``sources``: ``generator, clock or file``."""
     *first, last = (source.clause for source in sources)
     return f"{', '.join(first)} or {last}" if first else last
 
@@ -344,7 +354,7 @@ def named_by(sources: Sequence[Remedy]) -> str:
 _CAUSES = (
     Cause(
         "accumulation_order",
-        "Threads add to one number in any order, and every order rounds otherwise.",
+        "Parallel accumulation: the order of additions varies, so rounding does.",
         (
             Remedy("use a deterministic algorithm", ("deterministic",)),
             Remedy("sort by target and sum the segments", ("deterministic", "one_thread", "one_worker")),
@@ -354,7 +364,7 @@ _CAUSES = (
     ),
     Cause(
         "write_race",
-        "Several values are written to one place, and another one is last each time.",
+        "Several values are written to the same location, and the last writer varies.",
         (
             Remedy(
                 "give every target one writer: drop duplicate indices, or combine their values before writing "
@@ -365,7 +375,7 @@ _CAUSES = (
     ),
     Cause(
         "overlapping_views",
-        "An in-place op overwrites memory that it still has to read through another view.",
+        "An in-place op overwrites memory that it reads through another view.",
         (
             Remedy("clone what is read before the in-place op: x.add_(x.t().clone())", ("copied_sources",)),
             Remedy("write out of place", ("copied_sources",)),
@@ -374,18 +384,18 @@ _CAUSES = (
     ),
     Cause(
         "unordered_output",
-        "The values are right and their order is another each time.",
-        (Remedy("sort what the op returns"), Remedy("let nothing after it depend on the order")),
+        "The output is a permutation whose order is unspecified.",
+        (Remedy("sort what the op returns"), Remedy("let no later code depend on the order")),
         in_kernel=True,
     ),
     Cause(
         "uninitialized_memory",
-        "Memory is read that was allocated and never written.",
+        "Uninitialised memory is read: allocated and never written.",
         (Remedy("write all of the memory before it is read: zeros or full in place of empty, padding filled"),),
     ),
     Cause(
         "alignment",
-        "Where the memory happens to lie decides which path the kernel takes.",
+        "The address of the inputs selects the kernel's code path.",
         (
             Remedy(
                 "copy the op's inputs into memory that torch allocated, contiguous and from its start, so that every "
@@ -398,7 +408,7 @@ _CAUSES = (
     ),
     Cause(
         "algorithm_selection",
-        "A library chooses another algorithm each time, and each rounds otherwise.",
+        "A library's choice of algorithm varies from run to run, and each algorithm rounds differently.",
         (
             Remedy("let no timing choose the algorithm", ("clocks",)),
             Remedy(
@@ -411,16 +421,16 @@ _CAUSES = (
     ),
     Cause(
         "contention",
-        "The result depends on what else the machine is doing.",
+        "The result depends on the load of the machine.",
         (
-            Remedy("take time limits and dependence on free resources out of the op"),
+            Remedy("remove time limits and dependence on free resources from the op"),
             Remedy("run it alone on the machine, and report it to its authors"),
         ),
         in_kernel=True,
     ),
     Cause(
         "rng",
-        "A random generator that the reset does not reach was in another state.",
+        "A random generator was not reset to the same state.",
         (
             Remedy("reset {named} at the start of every run", ("generators",)),
             Remedy(
@@ -440,7 +450,7 @@ _CAUSES = (
     ),
     Cause(
         "surviving_state",
-        "Something that an earlier run left behind changed the next one.",
+        "State left by an earlier run changed a later one.",
         (
             Remedy("keep caches and counters in the module, where a deep copy takes them along", ("fresh_process",)),
             Remedy("clear them at the start of a run", ("fresh_process",)),
@@ -448,7 +458,7 @@ _CAUSES = (
     ),
     Cause(
         "call_order",
-        "The same ops ran in another order, or read from each other otherwise.",
+        "The same ops ran in another order, or with other data flow between them.",
         (
             Remedy("iterate over lists or sorted keys in place of sets", ("fixed_order",)),
             Remedy(
@@ -459,7 +469,7 @@ _CAUSES = (
     ),
     Cause(
         "garbage_collection",
-        "The garbage collector removed objects in cycles at another moment.",
+        "The garbage collector freed reference cycles at another moment.",
         (
             Remedy("break the cycles, or close what they hold explicitly", ("no_collector",)),
             Remedy(
@@ -470,9 +480,9 @@ _CAUSES = (
     ),
     Cause(
         "control_flow",
-        "An earlier value differed and the program took another path.",
+        "An earlier value differed, and the program took another branch.",
         (
-            Remedy("make what chooses the branch the same in every run ({named})"),
+            Remedy("make the branch condition the same in every run ({named})"),
             Remedy("compute both branches and select with torch.where"),
         ),
     ),
@@ -480,7 +490,7 @@ _CAUSES = (
         "input_pipeline",
         "The model's inputs differ before the first op.",
         (
-            Remedy("seed what makes the inputs ({named})", ("generators", "entropy", "clocks")),
+            Remedy("seed the source of the inputs ({named})", ("generators", "entropy", "clocks")),
             Remedy("save the inputs once and load them for every run"),
         ),
     ),
@@ -488,13 +498,13 @@ _CAUSES = (
         "initial_state",
         "Parameters or buffers differ before the first op.",
         (
-            Remedy("seed what sets parameters and buffers ({named})", ("generators", "entropy", "clocks")),
+            Remedy("seed the initialisation of parameters and buffers ({named})", ("generators", "entropy", "clocks")),
             Remedy("load parameters and buffers from one state_dict for every run"),
         ),
     ),
     Cause(
         "external_mutation",
-        "Memory was written behind torch's back.",
+        "Memory was written without torch's knowledge.",
         (
             Remedy("stop writing into a tensor's memory from outside torch ({named}): copy it before sharing it"),
             Remedy("wait for threads that fill the tensor", ("one_worker",)),
@@ -502,16 +512,16 @@ _CAUSES = (
     ),
     Cause(
         "global_settings",
-        "A run changed a global setting of torch.",
+        "A run changed a global torch setting.",
         (Remedy("set torch's global settings once before the model runs, and restore what the model changes"),),
     ),
     Cause(
         "other_ranks",
-        "The runs part in, or behind, what other processes sent: one rank's trace does not say where.",
+        "The runs diverge in or after data received from other ranks; one rank's trace does not show where it began.",
         (
             Remedy(
-                "compare the two traces of each rank, and look first at a rank whose detail names no collective (where "
-                "all do, at what each rank gives to it)"
+                "compare the two traces of each rank, and look first at a rank whose detail names no collective (if "
+                "all do, at the input of each rank to it)"
             ),
             Remedy("run the model in a group of one rank"),
         ),
@@ -519,22 +529,22 @@ _CAUSES = (
     ),
     Cause(
         "opaque_kernel",
-        "A custom op differs from equal inputs, and no experiment explains it.",
+        "A custom op gives different outputs for equal inputs, and no experiment explains it.",
         (
             Remedy(
-                "test the operator by itself with the repro: threads of native code and direct reads of the system, "
-                "which no experiment reaches, are what to look for"
+                "test the operator by itself with the repro: look for native threads and direct system reads, which no "
+                "experiment controls"
             ),
         ),
         in_kernel=True,
     ),
     Cause(
         "opaque_producer",
-        "What the op read was made by code that torch does not see.",
+        "The op's input was produced by code that torch does not see.",
         (
             Remedy(
-                "find what fills this memory without torch (NumPy, a C extension, another thread) and make it write "
-                "the same"
+                "find the code that fills this memory without torch (NumPy, a C extension, another thread) and make it "
+                "write the same values"
             ),
         ),
     ),
@@ -543,33 +553,33 @@ _CAUSES = (
         "The values are equal; only their bits differ (the sign of a zero, the payload of a NaN).",
         (
             Remedy(
-                "compare with torch.equal, for which 0.0 equals -0.0, or add 0.0 to the result; whoever needs the bits "
-                "has to find the mechanism"
+                "compare with torch.equal, for which 0.0 equals -0.0, or add 0.0 to the result; for equal bits, find "
+                "the mechanism"
             ),
         ),
         in_kernel=True,
     ),
     Cause(
         "masked_by_tracing",
-        "The runs differ only while nobody looks: with tracing they agree.",
-        (Remedy("look without a trace: compare results of untraced runs and narrow the model down by halves"),),
+        "The runs differ only untraced: with the tracer they agree.",
+        (Remedy("compare results of untraced runs, and bisect the model"),),
     ),
     Cause(
         "batch_coupling",
-        "The content of the other items of a batch enters the result of an item.",
+        "An item's result depends on the content of the other items in its batch.",
         (
             Remedy(
                 "let nothing be computed over the items of a batch (statistics, a scale, a capacity, a mask that "
                 "leaks): {named}"
             ),
         ),
-        sources=(Remedy("torch.nn.Module.eval() for batch norm; for all else, compute it of each item"),),
+        sources=(Remedy("torch.nn.Module.eval() for batch norm; compute all else per item"),),
         in_kernel=True,
         batch=True,
     ),
     Cause(
         "shape_dependent_kernel",
-        "The number of items decides how a kernel computes each of them, and each way rounds otherwise.",
+        "The number of items selects how the kernel computes each of them, and each way rounds differently.",
         (
             Remedy("give the kernel the same number of items each time"),
             Remedy("expect results that differ in their last bits: {named}"),
@@ -580,11 +590,11 @@ _CAUSES = (
     ),
     Cause(
         "unreproduced",
-        "It differed once and never again.",
+        "It differed in the sweep and never again.",
         (
             Remedy(
-                "run it more often (--runs 20 --replays 200) and under the load of the sweep before it is believed or "
-                "dismissed"
+                "run it more often (--runs 20 --replays 200), also under the load of the sweep, before accepting or "
+                "dismissing it"
             ),
         ),
         # A function cannot be built again in a fresh process, by which a sweep proves that a state outlived a run:
@@ -595,7 +605,7 @@ _CAUSES = (
     ),
     Cause(
         "unknown",
-        "The experiments do not decide it; they are listed as evidence.",
+        "No experiment decides it; all are listed as evidence.",
         (Remedy("look at the evidence and the repro, and repeat the experiments more often (--replays)"),),
         pytest_advice="Look at the evidence, and repeat the experiments more often (hashbench_replays)",
         in_kernel=True,
@@ -632,8 +642,8 @@ REPEATED: Mapping[str, Repetition] = MappingProxyType(
 
 
 class Role(Enum):
-    """What an experiment is for. ``STEADY`` ones hold one thing still, by which a difference may go but none can come.
-    ``FLAG`` and ``LIBRARY`` ones run another kernel than the sweep did; ``PROCESS`` ones compare runs of different
+    """The role of an experiment. ``STEADY`` ones hold one thing constant, which can remove a difference but not cause
+    one. ``FLAG`` and ``LIBRARY`` ones run another kernel than the sweep did; ``PROCESS`` ones compare runs of different
     processes, whose hash seeds differ."""
 
     BASE = "repeats the same with nothing changed: what the others are compared with"
@@ -647,16 +657,19 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """One controlled experiment: the same thing run again and again with one change.
+    """One controlled experiment: the same thing repeated with one change.
 
-    ``on`` is what it may repeat (``items``: the call, with other items of a batch). ``phrase`` says the change after a
-    count (``0 of 20 with one thread``); that of a ``BASE`` or ``PROCESS`` experiment has its unit in it (``20 of 20
-    unmodified replays``). ``cause`` follows where
-    this one alone removes the difference, or a disturbance brings it about; ``holds_value`` tells those that hold a
-    value still, which may choose a path, from those that hold an order still. ``rate_of`` is the word for the trials of
-    a base from which a rate may come. ``proof``: what is counted is itself the proof, said in these words where it
-    differs and where not. ``devices`` are the types of device that have it (empty: all; ROCm's are called ``cuda``,
-    too), ``weight`` its share of the time, ``demo`` what a repro script that repeats it does.
+    Attributes:
+        on: what it may repeat (``items``: the call, with other items of a batch).
+        phrase: the change, after a count (``0 of 20 with one thread``); that of a ``BASE`` or ``PROCESS`` experiment
+            includes its unit (``20 of 20 unmodified replays``).
+        cause: follows if this one alone removes the difference, or a disturbance causes it.
+        holds_value: holds a value constant, which may choose a path, rather than an order.
+        rate_of: the word for the trials of a baseline that a rate may be taken from.
+        proof: the count is itself the proof: these words where it differs, and where not.
+        devices: types of device that have it (empty: all; ROCm's are called ``cuda``, too).
+        weight: its share of the time.
+        demo: what a repro script that repeats it does.
     """
 
     name: str
@@ -672,17 +685,17 @@ class Experiment:
     demo: str = ""
 
     def runs_on(self, kind: str) -> bool:
-        """Whether devices of this type (``cuda``) have it."""
+        """Return True if devices of this type (``cuda``) have it."""
         return not self.devices or kind in self.devices
 
     @property
     def has_unit(self) -> bool:
-        """Whether the phrase says what is counted."""
+        """True if the phrase names the trials."""
         return self.role in (Role.BASE, Role.PROCESS)
 
     @property
     def holds(self) -> bool:
-        """Whether it holds one thing outside torch still, which is the cause where the difference then is gone."""
+        """True if it holds one thing outside torch constant, which is the cause if the difference is then gone."""
         return self.role in (Role.STEADY, Role.PROCESS) and bool(self.cause)
 
 
@@ -704,7 +717,7 @@ _EXPERIMENTS = (
     Experiment(
         *("poison", _BOTH, "with other content in uninitialised memory", Role.DISTURB),
         proof=("depends on uninitialised memory", "does not depend on it"),
-        weight=3,  # it says nothing with few replays
+        weight=3,  # few replays show nothing
         demo="Makes the call with memory full of one byte handed out to it, then full of another.",
     ),
     Experiment("generators", _BOTH, "with all RNG states restored", Role.STEADY, "rng", holds_value=True),
@@ -733,7 +746,7 @@ _EXPERIMENTS = (
     Experiment("deterministic", _CALL_AND_ITEMS, "with deterministic algorithms", Role.FLAG),
     Experiment("deterministic_fill", _CALL, "with deterministic algorithms and filled memory", Role.FLAG),
     Experiment("nondeterministic", _CALL, "without deterministic algorithms", Role.FLAG),
-    # Those that change the least first.
+    # Smallest change first.
     Experiment("cudnn_deterministic", _CALL, "with cuDNN's deterministic algorithms", Role.LIBRARY, devices=_CUDA),
     Experiment("onednn_deterministic", _CALL, "with oneDNN's deterministic algorithms", Role.LIBRARY, devices=("xpu",)),
     Experiment("onednn_off", _CALL_AND_ITEMS, "without oneDNN", Role.LIBRARY, devices=("cpu",)),
@@ -751,8 +764,8 @@ _EXPERIMENTS = (
     Experiment("pair", _PAIR, "pairs of runs", Role.BASE, rate_of="pairs"),
     Experiment("untraced", _PAIR, "pairs of untraced runs", Role.BASE),
     Experiment("within_process", _PROCESS, "pairs of runs in a fresh process each", Role.BASE, rate_of="processes"),
-    # A fresh process also starts every generator anew, and in its first run threads may finish in one order because
-    # they all start cold: what holds less still goes before.
+    # Last, as the least specific: a fresh process also resets every generator, and in its first run threads may finish
+    # in the same order because they all start cold.
     Experiment(
         *("fresh_process", _PROCESS, "first runs of fresh processes", Role.PROCESS, "surviving_state"),
         holds_value=True,
@@ -775,6 +788,6 @@ disturbances go first."""
 
 
 def places(experiments: Iterable[Experiment], *on: str) -> tuple[Place, ...]:
-    """Where these experiments are made, first all those on the first kind of repetition."""
+    """Return the places of these experiments, grouped by what is repeated."""
     known = tuple(experiments)
     return tuple((experiment.name, kind) for kind in on or REPEATED for experiment in known if kind in experiment.on)

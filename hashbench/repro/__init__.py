@@ -342,7 +342,7 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Rerun:
-    """Repeated experiments: what they decide now, what was recorded, and the differences between the two environments."""
+    """Repeated experiments: the decision now, the recorded one, and the differences between the environments."""
 
     op: str
     evidence: Evidence

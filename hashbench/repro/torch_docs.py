@@ -74,7 +74,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class _Name:
-    """A name in parts: ``max_pool2d_with_indices_backward`` has the stem ``max_pool``, 2 dimensions, and is a backward."""
+    """A name in parts: ``max_pool2d_with_indices_backward`` is stem ``max_pool``, 2 dimensions, backward."""
 
     stem: str
     dimensions: str = ""
