@@ -47,6 +47,7 @@ def problems(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
         apply(title, folder)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (folder, ROOT)))}
     options = ["-p", "no:cacheprovider", "-p", "no:xdist", "-c", str(ROOT / "pyproject.toml"), "--junitxml=checks.xml"]
+    options += ["-o", f"pythonpath={CHECKS.parent}"]  # the hashbench of the copy, not the one of ROOT
     done = subprocess.run(
         [sys.executable, "-P", "-m", "pytest", *options, str(CHECKS)],
         cwd=folder,
