@@ -19,14 +19,30 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from hashbench import __version__
-from hashbench.cli import fingerprint, reading, report, sweep, tools
-from hashbench.cli.flags import EXIT_FAULT, EXIT_INTERRUPTED, EXIT_USAGE, OneLineParser, say, subcommands
+from hashbench.cli import completion, fingerprint, reading, report, sweep, tools
+from hashbench.cli.flags import say
+from hashbench.cli.parser import EXIT_FAULT, EXIT_INTERRUPTED, EXIT_USAGE, Commands, OneLineParser
 from hashbench.errors import HashbenchError
 
 __all__ = ["main"]
 
-FILES = (sweep, report, reading, tools, fingerprint)
-"""In the order in which ``hashbench --help`` lists their subcommands."""
+FILES = (sweep, report, reading, tools, fingerprint, completion)
+"""Modules that add subcommands."""
+
+SECTIONS = {
+    "Sweep and report": ("list", "sweep", "merge", "compare", "nightly", "report", "expect", "dynamo"),
+    "One program": ("diff", "replay", "numeric", "pipeline"),
+    "Upgrades and machines": ("fingerprint", "audit", "env", "native"),
+    "Help": ("docs", "completion"),
+}
+"""Title -> subcommands, as ``hashbench --help`` shows them."""
+
+EXAMPLE = """\
+Example:
+  hashbench sweep --suite torchvision --only resnet18 --training
+
+`hashbench COMMAND --help` lists the flags of a command, `hashbench docs` the pages of the documentation.
+"""
 
 _TAKES_NO_MORE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """A file or device that is full or broken, as ``> /dev/full``."""
@@ -75,12 +91,32 @@ def _drop_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+class _Version(argparse.Action):
+    """Print the version; unlike argparse's, raise where it cannot be written."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        print(f"hashbench {__version__}")
+        parser.exit()
+
+
+class _Hashbench(OneLineParser):
+    """The parser of ``hashbench``, whose help groups the subcommands by the question that they answer."""
+
+    def format_help(self) -> str:
+        """Return the usage, the subcommands by group, an example, and where the documentation is."""
+        width = max(map(len, self.commands)) + 2
+        sections = [self.format_usage(), f"{self.description}\n"]
+        for title, names in SECTIONS.items():
+            sections.append(f"{title}:\n" + "".join(f"  {name:{width}}{self.summaries[name]}\n" for name in names))
+        flags = {", ".join(action.option_strings): action.help for action in self.flags if action.option_strings}
+        sections.append("Options:\n" + "".join(f"  {names:{width}}{text}\n" for names, text in flags.items()))
+        return "\n".join([*sections, EXAMPLE])
+
+
 def _parser() -> OneLineParser:
-    parser = OneLineParser(
-        prog="hashbench", description="Run every model of a zoo twice and name the kernel that differs."
-    )
-    parser.add_argument("--version", action="version", version=f"hashbench {__version__}")
-    commands = subcommands(parser, "COMMAND")
+    made = _Hashbench(prog="hashbench", description="Run every model of a zoo twice and name the kernel that differs.")
+    made.add_argument("--version", action=_Version, nargs=0, help="Print the version and exit.")
+    commands = Commands(made, "COMMAND")
     for file in FILES:
         file.add(commands)
-    return parser
+    return made

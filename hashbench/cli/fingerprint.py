@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 from hashbench.cli import flags
-from hashbench.cli.flags import EXIT_DIFFERENCE, Commands, made_of, say
+from hashbench.cli.flags import made_of, say
+from hashbench.cli.parser import EXIT_DIFFERENCE, Commands, OneLineParser
 from hashbench.cli.reading import add_suites, suites_to_sweep
 from hashbench.errors import HashbenchError
 from hashbench.records import RunOptions
@@ -16,31 +17,33 @@ from hashbench.records import RunOptions
 
 def add(commands: Commands) -> None:
     """Add the subcommand of this file."""
-    text = "what every kernel of a model gives: recorded, and verified later"
-    kinds = flags.subcommands(commands.add_parser("fingerprint", help=text), "record|verify")
-    _add_record(kinds.add_parser("record", help="run every kernel of the models of a suite and keep what it gives"))
-    _add_verify(kinds.add_parser("verify", help="run them again here and name every kernel that changed"))
+    text = "Record kernel outputs on synthetic inputs, and verify them after an upgrade."
+    kinds = Commands(commands.add_parser("fingerprint", help=text), "record|verify")
+    _add_record(kinds.add_parser("record", help="Run every kernel of the models of a suite and record its outputs."))
+    _add_verify(kinds.add_parser("verify", help="Rerun recorded kernels here and name those that changed."))
 
 
-def _add_record(record: argparse.ArgumentParser) -> None:
+def _add_record(record: OneLineParser) -> None:
     record.set_defaults(command=_record)
-    modes = record.add_mutually_exclusive_group(required=True)
-    for mode, text in (("training", "forward, backward and optimizer"), ("inference", "forward only")):
+    modes = record.exclusive(required=True)
+    for mode, text in (("training", "Run forward, backward and optimizer step."), ("inference", "Run forward only.")):
         modes.add_argument(f"--{mode}", dest="mode", action="store_const", const=mode, help=text)
-    which = record.add_argument_group("which models")
+    which = record.group("which models")
     add_suites(which, default=["torchvision"], otherwise="torchvision")
     flags.models(which)
-    flags.several(which, "--exclude-exact", metavar="M", text="but not these")
-    run = record.add_argument_group("how each model runs")
-    run.add_argument("-d", "--device", default="cpu", metavar="D", help="cpu, cuda, xpu, …")
+    flags.several(which, "--exclude-exact", metavar="M", text="Exclude the model M.")
+    run = record.group("how each model runs")
+    run.add_argument("-d", "--device", default="cpu", metavar="D", help="Run on device D: cpu, cuda, xpu, …")
     flags.dtype(run)
-    flags.whole(run, "--batch-size", text="in place of each model's own")
-    flags.whole(run, "--threads", "-t", text="torch.set_num_threads")
+    flags.whole(run, "--batch-size", text="Override the batch size of every model with N.")
+    flags.whole(run, "--threads", "-t", text="Call torch.set_num_threads(N).")
     flags.seed(run)
     flags.deterministic(run)
     flags.tracer(run)
-    flags.seconds(run, "--timeout", "seconds for one model", least=1, default=600.0)
-    record.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the file to write")
+    flags.seconds(run, "--timeout", "Stop a model after S seconds.", least=1, default=600.0)
+    record.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="FILE", help="Write the fingerprints into FILE."
+    )
 
 
 def _record(parsed: argparse.Namespace) -> int:
@@ -70,14 +73,14 @@ def _record(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def _add_verify(verify: argparse.ArgumentParser) -> None:
+def _add_verify(verify: OneLineParser) -> None:
     verify.set_defaults(command=_verify)
-    verify.add_argument("file", type=Path, metavar="FILE", help="what record wrote")
-    flags.words(verify, "--only", metavar="M", text="these models")
-    flags.whole(verify, "--threads", "-t", text="torch.set_num_threads (default: torch's own choice)")
-    text = "a Python file, library or module that defines ops, where torch does not"
+    verify.add_argument("file", type=Path, metavar="FILE", help="Read the fingerprints in FILE, written by record.")
+    flags.words(verify, "--only", metavar="M", text="Verify only the models M.")
+    flags.whole(verify, "--threads", "-t", text="Call torch.set_num_threads(N) (default: torch's own choice).")
+    text = "Import FILE, a Python file, library or module that defines ops."
     flags.several(verify, "--import", dest="imports", metavar="FILE", text=text)
-    text = "if kernels changed, verify under one setting at a time, and name the one that explains it"
+    text = "Verify changed kernels under one setting at a time, to name the setting that explains them."
     verify.add_argument("--bisect", action="store_true", help=text)
     flags.output_format(verify, "text", "json")
 

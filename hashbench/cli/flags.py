@@ -1,134 +1,28 @@
-"""What all subcommands share: parsers whose errors are one line, kinds of flags, and values made of parsed flags."""
+"""Flags that several subcommands share, values made of parsed flags, and output on terminals."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import dataclasses
-import itertools
 import math
 import os
-import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Never, TextIO, TypeVar
+from typing import Any, NamedTuple, TextIO, TypeVar
 
 from hashbench import records
-from hashbench.errors import HashbenchError
+from hashbench.cli.parser import Flags
 from hashbench.records import COMPANIES, DETERMINISTIC, DTYPES, TRACERS
 from hashbench.text import printable
 
-EXIT_DIFFERENCE, EXIT_USAGE, EXIT_FAULT, EXIT_INTERRUPTED = 1, 2, 70, 130
 LARGEST_SEED = 2**32 - 1  # NumPy takes no larger one
 LONGEST_SECONDS = 1e6  # eleven days; the kernel counts a wait in 31 bits of milliseconds
 
-Commands = Any
-"""What ``ArgumentParser.add_subparsers`` returns; its class has no public name."""
-
-Flags = argparse._ActionsContainer
-"""A parser, or a group of its flags."""
-
 _Value = TypeVar("_Value")
-
-_FLAG = re.compile(r"--[\w-]+")
-
-
-class _Help(argparse.HelpFormatter):
-    """Shows the default of every flag that has one, unless its text says what stands in for it."""
-
-    def _get_help_string(self, action: argparse.Action) -> str:
-        text, default = action.help or "", default_words(action)
-        return text if not default or "default" in text else f"{text} (default: {default})".replace("%", "%%")
-
-
-def default_words(action: argparse.Action) -> str:
-    """The default of a flag as it is given on a command line; empty where it has none."""
-    default = action.default
-    if default in (None, False, argparse.SUPPRESS):
-        return ""
-    if isinstance(default, (list, tuple)):
-        return " ".join(map(str, default))
-    return f"{default:g}" if isinstance(default, float) else str(default)
-
-
-class OneLineParser(argparse.ArgumentParser):
-    """Says what is wrong on one line, with the names that may have been meant and the command whose help to read. Flags
-    are not abbreviated: one that is mistyped would run something else, for hours.
-
-    ``tip_for`` may say more of a flag that this command does not have.
-    """
-
-    tip_for: Callable[[str], str] = staticmethod(lambda _: "")
-
-    def __init__(self, *arguments: Any, **more: Any) -> None:
-        super().__init__(*arguments, **{"formatter_class": _Help, "allow_abbrev": False, **more})
-
-    def error(self, message: str) -> Never:
-        sentence = message if message.endswith("?") else f"{message}."
-        self.exit(EXIT_USAGE, f"{self.prog}: {sentence} See `{self.prog} --help`.\n")
-
-    def _print_message(self, message: str, file: Any = None) -> None:
-        """As argparse does, but an output that is full or closed is no secret."""
-        if file is not None:  # Python has none where its file descriptor is closed
-            file.write(message)
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse does, but what is not known is an error of this command, not of the one that it belongs to."""
-        words = sys.argv[1:] if args is None else list(args)
-        if misspelt := self._misspelt(words):  # before argparse asks for something else that is missing
-            self.error(self._about(misspelt))
-        parsed, unknown = super().parse_known_args(words, namespace)
-        if unknown:
-            self.error(self._about(unknown[0]))
-        return parsed, unknown
-
-    def _misspelt(self, words: Sequence[str]) -> str:
-        """The first flag that this command does not have, among those that are its own."""
-        hands_on = any(action.nargs in (argparse.PARSER, argparse.REMAINDER) for action in self._actions)
-        for word in itertools.takewhile(lambda word: word != "--", words):
-            if hands_on and not word.startswith("-"):
-                break
-            name = word.partition("=")[0]
-            if _FLAG.fullmatch(name) and name not in self._option_string_actions:
-                return name
-        return ""
-
-    def _about(self, unknown: str) -> str:
-        what = "flag" if unknown.startswith("-") else "argument"
-        tip = self.tip_for(unknown) or _did_you_mean(unknown, self._option_string_actions)
-        return f"unknown {what} {unknown}{tip}"
-
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        if action.choices is None or value in action.choices:
-            return
-        near = _did_you_mean(str(value), action.choices)
-        if action.nargs == argparse.PARSER:
-            commands = f"it is none of {', '.join(action.choices)}"
-            raise argparse.ArgumentError(None, f"unknown command {value!r}{near or f': {commands}'}")
-        choices = ", ".join(map(str, action.choices))
-        raise argparse.ArgumentError(action, f"invalid choice: {value!r} (choose from {choices}){near}")
-
-
-def _did_you_mean(word: str, known: Iterable[object]) -> str:
-    from difflib import get_close_matches  # a hundredth of a second, which --help need not take
-
-    names = sorted(map(str, known))
-    near = [name for name in names if word.startswith("--") and name.startswith(word)] or get_close_matches(word, names)
-    return f". Did you mean {near[0]}?" if near else ""
-
-
-def subcommands(parser: OneLineParser, metavar: str) -> Commands:
-    """The subcommands of a command, which shows its help where none is given; that did nothing, so it is no success."""
-
-    def show_help(_: argparse.Namespace) -> int:
-        parser.print_help(sys.stderr)
-        return EXIT_USAGE
-
-    parser.set_defaults(command=show_help)
-    return parser.add_subparsers(metavar=metavar, parser_class=OneLineParser)
 
 
 def at_least(lowest: float, kind: type = int, *, most: float = math.inf) -> Callable[[str], Any]:
@@ -161,33 +55,33 @@ def seconds(flags: Flags, name: str, text: str, *, least: float = 0, default: fl
 
 def seed(flags: Flags) -> None:
     """Add ``--seed``."""
-    text = "of all random generators"
+    text = "Seed all random generators with N."
     flags.add_argument("--seed", type=at_least(0, most=LARGEST_SEED), default=1337, metavar="N", help=text)
 
 
 def dtype(flags: Flags) -> None:
     """Add ``--bfloat16`` and the like."""
-    group = flags.add_mutually_exclusive_group()
+    group = flags.exclusive()
     for name in DTYPES:
-        text = "torch.autocast" if name == "amp" else f"cast the model and its inputs to {name}"
+        text = "Run under torch.autocast." if name == "amp" else f"Cast the model and its inputs to {name}."
         group.add_argument(f"--{name}", dest="dtype", action="store_const", const=name, default="", help=text)
 
 
 def deterministic(flags: Flags) -> None:
     """Add ``--deterministic``."""
-    text = "use_deterministic_algorithms (default on)"
+    text = "Set torch.use_deterministic_algorithms (default: on)."
     flags.add_argument("--deterministic", choices=DETERMINISTIC, default="", help=text)
 
 
 def tracer(flags: Flags) -> None:
     """Add ``--tracer``."""
-    text = "what records the ops: the native tracer or the Python dispatch mode; auto: the former where it can be used"
+    text = "Record ops by the native tracer, by the Python dispatch mode, or by the former where it can be used."
     flags.add_argument("--tracer", choices=TRACERS, default="auto", help=text)
 
 
 def output_format(flags: Flags, *forms: str) -> None:
     """Add ``--format``; the first form is the default."""
-    flags.add_argument("--format", choices=forms, default=forms[0], help="of what is printed")
+    flags.add_argument("--format", choices=forms, default=forms[0], help="Choose the format of the output.")
 
 
 def several(flags: Flags, *names: str, metavar: str, text: str, dest: str | None = None) -> None:
@@ -198,21 +92,21 @@ def several(flags: Flags, *names: str, metavar: str, text: str, dest: str | None
 
 def fingerprints(flags: Flags) -> None:
     """Add ``--fingerprints``."""
-    text = "also record kernel fingerprints, which compare and nightly read (docs/fingerprint.md)"
+    text = "Record kernel fingerprints as well, for compare and nightly (docs/fingerprint.md)."
     flags.add_argument("--fingerprints", action="store_true", help=text)
 
 
 def stress(flags: Flags) -> None:
     """Add ``--stress``."""
-    text = "run what passes again under perturbations that must not matter, and name what then differs"
+    text = "Rerun passing models under perturbations (threads, load, memory, addresses, GC) to find flaky ones."
     flags.add_argument("--stress", action="store_true", help=text)
 
 
 def batch_invariant(flags: Flags) -> None:
     """Add ``--batch-invariant``."""
-    text = "in the forward pass: which items of smaller and smaller batches differ from those of the full batch"
+    text = "Compare each item of the forward pass at smaller batch sizes with the full batch."
     flags.add_argument("--batch-invariant", action="store_true", help=text)
-    text = f"with --batch-invariant: {', '.join(COMPANIES)}, one or several (default batch), for one mode of rows each"
+    text = f"Check C,…: one or several of {', '.join(COMPANIES)}, with rows in a mode of its own for each."
     flags.add_argument("--company", type=_companies, default="batch", metavar="C,…", help=text)
 
 
@@ -240,11 +134,25 @@ def words(flags: Flags, name: str, *, metavar: str, text: str) -> None:
 
 def models(flags: Flags) -> None:
     """Add the flags that choose among the models of suites, as ``sweep`` and ``nightly`` have them."""
-    text = "default: those that their suite marks, one of every family; all: every one"
+    text = "Select one model of every family, as its suite marks them, or all."
     flags.add_argument("--models", dest="which", choices=("default", "all"), default="default", help=text)
-    words(flags, "--only", metavar="M", text="these models")
-    several(flags, "-k", "--filter", dest="filters", metavar="RE", text="models that match")
-    several(flags, "-x", "--exclude", dest="excludes", metavar="RE", text="but not those that match")
+    words(flags, "--only", metavar="M", text="Select only the models M.")
+    several(
+        flags,
+        "-k",
+        "--filter",
+        dest="filters",
+        metavar="RE",
+        text="Select the models whose name matches the regular expression RE.",
+    )
+    several(
+        flags,
+        "-x",
+        "--exclude",
+        dest="excludes",
+        metavar="RE",
+        text="Exclude the models whose name matches the regular expression RE.",
+    )
 
 
 def made_of(kind: type[_Value], parsed: argparse.Namespace, **more: Any) -> _Value:
@@ -257,16 +165,6 @@ def made_of(kind: type[_Value], parsed: argparse.Namespace, **more: Any) -> _Val
 def new_folder(*names: str) -> Path:
     """The results folder where nobody chose one: ``results/<date>_<time>_<names>``."""
     return Path("results") / "_".join([time.strftime("%Y-%m-%d_%H%M%S"), *names])
-
-
-def refuse_resume_without_output(parsed: argparse.Namespace) -> None:
-    """Raise where ``--resume`` is given and ``--output`` is not: a new folder holds nothing to complete."""
-    if parsed.resume and parsed.output is None:
-        raise HashbenchError(
-            "--resume requires --output",
-            consequence="a new results folder holds nothing to complete, so nothing was run",
-            tip="Add --output DIR with the folder of the run that stopped, or leave --resume out.",
-        )
 
 
 class Look(NamedTuple):

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hashbench.cli import flags, replaying
-from hashbench.cli.flags import EXIT_DIFFERENCE, Commands, Flags, say
+from hashbench.cli.flags import say
+from hashbench.cli.parser import EXIT_DIFFERENCE, Commands, Flags
 from hashbench.errors import HashbenchError
 from hashbench.io import shipped_folder
 from hashbench.records import ModelSpec
@@ -25,34 +26,41 @@ _ALIGNED = tuple("right" if column in ("parameters", "batch size") else "left" f
 
 def add(commands: Commands) -> None:
     """Add the subcommands of this file."""
-    listing = commands.add_parser("list", help="the models of a suite")
+    listing = commands.add_parser(
+        "list", help="List the models of a suite: what each does, its size, and where it cannot run."
+    )
     add_suites(listing, default=[], otherwise="all that there are")
     flags.output_format(listing, "table", "csv", "json")
     listing.set_defaults(command=_list)
 
-    diff = commands.add_parser("diff", help="the first divergence of two trace files")
-    diff.add_argument("first", type=Path, metavar="A.log", help="the trace of one run")
-    diff.add_argument("second", type=Path, metavar="B.log", help="that of another")
-    flags.whole(diff, "--context", least=0, default=3, text="records shown around it")
+    diff = commands.add_parser("diff", help="Find the first divergence of two trace files.")
+    diff.add_argument("first", type=Path, metavar="A.log", help="Read the trace of one run from A.log.")
+    diff.add_argument("second", type=Path, metavar="B.log", help="Read the trace of the second run from B.log.")
+    flags.whole(diff, "--context", least=0, default=3, text="Show N records before and after the divergence.")
     diff.set_defaults(command=_diff)
 
-    compare = commands.add_parser("compare", help="what changed from one sweep, or audit, to another")
-    compare.add_argument("base", type=Path, metavar="BASE", help="a CSV or results folder; dynamo's CSVs too")
-    compare.add_argument("new", type=Path, metavar="NEW", help="another of the same kind")
+    compare = commands.add_parser("compare", help="Compare two sweeps or two audits.")
+    compare.add_argument(
+        "base",
+        type=Path,
+        metavar="BASE",
+        help="Compare with BASE: a CSV or results folder; CSVs of benchmarks/dynamo, too.",
+    )
+    compare.add_argument("new", type=Path, metavar="NEW", help="Report what changed in NEW, a result of the same kind.")
     flags.output_format(compare, "text", "markdown", "json", "csv")
     compare.set_defaults(command=_compare)
 
     replaying.add(commands)
 
-    env = commands.add_parser("env", help="the fingerprint of this machine")
-    env.add_argument("-d", "--device", default="cpu", metavar="D", help="cpu, cuda, xpu, …")
+    env = commands.add_parser("env", help="Print the environment of this machine as JSON.")
+    env.add_argument("-d", "--device", default="cpu", metavar="D", help="Describe device D: cpu, cuda, xpu, …")
     env.set_defaults(command=_env)
 
-    native = commands.add_parser("native", help="compile the native tracer, or say why it cannot be")
+    native = commands.add_parser("native", help="Compile the native tracer, or print why it cannot be compiled.")
     native.set_defaults(command=_native)
 
-    docs = commands.add_parser("docs", help="the documentation: its pages, or one of them")
-    docs.add_argument("page", nargs="?", default="", metavar="PAGE", help="print this page (default: list all pages)")
+    docs = commands.add_parser("docs", help="Print the documentation: the list of pages, or one page.")
+    docs.add_argument("page", nargs="?", default="", metavar="PAGE", help="Print PAGE (default: list all pages).")
     docs.set_defaults(command=_docs)
 
 
@@ -150,9 +158,9 @@ def _title(page: Path) -> str:
 
 def add_suites(parser: Flags, *, default: list[str], otherwise: str) -> None:
     """The flags that say which suites: ``--suite`` and ``--tiny``."""
-    text = f"suites, all, or Python files of yours (default: {otherwise})"
+    text = f"Take models from the suites S: names, all, or Python files (default: {otherwise})."
     parser.add_argument("--suite", nargs="+", default=default, metavar="S", help=text)
-    parser.add_argument("--tiny", action="store_true", help="the small variant of each suite that has one")
+    parser.add_argument("--tiny", action="store_true", help="Use the small variant of each suite that has one.")
 
 
 def suites_to_sweep(parsed: argparse.Namespace) -> tuple[str, ...]:

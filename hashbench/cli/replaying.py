@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from hashbench.cli import flags
-from hashbench.cli.flags import EXIT_DIFFERENCE, EXIT_FAULT, EXIT_INTERRUPTED, EXIT_USAGE, Commands
+from hashbench.cli.parser import EXIT_DIFFERENCE, EXIT_FAULT, EXIT_INTERRUPTED, EXIT_USAGE, Commands
 from hashbench.errors import HashbenchError, last_line
 from hashbench.processes import Child, describe_end, python_calling
 
@@ -28,11 +28,13 @@ _EXIT_CODES = (0, EXIT_DIFFERENCE, EXIT_USAGE, EXIT_FAULT, EXIT_INTERRUPTED)
 
 def add(commands: Commands) -> None:
     """Add the subcommand."""
-    replay = commands.add_parser("replay", help="repeat the experiments on the captured call of a repro")
-    replay.add_argument("folder", type=Path, metavar="DIR", help="a folder with call.json and tensors.pt")
-    flags.whole(replay, "--replays", least=2, default=20, text="calls of each")
-    flags.seconds(replay, "--budget", "seconds for all of them", least=0.1, default=120.0)
-    text = "a Python file, library or module that defines the op, where torch does not"
+    replay = commands.add_parser("replay", help="Rerun the experiments on the captured call of a repro.")
+    replay.add_argument(
+        "folder", type=Path, metavar="DIR", help="Replay the call in DIR, a folder with call.json and tensors.pt."
+    )
+    flags.whole(replay, "--replays", least=2, default=20, text="Replay each experiment N times.")
+    flags.seconds(replay, "--budget", "Spend at most S seconds on all experiments.", least=0.1, default=120.0)
+    text = "Import FILE, a Python file, library or module that defines the op."
     flags.several(replay, "--import", dest="imports", metavar="FILE", text=text)
     flags.output_format(replay, "text", "json")
     replay.set_defaults(command=_replay)

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hashbench.cli import flags, sweep
-from hashbench.cli.flags import EXIT_DIFFERENCE, Commands, OneLineParser, made_of, say
+from hashbench.cli.flags import made_of, say
+from hashbench.cli.parser import EXIT_DIFFERENCE, Commands, OneLineParser
 from hashbench.cli.reading import add_suites, suites_to_sweep
 from hashbench.errors import HashbenchError
 from hashbench.io import write_file
@@ -26,10 +27,12 @@ if TYPE_CHECKING:
 
 def add(commands: Commands) -> None:
     """Add the subcommands of this file."""
-    _add_nightly(commands.add_parser("nightly", help="sweep all suites, compare, and write the report of the night"))
-    _add_report(commands.add_parser("report", help="the report of one night or of many"))
-    _add_expect(commands.add_parser("expect", help="write down what a sweep found as what to expect"))
-    _add_merge(commands.add_parser("merge", help="shards of one sweep into one folder"))
+    _add_nightly(
+        commands.add_parser("nightly", help="Sweep all suites, compare with the night before, and write a report.")
+    )
+    _add_report(commands.add_parser("report", help="Report on one sweep or night, or on many nights."))
+    _add_expect(commands.add_parser("expect", help="Update the baseline CSVs from a sweep."))
+    _add_merge(commands.add_parser("merge", help="Merge the partitions of one sweep into one folder."))
 
 
 # ---------------------------------------------------------------------------------------------------- nightly
@@ -39,27 +42,25 @@ def _add_nightly(nightly: OneLineParser) -> None:
     nightly.set_defaults(command=_nightly)
     nightly.tip_for = _flag_of_sweep
     nightly.add_argument(
-        "--output", type=Path, default=Path("results/nightly"), metavar="ROOT", help="the folder of all nights"
+        "--output", type=Path, default=Path("results/nightly"), metavar="ROOT", help="Write nights into ROOT."
     )
     nightly.add_argument(
-        "--label", default="", metavar="NAME", help="the night's folder in ROOT (default: today's date)"
+        "--label", default="", metavar="NAME", help="Call the night's folder in ROOT NAME (default: today's date)."
     )
     add_suites(nightly, default=["all"], otherwise="all")
-    text = "training, inference, or both; …-invariance: as `hashbench sweep --batch-invariant --company …`"
-    nightly.add_argument("--modes", nargs="+", choices=SWEEP_MODES, default=list(MODES), help=text)
+    text = "Sweep in the modes MODE; …-invariance stands for `hashbench sweep --batch-invariant --company …`."
+    nightly.add_argument("--modes", nargs="+", choices=SWEEP_MODES, default=list(MODES), metavar="MODE", help=text)
     flags.models(nightly)
-    flags.whole(nightly, "--jobs", text="models at once (default 1; on a cluster as many as it can run)")
+    flags.whole(nightly, "--jobs", text="Run N models at once (default: 1; on a cluster as many as fit).")
     flags.stress(nightly)
-    nightly.add_argument("--expected", type=Path, metavar="DIR", help="CSVs of what is expected")
-    nightly.add_argument("--annotations", action="store_true", help="print GitHub's workflow commands, too")
-    nightly.add_argument(
-        "flags", nargs="*", metavar="-- FLAGS", help="what follows -- goes to every `hashbench sweep` as it is"
-    )
+    nightly.add_argument("--expected", type=Path, metavar="DIR", help="Compare with the baseline CSVs in DIR.")
+    nightly.add_argument("--annotations", action="store_true", help="Print GitHub's workflow commands, too.")
+    nightly.add_argument("flags", nargs="*", metavar="-- FLAGS", help="Pass FLAGS to every `hashbench sweep`.")
 
 
 def _flag_of_sweep(flag: str) -> str:
     """What to say of a flag that ``nightly`` lacks: where it is one of ``sweep``, where it goes."""
-    if flag not in _parser_of_sweep()._option_string_actions:
+    if flag not in _parser_of_sweep().names:
         return ""
     return f": flags of `hashbench sweep` follow a --, as in `hashbench nightly … -- {flag} …`"
 
@@ -192,18 +193,24 @@ def _sweep_part(request: SweepRequest) -> None:
 # ----------------------------------------------------------------------------------------------------- report
 
 
-def _add_report(report: argparse.ArgumentParser) -> None:
+def _add_report(report: OneLineParser) -> None:
     report.set_defaults(command=_report)
     report.add_argument(
-        "folders", nargs="+", type=Path, metavar="DIR", help="sweeps, nights, folders of nights, or CSVs"
+        "folders", nargs="+", type=Path, metavar="DIR", help="Read DIR: a sweep, a night, a folder of nights, or a CSV."
     )
-    report.add_argument("--html", type=Path, metavar="FILE", help="one page with everything, for a browser")
-    report.add_argument("--markdown", type=Path, metavar="FILE", help="a summary (default: printed)")
-    report.add_argument("--junit", type=Path, metavar="FILE", help="JUnit XML: one test case for each model")
-    report.add_argument("--annotations", action="store_true", help="print GitHub's workflow commands")
-    report.add_argument("--expected", type=Path, metavar="DIR", help="CSVs of what is expected")
+    report.add_argument("--html", type=Path, metavar="FILE", help="Write one self-contained HTML page into FILE.")
     report.add_argument(
-        "--strict", action="store_true", help="exit 1 where anything got worse; of one sweep alone: differs or fails"
+        "--markdown", type=Path, metavar="FILE", help="Write a Markdown summary into FILE (default: print it)."
+    )
+    report.add_argument(
+        "--junit", type=Path, metavar="FILE", help="Write JUnit XML into FILE, with a test case for each model."
+    )
+    report.add_argument("--annotations", action="store_true", help="Print GitHub's workflow commands.")
+    report.add_argument("--expected", type=Path, metavar="DIR", help="Compare with the baseline CSVs in DIR.")
+    report.add_argument(
+        "--strict",
+        action="store_true",
+        help="Exit with 1 if anything got worse or, in one sweep alone, differs or fails.",
     )
 
 
@@ -232,18 +239,22 @@ def _report(parsed: argparse.Namespace) -> int:
 # ----------------------------------------------------------------------------------------------------- expect
 
 
-def _add_expect(expect: argparse.ArgumentParser) -> None:
+def _add_expect(expect: OneLineParser) -> None:
     expect.set_defaults(command=_expect)
-    expect.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="sweep or night folders, or CSVs")
+    expect.add_argument(
+        "results", nargs="+", type=Path, metavar="RESULTS", help="Read RESULTS: a sweep, a night, or a CSV."
+    )
     expect.add_argument(
         "--output",
         type=Path,
         required=True,
         metavar="PATH",
-        help="a CSV, or a folder that gets one for each suite, mode and device",
+        help="Write into PATH: a CSV, or a folder of one CSV for each suite, mode and device.",
     )
-    expect.add_argument("--only", nargs="+", default=[], action="extend", metavar="M", help="these models alone")
-    expect.add_argument("--link", default="", metavar="URL", help="the issue that explains the new and changed rows")
+    expect.add_argument("--only", nargs="+", default=[], action="extend", metavar="M", help="Update only the models M.")
+    expect.add_argument(
+        "--link", default="", metavar="URL", help="Link new and changed rows that do not pass to the issue URL."
+    )
 
 
 def _expect(parsed: argparse.Namespace) -> int:
@@ -264,17 +275,17 @@ def _expect(parsed: argparse.Namespace) -> int:
 # ----------------------------------------------------------------------------------------------------- merge
 
 
-def _add_merge(merge: argparse.ArgumentParser) -> None:
-    merge.add_argument("output", type=Path, metavar="OUTPUT", help="a new folder for the whole sweep")
+def _add_merge(merge: OneLineParser) -> None:
+    merge.add_argument("output", type=Path, metavar="OUTPUT", help="Write the whole sweep into OUTPUT, a new folder.")
     merge.add_argument(
         "folders",
         nargs="+",
         type=Path,
         metavar="DIR",
-        help="what `hashbench sweep --partition-id` left, each part once",
+        help="Read DIR, the output of one `hashbench sweep --partition-id`.",
     )
     merge.add_argument(
-        "--allow-missing", action="store_true", help="merge what is there; the models of other parts count as missing"
+        "--allow-missing", action="store_true", help="Allow missing partitions; their models count as missing."
     )
     merge.set_defaults(command=_merge)
 

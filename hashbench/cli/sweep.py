@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from hashbench.catalog import Status, kind_of
 from hashbench.cli import flags
-from hashbench.cli.flags import EXIT_DIFFERENCE, EXIT_INTERRUPTED, Commands, Flags, at_least, made_of, say
+from hashbench.cli.flags import at_least, made_of, say
+from hashbench.cli.parser import EXIT_DIFFERENCE, EXIT_INTERRUPTED, Commands, Flags, OneLineParser
 from hashbench.cli.reading import add_suites, suites_to_sweep
 from hashbench.errors import HashbenchError
 from hashbench.records import INVARIANCES, Row, RunOptions
@@ -44,8 +45,8 @@ from hashbench.text import a_few, count, one_line, told
 if TYPE_CHECKING:
     from hashbench.sweep.request import RayCluster, SweepRequest
 
-_OF_RAY = {"address": "--address", "resources": "--ray-resource", "gpus": "--ray-gpus", "patience": "--ray-wait"}
-"""Field of ``RayCluster`` → its flag, which requires ``--executor ray``."""
+_OF_RAY = ("address", "resources", "gpus", "patience")
+"""Fields of ``RayCluster`` that flags set."""
 
 _SHOWN = 6
 """Models that run, by name: a cluster runs more of them than a line can hold."""
@@ -65,11 +66,10 @@ _NUMBERS = re.compile(r"[\d/]+")
 
 def add(commands: Commands) -> None:
     """Add the subcommand of this file."""
-    add_flags(commands.add_parser("sweep", help="run the models of a suite and write accuracy.csv"))
+    add_flags(commands.add_parser("sweep", help="Run the models of a suite twice and write accuracy.csv."))
 
 
 def _sweep(parsed: argparse.Namespace) -> int:
-    flags.refuse_resume_without_output(parsed)
     names = [*(Path(suite).stem for suite in parsed.suite), *(["tiny"] if parsed.tiny else [])]
     if parsed.batch_invariant and parsed.mode == "training":
         say("--batch-invariant always runs forward only, in eval mode, also with --training")
@@ -115,10 +115,10 @@ def command_for(request: SweepRequest, row: Row) -> str:
         options = replace(options, threads=row.threads)  # several at once have fewer than one alone
     if not options.diagnose_budget:
         options = replace(options, diagnose_budget=RunOptions().diagnose_budget)  # one model alone has the time
-    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser = OneLineParser()
     add_flags(parser)
     words = ["hashbench", "sweep", "--suite", suite, "--only", row.name]
-    for action in parser._actions:
+    for action in parser.flags:
         value = options.model_mode if action.dest == "mode" else getattr(options, action.dest, None)
         if action.const is not None and value == action.const:
             words.append(action.option_strings[0])
@@ -147,25 +147,10 @@ def request_of(parsed: argparse.Namespace, *, suites: Sequence[str], output: Pat
     )
 
 
-_NOT_WITH_BATCHES = {"stress": "--stress", "untraced_pair": "--untraced-pair", "fingerprints": "--fingerprints"}
-"""Flags that ask for something else than smaller batches, by what they set."""
-
-
 def _options(parsed: argparse.Namespace) -> RunOptions:
     options = made_of(RunOptions, parsed, output="")
     if not parsed.batch_invariant:
-        if parsed.company != "batch":
-            raise HashbenchError(
-                "--company goes with --batch-invariant", consequence="nothing was run", tip="Add --batch-invariant."
-            )
         return options
-    for name, flag in _NOT_WITH_BATCHES.items():
-        if getattr(parsed, name):
-            raise HashbenchError(
-                f"{flag} does not go with --batch-invariant",
-                consequence="nothing was run",
-                tip="Make two sweeps: one with each.",
-            )
     company, *further = flags.companies_of(parsed.company)
     if further:
         raise HashbenchError(
@@ -180,95 +165,104 @@ def _cluster(parsed: argparse.Namespace) -> RayCluster:
     from hashbench.sweep.request import RayCluster
 
     given = {name: value for name in _OF_RAY if (value := getattr(parsed, name)) is not None}
-    if parsed.executor != "ray":
-        for name in given:
-            problem = f"{_OF_RAY[name]} requires --executor ray"
-            raise HashbenchError(problem, consequence="nothing was run", tip="Add --executor ray.")
-    elif parsed.memory_mib is not None:
-        consequence = "Ray shares out the memory of its own"
-        raise HashbenchError("--memory-limit is for one machine", consequence=consequence, tip="Leave it out.")
     return RayCluster(**{**given, "resources": dict(given.get("resources", ()))})
 
 
 # ------------------------------------------------------------------------------------------------------ flags
 
 
-def add_flags(sweep: argparse.ArgumentParser) -> None:
+def add_flags(sweep: OneLineParser) -> None:
     """All flags of the subcommand."""
     sweep.set_defaults(command=_sweep)
-    modes = sweep.add_mutually_exclusive_group(required=True)
-    for mode, text in (("training", "forward, loss, backward and optimizer step"), ("inference", "forward only")):
+    modes = sweep.exclusive(required=True)
+    for mode, text in (
+        ("training", "Run forward, loss, backward and optimizer step."),
+        ("inference", "Run forward only."),
+    ):
         modes.add_argument(f"--{mode}", dest="mode", action="store_const", const=mode, help=text)
-    _add_selection(sweep.add_argument_group("which models"))
-    _add_run(sweep.add_argument_group("how each model runs"))
-    _add_diagnosis(sweep.add_argument_group("why runs differ"))
-    _add_machinery(sweep.add_argument_group("the sweep"))
+    _add_selection(sweep.group("which models"))
+    _add_run(sweep.group("how each model runs"))
+    _add_diagnosis(sweep.group("why runs differ"))
+    _add_machinery(sweep.group("the sweep"))
 
 
 def _add_selection(which: Flags) -> None:
     add_suites(which, default=["torchvision"], otherwise="torchvision")
     flags.models(which)
-    flags.several(which, "--exclude-exact", metavar="M", text="but not these")
-    flags.whole(which, "--total-partitions", default=1, text="split the suite in N")
-    which.add_argument("--partition-id", type=at_least(0), default=0, metavar="I", help="and run part I, from 0")
+    flags.several(which, "--exclude-exact", metavar="M", text="Exclude the model M.")
+    flags.whole(which, "--total-partitions", default=1, text="Split the models into N partitions.")
+    which.add_argument(
+        "--partition-id", type=at_least(0), default=0, metavar="I", help="Run partition I, counted from 0."
+    )
 
 
 def _add_run(run: Flags) -> None:
-    text = "cpu, cuda, xpu, …: workers get all that are alike, in turn; cuda:1: that one only"
+    text = (
+        "Run on device D: cpu, cuda, xpu, …; with cuda, workers share all devices of one kind, with cuda:1 only that."
+    )
     run.add_argument("-d", "--device", "--devices", default="cpu", metavar="D", help=text)
     flags.dtype(run)
-    flags.whole(run, "--batch-size", text="in place of each model's own")
-    flags.whole(run, "--iterations", text="steps of one run (default 2)")
-    flags.whole(run, "--runs", least=2, text="all compared with the first (default 2, or as the model asks)")
-    flags.whole(run, "--threads", "-t", text="torch.set_num_threads")
+    flags.whole(run, "--batch-size", text="Override the batch size of every model with N.")
+    flags.whole(run, "--iterations", text="Run N iterations of each model (default: 2).")
+    flags.whole(
+        run,
+        "--runs",
+        least=2,
+        text="Run each model N times and compare with the first run (default: 2, or as the model asks).",
+    )
+    flags.whole(run, "--threads", "-t", text="Call torch.set_num_threads(N).")
     flags.seed(run)
     flags.deterministic(run)
-    text = "random: a random projection as loss, in place of the model's own"
+    text = "Train on the model's own loss, or on a random projection of its outputs."
     run.add_argument("--cotangent", choices=("ones", "random"), default="ones", help=text)
     flags.tracer(run)
-    run.add_argument("--hash-inputs", action="store_true", help="hash what ops read as well")
+    run.add_argument("--hash-inputs", action="store_true", help="Hash the inputs of ops as well as their outputs.")
     run.add_argument(
         "--untraced-pair",
         action="store_true",
-        help="also compare two runs without tracing: the Python tracer may hide a difference",
+        help="Compare two runs without tracing, too: the Python tracer may hide a difference.",
     )
     flags.stress(run)
     flags.batch_invariant(run)
-    run.add_argument("--keep-traces", action="store_true", help="keep the traces of models that agree too")
+    run.add_argument("--keep-traces", action="store_true", help="Keep the traces of passing models, too.")
 
 
 def _add_diagnosis(why: Flags) -> None:
-    flags.whole(why, "--replays", least=2, default=20, text="repetitions of an experiment, at least")
-    text = "seconds for the experiments on one model; 0: none"
+    flags.whole(why, "--replays", least=2, default=20, text="Replay each experiment at least N times.")
+    text = "Spend at most S seconds on the diagnosis of one model; 0 turns it off."
     flags.seconds(why, "--diagnose-budget", text, default=120.0)
-    text = "largest call captured for them, in MiB"
+    text = "Capture calls of at most MIB mebibytes for the diagnosis."
     kind = at_least(0, float)
     why.add_argument("--capture-limit", dest="capture_mib", type=kind, default=2048.0, metavar="MIB", help=text)
-    why.add_argument("--all-sources", action="store_true", help="name every independent source, not only the first")
+    why.add_argument(
+        "--all-sources", action="store_true", help="Name every independent source of differences, not only the first."
+    )
 
 
 def _add_machinery(machinery: Flags) -> None:
-    machinery.add_argument("--output", type=Path, metavar="DIR", help="results folder (default: a new one in results/)")
-    machinery.add_argument("--resume", action="store_true", help="complete the sweep in --output")
-    text = "models at once, on cores of their own (default 1; on a cluster as many as it can run)"
+    machinery.add_argument(
+        "--output", type=Path, metavar="DIR", help="Write results into DIR (default: a new folder in results/)."
+    )
+    machinery.add_argument("--resume", action="store_true", help="Complete the sweep in --output.")
+    text = "Run N models at once, each on its own cores (default: 1; on a cluster as many as fit)."
     flags.whole(machinery, "--jobs", text=text)
     _add_cluster(machinery)
-    text = "what they may be expected to take together (default: 90 %% of what is free)"
+    text = "Limit the memory of concurrent models to MIB mebibytes (default: 90 %% of what is free)."
     kind = at_least(1, float)
     machinery.add_argument("--memory-limit", dest="memory_mib", type=kind, metavar="MIB", help=text)
-    text = "start the longest first as this sweep saw them (default: the newest one of the same kind nearby)"
+    text = "Schedule longest first by the timings of the sweep DIR|CSV (default: the newest of this kind nearby)."
     machinery.add_argument("--times-from", type=Path, metavar="DIR|CSV", help=text)
-    text = "run what died or ran out of memory beside others again, alone, N times at most"
+    text = "Retry models that crashed or ran out of memory up to N times, in isolation."
     flags.whole(machinery, "--retries", least=0, default=1, text=text)
-    flags.seconds(machinery, "--timeout", "seconds for one model", least=0.1, default=2000.0)
+    flags.seconds(machinery, "--timeout", "Stop a model after S seconds.", least=0.1, default=2000.0)
     flags.fingerprints(machinery)
-    machinery.add_argument("--strict", action="store_true", help="exit 1 if any model does not pass")
+    machinery.add_argument("--strict", action="store_true", help="Exit with 1 if any model does not pass.")
 
 
 def _add_cluster(machinery: Flags) -> None:
-    text = "run here, or on a Ray cluster"
+    text = "Run models here or on a Ray cluster."
     machinery.add_argument("--executor", choices=tuple(EXECUTORS), default=LOCAL, help=text)
-    text = "the Ray cluster, or auto (default: $RAY_ADDRESS, else one that is started here and ends with the sweep)"
+    text = "Connect to the Ray cluster at HOST:PORT, or auto (default: $RAY_ADDRESS, else start one for this sweep)."
     machinery.add_argument("--address", metavar="HOST:PORT", help=text)
     machinery.add_argument(
         "--ray-resource",
@@ -276,11 +270,11 @@ def _add_cluster(machinery: Flags) -> None:
         type=_resource,
         action="append",
         metavar="NAME[=N]",
-        help="a custom resource that every model asks for, so that it runs on the wanted kind of machine",
+        help="Request N of the custom resource NAME for every model, to choose a kind of machine.",
     )
-    text = "GPUs of a model (default 1, with --device cpu 0)"
+    text = "Request N GPUs for each model (default: 1; with --device cpu 0)."
     machinery.add_argument("--ray-gpus", dest="gpus", type=at_least(0, float), metavar="N", help=text)
-    text = "seconds to wait for a machine that can run a model (default 30)"
+    text = "Wait at most S seconds for a machine that can run a model (default: 30)."
     kind = at_least(0, float, most=flags.LONGEST_SECONDS)
     machinery.add_argument("--ray-wait", dest="patience", type=kind, metavar="S", help=text)
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hashbench.cli import flags
-from hashbench.cli.flags import EXIT_DIFFERENCE, EXIT_INTERRUPTED, Commands, made_of, say
+from hashbench.cli.flags import made_of, say
+from hashbench.cli.parser import EXIT_DIFFERENCE, EXIT_INTERRUPTED, Commands
 from hashbench.errors import HashbenchError
 from hashbench.records import DETERMINISTIC
 
@@ -52,22 +53,25 @@ def add(commands: Commands) -> None:
 def _add_dynamo(commands: Commands) -> None:
     dynamo = commands.add_parser(
         "dynamo",
-        help="run PyTorch's benchmarks/dynamo with a trace around its two eager runs",
+        help="Run PyTorch's benchmarks/dynamo and trace its two eager runs.",
         usage="hashbench dynamo [-h] [--trace WHEN] [--tracer WHICH] [--stress] [--fingerprints] [--results DIR] "
         "[--diagnose-budget S] SUITE.py [FLAG ...]",
-        description="Everything after SUITE.py is the harness's own and passed through; its exit code is returned.",
+        description="Run PyTorch's benchmarks/dynamo and trace its two eager runs. Everything after SUITE.py is passed "
+        "to the harness, and its exit code is returned.",
     )
-    text = "always: its own two runs; on-demand: only further runs of models that differ"
+    text = "Trace the harness's own two runs (always), or further runs of models that differ (on-demand)."
     dynamo.add_argument("--trace", choices=("always", "on-demand"), default="always", help=text)
     flags.tracer(dynamo)
     flags.stress(dynamo)
     flags.fingerprints(dynamo)
-    text = "our folder (default: beside --output, as <its name>.hashbench)"
+    text = "Write our results into DIR (default: beside --output, as <its name>.hashbench)."
     dynamo.add_argument("--results", type=Path, metavar="DIR", help=text)
-    text = "seconds for the experiments on one model; 0: none"
+    text = "Spend at most S seconds on the diagnosis of one model; 0 turns it off."
     flags.seconds(dynamo, "--diagnose-budget", text, default=120.0)
-    dynamo.add_argument("script", type=Path, metavar="SUITE.py", help="path/to/benchmarks/dynamo/huggingface.py")
-    theirs = dynamo.add_argument("arguments", nargs=argparse.REMAINDER, metavar="FLAG", help="its own flags")
+    dynamo.add_argument(
+        "script", type=Path, metavar="SUITE.py", help="Run SUITE.py, as path/to/benchmarks/dynamo/huggingface.py."
+    )
+    theirs = dynamo.add_argument("arguments", nargs=argparse.REMAINDER, metavar="FLAG", help="Pass FLAG to SUITE.py.")
     theirs.required = False  # as Python 3.14 has it; older ones say in errors that it is
     dynamo.set_defaults(command=_dynamo)
 
@@ -195,21 +199,27 @@ def _show_tables(ours: Session, rows: Sequence[HarnessRow], path: Path) -> None:
 
 
 def _add_pipeline(commands: Commands) -> None:
-    pipeline = commands.add_parser("pipeline", help="data loading, transforms, initial weights, first predictions")
-    kinds = flags.subcommands(pipeline, "check|compare")
+    pipeline = commands.add_parser(
+        "pipeline", help="Check data loading, transforms, initial weights and first predictions of a pipeline."
+    )
+    kinds = Commands(pipeline, "check|compare")
 
-    check = kinds.add_parser("check", help="run a pipeline twice, in fresh processes, and write what was seen")
-    text = "Python with make_loader(seed), or YAML that names it"
+    check = kinds.add_parser(
+        "check", help="Run a pipeline twice in fresh processes, and record what each run produced."
+    )
+    text = "Read the pipeline from FILE: Python with make_loader(seed), or YAML that names it."
     check.add_argument("--config", type=Path, required=True, metavar="FILE", help=text)
-    check.add_argument("--output-dir", type=Path, required=True, metavar="DIR", help="a new folder")
-    flags.seconds(check, "--timeout", "seconds for each run", least=1, default=600.0)
+    check.add_argument("--output-dir", type=Path, required=True, metavar="DIR", help="Write into DIR, a new folder.")
+    flags.seconds(check, "--timeout", "Stop a run after S seconds.", least=1, default=600.0)
     flags.tracer(check)
-    check.add_argument("--once", action="store_true", help="do not run it again")
+    check.add_argument("--once", action="store_true", help="Run the pipeline only once.")
     check.set_defaults(command=_pipeline_check)
 
-    compare = kinds.add_parser("compare", help="the first stage at which two checks differ, and why")
-    compare.add_argument("first", type=Path, metavar="CHECK1", help="what one check wrote")
-    compare.add_argument("second", type=Path, metavar="CHECK2", help="what another wrote")
+    compare = kinds.add_parser("compare", help="Find the first stage at which two checks differ, and why.")
+    compare.add_argument("first", type=Path, metavar="CHECK1", help="Compare with CHECK1, the output of one check.")
+    compare.add_argument(
+        "second", type=Path, metavar="CHECK2", help="Report what changed in CHECK2, the output of another."
+    )
     compare.set_defaults(command=_pipeline_compare)
     for command in (check, compare):
         flags.output_format(command, "text", "json")
@@ -247,30 +257,34 @@ def _pipeline_compare(parsed: argparse.Namespace) -> int:
 
 
 def _add_numeric(commands: Commands) -> None:
-    numeric = commands.add_parser("numeric", help="a model before and after a transformation, compared")
-    numeric.add_argument("file", type=Path, metavar="FILE.py", help="defines before(), after(model) and inputs()")
-    mode = numeric.add_mutually_exclusive_group()
+    numeric = commands.add_parser("numeric", help="Compare a model before and after a transformation.")
+    numeric.add_argument(
+        "file", type=Path, metavar="FILE.py", help="Read before(), after(model) and inputs() from FILE.py."
+    )
+    mode = numeric.exclusive()
     for name, training, text in (
-        ("--training", True, "in train() mode"),
-        ("--inference", False, "in eval() mode, without gradients"),
+        ("--training", True, "Run in train() mode."),
+        ("--inference", False, "Run in eval() mode, without gradients."),
     ):
         mode.add_argument(name, action="store_const", const=training, dest="training", help=text)
-    flags.whole(numeric, "--iterations", default=2, text="steps")
+    flags.whole(numeric, "--iterations", default=2, text="Run N steps.")
     for name, text in (
-        ("--precision", "rtol and atol (default: those of the dtype)"),
-        ("--rtol", "relative tolerance"),
-        ("--atol", "absolute tolerance"),
+        ("--precision", "Set rtol and atol to X (default: those of the dtype)."),
+        ("--rtol", "Set the relative tolerance to X."),
+        ("--atol", "Set the absolute tolerance to X."),
     ):
         numeric.add_argument(name, type=flags.at_least(0, float), metavar="X", help=text)
-    numeric.add_argument("--stages", metavar="S,S", help="what is compared (default: all, or the file's STAGES)")
-    flags.several(numeric, "--ignore", metavar="FORM", text="dtype, device or layout: may differ")
-    numeric.add_argument("--trace", action="store_true", help="name the first op at which the two part")
+    numeric.add_argument(
+        "--stages", metavar="S,S", help="Compare only the stages S,S (default: all, or the file's STAGES)."
+    )
+    flags.several(numeric, "--ignore", metavar="FORM", text="Allow FORM to differ: dtype, device or layout.")
+    numeric.add_argument("--trace", action="store_true", help="Name the first op at which the two diverge.")
     flags.tracer(numeric)
-    text = "use_deterministic_algorithms"
+    text = "Set torch.use_deterministic_algorithms."
     numeric.add_argument("--deterministic", choices=DETERMINISTIC, default="on", help=text)
     flags.seed(numeric)
-    flags.whole(numeric, "--lines", default=20, text="of the table")
-    numeric.add_argument("--json", type=Path, metavar="F", help="write all that was found to F")
+    flags.whole(numeric, "--lines", default=20, text="Print at most N lines of the table.")
+    numeric.add_argument("--json", type=Path, metavar="F", help="Write the whole report as JSON into F.")
     numeric.set_defaults(command=_numeric, training=None)
 
 
@@ -305,32 +319,40 @@ def _numeric(parsed: argparse.Namespace) -> int:
 
 
 def _add_audit(commands: Commands) -> None:
-    audit = commands.add_parser("audit", help="every op in torch's own op database: documented against measured")
+    audit = commands.add_parser(
+        "audit", help="Compare the documented determinism of every op in torch's op database with measurements."
+    )
     audit.set_defaults(command=_audit)
-    which = audit.add_argument_group("which ops")
-    flags.words(which, "--ops", metavar="OP", text="these ops")
-    flags.several(which, "-k", "--filter", metavar="RE", text="ops that match")
-    text = f"dtypes of the inputs (default: {' '.join(DTYPES)}; with --rows: {' '.join(DTYPES_OF_ROWS)})"
+    which = audit.group("which ops")
+    flags.words(which, "--ops", metavar="OP", text="Audit only the ops OP.")
+    flags.several(
+        which, "-k", "--filter", metavar="RE", text="Audit the ops whose name matches the regular expression RE."
+    )
+    text = f"Run on inputs of dtype T (default: {' '.join(DTYPES)}; with --rows: {' '.join(DTYPES_OF_ROWS)})."
     which.add_argument("--dtypes", nargs="+", type=_dtype, metavar="T", help=text)
-    flags.whole(which, "--samples", default=3, text="inputs for each op and dtype")
-    text = "sweeps whose kernels add rows"
+    flags.whole(which, "--samples", default=3, text="Run N inputs for each op and dtype.")
+    text = "Add the kernels of the sweeps DIR."
     which.add_argument("--results", nargs="+", type=Path, default=[], metavar="DIR", help=text)
-    run = audit.add_argument_group("how each op runs")
-    text = "batch invariance instead: whether an item's rows depend on the items beside it"
+    run = audit.group("how each op runs")
+    text = "Measure batch invariance instead: whether the rows of an item depend on the other items."
     run.add_argument("--rows", action="store_true", dest="of_rows", help=text)
-    run.add_argument("-d", "--device", default="cpu", metavar="D", help="cpu, cuda, xpu, …")
-    flags.whole(run, "--runs", least=2, default=20, text="under each setting")
-    flags.whole(run, "--threads", "-t", text="default on the CPU: one a core, at least 8")
+    run.add_argument("-d", "--device", default="cpu", metavar="D", help="Run on device D: cpu, cuda, xpu, …")
+    flags.whole(run, "--runs", least=2, default=20, text="Run each op N times under each setting.")
+    flags.whole(
+        run, "--threads", "-t", text="Call torch.set_num_threads(N) (default: on the CPU one a core, at least 8)."
+    )
     flags.seed(run)
     flags.tracer(run)
-    flags.whole(run, "--replays", least=2, default=20, text="of each experiment")
-    flags.seconds(run, "--budget", "seconds for the causes of one op; 0: none is looked for", default=20.0)
-    machinery = audit.add_argument_group("the audit")
-    machinery.add_argument("--output", type=Path, metavar="DIR", help="results folder (default: a new one in results/)")
-    machinery.add_argument("--resume", action="store_true", help="complete the audit in --output")
-    flags.whole(machinery, "--jobs", default=1, text="ops at once")
-    flags.seconds(machinery, "--timeout", "seconds for one op", least=1, default=120.0)
-    text = "also write the rows there, and the environment beside it"
+    flags.whole(run, "--replays", least=2, default=20, text="Replay each experiment N times.")
+    flags.seconds(run, "--budget", "Spend at most S seconds on the diagnosis of one op; 0 turns it off.", default=20.0)
+    machinery = audit.group("the audit")
+    machinery.add_argument(
+        "--output", type=Path, metavar="DIR", help="Write results into DIR (default: a new folder in results/)."
+    )
+    machinery.add_argument("--resume", action="store_true", help="Complete the audit in --output.")
+    flags.whole(machinery, "--jobs", default=1, text="Audit N ops at once.")
+    flags.seconds(machinery, "--timeout", "Stop an op after S seconds.", least=1, default=120.0)
+    text = "Write the rows into CSV as well, and the environment beside it."
     machinery.add_argument("--write", type=Path, metavar="CSV", help=text)
 
 
@@ -347,12 +369,9 @@ def _audit(parsed: argparse.Namespace) -> int:
     from hashbench.sweep.request import local_devices
     from hashbench.tools.audit import driver, invariance_report, report
 
-    flags.refuse_resume_without_output(parsed)
     output = parsed.output or flags.new_folder("audit", parsed.device)
     kind = parsed.device.partition(":")[0]
     measured = INVARIANCE if parsed.of_rows else DETERMINISM
-    if parsed.of_rows and parsed.results:
-        raise HashbenchError("--rows takes no --results", consequence="nothing was run", tip="Leave one of them out.")
     sweep_rows = _rows_of_sweeps(parsed.results, kind)
     devices = local_devices(parsed.device, parsed.tracer)
     for note in devices.notes:
