@@ -21,6 +21,7 @@ from hashbench.catalog import (
 )
 from hashbench.causes.stats import Effect, deterministic_price, effect_of
 from hashbench.records import Decision, Evidence, ExperimentResult
+from hashbench.text import price_words
 
 CALL_CONTROLS = places((one for one in EXPERIMENTS.values() if one.holds), "call")
 MODEL_CONTROLS = places((one for one in EXPERIMENTS.values() if one.holds), "pair", "process")
@@ -212,7 +213,7 @@ def _deterministic_clause(evidence: Evidence, cause: str) -> str:
     known = effect(evidence, "deterministic", "call")
     if known is Effect.REMOVED:
         price = deterministic_price(evidence)
-        return f"{_FLAG} makes it identical here" + (f", and takes {price:.2g}x as long" if price else "")
+        return f"{_FLAG} makes it identical here" + (f", {price_words(price)}" if price else "")
     if known is Effect.SEEMS:
         return f"with {_FLAG} {count(result)} replays differ here, too few to exclude luck"
     return f"with {_FLAG} it still differs here ({count(result)} replays)" if result.differing else ""

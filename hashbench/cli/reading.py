@@ -234,13 +234,13 @@ def _shape(spec: ModelSpec) -> str:
 
 
 def _notes(spec: ModelSpec) -> str:
-    """What the model is for, what cannot run and why, then the note."""
+    """Return what the model does, the devices that it needs, and what cannot run and why."""
     skips = {"training": spec.skip_training, "inference": spec.skip_inference}
     if spec.skip_training == spec.skip_inference:
         skips = {"training or inference": spec.skip_training}
     said = [f"no {mode}: {reason}" for mode, reason in skips.items() if reason]
     needs = f"needs {' or '.join(spec.devices)}" if spec.devices else ""
-    return "; ".join(filter(None, [needs, *said, spec.note]))
+    return "; ".join(filter(None, [spec.note, needs, *said]))
 
 
 def count(number: int | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import shlex
 import sys
 import time
 import traceback
@@ -18,11 +19,16 @@ from hashbench.cli.parser import EXIT_DIFFERENCE, Commands, OneLineParser
 from hashbench.cli.reading import add_suites, suites_to_sweep
 from hashbench.errors import HashbenchError
 from hashbench.io import write_file
-from hashbench.records import INVARIANCES, MODES, SWEEP_MODES, ModelSpec, flags_of_mode
+from hashbench.records import INVARIANCES, MODES, SWEEP_MODES, ModelSpec, Row, flags_of_mode
 
 if TYPE_CHECKING:
     from hashbench.nightly import Part
+    from hashbench.report.expectations import Judged
     from hashbench.sweep.request import SweepRequest
+
+
+_SHOWN = 20
+"""Rows that `hashbench expect` lists one by one."""
 
 
 def add(commands: Commands) -> None:
@@ -74,6 +80,7 @@ def _parser_of_sweep() -> OneLineParser:
 def _nightly(parsed: argparse.Namespace) -> int:
     from hashbench import nightly
     from hashbench.report.exports import as_annotations, as_summary
+    from hashbench.report.table import what_passing_means
     from hashbench.results.load import load_sweep
     from hashbench.sweep.request import diagnosis_servers
 
@@ -83,18 +90,22 @@ def _nightly(parsed: argparse.Namespace) -> int:
     parts = _with_models(parsed, nightly.plan(suites_to_sweep(parsed), parsed.modes, folder=folder))
     requests = _sweep_requests(parsed)
     _check_device(requests.values())
+    rows: list[Row] = []
 
     def run(part: Part) -> None:
         say(f"{part.suite}, {part.mode}", 0)
-        _sweep_part(nightly.request_of(part, requests[part.mode]))
+        rows.extend(_sweep_part(nightly.request_of(part, requests[part.mode])))
 
     with nightly.claimed(folder):
         with diagnosis_servers(requests.values()):
             nightly.sweep_all(parts, folder=folder, sweep=run, command_line=["hashbench", *sys.argv[1:]])
         judged = nightly.report(parsed.output, folder=folder, expected=parsed.expected)
     flags.show(as_summary(judged))
+    if meaning := what_passing_means(rows, width=flags.look_of(sys.stdout).width):
+        print(f"{meaning}\n")
     for name in (nightly.HTML_FILE, nightly.MARKDOWN_FILE, nightly.JUNIT_FILE):
         print(f"Report: {folder / name}")
+    print(f"Next: {_next_command(judged, parts, folder=folder, expected=parsed.expected)}")
     if parsed.annotations:
         flags.show(as_annotations(judged), end="")
     return EXIT_DIFFERENCE if judged.got_worse else 0
@@ -171,13 +182,31 @@ def _sweep_requests(parsed: argparse.Namespace) -> dict[str, SweepRequest]:
     return requests
 
 
-def _sweep_part(request: SweepRequest) -> None:
-    """Run one sweep; its tables go where its progress goes, so that standard output has the report alone."""
+def _next_command(judged: Judged, parts: Sequence[Part], *, folder: Path, expected: Path | None) -> str:
+    """Return what to run after a night: the repro of the first model that differs, else its sweep alone, else the
+    acceptance of what the night found as the baseline."""
+    suites = {(part.name, part.mode): part.suite for part in parts}
+    troubled = [one for one in judged.judgements if one.in_trouble and one.new is not None]
+    for one in [one for one in troubled if one.worse] or troubled:
+        row = one.new
+        if row is None:
+            continue
+        where = folder / f"{row.suite}_{row.mode}"
+        if row.repro and row.mode not in INVARIANCES:
+            return shlex.join(["hashbench", "replay", str(where / row.repro)])
+        suite = suites.get((row.suite, row.mode), row.suite)
+        return shlex.join(["hashbench", "sweep", *flags_of_mode(row.mode), "--suite", suite, "--only", row.name])
+    return shlex.join(["hashbench", "expect", str(folder), "--output", str(expected or "expected")])
+
+
+def _sweep_part(request: SweepRequest) -> tuple[Row, ...]:
+    """Run one sweep and return its rows; its table goes where its progress goes, so that standard output has the report
+    alone."""
     from hashbench.sweep.run import SweepInterrupted
 
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            sweep.run(request)
+            return tuple(sweep.run(request, footer=False).rows)
     except HashbenchError as error:
         say(str(error), 0)
         raise
@@ -253,7 +282,7 @@ def _add_expect(expect: OneLineParser) -> None:
     )
     expect.add_argument("--only", nargs="+", default=[], action="extend", metavar="M", help="Update only the models M.")
     expect.add_argument(
-        "--link", default="", metavar="URL", help="Link new and changed rows that do not pass to the issue URL."
+        "--link", default="", metavar="URL", help="Link new and changed rows that do not pass to the issue at URL."
     )
 
 
@@ -269,6 +298,10 @@ def _expect(parsed: argparse.Namespace) -> int:
         if written.taken:
             left = a_few(written.left) or "nothing"
             flags.show(f"  taken: {a_few(written.taken)}; not named, so left as it was: {left}")
+        for line in written.accepted[:_SHOWN]:
+            flags.show(f"  {line}")
+        if len(written.accepted) > _SHOWN:
+            flags.show(f"  and {len(written.accepted) - _SHOWN} more, in {path}")
     return 0
 
 

@@ -40,7 +40,7 @@ from hashbench.sweep.run import (
     SweepPlanned,
     SweepResult,
 )
-from hashbench.text import a_few, count, one_line, told
+from hashbench.text import a_few, count, duration, mebibytes, one_line, told
 
 if TYPE_CHECKING:
     from hashbench.sweep.request import RayCluster, SweepRequest
@@ -81,7 +81,8 @@ def _sweep(parsed: argparse.Namespace) -> int:
         parsed.company = company or parsed.company
         folder = output if len(companies) == 1 else output / f"{company}-invariance"
         try:
-            result = run(request_of(parsed, suites=suites_to_sweep(parsed), output=folder))
+            request = request_of(parsed, suites=suites_to_sweep(parsed), output=folder)
+            result = run(request, footer=company == companies[-1])
         except SweepInterrupted as stopped:
             message = f"stopped: {stopped.done} of {stopped.total} rows are in {stopped.output}; go on with --resume"
             return say(message, EXIT_INTERRUPTED)
@@ -89,8 +90,8 @@ def _sweep(parsed: argparse.Namespace) -> int:
     return EXIT_DIFFERENCE if parsed.strict and worse else 0
 
 
-def run(request: SweepRequest) -> SweepResult:
-    """Run a sweep, show its progress on standard error, and print its table."""
+def run(request: SweepRequest, *, footer: bool = True) -> SweepResult:
+    """Run a sweep, show its progress on standard error, and print its table; ``footer``: also what passing means."""
     from hashbench.report.table import sweep_table
     from hashbench.sweep import request as requests
 
@@ -98,7 +99,8 @@ def run(request: SweepRequest) -> SweepResult:
         result = requests.run(request, on_event=progress, on_note=say)
     look = flags.look_of(sys.stdout)
     command = functools.partial(command_for, request)
-    print(sweep_table(result.rows, folder=result.output, command=command, width=look.width, colour=look.colour))
+    more: dict[str, Any] = {"width": look.width, "colour": look.colour, "footer": footer}
+    print(sweep_table(result.rows, folder=result.output, command=command, **more))
     print(f"\nResults: {result.output / 'accuracy.csv'}")
     return result
 
@@ -303,7 +305,7 @@ class _Running:
     def words(self, now: float) -> str:
         """``resnet18 (clocks: run 2, 45 s)``"""
         seconds = now - self.started
-        known = ", ".join(filter(None, [self.phase(), f"{seconds:.0f} s" if seconds >= _WORTH_SAYING else ""]))
+        known = ", ".join(filter(None, [self.phase(), duration(round(seconds)) if seconds >= _WORTH_SAYING else ""]))
         return f"{self.name} ({known})" if known else self.name
 
     def stage(self) -> str:
@@ -457,7 +459,7 @@ def _plan(event: SweepPlanned) -> str:
     resources = event.resources
     how = f", {count(event.threads, 'thread')} each" if event.threads else ""
     cores = " on cores of its own" if event.threads and resources.slots else ""
-    memory = "" if resources.memory_mib is None else f", together up to {resources.memory_mib / 1024:.1f} GiB"
+    memory = "" if resources.memory_mib is None else f", together up to {mebibytes(resources.memory_mib)}"
     known = f"{event.known} of {event.waiting} models"
     order = f"longest first as {known} were in {event.times_from}" if event.times_from else "no earlier times"
     devices = f" on {len(resources.devices)} devices" if len(resources.devices) > 1 else ""
@@ -465,15 +467,13 @@ def _plan(event: SweepPlanned) -> str:
 
 
 def _summary(row: Row) -> str:
-    """``resnet18  eager_two_runs_differ  aten::index_put  3.2 s``; an error in place of a kernel."""
-    seconds = "" if row.seconds is None else f"{row.seconds:.1f} s"
+    """Return ``resnet18  eager_two_runs_differ  aten.index_put_.default  zoo.py:18 forward  3.2 s``; of a failure its
+    error."""
+    seconds = "" if row.seconds is None else duration(row.seconds)
     reason = row.kernel or textwrap.shorten(row.error, _LONGEST_ERROR, placeholder=" …")  # the table has it all
     # A line end in a name would begin a line of its own, which CI services may take for a command.
-    return one_line("  ".join(filter(None, [row.name, row.accuracy, reason, seconds])))
+    return one_line("  ".join(filter(None, [row.name, row.accuracy, reason, row.source, seconds])))
 
 
 def _time_left(seconds: float) -> str:
-    """``40 s left``, ``12 min left``, ``3.5 h left``."""
-    if seconds < 90:
-        return f"{seconds:.0f} s left"
-    return f"{seconds / 60:.0f} min left" if seconds < 5400 else f"{seconds / 3600:.1f} h left"
+    return f"{duration(round(seconds))} left"

@@ -9,7 +9,7 @@ from typing import Any
 
 from hashbench.fingerprint.document import Fingerprints, Kernel
 from hashbench.fingerprint.verify import Change, Verification
-from hashbench.text import a_few, count, cut_line, one_line
+from hashbench.text import a_few, count, cut_line, one_line, ulps
 
 _MODELS = 3
 """That are named of those that call a kernel."""
@@ -153,7 +153,7 @@ def _how_far(change: Change) -> str:
         return "no elements kept"
     if not distance.differing:
         return f"none of {count(distance.samples, 'kept element')} differs"
-    ulp = "" if distance.max_ulp is None else f"{distance.max_ulp} ulp"
+    ulp = ulps(distance.max_ulp)
     relative = "" if distance.max_relative is None else f"{distance.max_relative:.1e} relative"
     return ", ".join(filter(None, [ulp, relative])) or "no numbers"
 

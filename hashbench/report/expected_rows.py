@@ -13,25 +13,35 @@ from hashbench.catalog import kind_of
 from hashbench.errors import HashbenchError
 from hashbench.io import write_file
 from hashbench.records import ROW_SCHEMA, ExpectedRow, Row, extended
-from hashbench.report.compare import ModelChange, Outcome
+from hashbench.report.compare import ModelChange, Outcome, what_happened
 from hashbench.report.expectations import AS_BEFORE, changes_since
 from hashbench.results.load import Sweep, joined, load_sweep
 from hashbench.results.rows import EXPECTED_ROWS, environments_text, is_link, row_key
-from hashbench.text import a_few, as_written, one_line, told
+from hashbench.text import a_few, as_written, one_line, shorten, told
+
+_LONGEST_REASON = 80
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The content of one CSV of expected rows. ``what`` counts what became of its rows: ``new``, ``changed``,
-    ``unchanged``, ``kept: not seen`` (it differs now and then, and did not tonight), ``kept: not in the sweep``, and
-    where models were named, ``kept: not named``. ``taken`` and ``left`` are then the names of the sweep's models that
-    were named, and of those that were not."""
+    """The content of one CSV of expected rows.
+
+    Attributes:
+        rows: all rows to expect.
+        environments: key -> environment of the rows.
+        what: counts of rows: ``new``, ``changed``, ``unchanged``, ``kept: not seen`` (it differs now and then, and did
+            not tonight), ``kept: not in the sweep``, and where models were named, ``kept: not named``.
+        taken: names of the models of the sweep that were named; empty where none was.
+        left: names of the models of the sweep that were not.
+        accepted: a line for each row whose status is another than before, or that is new and does not pass.
+    """
 
     rows: tuple[ExpectedRow, ...]
     environments: Mapping[str, Mapping[str, Any]]
     what: Mapping[str, int]
     taken: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
+    accepted: tuple[str, ...] = ()
 
 
 def expect(new: Sweep, *, known: Sweep | None, only: Collection[str] = (), link: str = "", today: str) -> Expected:
@@ -68,10 +78,8 @@ def expect(new: Sweep, *, known: Sweep | None, only: Collection[str] = (), link:
     taken = tuple(replace(row, repro="", traces="") for row in new.rows if not only or row.name in only)
     left = {row_key(row): row.name for row in new.rows if only and row.name not in only}
     known = known or Sweep("nothing", (), {}, kind="hashbench")
-    updated = {
-        change.key: _updated(change, only=only, left=left, link=link, today=today)
-        for change in changes_since(known, replace(new, rows=taken, selections=(), parts=None))
-    }
+    changes = changes_since(known, replace(new, rows=taken, selections=(), parts=None))
+    updated = {change.key: _updated(change, only=only, left=left, link=link, today=today) for change in changes}
     rows = tuple(updated[key][0] for key in dict.fromkeys(row_key(row) for row in (*known.rows, *taken)))
     environments = {**known.environments, **new.environments}
     used = {row.env for row in rows}
@@ -81,7 +89,17 @@ def expect(new: Sweep, *, known: Sweep | None, only: Collection[str] = (), link:
         what=Counter(what for _, what in updated.values()),
         taken=tuple(dict.fromkeys(row.name for row in taken)) if only else (),
         left=tuple(dict.fromkeys(left.values())),
+        accepted=tuple(filter(None, (_accepted(change, updated[change.key][1]) for change in changes))),
     )
+
+
+def _accepted(change: ModelChange, what: str) -> str:
+    """Return ``NAME: pass -> model_fail_to_load (ValueError: …) is expected now``; empty where nothing is accepted."""
+    before, new = change.base.accuracy if change.base else "new", change.new
+    if new is None or what not in ("new", "changed") or (what == "new" and kind_of(new.accuracy).is_fine):
+        return ""
+    why = shorten(one_line(what_happened(new)), _LONGEST_REASON)
+    return f"{one_line(new.name)}: {before} -> {new.accuracy}{f' ({why})' if why else ''} is expected now"
 
 
 def _updated(
@@ -97,7 +115,8 @@ def _updated(
         return base, "kept: not seen"
     if new is None:
         raise ValueError("a change has a row on one side at least")
-    seen = "" if kind_of(told(new).accuracy).is_fine else today  # a pass is nothing that one has to look out for
+    passes = kind_of(told(new).accuracy).is_fine
+    seen, link = ("", "") if passes else (today, link)  # nothing to look out for, and no issue explains it
     if base is not None and change.outcome in AS_BEFORE:
         return extended(ExpectedRow, new, since=base.since, link=base.link or link, seen=seen), "unchanged"
     return extended(ExpectedRow, new, since=today, link=link, seen=seen), "new" if base is None else "changed"

@@ -7,6 +7,7 @@ in which nothing about it changed.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -314,13 +315,33 @@ def find_nights(paths: Iterable[Path | str]) -> list[Night]:
     """The nights at ``paths``, unread, oldest first, each once.
 
     A path is a CSV, a folder that :func:`~hashbench.results.load.load_sweep` reads, or a folder of such folders.
-    Folders whose names begin with a date are nights of their own, also where each holds one sweep.
+    Folders whose names begin with a date are nights of their own, also where each holds one sweep. CSVs that have no
+    model in common are one night.
 
     Raises:
         HashbenchError: a path does not exist, or holds nothing.
     """
     nights = {night.folder.resolve(): night for path in paths for night in _nights_at(Path(path))}
+    if len(nights) > 1 and (whole := _joined_parts([*nights.values()])):
+        return [whole]
     return sorted(nights.values(), key=lambda night: (datetime.fromisoformat(night.when), night.label))
+
+
+def _joined_parts(nights: Sequence[Night]) -> Night | None:
+    """Return CSVs that were named one by one as one night, where no model has a row in two of them: they are its parts,
+    which have nothing to be compared with. ``None`` where they are nights of their own."""
+    files = [night.folder for night in nights]
+    dates = {dated[1] for night in nights if (dated := _DATE.match(night.label))}
+    if len(dates) > 1 or not all(path.is_file() and path.suffix == ".csv" for path in files):
+        return None
+    try:
+        keys = [{row_key(row) for row in load_file(path).rows} for path in files]
+    except HashbenchError:
+        return None  # said where the file is read
+    if sum(map(len, keys)) > len(set().union(*keys)):
+        return None
+    folder = Path(os.path.commonpath([path.resolve().parent for path in files]))
+    return Night(folder.name, min(night.when for night in nights), folder, tuple(files), named=True)
 
 
 def _nights_at(path: Path) -> Iterator[Night]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 from tabulate import tabulate
@@ -13,24 +13,25 @@ from hashbench.catalog import Kind, Origin, Perturbation, kind_of, status_of
 from hashbench.causes import stats
 from hashbench.records import Row
 from hashbench.results.folder import ResultsFolder, file_key
-from hashbench.text import a_few, count, one_line, rate, shorten, stress_counts, told
+from hashbench.text import a_few, count, one_line, percent, rate, shorten, stress_counts, told
 
 COLUMNS = ("name", "accuracy", "latent", "origin", "kernel", "module", "phase", "cause", "confidence", "seconds")
 """A cause says more than an origin, which is shown where there is none. Columns that are empty throughout are left
 out."""
 
-_NARROWEST = {"kernel": 16, "module": 8, "name": 16}
+_NARROWEST = {"module": 8, "name": 16}
 """How narrow a column may become so that the table fits, and in which order; no other is ever cut."""
 
-_FIRST_TO_GO = ("phase", "module", "confidence", "origin", "seconds", "cause", "kernel")
-"""Columns that are left out where not all fit, however narrow."""
+_WHERE_THERE_IS_ROOM = ("kernel", "cause", "module", "origin", "phase", "confidence", "seconds")
+"""Columns that a narrow table leaves out, the last first. Kernel, module and cause then have a line below the row, as
+does a module that is cut."""
 
 _ORDER = (Kind.DIFFER, Kind.LATENT, Kind.FAIL, Kind.SKIP, Kind.PASS)
 _COLOURS = {Kind.DIFFER: "31", Kind.LATENT: "35", Kind.FAIL: "33", Kind.PASS: "32"}
 _INDENT = "    "
 _GAP = 2
-_MORE_RUNS = (21, 60)
-"""Numbers of runs that are offered where fewer agreed."""
+_MORE_RUNS = 60
+"""Number of runs that is offered where fewer agreed."""
 
 
 def no_command(_row: Row) -> str:
@@ -46,32 +47,45 @@ def sweep_table(
     width: int | None = None,
     colour: bool = False,
     more_runs: bool = True,
+    footer: bool = True,
 ) -> str:
-    """What a sweep prints when it has ended.
+    """Return what a sweep prints when it has ended.
 
     Args:
         rows: in the order of the sweep. Those that differ are listed first, then those that fail, each with what to do
             about it; what passed or was skipped is counted.
-        folder: holds their repros and logs; ``None``: nobody knows where those are.
+        folder: holds their repros and logs; ``None``: unknown.
         command: what to run on a row that differs or fails; empty for none.
         width: characters of a line; ``None``: as long as they come. Commands are never broken.
         colour: with escape sequences of a terminal.
-        more_runs: what made the rows takes ``--runs``.
+        more_runs: the command that made the rows takes ``--runs``.
+        footer: end with what passing means; see :func:`what_passing_means`.
     """
     if not rows:
         return "No model was run."
     rows = [told(row) for row in rows]
-    by_kind = {kind: [row for row in rows if kind_of(row.accuracy) is kind] for kind in _ORDER}
+    by_kind = _by_kind(rows)
     listed = [*by_kind[Kind.DIFFER], *by_kind[Kind.LATENT], *by_kind[Kind.FAIL]]
     paint = _painted if colour else _plain
     blocks = [
         "\n".join(_listed(listed, folder, command, width, paint)),
         "\n".join(_notes([*by_kind[Kind.SKIP], *by_kind[Kind.PASS]], width)),
         _counts(rows, by_kind, width, paint),
-        _fill(_what_passing_proves(by_kind[Kind.PASS], more_runs), width, indent=""),
-        _fill(_what_stress_proves(by_kind[Kind.PASS], by_kind[Kind.LATENT]), width, indent=""),
+        what_passing_means(rows, width=width, more_runs=more_runs) if footer else "",
     ]
     return "\n\n".join(filter(None, blocks))
+
+
+def what_passing_means(rows: Sequence[Row], *, width: int | None = None, more_runs: bool = True) -> str:
+    """Return what the rows that pass leave open, in plain words; empty where none passes."""
+    by_kind = _by_kind([told(row) for row in rows])
+    passing, flaky = by_kind[Kind.PASS], by_kind[Kind.LATENT]
+    paragraphs = (_what_runs_prove(passing, more_runs), _what_stress_proves(passing, flaky))
+    return "\n\n".join(_fill(text, width, indent="") for text in paragraphs if text)
+
+
+def _by_kind(rows: Sequence[Row]) -> dict[Kind, list[Row]]:
+    return {kind: [row for row in rows if kind_of(row.accuracy) is kind] for kind in _ORDER}
 
 
 Paint = Callable[[str, Kind], str]
@@ -93,27 +107,47 @@ def _listed(
 ) -> Iterator[str]:
     if not rows:
         return
-    cells = _fitted({column: [_shown(getattr(row, column)) for row in rows] for column in COLUMNS}, width)
+    whole = {column: [_shown(getattr(row, column)) for row in rows] for column in COLUMNS}
+    cells = _fitted(whole, width)
     aligned = ["right" if column == "seconds" else "left" for column in cells]
     # Without disable_numparse tabulate rewrites names that look like numbers: 1e5 becomes 100000.
     table = tabulate(cells, headers="keys", disable_numparse=True, colalign=aligned)
     header, rule, *lines = table.splitlines()
     yield from (header.rstrip(), rule)
-    for row, line in zip(rows, lines, strict=True):
+    for number, (row, line) in enumerate(zip(rows, lines, strict=True)):
         yield paint(line.rstrip(), kind_of(row.accuracy))
-        yield from _below(row, folder, command, width)
+        shown = {column for column, texts in cells.items() if texts[number] == whole[column][number]}
+        yield from _below(row, shown, folder, command, width)
 
 
-def _below(row: Row, folder: Path | None, command: Callable[[Row], str], width: int | None) -> Iterator[str]:
-    """The error of a row, what to do, where to look, and the command."""
+def _below(
+    row: Row, shown: Collection[str], folder: Path | None, command: Callable[[Row], str], width: int | None
+) -> Iterator[str]:
+    """Yield what the columns ``shown`` leave out of a row, its error, what to do, where to look, and the command."""
     line = command(row)
-    for text in _remarks(row):
-        yield _fill(text, width)
+    for text in (_place(row, shown), _cause(row, shown), *_remarks(row)):
+        if text:
+            yield _fill(text, width)
     for label, text in (("to do: ", _remedy(row, ours=bool(line))), *_places(row, folder)):
         if text:
             yield _fill(f"{label}{one_line(text)}", width)
     if line:
         yield f"{_INDENT}$ {line}"
+
+
+def _place(row: Row, shown: Collection[str]) -> str:
+    """Return ``where: aten.add.Tensor in Net.layer1, zoo.py:18 forward``, without what has a column."""
+    kernel = row.kernel if "kernel" not in shown else ""
+    module = f"in {row.module}" if row.module and (kernel or "module" not in shown) else ""
+    parts = filter(None, [f"{kernel} {module}".strip(), row.source])
+    text = one_line(", ".join(parts))
+    return f"where: {text}" if text else ""
+
+
+def _cause(row: Row, shown: Collection[str]) -> str:
+    if not row.cause or "cause" in shown:
+        return ""
+    return one_line(f"cause: {row.cause}{f' ({row.confidence})' if row.confidence else ''}")
 
 
 def _remarks(row: Row) -> Iterator[str]:
@@ -153,9 +187,16 @@ def _fitted(cells: dict[str, list[str]], width: int | None) -> dict[str, list[st
         cells.pop("origin", None)
     if width is None:
         return cells
-    for column in _FIRST_TO_GO:
-        if _width({column: _cut(texts, _NARROWEST.get(column)) for column, texts in cells.items()}) > width:
-            cells.pop(column, None)
+    narrow = {column: _cut(texts, _NARROWEST.get(column)) for column, texts in cells.items()}
+    kept = [column for column in cells if column not in _WHERE_THERE_IS_ROOM]
+    for column in filter(cells.__contains__, _WHERE_THERE_IS_ROOM):
+        if column == "module" and "kernel" in cells.keys() - kept:
+            continue  # both stand in the line below
+        if _width({one: narrow[one] for one in (*kept, column)}) <= width:
+            kept.append(column)
+        elif column != "kernel":
+            break
+    cells = {column: texts for column, texts in cells.items() if column in kept}
     for column, narrowest in _NARROWEST.items():
         if column in cells and (over := _width(cells) - width) > 0:
             cells[column] = _cut(cells[column], max(narrowest, _column_width(column, cells[column]) - over))
@@ -222,36 +263,37 @@ def _counts(rows: Sequence[Row], by_kind: dict[Kind, list[Row]], width: int | No
     return what + separator + between.join(paint(text, kind) for text, kind in statuses)
 
 
-def _what_passing_proves(rows: Sequence[Row], more_runs: bool) -> str:
-    """How many further runs may differ although those that were made agree, and how many runs say more."""
+def _what_runs_prove(rows: Sequence[Row], more_runs: bool) -> str:
+    """Return which differences equal runs can miss, and what finds more of them."""
     bounds = [(row.rate_high, row.runs) for row in rows if row.rate_high is not None and row.runs is not None]
     if not bounds:
         return ""
     high, runs = max(bounds)
-    text = f"{runs} equal runs: up to {100 * high:.0f} % of further runs may still differ (95 % confidence)"
-    more = [
-        f"--runs {number} bounds that at {100 * stats.rate_of(0, number - 1, distinct=1, of='runs').high:.0f} %"
-        for number in _MORE_RUNS
-        if number > runs and more_runs
-    ]
-    return f"{'; '.join([text, *more])}."
+    equal = "two runs were equal" if runs == 2 else f"{runs} runs were equal"
+    text = f"Passed means: {equal}. That can miss a difference that shows in up to {percent(high)} of runs"
+    confidence = "(95 % confidence)"
+    least = percent(stats.rate_of(0, _MORE_RUNS - 1, distinct=1, of="runs").high)
+    more = [f"`--runs {_MORE_RUNS}` misses none above {least}"] if more_runs and runs < _MORE_RUNS else []
+    stressed = any(stress_counts(row) for row in rows)
+    more += [] if stressed or not more else ["`--stress` also varies threads, load, memory and addresses"]
+    return f"{text} {confidence}{'; ' if more else ''}{', and '.join(more)}."
 
 
-def _what_stress_proves(clean: Sequence[Row], latent: Sequence[Row]) -> str:
-    """What was provoked, how often, and how many further pairs of a model may differ although none of these did."""
-    counts = [counts for row in (*clean, *latent) if (counts := stress_counts(row))]
+def _what_stress_proves(passing: Sequence[Row], flaky: Sequence[Row]) -> str:
+    """Return how often which perturbation was tried, and which differences that can miss."""
+    counts = [counts for row in (*passing, *flaky) if (counts := stress_counts(row))]
     if not counts:
         return ""
     pairs = {name: sum(known.get(name, (0, 0))[1] for known in counts) for name in Perturbation}
     provoked = ", ".join(f"{name} in {count(number, 'pair')}" for name, number in pairs.items() if number)
-    found = f"{count(len(latent), 'model')} {'differs' if len(latent) == 1 else 'differ'}" if latent else "none differs"
+    found = f"{count(len(flaky), 'model')} {'differs' if len(flaky) == 1 else 'differ'}" if flaky else "none differs"
     text = f"Stress: {count(len(counts), 'model')} that passed, {provoked}: {found}"
-    fewest = min((trials for row in clean for _, trials in [_most_pairs(row)] if trials), default=0)
+    fewest = min((trials for row in passing for _, trials in [_most_pairs(row)] if trials), default=0)
     if not fewest:
         return f"{text}."
-    bound = 100 * stats.rate_of(0, fewest, distinct=1, of="pairs").high
-    which = "any other" if latent else "each"
-    return f"{text}; up to {bound:.0f} % of further stressed pairs of {which} may still differ (95 % confidence)."
+    bound = percent(stats.rate_of(0, fewest, distinct=1, of="pairs").high)
+    others = "of the others " if flaky else ""
+    return f"{text}. That can miss a difference {others}that shows in up to {bound} of such pairs (95 % confidence)."
 
 
 def _most_pairs(row: Row) -> tuple[int, int]:

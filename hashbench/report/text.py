@@ -19,6 +19,8 @@ from hashbench.text import as_written, count, one_line, shorten
 COUNTED_ONLY = frozenset({Outcome.UNCHANGED, Outcome.STILL_SKIPPED, Outcome.NOT_SELECTED})
 """Outcomes whose models are not listed, because nothing about them asks for attention."""
 
+_LONGEST_NOTE = 60
+
 LISTED_ALIKE = 5
 """From this many models on, those that are not comparable for one and the same reason become one line."""
 
@@ -87,7 +89,15 @@ def summary(comparison: Comparison[Row, Outcome]) -> str:
 def _change_cells(change: ModelChange) -> list[str]:
     key = dict(zip(ROW_KEY, change.key, strict=True))
     base, new = (row.accuracy if row else "" for row in (change.base, change.new))
-    return [change.outcome, shorten(key["name"], 30), key["mode"], base, new, shorten(one_line(change.note), 60)]
+    return [change.outcome, shorten(key["name"], 30), key["mode"], base, new, _note(change)]
+
+
+def _note(change: ModelChange) -> str:
+    """Return the note in 60 characters, or in those of its kernel, which is never cut."""
+    note, row = one_line(change.note), change.new or change.base
+    if row is not None and row.kernel and row.module and len(note) > _LONGEST_NOTE:
+        note = note.removesuffix(f" in {row.module}")
+    return note if row is not None and row.kernel and row.kernel in note else shorten(note, _LONGEST_NOTE)
 
 
 def _split(changes: Iterable[ModelChange]) -> tuple[list[ModelChange], list[str]]:

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from hashbench.catalog import Status, kind_of
-from hashbench.cli import _parser
-from hashbench.cli.flags import Look, look_of
-from hashbench.cli.sweep import command_for, request_of
-from hashbench.records import RunOptions
-from hashbench.report.table import sweep_table
+from hashbench.report.table import sweep_table, what_passing_means
 
 from .rows import DIFFERING, row
 
-LONG = dict.fromkeys(("kernel", "module", "phase", "origin", "cause", "confidence"), "long_word_" * 6)
+LONG = dict.fromkeys(("kernel", "module", "phase", "origin", "cause", "confidence"), "long_word_" * 5)
 REMEDY = "Sort the indices, or call torch.use_deterministic_algorithms(True) and read what it says " * 3
 
 
@@ -79,16 +73,46 @@ def test_the_table_fits_a_terminal_and_no_status_and_no_remedy_is_cut(width, sta
     assert " ".join(REMEDY.split()) in " ".join(table.split())
 
 
-def test_columns_are_left_out_before_a_cause_is_cut_and_what_is_left_has_the_room():
-    known = {"kernel": "aten.new_empty.default", "module": "Padding", "phase": "forward", "seconds": 6.6}
-    differs = row(
-        "circular_padding", "eager_two_runs_differ", cause="uninitialized_memory", confidence="proven", **known
-    )
-    heads = {width: sweep_table([differs], width=width).splitlines()[0].split() for width in (140, 100, 90, 80)}
+DIFFERS = row(
+    "circular_padding",
+    "eager_two_runs_differ",
+    kernel="aten.new_empty.default",
+    module="Padding",
+    phase="forward",
+    cause="uninitialized_memory",
+    confidence="proven",
+    seconds=6.6,
+    source="zoo.py:18 forward",
+)
+
+
+def test_seconds_confidence_and_phase_go_first():
+    heads = {width: sweep_table([DIFFERS], width=width).splitlines()[0].split() for width in (140, 120, 110, 100, 90)}
     assert heads[140] == ["name", "accuracy", "kernel", "module", "phase", "cause", "confidence", "seconds"]
-    assert heads[90] == ["name", "accuracy", "kernel", "cause", "seconds"]
-    assert "uninitialized_memory" in sweep_table([differs], width=80)
-    assert "aten.new_empty.default" in sweep_table([differs], width=100)
+    assert heads[120] == ["name", "accuracy", "kernel", "module", "phase", "cause", "confidence"]
+    assert heads[110] == ["name", "accuracy", "kernel", "module", "phase", "cause"]
+    assert heads[100] == ["name", "accuracy", "kernel", "module", "cause"]
+    assert heads[90] == ["name", "accuracy", "kernel", "cause"]
+
+
+@pytest.mark.parametrize("width", range(80, 121))
+@pytest.mark.parametrize(
+    "kernel", ["aten.mm.default", "aten.new_empty.default", "aten._scaled_dot_product_flash_attention_backward.default"]
+)
+def test_kernel_is_never_cut(kernel, width):
+    table = sweep_table([replace(DIFFERS, kernel=kernel), row("dies", "crashed")], width=width)
+    assert max(map(len, table.splitlines())) <= width
+    assert kernel in table.split()
+
+
+def test_what_has_no_column_stands_below_its_row():
+    long = replace(DIFFERS, kernel="aten._scaled_dot_product_flash_attention_backward.default")
+    lines = [line.strip() for line in sweep_table([long], width=80).splitlines()]
+    assert lines[3:5] == [f"where: {long.kernel} in Padding,", "zoo.py:18 forward"]
+    assert "where: zoo.py:18 forward" in [line.strip() for line in sweep_table([DIFFERS]).splitlines()]
+    narrow = replace(DIFFERS, kernel="aten.convolution_backward.default", name="n" * 16)
+    assert "    cause: uninitialized_memory (proven)" in sweep_table([narrow], width=80).splitlines()
+    assert "cause:" not in sweep_table([DIFFERS], width=120)
 
 
 def test_nothing_is_cut_where_no_terminal_is():
@@ -124,18 +148,33 @@ def test_below_a_row_stand_its_error_the_advice_the_repro_or_log_and_the_command
         (
             2,
             0.95,
-            "2 equal runs: up to 95 % of further runs may still differ (95 % confidence); --runs 21 bounds that at ",
+            "Passed means: two runs were equal. That can miss a difference that shows in up to 95 % of runs (95 % "
+            "confidence); `--runs 60` misses none above 5 %, and `--stress` also varies threads, load, memory and "
+            "addresses.",
         ),
-        (30, 0.098, "30 equal runs: up to 10 % of further runs may still differ (95 % confidence); --runs 60 bounds "),
-        (99, 0.03, "99 equal runs: up to 3 % of further runs may still differ (95 % confidence)."),
+        (
+            30,
+            0.098,
+            "Passed means: 30 runs were equal. That can miss a difference that shows in up to 9.8 % of runs (95 % "
+            "confidence); `--runs 60` misses none above 5 %, and `--stress` also varies threads, load, memory and "
+            "addresses.",
+        ),
+        (
+            99,
+            0.03,
+            "Passed means: 99 runs were equal. That can miss a difference that shows in up to 3 % of runs (95 % "
+            "confidence).",
+        ),
     ],
 )
-def test_what_agreeing_runs_prove_and_what_proves_more(runs, high, said):
+def test_footer_says_what_passing_means(runs, high, said):
     few = row("a", runs=runs, rate_high=high)
     failed = row("c", "crashed", runs=2, rate_high=0.99)
-    assert sweep_table([failed, few, row(runs=200, rate_high=0.01)]).splitlines()[-1].startswith(said)
-    assert "equal runs" not in sweep_table([failed])
+    assert sweep_table([failed, few, row(runs=200, rate_high=0.01)]).splitlines()[-1] == said
+    assert "Passed means" not in sweep_table([failed])
     assert "--runs" not in sweep_table([few], more_runs=False)
+    assert "Passed means" not in sweep_table([few], footer=False)
+    assert what_passing_means([failed, few]) == said
 
 
 def test_colours_tell_kinds_apart_and_change_no_width():
@@ -146,61 +185,3 @@ def test_colours_tell_kinds_apart_and_change_no_width():
         assert f"\x1b[{code}m" in coloured
         stripped = stripped.replace(f"\x1b[{code}m", "")
     assert stripped == plain
-
-
-class Stream:
-    def __init__(self, terminal):
-        self.isatty = lambda: terminal
-
-
-@pytest.mark.parametrize(
-    ("stream", "variables", "look"),
-    [
-        (Stream(True), {}, Look(77, True)),
-        (Stream(True), {"NO_COLOR": "1"}, Look(77, False)),
-        (Stream(True), {"TERM": "dumb"}, Look(77, False)),
-        (Stream(False), {}, Look(None, False)),
-        (Stream(False), {"FORCE_COLOR": "1"}, Look(None, True)),
-        (Stream(False), {"FORCE_COLOR": "1", "NO_COLOR": "1"}, Look(None, False)),
-        (None, {}, Look(None, False)),
-    ],
-)
-def test_terminals_have_a_width_and_colours_unless_none_are_wanted(monkeypatch, stream, variables, look):
-    monkeypatch.setenv("COLUMNS", "77")
-    for name in ("NO_COLOR", "FORCE_COLOR", "TERM"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert look_of(stream) == look
-
-
-# ------------------------------------------------------------------------------------------------- the command
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        "--training",
-        "--inference --amp --batch-size 4 --runs 3 --threads 2 --seed 0 --deterministic off",
-        "--training --cotangent random --hash-inputs --untraced-pair --replays 5 --diagnose-budget 7.5 -d cuda",
-        "--training --jobs 4 --output elsewhere -k other -x more --total-partitions 2",
-    ],
-)
-def test_the_command_of_a_row_sweeps_its_model_alone_under_the_same_flags(flags):
-    asked = _parser().parse_args(["sweep", "--suite", "zoos/my zoo.py", "torchvision", *flags.split()])
-    request = request_of(asked, suites=asked.suite, output=Path("out"))
-    line = command_for(request, row("a b", "crashed", suite="my zoo", threads=1))
-    again = _parser().parse_args(shlex.split(line)[1:])
-    made = request_of(again, suites=again.suite, output=Path("out"))
-    assert (made.selection.suites, made.selection.only) == (("zoos/my zoo.py",), ("a b",))
-    threads = 1 if "--jobs" in flags else request.options.threads
-    assert made.options == replace(request.options, threads=threads)
-
-
-def test_the_command_of_a_row_that_nobody_diagnosed_lets_it_be_diagnosed_and_a_repro_is_replayed():
-    asked = _parser().parse_args(["sweep", "--training", "--diagnose-budget", "0"])
-    request = request_of(asked, suites=asked.suite, output=Path("out"))
-    line = command_for(request, DIFFERING)
-    assert "--diagnose-budget" not in line
-    assert _parser().parse_args(shlex.split(line)[1:]).diagnose_budget == RunOptions().diagnose_budget
-    assert command_for(request, replace(DIFFERING, repro="repro/a b")) == "hashbench replay 'out/repro/a b'"

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from hashbench.run.outputs import Difference
+from hashbench.text import ulps
 from hashbench.trace.arguments import caller_line
 from hashbench.trace.module_paths import ModulePaths
 
@@ -167,7 +168,8 @@ class Mismatch(Mapping[str, Any]):
         if difference.representation:
             return f"{counted}, {difference.representation} only"
         far = f", by at most {difference.max_abs:.3g}" if difference.max_abs is not None else ""
-        return counted + far + (f" ({difference.max_ulp} ULP)" if difference.max_ulp is not None else "")
+        ulp = ulps(difference.max_ulp)
+        return counted + far + (f" ({ulp})" if ulp else "")
 
     def _as_mapping(self) -> dict[str, Any]:
         size = None if self.difference is None else self.difference.max_abs

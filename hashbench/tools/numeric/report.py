@@ -12,7 +12,7 @@ from typing import Any
 from tabulate import tabulate
 
 from hashbench.errors import HashbenchError
-from hashbench.text import a_few, when
+from hashbench.text import a_few, ulps, when
 
 SIDES = ("before", "after")
 STAGES = ("parameters", "outputs", "buffers", "gradients", "stepped")
@@ -316,8 +316,8 @@ def _number(value: float | None) -> str:
 def _parting_lines(parting: Parting, level: str) -> Iterator[str]:
     by = ""
     if parting.numbers is not None and parting.numbers.max_abs is not None:
-        ulp = "" if parting.numbers.max_ulp is None else f", {parting.numbers.max_ulp} ULP"
-        by = f" (by at most {parting.numbers.max_abs:.3g}{ulp})"
+        by = ", ".join(filter(None, [f"by at most {parting.numbers.max_abs:.3g}", ulps(parting.numbers.max_ulp)]))
+        by = f" ({by})"
     phase = f" ({when(parting.phase, parting.iteration)})" if parting.phase else ""
     op = f"{parting.op}{f' in {parting.module}' if parting.module else ''}{phase}"
     if parting.kind in OF_OPS:
