@@ -81,26 +81,26 @@ class Status(StrEnum):
         "results at batch size n differ from the full batch",
     )
     POSITION_DIFFERS = (
-        *("fail_position_invariance", Kind.DIFFER, "I", "differs by company"),
+        *("fail_position_invariance", Kind.DIFFER, "I", "not invariant"),
         "results change with the position in the batch",
     )
     RIGHT_PADDING_DIFFERS = (
-        *("fail_right_padding_invariance", Kind.DIFFER, "I", "differs by company"),
+        *("fail_right_padding_invariance", Kind.DIFFER, "I", "not invariant"),
         "right padding changes the results",
     )
     LEFT_PADDING_DIFFERS = (
-        *("fail_left_padding_invariance", Kind.DIFFER, "I", "differs by company"),
+        *("fail_left_padding_invariance", Kind.DIFFER, "I", "not invariant"),
         "left padding changes the results",
     )
     CACHED_DECODE_DIFFERS = (
-        *("fail_cached_decode_invariance", Kind.DIFFER, "I", "differs by company"),
+        *("fail_cached_decode_invariance", Kind.DIFFER, "I", "not invariant"),
         "cached decoding differs from the full forward",
     )
     CHUNKED_PREFILL_DIFFERS = (
-        *("fail_chunked_prefill_invariance", Kind.DIFFER, "I", "differs by company"),
+        *("fail_chunked_prefill_invariance", Kind.DIFFER, "I", "not invariant"),
         "chunked prefill differs from the full forward",
     )
-    COMPANY_RUN_FAIL = "fail_to_run_in_company", Kind.FAIL, "F", "fails", "the run in other company raised an error"
+    INVARIANCE_RUN_FAIL = "fail_to_run_in_company", Kind.FAIL, "F", "fails", "the compared run raised an error"
     BATCH_RUN_FAIL = "fail_to_run_at_batch_<n>", Kind.FAIL, "F", "fails", "the run at batch size n raised an error"
     REFERENCE_FAIL = "fail_to_run", Kind.FAIL, "F", "fails", "the run at the full batch size raised an error"
     OOM = "OOM", Kind.FAIL, "M", "out of memory", "a run at some batch size ran out of memory"
@@ -135,7 +135,7 @@ _REMEDIES: Mapping[str, str] = MappingProxyType(
         Status.TIMEOUT: "see its log for where it hangs, or raise --timeout",
         Status.CRASHED: "run it alone: its native code ended the process, or it was killed",
         Status.REFERENCE_FAIL: _IN_PLAIN_PYTHON,
-        Status.COMPANY_RUN_FAIL: _IN_PLAIN_PYTHON,
+        Status.INVARIANCE_RUN_FAIL: _IN_PLAIN_PYTHON,
         Status.BATCH_RUN_FAIL: "run it in plain Python at that batch size, or with another --batch-size: another "
         "dimension of its inputs that equals the batch size may be cut, too",
         Status.OOM: _MORE_MEMORY,
@@ -636,7 +636,7 @@ REPEATED: Mapping[str, Repetition] = MappingProxyType(
         "call": Repetition("replays", "call", "The captured call of this kernel, repeated"),
         "pair": Repetition("pairs of runs", "whole model", "Two runs of the whole model, repeated"),
         "process": Repetition("process", "fresh processes", "Runs in fresh processes"),
-        "items": Repetition("comparisons", "batch", "The call with an item in other company"),
+        "items": Repetition("comparisons", "batch", "The call with an item in another batch"),
     }
 )
 

@@ -25,29 +25,29 @@ MODES = ("training", "inference")
 """How a model is run: in ``train()`` mode with backward and optimizer, or in ``eval()`` mode, forward only."""
 
 BATCH_INVARIANCE = "batch-invariance"
-COMPANIES: Mapping[str, tuple[str, ...]] = {
+INVARIANCE_GROUPS: Mapping[str, tuple[str, ...]] = {
     "batch": ("batch",),
     "position": ("position",),
     "padding": ("right-padding", "left-padding"),
     "decode": ("cached-decode", "chunked-prefill"),
 }
-"""What ``--company`` takes, and the companies that each word stands for; these are taken, too."""
+"""What ``--invariance`` takes, and the invariances that each word stands for; these are taken, too."""
 
-INVARIANCES = {f"{company}-invariance": company for companies in COMPANIES.values() for company in companies}
-"""Mode → the company in which the same items are computed again; that of ``batch`` is smaller and smaller batches."""
+INVARIANCES = {f"{name}-invariance": name for names in INVARIANCE_GROUPS.values() for name in names}
+"""Mode → the invariance that it checks; ``batch``: the items of smaller and smaller batches."""
 
 
-def companies_of(words: Sequence[str]) -> tuple[str, ...]:
-    """The companies that words of ``--company`` stand for, each once.
+def invariances_of(words: Sequence[str]) -> tuple[str, ...]:
+    """The invariances that words of ``--invariance`` stand for, each once.
 
     Raises:
         ValueError: a word stands for none.
     """
-    known = {**COMPANIES, **{company: (company,) for company in INVARIANCES.values()}}
+    known = {**INVARIANCE_GROUPS, **{name: (name,) for name in INVARIANCES.values()}}
     for word in words:
         if word not in known:
             raise ValueError(f"{word!r} is none of {', '.join(known)}")
-    return tuple(dict.fromkeys(company for word in words for company in known[word]))
+    return tuple(dict.fromkeys(name for word in words for name in known[word]))
 
 
 SWEEP_MODES = (*MODES, *INVARIANCES)
@@ -106,7 +106,7 @@ def flags_of_mode(mode: str) -> tuple[str, ...]:
     """What a command line asks for a sweep in this mode with."""
     if mode not in INVARIANCES:
         return (f"--{mode}",)
-    return ("--inference", "--batch-invariant", *(("--company", INVARIANCES[mode]) * (mode != BATCH_INVARIANCE)))
+    return ("--inference", "--batch-invariant", *(("--invariance", INVARIANCES[mode]) * (mode != BATCH_INVARIANCE)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,12 +149,12 @@ class RunOptions:
 
     @property
     def batch_invariant(self) -> bool:
-        """Whether runs in other company are compared, as ``--batch-invariant`` asks for."""
+        """Whether an invariance is checked, as ``--batch-invariant`` and ``--invariance`` ask for."""
         return self.mode in INVARIANCES
 
     @property
-    def company(self) -> str:
-        """The company of these runs, one of ``INVARIANCES``; empty in other modes."""
+    def invariance(self) -> str:
+        """The invariance that is checked, a value of ``INVARIANCES``; empty in other modes."""
         return INVARIANCES.get(self.mode, "")
 
     @property
@@ -164,7 +164,7 @@ class RunOptions:
 
     def batch_size_of(self, spec: ModelSpec) -> int | None:
         """The examples of one step of a model; ``None`` where its own function makes the inputs."""
-        if self.batch_size is not None or spec.batch_size is None or self.company not in ("batch", "position"):
+        if self.batch_size is not None or spec.batch_size is None or self.invariance not in ("batch", "position"):
             return self.batch_size or spec.batch_size
         return max(SMALLEST_BATCH, spec.batch_size)
 
@@ -680,7 +680,7 @@ class Row:
     latent_cause: str = ""
     latent_confidence: str = ""
     latent_rate: float | None = None
-    company: str = labelled("Company")
+    company: str = labelled("Compared")
     batch_sizes: str = labelled("Batch sizes compared")
     smallest_batch: int | None = None
     shapes: str = ""

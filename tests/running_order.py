@@ -21,7 +21,7 @@ LONGEST_FIRST = (
         "tests/trace/test_compiled.py",
         "tests/check/test_batch_invariance.py",
         "tests/test_extending.py",
-        "tests/check/test_company.py",
+        "tests/check/test_token_invariance.py",
     ),
     "tests/integrations/dynamo/test_session.py",
     *(

@@ -49,7 +49,17 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     (
         "check",
         frozenset(
-            {"batch_invariance", "batch_items", "company", "fingerprint", "function", "model", "pair", "row", "stress"}
+            {
+                "batch_invariance",
+                "batch_items",
+                "fingerprint",
+                "function",
+                "model",
+                "pair",
+                "row",
+                "stress",
+                "token_invariance",
+            }
         ),
     ),
     ("sweep", NO_MODULE),

@@ -29,7 +29,7 @@ from hashbench.trace.tracer import choose
 pytestmark = pytest.mark.usefixtures("shared_servers")
 
 PACKAGE = Path(hashbench.__file__).parent
-TRUTH, TRUTH_OF_BATCHES, TRUTH_OF_COMPANY = "truth_", "truth_batch_", "truth_company"
+TRUTH, TRUTH_OF_BATCHES, TRUTH_OF_INVARIANCE = "truth_", "truth_batch_", "truth_invariance"
 
 
 def specimens() -> dict[str, dict[str, str]]:
@@ -47,8 +47,8 @@ def truth(name: str, tracer: str) -> dict[str, str]:
 
 
 def is_truth(column: str) -> bool:
-    """Whether a column says what a row of two equal runs is, not one of smaller batches or of other company."""
-    return column.startswith(TRUTH) and not column.startswith((TRUTH_OF_BATCHES, TRUTH_OF_COMPANY))
+    """Whether a column says what a row of two equal runs is, not one of smaller batches or of another invariance."""
+    return column.startswith(TRUTH) and not column.startswith((TRUTH_OF_BATCHES, TRUTH_OF_INVARIANCE))
 
 
 AUTO = choose("auto").tracer
@@ -59,8 +59,9 @@ BATCHED = [name for name, line in SPECIMENS.items() if line[f"{TRUTH_OF_BATCHES}
 BY_TORCH = "by torch alone"
 PLANTED = [name for name in BATCHED if SPECIMENS[name.removesuffix("_twin")][f"{TRUTH_OF_BATCHES}accuracy"] != BY_TORCH]
 """Those of them whose truth is the same on every machine, with their twins."""
-WITH_TOKENS = [name for name, line in SPECIMENS.items() if line[TRUTH_OF_COMPANY]]
-"""Those of tokens in other company, of which two equal runs agree, too; ``test_company.py`` runs them."""
+WITH_TOKENS = [name for name, line in SPECIMENS.items() if line[TRUTH_OF_INVARIANCE]]
+"""Those of tokens beside padding and after a cache, of which two equal runs agree, too; ``test_token_invariance.py``
+runs them."""
 HERE = {
     name: line for name, line in SPECIMENS.items() if not (line["devices"] or name in BATCHED or name in WITH_TOKENS)
 }

@@ -30,7 +30,7 @@ from hashbench.batch.experiments import (
 )
 from hashbench.batch.item_call import ItemCall, NotItemwiseError, copied, in_force
 from hashbench.batch.judged import Judged
-from hashbench.batch.layout import Company, Cut
+from hashbench.batch.layout import Cut, ItemSubset
 from hashbench.batch.match import Agreement, CallRows, Match, TensorRows, match, places
 from hashbench.batch.rows import row_digests
 from hashbench.catalog import EXPERIMENTS
@@ -54,7 +54,7 @@ class CallPair:
 
     reference: ItemCall
     other: ItemCall
-    company: Company
+    subset: ItemSubset
     judged: Judged
     rows: tuple[CallRows, CallRows]
     written: tuple[int | None, ...]
@@ -92,7 +92,7 @@ class _Experiments:
         first = pair.reference.run()[0]
         same = self._tried("same_items", lambda: (not _equal(pair.reference.run()[0], first) for _ in range(REPEATS)))
         alone = self._tried("as_in_runs", lambda: (self._differ() for _ in range(REPEATS)))
-        known = ItemEvidence(pair.company.batch, (same, alone))
+        known = ItemEvidence(pair.subset.batch, (same, alone))
         if same.differing or not alone.differing:
             return known
         content = self._tried("other_content", self._content)
@@ -135,7 +135,7 @@ class _Experiments:
             if at is None or pair.judged.written[at].equal:
                 continue
             cuts = [run.written[at].cut for run in pair.rows]
-            if not match(_rows(whole, cuts[0]), _rows(part, cuts[1]), pair.company, inherited).equal:
+            if not match(_rows(whole, cuts[0]), _rows(part, cuts[1]), pair.subset, inherited).equal:
                 return True
         return False
 
@@ -149,7 +149,7 @@ class _Experiments:
         if any(one.agreement is Agreement.FOUND for one in self.pair.judged.read.values()):
             self._require_places(before, kept)
         paths = [*self.read[0]]
-        for factor in POSITIVE_FACTORS if self.pair.company.together else FACTORS:
+        for factor in POSITIVE_FACTORS if self.pair.subset.together else FACTORS:
 
             def change(place: int, tensor: torch.Tensor, factor: float = factor) -> torch.Tensor:
                 path = paths[place]
@@ -188,7 +188,7 @@ class _Experiments:
         assert whole.cut is not None
         outer, step = min(one.outers, default=1), whole.cut.step
         long, short = (size // outer // step for size in one.sizes)
-        start = self.pair.company.start(one.sizes[0], outer) // step
+        start = self.pair.subset.start(one.sizes[0], outer) // step
         return [block * long + start + row for block in range(outer) for row in range(short)]
 
     def _require_places(self, before: Sequence[torch.Tensor], kept: Kept) -> None:

@@ -1,7 +1,7 @@
-"""Why an item's result changes with its company: the cause, and the remedies that were measured to work.
+"""Why an item's result changes with the batch it is in: the cause, and the remedies that were measured to work.
 
 Pure: imports no torch. What is compared is one item's rows among other items, so that counts here are of comparisons
-that are the same each time, not of chances: a call whose rows differ in equal company is told apart before all else.
+that are the same each time, not of chances: a call whose rows differ in equal batches is told apart before all else.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class ItemEvidence:
 
     @property
     def explained(self) -> bool:
-        """Whether rows differ in any company, or by themselves."""
+        """Whether rows differ in any batch, or by themselves."""
         names = ("same_items", "other_content", "other_number", "other_places")
         return self.random or any(self.arm(name).differing for name in names)
 
@@ -122,7 +122,7 @@ def decide(evidence: ItemEvidence) -> Decision:
         confidence = Confidence.PROVEN if steady and content.ran and not evidence.random else Confidence.LIKELY
         return _decision("shape_dependent_kernel", confidence, "; ".join(_shown(evidence)), evidence.remedies)
     because = in_words(number, places, alone, base=same) or "no experiment could be made"
-    advice = "Look at the call in its model: alone, the kernel gives each item the same in any company."
+    advice = "Look at the call in its model: alone, the kernel gives each item the same in any batch."
     return Decision("unknown", Confidence.OPEN, because, advice)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from hashbench.batch.draws import drawer_before
 from hashbench.batch.judged import Guilt, Judged, RowRun, reads_by_view
-from hashbench.batch.layout import Company
+from hashbench.batch.layout import ItemSubset
 from hashbench.batch.match import Agreement, CallRows, Match, TensorRows, match
 from hashbench.batch.twins import Twins
 from hashbench.divergence.align import OVERWRITING, name_of
@@ -38,7 +38,7 @@ class Comparison:
     reference of the records of the smaller run.
     """
 
-    company: Company
+    subset: ItemSubset
     reference: RowRun
     other: RowRun
     counterparts: Mapping[str, str]
@@ -101,7 +101,7 @@ class Comparison:
         if self._guilty:
             return self._with_drawer(self._guilty)
         reached = self._slice(strictly=False)
-        strict = set() if self.company.together else self._slice(strictly=True)
+        strict = set() if self.subset.together else self._slice(strictly=True)
         moved = tuple(node for node in self._order if node in strict and self._moves(self.judged[node]))
         hidden = any(one.grouped for node in reached for one in self.judged[node].written)
         if moved and not hidden:
@@ -111,11 +111,11 @@ class Comparison:
         ]
         first = next((n for n in self._order if n in reached and self.judged[n].guilt is not Guilt.CLEAN), "")
         there, here = self._twins.uneven.get(first.rpartition("#")[0], (0, 0))
-        if self.company.together and min(there, here) > 1:
+        if self.subset.together and min(there, here) > 1:
             loop = f"a loop makes {there} calls like {first} in the one run and {here} in the other"
             return (), f"not attributable: {loop}, and which of them are for the same tokens cannot be told"
         older = next((node for node in self._order if node in reached and self._made_before(node)), "")
-        if older and self.company.together:
+        if older and self.subset.together:
             return (), f"what {older} reads was made by an earlier run, and is not what the reference has in its place"
         if unknown:
             return (), f"which rows belong to which item cannot be told from {unknown[0]} on"
@@ -126,7 +126,7 @@ class Comparison:
 
     def by_view(self, node: str) -> tuple[str, ...]:
         """The arguments in which a call reads, through a view, memory that holds other items in the other run."""
-        if self.company.together or not self.judged[node].reference or self._twins.shifted(self._records[node]):
+        if self.subset.together or not self.judged[node].reference or self._twins.shifted(self._records[node]):
             return ()
         return reads_by_view(self._records[node], self.judged, self._records, self.unit)
 
@@ -148,7 +148,7 @@ class Comparison:
 
     @property
     def _on(self) -> str:
-        return "company" if self.company.together else "batch"
+        return "context" if self.subset.together else "batch"
 
     @property
     def coupled(self) -> bool:
@@ -162,7 +162,7 @@ class Comparison:
     def _parts(self, node: str) -> bool:
         """Whether the smaller run alone makes this call, of what is equal in both. Masks and positions of tokens are
         made in other ways for other numbers of them."""
-        if self.company.together and (not self._records[node].inputs or self._made_before(node)):
+        if self.subset.together and (not self._records[node].inputs or self._made_before(node)):
             return False
         return not self.judged[node].reference and not self._unclean(node)
 
@@ -194,8 +194,8 @@ class Comparison:
     @property
     def _names(self) -> tuple[str, str]:
         """Of the smaller run, and of the reference."""
-        some, of_all = self.company.size, self.company.batch
-        if self.company.together:
+        some, of_all = self.subset.size, self.subset.batch
+        if self.subset.together:
             return f"the run of {some} tokens", f"the run of {of_all} tokens"
         return f"a batch of {some}", f"a batch of {of_all}"
 
@@ -270,7 +270,7 @@ class Comparison:
         be given more: as many tensors as there are items. Of tokens either may: a mask that the other does without."""
         reference = self.reference.calls.get(node)
         there = dict(reference.read) if reference is not None else {}
-        if reference is None or not (self.company.together or there.keys() >= dict(rows.read).keys()):
+        if reference is None or not (self.subset.together or there.keys() >= dict(rows.read).keys()):
             return None
         if len(rows.written) != len(reference.written):
             return None
@@ -283,7 +283,7 @@ class Comparison:
         tables = {path for path, here in rows.read if path in given and _is_table(here, given[path])}
         inherited = tuple(given.values())
         written = tuple(
-            match(whole, part, self.company, inherited)
+            match(whole, part, self.subset, inherited)
             for part, whole in zip(rows.written, reference.written, strict=True)
         )
         guilt, coupled, redrawn = Guilt.CLEAN, "", False
@@ -312,7 +312,7 @@ class Comparison:
         other_arguments = record.arguments != reference.arguments
         if not known or _mixes(given) or (other_arguments and self._twins.shifted(record)):
             return Guilt.NOT_ATTRIBUTABLE, ""
-        if self.company.together and not given:
+        if self.subset.together and not given:
             return Guilt.GUILTY, f"it reads nothing, and follows from {record.arguments} and {reference.arguments}"
         if _SIZES.sub("", record.arguments) != _SIZES.sub("", reference.arguments):
             return Guilt.GUILTY, f"its arguments depend on the {self._on}: {record.arguments} and {reference.arguments}"
@@ -323,7 +323,7 @@ class Comparison:
             self.other, other
         ):
             return Match(Agreement.DIFFERENT)
-        return match(reference, other, self.company)
+        return match(reference, other, self.subset)
 
     def _state_of(self, run: RowRun, rows: TensorRows) -> Any:
         return self._leaves[run is self.other].get(rows.state[0]) if rows.state else None
@@ -397,7 +397,7 @@ class Entry:
 
 def entry_of(found: Comparison) -> Entry | None:
     """Return where the difference of the first source is read; ``None`` where experiments on its call can tell."""
-    if not found.sources or found.company.together or found.company.turned:
+    if not found.sources or found.subset.together or found.subset.turned:
         return None
     first, records = found.sources[0], found.other.trace.records
     judged, unit = found.judged, found.unit

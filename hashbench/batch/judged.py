@@ -1,4 +1,4 @@
-"""What was found out about single calls of two runs of different companies. Pure: no torch."""
+"""What was found out about single calls of two runs of different batches. Pure: no torch."""
 
 from __future__ import annotations
 

@@ -61,12 +61,12 @@ WHOLE = Cut()
 
 
 @dataclass(frozen=True, slots=True)
-class Company:
+class ItemSubset:
     """Two runs on the same items: the reference on ``batch`` of them, the other on ``size``, which are those from
     ``first`` on.
 
     ``together``: these depend on each other by right, as tokens of one sequence do, and are ``size`` of ``batch`` of
-    them in the company of the others. ``turned``: the other run is on all items in reverse order; what scales is then
+    them beside the others. ``turned``: the other run is on all items in reverse order; what scales is then
     told by a third run of ``half`` of them.
     """
 
@@ -101,7 +101,7 @@ class Company:
         if len(reference) != len(other):
             return None
         if self.turned:  # both are cut alike, by what ``other`` is in the run of half the items
-            cuts = Company(self.batch, self.half).cuts(reference, other)
+            cuts = ItemSubset(self.batch, self.half).cuts(reference, other)
             return None if cuts is None or cuts[0].narrowed else (cuts[0], cuts[0])
         dims = [dim for dim, sizes in enumerate(zip(reference, other, strict=True)) if sizes[0] != sizes[1]]
         if not dims:

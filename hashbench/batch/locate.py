@@ -22,7 +22,7 @@ from hashbench.batch.item_call import (
     left_by,
 )
 from hashbench.batch.judged import Judged, RowRun
-from hashbench.batch.layout import Company, Cut, ItemAxis, Shape
+from hashbench.batch.layout import Cut, ItemAxis, ItemSubset, Shape
 from hashbench.batch.match import Agreement, Match
 from hashbench.batch.rows import NodeShapes, RowDigests, ShapeNotes, whole_numbers, written_by
 from hashbench.divergence.align import align
@@ -60,46 +60,46 @@ class RowsCompared:
 
 
 def compare_rows(
-    run_at: RunAt, company: Company, differing: Sequence[str] = (), *, plain: PlainRuns | None = None
+    run_at: RunAt, subset: ItemSubset, differing: Sequence[str] = (), *, plain: PlainRuns | None = None
 ) -> RowsCompared | Failure:
     """Compare two runs call by call; or say why a run failed. Makes a run of each size with row digests.
 
     Args:
         run_at: makes one traced run of so many items; the results of its trace are the outputs.
-        company: the items of the reference, and of the run whose outputs may differ from it.
+        subset: the items of the reference, and of the run whose outputs may differ from it.
         differing: the names of the results that differ, as the trace has them.
         plain: what runs that were made before showed; ``None``: both are made.
     """
-    known = plain if plain is not None else _plain_runs(run_at, company)
+    known = plain if plain is not None else _plain_runs(run_at, subset)
     if isinstance(known, Failure):
         return known
     counterparts = _counterparts(known.reference, known.other)
-    shapes = _shapes_of_half(run_at, company, known.reference) if company.turned else known.shapes
+    shapes = _shapes_of_half(run_at, subset, known.reference) if subset.turned else known.shapes
     if isinstance(shapes, Failure):
         return shapes
     there = {node: shapes[twin] for node, twin in counterparts.items() if twin in shapes}
-    other = RowDigests(company, there, reference=False)
-    part = run_at(company.asked, other)
+    other = RowDigests(subset, there, reference=False)
+    part = run_at(subset.asked, other)
     if isinstance(part, Failure):
         return part
     seen = {twin: other.shapes[node] for node, twin in counterparts.items() if node in other.shapes}
-    here = shapes if company.turned else seen
-    reference = RowDigests(company, here, reference=True)
-    whole = run_at(company.batch, reference)
+    here = shapes if subset.turned else seen
+    reference = RowDigests(subset, here, reference=True)
+    whole = run_at(subset.batch, reference)
     if isinstance(whole, Failure):
         return whole
     assert whole.trace is not None, "rows are digested in traced runs"
     assert part.trace is not None, "rows are digested in traced runs"
     rows = RowRun(whole.trace, reference.calls), RowRun(part.trace, other.calls, other.views)
     return RowsCompared(
-        Comparison(company, *rows, counterparts, tuple(differing)), (whole, part), other.numbers, (here, there)
+        Comparison(subset, *rows, counterparts, tuple(differing)), (whole, part), other.numbers, (here, there)
     )
 
 
-def _shapes_of_half(run_at: RunAt, company: Company, reference: Trace) -> NodeShapes | Failure:
+def _shapes_of_half(run_at: RunAt, subset: ItemSubset, reference: Trace) -> NodeShapes | Failure:
     """The shapes in a run of half the items, by the ids that records of the reference have."""
     noted = ShapeNotes()
-    run = run_at(company.half, noted)
+    run = run_at(subset.half, noted)
     if isinstance(run, Failure):
         return run
     assert run.trace is not None, "runs are traced"
@@ -108,10 +108,10 @@ def _shapes_of_half(run_at: RunAt, company: Company, reference: Trace) -> NodeSh
     }
 
 
-def _plain_runs(run_at: RunAt, company: Company) -> PlainRuns | Failure:
+def _plain_runs(run_at: RunAt, subset: ItemSubset) -> PlainRuns | Failure:
     noted = ShapeNotes()
     runs = []
-    for size, callback in ((company.batch, noted), (company.asked, TraceCallback())):
+    for size, callback in ((subset.batch, noted), (subset.asked, TraceCallback())):
         run = run_at(size, callback)
         if isinstance(run, Failure):
             return run
@@ -129,10 +129,10 @@ def _counterparts(reference: Trace, other: Trace) -> Mapping[str, str]:
 def finding_of(run_at: RunAt, compared: RowsCompared) -> BatchFinding | Failure:
     """Where an item's result came to depend on its batch; or why a run failed. Makes the run of the whole batch as far
     as the kernel's call, which is captured."""
-    comparison, company = compared.comparison, compared.comparison.company
+    comparison, subset = compared.comparison, compared.comparison.subset
     finding = BatchFinding(
-        company.size,
-        company.batch,
+        subset.size,
+        subset.batch,
         sources=comparison.sources,
         benign=comparison.benign,
         not_attributable=len(comparison.not_attributable),
@@ -145,7 +145,7 @@ def finding_of(run_at: RunAt, compared: RowsCompared) -> BatchFinding | Failure:
         return finding
     node = comparison.sources[0]
     there = comparison.judged[node].reference
-    captured = _captured(run_at, company.batch if there else company.asked, there or node)
+    captured = _captured(run_at, subset.batch if there else subset.asked, there or node)
     return captured if isinstance(captured, Failure) else _described(finding, compared, node, captured, run_at)
 
 
@@ -208,7 +208,7 @@ def _described(
 ) -> BatchFinding:
     """The finding with all that the captured call tells."""
     comparison = compared.comparison
-    judged, company = comparison.judged[node], comparison.company
+    judged, subset = comparison.judged[node], comparison.subset
     record = next(record for record in comparison.other.trace.records if record.id == node)
     finding = replace(
         finding,
@@ -223,13 +223,13 @@ def _described(
     if finding.drawn or finding.entry is not None:
         return replace(finding, reference_shapes=_shapes(comparison.reference, judged.reference))
     call, why = _item_call(comparison, judged, compared.numbers.get(node, ()), captured)
-    difference = _isolated_difference(call, captured, company) if call is not None else None
+    difference = _isolated_difference(call, captured, subset) if call is not None else None
     pair = None
     if difference is None:
-        here = _captured(run_at, company.asked, node)
+        here = _captured(run_at, subset.asked, node)
         if not isinstance(here, Failure):
-            difference = _difference(judged, captured, here.left, company)
-            pair = None if company.turned else _pair(comparison, node, captured, here)
+            difference = _difference(judged, captured, here.left, subset)
+            pair = None if subset.turned else _pair(comparison, node, captured, here)
     return replace(
         finding,
         reference_shapes=_shapes(comparison.reference, judged.reference),
@@ -243,17 +243,17 @@ def _described(
 def _pair(comparison: Comparison, node: str, there: _Capture, here: _Capture) -> CallPair | None:
     """The call as both runs made it; ``None`` where nothing that it wrote differs but for the place, or where what it
     wrote in another batch follows from other arguments."""
-    judged, company = comparison.judged[node], comparison.company
-    if judged.coupled and not company.together:
+    judged, subset = comparison.judged[node], comparison.subset
+    if judged.coupled and not subset.together:
         return None
     if there.written != here.written or all(one.equal for one in judged.written):
         return None
     whole, part = (
         ItemCall(made.func, made.args, made.kwargs, items, (None,) * made.tensors, (), settings=made.settings)
-        for made, items in ((there, company.batch), (here, company.size))
+        for made, items in ((there, subset.batch), (here, subset.size))
     )
     rows = comparison.reference.calls[judged.reference], comparison.other.calls[node]
-    return CallPair(whole, part, company, judged, rows, tuple(there.written))
+    return CallPair(whole, part, subset, judged, rows, tuple(there.written))
 
 
 def _shapes(run: RowRun, node: str) -> str:
@@ -265,7 +265,7 @@ def _item_call(
     comparison: Comparison, judged: Judged, numbers: Sequence[int | None], captured: _Capture
 ) -> tuple[ItemCall | None, str]:
     """The captured call with what is known of its items; or why that is not enough to repeat it on others."""
-    company = comparison.company
+    subset = comparison.subset
     reference = comparison.reference.calls[judged.reference]
     matches = [judged.read.get(path) for path, _ in reference.read]
     cuts = [rows.cut for _, rows in reference.read]
@@ -273,43 +273,43 @@ def _item_call(
     left = [None if at is None else reference.written[at].cut for at in captured.written]
     # What it leaves of an item are other items' rows, or as many as there are items: all of that is the item's.
     moves = all(one is None or one.equal for one in written)
-    if moves and not company.together:
+    if moves and not subset.together:
         left = [cut and cut._replace(narrowed=()) for cut in left]
-    if company.together and (not matches or company.batch % company.size or company.first % company.size):
+    if subset.together and (not matches or subset.batch % subset.size or subset.first % subset.size):
         return None, ""
-    if company.first and judged.coupled:  # which tokens are first and last may be among its other arguments
+    if subset.first and judged.coupled:  # which tokens are first and last may be among its other arguments
         return None, "the call cannot be repeated alone: its other arguments differ"
-    follows = [one for one in written if one is not None and not (moves and one.sizes and company.multiple(*one.sizes))]
-    if not all(one is None or one.itemwise(company) for one in [*matches, *follows]):
+    follows = [one for one in written if one is not None and not (moves and one.sizes and subset.multiple(*one.sizes))]
+    if not all(one is None or one.itemwise(subset) for one in [*matches, *follows]):
         return None, "the call cannot be repeated on other items: which rows belong to which is not the same for all"
     scaled = tuple(
         at
         for at, (there, here) in enumerate(zip(captured.numbers, numbers, strict=False))
-        if there is not None and here is not None and there != here and company.multiple(there, here)
+        if there is not None and here is not None and there != here and subset.multiple(there, here)
     )
     inherited = [one for one in matches if one is not None]
     for at, target in enumerate(captured.targets):  # what it is given to fill holds items as it leaves them
         if matches[at] is None and target is not None:
             matches[at], cuts[at] = judged.written[target], reference.written[target].cut
-    # What depends on each other is one item, and its company is of its size.
-    rows = company.size if company.together else 1
+    # What depends on each other is one item, and the subset counts in its size.
+    rows = subset.size if subset.together else 1
     try:
         return (
             ItemCall(
                 captured.func,
                 captured.args,
                 captured.kwargs,
-                company.batch // rows,
+                subset.batch // rows,
                 tuple(
-                    _axis(one, cut, company, inherited, rows)
-                    if one is not None or not company.together
-                    else _axis_of_size(tensor.shape, company)
+                    _axis(one, cut, subset, inherited, rows)
+                    if one is not None or not subset.together
+                    else _axis_of_size(tensor.shape, subset)
                     for one, cut, (_, tensor) in zip(matches, cuts, reference.read, strict=True)
                 ),
-                tuple(_axis(one, cut, company, inherited, rows) for one, cut in zip(written, left, strict=True)),
+                tuple(_axis(one, cut, subset, inherited, rows) for one, cut in zip(written, left, strict=True)),
                 scaled,
                 captured.settings,
-                company.first // rows if company.together else None,
+                subset.first // rows if subset.together else None,
             ),
             "",
         )
@@ -318,7 +318,7 @@ def _item_call(
 
 
 def _axis(
-    one: Match | None, cut: Cut | None, company: Company, inherited: Sequence[Match], rows: int
+    one: Match | None, cut: Cut | None, subset: ItemSubset, inherited: Sequence[Match], rows: int
 ) -> ItemAxis | None:
     """Where the items of a tensor are, each ``rows`` of those that were followed; a dimension whose rows differ is laid
     out as one of its size that was read."""
@@ -326,28 +326,28 @@ def _axis(
         return None
     outers = one.outers or next((other.outers for other in inherited if other.sizes == one.sizes), frozenset())
     outer = min(outers, default=1)
-    also = tuple(dim for dim, _, length in cut.narrowed if length == company.size)
-    return ItemAxis(cut.dim, outer, company.multiple(*one.sizes) // outer * rows, also)
+    also = tuple(dim for dim, _, length in cut.narrowed if length == subset.size)
+    return ItemAxis(cut.dim, outer, subset.multiple(*one.sizes) // outer * rows, also)
 
 
-def _axis_of_size(shape: Shape, company: Company) -> ItemAxis | None:
+def _axis_of_size(shape: Shape, subset: ItemSubset) -> ItemAxis | None:
     """Where the tokens are in a tensor that the other run does without, as a mask: in dimensions as long as they."""
-    dims = [dim for dim, size in enumerate(shape) if size == company.batch]
-    return ItemAxis(dims[0], 1, company.size, tuple(dims[1:])) if dims else None
+    dims = [dim for dim, size in enumerate(shape) if size == subset.batch]
+    return ItemAxis(dims[0], 1, subset.size, tuple(dims[1:])) if dims else None
 
 
-def _isolated_difference(call: ItemCall, captured: _Capture, company: Company) -> RowDifference | None:
+def _isolated_difference(call: ItemCall, captured: _Capture, subset: ItemSubset) -> RowDifference | None:
     """How far the call's rows on fewer items are from those in the run; ``None`` where it does not differ alone."""
     try:
         with in_force(call):
-            rows = company.batch // call.items
-            place, number = company.first // rows, company.size // rows
+            rows = subset.batch // call.items
+            place, number = subset.first // rows, subset.size // rows
             chosen = range(place, place + number)
-            left, _ = call.select(chosen[::-1] if company.turned else chosen).run()
+            left, _ = call.select(chosen[::-1] if subset.turned else chosen).run()
             pairs = [
                 (
                     items_first(there, axis, call.items)[place:][:number],
-                    _in_order(items_first(here, axis, number), company),
+                    _in_order(items_first(here, axis, number), subset),
                 )
                 if axis is not None
                 else (there, here)
@@ -358,30 +358,30 @@ def _isolated_difference(call: ItemCall, captured: _Capture, company: Company) -
     return _measured(pairs)
 
 
-def _in_order(rows: torch.Tensor, company: Company) -> torch.Tensor:
-    return rows.flip(0) if company.turned else rows
+def _in_order(rows: torch.Tensor, subset: ItemSubset) -> torch.Tensor:
+    return rows.flip(0) if subset.turned else rows
 
 
 def _difference(
-    judged: Judged, captured: _Capture, left: Sequence[torch.Tensor], company: Company
+    judged: Judged, captured: _Capture, left: Sequence[torch.Tensor], subset: ItemSubset
 ) -> RowDifference | None:
     """How far the rows of the call in the two runs are apart; ``None`` where they stand at other places."""
-    if company.turned:
+    if subset.turned:
         return None
     pairs, moved = [], {one.sizes for one in judged.read.values() if one.agreement is Agreement.FOUND}
     for at, there, here in zip(captured.written, captured.left, left, strict=False):
         one = None if at is None else judged.written[at]
         if one is None or one.equal or one.sizes in moved:
             continue
-        pairs.append((_part(there, here, company), here))
+        pairs.append((_part(there, here, subset), here))
     return _measured(pairs)
 
 
-def _part(there: torch.Tensor, here: torch.Tensor, company: Company) -> torch.Tensor:
+def _part(there: torch.Tensor, here: torch.Tensor, subset: ItemSubset) -> torch.Tensor:
     """What of a tensor of the reference stands beside one of the smaller run."""
     for dim, (long, short) in enumerate(zip(there.shape, here.shape, strict=False)):
         if long > short:
-            there = there.narrow(dim, company.start(long, 1) if company.multiple(long, short) else 0, short)
+            there = there.narrow(dim, subset.start(long, 1) if subset.multiple(long, short) else 0, short)
     return there
 
 

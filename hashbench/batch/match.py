@@ -1,4 +1,4 @@
-"""How a tensor compares in two runs of different companies: by the digests of its rows, along its items or by content.
+"""How a tensor compares in two runs of different batches: by the digests of its rows, along its items or by content.
 Pure: no torch."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
-from hashbench.batch.layout import Company, Cut, Shape
+from hashbench.batch.layout import Cut, ItemSubset, Shape
 
 WIDE_ROW, MOST_COPIES = 16, 16
 """A row of so many elements is not met by chance; each may be there as often, on average."""
@@ -76,7 +76,7 @@ class Match:
 
     @property
     def surely_equal(self) -> bool:
-        """Whether it is equal, and not by rows so common that they are found in any company."""
+        """Whether it is equal, and not by rows so common that they are found in any batch."""
         return self.agreement is Agreement.SAME or (self.agreement is Agreement.FOUND and self.order is not None)
 
     @property
@@ -84,17 +84,17 @@ class Match:
         """Whether each item's rows are where they are in the reference, and as many."""
         return self.agreement is Agreement.SAME and not self.several
 
-    def itemwise(self, company: Company) -> bool:
+    def itemwise(self, subset: ItemSubset) -> bool:
         """Whether it is shared by all items, or each item's rows are at a place that follows from the item."""
         if self.sizes is None:
             return self.agreement is not Agreement.UNKNOWN
-        several, count = self.several and not company.together, company.multiple(*self.sizes)
-        # Rows so common that they are found in any company (signs of zero) were not moved: they differ where they are.
+        several, count = self.several and not subset.together, subset.multiple(*self.sizes)
+        # Rows so common that they are found in any batch (signs of zero) were not moved: they differ where they are.
         placed = self.agreement is not Agreement.FOUND or (self.order is None and count == 1)
         return placed and not several and count > 0
 
 
-def match(reference: TensorRows, other: TensorRows, company: Company, inherited: Sequence[Match] = ()) -> Match:
+def match(reference: TensorRows, other: TensorRows, subset: ItemSubset, inherited: Sequence[Match] = ()) -> Match:
     """Compare a tensor in two runs.
 
     Of one that a call wrote, ``inherited`` are the matches of what the call read: a dimension in which several rows
@@ -112,34 +112,36 @@ def match(reference: TensorRows, other: TensorRows, company: Company, inherited:
     several = bool(reference.cut.narrowed)
     step = other.cut.step
     width = max(reference.width, other.width)
-    candidates = company.outers(*sizes, step)
+    candidates = subset.outers(*sizes, step)
     if reference.width == other.width or not width:
         laid_out = frozenset(
-            outer for outer in candidates if _same_rows(reference.content, other.content, sizes, step, outer, company)
+            outer for outer in candidates if _same_rows(reference.content, other.content, sizes, step, outer, subset)
         )
         if laid_out:
             return Match(Agreement.SAME, sizes, laid_out, several)
         there = places(reference.content, other.content, width) if width and not several else None
-        if there is not None and not (company.together and _is_shifted(there)):
+        if there is not None and not (subset.together and _is_shifted(there)):
             return Match(Agreement.FOUND, sizes, order=_order_of(there, reference, dim))
-    wholly = all(company.multiple(reference.shape[at], length) == 1 for at, _, length in reference.cut.narrowed)
+    wholly = all(subset.multiple(reference.shape[at], length) == 1 for at, _, length in reference.cut.narrowed)
     alike = [one for one in inherited if one.sizes == sizes]
     if step > 1 and any(one.agreement is Agreement.FOUND for one in alike):
         return Match(Agreement.UNKNOWN, sizes, several=several, grouped=True)
-    known = wholly and (company.multiple(*sizes) == 1 or any(one.surely_equal for one in alike))
+    known = wholly and (subset.multiple(*sizes) == 1 or any(one.surely_equal for one in alike))
     return Match(Agreement.DIFFERENT if known else Agreement.UNKNOWN, sizes, several=several)
 
 
-def _same_rows(reference: bytes, other: bytes, sizes: tuple[int, int], step: int, outer: int, company: Company) -> bool:
+def _same_rows(
+    reference: bytes, other: bytes, sizes: tuple[int, int], step: int, outer: int, subset: ItemSubset
+) -> bool:
     """Whether each of ``outer`` blocks of the other run is a part of that of the reference."""
     rows = sizes[1] // step
     width = len(other) // rows if rows else 0
     block, long = rows // outer * width, sizes[0] // step // outer * width
-    start = company.start(sizes[0], outer) // step * width
-    if company.turned:
-        item = block // company.batch
+    start = subset.start(sizes[0], outer) // step * width
+    if subset.turned:
+        item = block // subset.batch
         parts = [reference[at : at + item] for at in range(0, len(reference), item)] if item else []
-        blocks = [parts[at : at + company.batch][::-1] for at in range(0, len(parts), company.batch)]
+        blocks = [parts[at : at + subset.batch][::-1] for at in range(0, len(parts), subset.batch)]
         return b"".join(part for one in blocks for part in one) == other
     return all(
         reference[long * at + start : long * at + start + block] == other[block * at : block * (at + 1)]
@@ -170,7 +172,7 @@ def _is_shifted(places: Sequence[int]) -> bool:
 
 
 def _order_of(places: Sequence[int], reference: TensorRows, dim: int) -> int | None:
-    """A number that stands for these places; ``None`` where rows like these would be found in any company: few are the
+    """A number that stands for these places; ``None`` where rows like these would be found in any batch: few are the
     only ones of their content. Rows of many elements may come as often as each token goes to experts."""
     rows = len(reference.content) // reference.width
     wide = math.prod(reference.shape) // reference.shape[dim] >= WIDE_ROW

@@ -70,22 +70,22 @@ def diagnose_runs(
 class _Experiments:
     def __init__(self, run_at: RunBeside, compared: RowsCompared, entry: Entry, budget: Budget) -> None:
         self.run_at, self.compared, self.entry, self.budget = run_at, compared, entry, budget
-        self.company = compared.comparison.company
+        self.subset = compared.comparison.subset
 
     def evidence(self, repeated: int) -> ItemEvidence:
         same = ExperimentResult("same_items", ON, repeated, 0)
         content = tried("other_content", self._content, self.budget)
         if content.differing:
-            return ItemEvidence(self.company.batch, (same, content))
+            return ItemEvidence(self.subset.batch, (same, content))
         number, smallest = self._numbers()
-        return ItemEvidence(self.company.batch, (same, number, content), smallest_batch=smallest)
+        return ItemEvidence(self.subset.batch, (same, number, content), smallest_batch=smallest)
 
     # ---------------------------------------------------------------------------------------- content
 
     def _content(self) -> Iterator[bool]:
         """Other content beside items that are kept: in the run on all of them beside those of the smaller run, and in
         the smaller run beside the first."""
-        sides = [(True, self.company.batch, self.company.size), (False, self.company.size, 1)]
+        sides = [(True, self.subset.batch, self.subset.size), (False, self.subset.size, 1)]
         trials = 0
         for of_all, size, kept in sides:
             for factor in (None, *FACTORS) if size > kept else ():
@@ -101,7 +101,7 @@ class _Experiments:
         the run fails, nothing has other content, or it differs before."""
         comparison = self.compared.comparison
         known = comparison.reference if of_all else comparison.other
-        rows = RowDigests(self.company, self.compared.shapes[0 if of_all else 1], reference=of_all)
+        rows = RowDigests(self.subset, self.compared.shapes[0 if of_all else 1], reference=of_all)
         run = self.run_at(size, watcher=rows, beside=beside)
         if isinstance(run, Failure) or run.trace is None or _inputs(run.trace) == _inputs(known.trace):
             return None
@@ -126,7 +126,7 @@ class _Experiments:
 
     def _numbers(self) -> tuple[ExperimentResult, int | None]:
         """In which numbers of items other ops run than in all, and the smallest that takes others than one item."""
-        batch, size, node = self.company.batch, self.company.size, self.entry.node
+        batch, size, node = self.subset.batch, self.subset.size, self.entry.node
         if not node:
             return ExperimentResult("other_number", ON, 1, 1), None
         seen = {size: True, batch: False}

@@ -1,4 +1,4 @@
-"""The repro of an item that depends on its company: a folder with the kernel alone, in both companies, for torch alone.
+"""The repro of an item that depends on its batch: a folder with the kernel alone, in both batches, for torch alone.
 
 ``repro.py`` makes the two calls and prints the rows that differ; ``tensors.pt`` holds the inputs of both.
 """
@@ -151,7 +151,7 @@ def _part(pair: CallPair, one: Match, cut: Cut, inherited: Sequence[Match]) -> P
         return further
     outers = one.outers or next((other.outers for other in inherited if other.sizes == one.sizes), frozenset())
     outer = min(outers, default=1)
-    return (cut.dim, outer, pair.company.start(one.sizes[0], outer), one.sizes[1] // outer), *further
+    return (cut.dim, outer, pair.subset.start(one.sizes[0], outer), one.sizes[1] // outer), *further
 
 
 def _require_shapes(calls: tuple[ItemCall, ItemCall], parts: Sequence[Part | None]) -> None:
@@ -163,7 +163,7 @@ def _require_shapes(calls: tuple[ItemCall, ItemCall], parts: Sequence[Part | Non
         for dim, outer, _, length in part or ():
             shape[dim] = outer * length
         if part is not None and shape != [*one.shape]:
-            raise NotItemwiseError("its rows have other sizes in other company")
+            raise NotItemwiseError("its rows have other sizes in the other batch")
 
 
 def _save(folder: Path, calls: Sequence[ItemCall], captured: CapturedCall, text: str) -> None:
@@ -240,7 +240,7 @@ def _script(
 
 def _heading(call: ItemCall, decision: Decision, seen_in: str) -> str:
     lines = [
-        f"{call.name} gives an item other rows in other company.",
+        f"{call.name} gives an item other rows in the other batch.",
         "",
         *textwrap.wrap(f"{seen_in[:1].upper()}{seen_in[1:]}.", _WIDTH)[: bool(seen_in)],
         *textwrap.wrap(f"Cause: {decision.cause}, {decision.confidence}. {decision.because.rstrip('.')}.", _WIDTH),

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from xxhash import xxh3_64_digest
 
-from hashbench.batch.layout import WHOLE, Company, Cut, Shape
+from hashbench.batch.layout import WHOLE, Cut, ItemSubset, Shape
 from hashbench.batch.match import CallRows, Draw, TensorRows
 from hashbench.replay.capture import is_plain
 from hashbench.replay.ops import is_custom
@@ -67,18 +67,18 @@ class RowDigests(TraceCallback):
     ops through which it reads a view (``views``).
 
     Args:
-        company: the sizes of the two runs.
+        subset: the sizes of the two runs.
         others: the shapes of the other run (of one that tells what scales where both have all items), by the ids that
             this run's records have.
         reference: whether this is the run of the whole batch.
     """
 
-    def __init__(self, company: Company, others: NodeShapes, *, reference: bool) -> None:
+    def __init__(self, subset: ItemSubset, others: NodeShapes, *, reference: bool) -> None:
         self.calls: dict[str, CallRows] = {}
         self.shapes: dict[str, dict[str, Shape]] = {}
         self.numbers: dict[str, tuple[int | None, ...]] = {}
         self.views: dict[str, dict[str, tuple[str, ...]]] = {}
-        self._company, self._others, self._reference = company, others, reference
+        self._subset, self._others, self._reference = subset, others, reference
         self._cuts: dict[tuple[Shape, Shape], Cut | None] = {}
         self._read: dict[str, tuple[tuple[str, TensorRows], ...]] = {}
         self._states: dict[str, int] = {}
@@ -145,7 +145,7 @@ class RowDigests(TraceCallback):
 
     def _rows(self, tensor: torch.Tensor, other: Shape | None) -> TensorRows:
         given = tuple(tensor.shape)
-        if self._company.together and other is not None and len(other) == len(given):
+        if self._subset.together and other is not None and len(other) == len(given):
             tensor = self._without_repeats(tensor, other)
         rows = self._cut_rows(tensor, other)
         return rows if rows.shape == given else rows._replace(given=given)
@@ -156,7 +156,7 @@ class RowDigests(TraceCallback):
         for dim, (here, there) in enumerate(zip(tensor.shape, other, strict=True)):
             if here <= there or not there or here % there or not is_plain(tensor) or tensor.is_meta:
                 continue
-            if self._company.multiple(*((here, there) if self._reference else (there, here))):
+            if self._subset.multiple(*((here, there) if self._reference else (there, here))):
                 continue
             for along, sizes in ((dim + 1, (there, -1)), (dim, (-1, there))):
                 all_of_it = tensor.detach().unflatten(dim, sizes)
@@ -194,8 +194,8 @@ class RowDigests(TraceCallback):
 
     def _cut(self, shape: Shape, other: Shape) -> Cut | None:
         if (shape, other) not in self._cuts:
-            first = self._reference or self._company.turned
-            both = self._company.cuts(*((shape, other) if first else (other, shape)))
+            first = self._reference or self._subset.turned
+            both = self._subset.cuts(*((shape, other) if first else (other, shape)))
             self._cuts[shape, other] = None if both is None else both[0 if self._reference else 1]
         return self._cuts[shape, other]
 

@@ -1,6 +1,6 @@
 """Whether the items of a batch come out the same in smaller batches: one model run at N, N/2 … 1 items, as
 ``check_batch_invariance`` of PyTorch's ``benchmarks/dynamo`` does with ``--accuracy --batch-invariant``; and whether
-tokens do in the company that a :class:`~hashbench.check.company.Pair` gives them."""
+tokens do in the two runs of a :class:`~hashbench.check.token_invariance.Pair`."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from hashbench.batch.call_pair import diagnose
 from hashbench.batch.cause import DRAW_APART, ItemEvidence, advice_for, decide
 from hashbench.batch.finding import BatchFinding
 from hashbench.batch.item_call import ItemCall
-from hashbench.batch.layout import Company
+from hashbench.batch.layout import ItemSubset
 from hashbench.batch.locate import PlainRuns, RowsCompared, compare_rows, finding_of
 from hashbench.batch.neighbours import RunBeside, diagnose_runs
 from hashbench.batch.repro import run_item_repro, write_item_repro, write_part_repro
 from hashbench.batch.rows import ShapeNotes
 from hashbench.catalog import Confidence, Origin, Status
 from hashbench.check.batch_items import compare_items, differing_earlier, halves, outputs_of
-from hashbench.check.company import Pair
 from hashbench.check.pair import with_facts
 from hashbench.check.row import keep_draft
+from hashbench.check.token_invariance import Pair
 from hashbench.errors import HashbenchError, named_line
 from hashbench.processes import older_objects_uncollected, tell_phase
 from hashbench.records import (
@@ -51,7 +51,7 @@ RunAt = RunBeside
 
 @dataclass(frozen=True, slots=True)
 class BatchCheck:
-    """Compares what single items come out as in batches of several sizes, or tokens in the company of a pair.
+    """Compares what single items come out as in batches of several sizes, or tokens in the two runs of a pair.
 
     Args:
         run_at: makes one run.
@@ -99,7 +99,7 @@ class BatchCheck:
         for size in self.sizes or halves(self.batch):
             small = self._run(size)
             if isinstance(small, Failure):
-                fails = Status.BATCH_RUN_FAIL.at(size) if self.pair is None else Status.COMPANY_RUN_FAIL
+                fails = Status.BATCH_RUN_FAIL.at(size) if self.pair is None else Status.INVARIANCE_RUN_FAIL
                 return replace(outcome, accuracy=_failed(small, fails), failure=small)
             try:
                 rows = None if self.pair is None else self.pair.rows
@@ -120,7 +120,7 @@ class BatchCheck:
                 return self._differs(outcome, reference, small, noted, found.difference)
             largest = max(largest, (size, small), key=itemgetter(0)) if largest is not None else (size, small)
         if not compared or largest is None:
-            of_tokens = self.pair is not None and self.pair.company.together
+            of_tokens = self.pair is not None and self.pair.subset.together
             missing = "a dimension of tokens" if of_tokens else f"the batch of {self.batch} as its first dimension"
             return _skipped(outcome, f"no output has {missing}")
         return self._with_benign(outcome, largest[0], _plain_runs(reference, largest[1], noted))
@@ -128,14 +128,14 @@ class BatchCheck:
     def _facts(self, sizes: tuple[int, ...] = ()) -> BatchFacts:
         if self.pair is None:
             return BatchFacts(self.batch, sizes)
-        return BatchFacts(0 if self.pair.company.together else self.batch, company=self.pair.words)
+        return BatchFacts(0 if self.pair.subset.together else self.batch, compared=self.pair.words)
 
     def _compared(self, run: Run) -> Mapping[str, Any]:
         """What is compared of a run, by name."""
         return self.outputs(run) if self.pair is None else self.pair.without_cache(self.outputs(run))
 
-    def _company(self, size: int) -> Company:
-        return Company(self.batch, size) if self.pair is None else self.pair.company
+    def _subset(self, size: int) -> ItemSubset:
+        return ItemSubset(self.batch, size) if self.pair is None else self.pair.subset
 
     @property
     def _unit(self) -> str:
@@ -152,7 +152,7 @@ class BatchCheck:
             OSError: the results folder cannot be written to, which ends a sweep.
         """
         assert outcome.batch is not None
-        size = outcome.batch.sizes[-1] if self.pair is None else self.pair.company.asked
+        size = outcome.batch.sizes[-1] if self.pair is None else self.pair.subset.asked
         names: Sequence[str] = difference.names
         if self.pair is None:
             names = differing_earlier(names, reference, small, batch=self.batch, size=size)
@@ -160,7 +160,7 @@ class BatchCheck:
         rows: RowsCompared | Failure
         try:
             plain = _plain_runs(reference, small, noted)
-            rows = compare_rows(self._watched, self._company(size), names, plain=plain)
+            rows = compare_rows(self._watched, self._subset(size), names, plain=plain)
         except Exception as error:
             log_error("comparing what kernels left failed")
             rows = Failure(f"looking for the kernel failed: {named_line(error)}")
@@ -197,11 +197,11 @@ class BatchCheck:
         def watched(size: int, watcher: TraceCallback) -> Run | Failure:
             return run_before(size, watcher=watcher)
 
-        rows = compare_rows(watched, before.company)
+        rows = compare_rows(watched, before.subset)
         if isinstance(rows, Failure):
             return found
         whole, part = map(self.outputs, rows.runs)
-        at = before.company
+        at = before.subset
         difference = compare_items(whole, part, batch=at.batch, size=at.size, rows=before.rows).difference
         if difference is None:
             return found
@@ -219,7 +219,7 @@ class BatchCheck:
         pair, diagnosis = self.pair, outcome.diagnosis
         if pair is None or pair.filled is None or self.runs_of is None or diagnosis is None:
             return outcome
-        filled = self.runs_of(replace(pair, reference=pair.filled))(pair.company.batch)
+        filled = self.runs_of(replace(pair, reference=pair.filled))(pair.subset.batch)
         if isinstance(filled, Failure):
             return outcome
         outcome = replace(outcome, runs=outcome.runs + 1)
@@ -249,7 +249,7 @@ class BatchCheck:
                 both = self._compared(first), self._compared(further)
                 rows = None if self.pair is None else lambda *tensors: tensors
                 if compare_items(*both, batch=items, size=items, rows=rows).difference is not None:
-                    blamed = "batch" if self.pair is None else "company"
+                    blamed = "batch" if self.pair is None or self.pair.subset.turned else "context"
                     return outcome, (
                         f"two runs of the same {abs(items)} {self._unit} differ, so that the {blamed} cannot be "
                         "blamed: sweep it without --batch-invariant"
@@ -260,7 +260,7 @@ class BatchCheck:
         """The outcome with the cause, where there is a budget to look for it."""
         if self.options.diagnose_budget <= 0 or outcome.batch is None or not found.kernel:
             return outcome
-        together = self.pair is not None and self.pair.company.together
+        together = self.pair is not None and self.pair.subset.together
         if (told := _told(found, together=together)) is not None:
             return replace(outcome, diagnosis=told)
         if found.entry is not None:
@@ -269,11 +269,11 @@ class BatchCheck:
             return _with_runs(outcome, diagnose_runs(self.run_at, rows, found.entry, repeated=repeated, budget=budget))
         tell_phase("experiments on the kernel's call")
         evidence = diagnose(found.call, found.pair, budget=self.options.diagnose_budget)
-        coupled = found.coupled and (self.pair is None or self.pair.company.turned)
+        coupled = found.coupled and (self.pair is None or self.pair.subset.turned)
         if evidence is None:
             why, no_repro = found.detail or "the call could not be captured", "no repro: it cannot be made again alone"
             return _unexplained(outcome, why, coupled=coupled, reproduced=no_repro)
-        decision = decide(replace(evidence, moved=self._company(found.size).turned))
+        decision = decide(replace(evidence, moved=self._subset(found.size).turned))
         if decision.cause == "unknown" and coupled and not evidence.explained:
             decision = _seems_coupled(decision.because)
         diagnosis = Diagnosis(
@@ -285,7 +285,7 @@ class BatchCheck:
         return replace(outcome, diagnosis=diagnosis, batch=replace(outcome.batch, smallest=evidence.smallest_batch))
 
     def _with_repro(self, diagnosis: Diagnosis, found: BatchFinding) -> Diagnosis:
-        """The diagnosis with a folder that shows the call in both companies, for torch alone, run once in a fresh
+        """The diagnosis with a folder that shows the call in both batches, for torch alone, run once in a fresh
         process; see :mod:`hashbench.batch.repro`."""
         if self.spec is None or not self.options.output:
             return diagnosis
@@ -299,7 +299,7 @@ class BatchCheck:
                 sizes = found.size, found.batch
                 write_part_repro(folder, as_parts, diagnosis.decision, sizes=sizes, unit=self._unit, seen_in=seen_in)
             elif call is not None:
-                chosen = range(found.size)[:: -1 if self._company(found.size).turned else 1]
+                chosen = range(found.size)[:: -1 if self._subset(found.size).turned else 1]
                 first = None if found.pair is None else replace(found.pair.other, axes=call.axes)
                 write_item_repro(folder, call, diagnosis.decision, chosen=chosen, first=first, seen_in=seen_in)
         except HashbenchError as error:  # OSError ends the sweep: its folder takes no more
@@ -311,7 +311,7 @@ class BatchCheck:
         """The outcome of a model whose outputs agree, with the kernels that differ without reaching one."""
         tell_phase("kernels that differ")
         try:
-            rows = compare_rows(self._watched, self._company(size), plain=plain)
+            rows = compare_rows(self._watched, self._subset(size), plain=plain)
         except Exception:
             log_error("comparing what kernels left failed")
             return outcome

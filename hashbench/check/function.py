@@ -23,9 +23,9 @@ import torch
 from hashbench.batch.neighbours import Neighbours
 from hashbench.check import batch_items
 from hashbench.check.batch_invariance import BatchCheck, RunAt
-from hashbench.check.company import NoCompanyError, Pair, pair_of, turned
 from hashbench.check.pair import PairCheck, retried_with_warnings
 from hashbench.check.row import row_of
+from hashbench.check.token_invariance import NotApplicableError, Pair, pair_of, turned
 from hashbench.errors import HashbenchError
 from hashbench.fingerprint.calls import KernelCollector
 from hashbench.records import Failure, ModelSpec, Result, Row, RunOptions, TensorDigest, Trace
@@ -218,32 +218,33 @@ def check_batches(call: FunctionCall, name: str, options: RunOptions, *, sizes: 
     return _row_of_check(replace(check, sizes=tuple(sorted(sizes, reverse=True))))
 
 
-def check_company(call: FunctionCall, name: str, options: RunOptions, *, tokens: Tokens | None = None) -> Row:
-    """Call a function with its items in another order, or with its tokens in the company that the mode of ``options``
-    names, and compare what both calls return. All else is as in :func:`check_batches`.
+def check_invariance(call: FunctionCall, name: str, options: RunOptions, *, tokens: Tokens | None = None) -> Row:
+    """Call a function with its items in another order, or with its tokens beside padding or after a cache, as the
+    mode of ``options`` says, and compare what both calls return. All else is as in :func:`check_batches`.
 
     Args:
         call: the function and its arguments; of tokens all are by name.
         name: what the row calls it.
-        options: as in :func:`check_function`; its mode is that of one company.
-        tokens: which arguments say what company the tokens have; ``None``: those of these names that it takes.
+        options: as in :func:`check_function`; its mode is that of one invariance.
+        tokens: which arguments hold the tokens, their mask, positions and cache; ``None``: those of these names that it
+            takes.
 
     Raises:
-        HashbenchError: it cannot be given this company, nothing can be compared, or a copy, a result or the tracer is
-            amiss.
+        HashbenchError: the invariance cannot be checked on it, nothing can be compared, or a copy, a result or the
+            tracer is amiss.
     """
     choose(options.tracer)
     call = _in_eval(call)
     try:
-        pair = _pair_of(call, options.company, tokens)
-    except NoCompanyError as error:
-        raise HashbenchError(f"it cannot be run in other company ({options.company})", consequence=str(error)) from None
+        pair = _pair_of(call, options.invariance, tokens)
+    except NotApplicableError as error:
+        raise HashbenchError(f"{options.invariance} invariance cannot be checked", consequence=str(error)) from None
 
     def runs_of(pair: Pair) -> RunAt:
         def runs_at(size: int, _: Neighbours | None) -> _Runs:
             def changed(call: FunctionCall) -> FunctionCall:
                 args, kwargs = call.args, dict(call.kwargs or {})
-                if pair.company.turned:
+                if pair.subset.turned:
                     args, kwargs = pair.given(size)(call.function, (args, kwargs))
                 else:
                     kwargs = pair.given(size)(call.function, kwargs)
@@ -256,10 +257,10 @@ def check_company(call: FunctionCall, name: str, options: RunOptions, *, tokens:
     return _row_of_check(
         BatchCheck(
             runs_of(pair),
-            pair.company.batch,
+            pair.subset.batch,
             options,
             "",
-            sizes=(pair.company.asked,),
+            sizes=(pair.subset.asked,),
             outputs=_outputs,
             spec=ModelSpec(SUITE, name),
             pair=pair,
@@ -277,18 +278,18 @@ def _in_eval(call: FunctionCall) -> FunctionCall:
     return call
 
 
-def _pair_of(call: FunctionCall, company: str, tokens: Tokens | None) -> Pair:
-    """The two runs of a call in this company.
+def _pair_of(call: FunctionCall, invariance: str, tokens: Tokens | None) -> Pair:
+    """The two runs of a call that check this invariance.
 
     Raises:
-        NoCompanyError: there are none.
+        NotApplicableError: there are none.
     """
-    if company != "position":
-        return pair_of(company, call.function, None if call.args else call.kwargs, tokens)
+    if invariance != "position":
+        return pair_of(invariance, call.function, None if call.args else call.kwargs, tokens)
     given = (call.args, dict(call.kwargs or {}))
     batch = batch_items.batch_of(given, None)
     if (why_not := batch_items.why_not(given, batch)) or batch is None:
-        raise NoCompanyError(why_not)
+        raise NotApplicableError(why_not)
     return turned(batch)
 
 

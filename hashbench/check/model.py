@@ -21,9 +21,9 @@ from hashbench.batch.neighbours import Neighbours
 from hashbench.catalog import Status
 from hashbench.check import batch_invariance, batch_items
 from hashbench.check.batch_invariance import BatchCheck
-from hashbench.check.company import Given, NoCompanyError, Pair, pair_of, turned
 from hashbench.check.pair import PairCheck, retried_with_warnings
 from hashbench.check.row import row_of
+from hashbench.check.token_invariance import Given, NotApplicableError, Pair, pair_of, turned
 from hashbench.diagnose import fresh_process
 from hashbench.processes import preserved_umask, tell_phase
 from hashbench.records import BATCH_INVARIANCE, Failure, ModelSpec, Row, RunOptions, Trace
@@ -197,7 +197,7 @@ class BenchmarkRunner:
         def check(level: str) -> Outcome:
             with deterministic_settings(level, threads=self.options.threads), self.pick_grad():
                 if self.options.batch_invariant:
-                    check = self._check_batches if self.options.mode == BATCH_INVARIANCE else self._check_company
+                    check = self._check_batches if self.options.mode == BATCH_INVARIANCE else self._check_invariance
                     return check(workload, level, spec)
                 return PairCheck(
                     functools.partial(attempt, self._preparing(workload, optimizer), self.options),
@@ -232,13 +232,13 @@ class BenchmarkRunner:
         runs = max(2, self.options.runs or (spec.runs if spec is not None else None) or 2)
         return BatchCheck(run_at, batch, self.options, level, runs, workload.iterations, spec=spec).run()
 
-    def _check_company(self, workload: Workload, level: str, spec: ModelSpec | None) -> Outcome:
+    def _check_invariance(self, workload: Workload, level: str, spec: ModelSpec | None) -> Outcome:
         """Compare two runs of the same tokens, of one step each: a cache holds what one step left."""
         workload = replace(workload, iterations=1)
         inputs = workload.inputs if workload.make_inputs is None else self.fresh_inputs(workload)
         try:
             pair = self._pair(workload, inputs, spec)
-        except NoCompanyError as error:
+        except NotApplicableError as error:
             return batch_invariance.skipped(level, str(error), batch=None, iterations=1)
 
         def runs_of(pair: Pair) -> batch_invariance.RunAt:
@@ -249,26 +249,26 @@ class BenchmarkRunner:
 
         return BatchCheck(
             runs_of(pair),
-            pair.company.batch,
+            pair.subset.batch,
             self.options,
             level,
             max(2, self.options.runs or (spec.runs if spec is not None else None) or 2),
             iterations=1,
-            sizes=(pair.company.asked,),
+            sizes=(pair.subset.asked,),
             spec=spec,
             pair=pair,
             runs_of=runs_of,
         ).run()
 
     def _pair(self, workload: Workload, inputs: Any, spec: ModelSpec | None) -> Pair:
-        if self.options.company != "position":
-            return pair_of(self.options.company, workload.module, inputs, workload.tokens)
+        if self.options.invariance != "position":
+            return pair_of(self.options.invariance, workload.module, inputs, workload.tokens)
         batch = batch_items.batch_of(
             inputs, self.options.batch_size if spec is None else self.options.batch_size_of(spec)
         )
         why_not = batch_items.why_not(inputs, batch)
         if why_not or batch is None:
-            raise NoCompanyError(why_not)
+            raise NotApplicableError(why_not)
         return turned(batch)
 
     # ------------------------------------------------------------------------------------------------ one run

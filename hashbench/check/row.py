@@ -107,7 +107,7 @@ def row_of(
         row = replace(
             row,
             batch_size=batch.batch or row.batch_size,
-            company=batch.company,
+            company=batch.compared,
             batch_sizes=" ".join(map(str, batch.sizes)),
             smallest_batch=batch.smallest,
             shapes=batch.shapes,

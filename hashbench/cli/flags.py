@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TextIO, TypeVar
 
 from hashbench import records
 from hashbench.cli.parser import Flags
-from hashbench.records import COMPANIES, DETERMINISTIC, DTYPES, TRACERS
+from hashbench.records import DETERMINISTIC, DTYPES, INVARIANCE_GROUPS, TRACERS
 from hashbench.text import printable
 
 LARGEST_SEED = 2**32 - 1  # NumPy takes no larger one
@@ -106,23 +106,31 @@ def batch_invariant(flags: Flags) -> None:
     """Add ``--batch-invariant``."""
     text = "Compare each item of the forward pass at smaller batch sizes with the full batch."
     flags.add_argument("--batch-invariant", action="store_true", help=text)
-    text = f"Check C,…: one or several of {', '.join(COMPANIES)}, with rows in a mode of its own for each."
-    flags.add_argument("--company", type=_companies, default="batch", metavar="C,…", help=text)
+    text = f"Imply --batch-invariant and check I,…: one or several of {', '.join(INVARIANCE_GROUPS)}."
+    flags.add_argument("--invariance", action=_Invariance, default="batch", metavar="I,…", help=text)
 
 
-def _companies(text: str) -> str:
-    companies_of(text)
-    return text
+class _Invariance(argparse.Action):
+    """Store the invariances, and set ``batch_invariant`` with them."""
+
+    def __call__(
+        self, _parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, _flag: str | None = None
+    ) -> None:
+        try:
+            invariances_of(values)
+        except argparse.ArgumentTypeError as error:
+            raise argparse.ArgumentError(self, str(error)) from None
+        namespace.invariance, namespace.batch_invariant = values, True
 
 
-def companies_of(text: str) -> tuple[str, ...]:
-    """The companies that a value of ``--company`` asks for, each once.
+def invariances_of(text: str) -> tuple[str, ...]:
+    """The invariances that a value of ``--invariance`` asks for, each once.
 
     Raises:
         argparse.ArgumentTypeError: a word of it is none.
     """
     try:
-        return records.companies_of([word.strip() for word in text.split(",")])
+        return records.invariances_of([word.strip() for word in text.split(",")])
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

@@ -254,7 +254,6 @@ class Excludes:
 
 RULES: tuple[Requires | Excludes, ...] = (
     Requires("--resume", "--output"),
-    Requires("--company", "--batch-invariant"),
     Excludes("--stress", "--batch-invariant"),
     Excludes("--untraced-pair", "--batch-invariant"),
     Excludes("--fingerprints", "--batch-invariant"),

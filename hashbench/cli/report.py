@@ -54,7 +54,7 @@ def _add_nightly(nightly: OneLineParser) -> None:
         "--label", default="", metavar="NAME", help="Call the night's folder in ROOT NAME (default: today's date)."
     )
     add_suites(nightly, default=["all"], otherwise="all")
-    text = "Sweep in the modes MODE; …-invariance stands for `hashbench sweep --batch-invariant --company …`."
+    text = "Sweep in the modes MODE; …-invariance stands for `hashbench sweep --invariance …`."
     nightly.add_argument("--modes", nargs="+", choices=SWEEP_MODES, default=list(MODES), metavar="MODE", help=text)
     flags.models(nightly)
     flags.whole(nightly, "--jobs", text="Run N models at once (default: 1; on a cluster as many as fit).")
@@ -168,9 +168,13 @@ def _sweep_requests(parsed: argparse.Namespace) -> dict[str, SweepRequest]:
                 consequence="after -- they would send a sweep elsewhere, so nothing was run",
                 tip="Put them before the --.",
             )
-        if made.batch_invariant and f"{made.company}-invariance" != mode:
-            asked = f"--company {made.company}" if mode in INVARIANCES else "--batch-invariant"
-            modes = [f"{company}-invariance" for company in flags.companies_of(made.company)]
+        if made.batch_invariant and f"{made.invariance}-invariance" != mode:
+            asked = (
+                f"--invariance {made.invariance}"
+                if mode in INVARIANCES or made.invariance != "batch"
+                else "--batch-invariant"
+            )
+            modes = [f"{name}-invariance" for name in flags.invariances_of(made.invariance)]
             raise HashbenchError(
                 f"{asked} after -- contradicts --modes {mode}",
                 consequence="its rows would lie in the folder of another mode, so nothing was run",

@@ -73,16 +73,16 @@ def _sweep(parsed: argparse.Namespace) -> int:
     names = [*(Path(suite).stem for suite in parsed.suite), *(["tiny"] if parsed.tiny else [])]
     if parsed.batch_invariant and parsed.mode == "training":
         say("--batch-invariant always runs forward only, in eval mode, also with --training")
-    companies = flags.companies_of(parsed.company) if parsed.batch_invariant else ("",)
-    mode = parsed.mode if not parsed.batch_invariant else "-".join((*companies, "invariance"))
+    invariances = flags.invariances_of(parsed.invariance) if parsed.batch_invariant else ("",)
+    mode = parsed.mode if not parsed.batch_invariant else "-".join((*invariances, "invariance"))
     output = parsed.output or flags.new_folder("+".join(names), mode)
     worse = False
-    for company in companies:  # several: a folder each, which reports and comparisons read as one sweep
-        parsed.company = company or parsed.company
-        folder = output if len(companies) == 1 else output / f"{company}-invariance"
+    for invariance in invariances:  # several: a folder each, which reports and comparisons read as one sweep
+        parsed.invariance = invariance or parsed.invariance
+        folder = output if len(invariances) == 1 else output / f"{invariance}-invariance"
         try:
             request = request_of(parsed, suites=suites_to_sweep(parsed), output=folder)
-            result = run(request, footer=company == companies[-1])
+            result = run(request, footer=invariance == invariances[-1])
         except SweepInterrupted as stopped:
             message = f"stopped: {stopped.done} of {stopped.total} rows are in {stopped.output}; go on with --resume"
             return say(message, EXIT_INTERRUPTED)
@@ -153,14 +153,14 @@ def _options(parsed: argparse.Namespace) -> RunOptions:
     options = made_of(RunOptions, parsed, output="")
     if not parsed.batch_invariant:
         return options
-    company, *further = flags.companies_of(parsed.company)
+    invariance, *further = flags.invariances_of(parsed.invariance)
     if further:
         raise HashbenchError(
-            f"--company {parsed.company} asks for several sweeps here",
+            f"--invariance {parsed.invariance} asks for several sweeps here",
             consequence="nothing was run",
-            tip="Name one company, or let --modes name several.",
+            tip="Name one invariance, or let --modes name several.",
         )
-    return replace(options, mode=f"{company}-invariance")
+    return replace(options, mode=f"{invariance}-invariance")
 
 
 def _cluster(parsed: argparse.Namespace) -> RayCluster:

@@ -32,7 +32,7 @@ DTYPES = ("float32", "bfloat16", "complex64", "int64")
 """One of each class: the common one, a narrow one, a complex and a whole one."""
 
 DTYPES_OF_ROWS = ("float32", "bfloat16")
-"""Those in which models run: sums of whole numbers are exact in any company."""
+"""Those in which models run: sums of whole numbers are exact in any batch."""
 
 KNOWN_DTYPES = (*DTYPES, "float64", "float16", "complex128", "complex32", "bool", "int32", "int16", "int8", "uint8")
 

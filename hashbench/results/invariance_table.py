@@ -15,7 +15,7 @@ from hashbench.results.rows import RowFormat
 
 
 class Invariance(StrEnum):
-    """What became of an item's rows in other company."""
+    """What became of an item's rows in another batch."""
 
     INVARIANT = "invariant"
     DEPENDS = "depends on the number"

@@ -285,8 +285,8 @@ def release_memory(device: torch.device) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BatchFacts:
-    """What the same items in other company show: the ``batch`` (0 of tokens) and the smaller ``sizes`` compared with
-    it, or in words the ``company``; of a kernel that is named, the smallest number of items with which it differs
+    """What the same items show in another batch: the ``batch`` (0 of tokens) and the smaller ``sizes`` compared with
+    it, or in words what was ``compared``; of a kernel that is named, the smallest number of items with which it differs
     (``smallest``), the shapes that it was given in the other run and in the reference, and how many records were
     ``not_attributable`` to items."""
 
@@ -296,7 +296,7 @@ class BatchFacts:
     shapes: str = ""
     reference_shapes: str = ""
     not_attributable: int | None = None
-    company: str = ""
+    compared: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from hashbench.trace.digest import unobserved, untraced
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """By which arguments a model is given sequences of tokens in other company, as ``--company`` asks for.
+    """By which arguments a model is given tokens, padding and a cache, as ``--invariance`` asks for.
 
     The names are those of transformers. Inputs with two first dimensions like those of ``ids`` are cut and padded with
     it.
@@ -68,8 +68,8 @@ class Workload:
             means of all floating-point tensors in the output (``reduce_to_scalar_loss`` of dynamo, or a fixed random
             projection with ``--cotangent random``).
         iterations: how many steps a run has. Default: ``--iterations``, else 2.
-        tokens: how its sequences are given other company. Default: by the arguments of its ``forward`` that are called
-            as :class:`Tokens` calls them.
+        tokens: how its sequences are given padding and a cache. Default: by the arguments of its ``forward`` that are
+            called as :class:`Tokens` calls them.
     """
 
     module: torch.nn.Module

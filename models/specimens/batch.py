@@ -1,4 +1,4 @@
-"""Specimens of batch invariance: what an item of a batch comes out as depends on its company, or only seems to.
+"""Specimens of batch invariance: what an item of a batch comes out as depends on its batch, or only seems to.
 
 All have a batch of eight items. What couples items does so in any arithmetic; what adds in another order when there are
 more rows does so by itself, whatever the processor: the order is in the operator. Twins compute each item by itself,
@@ -250,14 +250,14 @@ def headed(x: torch.Tensor, *, by_head: bool) -> torch.Tensor:
     return (heads / largest).view(len(x), -1)
 
 
-# ------------------------------------------------------------------------------------------ tokens in other company
+# ------------------------------------------------------------------------- tokens beside padding and after a cache
 
 TOKENS, VOCABULARY = 12, 50
 
 
 class Reader(nn.Module):
     """A token becomes its number and place, and with those that it sees the sum of theirs. All are small whole numbers,
-    whose sums are exact in any order: it is the same in any company, but for one ``fault``."""
+    whose sums are exact in any order: it is the same in any batch, but for one ``fault``."""
 
     def __init__(self, *, causal: bool, fault: str = "") -> None:
         super().__init__()

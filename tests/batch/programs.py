@@ -1,6 +1,6 @@
 """Random programs of which the item axis is known by construction, and a runner of them.
 
-All numbers are small whole ones, so that every sum is exact and every op gives an item the same in any company, but for
+All numbers are small whole ones, so that every sum is exact and every op gives an item the same in any batch, but for
 the one that is planted: ``hashbench_batch::plant`` adds 1 where it is told that the batch is large.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from hashbench.batch.layout import Company
+from hashbench.batch.layout import ItemSubset
 from hashbench.batch.locate import RowsCompared, RunAt, compare_rows
 from hashbench.check.batch_items import compare_items
 from hashbench.records import Failure
@@ -100,12 +100,12 @@ def runner(
     return run_at
 
 
-def compared_runs(run_at: RunAt, company: Company) -> RowsCompared:
+def compared_runs(run_at: RunAt, subset: ItemSubset) -> RowsCompared:
     """Two runs compared call by call; what differs are outputs whose first dimension is the batch."""
-    found = compare_rows(run_at, company)
+    found = compare_rows(run_at, subset)
     assert not isinstance(found, Failure)
     whole, part = (run.results for run in found.runs)
-    difference = compare_items(whole, part, batch=company.batch, size=company.size).difference
+    difference = compare_items(whole, part, batch=subset.batch, size=subset.size).difference
     names = () if difference is None else difference.names
     return replace(found, comparison=replace(found.comparison, differing=names))
 

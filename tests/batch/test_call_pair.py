@@ -11,7 +11,7 @@ import torch
 from hashbench.batch.call_pair import diagnose
 from hashbench.batch.cause import ItemEvidence, decide
 from hashbench.batch.finding import BatchFinding
-from hashbench.batch.layout import Company
+from hashbench.batch.layout import ItemSubset
 from hashbench.batch.locate import finding_of
 from hashbench.records import Decision
 from tests.batch.programs import compared_runs, random_inputs, runner
@@ -67,7 +67,7 @@ def in_order(op: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tens
 
 def diagnosed(function: Callable[..., Any]) -> tuple[BatchFinding, ItemEvidence, Decision]:
     run_at = runner(function, random_inputs(3, BATCH), batch=BATCH)
-    found = finding_of(run_at, compared_runs(run_at, Company(BATCH, SIZE)))
+    found = finding_of(run_at, compared_runs(run_at, ItemSubset(BATCH, SIZE)))
     assert isinstance(found, BatchFinding)
     evidence = diagnose(found.call, found.pair, budget=20.0)
     assert evidence is not None

@@ -1,4 +1,4 @@
-"""Experiments on planted ops: what they do with an item's company is written here, and depends on no processor."""
+"""Experiments on planted ops: what they do with an item's batch is written here, and depends on no processor."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_a_tensor_reduced_over_the_batch_is_where_its_content_enters() -> None:
     ],
     ids=["invariant", "drawing", "unsteady"],
 )
-def test_what_is_no_matter_of_company_is_not_explained_by_it(function: Callable[..., Any], reason: str) -> None:
+def test_no_matter_of_the_batch_is_explained_by_it(function: Callable[..., Any], reason: str) -> None:
     _, decision = diagnosed(function)
 
     assert (decision.cause, decision.confidence) == ("unknown", "open")

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from hashbench.batch.finding import BatchFinding, Comparison, RowDifference
 from hashbench.batch.judged import Guilt
-from hashbench.batch.layout import MOST_ROWS, Company, ItemAxis
+from hashbench.batch.layout import MOST_ROWS, ItemAxis, ItemSubset
 from hashbench.batch.locate import compare_rows, finding_of
 from hashbench.records import Failure, op_of
 from tests.batch.programs import (
@@ -39,14 +39,14 @@ def compared(
     """Two runs of a function of an input of shape (batch, 4, 8)."""
     inputs = random_inputs(3, batch)
     run_at = runner(function, inputs, batch=batch, above=above, tracer=tracer)
-    return compared_runs(run_at, Company(batch, size)).comparison
+    return compared_runs(run_at, ItemSubset(batch, size)).comparison
 
 
 def located(function: Callable[..., Any], *, above: int = SIZE, tracer: str = "auto") -> BatchFinding:
     """What is found of a function whose planted op adds where the batch is larger than ``above``."""
     inputs = random_inputs(3, BATCH)
     run_at = runner(function, inputs, batch=BATCH, above=above, tracer=tracer)
-    found = finding_of(run_at, compared_runs(run_at, Company(BATCH, SIZE)))
+    found = finding_of(run_at, compared_runs(run_at, ItemSubset(BATCH, SIZE)))
     assert isinstance(found, BatchFinding)
     return found
 
@@ -137,7 +137,7 @@ def drawn(x: torch.Tensor) -> torch.Tensor:
         (drawn, "rand"),
     ],
 )
-def test_where_the_company_enters_is_named(function: Callable[..., Any], kernel: str) -> None:
+def test_kernel_where_items_mix_is_named(function: Callable[..., Any], kernel: str) -> None:
     found = located(function)
     assert found.kernel.split(".")[1] == kernel, found
     assert found.sources[0] == found.record
@@ -200,7 +200,7 @@ def test_other_sources_are_named_and_what_reaches_no_output_is_benign() -> None:
 def test_only_the_outputs_that_are_named_are_explained() -> None:
     inputs = random_inputs(3, BATCH)
     run_at = runner(lambda x: (plant(x * 2), plant(x * 3)), inputs, batch=BATCH, above=SIZE)
-    rows = compare_rows(run_at, Company(BATCH, SIZE), ["output.1"])
+    rows = compare_rows(run_at, ItemSubset(BATCH, SIZE), ["output.1"])
     assert not isinstance(rows, Failure)
     found = finding_of(run_at, rows)
     assert isinstance(found, BatchFinding)
@@ -209,7 +209,7 @@ def test_only_the_outputs_that_are_named_are_explained() -> None:
 
 def test_kernels_that_are_rounded_away_are_benign() -> None:
     run_at = runner(lambda x: plant(x).clamp(max=-9), random_inputs(3, BATCH), batch=BATCH, above=SIZE)
-    found = compared_runs(run_at, Company(BATCH, SIZE)).comparison
+    found = compared_runs(run_at, ItemSubset(BATCH, SIZE)).comparison
     assert (found.differing, found.benign) == ((), (f"forward.0//{PLANTED}#0",))
 
 
@@ -314,7 +314,7 @@ def test_of_many_rows_sorted_by_expert_the_sort_is_not_blamed(tokens: int) -> No
 
 def test_a_failing_run_is_said() -> None:
     failure = Failure("no memory")
-    assert compare_rows(lambda *_: failure, Company(8, 4)) is failure
+    assert compare_rows(lambda *_: failure, ItemSubset(8, 4)) is failure
 
 
 # --------------------------------------------------------------------------------------------------- real layers

@@ -1,4 +1,4 @@
-"""The folder of a kernel in two companies: written, and run in a fresh process."""
+"""The folder of a kernel in two batches: written, and run in a fresh process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from hashbench.batch.call_pair import CallPair
 from hashbench.batch.item_call import ItemCall
 from hashbench.batch.judged import Guilt, Judged
-from hashbench.batch.layout import Company, Cut, ItemAxis
+from hashbench.batch.layout import Cut, ItemAxis, ItemSubset
 from hashbench.batch.match import Agreement, CallRows, Match, TensorRows
 from hashbench.batch.repro import SCRIPT_FILE, run_item_repro, write_item_repro, write_part_repro
 from hashbench.diagnose import fresh_process
@@ -160,7 +160,7 @@ def test_the_tokens_are_compared_that_both_runs_have(
 
 def pair_of(first: int, match: Match, *, flat: bool = False) -> CallPair:
     """The sums of the last three of five tokens, of two sequences, and those of the five."""
-    company = Company(5, 3, first, together=True)
+    subset = ItemSubset(5, 3, first, together=True)
     whole = torch.rand(2, 5, 4)
     part = whole[:, first : first + 3].contiguous()
     change = torch.ops.aten.cumsum.default
@@ -174,7 +174,7 @@ def pair_of(first: int, match: Match, *, flat: bool = False) -> CallPair:
     judged = Judged(
         Guilt.GUILTY, "there", {"0": Match(Agreement.SAME, match.sizes, frozenset({2 if flat else 1}))}, (match,)
     )
-    return CallPair(calls[0], calls[1], company, judged, (noted[0], noted[1]), (0,))
+    return CallPair(calls[0], calls[1], subset, judged, (noted[0], noted[1]), (0,))
 
 
 def test_both_calls_as_they_were_are_compared_where_the_tokens_begin(tmp_path: Path, capsys: Any) -> None:
@@ -192,7 +192,7 @@ def test_both_calls_as_they_were_are_compared_where_the_tokens_begin(tmp_path: P
     [
         (Match(Agreement.UNKNOWN, (5, 3)), "which of its rows are the other run's cannot be told"),
         (Match(Agreement.SAME, (5, 3)), "nothing that it leaves can be compared"),
-        (Match(Agreement.DIFFERENT, (5, 2)), "its rows have other sizes in other company"),
+        (Match(Agreement.DIFFERENT, (5, 2)), "its rows have other sizes in the other batch"),
     ],
 )
 def test_where_it_cannot_be_told_what_to_compare_the_reason_is_said(match: Match, why: str, tmp_path: Path) -> None:

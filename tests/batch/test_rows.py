@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from hashbench.batch.judged import Guilt
-from hashbench.batch.layout import WHOLE, Company, Cut, ItemAxis
+from hashbench.batch.layout import WHOLE, Cut, ItemAxis, ItemSubset
 from hashbench.batch.match import Agreement, Match, TensorRows, match
 from hashbench.batch.rows import RowDigests, ShapeNotes, row_digests
-from hashbench.check.function import FunctionCall, check_company
+from hashbench.check.function import FunctionCall, check_invariance
 from hashbench.records import Failure, RunOptions
 from tests.batch.programs import compared_runs, random_inputs, runner
 
-COMPANY = Company(8, 4)
+SUBSET = ItemSubset(8, 4)
 
 
 @pytest.mark.parametrize(
@@ -37,14 +37,14 @@ COMPANY = Company(8, 4)
 def test_a_tensor_is_cut_along_what_scales(
     reference: tuple[int, ...], other: tuple[int, ...], cuts: tuple[Cut, Cut] | None
 ) -> None:
-    assert COMPANY.cuts(reference, other) == cuts
+    assert SUBSET.cuts(reference, other) == cuts
 
 
 def test_the_blocks_that_a_dimension_may_consist_of() -> None:
-    assert COMPANY.outers(8 * 12, 4 * 12) == (1, 2, 3, 4, 6, 12)
-    assert COMPANY.outers(8 * 12, 4 * 12, step=12) == (1, 2, 4)
-    assert COMPANY.outers(7, 5) == (1,)
-    assert (COMPANY.multiple(24, 12), COMPANY.multiple(24, 11), COMPANY.multiple(9, 4)) == (3, 0, 0)
+    assert SUBSET.outers(8 * 12, 4 * 12) == (1, 2, 3, 4, 6, 12)
+    assert SUBSET.outers(8 * 12, 4 * 12, step=12) == (1, 2, 4)
+    assert SUBSET.outers(7, 5) == (1,)
+    assert (SUBSET.multiple(24, 12), SUBSET.multiple(24, 11), SUBSET.multiple(9, 4)) == (3, 0, 0)
 
 
 def test_an_axis_knows_its_items() -> None:
@@ -58,11 +58,11 @@ def rows_of(tensor: torch.Tensor, cut: Cut) -> TensorRows:
 
 
 def matched(
-    reference: torch.Tensor, other: torch.Tensor, inherited: Sequence[Match] = (), *, company: Company = COMPANY
+    reference: torch.Tensor, other: torch.Tensor, inherited: Sequence[Match] = (), *, subset: ItemSubset = SUBSET
 ) -> Match:
-    cuts = company.cuts(tuple(reference.shape), tuple(other.shape))
+    cuts = subset.cuts(tuple(reference.shape), tuple(other.shape))
     assert cuts is not None
-    return match(rows_of(reference, cuts[0]), rows_of(other, cuts[1]), company, inherited)
+    return match(rows_of(reference, cuts[0]), rows_of(other, cuts[1]), subset, inherited)
 
 
 X = torch.randn(8, 6, 5, generator=torch.Generator().manual_seed(1))
@@ -98,13 +98,13 @@ def test_how_rows_compare(
 
 
 def test_items_may_begin_later_in_the_reference() -> None:
-    company = Company(8, 4, first=2)
-    assert matched(X, X[2:6], company=company).agreement is Agreement.SAME
-    assert matched(X, X[:4], company=company).agreement is Agreement.FOUND
-    assert matched(X.flatten(0, 1), X[2:6].flatten(0, 1), company=company).outers == {1}
+    subset = ItemSubset(8, 4, first=2)
+    assert matched(X, X[2:6], subset=subset).agreement is Agreement.SAME
+    assert matched(X, X[:4], subset=subset).agreement is Agreement.FOUND
+    assert matched(X.flatten(0, 1), X[2:6].flatten(0, 1), subset=subset).outers == {1}
 
 
-def test_rows_that_are_found_in_any_company_prove_nothing() -> None:
+def test_common_rows_prove_nothing() -> None:
     tokens = torch.tensor([1, 0, 1, 1, 0, 0, 1, 0])
     found = matched(tokens, torch.tensor([0, 0, 1, 1]))
     assert found.equal
@@ -157,7 +157,7 @@ def test_in_place_and_out_are_read_before_and_written_after(tracer: str) -> None
     run_at = runner(function, inputs, batch=8, tracer=tracer)
     notes = ShapeNotes()
     assert not isinstance(run_at(4, notes), Failure)
-    rows = RowDigests(COMPANY, notes.shapes, reference=True)
+    rows = RowDigests(SUBSET, notes.shapes, reference=True)
     assert not isinstance(run_at(8, rows), Failure)
     add, x = rows.calls["forward.0//aten.add_.Tensor#0"], inputs["x"]
     doubled, digested = row_digests(x * 2, Cut(0)), row_digests(x, Cut(0))
@@ -171,7 +171,7 @@ def test_loops_that_call_an_op_as_often_as_there_are_items_are_compared_by_conte
         doubled = [item * 2 for item in x.unbind()]
         return torch.stack([item * 3 for item in doubled])
 
-    found = compared_runs(runner(function, random_inputs(0, 8), batch=8), COMPANY).comparison
+    found = compared_runs(runner(function, random_inputs(0, 8), batch=8), SUBSET).comparison
     assert (found.not_attributable, found.differing) == ((), ())
     references = [found.judged[f"forward.0//aten.mul.Tensor#{number}"].reference for number in (4, 7)]
     assert references == ["forward.0//aten.mul.Tensor#8", "forward.0//aten.mul.Tensor#11"]
@@ -188,7 +188,7 @@ def test_loops_that_call_an_op_as_often_as_there_are_items_are_compared_by_conte
     ],
 )
 def test_what_is_shared_or_at_places_that_follow_from_the_item_is_itemwise(one: Match, itemwise: bool) -> None:
-    assert one.itemwise(COMPANY) is itemwise
+    assert one.itemwise(SUBSET) is itemwise
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_what_was_cut_for_another_call_beside_it_is_not_called_different() -> No
         own = torch.arange(3.0 * len(x))
         return x * 2 if len(x) == 8 else x * 2 + 0 * own.sum() + 0 * torch.arange(24.0).sum()
 
-    found = compared_runs(runner(function, random_inputs(0, 8), batch=8), COMPANY).comparison
+    found = compared_runs(runner(function, random_inputs(0, 8), batch=8), SUBSET).comparison
     twin = found.judged["forward.0//aten.arange.default#1"]
     assert (twin.reference, twin.guilt) == ("forward.0//aten.arange.default#0", Guilt.NOT_ATTRIBUTABLE)
 
@@ -235,7 +235,7 @@ def test_heads_that_one_run_repeats_are_those_of_the_other() -> None:
     options = RunOptions(mode="right-padding-invariance", deterministic="off", diagnose_budget=0)
     given = {"input_ids": torch.linspace(0.1, 1.9, 32).view(2, 16).mul(1000).long()}
     model = FunctionCall(lambda input_ids, attention_mask=None: Grouped()(input_ids / 1000, attention_mask), (), given)
-    row = check_company(model, "grouped", options)
+    row = check_invariance(model, "grouped", options)
     assert (row.accuracy, row.kernel) == ("fail_right_padding_invariance", "rows_test.grouped_sum.default"), row.because
     assert (row.shapes, row.reference_shapes) == ("(2,4,8,4)x(2,2,8,4)", "(2,4,16,4)x(2,4,16,4)")
 
@@ -243,13 +243,13 @@ def test_heads_that_one_run_repeats_are_those_of_the_other() -> None:
 @pytest.mark.parametrize("reference", [True, False])
 @pytest.mark.parametrize("repeated", ["each", "all", "not"])
 def test_a_dimension_is_shown_once_only_where_it_repeats(repeated: str, *, reference: bool) -> None:
-    keys, company = torch.randn(2, 2, 8, 4), Company(16, 8, together=True)
+    keys, subset = torch.randn(2, 2, 8, 4), ItemSubset(16, 8, together=True)
     given = {
         "each": keys.repeat_interleave(2, 1),
         "all": keys.repeat(1, 2, 1, 1),
         "not": torch.cat([keys, keys + 1], dim=1),
     }[repeated]
-    rows = RowDigests(company, {}, reference=reference)._rows(given, (2, 2, 16, 4) if not reference else (2, 2, 4, 4))
+    rows = RowDigests(subset, {}, reference=reference)._rows(given, (2, 2, 16, 4) if not reference else (2, 2, 4, 4))
     assert rows.shape == ((2, 4, 8, 4) if repeated == "not" else (2, 2, 8, 4))
     assert rows.given == (() if repeated == "not" else (2, 4, 8, 4))
     assert repeated == "not" or (rows.content, rows.width) == row_digests(keys, Cut(2))
@@ -259,12 +259,12 @@ def test_common_rows_that_differ_are_where_their_items_are() -> None:
     """A call whose item is told by its sign alone: the signs of all are found among those of a larger batch."""
     signs, fewer = torch.tensor([1.0, -1, 1, 1, -1, -1, 1, -1]).mul(0), torch.tensor([-0.0, -0.0, 0.0, 0.0])
     assert matched(signs, fewer).agreement is Agreement.FOUND
-    assert matched(signs, fewer).itemwise(COMPANY)
-    assert not matched(X, X[:4].flip(0)).itemwise(COMPANY), "rows of their own, at other places"
+    assert matched(signs, fewer).itemwise(SUBSET)
+    assert not matched(X, X[:4].flip(0)).itemwise(SUBSET), "rows of their own, at other places"
 
 
 def test_what_is_known_of_memory_ends_where_it_is_written_or_another_tensor_lies_there() -> None:
-    x, rows = torch.ones(8, 3), RowDigests(COMPANY, {}, reference=True)
+    x, rows = torch.ones(8, 3), RowDigests(SUBSET, {}, reference=True)
 
     def read(node: str) -> TensorRows:
         rows.before(node, torch.ops.aten.neg.default, (x,), {})
@@ -286,7 +286,7 @@ def test_what_is_known_of_memory_ends_where_it_is_written_or_another_tensor_lies
 
 
 def test_of_items_in_reverse_order_both_runs_are_cut_by_what_half_of_them_has() -> None:
-    turned = Company(8, 8, turned=True)
+    turned = ItemSubset(8, 8, turned=True)
     assert turned.cuts((8, 3), (4, 3)) == (Cut(0), Cut(0))
     assert turned.cuts((8, 8), (4, 4)) is None, "which belongs to which item would be told by two dimensions"
 

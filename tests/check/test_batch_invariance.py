@@ -660,7 +660,7 @@ def test_other_ops_that_compute_over_the_batch_are_coupling(*, small: bool):
     assert checked(functools.partial(routed, by_row=True, small=small), x).accuracy == "pass"
 
 
-def test_what_takes_other_ops_by_the_company_is_named_by_the_assertion_too(assert_batch_invariant):
+def test_assertion_names_other_ops_by_batch(assert_batch_invariant):
     table = torch.randn(20, 5, generator=torch.Generator().manual_seed(0))
     lines = failed(assert_batch_invariant, lambda x: torch.cdist(x, table), torch.randn(40, 5), sizes=(20,))
     assert lines[1].startswith("first kernel: aten._cdist_forward.default")
@@ -743,18 +743,18 @@ def test_kernels_that_differ_and_are_rounded_away_are_counted():
 
 
 @pytest.mark.parametrize(
-    ("company", "sizes"),
+    ("compute", "sizes"),
     [
         (lambda x: x * 2, [8, 4, 2, 1, 4, 8]),
         (lambda x: x - x.mean(0), [8, 4, 4, 8, 8]),  # the last one as far as the kernel
     ],
 )
-def test_no_run_is_made_that_another_shows(company, sizes):
+def test_no_run_is_made_that_another_shows(compute, sizes):
     begun, ended = [], []
 
     def function(x: torch.Tensor) -> torch.Tensor:
         begun.append(len(x))
-        found = company(x)
+        found = compute(x)
         ended.append(len(x))
         return found
 

@@ -90,7 +90,7 @@ def test_workers_get_devices_and_rows_are_of_their_kind(
         ("", [(TORCH_ALONE, False)]),
         ("--diagnose-budget 0", []),
         ("--batch-invariant", [(TORCH_ALONE, False)]),
-        ("--batch-invariant --company position", [(TORCH_ALONE, False)]),
+        ("--batch-invariant --invariance position", [(TORCH_ALONE, False)]),
         ("--stress", [(DEFAULT_TARGET, True)]),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 import torch
 from runner_helpers import FunctionRunner
 
-from hashbench.check.company import pair_of
+from hashbench.check.token_invariance import pair_of
 from hashbench.errors import HashbenchError
 from hashbench.records import ModelSpec, RunOptions
 from hashbench.run.leaves import leaves
@@ -165,5 +165,5 @@ def test_a_small_text_model_is_given_a_cache_by_the_name_that_it_takes(name: str
     assert workload.tokens.cache in inspect.signature(workload.module.forward).parameters
     pair = pair_of("cached-decode", workload.module.eval(), workload.inputs, workload.tokens)
     with torch.no_grad():
-        given = pair.given(pair.company.size)(workload.module, workload.inputs)
+        given = pair.given(pair.subset.size)(workload.module, workload.inputs)
     assert given[workload.tokens.cache] is not None

@@ -317,10 +317,10 @@ class BatchInvariant:
     dimension of all tensors among them, and those outputs are compared whose first dimension follows it. ``runs``,
     ``seed``, ``deterministic``, ``diagnose`` and ``tracer`` are those of :class:`Options`.
 
-    ``company`` is what ``hashbench sweep --company`` takes, words in one text or several: with others than ``batch``
-    the items are computed again in another order, or the tokens of a mapping beside padding or after a cache; all of
-    them are checked. ``tokens`` (``hashbench.run.workload.Tokens``) names the arguments for that, where they are not
-    called as those of transformers.
+    ``invariance`` is what ``hashbench sweep --invariance`` takes, words in one text or several: with others than
+    ``batch`` the items are computed again in another order, or the tokens of a mapping beside padding or after a
+    cache; all of them are checked. ``tokens`` (``hashbench.run.workload.Tokens``) names the arguments for that,
+    where they are not called as those of transformers.
     """
 
     def __init__(self, test: RunsEqual) -> None:
@@ -332,7 +332,7 @@ class BatchInvariant:
         inputs: Any,
         *,
         sizes: Sequence[int] | None = None,
-        company: str | Sequence[str] = "batch",
+        invariance: str | Sequence[str] = "batch",
         tokens: Tokens | None = None,
         **asked: Any,
     ) -> None:
@@ -340,31 +340,33 @@ class BatchInvariant:
         if not callable(model):
             pytest.fail(f"{_OF_BATCHES} needs a model to call, not a {type(model).__name__}.")
         from hashbench.check.batch_items import batch_of
-        from hashbench.check.function import FunctionCall, check_batches, check_company
-        from hashbench.records import BATCH_INVARIANCE, companies_of
+        from hashbench.check.function import FunctionCall, check_batches, check_invariance
+        from hashbench.records import BATCH_INVARIANCE, invariances_of
 
         try:
-            companies = companies_of(
-                [word.strip() for word in company.split(",")] if isinstance(company, str) else company
+            invariances = invariances_of(
+                [word.strip() for word in invariance.split(",")] if isinstance(invariance, str) else invariance
             )
         except ValueError as error:
-            pytest.fail(f"company={company!r} cannot be given: {error}")
-        if not companies:
-            pytest.fail(f"company={company!r} compares nothing")
-        if sizes is not None and "batch" not in companies:
-            pytest.fail(f"sizes= are those of smaller batches, and company={company!r} asks for none: leave it out")
-        if tokens is not None and not any(one not in ("batch", "position") for one in companies):
-            pytest.fail(f"tokens= says what has other company, and company={company!r} gives tokens none")
+            pytest.fail(f"invariance={invariance!r} cannot be given: {error}")
+        if not invariances:
+            pytest.fail(f"invariance={invariance!r} compares nothing")
+        if sizes is not None and "batch" not in invariances:
+            pytest.fail(
+                f"sizes= are those of smaller batches, and invariance={invariance!r} asks for none: leave it out"
+            )
+        if tokens is not None and not any(one not in ("batch", "position") for one in invariances):
+            pytest.fail(f"tokens= requires an invariance of tokens, and invariance={invariance!r} has none")
         call, name = FunctionCall.of(model, *_given(inputs)), _name_of(model)
         batch = batch_of(inputs, None) or 0
         chosen = [size for size in SIZES if size < batch] if sizes is None else [n for n in sizes if n != batch]
         messages = []
-        for one in companies:
+        for one in invariances:
             options = self._test.run_options(call, _options(asked), mode=f"{one}-invariance")
             if options.mode == BATCH_INVARIANCE:
                 check = functools.partial(check_batches, call, name, options, sizes=chosen)
             else:
-                check = functools.partial(check_company, call, name, options, tokens=tokens)
+                check = functools.partial(check_invariance, call, name, options, tokens=tokens)
             messages.append(self._failure(name, check))
         if any(messages):
             pytest.fail("\n\n".join(filter(None, messages)))

@@ -1,4 +1,4 @@
-"""The kernel of an op whose items' rows depend on their company, located as that of a model is."""
+"""The kernel of an op whose items' rows depend on their batch, located as that of a model is."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from hashbench.batch.finding import BatchFinding
 from hashbench.batch.item_call import ItemCall, digests_of
-from hashbench.batch.layout import Company
+from hashbench.batch.layout import ItemSubset
 from hashbench.batch.locate import compare_rows, finding_of
 from hashbench.records import Failure
 from hashbench.run.outcome import Run
@@ -59,7 +59,7 @@ def located(call: ItemCall, chosen: range) -> BatchFinding | None:
     if not differing:  # it follows from where its memory lies, too
         why = f"not attributable: in runs of their own the rows of {len(chosen)} items are those among {call.items}"
         return BatchFinding(len(chosen), call.items, detail=why)
-    compared = compare_rows(run_at, Company(call.items, len(chosen), chosen.start), differing)
+    compared = compare_rows(run_at, ItemSubset(call.items, len(chosen), chosen.start), differing)
     found = compared if isinstance(compared, Failure) else finding_of(run_at, compared)
     return found if isinstance(found, BatchFinding) else None
 

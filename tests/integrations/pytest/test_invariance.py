@@ -1,4 +1,4 @@
-"""``assert_batch_invariant(…, company=…)``: items and tokens in every company of ``--company``, in a test."""
+"""``assert_batch_invariant(…, invariance=…)``: the invariances of ``--invariance``, in a test."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DECODES = ("cached_decode", "chunked_prefill")
 
 
 class Sums(torch.nn.Module):
-    """A token becomes the sum of all up to it: whole numbers, so that it is the same in any company. With a ``fault``
+    """A token becomes the sum of all up to it: whole numbers, so that it is the same in any batch. With a ``fault``
     tokens after a cache are counted from zero, or those on their right are added."""
 
     def __init__(self, fault: str = "") -> None:
@@ -48,15 +48,15 @@ def failed(check: Any, *arguments: Any, **more: Any) -> list[str]:
     return str(caught.value).splitlines()
 
 
-def test_what_is_the_same_in_every_company_passes(assert_batch_invariant: Any) -> None:
+def test_invariant_models_pass(assert_batch_invariant: Any) -> None:
     model = Sums().train()
-    assert_batch_invariant(model, IDS, company="batch,position,padding,decode", tokens=Tokens(padding=20))
+    assert_batch_invariant(model, IDS, invariance="batch,position,padding,decode", tokens=Tokens(padding=20))
     assert model.training, "the test's own module stays as it was"
-    assert_batch_invariant(lambda x, y: x * y, (torch.randn(6, 4), torch.randn(6, 1)), company=["position"])
+    assert_batch_invariant(lambda x, y: x * y, (torch.randn(6, 4), torch.randn(6, 1)), invariance=["position"])
 
 
-def test_each_company_that_differs_has_five_lines(assert_batch_invariant: Any) -> None:
-    lines = failed(assert_batch_invariant, Sums("cache"), IDS, company=("padding", "decode"), diagnose=False)
+def test_each_broken_invariance_has_five_lines(assert_batch_invariant: Any) -> None:
+    lines = failed(assert_batch_invariant, Sums("cache"), IDS, invariance=("padding", "decode"), diagnose=False)
     assert lines[5] == ""
     assert [lines[0].partition(":")[0], lines[6].partition(":")[0], len(lines)] == ["Sums", "Sums", 11]
     assert lines[0].startswith("Sums: the same tokens differ between the last token of 12 at once, and after a cache")
@@ -65,7 +65,7 @@ def test_each_company_that_differs_has_five_lines(assert_batch_invariant: Any) -
 
 
 def test_the_cause_and_the_repro_are_those_of_a_sweep(assert_batch_invariant: Any) -> None:
-    lines = failed(assert_batch_invariant, Sums("mask"), IDS, company="right-padding", tokens=Tokens(padding=1))
+    lines = failed(assert_batch_invariant, Sums("mask"), IDS, invariance="right-padding", tokens=Tokens(padding=1))
     assert lines[1].startswith("first kernel: aten.")
     assert "other tokens in the padding change the others" in lines[3]
     assert lines[3].startswith("cause: batch_coupling, ")
@@ -77,7 +77,7 @@ def second_place(x: torch.Tensor) -> torch.Tensor:
 
 def test_items_in_reverse_order_keep_nothing_of_their_places(assert_batch_invariant: Any) -> None:
     assert_batch_invariant(second_place, torch.ones(8, 2))
-    lines = failed(assert_batch_invariant, second_place, torch.ones(8, 2), company="position", diagnose=False)
+    lines = failed(assert_batch_invariant, second_place, torch.ones(8, 2), invariance="position", diagnose=False)
     assert lines[0].startswith("second_place: the same items differ between 8 items, and the same in reverse order")
 
 
@@ -91,21 +91,26 @@ def no_cache(input_ids: torch.Tensor, past_key_values: Any = None, use_cache: bo
 
 
 REFUSED: Mapping[str, tuple[Callable[..., Any], Any, dict[str, Any], str]] = {
-    "no mask": (NoMask(), IDS, {"company": "right-padding"}, "right-padding): it takes no attention_mask"),
-    "no positions": (Sums(), IDS, {"company": "left-padding", "tokens": Tokens(positions="")}, "takes no position_ids"),
-    "no cache taken": (NoMask(), IDS, {"company": "decode"}, "cached-decode): it takes no cache"),
-    "no cache given": (no_cache, IDS, {"company": "cached-decode"}, "its output has no past_key_values"),
-    "no names": (Sums(), IDS["input_ids"], {"company": "padding"}, "its inputs have no names"),
-    "one item": (Sums(), torch.ones(1, 2), {"company": "position"}, "its batch has one item"),
-    "no such company": (Sums(), IDS, {"company": "crowd"}, "'crowd' is none of batch, position, padding"),
-    "no company": (Sums(), IDS, {"company": ()}, "compares nothing"),
-    "sizes of no batch": (Sums(), IDS, {"company": "decode", "sizes": (1,)}, "sizes= are those of smaller batches"),
-    "tokens of items": (Sums(), IDS, {"company": "position", "tokens": Tokens()}, "gives tokens none"),
+    "no mask": (NoMask(), IDS, {"invariance": "right-padding"}, "right-padding): it takes no attention_mask"),
+    "no positions": (
+        Sums(),
+        IDS,
+        {"invariance": "left-padding", "tokens": Tokens(positions="")},
+        "takes no position_ids",
+    ),
+    "no cache taken": (NoMask(), IDS, {"invariance": "decode"}, "cached-decode): it takes no cache"),
+    "no cache given": (no_cache, IDS, {"invariance": "cached-decode"}, "its output has no past_key_values"),
+    "no names": (Sums(), IDS["input_ids"], {"invariance": "padding"}, "its inputs have no names"),
+    "one item": (Sums(), torch.ones(1, 2), {"invariance": "position"}, "its batch has one item"),
+    "no such invariance": (Sums(), IDS, {"invariance": "crowd"}, "'crowd' is none of batch, position, padding"),
+    "no invariance": (Sums(), IDS, {"invariance": ()}, "compares nothing"),
+    "sizes of no batch": (Sums(), IDS, {"invariance": "decode", "sizes": (1,)}, "sizes= are those of smaller batches"),
+    "tokens of items": (Sums(), IDS, {"invariance": "position", "tokens": Tokens()}, "gives tokens none"),
 }
 
 
 @pytest.mark.parametrize(("model", "inputs", "more", "said"), REFUSED.values(), ids=REFUSED)
-def test_a_company_that_a_model_cannot_be_given_is_refused_in_words(
+def test_inapplicable_invariance_is_refused(
     assert_batch_invariant: Any, model: Any, inputs: Any, more: dict[str, Any], said: str
 ) -> None:
     assert said in " ".join(failed(assert_batch_invariant, model, inputs, **more))
@@ -118,7 +123,7 @@ def test_what_the_model_raises_is_the_tests_own(assert_batch_invariant: Any) -> 
         return input_ids * attention_mask
 
     with pytest.raises(ValueError, match="six tokens") as caught:
-        assert_batch_invariant(raises, IDS, company="right-padding")
+        assert_batch_invariant(raises, IDS, invariance="right-padding")
     assert "(hashbench: comparing 6 tokens alone, and with 6 of padding on their right)" in caught.value.__notes__
 
 

@@ -219,7 +219,7 @@ def test_rows_name_the_environment_of_their_machine_which_is_kept(finished):
     assert others == {f"machine-{raylet}" for raylet in ray_targets.machines(notes).values()}
 
 
-def test_tokens_in_other_company_are_compared_on_a_machine_and_their_repro_comes_back(machines, tmp_path):
+def test_token_invariance_repro_comes_back(machines, tmp_path):
     """A real model, on a machine that loads torch for it, and for its repro once more."""
     (spec,) = (one for one in registry.catalog("specimens") if one.name == "padding_scale")
     options = RunOptions(mode="right-padding-invariance", deterministic="off", threads=1, tracer="python")

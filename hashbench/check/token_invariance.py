@@ -1,6 +1,6 @@
-"""The tokens of a sequence in other company: beside padding, or after a cache of what came before.
+"""The same tokens of a sequence in two runs: beside padding, or after a cache of what came before.
 
-For each company there are two runs of the same tokens, the reference in which there are more of them, and another.
+For each invariance there are two runs of the same tokens, the reference in which there are more of them, and another.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from hashbench.batch.layout import Company
+from hashbench.batch.layout import ItemSubset
 from hashbench.catalog import Status
 from hashbench.run.workload import Tokens, cache_among, map_tensors
 
@@ -26,12 +26,12 @@ DIFFERS = {
     "cached-decode": Status.CACHED_DECODE_DIFFERS,
     "chunked-prefill": Status.CHUNKED_PREFILL_DIFFERS,
 }
-"""Company → what a model's row says where the tokens are others in it."""
+"""Invariance → the status of a model that lacks it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two runs of the same tokens: the ``reference`` of ``company.batch`` of them, the ``other`` of ``company.size``.
+    """Two runs of the same tokens: the ``reference`` of ``subset.batch`` of them, the ``other`` of ``subset.size``.
 
     ``words`` say what is compared. ``cache`` is what the outputs of both have a cache under, which is not compared;
     empty without one. ``before``: the two runs by which that of the other run was made. ``filled`` is the reference
@@ -39,7 +39,7 @@ class Pair:
     runs have all; ``unit`` is what is counted.
     """
 
-    company: Company
+    subset: ItemSubset
     differs: Status
     words: str
     reference: Given
@@ -52,27 +52,27 @@ class Pair:
 
     def given(self, size: int) -> Given:
         """What makes the inputs of the run that is asked for by ``size``; see
-        :attr:`~hashbench.batch.layout.Company.asked`."""
-        if self.halved is not None and size == self.company.half:
+        :attr:`~hashbench.batch.layout.ItemSubset.asked`."""
+        if self.halved is not None and size == self.subset.half:
             return self.halved
-        return self.reference if size == self.company.batch else self.other
+        return self.reference if size == self.subset.batch else self.other
 
     def rows(self, reference: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
         """What is compared of a tensor of both runs: the tokens that both have; all of one that has no dimension of
         tokens; ``None`` where it cannot be told what belongs to them."""
         if reference.dim() != other.dim():
             return None
-        if self.company.turned:
-            batched = reference.shape[:1] == (self.company.batch,) == other.shape[:1]
+        if self.subset.turned:
+            batched = reference.shape[:1] == (self.subset.batch,) == other.shape[:1]
             return (reference, other.flip(0)) if batched else None
         sizes = [*zip(reference.shape, other.shape, strict=True)]
         scaled = [dim for dim, (there, here) in enumerate(sizes) if there != here]
-        if any(sizes[dim] != (self.company.batch, self.company.size) for dim in scaled):
+        if any(sizes[dim] != (self.subset.batch, self.subset.size) for dim in scaled):
             return None
         if not scaled and self.cache:  # it is of all tokens in the one run and of the last ones in the other
             return None
         for dim in scaled:
-            reference = reference.narrow(dim, self.company.first, self.company.size)
+            reference = reference.narrow(dim, self.subset.first, self.subset.size)
         return reference, other
 
     def kept(self, reference: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -98,8 +98,8 @@ class Pair:
         return {name: value for name, value in results.items() if not (self.cache and self.cache in name.split("."))}
 
 
-class NoCompanyError(Exception):
-    """Why a model's tokens cannot be given this company, in words."""
+class NotApplicableError(Exception):
+    """The invariance cannot be checked on a model or function; the message says why."""
 
 
 def turned(batch: int) -> Pair:
@@ -112,7 +112,7 @@ def turned(batch: int) -> Pair:
         return lambda _, given: map_tensors(given, changed)
 
     return Pair(
-        Company(batch, batch, turned=True),
+        ItemSubset(batch, batch, turned=True),
         DIFFERS["position"],
         f"{batch} items, and the same in reverse order",
         lambda _, given: given,
@@ -122,19 +122,19 @@ def turned(batch: int) -> Pair:
     )
 
 
-def pair_of(company: str, model: Callable[..., Any], inputs: Any, tokens: Tokens | None = None) -> Pair:
-    """The two runs of a model, a module or a function, with these inputs that show what ``company`` does to its tokens.
+def pair_of(invariance: str, model: Callable[..., Any], inputs: Any, tokens: Tokens | None = None) -> Pair:
+    """The two runs of a model, a module or a function, with these inputs that check ``invariance``.
     ``tokens`` name the arguments for it; ``None``: those that it takes by the names of transformers.
 
     Raises:
-        NoCompanyError: its tokens cannot be given this company.
+        NotApplicableError: the invariance cannot be checked on it.
     """
     if not isinstance(inputs, Mapping):
-        raise NoCompanyError("its inputs have no names, so that it cannot be told which are tokens")
+        raise NotApplicableError("its inputs have no names, so that it cannot be told which are tokens")
     tokens = tokens or _tokens_taken(model)
-    if company in ("right-padding", "left-padding"):
-        return _padded(tokens, inputs, left=company == "left-padding")
-    return _cached(company, tokens, inputs)
+    if invariance in ("right-padding", "left-padding"):
+        return _padded(tokens, inputs, left=invariance == "left-padding")
+    return _cached(invariance, tokens, inputs)
 
 
 def _tokens_taken(model: Callable[..., Any]) -> Tokens:
@@ -149,9 +149,9 @@ def _tokens_taken(model: Callable[..., Any]) -> Tokens:
 def _ids(inputs: Mapping[str, Any], name: str, *, least: int) -> torch.Tensor:
     ids = inputs.get(name)
     if not isinstance(ids, torch.Tensor) or ids.dim() != 2 or ids.is_floating_point():
-        raise NoCompanyError(f"its inputs have no {name} of batch and tokens")
+        raise NotApplicableError(f"its inputs have no {name} of batch and tokens")
     if ids.shape[1] < least:
-        raise NoCompanyError(f"its {name} have {ids.shape[1]} tokens, and {least} are needed")
+        raise NotApplicableError(f"its {name} have {ids.shape[1]} tokens, and {least} are needed")
     return ids
 
 
@@ -176,9 +176,9 @@ def _padded(tokens: Tokens, inputs: Mapping[str, Any], *, left: bool) -> Pair:
     """The first half of the tokens, and the same beside as much padding."""
     count = _ids(inputs, tokens.ids, least=2).shape[1] // 2
     if not tokens.mask:
-        raise NoCompanyError("it takes no attention_mask, so that it cannot be told what is padding")
+        raise NotApplicableError("it takes no attention_mask, so that it cannot be told what is padding")
     if left and tokens.positions == "":
-        raise NoCompanyError(
+        raise NotApplicableError(
             "it takes no position_ids, so that with padding on the left its tokens may have other positions by design"
         )
     names = _beside(inputs, tokens.ids)
@@ -203,7 +203,7 @@ def _padded(tokens: Tokens, inputs: Mapping[str, Any], *, left: bool) -> Pair:
 
     side = "left" if left else "right"
     return Pair(
-        Company(2 * count, count, count if left else 0, together=True),
+        ItemSubset(2 * count, count, count if left else 0, together=True),
         DIFFERS[f"{side}-padding"],
         f"{count} tokens alone, and with {count} of padding on their {side}",
         lambda _, given: changed(given, count),
@@ -215,12 +215,12 @@ def _padded(tokens: Tokens, inputs: Mapping[str, Any], *, left: bool) -> Pair:
 # --------------------------------------------------------------------------------------------------------- caches
 
 
-def _cached(company: str, tokens: Tokens, inputs: Mapping[str, Any]) -> Pair:
+def _cached(invariance: str, tokens: Tokens, inputs: Mapping[str, Any]) -> Pair:
     """All tokens at once, and the last ones after a cache of the first."""
     count = _ids(inputs, tokens.decoded, least=4).shape[1]
     if not tokens.cache or not tokens.use_cache:
-        raise NoCompanyError("it takes no cache: no past_key_values or cache with use_cache")
-    chunked = company == "chunked-prefill"
+        raise NotApplicableError("it takes no cache: no past_key_values or cache with use_cache")
+    chunked = invariance == "chunked-prefill"
     count -= count % 2 if chunked else 0
     size = count // 2 if chunked else 1
     names = _beside(inputs, tokens.decoded)
@@ -237,19 +237,19 @@ def _cached(company: str, tokens: Tokens, inputs: Mapping[str, Any]) -> Pair:
 
     words = f"the last {f'{size} tokens' if chunked else 'token'} of {count} at once, and after a cache of the others"
     prefill = Pair(
-        Company(count, count - size, together=True),
-        DIFFERS[company],
+        ItemSubset(count, count - size, together=True),
+        DIFFERS[invariance],
         f"{count - size} tokens alone, and as the first of {count}",
         at_once,
         lambda _, given: part(given, 0, count - size),
         tokens.cache,
     )
-    last = Company(count, size, count - size, together=True)
-    return Pair(last, DIFFERS[company], words, at_once, after, tokens.cache, prefill)
+    last = ItemSubset(count, size, count - size, together=True)
+    return Pair(last, DIFFERS[invariance], words, at_once, after, tokens.cache, prefill)
 
 
 def _cache_of(output: Any, name: str) -> Any:
     cache = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
     if cache is None:
-        raise NoCompanyError(f"its output has no {name}, so that there is no cache")
+        raise NotApplicableError(f"its output has no {name}, so that there is no cache")
     return cache

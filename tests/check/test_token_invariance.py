@@ -1,4 +1,4 @@
-"""``--company``: tokens beside padding and after a cache; what is named, what is skipped and why, and one row each."""
+"""``--invariance``: tokens beside padding and after a cache; what is named, what is skipped and why."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from torch import nn
 
 from hashbench import cli
 from hashbench.batch import call_pair, locate
-from hashbench.batch.layout import Company, Cut, ItemAxis
+from hashbench.batch.layout import Cut, ItemAxis, ItemSubset
 from hashbench.batch.match import Agreement, Match
 from hashbench.catalog import Kind, kind_of, letter_of
 from hashbench.check import batch_invariance
-from hashbench.check.company import DIFFERS, NoCompanyError, pair_of
 from hashbench.check.model import run_model
-from hashbench.cli.flags import companies_of
+from hashbench.check.token_invariance import DIFFERS, NotApplicableError, pair_of
+from hashbench.cli.flags import invariances_of
 from hashbench.records import INVARIANCES, SWEEP_MODES, ModelSpec, Row, RunOptions, flags_of_mode
 from hashbench.results.load import load_sweep
 from hashbench.results.rows import read_rows
@@ -29,19 +29,19 @@ from hashbench.run.workload import Tokens, Workload
 from hashbench.suites import registry
 from hashbench.suites.csv_file import data_folder
 
-TRUTH = "truth_company_"
+TRUTH = "truth_invariance_"
 
 
 def truths() -> dict[str, dict[str, str]]:
     with (data_folder() / "specimens.csv").open(newline="", encoding="utf-8") as file:
-        return {line["name"]: line for line in csv.DictReader(file) if line["truth_company"]}
+        return {line["name"]: line for line in csv.DictReader(file) if line["truth_invariance"]}
 
 
 TRUTHS = truths()
 
 
-def options(company: str, **more: Any) -> RunOptions:
-    return RunOptions(mode=f"{company}-invariance", deterministic="off", diagnose_budget=20.0, **more)
+def options(invariance: str, **more: Any) -> RunOptions:
+    return RunOptions(mode=f"{invariance}-invariance", deterministic="off", diagnose_budget=20.0, **more)
 
 
 @pytest.fixture(scope="module")
@@ -50,16 +50,16 @@ def specimens() -> dict[str, ModelSpec]:
 
 
 @pytest.mark.parametrize("name", TRUTHS)
-def test_what_depends_on_company_is_named_and_its_twin_is_not(name, specimens):
+def test_specimen_is_named_and_its_twin_passes(name, specimens):
     line = TRUTHS[name]
-    row = run_model(specimens[name], options(line["truth_company"]))
+    row = run_model(specimens[name], options(line["truth_invariance"]))
     said = {column: line[f"{TRUTH}{column}"] for column in ("accuracy", "kernel", "cause")}
     assert {column: getattr(row, column) for column in said} == said, f"{row.detail} {row.because} {row.error}"
 
 
-@pytest.mark.parametrize("company", DIFFERS)
-def test_a_twin_of_tokens_is_the_same_in_every_company(company, specimens):
-    row = run_model(specimens["decode_cache_twin"], options(company))
+@pytest.mark.parametrize("invariance", DIFFERS)
+def test_twin_of_tokens_has_every_invariance(invariance, specimens):
+    row = run_model(specimens["decode_cache_twin"], options(invariance))
     assert (row.accuracy, row.benign, row.batch_sizes) == ("pass", 0, "")
     assert row.company
 
@@ -182,17 +182,17 @@ def test_of_a_loop_over_tokens_it_is_said_that_its_calls_cannot_be_told_apart():
 
 
 @pytest.mark.parametrize(
-    ("company", "count", "expected"),
+    ("invariance", "count", "expected"),
     [
-        ("cached-decode", 12, Company(12, 1, 11, together=True)),
-        ("chunked-prefill", 12, Company(12, 6, 6, together=True)),
-        ("chunked-prefill", 13, Company(12, 6, 6, together=True)),
+        ("cached-decode", 12, ItemSubset(12, 1, 11, together=True)),
+        ("chunked-prefill", 12, ItemSubset(12, 6, 6, together=True)),
+        ("chunked-prefill", 13, ItemSubset(12, 6, 6, together=True)),
     ],
 )
-def test_which_tokens_come_after_a_cache_of_which(company, count, expected):
+def test_which_tokens_come_after_a_cache_of_which(invariance, count, expected):
     model, inputs = Attends(), {"input_ids": torch.arange(2 * count).view(2, count)}
-    pair = pair_of(company, model, inputs)
-    assert (pair.company, pair.before.company) == (expected, Company(12, expected.first, together=True))
+    pair = pair_of(invariance, model, inputs)
+    assert (pair.subset, pair.before.subset) == (expected, ItemSubset(12, expected.first, together=True))
     given = pair.given(expected.size)(model, inputs)
     assert given["input_ids"].tolist() == inputs["input_ids"][:, expected.first : 12].tolist()
     assert given["past_key_values"].shape[1] == expected.first
@@ -201,14 +201,14 @@ def test_which_tokens_come_after_a_cache_of_which(company, count, expected):
 
 
 def test_tokens_for_tokens_are_an_items_in_both_dimensions():
-    company = Company(12, 6, together=True)
+    subset = ItemSubset(12, 6, together=True)
     scores = Match(Agreement.DIFFERENT, (12, 6), frozenset({1}), several=True)
     of_both = ItemAxis(1, 1, 6, (2,))
-    assert locate._axis(scores, Cut(1, 1, ((2, 0, 6),)), company, (), 6) == of_both
-    assert locate._axis_of_size((2, 12, 12), company) == of_both
+    assert locate._axis(scores, Cut(1, 1, ((2, 0, 6),)), subset, (), 6) == of_both
+    assert locate._axis_of_size((2, 12, 12), subset) == of_both
 
 
-@torch.library.custom_op("company_test::by_tokens", mutates_args=())
+@torch.library.custom_op("invariance_test::by_tokens", mutates_args=())
 def by_tokens(x: torch.Tensor) -> torch.Tensor:
     return x * (1 if x.shape[1] <= 6 else 1.001)
 
@@ -222,8 +222,8 @@ class ByTokens(nn.Module):
         return by_tokens(self.embed(input_ids))
 
 
-@pytest.mark.parametrize(("company", "watched"), [("right-padding", 0), ("left-padding", 1)])
-def test_of_a_call_the_tokens_are_watched_that_both_runs_have(company, watched, monkeypatch):
+@pytest.mark.parametrize(("invariance", "watched"), [("right-padding", 0), ("left-padding", 1)])
+def test_of_a_call_the_tokens_are_watched_that_both_runs_have(invariance, watched, monkeypatch):
     calls = []
 
     def noted(call: Any, pair: Any, *, budget: float) -> Any:
@@ -231,14 +231,14 @@ def test_of_a_call_the_tokens_are_watched_that_both_runs_have(company, watched, 
         return call_pair.diagnose(call, pair, budget=budget)
 
     monkeypatch.setattr(batch_invariance, "diagnose", noted)
-    runner = FunctionRunner(options(company))
+    runner = FunctionRunner(options(invariance))
     runner.build = lambda: Workload(ByTokens(), {"input_ids": torch.arange(24).view(2, 12)})
     row = runner.run_model(ModelSpec("zoo", "by_tokens"))
-    assert (row.kernel, row.cause) == ("company_test.by_tokens.default", "shape_dependent_kernel"), row.because
+    assert (row.kernel, row.cause) == ("invariance_test.by_tokens.default", "shape_dependent_kernel"), row.because
     assert [(call.items, call.watched, call.axes) for call in calls] == [(2, watched, (ItemAxis(1, 1, 6),))]
 
 
-@torch.library.custom_op("company_test::by_mask", mutates_args=())
+@torch.library.custom_op("invariance_test::by_mask", mutates_args=())
 def by_mask(x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     return x * (1 if mask is None else 1.001)
 
@@ -260,7 +260,7 @@ def test_a_kernel_that_is_given_a_mask_in_one_run_only_is_named():
     runner = FunctionRunner(options("chunked-prefill"))
     runner.build = lambda: Workload(Masks(), {"input_ids": torch.arange(24).view(2, 12)})
     row = runner.run_model(ModelSpec("zoo", "masks"))
-    assert (row.accuracy, row.kernel) == ("fail_chunked_prefill_invariance", "company_test.by_mask.default"), (
+    assert (row.accuracy, row.kernel) == ("fail_chunked_prefill_invariance", "invariance_test.by_mask.default"), (
         row.because
     )
     assert (row.cause, row.shapes) == ("shape_dependent_kernel", "(2,6,64)x(6,12)"), row.because
@@ -269,7 +269,7 @@ def test_a_kernel_that_is_given_a_mask_in_one_run_only_is_named():
     assert float(far[1]) < 0.1, "the same tokens are measured, not the first ones of both runs"
 
 
-@torch.library.custom_op("company_test::by_strides", mutates_args=())
+@torch.library.custom_op("invariance_test::by_strides", mutates_args=())
 def by_strides(bias: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return bias.softmax(-1).sum(-1)[:, None] * x * (1 if x.is_contiguous() else 1.001)
 
@@ -291,7 +291,7 @@ def test_what_minus_infinity_hides_stays_hidden_where_the_calls_of_both_runs_are
     runner = FunctionRunner(options("right-padding"))
     runner.build = lambda: Workload(Biased(), {"input_ids": torch.arange(24).view(2, 12)})
     row = runner.run_model(ModelSpec("zoo", "biased"))
-    assert (row.kernel, row.cause) == ("company_test.by_strides.default", "shape_dependent_kernel"), row.because
+    assert (row.kernel, row.cause) == ("invariance_test.by_strides.default", "shape_dependent_kernel"), row.because
     assert "it chooses by the order in memory" in row.because
 
 
@@ -368,7 +368,7 @@ class Takes(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("company", "inputs", "tokens", "reason"),
+    ("invariance", "inputs", "tokens", "reason"),
     [
         ("right-padding", (torch.ones(2, 3),), None, "its inputs have no names"),
         ("right-padding", {"pixels": torch.ones(2, 3)}, None, "no input_ids of batch and tokens"),
@@ -379,11 +379,11 @@ class Takes(nn.Module):
         ("chunked-prefill", IDS, Tokens(use_cache=""), "it takes no cache"),
     ],
 )
-def test_a_model_that_cannot_be_given_company_is_skipped_and_the_row_says_why(company, inputs, tokens, reason):
+def test_inapplicable_model_is_skipped_with_a_reason(invariance, inputs, tokens, reason):
     workload = Workload(Takes(), inputs, tokens=tokens)
-    with pytest.raises(NoCompanyError, match=reason):
-        pair_of(company, workload.module, inputs, tokens)
-    runner = FunctionRunner(options(company))
+    with pytest.raises(NotApplicableError, match=reason):
+        pair_of(invariance, workload.module, inputs, tokens)
+    runner = FunctionRunner(options(invariance))
     runner.build = lambda: workload
     row = runner.run_model(ModelSpec("zoo", "takes"))
     assert row.accuracy == "pass_due_to_skip"
@@ -440,31 +440,38 @@ def test_of_an_output_what_both_runs_have_is_compared_where_it_is_known():
 # --------------------------------------------------------------------------------------------- modes and their rows
 
 
-def test_every_company_has_a_mode_a_status_and_flags():
+def test_every_invariance_has_a_mode_status_and_flags():
     assert set(DIFFERS) == set(INVARIANCES.values()) - {"batch"}
     assert set(INVARIANCES) <= set(SWEEP_MODES)
-    for company, status in DIFFERS.items():
-        assert str(status) == f"fail_{company.replace('-', '_')}_invariance"
+    for invariance, status in DIFFERS.items():
+        assert str(status) == f"fail_{invariance.replace('-', '_')}_invariance"
         assert (kind_of(status), letter_of(status)) == (Kind.DIFFER, "I")
-        assert flags_of_mode(f"{company}-invariance") == ("--inference", "--batch-invariant", "--company", company)
-        assert RunOptions(mode=f"{company}-invariance").model_mode == "inference"
+        assert flags_of_mode(f"{invariance}-invariance") == (
+            "--inference",
+            "--batch-invariant",
+            "--invariance",
+            invariance,
+        )
+        assert RunOptions(mode=f"{invariance}-invariance").model_mode == "inference"
 
 
-def test_words_of_company_stand_for_one_or_several():
-    assert companies_of("batch, padding,left-padding") == ("batch", "right-padding", "left-padding")
-    assert companies_of("position") == ("position",)
-    assert companies_of("decode") == ("cached-decode", "chunked-prefill")
+def test_words_stand_for_one_or_several_invariances():
+    assert invariances_of("batch, padding,left-padding") == ("batch", "right-padding", "left-padding")
+    assert invariances_of("position") == ("position",)
+    assert invariances_of("decode") == ("cached-decode", "chunked-prefill")
     with pytest.raises(argparse.ArgumentTypeError, match="'crowd' is none of batch, position, padding"):
-        companies_of("batch,crowd")
+        invariances_of("batch,crowd")
 
 
-def test_company_alone_is_refused(capsys):
-    assert cli.main(["sweep", "--inference", "--tiny", "--company", "padding"]) == 2
-    assert "--company goes with --batch-invariant" in capsys.readouterr().err
+def test_invariance_implies_batch_invariant(capsys):
+    parsed = cli._parser().parse_args(["sweep", "--inference", "--tiny", "--invariance", "padding"])
+    assert (parsed.batch_invariant, parsed.invariance) == (True, "padding")
+    assert cli.main(["sweep", "--inference", "--tiny", "--invariance", "crowd"]) == 2
+    assert "argument --invariance: 'crowd' is none of batch, position, padding" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_several_companies_are_a_folder_each_and_are_read_as_one_sweep(tmp_path, capsys):
+def test_several_invariances_are_folders_of_one_sweep(tmp_path, capsys):
     out, only = tmp_path / "out", ["--only", "decode_positions", "padding_scale"]
     words = [
         "sweep",
@@ -472,12 +479,12 @@ def test_several_companies_are_a_folder_each_and_are_read_as_one_sweep(tmp_path,
         "specimens",
         "--inference",
         "--batch-invariant",
-        "--company",
+        "--invariance",
         "left-padding,cached-decode",
     ]
     assert cli.main([*words, *only, "--output", str(out), "--diagnose-budget", "0"]) == 0
     command = next(line for line in capsys.readouterr().out.splitlines() if "$ hashbench" in line)
-    assert "--company cached-decode" in command
+    assert "--invariance cached-decode" in command
     rows = {(row.mode, row.name): row for row in load_sweep(out).rows}
     assert len(rows) == 4
     assert rows["cached-decode-invariance", "decode_positions"].accuracy == "fail_cached_decode_invariance"
@@ -496,20 +503,20 @@ def first_place(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("company", "build", "script"),
+    ("invariance", "build", "script"),
     [
         ("left-padding", lambda: Workload(Sums(), IDS_AND_MASK), "PARTS = [((1, 1, 6, 6),)]"),
         ("position", lambda: Workload(Computes(first_place), torch.rand(4, 3)), "COMPARED = {0: 3, 1: 2, 2: 1, 3: 0}"),
     ],
 )
-def test_a_repro_compares_the_tokens_and_places_in_question(company, build, script, monkeypatch, tmp_path):
+def test_a_repro_compares_the_tokens_and_places_in_question(invariance, build, script, monkeypatch, tmp_path):
     monkeypatch.setattr(batch_invariance, "run_item_repro", lambda folder, timeout: f"{folder.name} {timeout > 0}")
-    runner = FunctionRunner(options(company, output=str(tmp_path)))
+    runner = FunctionRunner(options(invariance, output=str(tmp_path)))
     runner.build = build
     row = runner.run_model(ModelSpec("zoo", "model"))
     assert (row.repro, row.reproduced) == (
-        f"repro/zoo.{company}-invariance.model",
-        f"zoo.{company}-invariance.model True",
+        f"repro/zoo.{invariance}-invariance.model",
+        f"zoo.{invariance}-invariance.model True",
     )
     assert script in (tmp_path / row.repro / "repro.py").read_text(encoding="utf-8")
 
