@@ -25,7 +25,7 @@ SHARE = 0.9
 
 
 def rare() -> dict[str, Mapping[str, str]]:
-    """The specimens that are latent, by name, with what a row must say of them."""
+    """The specimens that are flaky, by name, with what a row must say of them."""
     with SPECIMENS.open(encoding="utf-8", newline="") as file:
         return {line["name"]: line for line in csv.DictReader(file) if line["truth_latent"]}
 

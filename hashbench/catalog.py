@@ -65,7 +65,7 @@ class Status(StrEnum):
 
     PASS = "pass", Kind.PASS, "P", "passes", "all runs gave the same bits"
     TWO_RUNS_DIFFER = "eager_two_runs_differ", Kind.DIFFER, "D", "two runs differ", "two runs gave different results"
-    LATENT = "latent", Kind.LATENT, "L", "passes, and will not always", "all runs agreed, and stressed pairs do not"
+    LATENT = "latent", Kind.LATENT, "L", "flaky", "all runs agreed, and stressed pairs do not"
     FIRST_RUN_FAIL = "eager_1st_run_fail", Kind.FAIL, "F", "fails", "the first run raised an error"
     FIRST_RUN_OOM = "eager_1st_run_OOM", Kind.FAIL, "M", "out of memory", "the first run ran out of memory"
     SECOND_RUN_FAIL = "eager_2nd_run_fail", Kind.FAIL, "F", "fails", "a later run raised an error"
@@ -230,7 +230,7 @@ class Perturbation(StrEnum):
 
 
 LATENT = frozenset(str(one) for one in Perturbation if not one.matters)
-"""Perturbations under which a difference is latent: the model passes, and will not always."""
+"""Perturbations under which a difference is latent: the model is flaky."""
 
 OPAQUE: Mapping[str, str] = MappingProxyType(
     {"compiled code": 'To trace it, run it eagerly: torch.compiler.set_stance("force_eager").'}

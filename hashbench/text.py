@@ -306,7 +306,7 @@ def _what(row: Row) -> str:
     often = ", ".join(filter(None, (f"{rate(row)} differed from the first", bounds(row))))
     if row.accuracy == Status.LATENT:
         meaning = Perturbation[row.latent.upper()].meaning
-        return f"{row.name}: runs agree, and will not always: they differ in {rate(row)} ({meaning})"
+        return f"{row.name}: flaky: runs agree, and under stress they differ in {rate(row)} ({meaning})"
     what = row.differing_results or row.error or row.accuracy
     eager = f"; compiled code {row.compiled}" if row.compiled else ""
     return (

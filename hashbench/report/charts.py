@@ -15,7 +15,7 @@ from hashbench.text import one_line, shorten
 
 KIND_WORDS = {
     "differ": "differ",
-    "latent": "pass, and will not always",
+    "latent": "flaky",
     "fail": "fail",
     "skip": "skipped",
     "pass": "pass",

@@ -164,7 +164,7 @@ def decide(
     experiments say that it has another cause; or that cannot be told, since another tracer recorded other ops.
     ``always``: as far as is known, the difference of ``base`` shows in every pair of runs; one that shows now and then
     is not gone because two runs agree. ``stressed``: ``base`` was looked at under stress, too; where it was not, it
-    says nothing about a latent difference.
+    says nothing about a flaky difference.
 
     Raises:
         ValueError: neither side has a row.

@@ -49,7 +49,7 @@ class ExpectationStatus(StrEnum):
         "Sweep it again with more --replays, for a diagnosis.",
     )
     NEW_LATENT = (
-        "new latent difference",
+        "newly flaky",
         "It passes, as before, and differs under stress, which it did not.",
         "Sweep it again with --stress and more --replays, for a diagnosis.",
     )
@@ -219,7 +219,7 @@ class Judged:
 
 _SEEN = {
     Kind.DIFFER: ("differs", "differ"),
-    Kind.LATENT: ("passes, and will not always", "pass, and will not always"),
+    Kind.LATENT: ("is flaky", "are flaky"),
     Kind.FAIL: ("fails", "fail"),
     Kind.PASS: ("passes", "pass"),
     Kind.SKIP: ("was skipped", "were skipped"),

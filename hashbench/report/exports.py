@@ -37,7 +37,7 @@ _CELL = 90
 _WIDTHS = {"model": 60, "what to do": 2 * _CELL}
 """Characters of a cell, by its column."""
 
-_FOUND = (("What differs", Kind.DIFFER), ("What passes, and will not always", Kind.LATENT), ("What fails", Kind.FAIL))
+_FOUND = (("What differs", Kind.DIFFER), ("What is flaky", Kind.LATENT), ("What fails", Kind.FAIL))
 
 Cells = Mapping[str, str]
 """A line of a table, by its columns; texts that are :class:`Markup` are Markdown already."""

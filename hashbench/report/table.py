@@ -153,7 +153,7 @@ def _cause(row: Row, shown: Collection[str]) -> str:
 def _remarks(row: Row) -> Iterator[str]:
     """What is said of a row whatever its status: its error, what was left out, and what ran in another way."""
     if kind_of(row.accuracy) is Kind.LATENT and row.latent:
-        yield f"passes, and will not always: it differs in {rate(row)} ({Perturbation[row.latent.upper()].meaning})"
+        yield f"flaky: it differs in {rate(row)} ({Perturbation[row.latent.upper()].meaning})"
     not_compared = f"not compared: {row.not_compared}" if row.not_compared else ""
     yield from (one_line(text) for text in (row.error, not_compared, row.compiled) if text)
 
