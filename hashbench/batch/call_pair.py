@@ -1,7 +1,7 @@
-"""Experiments on one call as both runs made it, each alone: with the strides and the order of rows that it had there.
+"""Experiments on one call as both runs made it, each alone, with the strides and row order of its run.
 
-They are for calls of which the first few items of the one are not the other: rows lie in another order in memory, or
-belong to tokens that were sorted by expert. What is compared is what the runs were compared by.
+For calls in which the items of the smaller run are not the first of the reference: rows have another order in memory,
+or belong to tokens sorted by expert. Rows are compared as the runs compared them.
 """
 
 from __future__ import annotations
@@ -41,16 +41,19 @@ from hashbench.run import outputs
 from hashbench.trace.digest import dtype_name
 
 _NEAR = 0.05
-"""Rows that stand for the same differ by less of the largest number in them."""
+"""Rows of the same item differ by less than this share of the largest number in them."""
 
 _MOST = 8
-"""The largest whole number that stands for an element."""
+"""The largest whole number that replaces an element."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallPair:
-    """The call of the reference and that of the smaller run, neither with item axes. ``rows`` are what was noted of
-    both, ``judged`` how they compare, ``written`` which of the tensors noted each tensor is that the call leaves."""
+    """The call of the reference and that of the smaller run, neither with item axes.
+
+    ``rows`` are the rows noted of both, ``judged`` how they compare, ``written`` the indices, among the tensors noted,
+    of the tensors that the call leaves.
+    """
 
     reference: ItemCall
     other: ItemCall
@@ -61,8 +64,8 @@ class CallPair:
 
 
 def diagnose(call: ItemCall | None, pair: CallPair | None, *, budget: float) -> ItemEvidence | None:
-    """What experiments show on the call with other items of its batch, and, where these show no difference, on it as
-    both runs made it; ``None`` where it could be captured in neither way."""
+    """Run the experiments on the call with other items of its batch, and, if these show no difference, on the call as
+    both runs made it; ``None`` if it could be captured in neither way."""
     evidence = None if call is None else diagnose_item_call(call, budget=budget)
     if pair is None or (evidence is not None and evidence.explained):
         return evidence
@@ -75,7 +78,7 @@ def diagnose(call: ItemCall | None, pair: CallPair | None, *, budget: float) -> 
 
 
 def diagnose_pair(pair: CallPair, *, budget: float = 20.0) -> ItemEvidence:
-    """What experiments on the two calls show; settings, random state and their tensors are as before afterwards."""
+    """Run the experiments on the two calls; restore settings, random state and their tensors."""
     with warnings.catch_warnings(), in_force(pair.reference):
         warnings.simplefilter("ignore")
         return _Experiments(pair, Budget(budget)).evidence()
@@ -87,7 +90,7 @@ class _Experiments:
         self.read = dict(pair.rows[0].read), dict(pair.rows[1].read)
 
     def evidence(self) -> ItemEvidence:
-        """All experiments, those that decide most first."""
+        """Run all experiments, the most decisive first."""
         pair = self.pair
         first = pair.reference.run()[0]
         same = self._tried("same_items", lambda: (not _equal(pair.reference.run()[0], first) for _ in range(REPEATS)))
@@ -112,7 +115,7 @@ class _Experiments:
         return tried(name, outcomes, self.budget)
 
     def _changes(self) -> Iterator[tuple[str, Change, Setting, str]]:
-        """By experiment what it changes about every tensor, and around the call; in words what may be done for good."""
+        """Yield by experiment the change of every tensor, the setting around the call, and the advice in words."""
         sides = (self.pair.reference, self.pair.other)
         if not all(tensor.is_contiguous() for side in sides for tensor in side.tensors if not tensor.is_sparse):
             yield "same_strides", _contiguous, nullcontext, "make its inputs contiguous"
@@ -126,7 +129,7 @@ class _Experiments:
     # ------------------------------------------------------------------------------------------ comparisons
 
     def _differ(self, change: Change | None = None, setting: Setting = nullcontext) -> bool:
-        """Whether rows that differed in the runs do between the two calls alone."""
+        """Return True if rows that differed in the runs differ between the two calls alone."""
         pair = self.pair
         with setting():
             both = [_changed(side, change or _same).run()[0] for side in (pair.reference, pair.other)]
@@ -140,7 +143,7 @@ class _Experiments:
         return False
 
     def _content(self) -> Iterator[bool]:
-        """Other content in what of the reference the smaller run does not have."""
+        """Yield whether rows change with other content in the rows that only the reference has."""
         reference = _changed(self.pair.reference, _written_out)
         before = reference.run()[0]
         kept: Kept = {one.sizes: self._kept(path, one) for path, one in self.pair.judged.read.items() if one.sizes}
@@ -180,7 +183,7 @@ class _Experiments:
                     yield one, other, cut, kept.get(sizes, ())
 
     def _kept(self, path: str, one: Match) -> Sequence[int]:
-        """Which rows of what the reference read at ``path`` are those of the smaller run."""
+        """Return which rows of the input at ``path`` of the reference are those of the smaller run."""
         whole, part = self.read[0][path], self.read[1][path]
         if one.agreement is Agreement.FOUND:
             return places(whole.content, part.content, whole.width) or ()
@@ -192,7 +195,7 @@ class _Experiments:
         return [block * long + start + row for block in range(outer) for row in range(short)]
 
     def _require_places(self, before: Sequence[torch.Tensor], kept: Kept) -> None:
-        """Rows that were found at other places are left where they were read, but for rounding."""
+        """Raise unless rows that were found at other places are still, up to rounding, where they were read."""
         there = self.pair.other.run()[0]
         for whole, part, cut, where in self._outputs(before, there, kept):
             row = _part(whole, cut, where).double()
@@ -203,10 +206,10 @@ class _Experiments:
 
 
 Kept = Mapping[tuple[int, int] | None, Sequence[int]]
-"""By the sizes of a dimension in both runs: which rows of the reference are those of the smaller run."""
+"""Sizes of a dimension in both runs → the rows of the reference that are those of the smaller run."""
 
 Change = Callable[[int, torch.Tensor], torch.Tensor]
-"""What takes the place of a tensor among the arguments, by its number among these."""
+"""Replacement of a tensor argument, by its index among these."""
 
 
 def _changed(side: ItemCall, change: Change) -> ItemCall:
@@ -223,7 +226,7 @@ def _contiguous(_: int, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _whole_numbers(reference: ItemCall) -> Change:
-    """Small whole numbers in place of each element, the same for equal ones in both calls."""
+    """Return a change that replaces each element by a small whole number, the same for equal ones in both calls."""
     largest = [float(one.detach().abs().max()) if one.numel() else 0.0 for one in reference.tensors]
 
     def change(place: int, tensor: torch.Tensor) -> torch.Tensor:
@@ -235,7 +238,7 @@ def _whole_numbers(reference: ItemCall) -> Change:
 
 
 def _in_place_of(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """``values`` with the strides of ``tensor``, as kernels choose by them; rows that it shows many times are rows of
+    """Return ``values`` with the strides of ``tensor``, by which kernels are selected; expanded rows become rows of
     their own."""
     return copied(_written_out(0, tensor)).copy_(values)
 
@@ -246,21 +249,22 @@ def _written_out(_: int, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _other(tensor: torch.Tensor, factor: float) -> torch.Tensor:
-    """Other content: floating-point numbers multiplied, truth values turned over; whole numbers may be places."""
+    """Return other content: floating-point numbers scaled, booleans inverted, whole numbers (they may be places)
+    kept."""
     if tensor.dtype is torch.bool:
         return ~tensor
     return tensor * factor if tensor.is_floating_point() or tensor.is_complex() else tensor
 
 
 def _part(tensor: torch.Tensor, cut: Cut, rows: Sequence[int]) -> torch.Tensor:
-    """What of a tensor of the reference the smaller run has."""
+    """Return the part of a tensor of the reference that the smaller run has."""
     for dim, start, length in cut.narrowed:
         tensor = tensor.narrow(dim, start, length)
     return tensor if cut.dim is None else tensor.index_select(cut.dim, _indices(cut, rows))
 
 
 def _is_part(tensor: torch.Tensor, cut: Cut, rows: Sequence[int]) -> torch.Tensor:
-    """A mask of it."""
+    """Return a mask of that part."""
     mask = torch.zeros(tensor.shape, dtype=torch.bool)
     part = mask
     for dim, start, length in cut.narrowed:

@@ -1,7 +1,7 @@
-"""Why an item's result changes with the batch it is in: the cause, and the remedies that were measured to work.
+"""Decide why an item's result changes with its batch: the cause, and the remedies that were measured to work.
 
-Pure: imports no torch. What is compared is one item's rows among other items, so that counts here are of comparisons
-that are the same each time, not of chances: a call whose rows differ in equal batches is told apart before all else.
+Pure: imports no torch. Rows of one item are compared among other items, so counts are of deterministic comparisons, not
+of chances: a call whose rows differ in equal batches is sorted out before all else.
 """
 
 from __future__ import annotations
@@ -18,10 +18,14 @@ ON = "items"
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """One change after which the rows of every number of items that was tried agreed, or did not.
+    """One measured change that may make the rows agree at every number of items.
 
-    ``words`` say what to do; ``differing`` of ``trials`` comparisons still differ; ``price`` is its time over the time
-    without it (``None``: not measured), ``of`` what is timed.
+    Attributes:
+        words: what to do.
+        differing: comparisons that still differ.
+        trials: comparisons made.
+        price: time over the time without it; ``None``: not measured.
+        of: what is timed.
     """
 
     words: str
@@ -32,11 +36,11 @@ class Remedy:
 
     @property
     def works(self) -> bool:
-        """Whether it was measured, and nothing differed."""
+        """Whether it was measured, without a difference."""
         return self.trials > 0 and not self.differing
 
     def said(self) -> str:
-        """``pad the batch to a multiple of 4 (2.1x the time of one item)``."""
+        """Format ``pad the batch to a multiple of 4 (2.1x the time of one item)``."""
         if self.price is None:
             return self.words
         return f"{self.words} ({self.price:.2g}x the time{f' of {self.of}' if self.of else ''})"
@@ -44,16 +48,21 @@ class Remedy:
 
 @dataclass(frozen=True, slots=True)
 class ItemEvidence:
-    """What the experiments on one call of ``items`` items showed.
+    """Results of the experiments on one call of ``items`` items.
 
-    ``arms`` are experiments on ``items`` of :data:`~hashbench.catalog.EXPERIMENTS`; what they count are comparisons of
-    the rows of items with those in the call on all items. ``sizes`` are the numbers of items at which rows differ from
-    these; ``smallest_batch`` is the smallest number at which an item's rows are other than alone, ``None`` where there
-    is none; ``skipped``: not every number below it was tried. ``reduced``: no output has rows of items. ``random``: it
-    draws random numbers; ``follows_seed``: rows are others after another seed; ``placed``: they follow from their
-    place and the random numbers alone, whatever the items are. ``counted``: rows depend on the number of items by a
-    plain number among the arguments that counts them, and on nothing else. ``moved``: the runs had the items at other
-    places of the batch.
+    Attributes:
+        items: items of the call.
+        arms: experiments on ``items`` of :data:`~hashbench.catalog.EXPERIMENTS`; they count comparisons of the rows of
+            items with those in the call on all items.
+        sizes: numbers of items at which rows differ from these.
+        smallest_batch: the smallest number at which an item's rows differ from those alone; ``None`` without one.
+        skipped: whether numbers below it were left out.
+        reduced: no output has rows of items.
+        random: it draws random numbers.
+        follows_seed: rows change with the seed.
+        placed: rows follow from their place and the random numbers alone, whatever the items are.
+        counted: rows depend on the number of items only by a plain number among the arguments that counts them.
+        moved: the runs had the items at other places of the batch.
     """
 
     items: int
@@ -70,7 +79,7 @@ class ItemEvidence:
     remedies: tuple[Remedy, ...] = ()
 
     def arm(self, name: str) -> ExperimentResult:
-        """The experiment of that name; one without trials where it was not made."""
+        """Return the experiment of that name; without trials if it was not made."""
         return next((one for one in self.arms if one.name == name), ExperimentResult(name, ON, note="not tried"))
 
     @property
@@ -80,7 +89,7 @@ class ItemEvidence:
         return self.random or any(self.arm(name).differing for name in names)
 
     def removes(self, name: str) -> bool:
-        """Whether rows differ with the number of items, and not under this experiment."""
+        """Return True if rows differ with the number of items, and not under this experiment."""
         arm = self.arm(name)
         differs = self.arm("other_number").differing or self.arm("as_in_runs").differing
         return differs > 0 and arm.ran and not arm.differing
@@ -95,9 +104,9 @@ DRAW_APART = "Draw for each item from a torch.Generator of its own, or switch th
 
 
 def decide(evidence: ItemEvidence) -> Decision:
-    """The cause that the experiments show.
+    """Decide the cause by the experiments.
 
-    Content before number: where other content at the same shape changes an item's rows, so does any other number.
+    Content before number: if other content at the same shape changes an item's rows, so does any other number.
     """
     same, content = evidence.arm("same_items"), evidence.arm("other_content")
     number, places = evidence.arm("other_number"), evidence.arm("other_places")
@@ -127,7 +136,7 @@ def decide(evidence: ItemEvidence) -> Decision:
 
 
 def _decide_draws(evidence: ItemEvidence) -> Decision:
-    """The cause where rows follow from random numbers that the call draws from one state of its generator."""
+    """Decide the cause for rows that follow from random numbers of one generator state."""
     same, number, places = (evidence.arm(name) for name in ("same_items", "other_number", "other_places"))
     other = places if evidence.moved else number
     if not other.differing:
@@ -145,13 +154,13 @@ def _decision(cause: str, confidence: Confidence, because: str, remedies: Iterab
 
 
 def advice_for(cause: str, named: str = "") -> str:
-    """What to do about a cause, with the remedies that work, in words."""
+    """Return the advice for a cause, with the remedies that work."""
     known = CAUSES[cause]
     return known.advice.format(named=named or known.unnamed) + "."
 
 
 def _shown(evidence: ItemEvidence) -> Iterator[str]:
-    """What was seen, and what each experiment says of the mechanism."""
+    """Yield what was seen, and what each experiment shows of the mechanism."""
     alone, strides = evidence.arm("as_in_runs"), evidence.arm("same_strides")
     if alone.differing:
         yield in_words(alone)

@@ -1,5 +1,5 @@
-"""Which call left a generator in another state than in the other run: by the states before and after each call. Pure:
-no torch."""
+"""Find the call that left a generator in another state than in the other run, by the states before and after each call.
+Pure: no torch."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ from hashbench.batch.judged import RowRun
 
 @dataclass(frozen=True, slots=True)
 class Drawer:
-    """The call after which a generator stood elsewhere: ``node`` is its record in the smaller run, empty where none is
-    known; ``how`` says what differs."""
+    """The call after which a generator state differs.
+
+    Attributes:
+        node: id of its record in the smaller run; "" if unknown.
+        how: what differs.
+    """
 
     node: str
     how: str

@@ -1,8 +1,8 @@
-"""Experiments on one call with items of a batch: other content, other numbers, other places of its items; other
-settings; and the remedies, each measured.
+"""Experiments on one call with items of a batch: other content, numbers and places of its items; other settings; and
+the remedies, each measured.
 
-What a run leaves of an item is compared with what the call on all items leaves of it. Rows are compared bit by bit, and
-a comparison that is made again gives the same, unless the call differs by itself, which is looked at first.
+The rows of an item are compared bit by bit with those of the call on all items. A repeated comparison gives the same
+result unless the call differs by itself, which is checked first.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ Setting = Callable[[], AbstractContextManager[object]]
 
 
 def diagnose_item_call(call: ItemCall, *, budget: float = 20.0, remedies: bool = True) -> ItemEvidence:
-    """What experiments on the call show; settings, random state and the call's tensors are as before afterwards.
+    """Run the experiments on the call; restore settings, random state and the call's tensors.
 
     Args:
         call: on as many items as the reference run had.
-        budget: seconds after which no further experiment is begun.
-        remedies: whether what may help is tried and timed.
+        budget: seconds after which no further experiment is started.
+        remedies: whether remedies are tried and timed.
     """
     with warnings.catch_warnings(), in_force(call):
         warnings.simplefilter("ignore")
@@ -66,7 +66,7 @@ def diagnose_item_call(call: ItemCall, *, budget: float = 20.0, remedies: bool =
 
 
 class _Experiments:
-    """One call and what its experiments showed so far. ``reference``: the rows of each of all its items."""
+    """One call and the results of its experiments so far. ``reference``: the rows of each of its items."""
 
     def __init__(self, call: ItemCall, budget: Budget) -> None:
         self.call, self.budget = call, budget
@@ -76,7 +76,7 @@ class _Experiments:
         self.reduced = not any(axis is not None for axis in call.outputs)
 
     def evidence(self, *, remedies: bool) -> ItemEvidence:
-        """All experiments, those that decide most first."""
+        """Run all experiments, the most decisive first."""
         same = self._tried("same_items", self._same)
         known = ItemEvidence(self.call.items, (same,), reduced=self.reduced)
         if same.differing or not same.ran or self.call.items < 2:
@@ -106,12 +106,13 @@ class _Experiments:
         return replace(known, remedies=tuple(self._remedies(known))) if remedies else known
 
     def _follows_seed(self) -> bool:
-        """Whether rows follow from random numbers that the call draws: they are others after another seed."""
+        """Return True if rows change with the seed, so that they follow from random numbers that the call draws."""
         reference = tuple(self.reference[item] for item in self.everybody)
         return any(self.call.rows(seed=SEED + further) != reference for further in range(1, SEEDS + 1))
 
     def _is_placed(self) -> bool:
-        """Whether rows follow from their place and the random numbers alone: other items leave the same there."""
+        """Return True if other items leave the same rows at the same place: these follow from the random numbers
+        alone."""
         order = [*self.everybody[1:], 0]
         return self.call.watched is None and self.call.select(order).rows() == (
             tuple(self.reference[item] for item in self.everybody)
@@ -120,7 +121,7 @@ class _Experiments:
     # ------------------------------------------------------------------------------------------ comparisons
 
     def _compared(self, chosen: Sequence[int], *, only: Sequence[int] | None = None) -> bool:
-        """Whether the rows of a run on these items (of ``only`` these) are other than in the run on all."""
+        """Return True if the rows of a run on these items (of ``only`` these) differ from those in the run on all."""
         rows = self.call.rows_of(chosen)
         return self._rows_differ({item: rows[item] for item in (rows if only is None else only)})
 
@@ -131,7 +132,8 @@ class _Experiments:
         return (self._compared(self.everybody) for _ in range(REPEATS))
 
     def _content(self) -> Iterator[bool]:
-        """Other items beside one that is kept in its place: each other's, all the same as it, and multiplied."""
+        """Yield whether rows of a kept item change with other items beside it: swapped, all copies of it, and
+        scaled."""
         count = self.call.items
         for kept in sorted({0, count // 2, count - 1} & {*self.watched}):
             turned = [kept if item == kept else self._next(item, kept) for item in self.everybody]
@@ -149,7 +151,8 @@ class _Experiments:
         return following if following != kept else (following + 1) % self.call.items
 
     def _places(self) -> Iterator[bool]:
-        """The same items in another order, so that each has other neighbours at another place."""
+        """Yield whether rows change with the order of the items, which gives each other neighbours and another
+        place."""
         if self.call.watched is not None:
             raise NotItemwiseError("the items have an order")
         everybody = [*self.everybody]
@@ -158,7 +161,7 @@ class _Experiments:
         return (self._compared(order) for order in [*orders, everybody[::-1]])
 
     def _numbers(self) -> tuple[ExperimentResult, tuple[int, ...]]:
-        """Fewer items, the first ones: every number, or powers of two and what is beside them."""
+        """Run with fewer items, the first ones: every number, or powers of two and their neighbours."""
         differing = []
 
         def outcomes() -> Iterator[bool]:
@@ -170,8 +173,10 @@ class _Experiments:
         return self._tried("other_number", outcomes), tuple(sorted(differing))
 
     def _is_counted(self, sizes: Sequence[int]) -> bool:
-        """Whether rows agree at these numbers of items where plain numbers among the arguments that count items stay as
-        they are, which no size of a tensor can: the program computes with the number of items."""
+        """Return True if rows agree at these numbers of items as long as plain numbers that count items are kept.
+
+        No size of a tensor can be kept so: the program itself computes with the number of items.
+        """
         if not self.call.scaled:
             return False
         fixed = replace(self.call, scaled=())
@@ -185,12 +190,12 @@ class _Experiments:
         return any(rows[item] != known[item] for item in rows if item in self.watched)
 
     def _some(self, size: int) -> range:
-        """So many items: the first ones, or the last ones where the last one is watched."""
+        """Return the first ``size`` items, or the last ones if the last one is watched."""
         return range(size) if self.call.watched in (None, 0) else self.everybody[-size:]
 
     def _smallest_batch(self) -> tuple[int | None, bool]:
-        """The smallest number of items among which one has other rows than alone; whether numbers below were left
-        out."""
+        """Return the smallest number of items among which one has other rows than alone, and whether smaller numbers
+        were skipped."""
         alone: Rows = {}
 
         def differs(size: int) -> bool:
@@ -229,7 +234,7 @@ class _Experiments:
     # ---------------------------------------------------------------------------------------------- settings
 
     def _control(self, name: str, sizes: Sequence[int]) -> ExperimentResult:
-        """The numbers of items that differ, all runs under one setting."""
+        """Count the numbers of items that differ, all runs under one setting."""
         method = METHODS[name]
         assert isinstance(method, Around)
         return self._tried(name, lambda: self._under(method.change, sizes))
@@ -243,7 +248,7 @@ class _Experiments:
     # ---------------------------------------------------------------------------------------------- remedies
 
     def _remedies(self, known: ItemEvidence) -> Iterator[Remedy]:
-        """What makes the rows agree at every number of items that differed, with its price."""
+        """Yield the remedies that make the rows agree at every number of items that differed, with their price."""
         call, alone = self.call, self.call.at(1)
         if call.watched is None:
             yield from self._padding(alone)
@@ -258,7 +263,7 @@ class _Experiments:
                 yield Remedy(f"compute {EXPERIMENTS[name].phrase}", arm.trials, arm.differing, cost)
 
     def _padding(self, alone: ItemCall) -> Iterator[Remedy]:
-        """The smallest multiple that helps; the batch itself is the last that is tried."""
+        """Yield padding to the smallest multiple that helps; the batch size itself is tried last."""
         call = self.call
         for multiple in [*(number for number in MULTIPLES if number < call.items), call.items]:
             result = self._tried("other_number", functools.partial(self._padded, multiple))
@@ -269,8 +274,10 @@ class _Experiments:
                 return
 
     def _padded(self, multiple: int) -> Iterator[bool]:
-        """For each multiple, until one differs, the fewest items that are padded to it, the last of them again; against
-        all items, padded in the same way."""
+        """Yield for each size, until one differs, whether the fewest items that are padded to ``multiple`` differ.
+
+        The last item is the padding; the reference is all items, padded in the same way.
+        """
         reference = self._on_padded(self.call.items, multiple)
         for size in _spread(range(1, self.call.items + 1, multiple), CHEAP_SIZES):
             rows = self._on_padded(size, multiple)
@@ -289,7 +296,7 @@ class _Experiments:
 
 
 def tried(name: str, outcomes: Callable[[], Iterator[bool]], budget: Budget) -> ExperimentResult:
-    """An experiment, each of whose comparisons differs or not, as far as there is time."""
+    """Run an experiment, each of whose comparisons differs or not, within the budget."""
     seen: list[bool] = []
     note = ""
     try:
@@ -306,7 +313,7 @@ def tried(name: str, outcomes: Callable[[], Iterator[bool]], budget: Budget) -> 
 
 
 def applies(name: str, call: ItemCall) -> bool:
-    """Whether the setting can reach the call: an implementation of attention is chosen by an op that calls others."""
+    """Return True if the setting can reach the call: only a composite op chooses an implementation of attention."""
     func, method = call.func, METHODS.get(name)
     chooses = not isinstance(func, torch._ops.OpOverload) or calls_others(func)
     return isinstance(method, Around) and (chooses or not method.inside)
@@ -316,8 +323,8 @@ _ATTENTION = frozenset({"query", "key", "value"})
 
 
 def out_of_reach(call: ItemCall) -> Iterator[ExperimentResult]:
-    """The settings that choose the implementation of attention, where the call is of one of these: it was chosen
-    before, and none of them reaches it."""
+    """Yield the settings that choose the implementation of attention as not run, if the call is one of these
+    implementations: the choice was made before it."""
     schema = getattr(call.func, "_schema", None)
     if schema is not None and {one.name for one in schema.arguments} >= _ATTENTION:
         for name in CONTROLS:
@@ -326,14 +333,16 @@ def out_of_reach(call: ItemCall) -> Iterator[ExperimentResult]:
 
 
 def adds_up(call: ItemCall) -> bool:
-    """Whether an order of additions can matter to the call: in an op that torch tags as pointwise there is none."""
+    """Return True if the order of additions can matter to the call; not in an op that torch tags as pointwise."""
     return torch.Tag.pointwise not in getattr(call.func, "tags", ())
 
 
 def price(before: ItemCall, after: ItemCall, setting: Setting = nullcontext) -> float | None:
-    """How many times as long ``after`` under the setting takes as ``before``: both run in turns, the median of the
-    rounds in processor time, so that other processes do not count. Where the number of threads is not the same, or an
-    accelerator computes, it is the shortest of each by the clock; ``None`` where that does not resolve it."""
+    """Return the time of ``after`` under the setting over that of ``before``, run in turns.
+
+    It is the median of the rounds in processor time, so that other processes do not count. If the number of threads
+    differs, or an accelerator computes, it is the minimum of each in wall time; ``None`` if that does not resolve it.
+    """
     with setting():
         threads = torch.get_num_threads()
     by_clock = threads != torch.get_num_threads() or bool(before.accelerators)
@@ -353,8 +362,8 @@ def price(before: ItemCall, after: ItemCall, setting: Setting = nullcontext) -> 
 
 
 def _sizes(items: int, *, most: int | None = None) -> list[int]:
-    """Numbers of items to try, below ``items`` or up to ``most``: all where these are few, else powers of two and what
-    is beside them."""
+    """Return numbers of items to try, below ``items`` or up to ``most``: all if these are few, else powers of two and
+    their neighbours."""
     last = items - 1 if most is None else most
     if items <= CHEAP_SIZES:
         return [*range(1, last + 1)]
@@ -364,7 +373,7 @@ def _sizes(items: int, *, most: int | None = None) -> list[int]:
 
 
 def _spread(sizes: Sequence[int], most: int = 4) -> tuple[int, ...]:
-    """At most so many of these numbers: the first, the last, and some between."""
+    """Return at most ``most`` of these numbers: the first, the last, and some between."""
     if len(sizes) <= most:
         return tuple(sizes)
     return tuple(sizes[round(step * (len(sizes) - 1) / (most - 1))] for step in range(most))

@@ -1,9 +1,9 @@
 """The first kernel whose rows differ although this item's rows of all its inputs are equal. Pure: no torch.
 
-Two runs are compared call by call, by the digests of the rows of all that each call read and wrote. A call is *guilty*
-where all that it read is equal for the items that both runs have, and something that it wrote is not. From the outputs
-that differ we walk back through reads that differ: the guilty calls reached are the sources, the first of them is the
-kernel. Guilty calls that are not reached are benign.
+Two runs are compared call by call, by the digests of the rows of all that each call read and wrote. A call is an
+*origin* where all that it read is equal for the items that both runs have, and something that it wrote is not. From the
+outputs that differ we walk back through reads that differ: the origins reached are the sources, the first of them is
+the kernel. Origins that are not reached are benign.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from hashbench.batch.draws import drawer_before
-from hashbench.batch.judged import Guilt, Judged, RowRun, reads_by_view
+from hashbench.batch.judged import Judged, RowEffect, RowRun, reads_by_view
 from hashbench.batch.layout import ItemSubset
 from hashbench.batch.match import Agreement, CallRows, Match, TensorRows, match
 from hashbench.batch.twins import Twins
@@ -31,11 +31,16 @@ _SIZES = re.compile(r"(?<![\w.])-?\d+(?![\w.])")
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs compared. ``differing`` are the names of the results that differ.
+    """Two compared runs.
 
-    ``sources`` are the ids, in the smaller run, of the records in which a difference entered that reached one of them,
-    in order; ``detail`` says what is special about them, or why there is none. ``counterparts`` are the ids in the
-    reference of the records of the smaller run.
+    Attributes:
+        subset: the items of both runs.
+        reference: the run of all items.
+        other: the run of the subset.
+        counterparts: ids of records of the other run → those of the reference.
+        differing: names of the results that differ.
+        sources: ids, in the other run, of the records in which a difference entered that reached a result, in order.
+        detail: what is special about the sources, or why there is none.
     """
 
     subset: ItemSubset
@@ -46,7 +51,7 @@ class Comparison:
 
     @cached_property
     def judged(self) -> Mapping[str, Judged]:
-        """Every call of the smaller run that wrote something, by its id. What an op that is not torch's calls inside is
+        """Map the id of every call of the other run that wrote something to its effect. Calls inside a custom op are
         left out: the op is the unit."""
         return {
             record.id: self._judge(record)
@@ -56,18 +61,20 @@ class Comparison:
 
     @property
     def benign(self) -> tuple[str, ...]:
-        """Records in which a difference of items' rows entered that reached no result."""
+        """Ids of the records that changed items' rows without effect on a result."""
         found, sources = self.judged, set(self.sources)
         return tuple(
             node
             for node, one in found.items()
-            if one.guilt is Guilt.GUILTY and node not in sources and any(m.sizes and not m.equal for m in one.written)
+            if one.effect is RowEffect.ORIGIN
+            and node not in sources
+            and any(m.sizes and not m.equal for m in one.written)
         )
 
     @property
     def not_attributable(self) -> tuple[str, ...]:
-        """Records of which it cannot be told whether the rows of an item differ."""
-        unknown = (node for node, one in self.judged.items() if one.guilt is Guilt.NOT_ATTRIBUTABLE)
+        """Ids of the records whose effect on the rows of an item is unknown."""
+        unknown = (node for node, one in self.judged.items() if one.effect is RowEffect.UNKNOWN)
         return tuple(node for node in unknown if node not in self.sources)
 
     @property
@@ -85,12 +92,12 @@ class Comparison:
 
     @cached_property
     def _redrawn(self) -> str:
-        """The first source of all, where it differs by the state of its generator; else empty."""
-        first = self._guilty[0] if self._guilty else ""
-        return first if first and self.judged[first].redrawn and self.judged[first].guilt is Guilt.GUILTY else ""
+        """The first source of all, if it differs by the state of its generator; else ""."""
+        first = self._origins[0] if self._origins else ""
+        return first if first and self.judged[first].redrawn and self.judged[first].effect is RowEffect.ORIGIN else ""
 
     @cached_property
-    def _guilty(self) -> tuple[str, ...]:
+    def _origins(self) -> tuple[str, ...]:
         reached = self._slice(strictly=False) if self.differing else set()
         return tuple(node for node in self._order if node in reached and self._is_source(node))
 
@@ -98,18 +105,16 @@ class Comparison:
     def _found(self) -> tuple[tuple[str, ...], str]:
         if not self.differing:
             return (), ""
-        if self._guilty:
-            return self._with_drawer(self._guilty)
+        if self._origins:
+            return self._with_drawer(self._origins)
         reached = self._slice(strictly=False)
         strict = set() if self.subset.together else self._slice(strictly=True)
-        moved = tuple(node for node in self._order if node in strict and self._moves(self.judged[node]))
+        moved = tuple(node for node in self._order if node in strict and self._permutes_rows_first(self.judged[node]))
         hidden = any(one.grouped for node in reached for one in self.judged[node].written)
         if moved and not hidden:
             return moved[:1], "it gives an item other items' rows, or as many as there are items"
-        unknown = [
-            node for node in self._order if node in reached and self.judged[node].guilt is Guilt.NOT_ATTRIBUTABLE
-        ]
-        first = next((n for n in self._order if n in reached and self.judged[n].guilt is not Guilt.CLEAN), "")
+        unknown = [node for node in self._order if node in reached and self.judged[node].effect is RowEffect.UNKNOWN]
+        first = next((n for n in self._order if n in reached and self.judged[n].effect is not RowEffect.SAME), "")
         there, here = self._twins.uneven.get(first.rpartition("#")[0], (0, 0))
         if self.subset.together and min(there, here) > 1:
             loop = f"a loop makes {there} calls like {first} in the one run and {here} in the other"
@@ -122,66 +127,70 @@ class Comparison:
         return (), _shown_by_view(self) or "no call differs whose rows could be followed to the outputs"
 
     def _is_source(self, node: str) -> bool:
-        return self.judged[node].guilt is Guilt.GUILTY or self._parts(node) or bool(self.by_view(node))
+        return self.judged[node].effect is RowEffect.ORIGIN or self._parts(node) or bool(self.by_view(node))
 
     def by_view(self, node: str) -> tuple[str, ...]:
-        """The arguments in which a call reads, through a view, memory that holds other items in the other run."""
+        """Return the arguments in which a call reads, through a view, memory that holds other items in the other
+        run."""
         if self.subset.together or not self.judged[node].reference or self._twins.shifted(self._records[node]):
             return ()
         return reads_by_view(self._records[node], self.judged, self._records, self.unit)
 
-    def _with_drawer(self, guilty: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
-        """The sources, before them the call that drew another amount of random numbers where the first of them differs
-        for that alone; and what is special about the first."""
-        first, judged = self._records[guilty[0]], self.judged[guilty[0]]
+    def _with_drawer(self, origins: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
+        """Return the sources and the detail of the first.
+
+        If the first source differs only by its random numbers, the call that drew another amount of them is put before
+        it.
+        """
+        first, judged = self._records[origins[0]], self.judged[origins[0]]
         if self._redrawn:
             drawer = drawer_before(self.other, self.reference, (first.id, judged.reference), self._names)
             node = self.unit(drawer.node) if drawer.node else first.id
             before = f", so that the generator stands elsewhere before {_named(first)}" if node != first.id else ""
             said = f"random numbers differ by the {self._on}: {drawer.how}{before}"
-            return tuple(dict.fromkeys((node, *guilty))), said
+            return tuple(dict.fromkeys((node, *origins))), said
         views = [self.other.views.get(first.id, {}).get(path, ()) for path in self.by_view(first.id)]
         if views:
             through = ", ".join(dict.fromkeys(op for chain in views for op in chain)) or "a view"
-            return guilty, f"through {through} it reads memory that holds other content for another {self._on}"
-        return guilty, judged.coupled or self._instead_of(first.id)
+            return origins, f"through {through} it reads memory that holds other content for another {self._on}"
+        return origins, judged.coupled or self._instead_of(first.id)
 
     @property
     def _on(self) -> str:
         return "context" if self.subset.together else "batch"
 
     @property
-    def coupled(self) -> bool:
-        """Whether the first source makes an item depend on others by what it computes, whatever the order of sums."""
+    def couples_items(self) -> bool:
+        """Whether the first source makes an item depend on others by definition, not by the order of sums."""
         if not self.sources or not self.judged[self.sources[0]].reference:
             return False
         one = self.judged[self.sources[0]]
         reduces = any(m.sizes for m in one.read.values()) and all(m.equal or m.sizes is None for m in one.written)
-        return one.guilt is not Guilt.GUILTY or bool(one.coupled) or reduces
+        return one.effect is not RowEffect.ORIGIN or bool(one.coupled) or reduces
 
     def _parts(self, node: str) -> bool:
-        """Whether the smaller run alone makes this call, of what is equal in both. Masks and positions of tokens are
-        made in other ways for other numbers of them."""
+        """Return True if only the smaller run makes this call, on equal inputs. Masks and positions of tokens do not
+        count: they are made in other ways for other numbers of tokens."""
         if self.subset.together and (not self._records[node].inputs or self._made_before(node)):
             return False
         return not self.judged[node].reference and not self._unclean(node)
 
     def _made_before(self, node: str) -> str:
-        """What a call reads that was made before its run, and is nothing that the reference has; else empty."""
+        """Return the id of what a call reads from before its run and the reference lacks, else ""."""
         known = self._leaves[0].keys() | self._records.keys()
         return next((ref.source for ref in self._records[node].inputs if ref.source not in known), "")
 
     def _unclean(self, node: str) -> list[str]:
-        """The calls that wrote what a call read, and may have left other rows than their counterparts."""
+        """Return the calls that wrote what a call read, and may have left other rows than their counterparts."""
         writers = dict.fromkeys(self.unit(ref.source) for ref in self._records[node].inputs)
         return [
             writer
             for writer in writers
-            if writer in self.judged and writer != node and self.judged[writer].guilt is not Guilt.CLEAN
+            if writer in self.judged and writer != node and self.judged[writer].effect is not RowEffect.SAME
         ]
 
     def _instead_of(self, node: str) -> str:
-        """Which ops the reference alone calls, where the smaller run alone makes a call; else empty."""
+        """Name the ops that only the reference calls, if only the smaller run makes this call, else return ""."""
         if self.judged[node].reference:
             return ""
         alone = self._references.keys() - set(self.counterparts.values())
@@ -200,8 +209,7 @@ class Comparison:
         return f"a batch of {some}", f"a batch of {of_all}"
 
     @staticmethod
-    def _moves(one: Judged) -> bool:
-        """Whether a call is the first to have an item's rows elsewhere."""
+    def _permutes_rows_first(one: Judged) -> bool:
         return all(m.strictly_equal for m in one.read.values()) and not all(m.strictly_equal for m in one.written)
 
     @cached_property
@@ -223,7 +231,7 @@ class Comparison:
     # ------------------------------------------------------------------------------------------- the causal slice
 
     def _slice(self, *, strictly: bool) -> set[str]:
-        """The calls from which a difference may have come to the results that differ."""
+        """Return the calls from which a difference may have reached the results that differ."""
         equal: Callable[[Match], bool] = (lambda m: m.strictly_equal) if strictly else (lambda m: m.surely_equal)
         waiting = [result.source for result in self.other.trace.results if result.name in self.differing]
         reached: set[str] = set()
@@ -233,7 +241,7 @@ class Comparison:
                 continue
             reached.add(node)
             one, record = self.judged[node], self._records[node]
-            if one.guilt is Guilt.GUILTY and not strictly:
+            if one.effect is RowEffect.ORIGIN and not strictly:
                 continue
             differ = [ref for ref in record.inputs if ref.argument in one.read and not equal(one.read[ref.argument])]
             if not one.reference:
@@ -246,7 +254,7 @@ class Comparison:
         return reached
 
     def unit(self, node: str) -> str:
-        """The op of the program's own inside which a record was made; most are that themselves."""
+        """Return the id of the custom op inside which a record was made; for most records their own id."""
         while node in self._records and self._records[node].inside:
             node = self._records[node].inside
         return node
@@ -262,12 +270,15 @@ class Comparison:
             matched = next((self._compared(record, rows, twin) for twin in twins), matched)
         if matched is not None and matched.redrawn:
             others = (self._compared(record, rows, twin) for twin in self._twins.of_state(record, rows))
-            matched = next((one for one in others if one is not None and one.guilt is Guilt.CLEAN), matched)
-        return matched or Judged(Guilt.NOT_ATTRIBUTABLE if rows.written else Guilt.CLEAN)
+            matched = next((one for one in others if one is not None and one.effect is RowEffect.SAME), matched)
+        return matched or Judged(RowEffect.UNKNOWN if rows.written else RowEffect.SAME)
 
     def _compared(self, record: OpRecord, rows: CallRows, node: str) -> Judged | None:
-        """The call beside one of the reference; ``None`` where that was not given what this one was. The reference may
-        be given more: as many tensors as there are items. Of tokens either may: a mask that the other does without."""
+        """Compare a call with one of the reference; ``None`` if that lacks an input of this call.
+
+        The reference may have more inputs (as many tensors as there are items). With tokens either may: a mask that the
+        other run does without.
+        """
         reference = self.reference.calls.get(node)
         there = dict(reference.read) if reference is not None else {}
         if reference is None or not (self.subset.together or there.keys() >= dict(rows.read).keys()):
@@ -286,16 +297,16 @@ class Comparison:
             match(whole, part, self.subset, inherited)
             for part, whole in zip(rows.written, reference.written, strict=True)
         )
-        guilt, coupled, redrawn = Guilt.CLEAN, "", False
+        effect, coupled, redrawn = RowEffect.SAME, "", False
         if not all(one.equal for one in written):
             redrawn = rows.drew is not None and reference.drew is not None and rows.drew.before != reference.drew.before
             held = tuple(one for path, one in given.items() if path not in tables)
             reordered = {one.sizes for one in held if one.agreement is Agreement.FOUND}
             weighed = held if any(one.sizes in reordered for one in written if not one.equal) else inherited
-            guilt, coupled = self._guilt(record, self._references[node], weighed, written, redrawn=redrawn)
-        return Judged(guilt, node, given, written, coupled, redrawn)
+            effect, coupled = self._effect(record, self._references[node], weighed, written, redrawn=redrawn)
+        return Judged(effect, node, given, written, coupled, redrawn)
 
-    def _guilt(
+    def _effect(
         self,
         record: OpRecord,
         reference: OpRecord,
@@ -303,20 +314,23 @@ class Comparison:
         written: Sequence[Match],
         *,
         redrawn: bool,
-    ) -> tuple[Guilt, str]:
+    ) -> tuple[RowEffect, str]:
         if not all(one.surely_equal for one in given):
-            return Guilt.PASSED_ON, ""
+            return RowEffect.PROPAGATED, ""
         if redrawn:
-            return Guilt.GUILTY, f"it draws from a generator in another state for another {self._on}"
+            return RowEffect.ORIGIN, f"it draws from a generator in another state for another {self._on}"
         known = any(one.agreement is Agreement.DIFFERENT for one in written)
         other_arguments = record.arguments != reference.arguments
-        if not known or _mixes(given) or (other_arguments and self._twins.shifted(record)):
-            return Guilt.NOT_ATTRIBUTABLE, ""
+        if not known or _has_mixed_row_order(given) or (other_arguments and self._twins.shifted(record)):
+            return RowEffect.UNKNOWN, ""
         if self.subset.together and not given:
-            return Guilt.GUILTY, f"it reads nothing, and follows from {record.arguments} and {reference.arguments}"
+            return RowEffect.ORIGIN, f"it reads nothing, and follows from {record.arguments} and {reference.arguments}"
         if _SIZES.sub("", record.arguments) != _SIZES.sub("", reference.arguments):
-            return Guilt.GUILTY, f"its arguments depend on the {self._on}: {record.arguments} and {reference.arguments}"
-        return Guilt.GUILTY, ""
+            return (
+                RowEffect.ORIGIN,
+                f"its arguments depend on the {self._on}: {record.arguments} and {reference.arguments}",
+            )
+        return RowEffect.ORIGIN, ""
 
     def _match_state(self, reference: TensorRows, other: TensorRows) -> Match:
         if reference.state != other.state or self._state_of(self.reference, reference) != self._state_of(
@@ -334,8 +348,8 @@ class Comparison:
         return first, second
 
     def _is_not_read(self, record: OpRecord, ref: Ref | None) -> bool:
-        """Whether an op is given a tensor without computing with its content: an ``out=``, a target that it overwrites,
-        memory that nobody has written."""
+        """Return True if an op takes a tensor without reading its content: an ``out=``, a target that it overwrites,
+        uninitialised memory."""
         if ref is None:
             return False
         source = self._records.get(ref.source)
@@ -347,7 +361,7 @@ class Comparison:
 
 
 def _shown_by_view(found: Comparison) -> str:
-    """Which result is a view that shows other memory; empty where none is."""
+    """Describe the result that is a view of other memory, else return ""."""
     for result in found.other.trace.results:
         node = found.unit(result.source)
         one = found.judged.get(node) if result.name in found.differing else None
@@ -357,18 +371,20 @@ def _shown_by_view(found: Comparison) -> str:
 
 
 def _named(record: OpRecord) -> str:
-    """``aten.rand.default in Model.step``."""
+    """Format ``aten.rand.default in Model.step``."""
     return f"{record.op} in {record.module}" if record.module else record.op
 
 
 def _is_table(rows: TensorRows, one: Match) -> bool:
-    """Whether a tensor may say where rows are, and not what they hold: whole numbers, of no item. Of rows that were
-    reordered (tokens by their expert) it differs by right."""
+    """Return True if a tensor may hold places of rows: whole numbers without items.
+
+    Between rows in another order (tokens by their expert) such a table differs by design.
+    """
     return one.sizes is None and one.agreement is Agreement.DIFFERENT and rows.dtype.startswith(("int", "uint"))
 
 
-def _mixes(given: Sequence[Match]) -> bool:
-    """Whether a call is given rows of the same number in two orders: what it makes of them need not be found again."""
+def _has_mixed_row_order(given: Sequence[Match]) -> bool:
+    """Return True if a call reads rows of the same number in two orders; its outputs then need not be found again."""
     orders: dict[tuple[int, int], set[int | None]] = {}
     for one in given:
         if one.sizes is not None:
@@ -381,12 +397,14 @@ def _mixes(given: Sequence[Match]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where a difference is read that no call alone shows, since only the smaller run makes the first source, or since
-    it reads a view that shows other memory.
+    """The place where a difference is read that no single call shows: only the smaller run makes the first source, or
+    it reads a view of other memory.
 
-    ``reads`` are the arguments, as ``(record, its counterpart, argument)``, in which both runs read what differs, and
-    ``results`` the names of results that are it. ``before`` are the records, each with its counterpart, that wrote what
-    the source read. ``node`` is the source that only the smaller run makes; empty for a view.
+    Attributes:
+        reads: ``(record, its counterpart, argument)`` in which both runs read what differs.
+        results: names of results that are the difference themselves.
+        before: ``(record, its counterpart)`` of those that wrote what the source read.
+        node: the source that only the smaller run makes; "" for a view.
     """
 
     reads: tuple[tuple[str, str, str], ...]
@@ -425,8 +443,13 @@ def entry_of(found: Comparison) -> Entry | None:
 
 @dataclass(frozen=True, slots=True)
 class RowDifference:
-    """How far rows that should be equal are apart: the largest absolute and relative difference and the largest
-    distance in representable values; ``None`` where there is no number (not floating point, not measured)."""
+    """Distance between rows that should be equal; ``None`` without a number (not floating point, not measured).
+
+    Attributes:
+        max_abs: largest absolute difference.
+        max_relative: largest relative difference.
+        max_ulp: largest distance in representable values.
+    """
 
     max_abs: float | None = None
     max_relative: float | None = None
@@ -435,21 +458,30 @@ class RowDifference:
 
 @dataclass(frozen=True, slots=True)
 class BatchFinding:
-    """Where an item's result came to depend on the batch: between a run at ``batch`` and one of its first ``size``
-    items.
+    """The kernel by which results depend on the batch, between a run of ``batch`` items and one of the first ``size``.
 
-    ``kernel`` is the op's name, ``record`` the id of its record, ``module`` and ``source_line`` where it was called;
-    empty where none can be named, and ``detail`` then says why. ``shapes`` and ``reference_shapes`` are those of its
-    tensor arguments at ``size`` and at ``batch``, ``(1,256)x(256,512)``. ``sources`` are the ids of all records in
-    which a difference entered that reached an output, the named one first; ``benign`` those of which none did.
-    ``not_attributable`` counts records of which it cannot be told which rows belong to which item.
-    ``coupled``: what it leaves of an item follows from other items, or from how many there are, by what it computes: it
-    reduces over the batch, reorders its rows, or is given a number or a generator that depends on the batch.
-    ``drawn``: the kernel, or the first call behind it that differs, drew random numbers from a generator in another
-    state for another number of items. ``entry``: where what differs is read, if no call alone shows it.
-    ``call`` is the call at ``batch``, captured for experiments; ``None`` where that was not possible. ``pair`` is the
-    call as both runs made it (:class:`~hashbench.batch.call_pair.CallPair`), where the first items of ``call`` alone do
-    not differ from the rest.
+    Attributes:
+        size: items of the smaller run.
+        batch: items of the reference.
+        kernel: name of the op; "" if no kernel can be named, ``detail`` then says why.
+        record: id of its record.
+        module: where it was called.
+        source_line: file and line of the call.
+        shapes: of its tensor arguments at ``size``: ``(1,256)x(256,512)``.
+        reference_shapes: the same at ``batch``.
+        difference: distance of its rows.
+        sources: ids of all records in which a difference entered that reached an output, the named one first.
+        benign: ids of those that reached none.
+        not_attributable: number of records whose rows cannot be assigned to items.
+        detail: what is special about the kernel, or why there is none.
+        coupled: whether it couples items by definition: it reduces over the batch, permutes its rows, or takes a number
+            or a generator that depends on the batch.
+        drawn: whether the kernel, or the first call behind it that differs, drew random numbers from another generator
+            state.
+        entry: where the difference is read, if no single call shows it.
+        call: the captured call at ``batch``; ``None`` if it could not be captured.
+        pair: the call as both runs made it (:class:`~hashbench.batch.call_pair.CallPair`), if the first items of
+            ``call`` alone do not differ from the rest.
     """
 
     size: int

@@ -87,7 +87,7 @@ class ItemCall:
     # --------------------------------------------------------------------------------------- other items
 
     def select(self, chosen: Sequence[int]) -> ItemCall:
-        """The call on these of its items, in this order; one may come several times.
+        """Return the call on these of its items, in this order; an item may be repeated.
 
         Raises:
             NotItemwiseError: a tensor that holds items has no plain memory.
@@ -102,12 +102,14 @@ class ItemCall:
         return self.with_tensors(changed, items=len(chosen))
 
     def at(self, count: int) -> ItemCall:
-        """The call on its first ``count`` items."""
+        """Return the call on its first ``count`` items."""
         return self.select(range(count))
 
     def with_scaled_neighbours(self, kept: int, factor: float) -> ItemCall:
-        """The call with the floating-point content of all items but ``kept`` multiplied by ``factor``; where one item
-        is watched, whole numbers by 2, too: positions and counts do not round."""
+        """Return the call with the floating-point content of all items but ``kept`` multiplied by ``factor``.
+
+        If one item is watched, whole numbers are multiplied by 2, too: positions and counts do not round.
+        """
         axes = iter(self.axes)
 
         def changed(tensor: torch.Tensor) -> torch.Tensor:
@@ -132,8 +134,8 @@ class ItemCall:
         return self.with_tensors(changed)
 
     def with_exact_values(self) -> ItemCall | None:
-        """The call with small whole numbers in place of every floating-point number, so that sums are exact in any
-        order; ``None`` where there is no such number."""
+        """Return the call with small whole numbers in place of every floating-point number, so that sums are exact in
+        any order; ``None`` without such a number."""
         generator = torch.Generator().manual_seed(20)
         new = [exact_numbers(tensor, generator) if is_plain(tensor) else None for tensor in self.tensors]
         if not any(tensor is not None for tensor in new):
@@ -147,7 +149,7 @@ class ItemCall:
         return self.with_tensors(changed)
 
     def with_tensors(self, change: Callable[[torch.Tensor], torch.Tensor], *, items: int | None = None) -> ItemCall:
-        """The call with other tensors, each through ``change`` in their order, and its sizes for so many items."""
+        """Return the call with every tensor mapped by ``change``, in order, and its sizes set for ``items``."""
         count = self.items if items is None else items
         numbers = iter(range(len([*leaves([*self.args, *self.kwargs.values()])])))
 
@@ -164,9 +166,11 @@ class ItemCall:
     # --------------------------------------------------------------------------------------- running it
 
     def run(self, *, seed: int = SEED, clock: Callable[[], float] = perf_counter) -> tuple[list[torch.Tensor], float]:
-        """The tensors that one run on copies of the arguments leaves, detached, and the seconds that the call took by
-        this clock. Generators among the arguments are in the state of the capture, or seeded where ``seed`` is
-        another than :data:`SEED`."""
+        """Run the call on copies of the arguments; return the tensors that it leaves, detached, and the seconds by
+        ``clock``.
+
+        Generators among the arguments are in the state of the capture, or seeded if ``seed`` is not :data:`SEED`.
+        """
         args, kwargs = self._copied_arguments()
         for generator in generators_in(args, kwargs) if seed != SEED else ():
             generator.manual_seed(seed)
@@ -174,7 +178,7 @@ class ItemCall:
         return [tensor.detach() for tensor in left], seconds
 
     def _copied_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Copies of the arguments for one run; a generator that is given twice is one generator again."""
+        """Copy the arguments for one run; a generator that is passed twice stays one."""
         with unobserved():
             return copied_arguments(self.args, self.kwargs)
 
@@ -200,8 +204,8 @@ class ItemCall:
             seed_host(seed)
 
     def draws(self) -> bool:
-        """Whether a run draws from a generator among its arguments, or from one that programs share, if only to throw
-        the numbers away."""
+        """Return True if a run draws from a generator among its arguments or a global one, even if it discards the
+        numbers."""
         device = next(iter(self.accelerators), torch.device("cpu"))
         args, kwargs = self._copied_arguments()
         given = generators_in(args, kwargs)
@@ -220,8 +224,10 @@ class ItemCall:
         return tuple(device for device in devices if device.type not in ("cpu", "meta"))
 
     def rows(self, *, seed: int = SEED) -> tuple[tuple[int, ...], ...]:
-        """What a run leaves of each item: for each place in the batch the digests of its rows, one for each tensor with
-        an item axis; where no tensor has one, of the whole tensors, which then belong to every item.
+        """Run the call and return for each place in the batch the digests of its rows, one for each tensor with an item
+        axis.
+
+        If no tensor has one, the digests of the whole tensors count for every item.
 
         Raises:
             NotItemwiseError: it leaves other tensors than at the number of items that it was captured with.
@@ -229,15 +235,14 @@ class ItemCall:
         return digests_of(self.run(seed=seed)[0], self.outputs, self.items)
 
     def rows_of(self, chosen: Sequence[int]) -> Rows:
-        """The rows of a run on these of its items, by the item's number; of one that comes several times, its first."""
+        """Return the rows of a run on these of its items, by the item's number; of a repeated item its first."""
         rows = self.select(chosen).rows()
         return {item: rows[place] for place, item in reversed([*enumerate(chosen)])}
 
 
 @contextmanager
 def in_force(call: ItemCall) -> Iterator[None]:
-    """As it was where the call was captured: its settings, no gradients, nobody looking. On leaving, settings and
-    random generators are as before."""
+    """Restore the captured settings, without gradients and dispatch modes; on exit restore settings and generators."""
     with unobserved(), preserved_rng(), applied(call.settings), torch.no_grad():
         yield
 
@@ -246,8 +251,8 @@ def in_force(call: ItemCall) -> Iterator[None]:
 
 
 def items_first(tensor: torch.Tensor, axis: ItemAxis, items: int) -> torch.Tensor:
-    """A tensor of shape ``(items, …)`` in which each item's part of ``tensor`` stands together; a view of it where the
-    items lie along one dimension."""
+    """Return a tensor of shape ``(items, …)`` with the part of each item contiguous; a view if the items are along one
+    dimension."""
     split: torch.Tensor = tensor.unflatten(axis.dim, (axis.outer, items, axis.inner))
     rows = split.movedim(axis.dim + 1, 0)
     for dim in axis.also:
@@ -257,7 +262,7 @@ def items_first(tensor: torch.Tensor, axis: ItemAxis, items: int) -> torch.Tenso
 
 
 def _of_item(tensor: torch.Tensor, axis: ItemAxis, items: int, item: int) -> torch.Tensor:
-    """Which elements of a tensor are of this item, as booleans of its shape."""
+    """Return a boolean mask of the elements of ``item``."""
     own = torch.ones(tensor.shape, dtype=torch.bool, device=tensor.device)
     for one in (dataclasses.replace(axis, also=()), *(_further(tensor, dim, items) for dim in axis.also)):
         rows = items_first(own, one, items)
@@ -270,12 +275,13 @@ def _further(tensor: torch.Tensor, dim: int, items: int) -> ItemAxis:
 
 
 def _items_back(rows: torch.Tensor, axis: ItemAxis) -> torch.Tensor:
-    """What :func:`items_first` was given, of rows that may be fewer or more."""
+    """Undo :func:`items_first`, for fewer or more rows."""
     return rows.movedim(0, axis.dim + 1).flatten(axis.dim, axis.dim + 2)
 
 
 def item_digests(tensor: torch.Tensor, axis: ItemAxis, items: int) -> tuple[int, ...]:
-    """XXH3-64 over the bytes of each item's part of ``tensor``, in the order of its dimensions, whatever its stride."""
+    """Hash the bytes of each item's part of ``tensor`` with XXH3-64, in the order of its dimensions, independent of
+    strides."""
     rows = items_first(tensor.resolve_conj().resolve_neg(), axis, items).contiguous().cpu()
     each = rows[0].nbytes if items else 0
     return tuple(hash_memory(rows.data_ptr() + place * each, each) for place in range(items))
@@ -284,7 +290,7 @@ def item_digests(tensor: torch.Tensor, axis: ItemAxis, items: int) -> tuple[int,
 def digests_of(
     left: Sequence[torch.Tensor], outputs: Sequence[ItemAxis | None], items: int
 ) -> tuple[tuple[int, ...], ...]:
-    """For each item the digests of its rows in the tensors of ``left``; see :meth:`ItemCall.rows`."""
+    """Return for each item the digests of its rows in the tensors of ``left``; see :meth:`ItemCall.rows`."""
     if len(left) != len(outputs):
         raise NotItemwiseError(f"it leaves {len(left)} tensors, and {len(outputs)} when it was captured")
     columns = []
@@ -300,7 +306,7 @@ def digests_of(
 
 
 def left_by(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> list[torch.Tensor]:
-    """All tensors that a call of an op left: what it returned, then the arguments that it changed and did not
+    """Return all tensors that a call of an op left: its outputs, then the arguments that it changed and did not
     return."""
     returned = tensors_in(output)
     known = {id(tensor) for tensor in returned}
@@ -308,7 +314,7 @@ def left_by(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: A
 
 
 def copied_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Copies of the tensors (:func:`copied`) and generators among the arguments; anything else as it is."""
+    """Copy the tensors (:func:`copied`) and generators among the arguments; pass on everything else."""
     generators: dict[int, torch.Generator] = {}
 
     def copy(leaf: Any) -> Any:
@@ -328,7 +334,8 @@ def generators_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:
-    """A detached copy with the same strides, at the same place of a cache line: kernels choose by both."""
+    """Return a detached copy with the same strides and the same offset in a cache line: kernels are selected by
+    both."""
     if not is_plain(tensor) or not tensor.numel() or tensor.is_conj() or tensor.is_neg():
         return tensor.detach().clone()
     span = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
@@ -337,13 +344,13 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _placed(span: int, like: torch.Tensor) -> torch.Tensor:
-    """Flat new memory for so many elements, at the place of a cache line at which ``like`` is where torch aligns."""
+    """Allocate flat memory for ``span`` elements, at the offset in a cache line that ``like`` has."""
     lead = like.data_ptr() % LINE // like.itemsize if like.is_cpu else 0
     return torch.empty(lead + span, dtype=like.dtype, device=like.device)[lead:]
 
 
 def _selected(tensor: torch.Tensor, axis: ItemAxis, items: int, indices: torch.Tensor) -> torch.Tensor:
-    """The tensor of the chosen items, its dimensions in memory in the same order."""
+    """Return the tensor of the chosen items, with the memory order of its dimensions kept."""
     if not is_plain(tensor):
         raise NotItemwiseError(f"a {type(tensor).__name__} without plain memory cannot be sliced")
     if axis.also:
@@ -356,7 +363,7 @@ def _selected(tensor: torch.Tensor, axis: ItemAxis, items: int, indices: torch.T
 
 
 def _is_disjoint(tensor: torch.Tensor) -> bool:
-    """Whether every element has memory of its own, as far as the strides tell."""
+    """Return True if, by the strides, every element has memory of its own."""
     reach = 0
     for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:
@@ -367,9 +374,11 @@ def _is_disjoint(tensor: torch.Tensor) -> bool:
 
 
 def _like(values: torch.Tensor, tensor: torch.Tensor, dim: int) -> torch.Tensor:
-    """``values`` in new memory, laid out as ``tensor``, which has other items along ``dim``: with its strides where
-    that is its outermost dimension, else with its dimensions in the same order; a transposed matrix stays one, since
-    kernels choose by strides."""
+    """Copy ``values`` to new memory laid out as ``tensor``, which has other items along ``dim``.
+
+    It has the same strides if ``dim`` is outermost, else the same order of dimensions; a transposed matrix stays
+    transposed, since kernels are selected by strides.
+    """
     strides = tensor.stride()
     outermost = all(strides[dim] >= step for at, step in enumerate(strides) if tensor.shape[at] > 1)
     if outermost and values.numel() and _is_disjoint(tensor) and not (tensor.is_conj() or tensor.is_neg()):

@@ -1,4 +1,4 @@
-"""What was found out about single calls of two runs of different batches. Pure: no torch."""
+"""Effects of single calls on the rows of items, between two runs of different batches. Pure: no torch."""
 
 from __future__ import annotations
 
@@ -12,30 +12,42 @@ from hashbench.records import OpRecord, Trace
 
 @dataclass(frozen=True, slots=True)
 class RowRun:
-    """One run: its trace, and what each call read and wrote, by the id of its record. ``views`` are the ops through
-    which it read an argument that is a view, in order, by record and argument."""
+    """One run by rows.
+
+    Attributes:
+        trace: its trace.
+        calls: id of a record → what the call read and wrote.
+        views: record → argument → the ops through which it reads a view, in order.
+    """
 
     trace: Trace
     calls: Mapping[str, CallRows]
     views: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
 
 
-class Guilt(Enum):
-    """What a call did with the items."""
+class RowEffect(Enum):
+    """Effect of a call on the rows of the items."""
 
-    CLEAN = "nothing that it wrote differs"
-    PASSED_ON = "what it wrote differs, and so does what it read"
-    GUILTY = "what it wrote differs, and nothing that it read does"
-    NOT_ATTRIBUTABLE = "it cannot be told"
+    SAME = "nothing that it wrote differs"
+    PROPAGATED = "what it wrote differs, and so does what it read"
+    ORIGIN = "what it wrote differs, and nothing that it read does"
+    UNKNOWN = "it cannot be told"
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One call of the smaller run beside its counterpart ``reference`` (an id), by what was read and written.
-    ``coupled``: in words, what else came from the batch, where no tensor did. ``redrawn``: both calls drew random
-    numbers, from generators in different states."""
+    """One call of the smaller run, compared with its counterpart.
 
-    guilt: Guilt
+    Attributes:
+        effect: its effect on the rows.
+        reference: id of the counterpart; "" without one.
+        read: argument → match.
+        written: matches of what it wrote.
+        coupled: in words, what else came from the batch, if no tensor did.
+        redrawn: whether both calls drew random numbers, from generators in different states.
+    """
+
+    effect: RowEffect
     reference: str = ""
     read: Mapping[str, Match] = field(default_factory=dict)
     written: tuple[Match, ...] = ()
@@ -67,7 +79,7 @@ def reads_by_view(
             elif node not in seen:
                 seen.add(node)
                 one = judged[node]
-                if one.guilt is not Guilt.CLEAN or not all(match.strictly_equal for match in one.written):
+                if one.effect is not RowEffect.SAME or not all(match.strictly_equal for match in one.written):
                     return False
                 waiting += [ref.source for ref in records[node].inputs if ref.written]
         return True

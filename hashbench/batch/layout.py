@@ -23,12 +23,15 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class ItemAxis:
-    """The dimension of a tensor along which the items of a batch lie.
+    """The dimension of a tensor that holds the items of a batch.
 
-    ``dim`` has size ``outer * items * inner``, and index ``(o * items + item) * inner + i`` belongs to ``item``:
-    flattened heads (``batch * heads``) have ``inner`` = heads, rows repeated as a whole have ``outer`` > 1. ``also``
-    are further dimensions along which the items lie one after the other (scores of tokens for tokens): of an item is
-    what is its own in all of them.
+    Index ``(o * items + item) * inner + i`` of ``dim``, which has size ``outer * items * inner``, belongs to ``item``.
+
+    Attributes:
+        dim: the dimension.
+        outer: blocks that repeat all items (rows repeated as a whole).
+        inner: indices of one item (flattened heads: ``batch * heads``).
+        also: further dimensions of the items (scores of tokens for tokens); an item's part is its own in all of them.
     """
 
     dim: int
@@ -37,7 +40,7 @@ class ItemAxis:
     also: tuple[int, ...] = ()
 
     def items(self, shape: Sequence[int]) -> int:
-        """How many items a tensor of this shape holds.
+        """Return the number of items in a tensor of this shape.
 
         Raises:
             ValueError: the dimension is no multiple of ``outer * inner``.
@@ -49,8 +52,13 @@ class ItemAxis:
 
 
 class Cut(NamedTuple):
-    """How a tensor is cut into rows: along ``dim``, ``step`` indices a row, after each of ``narrowed`` was limited to
-    ``(dimension, first index, length)``. A ``dim`` of ``None``: the whole tensor is one row."""
+    """Rows of a tensor: slices of ``step`` indices along ``dim``, after each of ``narrowed`` was applied.
+
+    Attributes:
+        dim: ``None``: the whole tensor is one row.
+        step: indices of one row.
+        narrowed: ``(dimension, first index, length)`` each.
+    """
 
     dim: int | None = None
     step: int = 1
@@ -62,12 +70,15 @@ WHOLE = Cut()
 
 @dataclass(frozen=True, slots=True)
 class ItemSubset:
-    """Two runs on the same items: the reference on ``batch`` of them, the other on ``size``, which are those from
-    ``first`` on.
+    """The items of two runs: the reference runs all of a batch, the other run some of them.
 
-    ``together``: these depend on each other by right, as tokens of one sequence do, and are ``size`` of ``batch`` of
-    them beside the others. ``turned``: the other run is on all items in reverse order; what scales is then
-    told by a third run of ``half`` of them.
+    Attributes:
+        batch: items of the reference.
+        size: items of the other run.
+        first: index of the first of these in the reference.
+        together: the items depend on each other by design, as the tokens of one sequence do.
+        turned: the other run has all items in reverse order; a third run, of ``half`` of them, shows which dimensions
+            scale.
     """
 
     batch: int
@@ -78,25 +89,26 @@ class ItemSubset:
 
     @property
     def asked(self) -> int:
-        """What the other run is asked for by: the number of its items, below zero where they are in reverse order."""
+        """The size by which the other run is requested; negative if its items are in reverse order."""
         return -self.size if self.turned else self.size
 
     @property
     def half(self) -> int:
-        """Half of the batch."""
+        """Half of the batch size."""
         return self.batch // 2
 
     def multiple(self, reference: int, other: int) -> int:
-        """How many indices of a dimension belong to each item, by its sizes in both runs; 0 where it does not scale
-        with the number of items."""
+        """Return the indices of a dimension per item, by its sizes in both runs; 0 if it does not scale with the
+        items."""
         count, rest = divmod(reference, self.batch)
         return count if not rest and count * self.size == other else 0
 
     def cuts(self, reference: Shape, other: Shape) -> tuple[Cut, Cut] | None:
-        """How to cut a tensor that has these shapes in the two runs, so that rows of the other are found among those of
-        the reference; ``None`` where they have not the same number of dimensions.
+        """Return the cuts of a tensor with these shapes in the two runs, so that rows of the other are found among
+        those of the reference; ``None`` if the numbers of dimensions differ.
 
-        The first dimension that differs is cut. Further ones are limited, in the reference, to what the other run has.
+        The first dimension that differs is cut. Further ones are narrowed, in the reference, to the size in the other
+        run.
         """
         if len(reference) != len(other):
             return None
@@ -117,7 +129,7 @@ class ItemSubset:
         return Cut(dim, step, narrowed), Cut(dim, step)
 
     def outers(self, reference: int, other: int, step: int = 1) -> tuple[int, ...]:
-        """The numbers of blocks (``ItemAxis.outer``) that a dimension of these sizes may consist of."""
+        """Return the possible numbers of blocks (``ItemAxis.outer``) of a dimension of these sizes."""
         count = self.multiple(reference, other)
         whole = [outer for outer in range(1, count + 1) if count % outer == 0]
         fitting = [
@@ -128,7 +140,8 @@ class ItemSubset:
         return tuple(fitting) if count else (1,)
 
     def start(self, reference: int, outer: int) -> int:
-        """The index, in each of ``outer`` blocks of a dimension of the reference, at which the other run's begins."""
+        """Return the index, in each of ``outer`` blocks of a dimension of the reference, at which the other run's
+        begins."""
         return reference // outer // self.batch * self.first if self.first else 0
 
     def _start(self, reference: int, other: int) -> int:

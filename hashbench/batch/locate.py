@@ -97,7 +97,7 @@ def compare_rows(
 
 
 def _shapes_of_half(run_at: RunAt, subset: ItemSubset, reference: Trace) -> NodeShapes | Failure:
-    """The shapes in a run of half the items, by the ids that records of the reference have."""
+    """Return the shapes in a run of half the items, by the ids of the reference's records."""
     noted = ShapeNotes()
     run = run_at(subset.half, noted)
     if isinstance(run, Failure):
@@ -121,14 +121,16 @@ def _plain_runs(run_at: RunAt, subset: ItemSubset) -> PlainRuns | Failure:
 
 
 def _counterparts(reference: Trace, other: Trace) -> Mapping[str, str]:
-    """The ids in the reference of the records of the smaller run that have one there."""
+    """Map ids of records of the smaller run to those of the reference."""
     pairs = align(other.records, reference.records)
     return {other.records[a].id: reference.records[b].id for a, b in pairs if a is not None and b is not None}
 
 
 def finding_of(run_at: RunAt, compared: RowsCompared) -> BatchFinding | Failure:
-    """Where an item's result came to depend on its batch; or why a run failed. Makes the run of the whole batch as far
-    as the kernel's call, which is captured."""
+    """Locate the kernel by which an item's result depends on its batch; return why if a run failed.
+
+    Runs the whole batch once more, up to the kernel's call, which is captured.
+    """
     comparison, subset = compared.comparison, compared.comparison.subset
     finding = BatchFinding(
         subset.size,
@@ -137,7 +139,7 @@ def finding_of(run_at: RunAt, compared: RowsCompared) -> BatchFinding | Failure:
         benign=comparison.benign,
         not_attributable=len(comparison.not_attributable),
         detail=comparison.detail,
-        coupled=comparison.coupled,
+        coupled=comparison.couples_items,
         drawn=comparison.drawn,
         entry=None if comparison.drawn else entry_of(comparison),
     )
@@ -154,7 +156,7 @@ class _HasCall(BaseException):
 
 
 def _captured(run_at: RunAt, size: int, node: str) -> _Capture | Failure:
-    """The call in a run of so many items, which goes on no further; or why the run failed before."""
+    """Capture a call in a run of ``size`` items that stops there; return why if the run failed before."""
     captured, run = _Capture(node), None
     with contextlib.suppress(_HasCall):
         run = run_at(size, captured)
@@ -206,7 +208,7 @@ class _Capture(TraceCallback):
 def _described(
     finding: BatchFinding, compared: RowsCompared, node: str, captured: _Capture, run_at: RunAt
 ) -> BatchFinding:
-    """The finding with all that the captured call tells."""
+    """Add to the finding what the captured call shows."""
     comparison = compared.comparison
     judged, subset = comparison.judged[node], comparison.subset
     record = next(record for record in comparison.other.trace.records if record.id == node)
@@ -241,8 +243,8 @@ def _described(
 
 
 def _pair(comparison: Comparison, node: str, there: _Capture, here: _Capture) -> CallPair | None:
-    """The call as both runs made it; ``None`` where nothing that it wrote differs but for the place, or where what it
-    wrote in another batch follows from other arguments."""
+    """Return the call as both runs made it; ``None`` if what it wrote differs only by place, or follows from other
+    arguments in the other batch."""
     judged, subset = comparison.judged[node], comparison.subset
     if judged.coupled and not subset.together:
         return None
@@ -264,7 +266,7 @@ def _shapes(run: RowRun, node: str) -> str:
 def _item_call(
     comparison: Comparison, judged: Judged, numbers: Sequence[int | None], captured: _Capture
 ) -> tuple[ItemCall | None, str]:
-    """The captured call with what is known of its items; or why that is not enough to repeat it on others."""
+    """Return the captured call with its item axes, or why these do not suffice to run it on other items."""
     subset = comparison.subset
     reference = comparison.reference.calls[judged.reference]
     matches = [judged.read.get(path) for path, _ in reference.read]
@@ -320,8 +322,8 @@ def _item_call(
 def _axis(
     one: Match | None, cut: Cut | None, subset: ItemSubset, inherited: Sequence[Match], rows: int
 ) -> ItemAxis | None:
-    """Where the items of a tensor are, each ``rows`` of those that were followed; a dimension whose rows differ is laid
-    out as one of its size that was read."""
+    """Return the item axis of a tensor, with items of ``rows`` followed rows; a dimension whose rows differ is laid out
+    as an input of its size."""
     if one is None or one.sizes is None or cut is None or cut.dim is None:
         return None
     outers = one.outers or next((other.outers for other in inherited if other.sizes == one.sizes), frozenset())
@@ -331,13 +333,14 @@ def _axis(
 
 
 def _axis_of_size(shape: Shape, subset: ItemSubset) -> ItemAxis | None:
-    """Where the tokens are in a tensor that the other run does without, as a mask: in dimensions as long as they."""
+    """Return the token axis of a tensor that the other run lacks, as a mask: the dimensions as long as the batch."""
     dims = [dim for dim, size in enumerate(shape) if size == subset.batch]
     return ItemAxis(dims[0], 1, subset.size, tuple(dims[1:])) if dims else None
 
 
 def _isolated_difference(call: ItemCall, captured: _Capture, subset: ItemSubset) -> RowDifference | None:
-    """How far the call's rows on fewer items are from those in the run; ``None`` where it does not differ alone."""
+    """Measure the distance of the call's rows on fewer items from those in the run; ``None`` if it does not differ
+    alone."""
     try:
         with in_force(call):
             rows = subset.batch // call.items
@@ -365,7 +368,7 @@ def _in_order(rows: torch.Tensor, subset: ItemSubset) -> torch.Tensor:
 def _difference(
     judged: Judged, captured: _Capture, left: Sequence[torch.Tensor], subset: ItemSubset
 ) -> RowDifference | None:
-    """How far the rows of the call in the two runs are apart; ``None`` where they stand at other places."""
+    """Measure the distance of the call's rows in the two runs; ``None`` if they are at other places."""
     if subset.turned:
         return None
     pairs, moved = [], {one.sizes for one in judged.read.values() if one.agreement is Agreement.FOUND}
@@ -378,7 +381,7 @@ def _difference(
 
 
 def _part(there: torch.Tensor, here: torch.Tensor, subset: ItemSubset) -> torch.Tensor:
-    """What of a tensor of the reference stands beside one of the smaller run."""
+    """Return the part of a tensor of the reference that corresponds to one of the smaller run."""
     for dim, (long, short) in enumerate(zip(there.shape, here.shape, strict=False)):
         if long > short:
             there = there.narrow(dim, subset.start(long, 1) if subset.multiple(long, short) else 0, short)
@@ -386,7 +389,7 @@ def _part(there: torch.Tensor, here: torch.Tensor, subset: ItemSubset) -> torch.
 
 
 def _measured(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> RowDifference | None:
-    """The largest differences among pairs of tensors; ``None`` where all are equal."""
+    """Return the largest differences among pairs of tensors; ``None`` if all are equal."""
     found = [outputs.measure(there, here) for there, here in pairs if not outputs.bitwise_equal(there, here)]
     if not found:
         return None

@@ -1,5 +1,5 @@
-"""How a tensor compares in two runs of different batches: by the digests of its rows, along its items or by content.
-Pure: no torch."""
+"""Compare a tensor in two runs of different batches: by the digests of its rows, along its items or by content. Pure:
+no torch."""
 
 from __future__ import annotations
 
@@ -17,10 +17,15 @@ WIDE_ROW, MOST_COPIES = 16, 16
 
 
 class TensorRows(NamedTuple):
-    """A tensor that a call read or wrote: its rows as it was ``cut``, ``width`` bytes each in ``content``. A ``cut`` of
-    ``None``: it cannot be compared with that of the other run. ``state``, where not empty, stands for the content: the
-    id of the parameter or buffer that it shows, and which part of it. ``given``, where not empty, is its own shape, of
-    which ``shape`` leaves out what it only repeats."""
+    """A tensor that a call read or wrote, in rows.
+
+    Attributes:
+        cut: how it was cut; ``None``: it cannot be compared with that of the other run.
+        width: bytes of one row in ``content``.
+        content: digests of all rows.
+        state: if not empty, replaces the content: the id of the parameter or buffer, and which part of it.
+        given: if not empty, its own shape, of which ``shape`` leaves out repeats.
+    """
 
     dtype: str
     shape: Shape
@@ -39,8 +44,8 @@ class Draw(NamedTuple):
 
 
 class CallRows(NamedTuple):
-    """What one call read, by argument, what it wrote, and from which state of its generator it ``drew``; ``None``
-    where it drew nothing."""
+    """The rows that one call read, by argument, and wrote. ``drew``: the state of its generator; ``None`` if it drew
+    nothing."""
 
     read: tuple[tuple[str, TensorRows], ...]
     written: tuple[TensorRows, ...]
@@ -48,7 +53,7 @@ class CallRows(NamedTuple):
 
 
 class Agreement(Enum):
-    """How the rows of a tensor in the smaller run stand to those of the reference."""
+    """Relation of a tensor's rows in the smaller run to those of the reference."""
 
     SAME = "equal, item by item"
     FOUND = "equal to rows of the reference, at places that do not follow from the item"
@@ -58,10 +63,16 @@ class Agreement(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """How a tensor compares in two runs. ``sizes`` are those of the dimension that was cut, and ``outers`` the numbers
-    of blocks in it (:class:`~hashbench.batch.layout.ItemAxis`) under which its rows are the same. ``order`` stands for
-    the places at which they were found else; it is ``None`` where these do not tell: few rows are of their own.
-    ``grouped``: they went to other places, as groups of rows that are not found again."""
+    """Result of comparing a tensor in two runs.
+
+    Attributes:
+        agreement: relation of the rows.
+        sizes: sizes of the dimension that was cut.
+        outers: numbers of blocks (:class:`~hashbench.batch.layout.ItemAxis`) under which its rows are the same.
+        order: a number for the places at which rows were found otherwise; ``None`` if these are ambiguous (few unique
+            rows).
+        grouped: rows went to other places in groups that are not found again.
+    """
 
     agreement: Agreement
     sizes: tuple[int, int] | None = None
@@ -76,7 +87,7 @@ class Match:
 
     @property
     def surely_equal(self) -> bool:
-        """Whether it is equal, and not by rows so common that they are found in any batch."""
+        """Whether it is equal by rows that are unique enough to prove it."""
         return self.agreement is Agreement.SAME or (self.agreement is Agreement.FOUND and self.order is not None)
 
     @property
@@ -85,7 +96,7 @@ class Match:
         return self.agreement is Agreement.SAME and not self.several
 
     def itemwise(self, subset: ItemSubset) -> bool:
-        """Whether it is shared by all items, or each item's rows are at a place that follows from the item."""
+        """Return True if all items share it, or each item's rows are at a place that follows from the item."""
         if self.sizes is None:
             return self.agreement is not Agreement.UNKNOWN
         several, count = self.several and not subset.together, subset.multiple(*self.sizes)
@@ -97,8 +108,8 @@ class Match:
 def match(reference: TensorRows, other: TensorRows, subset: ItemSubset, inherited: Sequence[Match] = ()) -> Match:
     """Compare a tensor in two runs.
 
-    Of one that a call wrote, ``inherited`` are the matches of what the call read: a dimension in which several rows
-    belong to an item is laid out as one of the same sizes among these, else it is not known how.
+    For an output, ``inherited`` are the matches of the inputs of its call: a dimension with several rows per item is
+    laid out as one of the same sizes among these, else its layout is unknown.
     """
     if reference.cut is None or other.cut is None or other.dtype != reference.dtype:
         return Match(Agreement.UNKNOWN)
@@ -133,7 +144,7 @@ def match(reference: TensorRows, other: TensorRows, subset: ItemSubset, inherite
 def _same_rows(
     reference: bytes, other: bytes, sizes: tuple[int, int], step: int, outer: int, subset: ItemSubset
 ) -> bool:
-    """Whether each of ``outer`` blocks of the other run is a part of that of the reference."""
+    """Return True if each of ``outer`` blocks of the other run is a part of that of the reference."""
     rows = sizes[1] // step
     width = len(other) // rows if rows else 0
     block, long = rows // outer * width, sizes[0] // step // outer * width
@@ -150,8 +161,8 @@ def _same_rows(
 
 
 def places(reference: bytes, other: bytes, width: int) -> list[int] | None:
-    """For every row of the other run the place of a row of the reference that equals it, each used once; ``None`` where
-    one has none."""
+    """Return for every row of the other run the index of an equal row of the reference, each used once; ``None`` if one
+    has none."""
     free: dict[bytes, list[int]] = {}
     for place, row in enumerate(_rows(reference, width)):
         free.setdefault(row, []).append(place)
@@ -167,13 +178,16 @@ def places(reference: bytes, other: bytes, width: int) -> list[int] | None:
 
 
 def _is_shifted(places: Sequence[int]) -> bool:
-    """Whether neighbours are neighbours at another place: of tokens, which have an order, these are others."""
+    """Return True if neighbours are neighbours at another place. Shifted tokens are other tokens: they have an
+    order."""
     return all(after == before + 1 for before, after in itertools.pairwise(places))
 
 
 def _order_of(places: Sequence[int], reference: TensorRows, dim: int) -> int | None:
-    """A number that stands for these places; ``None`` where rows like these would be found in any batch: few are the
-    only ones of their content. Rows of many elements may come as often as each token goes to experts."""
+    """Return a number for these places; ``None`` if such rows would be found in any batch, since few are unique.
+
+    Rows of many elements may repeat as often as each token goes to experts.
+    """
     rows = len(reference.content) // reference.width
     wide = math.prod(reference.shape) // reference.shape[dim] >= WIDE_ROW
     distinct = len(set(_rows(reference.content, reference.width)))

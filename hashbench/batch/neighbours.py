@@ -28,8 +28,8 @@ from hashbench.trace.callbacks import TraceCallback
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """Other content for the items behind the first ``kept``: their floating-point numbers multiplied by ``factor``, or
-    copies of the first item where that is ``None``."""
+    """Other content for the items after the first ``kept``: scaled by ``factor``, or copies of the first item if that
+    is ``None``."""
 
     kept: int
     factor: float | None = None
@@ -45,7 +45,7 @@ class Neighbours:
 
 
 class RunBeside(Protocol):
-    """Makes one traced run of the first so many items from the reset state, some with other content."""
+    """Makes one traced run of the first ``size`` items from the reset state, some with other content."""
 
     def __call__(
         self, size: int, *, watcher: TraceCallback | None = None, beside: Neighbours | None = None
@@ -55,14 +55,14 @@ class RunBeside(Protocol):
 def diagnose_runs(
     run_at: RunBeside, compared: RowsCompared, entry: Entry, *, repeated: int, budget: float
 ) -> ItemEvidence:
-    """What other content of neighbours and other numbers of items change, in runs of the whole program.
+    """Run the whole program with other content of neighbours and with other numbers of items.
 
     Args:
         run_at: makes the runs.
         compared: the run on all items, and that on fewer.
-        entry: where what differs is read.
-        repeated: how many times the two runs were made again and agreed.
-        budget: seconds after which no further run is begun.
+        entry: where the difference is read.
+        repeated: how many times the two runs were repeated and agreed.
+        budget: seconds after which no further run is started.
     """
     return _Experiments(run_at, compared, entry, Budget(budget)).evidence(repeated)
 
@@ -83,8 +83,8 @@ class _Experiments:
     # ---------------------------------------------------------------------------------------- content
 
     def _content(self) -> Iterator[bool]:
-        """Other content beside items that are kept: in the run on all of them beside those of the smaller run, and in
-        the smaller run beside the first."""
+        """Yield whether kept items change with other content beside them: in the run on all items beside those of the
+        smaller run, and in the smaller run beside the first."""
         sides = [(True, self.subset.batch, self.subset.size), (False, self.subset.size, 1)]
         trials = 0
         for of_all, size, kept in sides:
@@ -97,8 +97,8 @@ class _Experiments:
             raise NotItemwiseError("no run with other content in the other items shows what it changes here")
 
     def _differs(self, size: int, beside: Neighbours, *, of_all: bool) -> bool | None:
-        """Whether what is read of the kept items is other than in the run as it was; ``None`` where that says nothing:
-        the run fails, nothing has other content, or it differs before."""
+        """Return True if the kept items read other values than before; ``None`` if that shows nothing: the run fails,
+        nothing has other content, or it differs before."""
         comparison = self.compared.comparison
         known = comparison.reference if of_all else comparison.other
         rows = RowDigests(self.subset, self.compared.shapes[0 if of_all else 1], reference=of_all)
@@ -125,7 +125,8 @@ class _Experiments:
     # ---------------------------------------------------------------------------------------- numbers
 
     def _numbers(self) -> tuple[ExperimentResult, int | None]:
-        """In which numbers of items other ops run than in all, and the smallest that takes others than one item."""
+        """Find the numbers of items that run other ops than all items, and the smallest that runs others than one
+        item."""
         batch, size, node = self.subset.batch, self.subset.size, self.entry.node
         if not node:
             return ExperimentResult("other_number", ON, 1, 1), None
@@ -161,19 +162,19 @@ class _Kept:
     kept: int
 
     def same_written(self, one: CallRows, other: CallRows | None) -> bool | None:
-        """Whether all that a call wrote is the same for them; ``None`` where it cannot be told."""
+        """Return True if all that a call wrote is the same for the kept items; ``None`` if unknown."""
         if other is None or len(one.written) != len(other.written):
             return None
         found = [self._same(*pair) for pair in zip(one.written, other.written, strict=True)]
         return None if None in found else all(found)
 
     def same_read(self, one: CallRows, other: CallRows | None, path: str) -> bool | None:
-        """The same of what it read."""
+        """Return the same for an argument that it read."""
         there = dict(other.read) if other is not None else {}
         return self._same(dict(one.read)[path], there[path]) if path in there else None
 
     def same_items(self, one: object, other: object) -> bool | None:
-        """The same of a result whose first dimension holds the items."""
+        """Return the same for a result whose first dimension holds the items."""
         if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
             return None
         if one.shape[:1] != (self.items,) or other.shape[:1] != (self.items,):
@@ -195,7 +196,7 @@ class _Kept:
         )
 
     def _part(self, one: TensorRows, outer: int) -> Sequence[bytes]:
-        """Their rows, of a dimension of so many blocks."""
+        """Return the rows of the kept items, of a dimension of ``outer`` blocks."""
         block = len(one.content) // outer
         return [one.content[block * at :][: block // self.items * self.kept] for at in range(outer)]
 

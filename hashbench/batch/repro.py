@@ -1,4 +1,5 @@
-"""The repro of an item that depends on its batch: a folder with the kernel alone, in both batches, for torch alone.
+"""Write the repro of an item that depends on its batch: a folder with the kernel alone, in both batches, for torch
+alone.
 
 ``repro.py`` makes the two calls and prints the rows that differ; ``tensors.pt`` holds the inputs of both.
 """
@@ -87,17 +88,16 @@ def write_part_repro(
     unit: str = "tokens",
     seen_in: str = "",
 ) -> None:
-    """Write the repro of a call in which all that both runs have is compared as one: of tokens that depend on each
-    other, or of the calls as both runs made them. ``folder``, ``decision`` and ``seen_in`` are those of
-    :func:`write_item_repro`.
+    """Write the repro of a call whose common part is compared as one: tokens that depend on each other, or the calls as
+    both runs made them. ``folder``, ``decision`` and ``seen_in`` are those of :func:`write_item_repro`.
 
     Args:
         made: a call with a watched item, which is compared with the same alone; or both calls.
         sizes: how many tokens (or items: ``unit``) the smaller run and the reference had.
 
     Raises:
-        HashbenchError: the call is of no op that torch alone has, or cannot be written; it cannot be told which rows of
-            what it leaves are those of the other run.
+        HashbenchError: the call is of no op that torch alone has, or cannot be written; or the rows of the other run
+            cannot be identified.
         OSError: the folder cannot be written.
     """
     call = made.reference if isinstance(made, CallPair) else made
@@ -118,7 +118,7 @@ def write_part_repro(
 
 
 def _parts_of_watched(call: ItemCall) -> list[Part | None]:
-    """Of each tensor that a call leaves the part of its watched item; ``None``: it is not compared."""
+    """Return, for each tensor that a call leaves, the part of its watched item; ``None``: it is not compared."""
 
     def part(axis: ItemAxis, shape: Sequence[int]) -> Part:
         place = call.watched or 0
@@ -132,7 +132,7 @@ def _parts_of_watched(call: ItemCall) -> list[Part | None]:
 
 
 def _parts_of_pair(pair: CallPair) -> list[Part | None]:
-    """Of each tensor that the reference leaves, and that differs, the part that the other run has."""
+    """Return, for each tensor that differs, the part of the reference that the other run has."""
     inherited = tuple(pair.judged.read.values())
     parts: list[Part | None] = []
     for at in pair.written:
@@ -155,7 +155,7 @@ def _part(pair: CallPair, one: Match, cut: Cut, inherited: Sequence[Match]) -> P
 
 
 def _require_shapes(calls: tuple[ItemCall, ItemCall], parts: Sequence[Part | None]) -> None:
-    """What is compared has the same shape in both calls."""
+    """Raise unless the compared parts have the same shape in both calls."""
     if not any(part is not None for part in parts):
         raise NotItemwiseError("nothing that it leaves can be compared")
     for one, other, part in zip(*(call.run()[0] for call in calls), parts, strict=True):
@@ -180,7 +180,7 @@ _NAMES = ("first", "second")
 def _both(
     call: ItemCall, chosen: Sequence[int] | None, first: ItemCall | None
 ) -> tuple[tuple[ItemCall, ItemCall], dict[int, int]]:
-    """The other call and the reference, and which item of the reference is at which place of the other."""
+    """Return the other call and the reference, and which item of the reference is at which place of the other."""
     if chosen is not None:
         other = call.select(chosen) if first is None else first
         if _row_sizes(other, call) == _row_sizes(call, call):
@@ -190,7 +190,7 @@ def _both(
 
 
 def _row_sizes(one: ItemCall, call: ItemCall) -> tuple[tuple[int, ...], ...]:
-    """The sizes of what ``one`` leaves of an item: those of its tensors in the other dimensions than the items' own."""
+    """Return the sizes of the tensors that ``one`` leaves in all dimensions but the item axes."""
     left = zip(one.run()[0], call.outputs, strict=True)
     return tuple(
         (*tensor.shape[: axis.dim], *tensor.shape[axis.dim + 1 :]) for tensor, axis in left if axis is not None
@@ -250,8 +250,8 @@ def _heading(call: ItemCall, decision: Decision, seen_in: str) -> str:
 
 
 def run_item_repro(folder: Path, *, timeout: float) -> str:
-    """Run the repro in a fresh process; what came of it: ``yes: 2 of 4 items
-    differ between 4 items and 8``, ``no: …``, ``failed: …`` or ``timeout after 300 s``."""
+    """Run the repro in a fresh process and return its outcome: ``yes: 2 of 4 items differ between 4 items and 8``,
+    ``no: …``, ``failed: …`` or ``timeout after 300 s``."""
     done = run_python(_RUN, str((folder / SCRIPT_FILE).resolve()), seconds=timeout)
     if done.status is None:
         return f"timeout after {timeout:g} s"

@@ -1,5 +1,4 @@
-"""Row digests: for every tensor that an op reads or writes, one digest for each row along the dimension that holds the
-items of the batch.
+"""Digest the rows of every tensor that an op reads or writes, along the dimension that holds the items of the batch.
 
 Views write nothing and need no rule: what a kernel reads through one is digested as the kernel sees it. A tensor that
 is read as it was written is digested once.
@@ -24,7 +23,7 @@ from hashbench.trace.digest import dtype_name, raw_digest, readable
 from hashbench.trace.op_schema import OpPlan, Pattern, plan_of
 
 NodeShapes = Mapping[str, Mapping[str, Shape]]
-"""By the id of a record: the shapes of the tensors that it read, by argument, and of those that it wrote, by ``>0``."""
+"""Id of a record → shapes of its inputs, by argument, and of its outputs, by ``>0``."""
 
 
 class ShapeNotes(TraceCallback):
@@ -34,22 +33,22 @@ class ShapeNotes(TraceCallback):
         self.shapes: dict[str, dict[str, Shape]] = {}
 
     def before(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:  # noqa: ARG002
-        """Note what is read before the call may change it."""
+        """Note the shapes of the inputs before the call may change them."""
         self.shapes[node] = {path: tuple(tensor.shape) for path, tensor in named_arguments(args, kwargs)}
 
     def after(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
-        """Note what was written."""
+        """Note the shapes of the outputs."""
         written = written_by(plan_of(func), args, kwargs, output)
         self.shapes[node] |= {f">{at}": tuple(tensor.shape) for at, tensor in enumerate(written)}
 
 
 def whole_numbers(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int | None, ...]:
-    """Of all values among the arguments, in order: those that are whole numbers, ``None`` for each other."""
+    """Return all values among the arguments, in order: whole numbers, and ``None`` for each other."""
     return tuple(leaf if type(leaf) is int else None for leaf in leaves([*args, *kwargs.values()]))
 
 
 def written_by(plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> list[torch.Tensor]:
-    """All tensors that a call wrote, in the order in which its record has them; those of a view are none."""
+    """Return all tensors that a call wrote, in the order of its record; none for a view."""
     if plan.pattern is Pattern.INPLACE:
         return [args[0]]
     new = tensors_in(output)
@@ -62,15 +61,19 @@ def written_by(plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any], out
 
 
 class RowDigests(TraceCallback):
-    """Keeps, for every call, the digests of the rows of all that it read and wrote (``calls``, by the id of its
-    record), the shapes (``shapes``), and of the smaller run the whole numbers that it was given (``numbers``) and the
-    ops through which it reads a view (``views``).
+    """Digests, for every call, the rows of its inputs and outputs.
 
     Args:
         subset: the sizes of the two runs.
-        others: the shapes of the other run (of one that tells what scales where both have all items), by the ids that
+        others: the shapes of the other run (if both have all items: of one that shows what scales), by the ids that
             this run's records have.
         reference: whether this is the run of the whole batch.
+
+    Attributes:
+        calls: id of a record → rows.
+        shapes: the shapes.
+        numbers: of the smaller run, the whole numbers among the arguments.
+        views: of the smaller run, the ops through which a call reads a view.
     """
 
     def __init__(self, subset: ItemSubset, others: NodeShapes, *, reference: bool) -> None:
@@ -87,8 +90,10 @@ class RowDigests(TraceCallback):
         self._state: dict[int, str] = {}
 
     def leaf(self, node: str, tensor: torch.Tensor) -> None:
-        """What is known of this memory is of another tensor that was there before. A parameter or buffer is the same in
-        both runs as long as nobody writes to it: its name stands for its content."""
+        """Forget what is known of this memory, which was another tensor's.
+
+        A parameter or buffer is the same in both runs until it is written to: its name replaces its content.
+        """
         address = _address(tensor)
         self._known.pop(address, None)
         self._state.pop(address, None)
@@ -97,7 +102,7 @@ class RowDigests(TraceCallback):
             self._state[address] = node
 
     def before(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Digest what is read, before the call may change it."""
+        """Digest the inputs before the call may change them."""
         plan = plan_of(func)
         if plan.pattern is Pattern.VIEW:
             return
@@ -114,7 +119,7 @@ class RowDigests(TraceCallback):
             self._states[node] = generator_digest(args, kwargs)
 
     def after(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
-        """Digest what was written; of a view note the ops that made it."""
+        """Digest the outputs; of a view note the ops that made it."""
         plan = plan_of(func)
         if plan.pattern is Pattern.VIEW:
             if not self._reference:
@@ -151,8 +156,8 @@ class RowDigests(TraceCallback):
         return rows if rows.shape == given else rows._replace(given=given)
 
     def _without_repeats(self, tensor: torch.Tensor, other: Shape) -> torch.Tensor:
-        """The tensor with what it has several times along a dimension, and the other run once, once: the heads of keys,
-        where one of the runs has them repeated for those of the queries."""
+        """Return the tensor without repeats along a dimension in which the other run has none: the heads of keys, which
+        one of the runs repeats for those of the queries."""
         for dim, (here, there) in enumerate(zip(tensor.shape, other, strict=True)):
             if here <= there or not there or here % there or not is_plain(tensor) or tensor.is_meta:
                 continue
@@ -188,7 +193,7 @@ class RowDigests(TraceCallback):
         return known[key]
 
     def _ops_of(self, tensor: torch.Tensor) -> tuple[str, ...]:
-        """The ops that made a view of its memory, in order."""
+        """Return the ops that made a view of its memory, in order."""
         shown = self._shown.get(_address(tensor))
         return shown.get(_place(tensor), ()) if shown else ()
 
@@ -201,14 +206,16 @@ class RowDigests(TraceCallback):
 
 
 def _may_draw(func: Any, plan: OpPlan) -> bool:
-    """Whether a call may draw random numbers: by its schema, or inside, where its author need not say so."""
+    """Return True if a call may draw random numbers: by its schema, or, in a custom op, inside."""
     return plan.seeded or is_custom(func)
 
 
 def row_digests(tensor: torch.Tensor, cut: Cut) -> tuple[bytes, int]:
-    """The digests of a tensor's rows, one after the other, and how many bytes each takes: XXH3-64 over the row's
-    elements in logical order, or the elements themselves where they take no more. Reads in place where rows are
-    contiguous."""
+    """Return the digests of a tensor's rows, concatenated, and the bytes of each.
+
+    A digest is XXH3-64 over the row's elements in logical order, or the elements themselves if they are no longer.
+    Reads in place if rows are contiguous.
+    """
     tensor = tensor.detach()
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
@@ -240,13 +247,13 @@ def _rows_of(content: memoryview, width: int) -> Iterator[memoryview]:
 
 
 def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """What of its memory a tensor shows, and as what."""
+    """Return the memory and layout that a tensor shows."""
     shape, stride = tuple(tensor.shape), tensor.stride()
     return tensor.storage_offset(), shape, stride, dtype_name(tensor.dtype), tensor.is_conj(), tensor.is_neg()
 
 
 def _address(tensor: torch.Tensor) -> int:
-    """Where the tensor's memory begins; 0 without any."""
+    """Return the address of the tensor's memory; 0 without any."""
     try:
         return tensor.untyped_storage().data_ptr()
     except (NotImplementedError, RuntimeError):
@@ -254,6 +261,6 @@ def _address(tensor: torch.Tensor) -> int:
 
 
 def _odd(tensor: torch.Tensor, shape: Shape, *, comparable: bool) -> TensorRows:
-    """Of a tensor without elements, or that is sparse, quantized or nested: the whole of it."""
+    """Digest a tensor without elements, or one that is sparse, quantized or nested, as a whole."""
     digest = readable(raw_digest(tensor))
     return TensorRows(digest.dtype, shape, WHOLE if comparable else None, digest.value.encode())

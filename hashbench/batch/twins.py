@@ -1,5 +1,4 @@
-"""The counterparts of calls that two runs make another number of times, as a loop over the items does. Pure: no
-torch."""
+"""Match calls that two runs make a different number of times, as a loop over the items does. Pure: no torch."""
 
 from __future__ import annotations
 
@@ -22,11 +21,11 @@ class Twins:
     other: RowRun
 
     def shifted(self, record: OpRecord) -> bool:
-        """Whether the runs called this op in this module another number of times."""
+        """Return True if the runs called this op in this module a different number of times."""
         return record.id.rpartition("#")[0] in self.uneven
 
     def of_content(self, record: OpRecord, rows: CallRows) -> Sequence[str]:
-        """Return the calls of the reference that were given the same, where whole tensors are given."""
+        """Return the calls of the reference with the same inputs, if whole tensors are passed."""
         return self._by_content.get(_key(record, rows), ())
 
     def of_state(self, record: OpRecord, rows: CallRows) -> Sequence[str]:
@@ -35,7 +34,7 @@ class Twins:
 
     @cached_property
     def uneven(self) -> Mapping[str, tuple[int, int]]:
-        """How many times the runs called an op in a module, where these are two numbers."""
+        """Op in a module → its numbers of calls, if these differ."""
         counts = [
             Counter(record.id.rpartition("#")[0] for record in run.trace.records if not record.inside)
             for run in (self.reference, self.other)

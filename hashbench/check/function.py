@@ -44,7 +44,7 @@ _row_of_outcome = functools.partial(row_of, budget_flag="hashbench_diagnose_budg
 """Return the row of an outcome as a failed test shows it, with the setting of ``pytest``."""
 
 SUITE = "pytest"
-_NOT_EVEN_ONE = (KeyboardInterrupt, SystemExit, GeneratorExit)
+_ALWAYS_RAISED = (KeyboardInterrupt, SystemExit, GeneratorExit)
 """What ends a diagnosis as well."""
 
 _CARRIES_STATE = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, np.ndarray, *GENERATORS)
@@ -404,7 +404,7 @@ class _Runs:
         with quiet():
             try:
                 return self._run(traced=traced, diagnosing=diagnosing, watcher=watcher)[0]
-            except _NOT_EVEN_ONE:
+            except _ALWAYS_RAISED:
                 raise
             except BaseException as error:
                 return failure_of(error, op=self._failed_op)

@@ -113,11 +113,11 @@ class BenchmarkRunner:
                 with preserved_umask():
                     workload = self.load_model(spec)
             except Exception as error:
-                return _unready(Status.FAIL_TO_LOAD, level, error, f"loading {spec.name} failed")
+                return _setup_failure(Status.FAIL_TO_LOAD, level, error, f"loading {spec.name} failed")
             try:
                 workload = self.prepare(workload)
             except Exception as error:
-                failed = _unready(Status.FAIL_TO_RUN, level, error, f"preparing {spec.name} failed")
+                failed = _setup_failure(Status.FAIL_TO_RUN, level, error, f"preparing {spec.name} failed")
                 return replace(failed, iterations=workload.iterations)
             return self.check_accuracy(
                 workload,
@@ -407,7 +407,7 @@ class BenchmarkRunner:
 # --------------------------------------------------------------------------------------------------- helpers
 
 
-def _unready(accuracy: str, level: str, error: Exception, what: str) -> Outcome:
+def _setup_failure(accuracy: str, level: str, error: Exception, what: str) -> Outcome:
     """A model that did not get as far as its first run. Where memory ran out, that is what the status says."""
     log_error(what)
     failure = failure_of(error)

@@ -270,7 +270,7 @@ class Stress:
         self.notes[Perturbation.PROCESS] = fresh.failures[0] if fresh.failures else "nothing came back"
         return None
 
-    def _changed_for_good(self) -> Run | None:
+    def _persistent_change(self) -> Run | None:
         """A plain run, which differs from that of the plain pair as all further ones do: an earlier run of the process
         left something behind. ``None`` where one of them agrees with it."""
         later: Run | None = None
@@ -341,7 +341,7 @@ class Stress:
         plain = self._alone((), (0, 0), (TO_TELL, TO_TELL), budget)
         if plain.counts[0] == TO_TELL:  # each run finds what the one before it left behind
             return self._of_processes(plain.first, plain.second, plain.counts)
-        if plain.counts == (0, TO_TELL) and (later := self._changed_for_good()) is not None:
+        if plain.counts == (0, TO_TELL) and (later := self._persistent_change()) is not None:
             return self._of_processes(self.first, later)
         seen: dict[tuple[str, ...], tuple[int, int]] = {(): plain.counts}
         tries: list[tuple[tuple[str, ...], tuple[int, int], tuple[int, int]]]
@@ -365,14 +365,14 @@ class Stress:
             steady = tried[0] in _STEADY
             if not steady:
                 seen[tried] = _sum(seen.get(tried, (0, 0)), alone.counts)
-            if alone.counts[0] and (makes_it := tried if steady else self._makes_it(tried, seen, budget)):
+            if alone.counts[0] and (makes_it := tried if steady else self._contributing(tried, seen, budget)):
                 found = replace(alone, makes_it=makes_it)
                 if found.name != Perturbation.TOGETHER:
                     self.differing[found.name] += 1
                 return found
         return None
 
-    def _makes_it(
+    def _contributing(
         self, names: tuple[str, ...], seen: dict[tuple[str, ...], tuple[int, int]], budget: Budget
     ) -> tuple[str, ...]:
         """Those of the perturbations of these ``names``, under which runs differ by chance, without which they differ

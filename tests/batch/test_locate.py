@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from hashbench.batch.finding import BatchFinding, Comparison, RowDifference
-from hashbench.batch.judged import Guilt
+from hashbench.batch.judged import RowEffect
 from hashbench.batch.layout import MOST_ROWS, ItemAxis, ItemSubset
 from hashbench.batch.locate import compare_rows, finding_of
 from hashbench.records import Failure, op_of
@@ -273,7 +273,7 @@ def test_of_a_loop_over_items_from_the_last_one_no_call_is_blamed_for_the_number
 
     found = compared(function)
     assert found.differing == ()
-    assert not [node for node, one in found.judged.items() if one.guilt is Guilt.GUILTY]
+    assert not [node for node, one in found.judged.items() if one.effect is RowEffect.ORIGIN]
 
 
 def test_an_op_that_only_the_smaller_batch_runs_is_named() -> None:
@@ -381,6 +381,6 @@ def test_of_real_layers_every_call_is_attributed_and_none_that_only_moves_is_bla
     found = compared(module().eval(), size=1)
     assert all(found.judged[node].reference == "" for node in found.not_attributable)  # torch takes another op for one
     assert not [op for op in blamed(found) if op.partition(".")[2].startswith(_MOVING)]
-    guilt = {one.guilt for one in found.judged.values()}
-    assert guilt - {Guilt.NOT_ATTRIBUTABLE}  # which calls differ is the processor's doing
-    assert blamed(found) or Guilt.PASSED_ON not in guilt
+    effects = {one.effect for one in found.judged.values()}
+    assert effects - {RowEffect.UNKNOWN}  # which calls differ is the processor's doing
+    assert blamed(found) or RowEffect.PROPAGATED not in effects

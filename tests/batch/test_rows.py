@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from hashbench.batch.judged import Guilt
+from hashbench.batch.judged import RowEffect
 from hashbench.batch.layout import WHOLE, Cut, ItemAxis, ItemSubset
 from hashbench.batch.match import Agreement, Match, TensorRows, match
 from hashbench.batch.rows import RowDigests, ShapeNotes, row_digests
@@ -211,7 +211,7 @@ def test_what_was_cut_for_another_call_beside_it_is_not_called_different() -> No
 
     found = compared_runs(runner(function, random_inputs(0, 8), batch=8), SUBSET).comparison
     twin = found.judged["forward.0//aten.arange.default#1"]
-    assert (twin.reference, twin.guilt) == ("forward.0//aten.arange.default#0", Guilt.NOT_ATTRIBUTABLE)
+    assert (twin.reference, twin.effect) == ("forward.0//aten.arange.default#0", RowEffect.UNKNOWN)
 
 
 class Grouped(torch.nn.Module):
