@@ -51,7 +51,7 @@ def difference(folder: Path) -> str:
         "kernel": f"{row.kernel}   ({row.phase}, {row.module}, {row.source})",
         "cause": f"{row.cause}, {row.confidence}: {row.because}",
         "advice": row.advice,
-        "repro": f"{row.repro}   (run in a fresh process: {row.reproduced})",
+        "repro": f"{row.repro}   ({row.reproduced})",
     }
     shown = [f"{name:10}{textwrap.shorten(text, LONGEST, placeholder=' …')}" for name, text in lines.items()]
     return "\n".join(["```text", *shown, "```"])

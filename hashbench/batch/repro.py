@@ -6,6 +6,7 @@ alone.
 
 from __future__ import annotations
 
+import platform
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -222,6 +223,7 @@ def _script(
     changed = plan_of(reference.func).written_tensors(reference.args, reference.kwargs)
     return script.render(
         "items.py.jinja",
+        metadata=script.metadata(torch_version=torch.__version__, python=platform.python_version()),
         heading=heading,
         threads=torch.get_num_threads(),
         settings=script.settings_statements(captured[1]),
@@ -250,11 +252,11 @@ def _heading(call: ItemCall, decision: Decision, seen_in: str) -> str:
 
 
 def run_item_repro(folder: Path, *, timeout: float) -> str:
-    """Run the repro in a fresh process and return its outcome: ``yes: 2 of 4 items differ between 4 items and 8``,
-    ``no: …``, ``failed: …`` or ``timeout after 300 s``."""
+    """Run the repro in a fresh process and return the outcome: ``in a fresh process 2 of 4 items differ between 4 items
+    and 8``, ``failed: …`` or ``timeout after 300 s``."""
     done = run_python(_RUN, str((folder / SCRIPT_FILE).resolve()), seconds=timeout)
     if done.status is None:
         return f"timeout after {timeout:g} s"
     if done.status not in (0, 1) or not done.stdout.strip():
         return f"failed: {done.last_line}"
-    return f"{'yes' if done.status else 'no'}: {done.stdout.strip().splitlines()[-1]}"
+    return f"in a fresh process {done.stdout.strip().splitlines()[-1]}"

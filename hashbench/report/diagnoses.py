@@ -84,7 +84,7 @@ class ModelView:
         run += [f"--{row.dtype}"] * (row.dtype in DTYPES and row.dtype != DTYPES[0])
         run += ["-d", row.dev] * (row.dev != "cpu")
         lines = [
-            ("run the captured call again; needs torch alone", ["python", f"{self.repro}/repro.py"], repro),
+            ("run the captured call again, with its torch", ["uv", "run", f"{self.repro}/repro.py"], repro),
             (
                 "repeat the experiments on that call",
                 ["hashbench", "replay", self.repro],

@@ -93,7 +93,9 @@ def write_repro(
         try:
             _write_call(new, call, recorded)
             heading = _heading(call, diagnosis, seen_in=seen_in)
-            text = script.source(call, script.plan(diagnosis.evidence), heading=heading, definition=word)
+            requirements = _requirements(definition, here)
+            how = script.plan(diagnosis.evidence)
+            text = script.source(call, how, heading=heading, definition=word, requirements=requirements)
         except (ValueError, pickle.PicklingError, RuntimeError, TypeError, AttributeError) as error:
             raise HashbenchError(f"the call of {call.op} cannot be written to a file", consequence=str(error)) from None
         (new / SCRIPT_FILE).write_text(text, encoding="utf-8")
@@ -144,6 +146,11 @@ def _heading(call: CapturedCall, diagnosis: Diagnosis, *, seen_in: str) -> str:
         f"Written by hashbench {hashbench.__version__} on torch {torch.__version__}. {_needs(call)}",
     ]
     return "\n".join(lines)
+
+
+def _requirements(definition: Definition | None, here: Mapping[str, str]) -> str:
+    package = script.distribution_of(definition.module) if definition is not None and definition.module else ""
+    return script.metadata(torch_version=here["torch"], python=here["python"], packages=[package] * bool(package))
 
 
 def _needs(call: CapturedCall) -> str:
@@ -199,7 +206,10 @@ def report(
         evidence=[(result.name, REPEATED[result.on].short, *described(result)) for result in diagnosis.evidence.arms],
         documented=documented if any(value for _, value in documented) else [],
         environment=here.items(),
-        usage=f"`python {SCRIPT_FILE}{' DEFINITION' if custom else ''}` beside `tensors.pt`. {_needs(call)}",
+        usage=(
+            f"`uv run {SCRIPT_FILE}{' DEFINITION' if custom else ''}` beside `tensors.pt` installs the torch that "
+            f"it was written with; `python {SCRIPT_FILE}` takes the torch at hand. {_needs(call)}"
+        ),
         output_heading=OUTPUT_HEADING,
         not_run=NOT_RUN,
     )
@@ -315,7 +325,7 @@ def run_in_fresh_process(
         if done.status not in (0, 1) or not counted.exists():
             return f"failed: {done.last_line}"
         count = json.loads(io.read_file(counted))
-    return f"{'yes' if done.status else 'no'}: {count['differing']} of {count['calls']} calls differ"
+    return f"in a fresh process {count['differing']} of {count['calls']} calls differ"
 
 
 def _keep_output(path: Path, output: str) -> None:

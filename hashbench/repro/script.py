@@ -4,11 +4,15 @@ the templates of a repro."""
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import json
 import keyword
 import math
+import sys
+import sysconfig
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -65,6 +69,41 @@ def _facts(rows: Iterable[tuple[str, str]]) -> str:
     return _table([(name, value) for name, value in rows if value], "what", "")
 
 
+# ------------------------------------------------------------------------------------------------ what it needs
+
+
+def metadata(*, torch_version: str, python: str, packages: Iterable[str] = ()) -> str:
+    """Return the PEP 723 header of a script, by which ``uv run`` installs what the script was written with.
+
+    Args:
+        torch_version: ``2.14.1+cu130``; pinned without the local part, since indexes have public versions alone.
+        python: ``3.11.7``; any patch release of that minor version, for which this torch has a wheel.
+        packages: further requirements.
+    """
+    minor = ".".join(python.split(".")[:2])
+    dependencies = [f"torch=={torch_version.partition('+')[0]}", *packages]
+    return "\n".join(
+        [
+            "# /// script",
+            f'# requires-python = "=={minor}.*"',
+            f"# dependencies = {json.dumps(dependencies)}",
+            "# ///",
+        ]
+    )
+
+
+def distribution_of(module: str) -> str:
+    """Return the installed distribution with this module as an exact requirement (``torchvision==0.24.1``), or ``""``
+    for a module from elsewhere than site-packages."""
+    top = module.partition(".")[0]
+    file = getattr(sys.modules.get(top), "__file__", None) or ""
+    folders = {str(Path(sysconfig.get_path(name)).resolve()) for name in ("purelib", "platlib")}
+    if not file or str(Path(file).resolve().parent.parent) not in folders:
+        return ""
+    names = importlib.metadata.packages_distributions().get(top, [])
+    return f"{names[0]}=={importlib.metadata.version(names[0]).partition('+')[0]}" if names else ""
+
+
 # ------------------------------------------------------------------------------------- what is repeated, how often
 
 _FEWEST, _USUAL, _MOST = 20, 500, 5000
@@ -119,12 +158,13 @@ def _affordable(calls: int, result: ExperimentResult) -> int:
 # ---------------------------------------------------------------------------------------------------------- the text
 
 
-def source(call: CapturedCall, how: Plan, *, heading: str, definition: str = "") -> str:
+def source(call: CapturedCall, how: Plan, *, heading: str, definition: str = "", requirements: str = "") -> str:
     """Render the script from the template of the experiment that it repeats.
 
     Args:
         heading: the observation, in a few lines.
         definition: where a custom op is defined.
+        requirements: the header of :func:`metadata`.
 
     Raises:
         BadCallError: an argument cannot be written as Python.
@@ -137,6 +177,7 @@ def source(call: CapturedCall, how: Plan, *, heading: str, definition: str = "")
     return render(
         _TEMPLATE.format(how.variant),
         variant=how.variant,
+        metadata=requirements,
         heading=heading.rstrip(),
         demo=EXPERIMENTS[how.variant].demo,
         custom=custom,

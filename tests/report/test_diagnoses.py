@@ -175,7 +175,7 @@ def test_commands_are_those_of_the_command_line_with_paths_that_are_there(tmp_pa
     folder = write_sweep(tmp_path / "my nights" / "one", row, environment=environment)
     (view,) = model_views(load_history([folder]), {})
     python, *commands = (shlex.split(line) for _, line in view.commands)
-    assert python == ["python", str(folder / names[2])]
+    assert python == ["uv", "run", str(folder / names[2])]
     assert [words[1] for words in commands] == ["replay", "diff", "sweep"]
     assert commands[1][2:] == [str(folder / name) for name in names[:2]]
     sweep = cli_parser().parse_args(commands[2][1:])

@@ -225,7 +225,7 @@ ROW = Row(
     max_ulp=3,
     advice="Sort the targets.",
     repro="repro/x",
-    reproduced="yes: 20 of 20 calls differ",
+    reproduced="in a fresh process 20 of 20 calls differ",
     traces="traces/x.run1.log traces/x.run2.log",
 )
 

@@ -228,7 +228,7 @@ def test_token_invariance_repro_comes_back(machines, tmp_path):
 
     (row,) = result.rows
     assert (row.accuracy, row.kernel) == ("fail_right_padding_invariance", "aten.amax.default"), row.error
-    assert row.reproduced == "yes: the same 6 tokens differ between 6 tokens and 12"
+    assert row.reproduced == "in a fresh process the same 6 tokens differ between 6 tokens and 12"
     assert {file.name for file in (tmp_path / row.repro).iterdir()} == {"repro.py", "tensors.pt"}
 
 
