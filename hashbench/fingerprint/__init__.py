@@ -1,1 +1,1 @@
-"""Kernel fingerprints: what every op signature of a model gives on inputs that are the same on every machine."""
+"""Kernel fingerprints: the outputs of every op signature of a model on inputs that are the same on every machine."""

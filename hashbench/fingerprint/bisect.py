@@ -1,4 +1,4 @@
-"""Which setting explains that kernels changed: all are checked again under one setting at a time, each in a fresh
+"""Find the setting that explains changed kernels: check all of them again under one setting at a time, each in a fresh
 process. Imports no torch."""
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from hashbench.fingerprint.document import Fingerprints
 from hashbench.fingerprint.verify import Change, Request, Verification, verify
 
 _CAPABILITIES = ("default", "avx2", "avx512")
-"""Values of ``ATEN_CPU_CAPABILITY``, each of which a processor that has the next one has, too."""
+"""Values of ``ATEN_CPU_CAPABILITY``; a processor that has one also has those before it."""
 
 _LIMITS = {
     "ATEN_CPU_CAPABILITY": ("ATen native", _CAPABILITIES),
     "ONEDNN_MAX_CPU_ISA": ("oneDNN", ("SSE41", "AVX2", "AVX512_CORE", "ALL")),
     "MKL_CBWR": ("MKL", ("COMPATIBLE", "AVX2", "AVX512")),
 }
-"""Environment variables that choose among the kernels of a library: its name, and values."""
+"""Environment variables that select kernels of a library: the library's name, and values."""
 
 _ON_THE_CPU = {"oneDNN": {"mkldnn.enabled": "False"}}
 _ON_ACCELERATORS = {
@@ -29,12 +29,22 @@ _ON_ACCELERATORS = {
     "attention by efficient memory": {"sdp.mem_efficient": "False"},
     "attention by cuDNN": {"sdp.cudnn": "False"},
 }
-"""Settings of torch by what they are about: other values than those in force when kernels are run."""
+"""torch settings by topic, with non-default values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting at another value than here: ``value`` is that of the recording where ``recorded``."""
+    """One setting with a changed value.
+
+    Attributes:
+        name: of the setting.
+        here: its current value.
+        value: the value to try.
+        recorded: ``value`` is that of the recording.
+        threads: thread count to try.
+        variables: environment variables to try; ``None`` unsets one.
+        settings: torch settings to try.
+    """
 
     name: str
     here: str
@@ -46,14 +56,20 @@ class Setting:
 
     @property
     def text(self) -> str:
-        """``threads 2 instead of 1, as recorded``."""
+        """Description: ``threads 2 instead of 1, as recorded``."""
         return f"{self.name} {self.value} instead of {self.here}{', as recorded' if self.recorded else ''}"
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What a setting does: of the kernels that changed, ``back`` are as recorded under it, and ``others`` that were the
-    same are not."""
+    """Effect of one setting.
+
+    Attributes:
+        setting: what was tried.
+        back: number of changed kernels that give the recorded result again.
+        changed: number of changed kernels.
+        others: number of unchanged kernels that now differ.
+    """
 
     setting: Setting
     back: int
@@ -62,20 +78,20 @@ class Trial:
 
     @property
     def explains(self) -> bool:
-        """Whether everything is as recorded under it."""
+        """Whether all kernels give the recorded results under it."""
         return self.back == self.changed and not self.others
 
 
 def candidates(
     recorded: Mapping[str, Any], here: Mapping[str, Any], changed: Sequence[Change], *, device: str
 ) -> Iterator[Setting]:
-    """The settings to try, those first that are known to be another than when recorded.
+    """Yield the settings to try; those known to have changed since the recording come first.
 
     Args:
-        recorded: the environment of the recording.
-        here: the environment now.
-        changed: kernels; what chooses among those of a library is tried where it computed, or computes, one of them.
-        device: that the kernels run on.
+        recorded: environment of the recording.
+        here: current environment.
+        changed: changed kernels; settings of a library are tried only if it computed, or computes, one of them.
+        device: device of the kernels.
     """
     settings = [*_threads(recorded, here), *_variables(recorded, here, changed), *_of_torch(changed, device)]
     yield from sorted(settings, key=lambda setting: not setting.recorded)
@@ -128,14 +144,14 @@ def bisect(
     *,
     on_progress: Callable[[str], object] = lambda _: None,
 ) -> tuple[Trial, ...]:
-    """Check the same kernels under each setting alone, until one explains all: the trials in their order.
+    """Check the same kernels under each setting alone until one explains all; return the trials in order.
 
     Args:
-        fingerprints: the content of the file that the request names.
+        fingerprints: content of the file that the request names.
         request: what was checked.
-        before: what came out.
-        settings: what to try.
-        on_progress: told of each setting before it is tried.
+        before: its result.
+        settings: settings to try.
+        on_progress: called with each setting before it is tried.
     """
     trials: list[Trial] = []
     names = {_name(change) for change in before.changed}
@@ -154,7 +170,7 @@ def _name(change: Change) -> str:
 
 
 def bisected_text(trials: Sequence[Trial]) -> str:
-    """What the trials say, a line each and a conclusion."""
+    """Format the trials, one per line, with a conclusion."""
     if not trials:
         return "No setting is known that could be tried."
     lines = []

@@ -1,4 +1,4 @@
-"""Op signatures: collected from the calls of a traced run, and made into calls that can be run in isolation."""
+"""Collect op signatures from the calls of a traced run, and rebuild runnable calls from them."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from hashbench.trace.digest import dtype_name, untraced
 from hashbench.trace.op_schema import plan_of
 
 MOST_BYTES = 2**31
-"""Of the inputs of one call."""
+"""Limit on the inputs of one call."""
 
 _WIDEST_FIRST = (ANY, POSITIVE, UNIT)
 
 
 @functools.cache
 def why_left_out(func: Any) -> str:
-    """Why an op has no fingerprint; empty for one that computes something that can be repeated."""
+    """Return why an op has no fingerprint; empty if it computes something repeatable."""
     if not isinstance(func, torch._ops.OpOverload):
         return "runs other ops that it is given"
     plan = plan_of(func)
@@ -56,10 +56,10 @@ def why_left_out(func: Any) -> str:
 
 
 class KernelCollector(TraceCallback):
-    """Collects the op signatures of one traced run, in the order in which they are first called.
+    """Collects the op signatures of one traced run, in the order of their first calls. Keeps no tensor.
 
     ``kernels`` have no outputs yet; ``contents`` and ``left_out`` are those of a
-    :class:`~hashbench.fingerprint.document.ModelFingerprint`. No tensor is kept.
+    :class:`~hashbench.fingerprint.document.ModelFingerprint`.
     """
 
     wants_trace = False
@@ -72,16 +72,16 @@ class KernelCollector(TraceCallback):
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
-        """One for each signature, with the number of its calls."""
+        """One kernel per signature, with its number of calls."""
         return tuple(replace(kernel, calls=self._calls[key]) for key, kernel in self._kernels.items())
 
     def before(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Note the call that is about to be made."""
+        """Record the pending call."""
         if reason := why_left_out(func) or self._note(node, func, args, kwargs):
             self.left_out[reason][str(func)] += 1
 
     def _note(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        """Add the call to those of its signature; the reason where it has none."""
+        """Count the call under its signature; return the reason if it has none."""
         key = _signature(func, args, kwargs)
         if key not in self._kernels:
             try:
@@ -143,8 +143,10 @@ class KernelCollector(TraceCallback):
         return words
 
     def _values(self, tensor: torch.Tensor, *, custom: bool) -> str:
-        """What says which numbers a kernel is run on. An op of somebody else's may take some for places, where it
-        reads and writes unchecked: the first of anything is always there."""
+        """Return the specification of a tensor's synthetic values.
+
+        A custom op may use floating-point values as indices and access memory unchecked, so it gets values from 0 to 1.
+        """
         if tensor.is_floating_point() or tensor.is_complex():
             return UNIT if custom else range_of(tensor)
         content, limits = content_of(tensor)
@@ -152,18 +154,18 @@ class KernelCollector(TraceCallback):
 
 
 _EXACT = frozenset((int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format))
-"""Types of which two values are equal only where they read the same."""
+"""Types whose values are equal only if their text is."""
 
 
 def _signature(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
-    """Equal for calls of one signature. Every call of a model is asked for it, so it takes no detour."""
+    """Return the key of a call, equal for calls of one signature. On the hot path of every call."""
     tensors: list[torch.Tensor] = []
     described = _described(args, tensors), _described(kwargs, tensors)
     return func.name(), described, _sharing(tensors)
 
 
 def _described(value: Any, tensors: list[torch.Tensor]) -> Hashable:
-    """What a signature says of an argument; its tensors are added to ``tensors``, and their memory is not described."""
+    """Return the key of an argument, without storage; its tensors are appended to ``tensors``."""
     kind = type(value)
     if kind in _EXACT:
         return kind, value
@@ -180,8 +182,7 @@ def _described(value: Any, tensors: list[torch.Tensor]) -> Hashable:
 
 
 def _sharing(tensors: Sequence[torch.Tensor]) -> tuple[tuple[int, int], ...]:
-    """For each tensor the first one that has the same storage, and how far from its beginning it lies: in bytes from
-    that one, or from where a line of the cache begins."""
+    """Return, per tensor, the first tensor with the same storage and the byte distance from it, or from a cache line."""
     first: dict[int, tuple[int, int]] = {}
     shared = []
     for number, tensor in enumerate(tensors):
@@ -204,12 +205,14 @@ def call_of(
     arena: Arena | None = None,
     repetition: int = -1,
 ) -> CapturedCall:
-    """The call of a signature with synthetic numbers, on ``device``. Its memories lie in the ``arena``, on the host, in
-    the place of this ``repetition``; what its op only reads may be shared with other calls of that arena.
+    """Rebuild the call of a signature with synthetic values on ``device``.
+
+    Its memories are allocated in the ``arena``, on the host, at the offset of this ``repetition``; memory that the op
+    only reads may be shared with other calls of that arena.
 
     Raises:
-        HashbenchError: its op is not loaded.
-        ValueError: its op computes nothing, does not take these arguments, or they are no tensors or too large.
+        HashbenchError: the op is not loaded.
+        ValueError: the op has no fingerprint or does not take these arguments, or a tensor is invalid or too large.
     """
     words = tuple(tensor_word(text) for text in kernel.tensors)
     forms = _forms(words)
@@ -254,7 +257,7 @@ def _forms(words: Sequence[TensorWord]) -> tuple[TensorForm, ...]:
 
 
 _Held = Sequence[tuple[TensorForm, TensorWord]]
-"""The tensors that lie in one memory."""
+"""The tensors in one memory."""
 
 
 def _filled_rooms(
@@ -265,7 +268,7 @@ def _filled_rooms(
     repetition: int,
     written: Collection[int],
 ) -> list[np.ndarray[Any, Any]]:
-    """The memories of a call, as flat bytes. Those that are ``written`` are its own."""
+    """Return the memories of a call as flat bytes; those that are ``written`` are never shared."""
     held: defaultdict[int, list[tuple[TensorForm, TensorWord]]] = defaultdict(list)
     for form, word in zip(forms, words, strict=True):
         held[form.storage].append((form, word))
@@ -285,7 +288,7 @@ def _filled_rooms(
 
 
 def _range(held: _Held) -> str | None:
-    """The range of the floating-point numbers that a memory holds; ``None`` where it holds others."""
+    """Return the range of floating-point values in a memory; ``None`` for other dtypes."""
     dtype = held[0][0].dtype
     if any(form.dtype != dtype for form, _ in held):
         raise NoValuesError("two arguments of different dtypes share memory")
@@ -295,7 +298,7 @@ def _range(held: _Held) -> str | None:
 
 
 def _fill(room: np.ndarray[Any, Any], number: int, held: _Held, contents: Sequence[str]) -> None:
-    """Write the bytes of one memory, and of all tensors that lie in it."""
+    """Write the bytes of one memory, with all tensors in it."""
     dtype, values = held[0][0].dtype, _range(held)
     if values is not None:
         fill(room, dtype, values=values, number=number)
@@ -311,7 +314,7 @@ def _fill(room: np.ndarray[Any, Any], number: int, held: _Held, contents: Sequen
 
 
 def _put(values: torch.Tensor, memory: np.ndarray[Any, Any], form: TensorForm) -> None:
-    """Write values where a form over this memory has its elements; several of them may lie in one place."""
+    """Write values to the elements of a tensor over this memory; elements may overlap."""
     flat, width = memory.view(f"u{form.dtype.itemsize}"), form.dtype.itemsize
     steps = [step * width for step in form.stride]
     np.lib.stride_tricks.as_strided(flat[form.offset :], form.shape, steps)[...] = bits_of(values)

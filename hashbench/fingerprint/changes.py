@@ -1,7 +1,7 @@
-"""Which kernels changed from one recording of a model to another. Pure; imports no torch.
+"""Compare two recordings of a model and list the kernels that changed. Pure; imports no torch.
 
-Two recordings tell as much as a verification: inputs are the same wherever they are recorded. Where the model itself
-led to other inputs (other indices, another range), nothing is said of a kernel.
+Two recordings are as conclusive as a verification, since synthetic inputs are the same everywhere. A kernel whose
+inputs differ, because the model itself produced other indices or another range, is not compared.
 """
 
 from __future__ import annotations
@@ -15,13 +15,19 @@ from hashbench.fingerprint.text import environment_changes, family
 from hashbench.text import a_few, count
 
 _SHOWN = 4
-"""Kernels that a sentence names."""
+"""Maximum number of kernels in a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Of the signatures that both recordings of a model have with the same inputs, how many gave the ``same`` and which
-    ``changed``; how many are in both with ``other_inputs``, and how many in one of them ``alone``."""
+    """Comparison of two recordings of a model.
+
+    Attributes:
+        same: number of signatures with equal inputs and outputs.
+        changed: kernels with equal inputs and different outputs.
+        other_inputs: number of signatures in both with different inputs.
+        alone: number of signatures in only one of them.
+    """
 
     same: int
     changed: tuple[Kernel, ...]
@@ -30,12 +36,12 @@ class Changes:
 
     @property
     def compared(self) -> int:
-        """How many tell something."""
+        """Number of kernels that were compared."""
         return self.same + len(self.changed)
 
 
 def changes_between(base: ModelFingerprint, new: ModelFingerprint) -> Changes:
-    """Which kernels of ``base`` gave something else in ``new``."""
+    """Compare the kernels of two recordings of a model."""
     before = {kernel.signature(): kernel for kernel in base.kernels}
     after = {kernel.signature(): kernel for kernel in new.kernels}
     same = other_inputs = 0
@@ -53,8 +59,10 @@ def changes_between(base: ModelFingerprint, new: ModelFingerprint) -> Changes:
 
 
 def changes_text(changes: Changes, *, base: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """One clause on the kernels that changed from environment ``base`` to ``new``: ``2 of 57 kernels changed with torch
-    2.15.0 -> 2.15.1: aten.mm.default (MKL), aten.gelu.default (oneDNN)``."""
+    """Format the changes from environment ``base`` to ``new`` as one clause.
+
+    ``2 of 57 kernels changed with torch 2.15.0 -> 2.15.1: aten.mm.default (MKL), aten.gelu.default (oneDNN)``.
+    """
     since = ", ".join(environment_changes(base, new)) or "no known change of the environment"
     others = f"; {changes.other_inputs} had other inputs" if changes.other_inputs else ""
     if not changes.compared:

@@ -1,5 +1,7 @@
-"""Runs recorded signatures on this machine and compares what they write with what was recorded; for the process that
-``hashbench fingerprint verify`` starts, or for your own (:func:`check`)."""
+"""Rerun recorded signatures on this machine and compare their outputs with the recorded ones.
+
+:func:`main` runs in the process that ``hashbench fingerprint verify`` starts; call :func:`check` in your own.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +30,10 @@ from hashbench.replay.ops import load
 from hashbench.run.settings import applied
 
 REPEATS = 5
-"""How often a signature whose result is another one is run again: one of many results may be the recorded one."""
+"""Runs of a signature with a different result: the recorded result may be one of several."""
 
 MEMORY = 2**34
-"""Bytes that checking may take on the host beside what the process has already: a file may ask for any size."""
+"""Bytes of host memory that checking may add to the process: a file may ask for any size."""
 
 
 def check(
@@ -42,15 +44,14 @@ def check(
     begin: Callable[[int], object] = lambda _: None,
     skip: Collection[int] = (),
 ) -> Iterator[Checked]:
-    """Run every kernel of a file in this process, those that several models have once. Settings are as they were
-    afterwards.
+    """Run every kernel of a file in this process, duplicates across models once. Restores settings afterwards.
 
     Args:
-        fingerprints: what was recorded.
-        threads: of torch; ``None`` leaves the number that this process has.
-        settings: of torch by name (:mod:`hashbench.run.settings`) that are other than in a sweep.
-        begin: told the number of each kernel before it is run.
-        skip: numbers of kernels that are not run.
+        fingerprints: the recording.
+        threads: torch threads; ``None`` keeps the current number.
+        settings: torch settings by name (:mod:`hashbench.run.settings`) that override those of a sweep.
+        begin: called with the number of each kernel before it runs.
+        skip: numbers of kernels not to run.
     """
     numbers = itertools.count()
     known: dict[tuple[str, ...], Checked] = {}
@@ -71,7 +72,7 @@ def check(
 def _checked(
     model: ModelFingerprint, kernel: Kernel, number: int, listening: Listener, arenas: tuple[Arena, Arena]
 ) -> Checked:
-    """What a kernel gives now. Its own memory and the copies are in ``arenas``."""
+    """Run one kernel and compare; ``arenas`` hold its own memory and the copies."""
     made, copies = arenas
     recorded = Result(kernel.outputs, kernel.samples)
     try:
@@ -100,13 +101,13 @@ def _refuse_varying(call: CapturedCall, seen: Result, recorded: Result, copies: 
 
 
 def _form_of(recorded: Result, seen: Result) -> str:
-    """How dtypes, shapes or strides of the outputs differ; empty where they do not."""
+    """Describe how dtypes, shapes or strides of the outputs differ; empty if they do not."""
     old, new = ([tensor_word(word).shown for word in result.outputs] for result in (recorded, seen))
     return "" if old == new else f"{', '.join(old)} -> {', '.join(new)}"
 
 
 def _distance(recorded: Result, seen: Result) -> Distance:
-    """How far apart the kept elements of two results are."""
+    """Measure the distance of the sampled elements of two results."""
     words = [tensor_word(word).dtype for word in recorded.outputs]
     kinds = [getattr(torch, dtype, None) for dtype in words]
     return distance(
@@ -120,8 +121,11 @@ def _distance(recorded: Result, seen: Result) -> Distance:
 
 
 def main(request: str, answers: str) -> None:
-    """Check what ``request`` (JSON, :class:`~hashbench.fingerprint.verify.Request`) asks for and write one line of JSON
-    for each kernel to the file ``answers``: its number when it begins, the :class:`Checked` when it is done."""
+    """Check what ``request`` asks for and write JSON lines to the file ``answers``.
+
+    Per kernel: its number when it begins, and the :class:`Checked` when it is done. ``request`` is the JSON of a
+    :class:`~hashbench.fingerprint.verify.Request`.
+    """
     asked = from_json(Request, json.loads(request))
     for name in asked.imports:
         load(name)
@@ -143,7 +147,7 @@ def main(request: str, answers: str) -> None:
 
 
 def _limit_memory() -> None:
-    """Refuse this process more memory than a sane file asks for, instead of waiting for the kernel to end it."""
+    """Limit the address space of this process to what a sane file needs, to fail instead of being OOM-killed."""
     have = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0]) * resource.getpagesize()
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (have + MEMORY, hard))

@@ -1,4 +1,4 @@
-"""How far apart kept elements of two results are, by NumPy and in integers: what torch computes is what may have
+"""Measure the distance between sampled elements of two results with NumPy integers: torch's own arithmetic may be what
 changed. Pure; imports no torch."""
 
 from __future__ import annotations
@@ -20,15 +20,21 @@ FLOATS: dict[str, tuple[int, int]] = {
     "float8_e4m3fn": (4, 3),
     "float8_e5m2": (5, 2),
 }
-"""Bits of the exponent and of the significand, by dtype."""
+"""Bits of exponent and significand, by dtype."""
 
 _PARTS = {"complex128": "float64", "complex64": "float32", "complex32": "float16"}
 
 
 @dataclass(frozen=True, slots=True)
 class Distance:
-    """How far apart the kept elements of two results are: of ``samples`` elements, ``differing`` have other bits, by at
-    most ``max_ulp`` units in the last place and ``max_relative``; ``None`` where no number can be given."""
+    """Distance between the sampled elements of two results.
+
+    Attributes:
+        samples: number of sampled elements.
+        differing: number of those whose bits differ.
+        max_ulp: largest distance in units in the last place; ``None`` if there is no number.
+        max_relative: largest relative difference; ``None`` if there is no number.
+    """
 
     samples: int = 0
     differing: int = 0
@@ -37,10 +43,10 @@ class Distance:
 
 
 def distance(kept: Iterable[tuple[str, int, str, str]]) -> Distance:
-    """The distance over several outputs.
+    """Measure the distance over several outputs.
 
     Args:
-        kept: of each its dtype, the bytes of an element, and what was kept of it before and now (base64).
+        kept: per output its dtype, bytes per element, and its samples before and now (base64).
     """
     total = differing = 0
     ulps: list[int] = []
@@ -59,7 +65,7 @@ def distance(kept: Iterable[tuple[str, int, str, str]]) -> Distance:
 
 
 def _elements(text: str, itemsize: int) -> np.ndarray[Any, Any] | None:
-    """The bytes of kept elements, a row for each; ``None`` where there are none."""
+    """Return the bytes of sampled elements, one row each; ``None`` if there are none."""
     try:
         content = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
@@ -69,8 +75,10 @@ def _elements(text: str, itemsize: int) -> np.ndarray[Any, Any] | None:
 
 
 def _far(dtype: str, a: np.ndarray[Any, Any], b: np.ndarray[Any, Any], ulps: list[int], relatives: list[float]) -> None:
-    """Add to ``ulps`` and ``relatives`` those of numbers that differ, given as rows of bytes. Two values that are not a
-    number, or two zeros, are 0 units apart."""
+    """Append the distances of differing numbers, given as rows of bytes, to ``ulps`` and ``relatives``.
+
+    Two NaNs, or two zeros, are 0 units apart.
+    """
     width = (1 + sum(FLOATS[dtype])) // 8
     bits = [np.ascontiguousarray(part).view(f"<u{width}").reshape(-1) for part in (a, b)]
     differ = bits[0] != bits[1]
@@ -84,7 +92,7 @@ def _far(dtype: str, a: np.ndarray[Any, Any], b: np.ndarray[Any, Any], ulps: lis
 
 
 def value_of(bits: int, dtype: str) -> float:
-    """The number with these bits in a floating-point ``dtype`` of :data:`FLOATS`, exactly.
+    """Return the exact number with these bits in a floating-point ``dtype`` of :data:`FLOATS`.
 
     >>> value_of(0x3FC0, "bfloat16"), value_of(0xC0, "float8_e4m3fn"), value_of(0x7F80, "bfloat16")
     (1.5, -2.0, inf)
@@ -100,6 +108,6 @@ def value_of(bits: int, dtype: str) -> float:
 
 
 def _ordered(bits: int, width: int) -> int:
-    """The bits of a floating-point number as an integer in the order of values, so that a difference counts ULPs."""
+    """Map the bits of a floating-point number to an integer in value order, so that a difference counts ULPs."""
     sign = 1 << (width - 1)
     return sign - bits if bits & sign else bits

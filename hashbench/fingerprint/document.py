@@ -1,7 +1,7 @@
-"""Fingerprints of kernels as data, and the file that holds those of several models. Imports no torch.
+"""Represent kernel fingerprints as data, and read and write the file with those of several models. Imports no torch.
 
-The file is JSON: schema, environment, models, and a SHA-256 over all of it. The kernels of a model are one text: a
-table with one row for each op signature, compressed. A tensor is one word, ``float32[8,64]``, see :class:`TensorWord`.
+The file is JSON: schema, environment, models, and a SHA-256 of all of it. The kernels of a model are one compressed
+table with one row per op signature. A tensor is one word, ``float32[8,64]``, see :class:`TensorWord`.
 """
 
 from __future__ import annotations
@@ -24,23 +24,22 @@ from hashbench.records import DETERMINISTIC, contiguous_stride
 from hashbench.results.folder import file_key
 
 FINGERPRINT_SCHEMA = 1
-"""Version of the file; one of another version is refused. (Until version 3, what is large had other
-digests; until 4, kernels ran on other numbers.)"""
+"""Version of the file; another version is refused."""
 
 FOLDER = "fingerprints"
-"""In a results folder: a file for each model."""
+"""Folder within a results folder, with one file per model."""
 
 MOST_KERNELS = 100_000
-"""Of one file. The models of the largest zoo have a tenth of this together."""
+"""Limit per file; ten times the models of the largest zoo together."""
 
 MOST_TENSORS = 20_000
-"""Of one call: an optimizer's may have those of all parameters several times."""
+"""Limit per call: an optimizer's call may have those of all parameters several times."""
 
 MOST_VALUES = 5 * MOST_TENSORS
-"""Among the arguments of one call, and a hundred times as many in one file: few bytes may stand for many of them."""
+"""Limit on the arguments of one call, and times 100 of one file: few bytes may expand to many."""
 
 MOST_BYTES = 2**24
-"""That the kernels of one model take when they are not compressed. The largest of torchvision's take 200 KB."""
+"""Limit on the uncompressed kernels of one model. The largest of torchvision take 200 KB."""
 
 _LARGEST = 2**48
 _TIP = "Record it again with `hashbench fingerprint record`."
@@ -56,11 +55,15 @@ _WORD = re.compile(
 class TensorWord:
     """One tensor as text: ``float32[64,8]/1,64+16@0 >=0``.
 
-    ``stride`` stands there where it is not that of a contiguous tensor, ``offset`` (elements from the start of its
-    memory) where it is not 0, ``memory`` where the tensor shares that of an earlier one, by the number of that memory
-    in order of appearance. ``values`` says what an argument holds: nothing for synthetic numbers of both signs,
-    ``>=0`` and ``0..1`` for those in that range, ``5..9`` for whole numbers from 5 to 9, ``#2`` for the recorded
-    content number 2 of the model. Of an output, ``digest`` is what :mod:`hashbench.trace.digest` says of its content.
+    Attributes:
+        dtype: name of the torch dtype.
+        shape: elements per dimension.
+        stride: in elements; omitted from the text if contiguous.
+        offset: elements from the start of its memory; omitted if 0.
+        memory: number of the memory, in order of appearance, if an earlier tensor shares it.
+        values: content of an argument: empty for synthetic numbers of both signs, ``>=0`` and ``0..1`` for those in
+            that range, ``5..9`` for integers from 5 to 9, ``#2`` for the model's recorded content number 2.
+        digest: of an output's content, as in :mod:`hashbench.trace.digest`.
     """
 
     dtype: str
@@ -72,7 +75,7 @@ class TensorWord:
     digest: str = ""
 
     def text(self) -> str:
-        """The word."""
+        """Format the word."""
         words = [f"{self.dtype}[{_joined(self.shape)}]"]
         if self.stride != contiguous_stride(self.shape):
             words.append(f"/{_joined(self.stride)}")
@@ -83,13 +86,13 @@ class TensorWord:
 
     @property
     def shown(self) -> str:
-        """The word without what only a machine wants to know."""
+        """Short form for people: dtype, shape and stride."""
         return dataclasses.replace(self, offset=0, memory=None, values="", digest="").text()
 
 
 @functools.lru_cache(maxsize=65536)
 def tensor_word(text: str) -> TensorWord:
-    """The tensor that a word describes; ``ValueError`` where it is none."""
+    """Parse the word of a tensor; raise ``ValueError`` if it is invalid."""
     match = _WORD.fullmatch(text)
     if match is None:
         raise ValueError(f"{text[:60]!r} describes no tensor")
@@ -117,12 +120,18 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One op signature of a model, and what it gave.
+    """One op signature of a model, and its outputs.
 
-    ``args`` and ``kwargs`` are as in a repro's ``call.json``; ``tensors`` are the words of those that they refer to.
-    ``place`` is where the model called it first (``backward layer1.0.conv2``), ``calls`` how often in one run.
-    ``library`` is what computed it (:mod:`hashbench.fingerprint.library`). ``outputs`` are the words of what it wrote,
-    and of each, ``samples`` has some elements: their bytes, little-endian, in base64.
+    Attributes:
+        op: name of the op.
+        args: positional arguments, encoded as in a repro's ``call.json``.
+        kwargs: keyword arguments, likewise.
+        tensors: words of the tensors that the arguments refer to.
+        place: phase and module of its first call (``backward layer1.0.conv2``).
+        calls: number of calls per run.
+        library: which library computed it (:mod:`hashbench.fingerprint.library`).
+        outputs: words of the tensors that it wrote.
+        samples: some elements of each output: little-endian bytes in base64.
     """
 
     op: str
@@ -146,22 +155,31 @@ class Kernel:
         return self.place.partition(" ")[0]
 
     def signature(self) -> str:
-        """Equal for equal ops, dtypes, shapes, strides and plain arguments."""
+        """Return a key that is equal for equal ops, dtypes, shapes, strides and plain arguments."""
         forms = [dataclasses.replace(tensor_word(word), values="").text() for word in self.tensors]
         return json.dumps([self.op, to_json(self.args), to_json(self.kwargs), forms], sort_keys=True)
 
 
 COLUMNS = ("op", "arguments", "tensors", "place", "calls", "library", "outputs", "samples")
-"""Of the row of a kernel in a file; ``arguments`` are ``args`` and ``kwargs``."""
+"""Columns of a kernel's row in a file; ``arguments`` are ``args`` and ``kwargs``."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFingerprint:
     """The kernels of one model.
 
-    They ran with ``threads`` threads at deterministic level ``deterministic``. ``contents`` are what arguments held
-    that follow from data (indices, masks, lengths), see :mod:`hashbench.fingerprint.values`. ``left_out`` has for each
-    reason the calls of one run by op.
+    Attributes:
+        suite: name of the suite.
+        name: of the model.
+        mode: of the sweep.
+        device: of the kernels.
+        dtype: of the sweep.
+        deterministic: deterministic level under which the kernels ran.
+        threads: number of threads with which they ran.
+        kernels: one per op signature.
+        contents: recorded content of arguments that depend on data (indices, masks, lengths), see
+            :mod:`hashbench.fingerprint.values`.
+        left_out: by reason, the number of calls per run by op.
     """
 
     suite: str
@@ -177,17 +195,17 @@ class ModelFingerprint:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What identifies a model within a file."""
+        """Identity of the model within a file."""
         return self.suite, self.name, self.mode, self.device, self.dtype
 
     def inputs_of(self, kernel: Kernel) -> tuple[str, ...]:
-        """What the tensors of one of its kernels hold, and the settings that it ran under."""
+        """Return the content of the tensors of one of its kernels, and the settings under which it ran."""
         values = (tensor_word(word).values for word in kernel.tensors)
         held = (self.contents[int(each[1:])] if self._has_content(each) else each for each in values)
         return self.deterministic, self.dtype, *held
 
     def run_of(self, kernel: Kernel) -> tuple[str, ...]:
-        """Equal for kernels, of whatever models, that run the same and recorded the same: one of them need be run."""
+        """Return a key that is equal for kernels, also of other models, with equal inputs and recorded outputs."""
         return kernel.signature(), *self.inputs_of(kernel), self.device, *kernel.outputs
 
     def _has_content(self, values: str) -> bool:
@@ -196,14 +214,19 @@ class ModelFingerprint:
 
 @dataclass(frozen=True, slots=True)
 class Fingerprints:
-    """A whole file: the models, and the environment (:mod:`hashbench.run.environment`) that they were recorded in."""
+    """A whole file.
+
+    Attributes:
+        environment: of the recording (:mod:`hashbench.run.environment`).
+        models: one per model.
+    """
 
     environment: Mapping[str, object]
     models: tuple[ModelFingerprint, ...]
 
     @property
     def kernels(self) -> int:
-        """How many there are."""
+        """Total number of kernels."""
         return sum(len(model.kernels) for model in self.models)
 
 
@@ -212,8 +235,8 @@ class Fingerprints:
 
 @dataclass(slots=True)
 class _Tables:
-    """What the rows of a model name by its place: words of tensors, successive ones of long lists, arguments as JSON,
-    and libraries."""
+    """Tables that the rows of a model index: tensor words, runs of words of long lists, arguments as JSON, and
+    libraries."""
 
     words: dict[str, int]
     lists: dict[tuple[int, ...], int]
@@ -227,14 +250,14 @@ _KINDS = {
     "arguments": tuple[tuple[object, ...], ...],
     "libraries": tuple[str, ...],
 }
-"""The tables by name, as a file has them."""
+"""The tables of a file by name, with their types."""
 
 _LONG = 6
-"""Tensors from which on a list among the arguments, such as an optimizer's, is kept once for all calls that have it."""
+"""Minimum length of a list of tensors, such as an optimizer's, that is stored once for all calls that use it."""
 
 
 def _packed(kernel: Kernel, tables: _Tables) -> list[Any]:
-    """The row of a kernel: what is in ``tables``, which grow, by its place there, references in short."""
+    """Convert a kernel to a row that indexes ``tables``, which grow."""
     arguments = _short([to_json(kernel.args), *([to_json(kernel.kwargs)] if kernel.kwargs else [])])
     row: dict[str, Any] = {name: to_json(getattr(kernel, name, None)) for name in COLUMNS}
     row["arguments"] = tables.arguments.setdefault(json.dumps(arguments), len(tables.arguments))
@@ -253,7 +276,7 @@ def _packed(kernel: Kernel, tables: _Tables) -> list[Any]:
 
 
 class _Unpacker:
-    """Makes fields of kernels of the rows of one model that :func:`_packed` made; ``values`` counts what they hold."""
+    """Converts the rows of one model that :func:`_packed` wrote back to kernel fields; ``values`` counts their values."""
 
     def __init__(self, model: Mapping[str, object]) -> None:
         self._tables = {name: from_json(kind, model.get(name), where=name) for name, kind in _KINDS.items()}
@@ -262,7 +285,7 @@ class _Unpacker:
         self.values = 0
 
     def unpacked(self, row: Sequence[Any]) -> dict[str, Any]:
-        """The fields of one kernel; ``ValueError`` says what is wrong."""
+        """Return the fields of one kernel; raise ``ValueError`` if they are invalid."""
         fields = dict(zip(COLUMNS, row, strict=True))
         words, lists = self._tables["words"], self._tables["lists"]
         places: list[object] = []
@@ -291,7 +314,7 @@ class _Unpacker:
 
 
 def _at(table: Sequence[Any], place: object) -> Any:
-    """What stands at this place in a table, which may be named in digits; ``ValueError`` where nothing does."""
+    """Look up a table entry by index, which may be a decimal string; raise ``ValueError`` if it is missing."""
     number = int(place) if isinstance(place, str) and place.isdecimal() and len(place) < 10 else place
     if type(number) is not int or not 0 <= number < len(table):
         raise ValueError("a tensor, argument or library of a kernel is missing")
@@ -299,8 +322,8 @@ def _at(table: Sequence[Any], place: object) -> Any:
 
 
 def _short(value: Any) -> Any:
-    """An argument in which ``{"tensor": 3}`` is ``"$3"``, a list of successive ones ``"$3..9"``, a long one of equal
-    plain values ``{"each": 0.1, "times": 142}``; what begins with a dollar sign itself gets another one."""
+    """Shorten an argument: ``{"tensor": 3}`` to ``"$3"``, a list of successive ones to ``"$3..9"``, a long list of
+    equal plain values to ``{"each": 0.1, "times": 142}``. A leading dollar sign is doubled."""
     match value:
         case {"tensor": int(number)}:
             return f"${number}"
@@ -321,7 +344,7 @@ _REFERENCE = re.compile(r"\$(\d{1,6})(?:\.\.(\d{1,6}))?", re.ASCII)
 
 
 def _runs(value: Any) -> Iterator[tuple[int, int]]:
-    """First and last of each list of successive tensors in shortened arguments."""
+    """Yield first and last index of each list of successive tensors in shortened arguments."""
     if isinstance(value, (list, dict)):
         for item in value.values() if isinstance(value, dict) else value:
             yield from _runs(item)
@@ -330,7 +353,7 @@ def _runs(value: Any) -> Iterator[tuple[int, int]]:
 
 
 def _long(value: Any, *, tensors: int) -> Any:
-    """The argument that :func:`_short` shortened, of a call with so many ``tensors``."""
+    """Expand an argument shortened by :func:`_short`, of a call with so many ``tensors``."""
     match value:
         case str() if found := _REFERENCE.fullmatch(value):
             first, last = int(found[1]), int(found[2] or found[1])
@@ -349,7 +372,7 @@ def _long(value: Any, *, tensors: int) -> Any:
 
 
 def _size(value: Any) -> int:
-    """How many values :func:`_long` will make of a shortened argument."""
+    """Count the values to which :func:`_long` expands a shortened argument."""
     match value:
         case str() if (found := _REFERENCE.fullmatch(value)) and found[2] is not None:
             return max(0, int(found[2]) - int(found[1])) + 1
@@ -366,7 +389,7 @@ def _size(value: Any) -> int:
 
 
 def text_of(fingerprints: Fingerprints) -> str:
-    """The file's text, a line for each model's kernels."""
+    """Serialise to the text of the file, one line per model's kernels."""
     models = []
     for model in fingerprints.models:
         tables = _Tables({}, {}, {}, {})
@@ -388,8 +411,8 @@ def _compressed(table: Mapping[str, Any]) -> str:
 
 
 def _table_of(model: Mapping[str, object]) -> Mapping[str, Any]:
-    """The table that :func:`_compressed` wrote, with its rows as ``kernels``; of a model whose kernels are not
-    compressed, that is the model."""
+    """Decompress the table written by :func:`_compressed`, rows as ``kernels``; return the model if it is not
+    compressed."""
     text = model.get("kernels")
     if not isinstance(text, str):
         return model
@@ -412,7 +435,7 @@ def _table_of(model: Mapping[str, object]) -> Mapping[str, Any]:
 
 
 def _laid_out(content: Mapping[str, Any]) -> str:
-    """JSON with a line for each field of a model."""
+    """Format as JSON with one line per field of a model."""
     models = []
     for model in content["models"]:
         fields = ",\n".join(f"{_compact(name)}:{_compact(value)}" for name, value in model.items())
@@ -422,22 +445,21 @@ def _laid_out(content: Mapping[str, Any]) -> str:
 
 
 def path_in(folder: Path, model: Sequence[str]) -> Path:
-    """The file of the model with this key (:attr:`ModelFingerprint.key`) in a folder of files of one model each."""
+    """Return the path of a model's file in a folder; ``model`` is its :attr:`ModelFingerprint.key`."""
     suite, name, mode, *_ = model
     return folder / FOLDER / f"{file_key(suite=suite, mode=mode, name=name)}.json"
 
 
 def write(path: Path, fingerprints: Fingerprints) -> None:
-    """Write a file; :class:`HashbenchError` where it cannot be."""
+    """Write a file; raise :class:`HashbenchError` if that fails."""
     write_file(path, text_of(fingerprints), tip="Choose another file.")
 
 
 def read(path: Path) -> Fingerprints:
-    """The fingerprints in a file.
+    """Read the fingerprints in a file, completely or not at all.
 
     Raises:
-        HashbenchError: it cannot be read, is truncated, changed, of another schema, or no such file at all. Nothing of
-            it is used then.
+        HashbenchError: the file cannot be read, is truncated or modified, has another schema, or holds no fingerprints.
     """
     content = read_json_object(path)
     if "schema" not in content or "models" not in content:
@@ -457,7 +479,7 @@ def _refuse(path: Path, reason: str) -> Never:
 
 
 def _fingerprints(content: Mapping[str, Any]) -> Fingerprints:
-    """The parsed document, all of it checked; ``ValueError`` says what is wrong."""
+    """Validate and convert the parsed document; raise ``ValueError`` if it is invalid."""
     environment = from_json(Mapping[str, object], content.get("environment"), where="environment")
     models, values, total = [], 0, 0
     for model in from_json(tuple[Mapping[str, object], ...], content["models"], where="models"):

@@ -1,4 +1,4 @@
-"""Which library computed a call: oneDNN and MKL say so themselves, in what they print when they are asked to."""
+"""Find out which library computed a call, from the verbose output of oneDNN and MKL."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ _MKL = re.compile(r"^MKL_VERBOSE (?P<kernel>[A-Za-z]\w*)\(", re.MULTILINE)
 _PRINTED = re.compile(r"^(?:onednn_verbose,|MKL_VERBOSE ).*\n?", re.MULTILINE)
 
 _MOVES = "reorder"
-"""The primitive of oneDNN by which it only brings tensors into its own layout."""
+"""The oneDNN primitive that only converts tensors to its own layout."""
 
 _LONGEST = 120
 
 
 class Listener:
-    """Has calls run while the libraries print what they do. What they print goes to standard output, which is a file
-    of its own meanwhile for the whole process; what others print there is passed on."""
+    """Runs calls while the libraries are verbose.
+
+    Meanwhile standard output of the whole process is redirected to a file; other output is passed on.
+    """
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -37,9 +39,11 @@ class Listener:
         self._verbose: Any = getattr(torch._C, "_verbose", None)
 
     def library_of(self, func: Any, device: torch.device, call: Callable[[], object]) -> str:
-        """What computes ``call``, one call of the op ``func``: ``oneDNN brgconv:avx512_core``, ``MKL SGEMM``, several
-        after one another; :data:`ATEN` where neither is called by an op of torch's own, the namespace of any other op,
-        and :data:`UNKNOWN` where nobody can say."""
+        """Run ``call``, one call of the op ``func``, and return the library that computed it.
+
+        ``oneDNN brgconv:avx512_core``, ``MKL SGEMM``, or several, comma-separated; :data:`ATEN` if one of torch's own
+        ops used neither, the namespace of any other op, and :data:`UNKNOWN` if it cannot be determined.
+        """
         namespace = func._schema.name.partition("::")[0]
         if namespace != "aten":
             call()
@@ -79,11 +83,11 @@ class Listener:
 
 
 def measure_clock() -> bool:
-    """Have MKL measure the processor's clock; false where torch has no MKL that can be asked.
+    """Make MKL measure the processor's clock; return false if torch has no such MKL.
 
-    MKL says the clock before the first call that it prints in a process, and takes up to a second for it: it counts
-    until the seconds of the system's time change. Forks of this process know it already. No call is made by this, so no
-    threads begin.
+    MKL prints the clock before its first verbose call in a process, and takes up to a second for it: it counts until
+    the second of the system time changes. Forks of this process inherit the result. No kernel is called, so no threads
+    start.
     """
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
@@ -95,11 +99,11 @@ def measure_clock() -> bool:
 
 
 _NAMED = {"cudnn": "cuDNN", "miopen": "MIOpen"}
-"""On accelerators: ops that are called as the library that computes them."""
+"""Accelerator ops named after the library that computes them."""
 
 
 @contextlib.contextmanager
 def listener() -> Iterator[Listener]:
-    """A :class:`Listener` with a file for what it hears."""
+    """Open a :class:`Listener` with a temporary file."""
     with tempfile.TemporaryFile() as file:
         yield Listener(file)

@@ -1,4 +1,4 @@
-"""Runs op signatures in isolation: the digests and some values of what they write, and whether repetitions agree."""
+"""Run op signatures in isolation: digest and sample their outputs, and check that repetitions agree."""
 
 from __future__ import annotations
 
@@ -38,20 +38,19 @@ from hashbench.trace.digest import (
 from hashbench.trace.op_schema import plan_of
 
 REPEATS = 3
-"""Runs of each signature; where they do not agree, it has no fingerprint."""
+"""Runs of each signature; if they disagree, it has no fingerprint."""
 
 LONG = 0.02
-"""CPU seconds of the calling thread, which does its share of each kernel: what else a machine does takes none of them.
-A signature that takes longer is run one time less."""
+"""CPU seconds of the calling thread, independent of other load. A signature that takes longer is run once less."""
 
 LARGE = 2**24
-"""Bytes of a call's inputs. The pages of memory that nobody has used lately cost more than what is written there."""
+"""Bytes of a call's inputs above which copies are avoided: touching unused pages costs more than writing to them."""
 
 SAMPLES, FEWER_SAMPLES = 8, 2
 """Elements of the first output that are kept, and of each other."""
 
 MOST_OUTPUTS = 3
-"""Of a call that writes more (an optimizer's, of all parameters at once), the others have one digest together."""
+"""Outputs with a digest of their own; further ones (of an optimizer over all parameters) share one digest."""
 
 VARIES = "gives other results when it is repeated"
 RANDOM = "draws random numbers"
@@ -61,40 +60,40 @@ _LONGEST_REASON = 100
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one run of a signature wrote: as words and samples of a :class:`Kernel`."""
+    """Outputs of one run of a signature, as words and samples of a :class:`Kernel`."""
 
     outputs: tuple[str, ...]
     samples: tuple[str, ...]
 
 
 class NotRepeatableError(Exception):
-    """Why a signature has no fingerprint; the text is the reason."""
+    """The signature has no fingerprint; the message is the reason."""
 
 
 @contextlib.contextmanager
 def isolation(*, deterministic: str, threads: int | None) -> Iterator[None]:
-    """The state in which signatures are run: settings as in a sweep, no gradients, nobody watching."""
+    """Set up the state in which signatures run: sweep settings, no grad, no dispatch modes."""
     nothing = CapturedCall("", None, (), {}, (), ())
     with deterministic_settings(deterministic, threads=threads), in_force(nothing):
         yield
 
 
 def result_of(call: CapturedCall, repetition: int = 0, *, arena: Arena | None = None, last: bool = False) -> Result:
-    """What a call writes. It is run once, on memory of its own, which begins at another address (modulo 4096) in each
-    of 64 repetitions, and on the host lies in the ``arena``; for use inside :func:`isolation`. The ``last`` run of a
-    call takes the call's own memory, and may write there.
+    """Run a call once and return what it writes. Use inside :func:`isolation`.
+
+    The run gets its own memory, at a different offset (modulo 4096) in each of 64 repetitions, on the host within
+    ``arena``. The ``last`` run of a call may use, and overwrite, the memory of the call itself.
 
     Raises:
-        NotRepeatableError: it draws random numbers, or writes what is no strided tensor.
-        Exception: whatever the op raises.
+        NotRepeatableError: the op draws random numbers, or writes a tensor that is not strided.
+        Exception: raised by the op.
     """
     written = _written(call, repetition, arena or Arena(), last=last)
     return _result(written, list(map(_digest, written)))
 
 
 def _written(call: CapturedCall, repetition: int, arena: Arena, *, last: bool = False) -> Sequence[torch.Tensor]:
-    """All that one run of a call wrote, which the next run in this arena overwrites. The ``last`` run of a call takes
-    the call's own memory."""
+    """Run a call once and return the tensors it wrote, which the next run in this arena overwrites."""
     plan = plan_of(call.func)
     before = random_states(call.device, outside_torch=False) if plan.seeded else {}
     args, kwargs = _copied(call, repetition, arena, last=last)
@@ -110,7 +109,7 @@ def _written(call: CapturedCall, repetition: int, arena: Arena, *, last: bool = 
 
 
 def _copied(call: CapturedCall, repetition: int, arena: Arena, *, last: bool) -> tuple[Any, dict[str, Any]]:
-    """The arguments of a run."""
+    """Return the arguments of one run."""
     resizable, contents = may_resize(call.func), [memory.content for memory in call.memories]
     memories = contents if last and not resizable else _copies(contents, repetition, resizable, arena)
     tensors = [laid_over(memories[form.storage], form) for form in call.tensors if isinstance(form, TensorForm)]
@@ -119,7 +118,7 @@ def _copied(call: CapturedCall, repetition: int, arena: Arena, *, last: bool) ->
 
 
 def _filled_in(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
-    """An argument with its tensors. It was read from a file: there are no other containers than these."""
+    """Replace the slots in an argument by tensors. It was read from a file, so there are no other containers."""
     kind = type(value)
     if kind is Slot:
         return tensors[value.index]
@@ -131,8 +130,10 @@ def _filled_in(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
 
 
 def _copies(contents: Sequence[torch.Tensor], repetition: int, resizable: bool, arena: Arena) -> Sequence[torch.Tensor]:
-    """Copies of flat bytes. On the host no kernel of torch's makes them. Only memory of torch's own, at which NumPy
-    never looked, can be given another size."""
+    """Copy flat bytes, on the host without torch kernels.
+
+    Only memory that torch allocated and NumPy never viewed can be resized.
+    """
     if not all(content.is_cpu for content in contents):
         return [content.clone() for content in contents]
     if resizable:
@@ -146,7 +147,7 @@ def _copies(contents: Sequence[torch.Tensor], repetition: int, resizable: bool, 
 
 
 def _result(written: Sequence[torch.Tensor], digests: Sequence[RawDigest]) -> Result:
-    """What the tensors that a run wrote hold, in words."""
+    """Convert the tensors that a run wrote to words and samples."""
     words = [
         TensorWord(digest.dtype, digest.shape, digest.stride, digest=digest.value or "blank").text()
         for digest in map(readable, digests)
@@ -164,7 +165,7 @@ def _result(written: Sequence[torch.Tensor], digests: Sequence[RawDigest]) -> Re
 
 @functools.lru_cache(maxsize=1024)
 def sample_places(elements: int, most: int = SAMPLES) -> np.ndarray[Any, Any]:
-    """Which ``most`` elements of so many are kept, in logical order: spread as by chance, the same on every machine."""
+    """Return pseudo-random indices, in logical order, of the sampled elements; the same on every machine."""
     if elements <= most:
         return np.arange(elements)
     return (scrambled(most) % np.uint64(elements)).astype(np.int64)
@@ -179,12 +180,12 @@ def _sampled(tensor: torch.Tensor, most: int) -> str:
 
 
 def _has_bits(tensor: torch.Tensor) -> bool:
-    """Whether its memory holds its elements one by one, as they are."""
+    """Return whether memory holds the elements as they are."""
     return is_plain(tensor) and not (tensor.is_conj() or tensor.is_neg())
 
 
 def _digest(tensor: torch.Tensor) -> RawDigest:
-    """The digest that a trace has of a tensor; one with holes is packed by NumPy."""
+    """Digest a tensor as a trace does; one with holes is packed by NumPy."""
     if not tensor.is_cpu or not _has_bits(tensor) or not tensor.numel() or tensor.dtype in BY_DTYPE:
         return raw_digest(tensor)
     shape, stride = tensor.shape, tensor.stride()
@@ -199,8 +200,10 @@ def _digest(tensor: torch.Tensor) -> RawDigest:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The signatures of a model with what they gave, and those that have no fingerprint, as
-    :class:`~hashbench.fingerprint.document.ModelFingerprint` has them."""
+    """The signatures of a model with their outputs, and those without a fingerprint.
+
+    Fields are those of :class:`~hashbench.fingerprint.document.ModelFingerprint`.
+    """
 
     kernels: tuple[Kernel, ...]
     contents: tuple[str, ...]
@@ -208,12 +211,12 @@ class Measured:
 
 
 def record(run: Callable[[], object], *, name: str, deterministic: str = "on") -> Fingerprints:
-    """The fingerprint of every kernel that a function calls, on the CPU, with the number of threads of this process.
+    """Record the fingerprint of every kernel that a function calls, on the CPU, with the current number of threads.
 
     Args:
         run: called once, traced.
-        name: how the fingerprints call it.
-        deterministic: the level (:func:`~hashbench.run.settings.deterministic_settings`) in force for its kernels.
+        name: of the fingerprints.
+        deterministic: level (:func:`~hashbench.run.settings.deterministic_settings`) in force for its kernels.
     """
     collector = KernelCollector()
     with HashDebugTrace(watcher=collector):
@@ -236,8 +239,10 @@ def record(run: Callable[[], object], *, name: str, deterministic: str = "on") -
 
 
 def measure(collected: KernelCollector, *, device: torch.device, seconds: float = 3600.0) -> Measured:
-    """Run every collected signature :data:`REPEATS` times, long ones once less; for use inside :func:`isolation`. One
-    that has not begun after so many CPU ``seconds`` of this thread is left out."""
+    """Run every collected signature :data:`REPEATS` times, slow ones once less. Use inside :func:`isolation`.
+
+    Signatures not started after so many CPU ``seconds`` of this thread are left out.
+    """
     arenas = Arena(shares=True), Arena()
     measured = _all_measured(collected, arenas, device=device, seconds=seconds)
     if arenas[0].is_intact():
@@ -270,7 +275,10 @@ def _all_measured(
 def _measured(
     kernel: Kernel, contents: Sequence[str], device: torch.device, listening: Listener, arenas: tuple[Arena, Arena]
 ) -> tuple[Kernel, str]:
-    """The kernel with what it gave, or why it has no fingerprint. Its own memory and the copies are in ``arenas``."""
+    """Return the kernel with its outputs, and an empty reason, or why it has no fingerprint.
+
+    ``arenas`` hold its own memory and the copies.
+    """
     made, copies = arenas
     results: list[Result] = []
     digests: list[list[RawDigest]] = []

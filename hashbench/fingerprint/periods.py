@@ -1,5 +1,4 @@
-"""Numbers that repeat, in memory that repeats: one period of them is mapped over and over, so that however many a call
-reads, they take the memory of one period, and nobody writes them again."""
+"""Map one period of numbers over and over, so that inputs of any size take the memory of one period, written once."""
 
 from __future__ import annotations
 
@@ -18,13 +17,13 @@ of it takes memory."""
 
 
 class Periods:
-    """One period of numbers behind the other, as often as was needed so far.
+    """Repetitions of one period of numbers, mapped as needed.
 
     Args:
         period: flat; its bytes fill whole pages.
 
     Raises:
-        OSError: this system cannot map the same memory several times; :func:`can_repeat` tells beforehand.
+        OSError: this system cannot map the same memory several times; check :func:`can_repeat` first.
     """
 
     def __init__(self, period: np.ndarray[Any, Any]) -> None:
@@ -36,18 +35,18 @@ class Periods:
         self._mapped[: period.nbytes] = period.view(np.uint8)
 
     def room(self, size: int, *, begin: int) -> np.ndarray[Any, Any]:
-        """So many bytes from number ``begin`` of a period on."""
+        """Return ``size`` bytes from number ``begin`` of a period."""
         first = begin * self._period.itemsize
         if first + size > len(self._mapped):
             self._mapped = self._map(max(first + size, min(2 * (first + size), _AHEAD)))
         return self._mapped[first : first + size]
 
     def is_intact(self) -> bool:
-        """Whether the numbers are those of the period: somebody may have written there."""
+        """Return whether the numbers are unchanged: a kernel may have written there."""
         return np.array_equal(self._mapped[: self._period.nbytes], self._period.view(np.uint8))
 
     def _map(self, size: int) -> np.ndarray[Any, Any]:
-        """At least so many bytes in which the file lies over and over."""
+        """Map the file repeatedly over at least ``size`` bytes."""
         length = self._period.nbytes
         size = -(-size // length) * length
         place = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -58,8 +57,7 @@ class Periods:
 
 
 def can_repeat(page: int = mmap.PAGESIZE, *, numbers: int) -> bool:
-    """Whether memory can be mapped several times here, which is tried, and so many numbers of any size fill whole
-    pages."""
+    """Return whether memory can be mapped several times here (by trying), and so many numbers fill whole pages."""
     if not hasattr(os, "memfd_create") or numbers % page:
         return False
     try:
@@ -70,7 +68,7 @@ def can_repeat(page: int = mmap.PAGESIZE, *, numbers: int) -> bool:
 
 
 def _map_over(address: int, length: int, file: int) -> None:
-    """Have a file lie at an address, in place of what is mapped there.
+    """Map a file at an address, replacing the mapping there.
 
     Raises:
         OSError: the system refuses.
@@ -82,7 +80,7 @@ def _map_over(address: int, length: int, file: int) -> None:
 
 
 _MAP_FIXED = 0x10
-"""Of ``mmap``, in the headers of Linux on every processor but Alpha, HP PA and Xtensa. Python has no name for it."""
+"""Flag of ``mmap`` on Linux, on every processor except Alpha, HP PA and Xtensa. Python does not define it."""
 
 
 @functools.cache

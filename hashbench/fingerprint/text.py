@@ -1,4 +1,4 @@
-"""What became of recorded kernels, in words. Pure."""
+"""Format recordings and verifications of kernels as text. Pure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hashbench.fingerprint.verify import Change, Verification
 from hashbench.text import a_few, count, cut_line, one_line, ulps
 
 _MODELS = 3
-"""That are named of those that call a kernel."""
+"""Maximum number of models named per kernel."""
 
 
 def recorded_text(fingerprints: Fingerprints, *, nbytes: int) -> str:
-    """A line for each model that was recorded, and one for all."""
+    """Format a recording: one line per model, and a total."""
     lines = []
     for model in fingerprints.models:
         calls: dict[str, int] = {reason: sum(ops.values()) for reason, ops in model.left_out.items()}
@@ -26,7 +26,13 @@ def recorded_text(fingerprints: Fingerprints, *, nbytes: int) -> str:
 
 
 def verified_text(verification: Verification, *, recorded: Mapping[str, Any], here: Mapping[str, Any]) -> str:
-    """What became of all kernels since they were recorded in the environment ``recorded``; this is ``here``."""
+    """Format a verification.
+
+    Args:
+        verification: result for all kernels.
+        recorded: environment of the recording.
+        here: environment of this machine.
+    """
     changes = ", ".join(environment_changes(recorded, here)) or "the environment is the same"
     changed = verification.changed
     head = f"{len(changed)} of {count(verification.kernels, 'kernel')} changed ({changes})"
@@ -53,17 +59,19 @@ def five_lines(
     environments: tuple[Mapping[str, Any], Mapping[str, Any]],
     kept: str,
 ) -> str:
-    """What a test says whose kernels are not as recorded: how many changed since when, every one of them by library and
-    op, the one that changed most, what else is not as it was, and what to do.
+    """Format the failure of a pytest fingerprint check in five lines.
+
+    How many kernels changed since the recording; all of them by library and op; the one that changed most; other
+    deviations; what to do.
 
     Args:
         name: of the model.
-        file: of the recording, by its name.
-        verification: what became of the recorded kernels.
-        new: kernels that the model calls, and that were not recorded.
-        gone: recorded kernels that it calls no more.
+        file: name of the recording's file.
+        verification: result for the recorded kernels.
+        new: kernels that the model calls and that were not recorded.
+        gone: recorded kernels that it no longer calls.
         environments: of the recording, and now.
-        kept: where the whole list is.
+        kept: path of the full list.
     """
     changed, all_of = verification.changed, count(verification.kernels, "kernel")
     since = ", ".join(environment_changes(*environments)) or "the environment is the same"
@@ -93,7 +101,7 @@ def _far(change: Change) -> tuple[float, int, int]:
 
 
 def _ops(changes: Sequence[Change]) -> str:
-    """The ops of some changes, each with how many of its kernels, and how far the furthest is."""
+    """Format changed kernels by op, each with their number and largest distance."""
     groups: defaultdict[str, list[Change]] = defaultdict(list)
     for change in changes:
         groups[change.kernel.op].append(change)
@@ -111,7 +119,7 @@ def _names(kernels: Sequence[Kernel]) -> str:
 
 
 def by_library(changed: Sequence[Change]) -> dict[str, list[Change]]:
-    """Changed kernels by the library that computed them when they were recorded, the largest group first."""
+    """Group changed kernels by the library that computed them when recorded, the largest group first."""
     groups: defaultdict[str, list[Change]] = defaultdict(list)
     for change in changed:
         groups[family(change.kernel.library)].append(change)
@@ -119,7 +127,7 @@ def by_library(changed: Sequence[Change]) -> dict[str, list[Change]]:
 
 
 def family(library: str) -> str:
-    """The libraries in what a kernel says of them, without their own kernels.
+    """Return the library names without those of their kernels.
 
     >>> family("oneDNN jit_dw:avx512_core, oneDNN x64:gemm:jit"), family("MKL SGEMM"), family("ATen native")
     ('oneDNN', 'MKL', 'ATen native')
@@ -129,7 +137,10 @@ def family(library: str) -> str:
 
 
 def _line(change: Change) -> str:
-    """``aten.mm.default(float32[8,64], float32[64,8])  forward, backward; in net_a; 3 ulp, 2.1e-07 relative``."""
+    """Format a changed kernel in one line.
+
+    ``aten.mm.default(float32[8,64], float32[64,8])  forward, backward; in net_a; 3 ulp, 2.1e-07 relative``.
+    """
     kernel, checked = change.kernel, change.checked
     told = [kernel.phase, f"in {a_few(change.models, _MODELS)}", distance_text(change)]
     if checked.note:
@@ -140,7 +151,7 @@ def _line(change: Change) -> str:
 
 
 def distance_text(change: Change) -> str:
-    """How far apart the kept elements are."""
+    """Format the distance of the sampled elements."""
     distance = change.checked.distance
     if not distance.samples or not distance.differing:
         return _how_far(change)
@@ -163,7 +174,7 @@ def _counts(counts: Mapping[str, int]) -> str:
 
 
 def environment_changes(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    """What is different in two environments, as far as it may change a kernel: ``torch 2.15.0 -> 2.15.1``."""
+    """List differences of two environments that may change a kernel: ``torch 2.15.0 -> 2.15.1``."""
     old, new = _facts(recorded), _facts(here)
     return [
         f"{name} {old.get(name, 'none')} -> {new.get(name, 'none')}"

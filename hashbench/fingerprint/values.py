@@ -1,9 +1,9 @@
-"""Synthetic numbers that are the same on every machine, and recorded whole numbers in few bytes.
+"""Generate synthetic numbers that are the same on every machine, and encode recorded integers compactly.
 
-A number is made from the count of its place by integer arithmetic alone (SplitMix64: Steele, Lea and Flood, "Fast
-splittable pseudorandom number generators", 2014). Its bits are put together as sign, exponent and significand, so that
-nothing is rounded: every value is exact in its dtype, and all bits of its significand are used, so that a sum in
-another order comes out differently.
+A number is generated from its index by integer arithmetic alone (SplitMix64: Steele, Lea and Flood, "Fast splittable
+pseudorandom number generators", 2014). Its bits are assembled as sign, exponent and significand, so that nothing is
+rounded: every value is exact in its dtype, and all bits of its significand are used, so that summing in another order
+gives another result.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from hashbench.replay.call import LINE
 from hashbench.trace.digest import dtype_name
 
 PERIOD = 17 * 2**16
-"""Numbers repeat after so many: a million, of which any size fills whole pages (of up to 64 KiB). Rows of a
-matrix repeat after this divided by the greatest divisor that it and their length share: rows of 4096 numbers after 272,
-of 768 after 4,352, of 1000 after 139,264."""
+"""Period of the numbers: a million; with any element size it fills whole pages (of up to 64 KiB). Rows of a matrix
+repeat after this divided by its greatest common divisor with their length: rows of 4096 numbers after 272, of 768 after
+4,352, of 1000 after 139,264."""
 
 _STEP = 7919 * 131
-"""How far the numbers of one memory begin behind those of the one before it, before :func:`_begin` rounds it down."""
+"""Distance between the starts of successive memories, before :func:`_begin` rounds it down."""
 
 KEPT_BYTES = 2048
-"""Recorded content is kept where it takes so many bytes at most, compressed; of what is larger, the range is."""
+"""Maximum compressed size of recorded content; of larger content the range is recorded."""
 
 KEPT_ELEMENTS = 1 << 20
-"""Where it has more elements, nobody tries."""
+"""Maximum number of elements that are compressed."""
 
 _PIECE = 1 << 16
-"""Bytes that are compressed before one looks whether they are too many already."""
+"""Bytes compressed before the size limit is checked."""
 
 _PAGE = 4096
 
 _FIRST = 4096
-"""Elements that are looked at before all are: most tensors have a negative number among them."""
+"""Elements checked before all others: most tensors have a negative number among them."""
 
 _PARTS = {torch.complex128: torch.float64, torch.complex64: torch.float32, torch.complex32: torch.float16}
 _WHOLE = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -55,11 +55,11 @@ ANY, POSITIVE, UNIT = "", ">=0", "0..1"
 
 
 class NoValuesError(ValueError):
-    """Why a tensor cannot be filled; the text is the reason."""
+    """A tensor cannot be filled; the message is the reason."""
 
 
 def scrambled(count: int) -> np.ndarray[Any, Any]:
-    """64 scrambled bits for each number from 0 on: the SplitMix64 generator of seed 0."""
+    """Return the first ``count`` 64-bit outputs of the SplitMix64 generator with seed 0."""
     word = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -73,10 +73,10 @@ def _words() -> np.ndarray[Any, Any]:
 
 @functools.lru_cache(maxsize=8)
 def _float_bits(dtype: torch.dtype, values: str) -> np.ndarray[Any, Any]:
-    """One period of numbers of a floating-point ``dtype`` in the range ``values``, as their bits.
+    """Return the bits of one period of numbers of a floating-point ``dtype`` in the range ``values``.
 
     Raises:
-        NoValuesError: there are none for this dtype, or ``values`` is not such a range.
+        NoValuesError: the dtype is not supported, or the range unknown.
     """
     if dtype_name(dtype) not in FLOATS:
         raise NoValuesError(f"no synthetic values for {dtype_name(dtype)}")
@@ -94,18 +94,19 @@ def _float_bits(dtype: torch.dtype, values: str) -> np.ndarray[Any, Any]:
 
 
 def filled(dtype: torch.dtype, elements: int, *, values: str, number: int) -> torch.Tensor:
-    """So many ``elements`` as flat bytes (``uint8``, on the host), as :func:`fill` writes them."""
+    """Return so many ``elements`` as flat bytes (``uint8``, on the host), as written by :func:`fill`."""
     (out,) = Arena().rooms([elements * dtype.itemsize], repetition=-1)
     fill(out, dtype, values=values, number=number)
     return torch.from_numpy(out)
 
 
 def fill(out: np.ndarray[Any, Any], dtype: torch.dtype, *, values: str, number: int) -> None:
-    """Write numbers of ``dtype`` in the range ``values`` to flat bytes; those of memory ``number`` of a call begin at
-    another place than those of the others.
+    """Write numbers of ``dtype`` in the range ``values`` to flat bytes.
+
+    Each memory ``number`` of a call starts at a different place of the period.
 
     Raises:
-        NoValuesError: there are none for this dtype.
+        NoValuesError: the dtype is not supported.
     """
     dtype = _PARTS.get(dtype, dtype)
     elements = len(out) // dtype.itemsize
@@ -122,22 +123,23 @@ def fill(out: np.ndarray[Any, Any], dtype: torch.dtype, *, values: str, number: 
 
 
 def _begin(number: int) -> int:
-    """Where in their period the numbers of memory ``number`` of a call begin: at a multiple of
-    64 numbers, which of any size is one of 64 bytes, too."""
+    """Return the start of memory ``number`` within the period, a multiple of 64 numbers."""
     return number * _STEP % PERIOD // LINE * LINE
 
 
 SHARED = 2**20
-"""Bytes. Numbers that a call only reads are not written anew for it where they are as many."""
+"""Bytes. Read-only inputs of at least this size are mapped instead of written."""
 
 _AHEAD = 2**30
-"""Bytes. Of less memory than this, twice what is needed is taken, for larger calls that may come."""
+"""Bytes. Below this, twice the needed memory is allocated for later calls."""
 
 
 class Arena:
-    """Memory for calls that run one after another. It is used again: memory that the system has just given costs up to
-    ten times what it takes to write there. It is as large as the largest call needed. With ``shares`` calls may read
-    the same memory, where this system has such (:class:`~hashbench.fingerprint.periods.Periods`)."""
+    """Reusable memory for successive calls, as large as the largest: fresh memory costs up to ten times a write to it.
+
+    With ``shares``, calls may read the same memory, if this system supports it
+    (:class:`~hashbench.fingerprint.periods.Periods`).
+    """
 
     def __init__(self, *, shares: bool = False) -> None:
         self.shares = shares and can_repeat(numbers=PERIOD)
@@ -145,8 +147,10 @@ class Arena:
         self._shared: dict[tuple[torch.dtype, str], Periods] = {}
 
     def rooms(self, sizes: Sequence[int], *, repetition: int) -> list[np.ndarray[Any, Any]]:
-        """Rooms of so many bytes, in the place of those before. Each begins at a multiple of 64, all lie apart, and the
-        first one begins at another place (modulo 4096) in each of 64 repetitions."""
+        """Return buffers of these sizes, replacing the previous ones.
+
+        Each is aligned to 64, none touch, and the first has a different offset (modulo 4096) in each of 64 repetitions.
+        """
         begins = [0, *itertools.accumulate(size + LINE + -size % LINE for size in sizes)]
         needed = begins.pop() + 2 * _PAGE
         memory = self._memory
@@ -157,11 +161,11 @@ class Arena:
         return [memory[start + begin : start + begin + size] for begin, size in zip(begins, sizes, strict=True)]
 
     def shared(self, size: int, dtype: torch.dtype, *, values: str, number: int) -> np.ndarray[Any, Any]:
-        """So many bytes that hold what :func:`fill` would write there, for whoever only reads them: they lie in memory
-        that others read, too, and begin at a multiple of 64.
+        """Return ``size`` read-only bytes with the content that :func:`fill` would write, aligned to 64, possibly
+        shared.
 
         Raises:
-            NoValuesError: there are none for this dtype, or ``values`` is not a range of them.
+            NoValuesError: the dtype is not supported, or the range unknown.
         """
         kind = _PARTS.get(dtype, dtype)
         if (kind, values) not in self._shared:
@@ -169,16 +173,16 @@ class Arena:
         return self._shared[kind, values].room(size, begin=_begin(number))
 
     def is_intact(self) -> bool:
-        """Whether what is shared holds what it held: a kernel may write what its schema says it only reads."""
+        """Return whether shared memory is unchanged: a kernel may write what its schema declares as read-only."""
         return all(periods.is_intact() for periods in self._shared.values())
 
     def forget(self) -> None:
-        """Give what is shared back: it is written anew."""
+        """Drop shared memory; it is written again when needed."""
         self._shared.clear()
 
 
 def _repeat(period: np.ndarray[Any, Any], numbers: np.ndarray[Any, Any], *, begin: int) -> None:
-    """Write a period of numbers, from ``begin`` on, over and over."""
+    """Write a period of numbers repeatedly, starting at ``begin``."""
     done = 0
     while done < len(numbers):
         part = period[begin : begin + len(numbers) - done]
@@ -187,10 +191,10 @@ def _repeat(period: np.ndarray[Any, Any], numbers: np.ndarray[Any, Any], *, begi
 
 
 def whole_range(values: str) -> tuple[int, int]:
-    """The smallest and the largest of whole numbers in a range such as ``-1..9``.
+    """Parse a range of integers such as ``-1..9``; return the smallest and the largest.
 
     Raises:
-        NoValuesError: it is none, or has more numbers than 63 bits tell apart.
+        NoValuesError: it is no range, or spans more than 63 bits.
     """
     low, dots, high = values.partition("..")
     try:
@@ -206,9 +210,10 @@ def whole_range(values: str) -> tuple[int, int]:
 
 
 def bits_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """The bits of a strided tensor as unsigned integers (an element of 16 bytes is two, in a last dimension), with its
-    strides and, where it lies on the host, without a copy. No kernel of torch's computes here: it may be the one that
-    changed."""
+    """View the bits of a strided tensor as unsigned integers with its strides, on the host without copying.
+
+    An element of 16 bytes becomes two, in a last dimension. Uses no torch kernel: that may be the one that changed.
+    """
     plain = tensor.detach()
     if plain.itemsize not in _INTEGERS:
         plain = torch.view_as_real(plain)
@@ -217,7 +222,7 @@ def bits_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 
 
 def range_of(tensor: torch.Tensor) -> str:
-    """The range of synthetic numbers that the content of a floating-point tensor lies in: an op may take no others."""
+    """Return the narrowest synthetic range that contains a floating-point tensor: an op may accept no other values."""
     if not tensor.numel() or tensor.itemsize == 1 or dtype_name(tensor.dtype) not in FLOATS:
         return ANY
     exponent_bits, fraction_bits = FLOATS[dtype_name(tensor.dtype)]
@@ -231,11 +236,12 @@ def range_of(tensor: torch.Tensor) -> str:
 
 
 def content_of(tensor: torch.Tensor) -> tuple[str, str]:
-    """What a tensor of whole numbers or of bools holds: in few bytes, or else the range that it lies in; the other is
-    empty. A content is the width of its numbers and then their compressed bytes: ``1:eNpjZAIAAAYAAw``.
+    """Encode an integer or bool tensor: as content if it is small, else as a range; the other is empty.
+
+    Content is the width of the numbers and their compressed bytes: ``1:eNpjZAIAAAYAAw``.
 
     Raises:
-        NoValuesError: it holds something else.
+        NoValuesError: the dtype is not supported.
     """
     if tensor.dtype not in _WHOLE:
         raise NoValuesError(f"no synthetic values for {dtype_name(tensor.dtype)}")
@@ -252,7 +258,7 @@ def content_of(tensor: torch.Tensor) -> tuple[str, str]:
 
 
 def _compressed(content: bytes) -> bytes:
-    """The content in at most :data:`KEPT_BYTES`; empty where it takes more, which its first part may show."""
+    """Compress to at most :data:`KEPT_BYTES`; return nothing if that is exceeded."""
     encoder, packed = zlib.compressobj(9), b""
     for start in range(0, len(content), _PIECE):
         packed += encoder.compress(content[start : start + _PIECE])
@@ -263,15 +269,15 @@ def _compressed(content: bytes) -> bytes:
 
 
 def _whole_kind(dtype: torch.dtype) -> str:
-    """NumPy's name of a dtype of whole numbers; bools are numbers of one byte."""
+    """Return NumPy's name of an integer dtype; bools are one byte."""
     return f"{'u' if dtype in (torch.bool, torch.uint8) else 'i'}{dtype.itemsize}"
 
 
 def content_from(text: str, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """The tensor whose content :func:`content_of` wrote.
+    """Decode a tensor encoded by :func:`content_of`.
 
     Raises:
-        NoValuesError: it is no content, or not of so many elements.
+        NoValuesError: it is damaged, or has another number of elements.
     """
     width, colon, packed = text.partition(":")
     elements = int(np.prod(shape, dtype=object))

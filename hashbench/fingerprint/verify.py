@@ -1,5 +1,4 @@
-"""What became of recorded kernels on this machine: checked in a fresh process, and under one setting at a time. Imports
-no torch."""
+"""Check recorded kernels on this machine in fresh processes. Imports no torch."""
 
 from __future__ import annotations
 
@@ -22,14 +21,19 @@ SAME, CHANGED, NOT_RUN = "same", "changed", "not run"
 TARGET = "hashbench.fingerprint.checking:main"
 SECONDS = 3600.0
 _CRASHES = 20
-"""Kernels that may end the process before no further one is tried."""
+"""Number of kernels that may kill their process before checking stops."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What became of kernel ``number`` of a file: :data:`SAME`, :data:`CHANGED` or :data:`NOT_RUN`.
+    """Result for one kernel.
 
-    ``note`` is the reason why it was not run, or how the form of its outputs changed; ``library`` computes it now.
+    Attributes:
+        number: position of the kernel in the file.
+        status: :data:`SAME`, :data:`CHANGED` or :data:`NOT_RUN`.
+        note: why it was not run, or how dtype, shape or stride of its outputs changed.
+        library: library that computes it now.
+        distance: of the sampled elements.
     """
 
     number: int
@@ -41,8 +45,16 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a fresh process is to check: the file at ``path``, of it the models that are called ``only`` (none: all),
-    but the kernels ``skip``, with ``threads``, torch's ``settings`` by name, and the ops of ``imports`` defined."""
+    """What a fresh process checks.
+
+    Attributes:
+        path: file of the fingerprints.
+        only: names of models; empty: all.
+        imports: modules or files that define ops.
+        threads: torch threads.
+        settings: torch settings by name.
+        skip: numbers of kernels to skip.
+    """
 
     path: str
     only: tuple[str, ...] = ()
@@ -52,10 +64,10 @@ class Request:
     skip: tuple[int, ...] = ()
 
     def chosen(self, fingerprints: Fingerprints) -> Fingerprints:
-        """The models that are asked for.
+        """Return the requested models.
 
         Raises:
-            HashbenchError: the file does not have one of them.
+            HashbenchError: the file lacks one of them.
         """
         if not self.only:
             return fingerprints
@@ -72,7 +84,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A kernel that changed, with the models that call it, and what became of it."""
+    """A changed kernel, the models that call it, and its result."""
 
     kernel: Kernel
     models: tuple[str, ...]
@@ -81,8 +93,16 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What became of all kernels of some models: how many there are and are the ``same``, those that ``changed``, those
-    not run by their reason, and what was left out of the file when it was recorded (calls by reason)."""
+    """Result for all kernels of some models.
+
+    Attributes:
+        models: the checked models.
+        kernels: number of distinct kernels.
+        same: number of unchanged kernels.
+        changed: the changed ones.
+        not_run: kernels that were not run, by reason.
+        left_out: calls left out of the recording, by reason.
+    """
 
     models: tuple[ModelFingerprint, ...]
     kernels: int
@@ -99,14 +119,15 @@ def verify(
     variables: Mapping[str, str | None] | None = None,
     on_progress: Callable[[str], object] = lambda _: None,
 ) -> Verification:
-    """Check the kernels that ``request`` asks for in fresh processes; where a kernel ends its process, the others go on
-    in another one, without it and those of other models that are equal.
+    """Check the requested kernels in fresh processes.
+
+    If a kernel kills its process, the others continue in a new one, without it and its duplicates in other models.
 
     Args:
-        fingerprints: the content of the file that the request names.
+        fingerprints: content of the file that the request names.
         request: what to check.
-        variables: environment variables of the process; one of ``None`` is taken away.
-        on_progress: told what becomes of processes, a sentence each.
+        variables: environment variables of the process; ``None`` unsets one.
+        on_progress: called with a sentence for each event.
 
     Raises:
         HashbenchError: a model is not in the file, or no process could be started.
@@ -130,7 +151,7 @@ def verify(
 
 
 def _in_child(request: Request, variables: Mapping[str, str | None]) -> tuple[list[Checked], int | None, str]:
-    """What one fresh process found, the kernel that it was at when it ended too early, and how that was."""
+    """Run one fresh process; return its results, the kernel during which it died, and how it died."""
     away = [name for name, value in variables.items() if value is None]
     given = {name: value for name, value in variables.items() if value is not None}
     with tempfile.TemporaryDirectory(prefix="hashbench-") as folder:
@@ -150,7 +171,7 @@ def _in_child(request: Request, variables: Mapping[str, str | None]) -> tuple[li
 
 
 def summary(fingerprints: Fingerprints, results: Sequence[Checked]) -> Verification:
-    """What became of all kernels; equal ones of several models are one."""
+    """Combine the results of all kernels; equal kernels of several models are merged."""
     by_number = {checked.number: checked for checked in results}
     numbered = enumerate((model, kernel) for model in fingerprints.models for kernel in model.kernels)
     changed: dict[str, Change] = {}

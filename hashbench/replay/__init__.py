@@ -1,8 +1,11 @@
-"""Experiments on a captured call: run it again and again, change one thing at a time, count how often outcomes differ.
+"""Run experiments on a captured call: replay it many times, change one thing per experiment, count differing outcomes.
 
-Every experiment takes its turn within a time budget, those first that decide most; what finds no time is named and not
-run. Outcomes are compared with the first of the same experiment, except where the question is whether a disturbance
-changes the one outcome that the undisturbed call has.
+    replays = experiments(call, replays=20, budget=Budget(60)) [arm.word() for arm in replays.arms]  # "call/repeat
+        17/20", "call/one_thread 0/20", "call/moved not run (budget)", …
+
+Experiments share one time budget, the most decisive first; those without time left are reported as not run. Outcomes
+are compared with the first outcome of the same experiment, except where the question is whether a disturbance changes
+the single outcome of the undisturbed call.
 """
 
 from __future__ import annotations
@@ -24,13 +27,19 @@ from hashbench.trace.op_schema import plan_of
 Recorded = Sequence[tuple[TensorDigest, ...]]
 
 REPEAT_SHARE = 0.3
-"""Share of the time that the plain repetition may take."""
+"""Share of the budget available to the plain repetition."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replays:
-    """What the experiments on one call showed. ``first`` and ``other`` are two outcomes that differ, for numbers: the
-    tensors that the call wrote; ``other`` is ``None`` where none differed, and ``first`` empty where none was made."""
+    """Results of the experiments on one call.
+
+    Attributes:
+        arms: one result per experiment, ``repeat`` first.
+        facts: what is known of the call beside the results.
+        first: tensors written in one outcome, for measuring the difference; empty if no replay was made.
+        other: tensors written in a differing outcome; ``None`` if no outcome differed.
+    """
 
     arms: tuple[ExperimentResult, ...]
     facts: CallFacts
@@ -38,7 +47,7 @@ class Replays:
     other: Snapshot | None = None
 
     def arm(self, name: str) -> ExperimentResult:
-        """The result of the experiment of that name; one without trials where it is missing."""
+        """Return the result of the experiment ``name``, or a result without trials if it is missing."""
         known = (result for result in self.arms if result.name == name)
         return next(known, ExperimentResult(name, "call", note="not tried"))
 
@@ -51,14 +60,14 @@ def experiments(
     recorded: Recorded = (),
     arms: Collection[str] = EXPERIMENTS.keys(),
 ) -> Replays:
-    """Make the experiments that make sense for the call and its device.
+    """Run all experiments that apply to the call and its device.
 
     Args:
-        call: what to repeat. Its settings are put in force, and everything is as before afterwards.
-        replays: comparisons in each experiment, at least; more where outcomes differ rarely.
-        budget: the seconds that all of it may take.
+        call: the call to replay. Its settings are in force meanwhile; global state is restored afterwards.
+        replays: minimum number of comparisons per experiment; raised if outcomes differ rarely.
+        budget: seconds available to all experiments together.
         recorded: the outputs that the traces of the differing runs recorded for this call.
-        arms: these experiments alone, and ``repeat``, with which they are compared.
+        arms: names of experiments to run; ``repeat``, their baseline, always runs.
     """
     with warnings.catch_warnings(), in_force(call):
         warnings.simplefilter("ignore")  # the replays repeat what the runs have said already
@@ -83,14 +92,15 @@ def experiments(
 
 
 def _order(replayer: Replayer) -> list[Experiment]:
-    """Where the call differs, those first that may remove that; else those first that may bring it about."""
+    """Sort the experiments: if the call differs, those that may remove the difference first, else those that may cause
+    one."""
     known = [one for one in EXPERIMENTS.values() if "call" in one.on and one.role is not Role.BASE]
     there = [one for one in known if one.runs_on(replayer.call.device.type)]
     return there if replayer.repeated.differing else sorted(there, key=lambda one: one.role is not Role.DISTURB)
 
 
 def _attempted(replayer: Replayer, name: str, *, share: float) -> ExperimentResult:
-    """One experiment within its share of what is left."""
+    """Run one experiment within its share of the remaining budget."""
     left = replayer.budget.left()
     if left <= 2 * replayer.cost:
         return ExperimentResult(name, "call", note=NO_TIME)
@@ -129,8 +139,10 @@ def _facts(replayer: Replayer, seen: Sequence[Snapshot], recorded: Recorded) -> 
 
 
 def _matches(replayer: Replayer, recorded: Recorded) -> bool | None:
-    """Whether a replay, in place or moved, gave what a trace recorded. A call of many outcomes need not give one of two
-    again, so that only one of a single outcome can fail to match."""
+    """Return whether a replay, in place or moved, reproduced a recorded output; ``None`` if that cannot be decided.
+
+    A call with several outcomes need not repeat any recorded one, so only a call with a single outcome can mismatch.
+    """
     known = [outputs for outputs in recorded if outputs]
     if not known or not replayer.repeated.outcomes or plan_of(replayer.call.func).blank:
         return None
@@ -141,8 +153,11 @@ def _matches(replayer: Replayer, recorded: Recorded) -> bool | None:
 
 
 def _is_recorded(outcome: CallOutcome, outputs: tuple[TensorDigest, ...]) -> bool:
-    """Whether the outcome has the recorded outputs. Behind those that the schema declares, a trace with hashed inputs
-    also records arguments that changed all the same."""
+    """Return whether the outcome equals the recorded outputs.
+
+    Behind the outputs that the schema declares, a trace with hashed inputs also records arguments that changed
+    undeclared.
+    """
     given = list(map(_without_stride, outcome.arguments))
     declared, more = outputs[: len(outcome.written)], outputs[len(outcome.written) :]
     same = list(map(_without_stride, declared)) == list(map(_without_stride, outcome.written))
@@ -150,5 +165,6 @@ def _is_recorded(outcome: CallOutcome, outputs: tuple[TensorDigest, ...]) -> boo
 
 
 def _without_stride(digest: TensorDigest) -> TensorDigest:
-    """A trace writes the common stride for a contiguous tensor, also where a dimension of size 1 has an odd one."""
+    """Drop the stride: a trace normalises it for contiguous tensors, even where a dimension of size 1 has an odd
+    stride."""
     return digest._replace(stride=())

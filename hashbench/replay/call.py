@@ -1,7 +1,7 @@
-"""A captured call: one dispatched call of an op as data, and live copies of it that can be run again.
+"""A captured call: one dispatched op call as data, and live copies of it that can be rerun.
 
-Tensors are forms over memories, so that arguments that shared memory share it again, holes and overlaps included.
-Live copies are for use under :func:`in_force`, which disables dispatch modes and puts the captured settings in force.
+Tensors are views (:class:`TensorForm`) over memories, so that aliasing arguments alias again, holes and overlaps
+included. Use live copies under :func:`in_force`, which disables dispatch modes and applies the captured settings.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ from hashbench.trace.digest import components, hash_memory, is_dense, raw_digest
 from hashbench.trace.op_schema import plan_of
 
 LINE = 64
-"""Bytes. torch aligns its memory to as many, and no kernel asks for more; windows begin at a multiple of it."""
+"""Bytes. Alignment of torch's allocations, and the largest that any kernel requires; windows begin at a multiple of it.
+"""
 
 MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Stands for ``tensors[index]`` among the arguments."""
+    """Placeholder for ``tensors[index]`` among the arguments."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratorSlot:
-    """Stands for a ``torch.Generator`` argument on ``device``, whose state is ``generators[index]``."""
+    """Placeholder for a ``torch.Generator`` argument on ``device`` with the state ``generators[index]``."""
 
     index: int
     device: str = "cpu"
@@ -45,10 +46,16 @@ class GeneratorSlot:
 
 @dataclass(frozen=True, slots=True)
 class TensorForm:
-    """A strided tensor over ``memories[storage]``. ``offset`` counts elements of ``dtype`` from the memory's start.
+    """A strided tensor over ``memories[storage]``.
 
-    ``requires_grad`` and ``parameter`` (a ``torch.nn.Parameter``) are as in the original. ``conj`` and ``neg`` mark
-    views whose bytes are those of the tensor that they conjugate or negate.
+    Attributes:
+        storage: index of the memory.
+        dtype: as in the original, like ``shape`` (elements) and ``stride`` (elements).
+        offset: elements of ``dtype`` from the start of the memory.
+        requires_grad: as in the original.
+        parameter: the original is a ``torch.nn.Parameter``.
+        conj: the tensor is a conjugate view; the bytes are those of its base.
+        neg: the tensor is a negative view; the bytes are those of its base.
     """
 
     storage: int
@@ -62,14 +69,18 @@ class TensorForm:
     neg: bool = False
 
     def span(self) -> tuple[int, int]:
-        """First byte and the one after the last, from the memory's start; equal where there are no elements."""
+        """Return the byte range ``[first, end)`` within the memory; both are 0 if there are no elements."""
         return byte_span(self.shape, self.stride, self.offset, self.dtype.itemsize)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Memory:
-    """A window of a storage: its bytes (flat ``uint8`` on the call's device), and the address of its first byte
-    modulo 4096 in the original."""
+    """A window of a storage.
+
+    Attributes:
+        content: its bytes, flat ``uint8`` on the device of the call.
+        alignment: original address of the first byte modulo 4096.
+    """
 
     content: torch.Tensor
     alignment: int = 0
@@ -77,13 +88,25 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CapturedCall:
-    """One call of an op with everything that it depends on.
+    """One op call with everything that it depends on.
 
-    ``op`` is ``str(func)``. ``args`` and ``kwargs`` keep their containers; tensors in them are :class:`Slot`,
-    generators :class:`GeneratorSlot`, everything else is as it was. ``tensors`` holds a form where there is plain
-    memory and a clone where there is none. ``random_states`` are the states of the default generators, as
-    ``run.rng`` reads them. ``settings`` are those of ``run.settings`` at the call. The last five fields
-    say where the call stood in the model; the caller fills them in with ``dataclasses.replace``.
+    Attributes:
+        op: ``str(func)``.
+        func: the op overload.
+        args: positional arguments; containers are kept, tensors are :class:`Slot`, generators :class:`GeneratorSlot`.
+        kwargs: keyword arguments, likewise.
+        tensors: a :class:`TensorForm` for plain strided memory, a clone for any other tensor.
+        memories: the windows of storage that ``tensors`` index.
+        generators: states of generator arguments.
+        random_states: states of the default generators (:func:`hashbench.run.rng.random_states`).
+        settings: torch settings at the call (:func:`hashbench.run.settings.settings`).
+        grad_enabled: whether gradients were enabled.
+        threads: ``torch.get_num_threads()`` at the call.
+        node: id of its record. Like the fields below, filled in by the caller with ``dataclasses.replace``.
+        phase: ``forward``, ``backward`` or ``optimizer``.
+        module: path of the module.
+        forward_op: id of the forward record of a backward op.
+        source: source line.
     """
 
     op: str
@@ -105,12 +128,12 @@ class CapturedCall:
 
     @property
     def device(self) -> torch.device:
-        """The first device of the call that is not the host; else the host."""
+        """The first accelerator of the call, else the CPU."""
         return next(iter(self.accelerators), torch.device("cpu"))
 
     @property
     def accelerators(self) -> tuple[torch.device, ...]:
-        """The devices of its tensors and arguments, without the host, each once and with its index."""
+        """The distinct devices of tensors and arguments, with their index, without the CPU."""
         held = [memory.content for memory in self.memories]
         held += [tensor for tensor in self.tensors if isinstance(tensor, torch.Tensor)]
         given = [value for value in self.kwargs.values() if isinstance(value, torch.device)]
@@ -124,22 +147,32 @@ class CapturedCall:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of everything that is held."""
+        """Total bytes of the captured tensors."""
         clones = (tensor for tensor in self.tensors if isinstance(tensor, torch.Tensor))
         return sum(memory.content.nbytes for memory in self.memories) + sum(map(held_bytes, clones))
 
     def materialise(self, moved: int = 0, *, only: int | None = None) -> Materialised:
-        """A live copy. ``moved`` shifts its memories by so many bytes from the captured alignment, strides kept; with
-        ``only``, that memory alone."""
+        """Return a live copy whose memories are shifted by ``moved`` bytes from the captured alignment, strides kept.
+
+        Args:
+            moved: shift in bytes.
+            only: index of the single memory to shift; by default all are.
+        """
         shifts = [moved if only in (None, index) else 0 for index in range(len(self.memories))]
         return Materialised(self, shifts)
 
 
 @dataclass(frozen=True, slots=True)
 class CallOutcome:
-    """What a call left, as digests: ``written`` as a trace records it (fresh outputs, then written arguments in the
-    schema's order), ``outputs`` all that it returned, ``arguments`` all tensors among its arguments afterwards, also
-    those that the schema does not call written (with their holes), and the text of a returned ``scalar``."""
+    """Digests of what a call produced.
+
+    Attributes:
+        written: as recorded by a trace: fresh outputs, then written arguments in schema order.
+        outputs: all returned tensors.
+        arguments: all argument tensors after the call, with their holes, also those that the schema does not declare
+            as written.
+        scalar: text of a returned Python scalar.
+    """
 
     written: tuple[TensorDigest, ...]
     outputs: tuple[TensorDigest, ...]
@@ -148,13 +181,13 @@ class CallOutcome:
 
 
 def wait_for(devices: Sequence[torch.device]) -> None:
-    """Until all that these accelerators were told to do is done, on every stream."""
+    """Synchronise these accelerators, all streams."""
     for device in devices:
         torch.accelerator.synchronize(device)
 
 
 def byte_span(shape: Sequence[int], stride: Sequence[int], offset: int, itemsize: int) -> tuple[int, int]:
-    """The bytes that a strided tensor touches, first and one after the last, counted from where ``offset`` counts."""
+    """Return the byte range ``[first, end)`` of a strided tensor, relative to the origin of ``offset`` (elements)."""
     if 0 in shape:
         return 0, 0
     last = sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
@@ -162,7 +195,7 @@ def byte_span(shape: Sequence[int], stride: Sequence[int], offset: int, itemsize
 
 
 def held_bytes(tensor: torch.Tensor) -> int:
-    """Bytes of memory that hold a tensor of any kind."""
+    """Return the storage bytes of a tensor of any layout."""
     try:
         return sum(part.untyped_storage().nbytes() for part in components(tensor))
     except (RuntimeError, NotImplementedError):
@@ -175,12 +208,17 @@ def held_bytes(tensor: torch.Tensor) -> int:
 class Materialised:
     """A live copy of a captured call.
 
-    :meth:`reset` puts contents, sizes and generators back in place; the storages stay the same ones, except where a run
-    gave them another size. :meth:`run` makes the call on them. ``tensors``, ``args`` and ``kwargs`` are those of the
-    next run, ``content`` the digests of the tensors before it.
+    :meth:`reset` restores contents, sizes and generators in place; storages stay the same unless a run resized them.
+    :meth:`run` makes the call on them.
+
+    Attributes:
+        tensors: argument tensors of the next run.
+        args: positional arguments of the next run.
+        kwargs: keyword arguments of the next run.
+        content: digests of ``tensors`` before a run.
 
     Raises:
-        ValueError: a memory on an accelerator is to lie where its elements do not.
+        ValueError: on an accelerator, a shifted memory is misaligned for the dtype of its elements.
     """
 
     def __init__(self, call: CapturedCall, shifts: Sequence[int]) -> None:
@@ -193,7 +231,7 @@ class Materialised:
         self.content = tuple(_digest_in_place(tensor) for tensor in self.tensors)
 
     def reset(self) -> None:
-        """As captured, in the same memory."""
+        """Restore the captured contents, sizes and generator states in the same memory."""
         for base in self._bases:
             base.restore()
         self.tensors = [
@@ -210,8 +248,11 @@ class Materialised:
         restore_random_states(self.call.random_states)
 
     def found(self, arguments: Sequence[TensorDigest]) -> None:
-        """Told by ``outcome_of`` what a run left in the tensors: memories whose tensors all have their content still
-        need no reset, which is most of the cost of replaying a large call."""
+        """Skip the next restore of memories whose tensors are unchanged: most of the cost of replaying a large call.
+
+        Args:
+            arguments: digests of ``tensors`` after a run (:attr:`CallOutcome.arguments`).
+        """
         changed = {
             form.storage
             for form, before, after in zip(self.call.tensors, self.content, arguments, strict=True)
@@ -221,7 +262,7 @@ class Materialised:
             base.touched = place in changed
 
     def run(self) -> Any:
-        """Make the call, below autograd and autocast, as a dispatch mode makes it."""
+        """Make the call below autograd and autocast, as under a dispatch mode."""
         for base in self._bases:
             base.touched = True
         with torch._C._ExcludeDispatchKeyGuard(keys_below_a_mode()):
@@ -234,7 +275,7 @@ class Materialised:
 
 
 class LiveMemory:
-    """The live bytes of one memory, ``shift`` bytes from the alignment that it was captured at."""
+    """The live bytes of one memory, ``shift`` bytes off its captured alignment."""
 
     def __init__(self, memory: Memory, shift: int = 0) -> None:
         self.memory, self.shift = memory, shift
@@ -242,7 +283,7 @@ class LiveMemory:
         self.tensor = self._allocate()
 
     def restore(self) -> None:
-        """The captured bytes, in place; in new memory where a run resized the storage."""
+        """Restore the captured bytes: in place, or in new memory if a run resized the storage."""
         storage = self.tensor.untyped_storage()
         if (storage.data_ptr(), storage.nbytes()) != self._given:
             self.tensor, self.touched = self._allocate(), True
@@ -260,8 +301,10 @@ class LiveMemory:
 
 
 def _aligned(like: torch.Tensor, wanted: int, *, exact: bool) -> torch.Tensor:
-    """Memory of the size of ``like`` at an address of ``wanted`` modulo 64. As torch allocates it where that will do:
-    only then can the storage be given another size."""
+    """Allocate memory of the size of ``like`` at an address congruent to ``wanted`` modulo 64.
+
+    Uses a plain torch allocation where its alignment fits: only such a storage can be resized.
+    """
     if exact or not like.nbytes:
         plain = torch.empty_like(like)
         if plain.data_ptr() % LINE == wanted or not like.nbytes:
@@ -274,7 +317,7 @@ def _aligned(like: torch.Tensor, wanted: int, *, exact: bool) -> torch.Tensor:
 
 
 def laid_over(memory: torch.Tensor, form: TensorForm) -> torch.Tensor:
-    """The tensor that ``form`` describes over flat bytes, sharing them."""
+    """Return the tensor described by ``form`` as a view of flat bytes."""
     start = memory.storage_offset()
     if start % form.dtype.itemsize:
         raise ValueError(f"{form.dtype} cannot begin at byte {start}")
@@ -290,15 +333,17 @@ def laid_over(memory: torch.Tensor, form: TensorForm) -> torch.Tensor:
 
 
 def generator_slots(value: Any) -> list[GeneratorSlot]:
-    """The generators among nested arguments."""
+    """Collect the generator slots among nested arguments."""
     return [leaf for leaf in leaves(value) if isinstance(leaf, GeneratorSlot)]
 
 
 @contextmanager
 def in_force(call: CapturedCall) -> Iterator[None]:
-    """As it was where the call was captured: its settings, no gradients, no dispatch mode active, and its device the
-    current one, which kernels of custom ops may rely on. On leaving, settings, global generators and device are as
-    before."""
+    """Restore the captured conditions: settings, no grad, no dispatch mode, and the call's device as the current
+    device.
+
+    Kernels of custom ops may rely on the current device. On exit, settings, global generators and device are restored.
+    """
     with ExitStack() as stack:
         stack.enter_context(torch.accelerator.device_index(call.device.index))
         stack.enter_context(unobserved())
@@ -310,7 +355,7 @@ def in_force(call: CapturedCall) -> Iterator[None]:
 
 
 class _Probe(TorchDispatchMode):
-    """Sees which dispatch keys torch leaves out once a mode has seen a call."""
+    """Reads the dispatch keys that torch excludes once a mode has intercepted a call."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -325,9 +370,11 @@ class _Probe(TorchDispatchMode):
 
 @functools.cache
 def keys_below_a_mode() -> Any:
-    """The dispatch keys above those of dispatch modes: autograd, autocast, conjugation and so on. A kernel that calls
-    other ops inside takes other branches without them (the complex pseudo-inverse gives other values), so a replay must
-    leave them out too."""
+    """Return the dispatch keys above those of dispatch modes: autograd, autocast, conjugation and others.
+
+    A composite kernel takes other branches without them (the complex pseudo-inverse gives other values), so a replay
+    must exclude them too.
+    """
     with _Probe() as probe:  # type: ignore[no-untyped-call]
         torch.empty(0)
     return probe.excluded
@@ -337,7 +384,7 @@ def keys_below_a_mode() -> Any:
 
 
 def outcome_of(output: Any, live: Materialised) -> CallOutcome:
-    """What a run of ``live`` that returned ``output`` left."""
+    """Digest the effects of a run of ``live`` that returned ``output``."""
     written, outputs = written_tensors(output, live), tensors_in(output)
     digests = {id(tensor): readable(raw_digest(tensor)) for tensor in [*written, *outputs]}
     scalars = [leaf for leaf in leaves(output) if not isinstance(leaf, torch.Tensor)]
@@ -350,13 +397,16 @@ def outcome_of(output: Any, live: Materialised) -> CallOutcome:
 
 
 def written_tensors(output: Any, live: Materialised) -> list[torch.Tensor]:
-    """What a trace takes for written by a call: new outputs, then the arguments that the schema says it changes."""
+    """Return the tensors that a trace records as written: new outputs, then arguments that the schema declares as
+    written."""
     return plan_of(live.call.func).written_by(live.args, live.kwargs, output)
 
 
 def _digest_in_place(tensor: torch.Tensor) -> TensorDigest:
-    """The digest of an argument. One with holes in it is hashed with its holes: to pack 9 million elements of a strided
-    transposed view takes ten times as long as most ops on them."""
+    """Digest an argument; a tensor with holes is hashed with its holes.
+
+    Packing 9 million elements of a strided transposed view takes ten times as long as most ops on them.
+    """
     plain = tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized) and tensor.is_cpu
     if not plain or not tensor.numel() or tensor.is_contiguous() or is_dense(tensor):
         return readable(raw_digest(tensor))

@@ -1,7 +1,7 @@
-"""Capturing a dispatched call as a :class:`~hashbench.replay.call.CapturedCall`.
+"""Capture a dispatched call as a :class:`~hashbench.replay.call.CapturedCall`.
 
-Only the window of a storage that the arguments touch is kept. What has no plain memory (sparse, quantized, nested,
-wrapper) is kept as a clone.
+Only the window of a storage that the arguments touch is kept. Tensors without plain memory (sparse, quantized, nested,
+wrapper subclasses) are cloned.
 """
 
 from __future__ import annotations
@@ -37,16 +37,15 @@ _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device,
 
 
 class CaptureError(Exception):
-    """A call that cannot be captured, or not within the limit; the text is the reason."""
+    """The call cannot be captured, or not within the size limit; the message is the reason."""
 
 
 def capture(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, limit_bytes: int) -> CapturedCall:
-    """The call of ``func`` that is about to be made. Draws no random numbers and writes nothing.
+    """Capture the call of ``func`` that is about to be made. Draws no random numbers and writes nothing.
 
     Raises:
-        CaptureError: it does something else than compute on tensors (:func:`~hashbench.replay.ops.why_refused`); its
-            tensors take more than ``limit_bytes``; or an argument is a fake or meta tensor, or an object
-            that is not a plain value, which cannot be made again.
+        CaptureError: the op does not compute on tensors (:func:`~hashbench.replay.ops.why_refused`); its tensors take
+            more than ``limit_bytes``; or an argument is a fake or meta tensor, or an object that cannot be rebuilt.
     """
     refused = why_refused(func) if isinstance(func, torch._ops.OpOverload) else ""
     if refused:
@@ -55,7 +54,7 @@ def capture(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, limit_
     generators: list[torch.Generator] = []
 
     def slot(value: Any) -> Any:
-        """What stands for a tensor or generator; a plain value as it is."""
+        """Replace a tensor or generator by its slot; return a plain value unchanged."""
         if isinstance(value, torch.Tensor):
             refuse_shadows(value)
             tensors.append(value)
@@ -92,13 +91,13 @@ def capture(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, limit_
 
 
 def may_resize(func: Any) -> bool:
-    """Whether the op may give an argument another size, which then depends on the whole storage."""
+    """Return whether the op may resize an argument, so that it depends on the whole storage."""
     schema = getattr(func, "_schema", None)
     return plan_of(func).resizes or (schema is not None and any(item.is_out for item in schema.arguments))
 
 
 def refuse_shadows(tensor: torch.Tensor) -> None:
-    """Tensors without content of their own stand for others; to run an op on them proves nothing."""
+    """Raise :class:`CaptureError` for fake, meta and functorch tensors: without data, a replay proves nothing."""
     if isinstance(tensor, FakeTensor):
         raise CaptureError("an argument is a fake tensor")
     if tensor.is_meta:
@@ -108,7 +107,7 @@ def refuse_shadows(tensor: torch.Tensor) -> None:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is nothing but a form over a storage."""
+    """Return whether the tensor is an ordinary strided view of a storage."""
     if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ or tensor.layout is not torch.strided:
         return False
     return not (tensor.is_nested or tensor.is_quantized or tensor._is_zerotensor())
@@ -125,7 +124,7 @@ def _cloned(tensor: torch.Tensor) -> torch.Tensor:
 
 @dataclass(slots=True)
 class _Window:
-    """A range of addresses on one device, and the storages that lie in it."""
+    """An address range on one device, and the storages inside it."""
 
     device: torch.device
     start: int
@@ -134,8 +133,8 @@ class _Window:
 
 
 class Windows:
-    """The parts of memory that some tensors touch: one for each storage; storages that overlap in memory (two tensors
-    made from one NumPy array) are one."""
+    """The address ranges that some tensors touch: one per storage, merged where storages overlap (one NumPy array, two
+    tensors)."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], *, whole: bool) -> None:
         by_storage: dict[int, _Window] = {}
@@ -165,11 +164,11 @@ class Windows:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all windows."""
+        """Total bytes of all windows."""
         return sum(window.end - window.start for window in self._windows)
 
     def form(self, tensor: torch.Tensor) -> TensorForm:
-        """The tensor as a form over its window."""
+        """Return the tensor as a view of its window."""
         storage = tensor.untyped_storage()
         number = self._numbers[storage._cdata]
         distance = storage.data_ptr() + tensor.storage_offset() * tensor.itemsize - self._windows[number].start
@@ -190,11 +189,11 @@ class Windows:
         )
 
     def memories(self) -> tuple[Memory, ...]:
-        """Copies of all windows."""
+        """Copy all windows."""
         return tuple(map(self.memory, range(len(self._windows))))
 
     def memory(self, number: int) -> Memory:
-        """A copy of the window that forms call ``storage=number``."""
+        """Copy the window with this ``storage`` index."""
         window = self._windows[number]
         content = torch.empty(window.end - window.start, dtype=torch.uint8, device=window.device)
         for storage in window.storages:

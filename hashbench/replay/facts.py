@@ -1,7 +1,7 @@
-"""Facts about a captured call and its outcomes, read off memory and bits without a further experiment.
+"""Derive facts about a captured call and its outcomes from memory and bits, without further experiments.
 
-An outcome's content is a *snapshot*: copies of the tensors that the call wrote, in a fixed order. What is asked of
-several is asked of two at least.
+The content of an outcome is a *snapshot*: copies of the tensors that the call wrote, in a fixed order. Functions that
+take several snapshots need at least two.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ Snapshot = tuple[torch.Tensor, ...]
 
 
 def written_slots(call: CapturedCall) -> frozenset[int]:
-    """The tensors that the op's schema says it writes, by their index among the call's tensors."""
+    """Return the indices (into the call's tensors) of arguments that the schema declares as written."""
     written = leaves(plan_of(call.func).written_values(call.args, call.kwargs))
     return frozenset(leaf.index for leaf in written if isinstance(leaf, Slot))
 
 
 def has_overlap(call: CapturedCall) -> bool:
-    """Whether the call writes an element that it also reads through another view, or that a written argument holds
-    twice (an expanded tensor). To read and write one element through one view is what every in-place op does."""
+    """Return whether the call writes elements that it also reads through another view, or that alias within a written
+    argument (an expanded tensor). Reading and writing through the same view is ordinary for in-place ops."""
     written = written_slots(call)
     forms = {index: form for index, form in enumerate(call.tensors) if isinstance(form, TensorForm)}
     for target in [forms[index] for index in sorted(written & forms.keys())]:
@@ -56,7 +56,7 @@ def _view(form: TensorForm) -> tuple[object, ...]:
 
 
 def _is_injective(form: TensorForm) -> bool:
-    """Whether each dimension steps over all that the smaller ones reach; where not, elements may still differ."""
+    """Return whether each dimension steps over the reach of the smaller ones; if not, elements may still differ."""
     reach = 1
     for step, size in sorted((step, size) for step, size in zip(form.stride, form.shape, strict=True) if size > 1):
         if step < reach:
@@ -66,7 +66,7 @@ def _is_injective(form: TensorForm) -> bool:
 
 
 def _bytes_of(form: TensorForm, memory: torch.Tensor) -> torch.Tensor:
-    """The bytes of a form's elements, as a view of flat memory."""
+    """Return the bytes of a tensor's elements as a view of flat memory."""
     width = form.dtype.itemsize
     return memory.as_strided((*form.shape, width), (*(step * width for step in form.stride), 1), form.offset * width)
 
@@ -75,7 +75,10 @@ def _bytes_of(form: TensorForm, memory: torch.Tensor) -> torch.Tensor:
 
 
 def element_bits(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The content of a tensor of any kind as flat integers of the width of its elements; those of 16 bytes as pairs."""
+    """Return the content of a tensor of any layout as integers of its element width, one row per element.
+
+    Elements of 16 bytes are pairs of ``int64``.
+    """
     if tensor.is_quantized:
         tensor = tensor.int_repr()
     if tensor.is_nested and tensor.layout is torch.strided:
@@ -90,17 +93,17 @@ def element_bits(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def snapshot_bits(snapshot: Snapshot) -> list[torch.Tensor]:
-    """All contents of a snapshot: one tensor of shape (elements, words) for each part."""
+    """Return the bits of a snapshot: one tensor of shape (elements, words) per component."""
     return [bits for tensor in snapshot for bits in element_bits(tensor)]
 
 
 def have_same_form(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
-    """Whether the contents of two snapshots can be compared element by element."""
+    """Return whether two snapshots can be compared element by element."""
     return [(bits.shape, bits.dtype) for bits in one] == [(bits.shape, bits.dtype) for bits in other]
 
 
 def have_same_values(snapshots: Sequence[Snapshot]) -> bool:
-    """Whether all snapshots, which differ, hold the same elements in other places, tensor by tensor."""
+    """Return whether the differing snapshots are permutations of each other, tensor by tensor."""
     contents = [snapshot_bits(snapshot) for snapshot in snapshots]
     sums = [[int(bits.sum(dtype=torch.int64)) for bits in content] for content in contents]
     if any(other != sums[0] for other in sums[1:]):
@@ -110,17 +113,17 @@ def have_same_values(snapshots: Sequence[Snapshot]) -> bool:
 
 
 def have_chosen_values(call: CapturedCall, snapshots: Sequence[Snapshot]) -> bool:
-    """Whether, wherever two of the snapshots differ, each holds an element of some input of the same dtype."""
+    """Return whether, wherever two snapshots differ, both hold an element of some input of the same dtype."""
     inputs = _elements(call.materialise().tensors)
     contents = [_elements(snapshot) for snapshot in snapshots]
     return all(_are_chosen(one, other, inputs) for one, other in pairwise(contents))
 
 
 def have_tied_places(call: CapturedCall, snapshots: Sequence[Snapshot]) -> bool:
-    """Whether the snapshots differ in whole numbers alone that are places along one dimension of an input, and the
-    elements at those places are equal, bit for bit.
+    """Return whether the snapshots differ only in indices along one dimension of an input that select bitwise equal
+    elements.
 
-    So does an op differ that names the place of a median, of the largest, of the first that is free.
+    This is how ops differ that return the index of a median, of a maximum, of a free slot.
     """
     tensors = [tensor for tensor in call.materialise().tensors if tensor.layout is torch.strided]
     inputs = [tensor for tensor in tensors if not (tensor.is_nested or tensor.is_quantized)]
@@ -137,7 +140,8 @@ def _are_tied(one: Snapshot, other: Snapshot, inputs: Sequence[torch.Tensor]) ->
 
 
 def _name_equals(one: torch.Tensor, other: torch.Tensor, source: torch.Tensor, dim: int) -> bool:
-    """Whether two tensors of places along ``dim`` of ``source``, which may lack that dimension, name equal elements."""
+    """Return whether two index tensors along ``dim`` of ``source``, which may lack that dimension, select equal
+    elements."""
     if any(index.dtype is not torch.int64 or index.device != source.device for index in (one, other)):
         return False
     if one.shape != other.shape or one.layout is not torch.strided:
@@ -172,7 +176,7 @@ def _are_chosen(one: Elements, other: Elements, inputs: Elements) -> bool:
 
 
 FEW = 100
-"""Elements that are looked up first: where values are computed and not chosen, they settle it without all others."""
+"""Elements looked up first: if values are computed rather than chosen, they decide without all others."""
 
 
 def _are_among(elements: torch.Tensor, known: Sequence[torch.Tensor]) -> bool:
@@ -188,13 +192,13 @@ def _are_among(elements: torch.Tensor, known: Sequence[torch.Tensor]) -> bool:
 
 
 def _distinct(words: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Sorted and each once. ``np.unique`` does it with a hash table, which takes 40 times as long for six million."""
+    """Return the sorted distinct values. ``np.unique`` uses a hash table, 40 times slower for six million elements."""
     ordered = np.sort(words)
     return ordered[np.concatenate([[True], ordered[1:] != ordered[:-1]])] if len(ordered) else ordered
 
 
 def _words(bits: torch.Tensor) -> np.ndarray[Any, Any]:
-    """One scalar for each element."""
+    """View the bits as one scalar per element."""
     values = np.ascontiguousarray(bits.cpu().numpy())
     if values.shape[1] == 1:
         return values[:, 0]
@@ -202,14 +206,15 @@ def _words(bits: torch.Tensor) -> np.ndarray[Any, Any]:
 
 
 def representation_of(snapshots: Sequence[Snapshot]) -> str:
-    """``sign of zero``, ``NaN payload`` or both, where no two snapshots differ in more; else empty."""
+    """Return ``sign of zero``, ``NaN payload`` or both if no two snapshots differ in more than that; else an empty
+    string."""
     differences = [difference_of(snapshots[0], other) for other in snapshots[1:]]
     kinds = {"" if difference is None else difference.representation for difference in differences}
     return "" if "" in kinds else ", ".join(sorted({word for kind in kinds for word in kind.split(", ")}))
 
 
 def difference_of(one: Snapshot, other: Snapshot) -> outputs.Difference | None:
-    """Two snapshots in numbers; ``None`` where they are equal, or have other numbers of tensors."""
+    """Measure the difference of two snapshots; ``None`` if they are equal or have different numbers of tensors."""
     if len(one) != len(other):
         return None
     named = [{f"output.{place}": tensor for place, tensor in enumerate(snapshot)} for snapshot in (one, other)]

@@ -1,5 +1,4 @@
-"""The experiments on a captured call: what each of ``catalog.EXPERIMENTS`` changes around a replay, about its memory,
-or about the call itself."""
+"""Implement the experiments of ``catalog.EXPERIMENTS`` on a captured call: changed context, memory, or call."""
 
 from __future__ import annotations
 
@@ -25,16 +24,19 @@ from hashbench.run.settings import applied, preserved
 from hashbench.trace.op_schema import plan_of
 
 Method = Callable[[str, Replayer, Budget], ExperimentResult]
-"""Makes the experiment of a name with a call, in the time that it may take."""
+"""Runs the named experiment on a call within a time budget."""
 
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """An experiment that changes what is around the call.
+    """An experiment that replays the call inside a changed context.
 
-    ``each``: entered for every replay anew; else for a block of them. ``outside``: what it changes can reach only code
-    that is not torch's own. ``inside``: it can reach only an op that calls others: a custom one, or one that torch
-    composes of others. ``disturbs``: it adds a disturbance, so its outcomes are compared with those without.
+    Attributes:
+        change: returns the context manager.
+        each: enter the context for every replay, not once per block of replays.
+        outside: the change only reaches code outside torch, so it applies to custom ops only.
+        inside: the change only reaches ops that call other ops: custom ones and composites.
+        disturbs: the change adds a disturbance; outcomes are compared with the undisturbed one.
     """
 
     change: Change
@@ -65,17 +67,17 @@ def _settings(**values: str) -> Around:
 
 
 def _attention(backend: SDPBackend) -> Around:
-    """One implementation of attention alone: torch raises where it cannot do the call."""
+    """Force one attention implementation; torch raises if it does not support the call."""
     return Around(functools.partial(sdpa_kernel, backend), inside=True)
 
 
 @contextmanager
 def tf32(*, on: bool) -> Iterator[None]:
-    """TF32 in all matrix products, convolutions and recurrent layers of CUDA, or in none.
+    """Enable or disable TF32 in all CUDA matrix products, convolutions and recurrent layers.
 
-    torch 2.9 and later have two kinds of names for this, and raise where they contradict each other. The older ones set
-    the newer ones, too, so they go first; what the newer ones inherit from ``torch.backends.fp32_precision`` has to
-    be overruled by themselves.
+    torch 2.9 and later have two sets of names for this, and raise if they contradict each other. The older names also
+    set the newer ones, so they are set first; the newer names that inherit from ``torch.backends.fp32_precision`` have
+    to be overridden individually.
     """
     backends: Any = torch.backends  # torch declares neither ``conv`` nor ``rnn``
     older = (backends.cuda.matmul, backends.cudnn)
@@ -109,7 +111,7 @@ def _reads_on(owner: Any) -> bool:
 
 
 def busy_stream(name: str, replayer: Replayer, left: Budget) -> ExperimentResult:
-    """Each replay beside a second stream of its device that is busy for longer."""
+    """Replay the call next to a second stream of its device that stays busy for longer."""
     change = functools.partial(controls.second_stream, replayer.call.device, replayer.cost)
     return Around(change, each=True, disturbs=True)(name, replayer, left)
 
@@ -117,12 +119,11 @@ def busy_stream(name: str, replayer: Replayer, left: Budget) -> ExperimentResult
 # --------------------------------------------------------------------------------------------------- other content
 
 _SMALL, _TINY = 8, 1
-"""Largest whole number that replaces an element: sums of 100 000 products stay exact in float32, and in 16 bits sums of
-some hundreds of products do."""
+"""Largest integer used as an element: sums of 100,000 products stay exact in float32, of some hundreds in 16 bits."""
 
 
 def exact_values(name: str, replayer: Replayer, left: Budget) -> ExperimentResult:
-    """Small whole numbers for all contents: sums no longer depend on their order."""
+    """Replace all contents by small integers: sums become exact, so their order no longer matters."""
     changed = with_exact_values(replayer.call)
     if changed is not None:
         return replayer.compared(name, left, live=changed.materialise())
@@ -133,8 +134,11 @@ def exact_values(name: str, replayer: Replayer, left: Budget) -> ExperimentResul
 
 
 def with_exact_values(call: CapturedCall) -> CapturedCall | None:
-    """The call with small whole numbers for the content of every floating-point or complex tensor, so that sums are
-    exact in any order; ``None`` where it has no such tensor. Indices, masks and tensors without plain memory stay."""
+    """Return the call with small integers in every floating-point or complex tensor, so that sums are exact in any
+    order.
+
+    Returns ``None`` if there is no such tensor. Indices, masks and tensors without plain memory are kept.
+    """
     generator = torch.Generator().manual_seed(20)
     contents = [memory.content.clone() for memory in call.memories]
     changed = False
@@ -148,8 +152,8 @@ def with_exact_values(call: CapturedCall) -> CapturedCall | None:
 
 
 def exact_numbers(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor | None:
-    """A tensor of the same form with small whole numbers for its content; ``None`` where its numbers are exact
-    anyway, or of a kind that cannot hold these."""
+    """Return a tensor of the same layout filled with small integers; ``None`` if its dtype is exact or cannot hold
+    them."""
     if not _can_hold_whole_numbers(tensor.dtype):
         return None
     new = tensor.detach().clone()
@@ -175,7 +179,7 @@ def _can_hold_whole_numbers(dtype: torch.dtype) -> bool:
 
 
 def copied_sources(name: str, replayer: Replayer, left: Budget) -> ExperimentResult:
-    """Memory of its own for what is only read but shares memory with what is written."""
+    """Give read-only arguments that alias a written one memory of their own."""
     changed = with_copied_sources(replayer.call)
     if changed is None:
         raise InapplicableError("nothing that is written shares memory with what is read")
@@ -183,8 +187,8 @@ def copied_sources(name: str, replayer: Replayer, left: Budget) -> ExperimentRes
 
 
 def with_copied_sources(call: CapturedCall) -> CapturedCall | None:
-    """The call with memory of its own for every argument that is only read but shares memory with a written one;
-    ``None`` where there is no such argument."""
+    """Return the call with separate memory for every read-only argument that aliases a written one; ``None`` if there
+    is none."""
     written = written_slots(call)
     targets = {form.storage for index in written if isinstance(form := call.tensors[index], TensorForm)}
     memories, tensors = list(call.memories), list(call.tensors)
@@ -200,14 +204,14 @@ def with_copied_sources(call: CapturedCall) -> CapturedCall | None:
 # ------------------------------------------------------------------------------------------------ at other addresses
 
 SHIFTS = (4, 8, 16, 32, 48, 64)
-"""Bytes. The addresses that vector kernels tell apart; at 64 a whole cache line."""
+"""Bytes. The alignments that vector kernels distinguish; 64 is a whole cache line."""
 
 MOST_MEMORIES = 8
-"""Memories that are also moved alone; a fused optimizer has hundreds."""
+"""Number of memories that are also moved individually; a fused optimizer has hundreds."""
 
 
 def fresh_memory(name: str, replayer: Replayer, left: Budget) -> ExperimentResult:
-    """New memory for the inputs of each replay, and other bytes in what was freed before."""
+    """Allocate new inputs for each replay, with other bytes in the memory that was freed before."""
     tally, call = replayer.against_in_place(), replayer.call
     sizes = [memory.content.nbytes for memory in call.memories]
     sizes += [held_bytes(tensor) for copy in replayer.repeated.copies[:1] for tensor in copy]
@@ -228,7 +232,7 @@ def fresh_memory(name: str, replayer: Replayer, left: Budget) -> ExperimentResul
 
 
 def possible_shifts(call: CapturedCall, memory: int | None) -> tuple[int, ...]:
-    """The shifts of one memory (``None``: of all together) at which elements still lie at multiples of their size."""
+    """Return the shifts of one memory (``None``: of all together) that keep elements aligned to their size."""
     sizes = {
         form.dtype.itemsize
         for form in call.tensors
@@ -238,7 +242,7 @@ def possible_shifts(call: CapturedCall, memory: int | None) -> tuple[int, ...]:
 
 
 def moved(name: str, replayer: Replayer, left: Budget) -> ExperimentResult:
-    """Inputs at other addresses, all together and each memory alone, against the one outcome in place."""
+    """Move inputs to other addresses, all together and each memory alone; compare with the single outcome in place."""
     tally, call = replayer.against_in_place(), replayer.call
     alone = range(min(len(call.memories), MOST_MEMORIES)) if len(call.memories) > 1 else ()
     moves = [(memory, shift) for memory in (None, *alone) for shift in possible_shifts(call, memory)]
@@ -270,7 +274,7 @@ def moved(name: str, replayer: Replayer, left: Budget) -> ExperimentResult:
 
 
 def _shifts_text(differing: Sequence[tuple[int | None, int]]) -> str:
-    """``all by 4, 8 bytes; memory 0 by 4 bytes``."""
+    """Format the differing shifts: ``all by 4, 8 bytes; memory 0 by 4 bytes``."""
     by_memory: dict[int | None, list[str]] = {}
     for memory, shift in differing:
         by_memory.setdefault(memory, []).append(str(shift))
@@ -284,7 +288,7 @@ GUILTY_REPLAYS = 5
 
 
 def generators(name: str, replayer: Replayer, left: Budget) -> ExperimentResult:
-    """Every generator object alive put back before each replay; names those that alone remove the difference."""
+    """Restore every live generator object before each replay; name those that remove the difference on their own."""
     if not replayer.custom:
         raise InapplicableError("torch's own kernels draw from generators that are restored anyway")
     noted, tally = controls.Generators.alive(), Tally()
@@ -312,17 +316,17 @@ def generators(name: str, replayer: Replayer, left: Budget) -> ExperimentResult:
 # ---------------------------------------------------------------------------------------------- uninitialised memory
 
 POISON_WANTED, POISON_FEWEST = 12, 6
-"""Replays under each value. With 12, one element in 1.4 million that vary by themselves seems to follow; with 6, one in
-460, so that nothing may vary."""
+"""Replays per value. With 12, one in 1.4 million randomly varying elements seems to follow the value; with 6, one in
+460, so that no element may vary."""
 
 POISON_LUCK = 0.01
-"""Chance that one of the elements that vary by themselves may have of seeming to follow. By luck alone, an element with
-two outcomes falls into two halves of N with a chance of 2 / C(2N, N): one in 10**10 for N = 20."""
+"""Largest accepted chance that a randomly varying element seems to follow the value. An element with two outcomes
+splits into the two halves of N replays each with chance 2 / C(2N, N): one in 10**10 for N = 20."""
 
 
 @dataclass(slots=True)
 class _Side:
-    """What stayed the same in all replays under one value."""
+    """Bits that stayed the same in all replays under one value."""
 
     bits: list[torch.Tensor] = field(default_factory=list)
     stable: list[torch.Tensor] = field(default_factory=list)
@@ -344,9 +348,11 @@ def _require_same_form(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor
 
 
 def poison(name: str, replayer: Replayer, left: Budget) -> ExperimentResult:
-    """Two values in all fresh memory, in an order that favours neither. An element follows them where it has one value
-    in all replays under the first and another one in all under the second. Trials are the replays under the second,
-    those that differ all of them or none."""
+    """Fill fresh memory with two values, in a balanced order, and count the elements that follow the value.
+
+    An element follows if it has one value in all replays under the first fill and another in all replays under the
+    second. Trials are the replays under the second fill; all of them differ, or none.
+    """
     call, live = replayer.call, replayer.live
     if plan_of(call.func).blank:
         raise InapplicableError("the op hands out memory for others to write")
@@ -405,4 +411,4 @@ METHODS: Mapping[str, Method] = {
     "tf32_off": Around(functools.partial(tf32, on=False)),
     "tf32_on": Around(functools.partial(tf32, on=True)),
 }
-"""How each experiment of ``catalog.EXPERIMENTS`` on a call is made, in the same order."""
+"""Implementation of each call experiment of ``catalog.EXPERIMENTS``, in the same order."""

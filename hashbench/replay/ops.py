@@ -1,4 +1,4 @@
-"""Whether an op is torch's own, a custom one, or composed of others; and where a custom one is defined."""
+"""Classify ops (torch's own, custom, composite, unsafe to replay from a file) and find where a custom op is defined."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TENSOR_NAMESPACES = frozenset(
         *("mkldnn", "mkldnn_prepacked", "onednn", "mkl", "inductor", "inductor_prims", "flex_gemm", "_native", "_test"),
     }
 )
-"""Namespaces of torch's own whose ops compute on tensors, but for those that :func:`why_refused` names."""
+"""torch's own namespaces whose ops compute on tensors, except those that :func:`why_refused` rejects."""
 
 _OTHERS = {
     "works with other processes": "c10d c10d_functional _c10d_functional _c10d_functional_autograd symm_mem _dtensor",
@@ -35,7 +35,7 @@ _OTHERS = {
     "belongs to programs as data": "prim export onnx onnx_symbolic flex_lib",
 }
 OTHER_NAMESPACES = MappingProxyType({name: what for what, names in _OTHERS.items() for name in names.split()})
-"""Namespaces of torch's own whose ops do something else, and what."""
+"""torch's own namespaces whose ops do something else, and what they do."""
 
 TORCH_NAMESPACES = TENSOR_NAMESPACES | OTHER_NAMESPACES.keys()
 
@@ -51,7 +51,7 @@ MODE_ARGUMENTS = frozenset(
         *("a", "b"),  # of aten::_test_*
     }
 )
-"""Arguments of torch's own ops that are texts and name a way to compute."""
+"""String arguments of torch's own ops that select a mode of computation."""
 
 _UNCHECKED = {
     "indices": "aten::max_pool2d_with_indices_backward aten::max_pool3d_with_indices_backward"
@@ -70,21 +70,21 @@ _UNCHECKED = {
     " aten::_nnpack_spatial_convolution aten::_sobol_engine_scramble_",
 }
 UNCHECKED = MappingProxyType({name: what for what, names in _UNCHECKED.items() for name in names.split()})
-"""Ops of torch 2.14 on the CPU that read or write outside their tensors where a file says so, and what they do not
-check. Common ops that trust sizes alone (batch norm, fused optimizers, …: docs/security.md) are not among them."""
+"""CPU ops of torch 2.14 that access memory out of bounds on malicious input, and the argument that they do not check.
+Common ops that trust sizes alone (batch norm, fused optimizers, …: docs/security.md) are not included."""
 
 _OUTSIDE = re.compile(
     r"(?:^|_)(path|file|filename|filepath|fname|dir|directory|dirname|folder|url|uri|host|hostname|addr|address|port"
     r"|socket|endpoint|server|cmd|command|shell|program|executable|script|lib|library|module|env|group|store)(?:s|_|$)",
     re.IGNORECASE,
 )
-"""In the name of an argument that is a text, of an op of somebody's own: something outside the op's tensors."""
+"""Names of string arguments of custom ops that refer to something outside the op's tensors."""
 
 _TEXT, _PATH = re.compile(r"\bstr\b"), re.compile(r"[/\\\0]|^~|^\.\.?$")
 
 _TORCH = f"{Path(torch.__file__).parent}/"
 _DECORATORS = ("library.py", "_library/custom_ops.py")
-"""Files of torch in whose name users' kernels are registered."""
+"""torch files that appear as the registration site of users' kernels."""
 
 _REGISTERED = re.compile(r"registered at (?P<file>.+?\.py):\d+")
 _COMPUTES = re.compile(
@@ -94,11 +94,11 @@ _COMPUTES = re.compile(
 
 @functools.cache
 def is_custom(func: Any) -> bool:
-    """Whether code other than torch's own computes this op, and so may read anything in the process.
+    """Return whether code outside torch computes this op, and so may read anything in the process.
 
-    That is so where the namespace is not one of torch's, and where somebody registered a kernel of their own for an op
-    of torch's, in Python (an extension in C++ that does is not told from torch). An op without a schema (a higher-order
-    operator) runs whatever it is given.
+    True if the namespace is not torch's, or if a Python kernel is registered for one of torch's ops (a kernel
+    registered by a C++ extension cannot be distinguished from torch's). An op without a schema (a higher-order
+    operator) runs arbitrary code.
     """
     schema = getattr(func, "_schema", None)
     if schema is None or schema.name.partition("::")[0] not in TORCH_NAMESPACES:
@@ -118,12 +118,11 @@ def _is_decorator(file: str) -> bool:
 
 @functools.cache
 def why_refused(func: Any) -> str:
-    """Why an op is not replayed that a file names; empty for one that computes on tensors.
+    """Return why an op named in a file must not be replayed; empty if it computes on tensors.
 
-    Only such ops are: they take or return tensors, belong to a namespace whose ops compute (or to one that is not
-    torch's, which somebody loaded), and no argument of theirs is a text that names something outside: files, processes,
-    machines, libraries. That is read off the schema. Of an op of torch's own every text must be a known mode, of
-    another's no text may be called as a place is.
+    Accepted ops take or return tensors, belong to a namespace of tensor ops (or to a loaded third-party namespace), and
+    have no string argument that may name a file, process, host or library. This is decided from the schema: for torch's
+    own ops every string argument must be a known mode, for others no string argument may have a name of that kind.
     """
     schema, name = getattr(func, "_schema", None), str(func)
     if schema is None or not torch._C._dispatch_has_kernel(func.name()):
@@ -144,14 +143,17 @@ def why_refused(func: Any) -> str:
 
 
 def why_unchecked(func: Any) -> str:
-    """Why an op is not replayed with numbers from a file, although it computes on tensors; empty where it is. A call
-    that was captured in this process is replayed: its numbers are the program's own."""
+    """Return why an op must not be replayed with numbers from a file, although it computes on tensors; empty if it may
+    be.
+
+    A call captured in this process is replayed regardless: its numbers are the program's own.
+    """
     what = UNCHECKED.get(func._schema.name, "")
     return f"{func} does not check its {what}".replace("its the", "the") if what else ""
 
 
 def path_among(func: Any, values: Iterable[Any]) -> str:
-    """Why an op of somebody's own is not replayed with these arguments: a text among them reads as a path; or empty."""
+    """Return why a custom op must not be replayed with these arguments: a string looks like a path; else empty."""
     if func._schema.name.partition("::")[0] in TENSOR_NAMESPACES:
         return ""
     path = next((value for value in values if isinstance(value, str) and _PATH.search(value)), None)
@@ -160,8 +162,10 @@ def path_among(func: Any, values: Iterable[Any]) -> str:
 
 @functools.cache
 def calls_others(func: Any) -> bool:
-    """Whether torch composes this op of other ops on every device; it then obeys settings that choose among those. Seen
-    in inference mode: elsewhere torch takes such ops apart before anybody sees them."""
+    """Return whether torch decomposes this op into other ops on every device, so that settings that select those apply.
+
+    Visible in inference mode only: otherwise torch decomposes such ops before dispatch modes.
+    """
     schema = getattr(func, "_schema", None)
     return schema is None or torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
 
@@ -171,30 +175,33 @@ def calls_others(func: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """What defines an op: a Python ``file``, or where that is empty the ``module`` to import."""
+    """The Python ``file`` that defines an op, or else the ``module`` to import."""
 
     module: str = ""
     file: Path | None = None
 
     @property
     def argument(self) -> str:
-        """What ``repro.py`` is given to have the op: a path, or the name of a module."""
+        """The argument of ``repro.py`` that loads the op: a path or a module name."""
         return str(self.file) if self.file is not None else self.module
 
     def word(self) -> str:
-        """As a text for other machines: names, no paths of this one."""
+        """Describe the definition for other machines: names, without paths of this one."""
         named = f"module {self.module}" if self.module else ""
         return ", ".join(part for part in (named, f"file {self.file.name}" if self.file is not None else "") if part)
 
 
 def needs_definition(func: Any) -> bool:
-    """Whether a process that has imported nothing but torch lacks the op, or has another one of that name."""
+    """Return whether a process that imports only torch lacks the op, or has another one of that name."""
     return is_custom(func) and not _defining_file(func).startswith(_TORCH)
 
 
 def definition_of(func: Any) -> Definition | None:
-    """Where an op that :func:`needs_definition` was defined; ``None`` for any other, and where that cannot be found
-    out. Where a C++ library registered it, the library's Python package may bear the namespace's name."""
+    """Locate the definition of an op that :func:`needs_definition`; ``None`` for any other op, or if it cannot be
+    found.
+
+    If a C++ library registered it, a Python package named like the namespace is assumed to load it.
+    """
     if not needs_definition(func):
         return None
     file = _defining_file(func)
@@ -207,8 +214,11 @@ def definition_of(func: Any) -> Definition | None:
 
 
 def _defining_file(func: Any) -> str:
-    """The file of the function that ``torch.library.custom_op`` made the op from; else the Python file that registered
-    the op or its kernel, not counting torch's own unless there is no other; else empty."""
+    """Return the file that passed the op to ``torch.library.custom_op``, else the Python file that registered the op or
+    a kernel.
+
+    Files outside torch take precedence. Returns an empty string if there is none.
+    """
     from torch._library import custom_ops
 
     made = custom_ops.OPDEFS.get(func._schema.name)
@@ -224,7 +234,7 @@ def _defining_file(func: Any) -> str:
 
 
 def load(argument: str) -> None:
-    """Define the ops that a Python file, a library (``.so``) or a module of this name defines.
+    """Define ops by running a Python file, loading a library (``.so``) or importing a module.
 
     Raises:
         HashbenchError: that failed.

@@ -1,5 +1,6 @@
-"""Where a captured call is repeated: its live copy, one replay, a controlled series of them, and the plain repetition;
-and the count of how often outcomes differ. For use inside ``call.in_force``.
+"""Replay a captured call: live copy, single replays, controlled series, plain repetition, and a tally of outcomes.
+
+Use inside :func:`hashbench.replay.call.in_force`.
 """
 
 from __future__ import annotations
@@ -27,32 +28,32 @@ from hashbench.replay.facts import Snapshot
 from hashbench.replay.ops import is_custom
 
 Change = Callable[[], AbstractContextManager[object]]
-"""A change around replays; one that gives a function wants that called before each of them."""
+"""Context manager factory around replays; if the context yields a function, that is called before each replay."""
 
 UNCHANGED: Change = nullcontext
 
 PATIENCE = 10
-"""A call that gave one outcome so far is repeated so many times as often as was asked for, while that takes no more
-than ``PATIENT_SHARE`` of the budget: a difference of one in twenty shows in 200 replays (all but surely), not in 20."""
+"""Factor on the requested replays while only one outcome was seen, up to ``PATIENT_SHARE`` of the budget: a difference
+in one of twenty replays shows almost surely in 200 replays, not in 20."""
 PATIENT_SHARE = 0.05
 LONGER = 4
-"""An experiment goes on up to so many times as long where the unchanged call happens to agree all the while, too."""
+"""Factor on the length of an experiment while the unchanged call happens to agree as well."""
 BLOCKS = 5
-"""An experiment's replays come in so many blocks, with replays of the unchanged call in between."""
+"""Blocks of replays per experiment, with replays of the unchanged call in between."""
 
 MOST_COPIES = 5
 MOST_BYTES = 2**26
-"""Together with the first, so many outcomes are copied, and while they take no more than this; two in any case."""
+"""Limits on copied outcomes (number, total bytes), the first included; two are always copied."""
 
 
 class InapplicableError(Exception):
-    """Why an experiment makes no sense on a call."""
+    """The experiment does not apply to the call; the message is the reason."""
 
 
 class Tally:
-    """Outcomes of one experiment, compared with ``reference`` (default: with the first of its own).
+    """Outcomes of one experiment, compared with ``reference`` (default: the first outcome).
 
-    Outcomes are kept as digests, of which a thousand cost nothing; contents are copied for the first and a few others.
+    Outcomes are kept as digests; contents are copied for the first and a few others.
     """
 
     def __init__(self, reference: CallOutcome | None = None) -> None:
@@ -65,7 +66,7 @@ class Tally:
         self._copied_bytes = 0
 
     def add(self, outcome: CallOutcome, *, seconds: float, copy: Callable[[], Snapshot]) -> None:
-        """One more outcome; ``copy`` copies its content, and is called where that is kept."""
+        """Add an outcome; ``copy`` is called only if its content is kept."""
         self.seconds.append(seconds)
         if self.reference is None:
             self.reference = outcome
@@ -82,18 +83,18 @@ class Tally:
 
     @property
     def distinct(self) -> int:
-        """Outcomes, the reference among them."""
+        """Number of distinct outcomes, the reference included."""
         return len(self._seen)
 
     def result(self, name: str, *, found: str = "", note: str = "") -> ExperimentResult:
-        """The tally as the result of an experiment on the call."""
+        """Return the tally as the result of a call experiment."""
         seconds = statistics.median(self.seconds) if self.seconds else None
         counts = self.trials, self.differing, self.distinct
         return ExperimentResult(name, "call", *counts, seconds=seconds, found=found, note=note)
 
 
 class Replayer:
-    """One call, its live copy, and what its repetition showed so far."""
+    """One call, its live copy, and the outcomes of its repetition."""
 
     def __init__(self, call: CapturedCall, *, replays: int, budget: Budget) -> None:
         self.call, self.replays, self.budget = call, replays, budget
@@ -108,14 +109,14 @@ class Replayer:
 
     @property
     def in_place(self) -> CallOutcome | None:
-        """The outcome of the call as it was, but for rare exceptions; ``None`` where it has several."""
+        """The single outcome of the unchanged call, apart from rare exceptions; ``None`` if it has several."""
         return self.repeated.reference if stats.is_rare(self.repeated.result("repeat")) else None
 
     def against_in_place(self) -> Tally:
-        """A tally that compares with the one outcome that the undisturbed call has.
+        """Return a tally that compares with the single outcome of the undisturbed call.
 
         Raises:
-            InapplicableError: it has several.
+            InapplicableError: the undisturbed call has several outcomes.
         """
         if self.in_place is None:
             raise InapplicableError("the outcome differs in place")
@@ -139,7 +140,7 @@ class Replayer:
             self.cost = perf_counter() - begin
 
     def snapshot(self, output: object, live: Materialised, outcome: CallOutcome) -> Snapshot:
-        """Copies of all that a run wrote, also of what the schema does not call written."""
+        """Copy all that a run wrote, including arguments that the schema does not declare as written."""
         written = written_tensors(output, live)
         known = {id(tensor) for tensor in written}
         changed = zip(live.tensors, outcome.arguments, live.content, strict=True)
@@ -156,8 +157,7 @@ class Replayer:
         each: bool = False,
         tally: Tally | None = None,
     ) -> ExperimentResult:
-        """The outcomes of ``live`` under ``change`` (entered anew for ``each``), against those of the call as it was in
-        between."""
+        """Replay ``live`` under ``change`` (entered for ``each`` replay), interleaved with unchanged replays."""
         tally = tally or Tally()
 
         def block(count: int) -> None:
@@ -170,11 +170,12 @@ class Replayer:
         return self.controlled(name, tally, left, block=block)
 
     def controlled(self, name: str, tally: Tally, left: Budget, *, block: Callable[[int], None]) -> ExperimentResult:
-        """Replays in blocks, until the tally has its trials or the time is up.
+        """Run replays in blocks until the tally has its trials or time is up.
 
-        Where the call differs as it is, each block is followed by one of the call as it was, which counts for
-        ``repeat``. Races show only while cores are free, so an experiment that removes the difference proves nothing if
-        the unchanged call did not differ meanwhile either: they take turns, up to a limit.
+        If the unchanged call differs, each block is followed by unchanged replays, which count for ``repeat``. Races
+        only show while cores are free, so an experiment that removes the difference proves nothing unless the unchanged
+        call differed
+        meanwhile: both alternate, up to a limit.
         """
         controls = name != "repeat" and tally.reference is None and self.repeated.differing > 0
         before = self.repeated.differing
@@ -198,15 +199,18 @@ class Replayer:
         return tally.result(name, note=NO_TIME if short else "")
 
     def _controls(self, size: int) -> int:
-        """Unchanged replays after a block: so many that, over all blocks, one that differs is missed in 1 of 1000 cases
-        only; one a block where nearly all differ."""
+        """Return the number of unchanged replays after a block.
+
+        Over all blocks they miss a differing replay in 1 of 1000 cases; one per block if nearly all replays differ.
+        """
         share = min(0.99, self.repeated.differing / self.repeated.trials)
         return min(size, max(1, math.ceil(math.log(0.001) / math.log(1 - share) / BLOCKS)))
 
     def repeat(self, left: Budget) -> ExperimentResult:
-        """The experiment ``repeat``: same storages, content and generators put back before each replay.
+        """Run the experiment ``repeat``: same storages, content and generators restored before each replay.
 
-        Goes on where nothing differed yet, and where outcomes differ so rarely that others could prove nothing.
+        Continues while nothing differs yet, and while outcomes differ so rarely that other experiments could prove
+        nothing.
         """
         tally = self.repeated
         note = self.compared("repeat", left, tally=tally).note
@@ -220,10 +224,10 @@ class Replayer:
         return tally.result("repeat", note=note)
 
     def _length(self) -> int:
-        """Trials that the other experiments are to make."""
+        """Return the number of trials for the other experiments."""
         return stats.arm_length(self.repeated.result("repeat"), asked=self.replays)
 
     def keep(self, tally: Tally) -> None:
-        """Remember an outcome that only a disturbance brought about."""
+        """Remember an outcome that only a disturbance caused."""
         if tally.differing and not self.provoked:
             self.provoked = tally.copies[:1] if self.in_place is not None else tally.copies[1:2]

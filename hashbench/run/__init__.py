@@ -1,1 +1,1 @@
-"""One run of a model: what goes in, what is in force, what it leaves."""
+"""One run of a model: workload, random state, settings, environment, results."""

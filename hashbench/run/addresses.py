@@ -1,11 +1,11 @@
-"""Where Python puts small objects: at random addresses, or at the same ones in every process.
+"""Control where Python allocates small objects: at random addresses, or at the same ones in every process.
 
-A set has the order of its objects' addresses. What the system randomizes are the addresses of whole pages, which leaves
-that order as it is, so that fresh processes agree about it by themselves; and where a process is to repeat another one,
-other holes between live objects are filled. Both are arranged here, by memory that is kept.
+Sets iterate in the order of their objects' addresses. Address space randomisation moves whole pages, which keeps that
+order, so fresh processes agree about it by themselves; a process that should reproduce another fills different holes
+between live objects. Both cases are arranged by allocating memory and keeping it.
 
-Objects of one size lie in one order then. Those of several sizes, as since Python 3.13 the first thirty of a class are,
-lie in pools whose own order stays the system's, which decides between objects that collide in a set.
+This orders objects of one size. Objects of several sizes (as the first thirty of a class are since Python 3.13) come
+from pools whose own order is up to the system; it decides between objects that collide in a set.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _MOST_BLOCKS = 10**6
 
 
 def arranged_addresses() -> list[bytes]:
-    """Memory that decides, as long as it is kept, where the next small objects lie.
+    """Allocate memory that determines, while it is kept, the addresses of the next small objects.
 
-    Where string hashes are random (``PYTHONHASHSEED``), so are the addresses. Where they are fixed, new objects lie one
-    behind the other from the start of a pool.
+    With random string hashes (``PYTHONHASHSEED``) the addresses are random too. With fixed ones, new objects are
+    contiguous from the start of a pool.
     """
     gc.collect()  # later it would make other holes
     if sys.flags.hash_randomization:
@@ -34,12 +34,12 @@ def arranged_addresses() -> list[bytes]:
 
 
 def scattered_addresses() -> list[bytes]:
-    """Memory that puts, as long as it is kept, the next small objects at addresses in random order."""
+    """Allocate memory that puts, while it is kept, the next small objects at addresses in random order."""
     return [block for size in _BLOCKS for block in _scattered(size - sys.getsizeof(b""))]
 
 
 def _scattered(length: int) -> list[bytes]:
-    """Every other one of many blocks; the rest was freed in random order, and the next objects are put there."""
+    """Keep every other one of many blocks; the rest is freed in random order, for the next objects."""
     blocks = [bytes(length) for _ in range(_POOLS * _POOL_BYTES // length)]
     drawn = random.Random()
     blocks.sort(key=lambda _: drawn.random())  # much faster than shuffle
@@ -50,7 +50,7 @@ def _scattered(length: int) -> list[bytes]:
 
 
 def _packed(length: int) -> list[bytes]:
-    """Blocks that fill all holes, up to the end of a pool in which they lie one behind the other."""
+    """Allocate blocks that fill all holes, up to the end of a pool in which they are contiguous."""
     blocks = [bytes(length)]
     stride, in_a_row = (sys.getsizeof(blocks[0]) + 15) // 16 * 16, 0
     while len(blocks) < _MOST_BLOCKS:

@@ -1,6 +1,6 @@
-"""Environment fingerprint: everything about a machine that may change the bits of a result, as one JSON document.
+"""Describe the environment: everything about a machine that may change the bits of a result, as one JSON document.
 
-A sweep has it told by a child process, since finding out needs torch and the sweep's own process does without.
+A sweep gets it from a child process: collecting it imports torch, which the sweep's own process avoids.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ _DRIVERS = (
     ("/sys/module/amdgpu/version", r"(\S+)"),
 )
 _SECONDS = 600.0
-"""How long a child process may take that imports torch, and compiles the native tracer where nobody has."""
+"""Time limit of a child process that imports torch and, unless that is cached, compiles the native tracer."""
 
 
 def collect(device: str = "cpu", *, tracer: str = "auto") -> dict[str, Any]:
-    """The fingerprint of this machine as seen from this process, and the tracer that is used where ``tracer`` is asked
-    for; imports torch.
+    """Return the environment of this machine as seen by this process, with the tracer that ``tracer`` selects. Imports
+    torch.
 
     Raises:
-        HashbenchError: there is no such device here, or no such tracer.
+        HashbenchError: there is no such device or tracer here.
     """
     import torch
 
@@ -75,8 +75,11 @@ def collect(device: str = "cpu", *, tracer: str = "auto") -> dict[str, Any]:
 
 
 def variables_that_matter(environment: Mapping[str, str]) -> dict[str, str]:
-    """Those by which libraries are set. Which of several accelerators is visible is no setting: a cluster hands out
-    another one every time; what matters of it is under ``device``."""
+    """Return the environment variables that configure libraries.
+
+    Variables that select visible accelerators are excluded: a cluster assigns another one each time, and what matters
+    of it is under ``device``.
+    """
     names = sorted(name for name in environment if _VARIABLES.search(name) and not name.endswith("_VISIBLE_DEVICES"))
     variables = {name: environment[name] for name in names}
     if WORKSPACE_VARIABLE in variables:  # as it is when a model runs
@@ -85,23 +88,24 @@ def variables_that_matter(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 class Asked(Protocol):
-    """Calls ``module:function`` in a process that has imported torch already, with this environment."""
+    """Calls ``module:function`` in a process that has already imported torch, with this environment."""
 
     def __call__(self, target: str, *arguments: str, environment: Mapping[str, str]) -> str:
-        """What it gives; empty where there is no such process, or it gives nothing."""
+        """Return its result; empty if there is no such process or it returns nothing."""
 
 
 def collect_in_child(
     *, device: str, variables: Mapping[str, str], tracer: str = "auto", by: Asked | None = None
 ) -> dict[str, Any]:
-    """:func:`collect`, in a child process that also has these environment variables, unless ours already say something.
-    Where the native tracer is wanted, it is compiled now, unless it has been: no worker waits for that.
+    """Run :func:`collect` in a child process with additional environment variables; those already set take precedence.
+
+    If the native tracer is requested, it is compiled here unless cached, so that no worker waits for it.
 
     Args:
-        device: as of :func:`collect`.
+        device: as for :func:`collect`.
         variables: of the child.
-        tracer: as of :func:`collect`.
-        by: is asked first, which spares an import of torch; what it does not answer, a new Python does.
+        tracer: as for :func:`collect`.
+        by: asked first, which saves an import of torch; if it does not answer, a new Python is started.
 
     Raises:
         HashbenchError: there is no such device or tracer, or torch cannot be imported.
@@ -154,8 +158,13 @@ def _check_device(device: str) -> None:
 
 
 def what_to_do(wanted: str, *, built_for: str, count: int) -> str:
-    """Advice to who asked for a device that is not there: of the kind ``wanted``, with a torch that is ``built_for``
-    accelerators of one kind (empty: for none) and finds ``count`` of them."""
+    """Return advice for a missing device.
+
+    Args:
+        wanted: requested type of device.
+        built_for: type of accelerator that this torch supports; empty for none.
+        count: number of such accelerators here.
+    """
     if built_for != wanted:
         what = f"for {built_for}" if built_for else "for the CPU alone"
         there = built_for if count else "cpu"
@@ -170,7 +179,7 @@ def what_to_do(wanted: str, *, built_for: str, count: int) -> str:
 
 
 def package_versions(names: Iterable[str]) -> dict[str, str]:
-    """The versions of those of these packages that are installed, by name."""
+    """Return the versions of those packages that are installed, by name."""
     versions = {}
     for name in names:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -191,7 +200,7 @@ def _cpu_model() -> str:
 
 
 def digests_note(environment: Mapping[str, Any]) -> str:
-    """One line where digests are made by the slow path on the device of this environment; empty elsewhere."""
+    """Return a one-line note if digests take the slow path on the device of this environment; else an empty string."""
     path: Mapping[str, str] = environment.get("digests", {})
     if not path.get("reason"):
         return ""
@@ -200,7 +209,7 @@ def digests_note(environment: Mapping[str, Any]) -> str:
 
 
 def tracer_note(environment: Mapping[str, Any]) -> str:
-    """One line where any tracer was welcome and the native one cannot be used; empty elsewhere."""
+    """Return a one-line note if ``auto`` could not select the native tracer; else an empty string."""
     reason = environment.get("tracer_reason", "")
     return f"the Python dispatch mode traces: {reason} (docs/trace.md)" if reason else ""
 
@@ -224,8 +233,7 @@ def _device(device: str) -> dict[str, Any]:
 
 
 def facts_of(properties: Any) -> dict[str, Any]:
-    """Of one device: its ``name``, ``memory_mib`` (all there is of it), ``capability`` and ``driver`` (XPU's own), as
-    far as its ``properties`` tell them."""
+    """Return the facts of one device: ``name``, total ``memory_mib``, ``capability`` and ``driver`` (XPU)."""
 
     def told(name: str) -> Any:
         return properties.get(name) if isinstance(properties, Mapping) else getattr(properties, name, None)
@@ -243,7 +251,7 @@ def facts_of(properties: Any) -> dict[str, Any]:
 
 
 def _driver() -> str:
-    """The version of NVIDIA's or AMD's kernel module; empty where there is none to read."""
+    """Return the version of NVIDIA's or AMD's kernel module; empty if it cannot be read."""
     for path, pattern in _DRIVERS:
         with contextlib.suppress(OSError):
             if version := re.search(pattern, Path(path).read_text(encoding="utf-8")):
@@ -252,7 +260,7 @@ def _driver() -> str:
 
 
 def described(device: str, tracer: str = "auto") -> str:
-    """The fingerprint, with how digests are made on the device, or the error, as JSON."""
+    """Return the environment, with the digest path of the device, or the error, as JSON."""
     from hashbench.devices.ledger import digest_path
 
     try:
@@ -264,6 +272,6 @@ def described(device: str, tracer: str = "auto") -> str:
 
 
 def main(device: str, tracer: str = "auto") -> Never:
-    """Print the fingerprint, or the error, as JSON, and end the process."""
+    """Print the environment, or the error, as JSON, and exit."""
     print(described(device, tracer))
     exit_at_once()

@@ -1,4 +1,5 @@
-"""The leaves of a model's output by name: what of it can be compared, and what cannot, which is named in its place."""
+"""List the leaves of a model's output by name: comparable values, and a placeholder for each part that is not
+comparable."""
 
 from __future__ import annotations
 
@@ -29,25 +30,29 @@ _PLAIN = (
     *(decimal.Decimal, fractions.Fraction, datetime.date, datetime.time, datetime.timedelta, pathlib.PurePath),
     uuid.UUID,
 )
-"""Types whose ``repr`` says all of a value, and the same in every process."""
+"""Types whose ``repr`` is complete and the same in every process."""
 
 _SEQUENCES = (list, tuple, collections.deque, collections.UserList)
 _VIEWS = (collections.abc.KeysView, collections.abc.ValuesView, collections.abc.ItemsView)
 _OPEN = (types.SimpleNamespace, slice)
-"""Types of Python's own library whose attributes are all of them; others hold what no attribute shows."""
+"""Standard library types whose attributes are their whole content; others hide some."""
 
 _DEPTH, _OBJECTS = 100, 10_000
-"""How deep containers and objects are walked, and how many objects of one output."""
+"""Limits on nesting, and on objects per output."""
 
 
 class NotComparableError(Exception):
-    """Results that cannot be compared: an unknown type, or runs of another structure."""
+    """Results cannot be compared: an unknown type, or runs of different structure."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Stands where an output holds something that cannot be compared: its ``path``, and ``why``. That both runs have
-    the same there is compared."""
+    """Placeholder for a part of an output that cannot be compared. Its presence in both runs is compared.
+
+    Attributes:
+        path: name of the part.
+        why: the reason.
+    """
 
     path: str
     why: str
@@ -57,10 +62,10 @@ class LeftOut:
 
 
 def flatten(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """The leaves of ``value``, as :func:`leaves`, where all of it can be compared.
+    """Yield the leaves of ``value`` like :func:`leaves`, for outputs that must be comparable as a whole.
 
     Raises:
-        NotComparableError: it holds something that cannot be.
+        NotComparableError: a part cannot be compared.
     """
     for path, leaf in leaves(value, name):
         if isinstance(leaf, LeftOut):
@@ -69,33 +74,33 @@ def flatten(value: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """The leaves of a model's output, with their names: tensors, plain Python values, and a :class:`LeftOut` for
-    each part that cannot be compared.
+    """Yield the leaves of a model's output with their names.
 
-    Walked are lists, tuples, mappings, sets, modules (their parameters, buffers and own attributes), the nodes that are
-    registered with ``torch.utils._pytree``, and the attributes of all other objects: dataclasses, namespaces,
-    distributions, ``transformers``' caches. No property is called, no iterator consumed. An empty container is a
-    leaf: a run that found nothing must not look like one that was not asked. NumPy arrays, storages and the states of
-    generators are tensors, members of an ``Enum`` and classes go by their names. What has no order is put in one by its
-    content. Must be called with dispatch modes disabled, else a trace records it.
+    A leaf is a tensor, a plain Python value, or a :class:`LeftOut` for a part that cannot be compared. Lists, tuples,
+    mappings, sets, modules (parameters, buffers, own attributes), nodes registered with ``torch.utils._pytree``, and
+    the attributes of other objects (dataclasses, namespaces, distributions, ``transformers`` caches) are traversed.
+    Properties are not called, iterators not consumed. An empty container is a leaf: "found nothing" must differ from
+    "not asked". NumPy arrays, storages and generator states become tensors; ``Enum`` members and classes are
+    represented by name. Unordered parts are sorted by content. Call with dispatch modes disabled, or a trace records
+    it.
     """
     yield from _Walk().leaves(value, name)
 
 
 def tensors_of(output: Any) -> list[torch.Tensor]:
-    """All tensors among the leaves of a model's output, in their order."""
+    """Return all tensors among the leaves of a model's output, in order."""
     return [leaf for _, leaf in leaves(output, "output") if isinstance(leaf, torch.Tensor)]
 
 
 class _Walk:
-    """One walk through a value: what it is inside of, and how many objects it has seen."""
+    """State of one traversal: enclosing objects, and the number of objects seen."""
 
     def __init__(self) -> None:
         self._above: dict[int, str] = {}
         self._objects = 0
 
     def leaves(self, value: Any, name: str) -> Iterator[tuple[str, Any]]:
-        """The leaves of ``value``, which is called ``name``."""
+        """Yield the leaves of ``value``, prefixed with ``name``."""
         if id(value) in self._above:
             yield name, f"the same object as {self._above[id(value)]}"
             return
@@ -117,7 +122,7 @@ class _Walk:
             del self._above[id(value)]
 
     def _parts(self, value: Any) -> list[tuple[str, Any]]:
-        """The parts of a container or an object, with what each is called in it; empty where nothing is known."""
+        """Return the named parts of a container or object; empty if none are known."""
         if isinstance(value, Mapping):
             return [*_by_key(value), *_further_attributes(value)]
         if isinstance(value, (*_SEQUENCES, *_VIEWS)):
@@ -132,7 +137,7 @@ class _Walk:
         return _registered_parts(value) or _attributes(value)
 
     def _content(self, value: Any) -> list[tuple[Any, ...]]:
-        """The leaves of a part that has no place of its own: what such parts are put in order by."""
+        """Return the sort key of an unordered part: its leaves."""
         return [
             (path, *(digest(leaf) if isinstance(leaf, torch.Tensor) else python_digest(leaf)))
             for path, leaf in self.leaves(value, "")
@@ -145,7 +150,7 @@ _NO_LEAF = object()
 
 
 def _as_leaf(value: Any, name: str) -> Any:
-    """``value`` in the form in which it is compared as a whole; ``_NO_LEAF`` where its parts are."""
+    """Return ``value`` as compared as a whole; ``_NO_LEAF`` if its parts are compared instead."""
     if isinstance(value, torch.Tensor):
         empty = value.is_meta or is_lazy(value)
         return LeftOut(name, "a tensor without data") if empty else value
@@ -175,7 +180,7 @@ def _as_leaf(value: Any, name: str) -> Any:
 
 
 def _array_leaf(array: np.ndarray[Any, Any]) -> Any:
-    """A NumPy array as a tensor, or as a text of its values where torch has no such dtype."""
+    """Convert a NumPy array to a tensor, or to text if torch has no such dtype."""
     if isinstance(array, np.ma.MaskedArray) or array.dtype.hasobject or array.dtype.names:
         return _NO_LEAF
     array = np.array(array, order="C")
@@ -197,7 +202,7 @@ def _array_parts(array: np.ndarray[Any, Any]) -> list[tuple[str, Any]]:
 
 
 def _by_key(value: Mapping[Any, Any]) -> Iterable[tuple[str, Any]]:
-    """The items of a mapping. A key that is no plain value is called by its place and type, and is a part too."""
+    """Yield the items of a mapping; a key that is no plain value is named by index and type, and is a part too."""
     for index, (key, item) in enumerate(value.items()):
         if _is_named_by(key):
             yield str(key), item
@@ -213,7 +218,7 @@ def _is_named_by(key: Any) -> bool:
 
 
 def _further_attributes(value: Any) -> list[tuple[str, Any]]:
-    """What an instance of somebody's subclass of a container has beside its items, and not under the same names."""
+    """Return the attributes of a user's container subclass, other than its items."""
     if _is_of_library(type(value)) or not isinstance(value, (dict, *_SEQUENCES)):
         return []
     keys = value.keys() if isinstance(value, dict) else ()
@@ -222,7 +227,7 @@ def _further_attributes(value: Any) -> list[tuple[str, Any]]:
 
 
 def _registered_parts(value: Any) -> list[tuple[str, Any]]:
-    """The children of a node registered with ``torch.utils._pytree``, and its context, which is all the rest."""
+    """Return the children and the context of a node registered with ``torch.utils._pytree``."""
     children, spec = tree_flatten(value, is_leaf=lambda part: part is not value)
     if spec.is_leaf():
         return []
@@ -233,7 +238,7 @@ def _registered_parts(value: Any) -> list[tuple[str, Any]]:
 
 
 def _module_parts(module: torch.nn.Module) -> list[tuple[str, Any]]:
-    """Parameters, buffers and whatever somebody's own code keeps as attributes of a module or of those in it."""
+    """Return parameters, buffers and user-defined attributes of a module and its submodules."""
     torchs = vars(torch.nn.Module())
     found: list[tuple[str, Any]] = [(f"parameter.{name}", value.detach()) for name, value in module.named_parameters()]
     found += [(f"buffer.{name}", value) for name, value in module.named_buffers()]
@@ -244,7 +249,7 @@ def _module_parts(module: torch.nn.Module) -> list[tuple[str, Any]]:
 
 
 def _attributes(value: Any) -> list[tuple[str, Any]]:
-    """What an object keeps in its ``__dict__`` and its slots; nothing of objects of Python's own library."""
+    """Return the attributes in ``__dict__`` and slots; none for objects of the standard library."""
     if _is_of_library(type(value)):
         return []
     found = _instance_dict(value)

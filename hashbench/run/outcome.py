@@ -1,4 +1,4 @@
-"""One run from the reset state and what it leaves; what repeated runs of one thing show: their outcome."""
+"""Make one run from the reset state, and describe its results and those of repeated runs."""
 
 from __future__ import annotations
 
@@ -49,8 +49,14 @@ _REFUSED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one run left: what was recorded of it (``None`` when untraced), its results by name, the settings that it
-    changed, and the names of what ``torch.compile`` made and that ran eagerly all the same."""
+    """One completed run.
+
+    Attributes:
+        recorded: its recording; ``None`` if untraced.
+        results: tensors and values by name.
+        settings_changed: torch settings that the run changed.
+        compiled: names of ``torch.compile`` products that ran eagerly.
+    """
 
     recorded: Trace | Recording | None
     results: Mapping[str, Any] = field(repr=False)
@@ -59,32 +65,32 @@ class Run:
 
     @property
     def trace(self) -> Trace | None:
-        """Its trace, which is made of what was recorded when somebody asks for it: of runs that agree nobody does."""
+        """Its trace, built from the recording on first use: runs that agree need none."""
         if self.recorded is None or isinstance(self.recorded, Trace):
             return self.recorded
         return self.recorded.finish()
 
     @property
     def tracer(self) -> str:
-        """What recorded it; empty when untraced."""
+        """Name of the tracer; empty if untraced."""
         return "" if self.recorded is None else self.recorded.tracer
 
     @property
     def noted(self) -> Mapping[str, TensorDigest]:
-        """The digests of its results when they were noted, by name; empty when untraced."""
+        """The digests of its results at the time they were added, by name; empty if untraced."""
         if isinstance(self.recorded, Trace):
             return {result.name: result.digest for result in self.recorded.results}
         return {} if self.recorded is None else self.recorded.noted
 
     @property
     def ops(self) -> int | None:
-        """How many ops were recorded; ``None`` when untraced."""
+        """Number of recorded ops; ``None`` if untraced."""
         if isinstance(self.recorded, Trace):
             return len(self.recorded.records)
         return None if self.recorded is None else self.recorded.ops
 
     def agrees_with(self, other: Run) -> bool:
-        """Whether the traces of both are known to be equal without making them; else they have to be compared."""
+        """Return whether both traces are known to be equal without building them; if false, they must be compared."""
         first, second = self.recorded, other.recorded
         if first is None or second is None or isinstance(first, Trace) or isinstance(second, Trace):
             return False
@@ -92,12 +98,13 @@ class Run:
 
     @property
     def not_compared(self) -> tuple[str, ...]:
-        """What its results hold that cannot be compared, and why; each once, whatever the iteration."""
+        """The parts of its results that cannot be compared, with the reason, each once for all iterations."""
         return tuple(dict.fromkeys(str(value) for value in self.results.values() if isinstance(value, LeftOut)))
 
 
 class Attempt(Protocol):
-    """Makes one run from the reset state: untraced, or with every input hashed, or with a watcher of its calls."""
+    """Makes one run from the reset state: untraced, with hashed inputs (``diagnosing``), or with a ``watcher`` of its
+    calls."""
 
     def __call__(
         self, *, traced: bool = True, diagnosing: bool = False, watcher: TraceCallback | None = None
@@ -106,8 +113,13 @@ class Attempt(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A copy of a model and of its inputs that one run may change, and ``execute``, which runs them, under a trace or
-    none, and returns the results by name."""
+    """Copies of a model and its inputs that one run may change.
+
+    Attributes:
+        model: copy of the model.
+        inputs: copies of its inputs.
+        execute: runs them, traced or untraced, and returns the results by name.
+    """
 
     model: torch.nn.Module
     inputs: Any
@@ -122,7 +134,7 @@ def attempt(
     diagnosing: bool = False,
     watcher: TraceCallback | None = None,
 ) -> Run | Failure:
-    """One run of what ``prepare`` makes inside the reset state, or why it failed. Its memory is free again."""
+    """Make one run of the copies from ``prepare``, which is called in the reset state, and release its memory."""
     try:
         return _attempt(prepare, options, traced=traced, diagnosing=diagnosing, watcher=watcher)
     finally:
@@ -130,17 +142,18 @@ def attempt(
 
 
 def watched(prepare: Callable[[], Prepared], options: RunOptions, watcher: TraceCallback) -> Run | Failure:
-    """One traced run of which ``watcher`` sees every call, or why it failed. Its memory is for the caller to give back
-    (:func:`release_memory`)."""
+    """Make one traced run with ``watcher`` on every call. The caller must call :func:`release_memory`."""
     return _attempt(prepare, options, traced=True, diagnosing=False, watcher=watcher)
 
 
 def traces_of(
     prepare: Callable[[], Prepared], options: RunOptions, *, runs: int, threads: int | None = None
 ) -> list[Trace | Failure]:
-    """The traces of so many runs, or why they failed: what a fresh process does for an experiment. The copies that are
-    prepared lie at random addresses, or at the same ones in every process. ``threads`` are those of the runs; ``None``:
-    those with which the model was built."""
+    """Return the traces of so many runs, or why they failed: what a fresh process does for an experiment.
+
+    The prepared copies are at random addresses, or at the same ones in every process. ``threads`` applies to the runs;
+    ``None`` keeps the number with which the model was built.
+    """
     kept: list[bytes] = []
 
     def prepare_in_order() -> Prepared:
@@ -199,8 +212,10 @@ def _require_content(results: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _reset_state(seed: int) -> Iterator[Mapping[str, None]]:
-    """The state that every run begins in; what the run changes of torch's settings, and the umask, is put back. Gives
-    the names of what is compiled and ran eagerly."""
+    """Reset the state for a run; restore torch settings and the umask afterwards.
+
+    Yields the names of compiled functions that ran eagerly.
+    """
     with preserved(), preserved_umask(), kept_eager() as compiled, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         reset_rng_state(seed)
@@ -213,9 +228,14 @@ def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[str, 
 
 
 def add_result(results: dict[str, Any], trace: HashDebugTrace | None, name: str, value: Any, *, copied: bool) -> None:
-    """Add a result to those of a run, and note its digest at this moment. ``copied``: a later step may change it.
+    """Add a result to those of a run, and record its digest at this moment.
 
-    Two results of one name (the keys ``1`` and ``"1"`` of a dict) are both kept.
+    Args:
+        results: results so far. Two results of one name (the keys ``1`` and ``"1"`` of a dict) are both kept.
+        trace: of the run, if traced.
+        name: of the result.
+        value: tensor or Python value.
+        copied: clone the tensor, since a later step may change it.
     """
     while name in results:
         name += "'"
@@ -227,14 +247,15 @@ def add_result(results: dict[str, Any], trace: HashDebugTrace | None, name: str,
 
 
 def log_error(what: str) -> None:
-    """Log the exception that is handled just now, as text: a handler that keeps records would keep its traceback, and
-    with that every tensor of the run that failed."""
+    """Log the exception being handled, as text: a stored traceback would keep every tensor of the failed run alive."""
     log.error("%s\n%s", what, bounded(traceback.format_exc().rstrip()))
 
 
 def failure_of(error: BaseException, *, op: str = "") -> Failure:
-    """An exception as a value, with as much of its message as a row can hold. ``op`` is the dispatched op that raised
-    it; torch's texts tell the rest."""
+    """Convert an exception to a :class:`Failure` with a message bounded to what a row can hold.
+
+    ``op`` is the dispatched op that raised it; the rest is parsed from torch's messages.
+    """
     message = bounded(str(error))
     text = f"{type(error).__name__}: {message}"
     refused = _REFUSED.search(message)
@@ -248,15 +269,17 @@ _PEAK = "allocated_bytes.all.peak"
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Count the peak of ``device`` from now on."""
+    """Restart the peak memory counter of ``device``."""
     if device.type != "cpu":
         with contextlib.suppress(RuntimeError, NotImplementedError):  # an allocator that does not count
             torch.accelerator.reset_peak_memory_stats(device)
 
 
 def peak_mib(device: torch.device) -> float | None:
-    """The most that tensors took of ``device`` at once since :func:`reset_peak_memory`, in MiB; ``None`` on the CPU,
-    where nothing was allocated, and where torch's allocator does not count."""
+    """Return the peak of tensor memory on ``device`` since :func:`reset_peak_memory`, in MiB.
+
+    ``None`` on the CPU, if nothing was allocated, and if torch's allocator does not count.
+    """
     if device.type == "cpu":
         return None
     try:
@@ -267,9 +290,9 @@ def peak_mib(device: torch.device) -> float | None:
 
 
 def release_memory(device: torch.device) -> None:
-    """Give back what nothing refers to any more: garbage in cycles, and what torch's allocator keeps of ``device``.
+    """Collect garbage and release the cached memory of ``device``.
 
-    A device in which a kernel has failed refuses everything from then on; that it refuses this, too, is only logged.
+    A device on which a kernel failed raises on every further call; that is only logged here.
     """
     gc.collect()
     if device.type == "cpu":
@@ -337,7 +360,7 @@ class Outcome:
 
 
 def failed_status(failure: Failure, *, number: int) -> str:
-    """The status word for a failure of run ``number``; dynamo counts two runs, so any later one is the second."""
+    """Return the status of a failure of run ``number``; dynamo counts two runs, so later ones count as the second."""
     if failure.not_comparable:
         return Status.NOT_COMPARABLE
     if number == 1:
@@ -346,25 +369,27 @@ def failed_status(failure: Failure, *, number: int) -> str:
 
 
 def difference_between(first: Run, second: Run) -> outputs.Difference | None:
-    """How two traced runs differ, by the digests that the traces noted; a tensor that both hold (a buffer that survives
-    the deep copy) has changed since the first run noted it. Where strides differ, the tensors are compared."""
+    """Measure the difference of two traced runs by the digests recorded with their results.
+
+    A tensor shared by both runs (a buffer that survives the deep copy) has changed since the first run. If strides
+    differ, the tensors themselves are compared.
+    """
     return outputs.compare(first.results, second.results, noted=told_by_digests(first, second))
 
 
 def results_that_differ(first: Run, second: Run) -> tuple[str, ...]:
-    """The names of the results in which two traced runs differ, as :func:`difference_between` finds them, which also
-    measures how far they do."""
+    """Return the names of results that differ between two traced runs, without measuring how far."""
     return outputs.differing(first.results, second.results, noted=told_by_digests(first, second))
 
 
 def told_by_digests(first: Run, second: Run) -> dict[str, bool]:
-    """By name of a result that both runs noted, whether it differs; where strides differ, digests do not tell."""
+    """Return, for results recorded by both runs, whether their digests differ; omitted if strides differ."""
     old, new = first.noted, second.noted
     return {name: old[name] != new[name] for name in old if name in new and old[name].stride == new[name].stride}
 
 
 def fingerprint(run: Run) -> int:
-    """Equal for runs whose results are equal bit by bit, whatever their strides."""
+    """Hash the results of a run: equal for bitwise equal results, regardless of strides."""
     contents = []
     for name, (dtype, shape, stride, text) in run.noted.items():
         value = run.results[name]
@@ -375,7 +400,7 @@ def fingerprint(run: Run) -> int:
 
 
 def confirmation(plain: Verdict | None, hashed: Verdict, *, pairs: int) -> str:
-    """What the column ``confirmed`` says of a further pair that differed, the ``pairs``-th one tried."""
+    """Return the text of the column ``confirmed`` for a further differing pair, the ``pairs``-th one tried."""
     old = plain.divergence if plain is not None else None
     new = hashed.divergence
     times = "" if pairs == 1 else f" (in pair {pairs})"
@@ -387,15 +412,15 @@ def confirmation(plain: Verdict | None, hashed: Verdict, *, pairs: int) -> str:
 
 
 def same_place(first: Divergence, second: Divergence | None) -> bool:
-    """Whether two pairs of runs part at the same record or leaf, and in the same way."""
+    """Return whether two pairs of runs diverge at the same record or leaf, with the same origin."""
     return second is not None and (first.origin, first.node) == (second.origin, second.node)
 
 
 def replaces(hashed: Verdict, plain: Verdict | None, traces: Sequence[Trace]) -> bool:
-    """Whether the verdict on a pair with hashed inputs, on these ``traces``, says more than a plain one before it.
+    """Return whether the verdict on a pair with hashed inputs supersedes an earlier plain verdict.
 
-    It does where it looked past what the plain one blamed, which differs in this pair too: a view that shows the same,
-    or a tensor of which nothing that differs was read.
+    It does if it looked past what the plain one blamed, which differs in this pair too: a view, or a tensor whose
+    differing part was never read.
     """
     old, new = plain.divergence if plain is not None else None, hashed.divergence
     if old is None or old.origin == Origin.KERNEL or same_place(old, new):
@@ -405,7 +430,7 @@ def replaces(hashed: Verdict, plain: Verdict | None, traces: Sequence[Trace]) ->
 
 
 def _differs_at(node: str, traces: Sequence[Trace]) -> bool:
-    """Whether two traces differ at this record or leaf: what is past it then differs in spite of it."""
+    """Return whether the traces differ at this record or leaf: what lies beyond differs in spite of it."""
     contents: list[object] = []
     for trace in traces:
         contents += [(leaf.digest, leaf.initial) for leaf in trace.leaves if leaf.id == node]

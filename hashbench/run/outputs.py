@@ -1,4 +1,4 @@
-"""Results of a run: collecting them by name, and comparing those of two runs bit by bit."""
+"""Collect the results of a run by name, and compare those of two runs bit by bit."""
 
 from __future__ import annotations
 
@@ -14,22 +14,28 @@ from hashbench.run.leaves import NotComparableError, leaves
 from hashbench.trace.digest import digest
 
 Results = Mapping[str, Any]
-"""By name a tensor, a plain Python value or a :class:`~hashbench.run.leaves.LeftOut`: ``output.0.<place>`` and
-``loss.0`` for every iteration, and after the last one ``grad.<parameter>``, ``input_grad.<place>``,
-``parameter.<name>``, ``buffer.<name>`` and ``optimizer.<parameter>.<state>``."""
+"""A tensor, plain Python value or :class:`~hashbench.run.leaves.LeftOut` by name: ``output.0.<place>`` and ``loss.0``
+for every iteration, and after the last one ``grad.<parameter>``, ``input_grad.<place>``, ``parameter.<name>``,
+``buffer.<name>`` and ``optimizer.<parameter>.<state>``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How two runs' results differ. ``names`` of those that do; over all of them, how many ``elements``, the largest
-    absolute difference (``None`` where no number can be given), and the largest distance in units in the last place.
-    ``representation`` is set where all values are equal and only bits differ: ``sign of zero``, ``NaN payload``.
+    """Difference between the results of two runs.
 
-    ``total`` counts all elements of the results that differ and ``sum_relative`` adds up ``|a - b| / |a|`` over them.
-    From these come the two measures that Shanmugavelu et al. (2024), "Impacts of floating-point non-associativity on
-    reproducibility for HPC and deep learning applications", define: the count variability ``share`` and the relative
-    mean variability ``mean_relative``. Elements for which ``a`` is zero, or that are not finite, add nothing to it, nor
-    to ``max_relative``, the largest ``|a - b| / |a|``.
+    ``share`` and ``mean_relative`` are the count variability and relative mean variability of Shanmugavelu et al.
+    (2024), "Impacts of floating-point non-associativity on reproducibility for HPC and deep learning applications".
+    Elements whose first value is zero or non-finite are excluded from ``sum_relative`` and ``max_relative``.
+
+    Attributes:
+        names: results that differ.
+        elements: number of differing elements.
+        max_abs: largest absolute difference; ``None`` if there is no number.
+        max_ulp: largest distance in units in the last place.
+        representation: ``sign of zero``, ``NaN payload``, if values are equal and only bits differ.
+        total: number of elements of the results that differ.
+        sum_relative: sum of ``|a - b| / |a|`` over them.
+        max_relative: largest ``|a - b| / |a|``.
     """
 
     names: tuple[str, ...]
@@ -43,17 +49,17 @@ class Difference:
 
     @property
     def share(self) -> float | None:
-        """Elements that differ, as a share of all elements of the results that differ."""
+        """Fraction of elements that differ, among all elements of the results that differ."""
         return None if not self.total or self.elements is None else self.elements / self.total
 
     @property
     def mean_relative(self) -> float | None:
-        """The mean relative difference over all elements of the results that differ."""
+        """Mean relative difference over all elements of the results that differ."""
         return None if not self.total or self.sum_relative is None else self.sum_relative / self.total
 
 
 def state_results(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[tuple[str, Any]]:
-    """Gradients, parameters, buffers and optimizer state after a run, with their names. The tensors are not copied."""
+    """Yield gradients, parameters, buffers and optimizer state after a run, with their names, without copying."""
     names = {}
     for name, parameter in model.named_parameters():
         names[id(parameter)] = name
@@ -73,20 +79,27 @@ def state_results(model: torch.nn.Module, optimizer: torch.optim.Optimizer | Non
 
 
 def compare(first: Results, second: Results, *, noted: Mapping[str, bool] | None = None) -> Difference | None:
-    """The difference between two runs' results, bit by bit; ``None`` where there is none. Which results differ, and
-    when this raises: see :func:`differing`."""
+    """Measure the difference between the results of two runs; ``None`` if they are bitwise equal.
+
+    Arguments and errors are those of :func:`differing`.
+    """
     names = differing(first, second, noted=noted)
     return _measure(names, first, second) if names else None
 
 
 def differing(first: Results, second: Results, *, noted: Mapping[str, bool] | None = None) -> tuple[str, ...]:
-    """The names of the results that differ between two runs, bit by bit; how far they do, which takes longer, is not
-    asked. A gradient or an optimizer state that only one run has is a difference. ``noted`` says of results whether
-    they differed when they were noted, whatever a tensor that both runs share holds by now; those are not compared
-    again.
+    """Return the names of results that differ bitwise between two runs, without measuring how far.
+
+    A gradient or optimizer state that only one run has counts as a difference.
+
+    Args:
+        first: results of the first run.
+        second: results of the second run.
+        noted: for some results, whether their recorded digests differed; these are not compared again, since a tensor
+            that both runs share may have changed.
 
     Raises:
-        NotComparableError: the runs have outputs of other names or types.
+        NotComparableError: the runs have outputs of different names or types.
     """
     _check_structure(first, second)
     every = [*first, *(name for name in second if name not in first)]
@@ -96,7 +109,7 @@ def differing(first: Results, second: Results, *, noted: Mapping[str, bool] | No
 
 
 def bitwise_equal(first: Any, second: Any) -> bool:
-    """Whether two results have the same dtype, shape and bits; their strides may differ."""
+    """Return whether two results have equal dtype, shape and bits; strides may differ."""
     if not isinstance(first, torch.Tensor) or not isinstance(second, torch.Tensor):
         return type(first) is type(second) and repr(first) == repr(second)
     if first.dtype != second.dtype or first.layout != second.layout or first.device != second.device:
@@ -109,18 +122,18 @@ def bitwise_equal(first: Any, second: Any) -> bool:
 
 
 def logical_value(tensor: torch.Tensor) -> str:
-    """The value of the digest of a tensor in logical order: the same for every stride."""
+    """Return the digest value of a tensor in logical order, independent of strides."""
     tensor = _resolved(tensor)
     return digest(tensor.contiguous() if tensor.layout is torch.strided else tensor).value
 
 
 def _resolved(tensor: torch.Tensor) -> torch.Tensor:
-    """Without the conjugate and negative bits, which change what memory means."""
+    """Materialise the conjugate and negative bits, which change the meaning of memory."""
     return tensor.detach().resolve_conj().resolve_neg()
 
 
 _OPTIONAL = ("grad.", "input_grad.", "optimizer.")
-"""What a step may leave or not, depending on which parameters took part in it."""
+"""Results that a step may or may not produce, depending on which parameters took part."""
 
 
 def _check_structure(first: Results, second: Results) -> None:
@@ -154,12 +167,15 @@ def _measure(names: tuple[str, ...], first: Results, second: Results) -> Differe
 
 
 _VALUE = "value"
-"""The kind of a difference that is more than one of representation."""
+"""Kind of a difference beyond representation."""
 
 
 def measure(a: Any, b: Any) -> Difference:
-    """How far apart two results are that are not equal bit by bit: without names, and with a ``representation`` of
-    ``value`` where more than that differs. Without numbers where they have no common dtype, shape and layout."""
+    """Measure the difference of two results that are not bitwise equal, without names.
+
+    ``representation`` is ``value`` if more than that differs. There are no numbers without a common dtype, shape and
+    layout.
+    """
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return Difference((), representation=_VALUE)
     plain = a.layout is b.layout is torch.strided and not (a.is_nested or b.is_nested)
@@ -181,7 +197,7 @@ def measure(a: Any, b: Any) -> Difference:
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """On the host, one row for each element: its real and imaginary part, else itself. Quantized tensors by value."""
+    """Convert to one row per element on the host: real and imaginary part, else itself; quantized tensors by value."""
     tensor = _resolved(tensor).cpu()
     if tensor.is_quantized:
         tensor = tensor.dequantize()
@@ -189,12 +205,12 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def integer_view(tensor: torch.Tensor) -> torch.Tensor:
-    """The bits of a tensor as integers of the width of its elements, of 8 bytes at most."""
+    """View a tensor's bits as integers of the width of its elements, up to 8 bytes."""
     return tensor.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.itemsize])
 
 
 def _measure_floats(difference: Difference, a: torch.Tensor, b: torch.Tensor) -> Difference:
-    """``difference`` in numbers. ``a`` and ``b`` are flat, and their bits differ everywhere."""
+    """Add numbers to ``difference``. ``a`` and ``b`` are flat, and their bits differ everywhere."""
     a_value, b_value = a.double(), b.double()
     nan = a_value.isnan() & b_value.isnan()
     zero = (a_value == 0) & (b_value == 0)
@@ -215,7 +231,7 @@ def _measure_floats(difference: Difference, a: torch.Tensor, b: torch.Tensor) ->
 
 
 def _ordered(tensor: torch.Tensor) -> torch.Tensor:
-    """Floating-point numbers as integers in the order of their values, so that a difference counts ULPs."""
+    """Map floating-point numbers to integers in the order of their values, so that a difference counts ULPs."""
     bits = integer_view(tensor)
     wide = bits.to(torch.int64)
     if tensor.dtype is torch.float8_e8m0fnu:  # has no sign
@@ -224,12 +240,12 @@ def _ordered(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _integers(bits: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Integers of ``dtype``, given by their bits, as ``int64``; those of ``uint64`` shifted down to fit."""
+    """Convert integer bits of ``dtype`` to ``int64``; ``uint64`` is shifted down to fit."""
     if dtype is torch.uint64:
         return bits ^ torch.iinfo(torch.int64).min
     return bits.view(dtype).to(torch.int64)
 
 
 def _distance(a: torch.Tensor, b: torch.Tensor) -> int:
-    """The largest distance of two tensors of ``int64``, exact: the difference, which wraps around, is below 2**64."""
+    """Return the largest distance of two ``int64`` tensors, exactly: the wrapped difference is below 2**64."""
     return int((torch.maximum(a, b) - torch.minimum(a, b)).numpy().view(np.uint64).max())

@@ -1,4 +1,4 @@
-"""Random state: the global generators of Python, NumPy and torch seeded, read, compared and put back."""
+"""Seed, read, compare and restore random states: the global generators of Python, NumPy and torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import xxhash
 from hashbench.trace.digest import unobserved
 
 GENERATORS = (torch.Generator, np.random.Generator, np.random.BitGenerator, np.random.RandomState, random.Random)
-"""The classes of all generators: torch's, NumPy's and Python's."""
+"""All generator classes of torch, NumPy and Python."""
 
 
 # -------------------------------------------------------------------------------------------- all of them at once
@@ -27,8 +27,8 @@ GENERATORS = (torch.Generator, np.random.Generator, np.random.BitGenerator, np.r
 def reset_rng_state(seed: int = 1337) -> None:
     """Seed Python's, NumPy's and torch's global generators.
 
-    ``torch.manual_seed`` seeds that of the CPU and those of every CUDA, ROCm, XPU, MPS and MTIA device and of a private
-    backend that has ``manual_seed_all``; of a device that is not in use yet as soon as it is.
+    ``torch.manual_seed`` seeds the CPU, every CUDA, ROCm, XPU, MPS and MTIA device, and a private backend with
+    ``manual_seed_all``; a device that is not initialised yet is seeded on initialisation.
     """
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -44,7 +44,7 @@ def seed_host(seed: int) -> None:
 
 @contextmanager
 def preserved_rng() -> Iterator[None]:
-    """Put the global generators of Python, NumPy and torch back on leaving, those of every device that is in use."""
+    """Restore the global generators of Python, NumPy and torch on exit, on the CPU and every initialised device."""
     python, numpy, of_torch = random.getstate(), np.random.get_state(), random_states(None, outside_torch=False)
     try:
         yield
@@ -58,9 +58,13 @@ def preserved_rng() -> Iterator[None]:
 
 
 def random_states(device: torch.device | None, *, outside_torch: bool) -> dict[str, torch.Tensor]:
-    """The states of the default generators of the host and of ``device`` (``None``: of every device in use), by name:
-    ``cpu``, ``cuda:0``, ``mps``. With ``outside_torch`` also of ``python`` and ``numpy``, which no kernel of torch's
-    reads, as ``int64``: their words, what else they know, whether a Gaussian number waits, and its bits."""
+    """Return the states of the default generators of the CPU and of ``device``, by name: ``cpu``, ``cuda:0``, ``mps``.
+
+    Args:
+        device: ``None`` for every initialised device.
+        outside_torch: also return ``python`` and ``numpy``, which torch's kernels never read, as ``int64``: state
+            words, further fields, whether a Gaussian number is cached, and its bits.
+    """
     states = {"cpu": torch.get_rng_state()}
     if device is None:
         states |= _states_in_use()
@@ -80,9 +84,11 @@ def random_states(device: torch.device | None, *, outside_torch: bool) -> dict[s
 
 
 def _states_in_use() -> dict[str, torch.Tensor]:
-    """The states of the devices that this process uses, as far as their module can tell and set them. To ask for a
-    device that nobody has used would start it, and a process in which CUDA has started cannot fork any more children
-    that use it."""
+    """Return the states of all initialised devices whose module can read and set them.
+
+    Reading an uninitialised device would initialise it, and a process that initialised CUDA cannot fork children that
+    use it.
+    """
     states: dict[str, torch.Tensor] = {}
     for kind in ("cuda", "xpu", "mtia", "mps", torch._C._get_privateuse1_backend_name()):
         module: Any = getattr(torch, kind, None)
@@ -97,13 +103,12 @@ def _states_in_use() -> dict[str, torch.Tensor]:
 
 
 def states_differ(before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor]) -> bool:
-    """Whether a generator of ``before`` is in another state in ``after``: both as :func:`random_states` gives them, of
-    the same generators."""
+    """Return whether a generator changed state; both mappings are from :func:`random_states`, same generators."""
     return any(not torch.equal(state, after[name]) for name, state in before.items())
 
 
 def restore_random_states(states: Mapping[str, torch.Tensor]) -> None:
-    """Put the default generators back to what :func:`random_states` found."""
+    """Restore the default generators to the states from :func:`random_states`."""
     for name, state in states.items():
         kind, _, index = name.partition(":")
         if kind == "cpu":
@@ -119,12 +124,12 @@ def restore_random_states(states: Mapping[str, torch.Tensor]) -> None:
 
 
 def states_to_json(states: Mapping[str, torch.Tensor]) -> dict[str, list[int]]:
-    """Return states that :func:`random_states` found as plain lists, for another process."""
+    """Convert states from :func:`random_states` to plain lists, for another process."""
     return {name: state.tolist() for name, state in states.items()}
 
 
 def states_from_json(lists: Mapping[str, Sequence[int]]) -> dict[str, torch.Tensor]:
-    """Return the states that :func:`states_to_json` made lists of."""
+    """Convert lists from :func:`states_to_json` back to states."""
     dtypes = {"python": torch.int64, "numpy": torch.int64}
     return {name: torch.tensor(words, dtype=dtypes.get(name, torch.uint8)) for name, words in lists.items()}
 
@@ -141,25 +146,24 @@ def _number(bits: int) -> float:
 
 
 def is_generator(value: Any) -> bool:
-    """Whether ``value`` is a generator of random numbers with a state of its own."""
+    """Return whether ``value`` is a random number generator with a state of its own."""
     return isinstance(value, GENERATORS) and not isinstance(value, random.SystemRandom)
 
 
 def is_global(generator: Any) -> bool:
-    """Whether ``generator`` is the global one of Python, NumPy or torch's CPU."""
+    """Return whether ``generator`` is the global one of Python, NumPy or torch's CPU."""
     known: tuple[Any, ...] = (random._inst, np.random.mtrand._rand, torch.default_generator)
     return any(generator is one for one in known)
 
 
 def state_digest(generator: Any) -> str:
-    """16 hexadecimal digits for the state of one generator, of one of the classes in :data:`GENERATORS`; nothing is
-    drawn from it."""
+    """Return 16 hexadecimal digits for the state of one generator (:data:`GENERATORS`), without drawing from it."""
     state = state_value(state_access(generator)[0]())
     return xxhash.xxh3_64_hexdigest(state if isinstance(state, bytes) else repr(state).encode())
 
 
 def state_access(generator: Any) -> tuple[Callable[[], Any], Callable[[Any], object]]:
-    """What reads and what writes the state of a generator of one of the classes in :data:`GENERATORS`."""
+    """Return the getter and setter of the state of one generator (:data:`GENERATORS`)."""
     if isinstance(generator, torch.Generator):
         return unobserved()(generator.get_state), generator.set_state
     if isinstance(generator, random.Random):
@@ -171,7 +175,7 @@ def state_access(generator: Any) -> tuple[Callable[[], Any], Callable[[Any], obj
 
 
 def state_value(value: Any) -> Any:
-    """A state in a form that ``==`` compares whole."""
+    """Convert a state to a form in which ``==`` compares all of it."""
     if isinstance(value, torch.Tensor):
         return ctypes.string_at(value.data_ptr(), value.nbytes)  # not .numpy(), which is an op
     if isinstance(value, np.ndarray):
@@ -180,8 +184,10 @@ def state_value(value: Any) -> Any:
 
 
 def global_state_digests(private: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """The states of Python's, NumPy's and torch's global generators (on accelerators in use, too), and of ``private``
-    ones by name."""
+    """Digest the states of Python's, NumPy's and torch's global generators (initialised CUDA devices included).
+
+    ``private`` adds further generators by name.
+    """
     digests = {"python": xxhash.xxh3_64_hexdigest(repr(random.getstate()).encode())}
     numpy = sys.modules.get("numpy.random.mtrand")
     if numpy is not None:

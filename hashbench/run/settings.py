@@ -1,4 +1,4 @@
-"""Torch's global settings: put in force, snapshotted, restored."""
+"""Apply, snapshot and restore torch's global settings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _attribute(owner: Any, name: str) -> tuple[Callable[[], Any], _Setter]:
 
 
 def _set(owner: Any, name: str, value: Any) -> None:
-    """Set a flag of torch.backends, also where somebody imported torch's own test helpers, which freeze them all."""
+    """Set a flag of torch.backends, even if torch's own test helpers were imported, which freeze them all."""
     with getattr(torch.backends, "__allow_nonbracketed_mutation", nullcontext)():
         setattr(owner, name, value)
 
@@ -35,8 +35,10 @@ def _deterministic_mode() -> str:
 
 
 def _set_deterministic_mode(value: str) -> None:
-    """What ``torch.use_deterministic_algorithms`` does. That imports the compiler (1.3 s of CPU) to tell it,
-    which here is told only where it is loaded, since nothing runs compiled."""
+    """Set ``torch.use_deterministic_algorithms`` without importing the compiler (1.3 s of CPU).
+
+    torch would import it only to set its flag; it is set here if the compiler is already loaded.
+    """
     if "torch._inductor.config" in sys.modules:
         torch.use_deterministic_algorithms(value != "off", warn_only=value == "warn")
     else:
@@ -44,7 +46,7 @@ def _set_deterministic_mode(value: str) -> None:
 
 
 def _default_device() -> torch.device | None:
-    """``None`` where nobody has set one: to set even ``cpu`` would put a mode around every later call."""
+    """Return the default device; ``None`` if unset: setting even ``cpu`` would add a mode to every later call."""
     context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
     return None if context is None else context.device
 
@@ -62,12 +64,12 @@ _PRECISIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "mkldnn.rnn.fp32_precision": ("mkldnn", "rnn"),
     }
 )
-"""The newer names of the TF32 settings in ``torch.backends`` (torch 2.9 on), and what torch calls them inside. The
-first three are inherited by the others where those are ``none``. They are set by the inner names: in torch 2.15 to
-set ``mkldnn.fp32_precision`` sets that of every backend."""
+"""The newer names of the TF32 settings in ``torch.backends`` (torch 2.9 and later), and torch's internal ones. The
+others inherit from the first three while they are ``none``. They are set by the internal names: in torch 2.15, setting
+``mkldnn.fp32_precision`` sets that of every backend."""
 
 _FULL = ("none", "ieee")
-"""Precisions that compute with all bits of a float32; any other is faster and gives other bits."""
+"""Precisions that use all bits of a float32; any other is faster and gives other bits."""
 
 
 def _precision(inner: tuple[str, str]) -> tuple[Callable[[], Any], _Setter]:
@@ -78,7 +80,7 @@ def _precision(inner: tuple[str, str]) -> tuple[Callable[[], Any], _Setter]:
 
 
 def _own_precisions() -> dict[tuple[str, str], str]:
-    """Every precision as it was set itself; to read one tells what it inherits where it is ``none``."""
+    """Return every precision as it was set itself; reading one that is ``none`` returns the inherited one."""
     own: dict[tuple[str, str], str] = {}
     try:
         for inner in _PRECISIONS.values():
@@ -94,7 +96,7 @@ def _own_precisions() -> dict[tuple[str, str], str]:
 
 
 def _known_settings() -> dict[str, tuple[Callable[[], Any], _Setter]]:
-    """Every global setting of torch that can change a result, as a getter and a setter by name."""
+    """Return getter and setter of every global torch setting that can change a result, by name."""
     cuda, cudnn, mkldnn = torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn
     settings: dict[str, tuple[Callable[[], Any], _Setter]] = {
         "deterministic_algorithms": (_deterministic_mode, _set_deterministic_mode),
@@ -142,7 +144,7 @@ def _known_settings() -> dict[str, tuple[Callable[[], Any], _Setter]]:
 
 
 def _values() -> dict[str, Any]:
-    """Every setting as it is now, by name; one that this build of torch lacks is absent."""
+    """Return the current value of every setting by name, without those that this build of torch lacks."""
     values = {}
     for name, (get, _) in _known_settings().items():
         with suppress(AttributeError, RuntimeError):
@@ -151,13 +153,13 @@ def _values() -> dict[str, Any]:
 
 
 def settings() -> dict[str, str]:
-    """Torch's global settings as text by name. A setting that this build of torch lacks is absent."""
+    """Return torch's global settings as text by name, without those that this build of torch lacks."""
     texts = {name: str(value) for name, value in _values().items()}
     return texts | {WORKSPACE_VARIABLE: os.environ.get(WORKSPACE_VARIABLE, "")}
 
 
 def _from_text(text: str, current: Any) -> Any:
-    """The value that ``settings`` wrote as ``text``, of the type that the setting has now."""
+    """Convert text from ``settings`` back to a value of the type of ``current``."""
     if text == "None":
         return None
     if isinstance(current, torch.dtype):
@@ -169,9 +171,9 @@ def _from_text(text: str, current: Any) -> Any:
 
 @contextmanager
 def applied(wanted: Mapping[str, str]) -> Iterator[None]:
-    """Put settings, given as text by name as :func:`settings` gives them, in force; all are put back on leaving.
+    """Apply settings, as text by name (see :func:`settings`); restore all of them on exit.
 
-    A setting that this build of torch lacks, or that cannot be set (``inference_mode``), is passed over.
+    A setting that this build of torch lacks, or that cannot be set (``inference_mode``), is skipped.
     """
     known = _known_settings()
     with preserved():
@@ -189,8 +191,11 @@ def applied(wanted: Mapping[str, str]) -> Iterator[None]:
 
 
 def _put_back(get: Callable[[], Any], put: _Setter, value: Any) -> None:
-    """Set what is not as it was. Where a body mixed torch's older and newer names for the precision of matmuls, reading
-    raises until all are put back; nothing of that may keep the other settings from it."""
+    """Restore a setting that has changed.
+
+    If older and newer names for matmul precision were mixed, reading raises until all are restored; that must not
+    prevent the restoration of other settings.
+    """
     try:
         if get() == value:
             return
@@ -202,7 +207,7 @@ def _put_back(get: Callable[[], Any], put: _Setter, value: Any) -> None:
 
 @contextmanager
 def preserved() -> Iterator[None]:
-    """Put torch's global settings, and the environment variables that hashbench sets, back on leaving."""
+    """Restore torch's global settings, and the environment variables that hashbench sets, on exit."""
     known, before, precisions = _known_settings(), _values(), _own_precisions()
     workspace = os.environ.get(WORKSPACE_VARIABLE)
     try:
@@ -221,13 +226,15 @@ def preserved() -> Iterator[None]:
 
 @contextmanager
 def deterministic_settings(deterministic: str, *, threads: int | None = None) -> Iterator[None]:
-    """The settings of a dynamo accuracy run (``setup_determinism`` and the accuracy block of ``run()`` in
-    ``benchmarks/dynamo``), restored afterwards. Here TF32 is off by torch's newer names for it, too.
+    """Apply the settings of a dynamo accuracy run; restore them on exit.
+
+    They are those of ``setup_determinism`` and the accuracy block of ``run()`` in ``benchmarks/dynamo``, with TF32 also
+    disabled by torch's newer names.
 
     Args:
         deterministic: ``on`` (``use_deterministic_algorithms(True)``: an op without a deterministic implementation
-            raises), ``warn`` (it warns) or ``off``. The library flags below are set in all three, as dynamo does.
-        threads: ``torch.set_num_threads``; ``None`` leaves it.
+            raises), ``warn`` (it warns) or ``off``. Library flags are set in all three, as in dynamo.
+        threads: ``torch.set_num_threads``; ``None`` keeps the current number.
     """
     with preserved():
         _set_deterministic_mode(deterministic)
@@ -243,11 +250,10 @@ def deterministic_settings(deterministic: str, *, threads: int | None = None) ->
 
 
 def _forbid_less_precision() -> None:
-    """No TF32, and no BF16 inside float32, by torch's older names and its newer ones.
+    """Disable TF32, and BF16 inside float32, by torch's older and newer names.
 
-    The older ones come first, since they set newer ones, too. A newer one that is ``none`` and inherits nothing stays
-    so: that is a float32 with all its bits. Whoever mixes the two kinds of names gets an error on reading the older
-    ones; here they agree.
+    The older names are set first, since they set newer ones too. A newer one that is ``none`` and inherits nothing is
+    kept: it means full float32. Reading the older names raises if the two sets disagree; here they agree.
     """
     _set(torch.backends.cudnn, "allow_tf32", False)
     torch.backends.cuda.matmul.allow_tf32 = False  # and float32_matmul_precision is "highest"
@@ -261,7 +267,7 @@ def _forbid_less_precision() -> None:
 
 
 def lower_precisions() -> list[str]:
-    """The settings that let torch compute float32 with fewer bits now, by their names in :func:`settings`."""
+    """Return the settings that currently reduce the precision of float32, by their names in :func:`settings`."""
     texts = settings()
     names = [name for name in texts if name.endswith("allow_tf32") and texts[name] == "True"]
     names += [name for name, (_, op) in _PRECISIONS.items() if op != "all" and texts.get(name, "none") not in _FULL]
@@ -270,12 +276,11 @@ def lower_precisions() -> list[str]:
 
 
 def claim_workspace(device: str) -> None:
-    """Where ``device`` is a CUDA device, set ``CUBLAS_WORKSPACE_CONFIG`` for the rest of this process, unless it has a
-    value that torch accepts.
+    """Set ``CUBLAS_WORKSPACE_CONFIG`` for the rest of this process on a CUDA device, unless its value is one torch
+    accepts.
 
-    cuBLAS reads it when it starts, so it has to be there before CUDA is; it is not put back, since that would change
-    nothing any more. One line is logged where another value is replaced, and where CUDA runs already: then it
-    may come too late.
+    cuBLAS reads it on initialisation, so it must be set before CUDA is, and restoring it would have no effect. A
+    warning is logged if another value is replaced, and if CUDA is already initialised, which may be too late.
     """
     given = os.environ.get(WORKSPACE_VARIABLE)
     wanted = workspace_config(given)

@@ -1,4 +1,4 @@
-"""``Workload``: a model with everything a run of it needs; how it is called, its inputs, and its default losses."""
+"""``Workload``: a model with everything that a run of it needs; calling it, its inputs, and default losses."""
 
 from __future__ import annotations
 
@@ -42,34 +42,33 @@ class Tokens:
 
 
 CACHES = ("past_key_values", "cache", "cache_params", "state")
-"""What transformers calls a cache, as an argument and in outputs: ``cache`` since 5.24, for all models."""
+"""Names of the cache in ``transformers``, as argument and output: ``cache`` since 5.24, for all models."""
 
 
 def cache_among(parameters: Container[str]) -> str:
-    """What a function that takes these ``parameters`` calls its cache; empty where it takes none."""
+    """Return the name of the cache among the ``parameters`` of a function; empty if there is none."""
     return next((name for name in CACHES if name in parameters), "")
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What a zoo's function returns when ``(module, example_inputs)`` does not say enough.
+    """Return value of a zoo function when ``(module, example_inputs)`` is not enough.
 
-    Only ``module`` and one of ``inputs`` and ``make_inputs`` are needed; the harness has its own default for the rest.
+    Only ``module`` and one of ``inputs`` and ``make_inputs`` are required; the others have defaults.
 
     Args:
-        module: the model, on the CPU or already on its device. It is deep-copied for every run and never run itself.
+        module: the model, on the CPU or already on its device. Deep-copied for every run and never run itself.
         inputs: a tuple or list (positional arguments), a mapping (keyword arguments) or one tensor. Cloned for every
             run.
-        make_inputs: called without arguments, afresh for every run and inside the reset random state, in place
-            of ``inputs``.
-        make_optimizer: called with the parameters of the copy that requires gradients; returns the optimizer of that
-            run. Used in training only. Default: Adam with ``lr=0.01``, as ``benchmarks/dynamo`` uses.
-        loss: called with the model's output; returns a scalar tensor with a gradient. Default: the average of the
-            means of all floating-point tensors in the output (``reduce_to_scalar_loss`` of dynamo, or a fixed random
-            projection with ``--cotangent random``).
-        iterations: how many steps a run has. Default: ``--iterations``, else 2.
-        tokens: how its sequences are given padding and a cache. Default: by the arguments of its ``forward`` that are
-            called as :class:`Tokens` calls them.
+        make_inputs: called without arguments for every run, after seeding, instead of ``inputs``.
+        make_optimizer: called with the parameters of the copy that require gradients; returns the optimizer of that
+            run. Training only. Default: Adam with ``lr=0.01``, as in ``benchmarks/dynamo``.
+        loss: called with the model's output; returns a scalar tensor with a gradient. Default: the average of the means
+            of all floating-point tensors in the output (``reduce_to_scalar_loss`` of dynamo), or a fixed random
+            projection with ``--cotangent random``.
+        iterations: number of steps per run. Default: ``--iterations``, else 2.
+        tokens: how its sequences are given padding and a cache. Default: by the arguments of its ``forward`` that are called
+            as :class:`Tokens` calls them.
     """
 
     module: torch.nn.Module
@@ -96,7 +95,7 @@ def call(model: torch.nn.Module, inputs: Any) -> Any:
 
 
 def clone_inputs(inputs: Any) -> Any:
-    """A copy of example inputs: tensors cloned with their strides and ``requires_grad``, containers rebuilt."""
+    """Copy example inputs: tensors are cloned with their strides and ``requires_grad``, containers are rebuilt."""
     return map_tensors(inputs, _clone)
 
 
@@ -113,18 +112,18 @@ def _clone(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """A copy of nested containers with other tensors in them; anything that is no container is copied deeply."""
+    """Copy nested containers, mapping their tensors; other leaves are deep-copied."""
     return mapped(value, lambda leaf: change(leaf) if isinstance(leaf, torch.Tensor) else copy.deepcopy(leaf))
 
 
 def mean_of_outputs(output: Any) -> torch.Tensor:
-    """The mean of every floating-point or complex tensor with a gradient in the output, averaged over the tensors."""
+    """Compute the average of the means of all floating-point or complex tensors with a gradient in the output."""
     means = [_real(tensor).mean() for tensor in _differentiable(output)]
     return torch.stack(means).mean() if len(means) > 1 else means[0]
 
 
 def random_projection(output: Any, *, seed: int) -> torch.Tensor:
-    """The sum over all tensors of the output of its product with fixed standard normal numbers, divided by its size."""
+    """Sum, over all tensors of the output, the dot product with fixed standard normal numbers divided by the size."""
     total: torch.Tensor | None = None
     for index, tensor in enumerate(_differentiable(output)):
         real = _real(tensor)

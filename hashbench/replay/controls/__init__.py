@@ -1,8 +1,7 @@
-"""Environment controls: contexts that fix or disturb one influence on a run (clocks, entropy, generators, thread pools,
-uninitialised memory, load), to find out which of them its difference depends on.
+"""Control one influence on a run at a time: clocks, entropy, generators, thread pools, uninitialised memory, load.
 
-Each restarts its stream at every entry, puts back what it changed on leaving, on error too, and leaves alone what
-hashbench's own modules hold.
+Each context manager fixes or disturbs one of them, to find out whether a difference depends on it. It restarts its
+stream at every entry, restores what it changed on exit (also after an exception), and does not affect hashbench itself.
 """
 
 from __future__ import annotations
@@ -38,6 +37,6 @@ __all__ = [
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Kernels on the CPU use one thread."""
+    """Run CPU kernels on a single thread."""
     with applied({"num_threads": "1"}):
         yield

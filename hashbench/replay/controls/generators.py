@@ -1,4 +1,4 @@
-"""All random number generators that are alive in the process: their names, their states, and which of these changed."""
+"""Find all live random number generators of the process, name them, and track their states."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NOT_USERS = frozenset(sys.stdlib_module_names) | {"hashbench"}
 
 
 class Generators:
-    """The generators that were alive at one moment, by name, and their states then. Keeps them alive."""
+    """The generators alive at one moment, by name, with their states. Holds strong references."""
 
     def __init__(self, generators: Mapping[str, Any]) -> None:
         access = {name: state_access(generator) for name, generator in generators.items()}
@@ -32,11 +32,11 @@ class Generators:
 
     @classmethod
     def alive(cls) -> Generators:
-        """Find them all and note their states: torch's, NumPy's and Python's, the global ones among them.
+        """Find all generators of torch, NumPy and Python, the global ones included, and save their states.
 
-        Named by where they are held: ``module.NAME``, ``ClassName.attribute``, ``closure of function``. Searches all
-        objects of the process, which takes about half a second. Left out: ``SystemRandom``, which has no state, and
-        what the standard library and hashbench hold.
+        Names are those of the holder: ``module.NAME``, ``ClassName.attribute``, ``closure of function``. Searches all
+        objects of the process, which takes about half a second. Excluded: ``SystemRandom``, which is stateless, and
+        generators held by the standard library or by hashbench.
         """
         with uncollected():  # while it works, the collector forgets tuples and dicts that hold nothing it must know
             return cls(_named(*_living()))
@@ -46,12 +46,12 @@ class Generators:
         return tuple(self._states)
 
     def changed(self) -> tuple[str, ...]:
-        """The names of those whose state is another now."""
+        """Return the names of generators whose state has changed."""
         states = self._states.items()
         return tuple(name for name, (read, _, noted) in states if state_value(read()) != state_value(noted))
 
     def restored(self, *, only: str | None = None) -> None:
-        """Put the noted states back: of all, or of the one of that name."""
+        """Restore the saved state of all generators, or only of the named one."""
         for name, (_, write, noted) in self._states.items():
             if only in (None, name):
                 write(noted)
@@ -63,10 +63,10 @@ _CHUNK = 50_000
 
 
 def _living() -> tuple[list[Any], list[Any]]:
-    """The generators, and those containers that the garbage collector does not know and that lead to one.
+    """Find the generators, and the containers untracked by the garbage collector that lead to one.
 
-    It does not know ``torch.Generator`` either, nor a dict or tuple that holds nothing else; but everything it knows
-    can say what it refers to. Modules are looked at in any case: ``gc.freeze`` hides those that were there before.
+    ``torch.Generator`` is untracked, and so are dicts and tuples that hold nothing else; but tracked objects list what
+    they refer to. Modules are searched explicitly: ``gc.freeze`` hides those imported before it.
     """
     kinds = frozenset(_with_subclasses(GENERATORS)) - frozenset(_with_subclasses([random.SystemRandom]))
     # In one step: a list that exists before would hold itself, and with it everything else for long.
@@ -100,16 +100,16 @@ def _with_subclasses(roots: Iterable[type]) -> Iterator[type]:
 
 _DEPTH = 4
 _LARGEST = 1000
-"""Entries of a container through which a name is looked for; a larger one is somebody's index of everything."""
+"""Entries of a container searched for a name; a larger one is likely an index of all objects."""
 
 _THROUGH = (dict, list, tuple, types.CellType, types.BuiltinMethodType, types.MethodType, functools.partial)
-"""What has no name of its own: a generator in it goes by the name of what holds it."""
+"""Anonymous holders: a generator inside one is named by the holder of that."""
 
 _WITHOUT = (type, types.FrameType, types.GeneratorType, types.CoroutineType, types.ModuleType)
-"""What gives no name: it is passing, or its dict gives one."""
+"""Holders that give no name: they are temporary, or their dict gives one."""
 
 _ZOO = "hashbench_zoo_"
-"""What :mod:`hashbench.suites.python_suites` puts before the name of a file."""
+"""Prefix of :mod:`hashbench.suites.python_suites` for the module name of a zoo file."""
 
 
 def _named(generators: Sequence[Any], hidden: Sequence[Any]) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def _named(generators: Sequence[Any], hidden: Sequence[Any]) -> dict[str, Any]:
 
 
 def _bit_generator(generator: Any) -> Any:
-    """What a NumPy generator draws from: an object of its own, with the same state. ``None`` for any other."""
+    """Return the separate object behind a NumPy generator, with the same state; ``None`` for any other generator."""
     if isinstance(generator, np.random.Generator):
         return generator.bit_generator
     return generator._bit_generator if isinstance(generator, np.random.RandomState) else None
@@ -146,7 +146,7 @@ def _has_state(generator: Any) -> bool:
 
 
 class _Name(NamedTuple):
-    """``rank``: the lower, the more a name tells; 3 for a part of a function. ``package``: whose it is."""
+    """A candidate name. Lower ``rank`` is more specific; 3 is part of a function. ``package`` is the owner's module."""
 
     rank: int
     text: str
@@ -154,7 +154,7 @@ class _Name(NamedTuple):
 
 
 class _Holders:
-    """What holds some objects, what holds that, and so on up to something that has a name."""
+    """The referrers of some objects, their referrers, and so on up to a named one."""
 
     def __init__(self, objects: Sequence[Any], hidden: Sequence[Any]) -> None:
         self._modules = {id(vars(module)): module.__name__ for module in list(sys.modules.values())}
@@ -180,7 +180,7 @@ class _Holders:
                 self._of[held].append(holder)
 
     def name(self, generator: Any) -> str:
-        """The best name; empty where only the standard library or hashbench hold it."""
+        """Return the best name; empty if only the standard library or hashbench hold the generator."""
         names = sorted(self._names(generator, depth=_DEPTH))
         if not names:
             return f"an unnamed {type(generator).__module__.partition('.')[0]} {type(generator).__name__}"
@@ -222,8 +222,10 @@ class _Holders:
 
 
 def _unlisted_module(holder: dict[Any, Any]) -> str:
-    """Return the name of the file whose globals a dict holds, of a module that is not in ``sys.modules``: one that was
-    executed from its spec, as the harness of benchmarks/dynamo does with a model's file. Empty for any other dict."""
+    """Return the file name of a module outside ``sys.modules`` whose globals are this dict; empty for any other dict.
+
+    Such a module was executed from its spec, as benchmarks/dynamo does with the file of a model.
+    """
     spec = dict.get(holder, "__spec__")
     if not isinstance(spec, ModuleSpec):
         return ""
@@ -231,7 +233,7 @@ def _unlisted_module(holder: dict[Any, Any]) -> str:
 
 
 def _attributes(owner: Any) -> dict[str, Any]:
-    """Attributes that live inside the instance, as the interpreter keeps them at first, and slots."""
+    """Return instance attributes, inline values and slots included."""
     attributes = dict(getattr(owner, "__dict__", {}))
     for name, slot in [item for base in type(owner).__mro__ for item in list(vars(base).items())]:
         if isinstance(slot, types.MemberDescriptorType):

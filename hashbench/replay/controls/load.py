@@ -1,4 +1,4 @@
-"""Load beside a run: threads that keep the cores and the interpreter lock busy, evenly or not; a busy second stream."""
+"""Generate load beside a run: threads that keep cores and the GIL busy, evenly or in bursts; a busy second stream."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from enum import Enum
 import torch
 
 BUSY_SECONDS = 0.05
-"""For so long the other stream is busy at least: several times the launch of any op, and longer than most kernels."""
+"""Minimum time that the second stream is busy: several times any launch, and longer than most kernels."""
 MOST_BUSY_SECONDS = 1.0
 _PAUSE_SECONDS = 0.005
-"""Of a thread on average, after 1.5 ms of work: what comes and goes disturbs as well as what stays, and costs less."""
+"""Average pause of a thread after 1.5 ms of work: intermittent load disturbs as much as constant load, and costs less.
+"""
 _WIDTH = 2048
-"""Rows of the matrices that are multiplied: enough blocks to fill a large GPU, 16 MiB each."""
+"""Rows of the multiplied matrices: enough blocks for a large GPU, 16 MiB each."""
 _MOST_PRODUCTS = 20_000
 
 
 @contextmanager
 def busy_threads(count: int | None = None) -> Iterator[None]:
-    """So many other threads (default: one a core) load the cores and compete for the interpreter lock."""
+    """Load the cores and contend for the GIL with ``count`` threads (default: one per core)."""
     done = threading.Event()
     threads = [
         threading.Thread(target=_work_until, args=(done,), name=f"hashbench load {number}", daemon=True)
@@ -38,7 +39,7 @@ def busy_threads(count: int | None = None) -> Iterator[None]:
 
 @contextmanager
 def _running(threads: Sequence[threading.Thread], *, until: threading.Event) -> Iterator[None]:
-    """Start the threads, and at the end set ``until`` and join those that started."""
+    """Start the threads; on exit, set ``until`` and join those that started."""
     try:
         for thread in threads:
             thread.start()
@@ -65,11 +66,11 @@ def _work() -> None:
 _CONTENT = bytes(1 << 18)
 
 SHORTEST, LONGEST = 0.004, 0.06
-"""Seconds of an episode of :func:`uneven_load`."""
+"""Range of seconds of an episode of :func:`uneven_load`."""
 
 
 class Episode(Enum):
-    """How much threads load the cores for a while."""
+    """Load pattern for a short time."""
 
     QUIET = "none works"
     STEADY = "each works now and then"
@@ -78,12 +79,14 @@ class Episode(Enum):
 
 
 _SHARES = {Episode.QUIET: 4, Episode.STEADY: 3, Episode.BURST: 2, Episode.STARVED: 1}
-"""Of episodes, out of the sum."""
+"""Relative frequency of each episode."""
 
 
 def episodes(variation: int) -> Iterator[tuple[Episode, float, int]]:
-    """Yield what threads do, for how many seconds, and a number that chooses a core: without end, and in each
-    variation otherwise. A burst is first, since some runs are short."""
+    """Yield an endless sequence of (pattern, seconds, number that selects a core), different in each variation.
+
+    A burst is always first, since some runs are short.
+    """
     drawn = random.Random(variation)
     kind = Episode.BURST if variation % 2 else Episode.STARVED
     while True:
@@ -93,8 +96,10 @@ def episodes(variation: int) -> Iterator[tuple[Episode, float, int]]:
 
 @contextmanager
 def uneven_load(variation: int) -> Iterator[None]:
-    """Two other threads a core load the cores in bursts, or one core alone, and rest in between: what they do changes
-    many times in a second, and is another sequence in each variation."""
+    """Load the cores with two threads per core, in bursts, on a single core, or not at all.
+
+    The pattern changes many times per second, in a different sequence in each variation.
+    """
     done, now = threading.Event(), _Now()
     count = 2 * (os.cpu_count() or 2)
     threads = [
@@ -107,7 +112,7 @@ def uneven_load(variation: int) -> Iterator[None]:
 
 
 class _Now:
-    """The episode of this moment, which one thread writes and others read."""
+    """The current episode, written by one thread and read by the others."""
 
     def __init__(self) -> None:
         self.episode, self.core = Episode.QUIET, 0
@@ -140,8 +145,10 @@ def _follow(done: threading.Event, now: _Now) -> None:
 
 @contextmanager
 def second_stream(device: torch.device, seconds: float) -> Iterator[None]:
-    """Matrix products keep a second stream of ``device`` busy, from before the body begins and for twice the
-    ``seconds`` that it takes, up to a second; waits for them on leaving."""
+    """Keep a second stream of ``device`` busy with matrix products; wait for them on exit.
+
+    They start before the body and last twice its ``seconds``, at most one second.
+    """
     wanted = min(MOST_BUSY_SECONDS, max(BUSY_SECONDS, 2 * seconds))
     count = min(_MOST_PRODUCTS, math.ceil(wanted / _seconds_of_a_product(device)))
     stream = torch.Stream(device)
@@ -156,7 +163,7 @@ def second_stream(device: torch.device, seconds: float) -> Iterator[None]:
 
 @functools.cache
 def _seconds_of_a_product(device: torch.device) -> float:
-    """The time of one, warm, measured by the device itself; it does not change while a process lives."""
+    """Measure one warm matrix product with device events; constant for the life of the process."""
     stream, begin, end = torch.Stream(device), *(torch.Event(device, enable_timing=True) for _ in range(2))
     with stream:
         matrices = _matrices(device)
@@ -169,7 +176,7 @@ def _seconds_of_a_product(device: torch.device) -> float:
 
 
 def _matrices(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """A matrix that is its own square, and room for the product."""
+    """Return an idempotent matrix and an output buffer."""
     matrix = torch.full((_WIDTH, _WIDTH), 1 / _WIDTH, dtype=torch.float32, device=device)
     return matrix, torch.zeros_like(matrix)
 

@@ -1,8 +1,8 @@
-"""Poisoned memory: uninitialised memory is filled with one value or another; results that follow the value read it.
+"""Poison memory: fill uninitialised memory with one of two values; results that follow the value have read it.
 
-The C library of Linux (glibc) can fill every block that ``malloc`` hands out, also inside kernels. Elsewhere a dispatch
-mode fills what allocation ops return. What a kernel takes for itself on an accelerator comes from torch's caching
-allocator: the blocks that are free there are taken, filled and given back.
+glibc can fill every block that ``malloc`` returns, also inside kernels. Elsewhere a dispatch mode fills what allocation
+ops return. Kernels on an accelerator allocate workspaces from torch's caching allocator: its free blocks are taken,
+filled and released.
 """
 
 from __future__ import annotations
@@ -25,21 +25,25 @@ from hashbench.trace.storage_writers import whole_storage
 
 POISONS = (0x3F, 0x40)
 """Two bytes. Repeated, they are ordinary numbers in every floating-point type (float32: 0.747 and 3.004), neither tiny
-nor ``nan``, which could vanish in a sum or be replaced; as integers they are large."""
+nor NaN, which could vanish in a sum or be replaced; as integers they are large."""
 
 _M_PERTURB = -6
 _PROBE_BYTES = 4096
 
 _MARK = 0x6B
-"""A byte that is no poison: what ``malloc`` fills while the small blocks that are free are taken."""
+"""A byte distinct from the poisons that ``malloc`` fills with while free small blocks are collected."""
 
 _MOST_SMALL_BLOCKS = 2**16
 
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """Bytes of filled memory that a caching allocator has at least: ``large`` in one block, ``small`` in segments for
-    requests up to :data:`SMALL`. What does not fit is new memory from the driver, which nobody filled."""
+    """Minimum of filled memory in a caching allocator; beyond it, unfilled memory comes from the driver.
+
+    Attributes:
+        large: bytes in one block.
+        small: bytes in segments for requests up to :data:`SMALL`.
+    """
 
     large: int = 2**26
     small: int = 0
@@ -52,12 +56,12 @@ USUAL_RESERVE = Reserve()
 def poisoned_memory(
     value: int, *, through_mode: bool = True, device: torch.device | None = None, reserve: Reserve = USUAL_RESERVE
 ) -> Iterator[None]:
-    """Memory that is allocated inside holds the byte ``value`` throughout until somebody writes it; on entry, so do the
-    blocks that are free in the caching allocator of ``device``, and ``reserve``.
+    """Fill memory that is allocated inside with the byte ``value``; :func:`poison_reach` says which memory that is.
 
-    Which memory, :func:`poison_reach` says. ``torch.utils.deterministic.fill_uninitialized_memory`` would write over it
-    where deterministic algorithms are on. Contexts do not nest: the end of the inner one is the end of both. Without
-    ``through_mode`` only ``malloc`` fills, so that what torch itself writes over fresh memory stays.
+    On entry, the free blocks in the caching allocator of ``device``, and ``reserve``, are filled. With deterministic
+    algorithms, ``torch.utils.deterministic.fill_uninitialized_memory`` would overwrite the poison. Contexts do not
+    nest: the exit of the inner one ends both. With ``through_mode=False`` only ``malloc`` fills, so that torch's own
+    fill remains.
     """
     filling = _fill_malloc(value)
     try:
@@ -74,7 +78,7 @@ def poisoned_memory(
 
 
 def poison_reach(device: str) -> str:
-    """What :func:`poisoned_memory` fills on a device, in words."""
+    """Describe the memory that :func:`poisoned_memory` fills on a device."""
     if torch.device(device).type == "cpu" and _fill_malloc(POISONS[0]):
         _set_perturbation(_usual_perturbation())
         return (
@@ -99,8 +103,7 @@ Segments = Sequence[Mapping[str, Any]]
 
 
 def reserve_for_a_run(device: torch.device) -> Reserve:
-    """What a run of a model needs whose memory is given back to the driver after each: as much as was in use at most so
-    far, beyond what is in use now."""
+    """Return the reserve for a run whose memory is released to the driver afterwards: peak minus current usage."""
     if _free_memory(device) is None:
         return USUAL_RESERVE
     stats = torch.accelerator.memory_stats(device)
@@ -113,7 +116,7 @@ def reserve_for_a_run(device: torch.device) -> Reserve:
 
 
 def _fill_free_blocks(value: int, device: torch.device, reserve: Reserve) -> None:
-    """Take all free blocks of the current stream's, fill them and give them back, on that stream."""
+    """Allocate all free blocks of the current stream, fill them and release them, on that stream."""
     segments = _free_memory(device)
     if segments is None:
         return
@@ -126,7 +129,7 @@ def _fill_free_blocks(value: int, device: torch.device, reserve: Reserve) -> Non
 
 
 def _free_memory(device: torch.device) -> Segments | None:
-    """The segments of the caching allocator of a kind of device; ``None`` where it has none, or cannot say."""
+    """Return the segments of the caching allocator of a device type; ``None`` if it has none or cannot list them."""
     if device.type in ("cpu", "meta") or not torch.accelerator.is_available():
         return None
     current = torch.accelerator.current_accelerator()
@@ -143,11 +146,16 @@ def _free_memory(device: torch.device) -> Segments | None:
 
 
 def requests(segments: Segments, *, device: int, stream: int | None, reserve: Reserve = USUAL_RESERVE) -> list[int]:
-    """Sizes in bytes, the largest first, that together take every free block of a device's which a request on
-    ``stream`` (its handle; ``None``: on any stream) can be given, and what these lack of ``reserve``.
+    """Return request sizes in bytes, largest first, that together take every free block and top them up to ``reserve``.
 
-    A block goes to the request that fits best, so one of a block's own size takes that. Pools of graphs are
-    left alone, as are scraps of large segments, which no request is small enough for.
+    A free block goes to the best-fitting request, so a request of its exact size takes it. Graph pools are skipped, and
+    so are fragments of large segments that no request fits.
+
+    Args:
+        segments: snapshot of the caching allocator.
+        device: index of the device.
+        stream: handle of the stream that makes the requests; ``None``: any stream.
+        reserve: minimum of free memory afterwards.
     """
     small, large = [], []
     for segment in segments:
@@ -169,7 +177,7 @@ def requests(segments: Segments, *, device: int, stream: int | None, reserve: Re
 
 
 def _fill_malloc(value: int) -> bool:
-    """Whether ``malloc`` fills with ``value`` from now on; not so where another library has taken its place."""
+    """Make ``malloc`` fill with ``value``; return false if another allocator has replaced it."""
     if not _set_perturbation(value ^ 0xFF):  # glibc fills with the complement
         return False
     library = _c_library()
@@ -182,7 +190,7 @@ def _fill_malloc(value: int) -> bool:
 
 
 def _reaches_small_tensors(value: int) -> bool:
-    """Also where memory that was just freed comes back from a cache: torch asks for aligned blocks, which glibc did not
+    """Return whether just-freed memory from a cache is filled too: torch requests aligned blocks, which glibc did not
     cache up to 2.36."""
     with unobserved():
         torch.zeros(64, dtype=torch.uint8)  # freed at once
@@ -191,7 +199,7 @@ def _reaches_small_tensors(value: int) -> bool:
 
 
 def set_malloc_option(option: int, value: int) -> bool:
-    """Set an option of glibc's ``mallopt``, by its number in glibc's headers; false where the C library has none."""
+    """Set an option of glibc's ``mallopt`` by number; return false if the C library has none."""
     if not sys.platform.startswith("linux"):
         return False
     try:
@@ -205,14 +213,16 @@ def _set_perturbation(value: int) -> bool:
 
 
 def _usual_perturbation() -> int:
-    """What the user asked the C library for, else none."""
+    """Return the user's ``MALLOC_PERTURB_``, else 0."""
     asked = os.environ.get("MALLOC_PERTURB_", "")
     return int(asked) if asked.isdigit() else 0
 
 
 def _fill_small_blocks(value: int) -> None:
-    """Small blocks that are free: glibc hands those out again as they are, from a cache in every thread, and moves
-    others of the size from its bins into the cache whenever it looks there."""
+    """Fill small free blocks, which glibc reuses unfilled from per-thread caches.
+
+    glibc also moves further blocks of the size from its bins into the cache on each lookup.
+    """
     library = _c_library()
     taken = [0] * _MOST_SMALL_BLOCKS  # of full length: a list that grows would free blocks of these sizes
     count = 0
@@ -245,8 +255,10 @@ def _c_library() -> Any:
 
 
 class _FillingMode(TorchDispatchMode):
-    """Fills what allocation ops return. Beside a trace, inside it or around it, it changes none of its records. A
-    storage that a tensor is given is left alone: it may be new, or full, as in ``copy.deepcopy``."""
+    """Fills what allocation ops return. Inside or around a trace it changes no record.
+
+    A storage that a tensor is given is not filled: it may be new or in use, as in ``copy.deepcopy``.
+    """
 
     supports_higher_order_operators = True
 

@@ -1,7 +1,6 @@
-"""Perturbations that must not matter to a run, each provoked on purpose: the same computation, other surroundings.
+"""Apply perturbations: runtime conditions that must not change what a run computes.
 
-Variation 0 of a perturbation leaves the run alone, each other number provokes it in its own way; all put back what they
-changed.
+Variation 0 leaves the run alone; every other number perturbs it in its own way. All restore what they changed.
 """
 
 from __future__ import annotations
@@ -23,23 +22,25 @@ from hashbench.run.addresses import scattered_addresses
 from hashbench.run.settings import applied
 
 ALIGNMENT = 16
-"""Bytes: what ``malloc`` aligns to. Memory of torch's own begins at a multiple of 64 all the same."""
+"""Bytes. Alignment of ``malloc``; torch's own memory is aligned to 64 regardless."""
 
 FEWEST_THREADS = 4
-"""Threads of an oversubscribed run at least. Eight take small kernels on two cores twice as long."""
+"""Minimum threads of an oversubscribed run. Eight double the time of small kernels on two cores."""
 
 
 def oversubscribed() -> int:
-    """The threads of a kernel on the CPU under the perturbation ``threads``: twice as many as there are cores, and no
-    fewer than now."""
+    """Return the thread count of the perturbation ``threads``: twice the number of cores, and at least the current
+    count."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(FEWEST_THREADS, 2 * cores, torch.get_num_threads())
 
 
 @contextmanager
 def provoked(names: Sequence[str], variation: int, *, device: torch.device) -> Iterator[None]:
-    """The perturbations of these ``names`` in one of their variations. ``threads`` holds in every one, since runs with
-    other numbers of threads may compute another sum."""
+    """Apply the named perturbations in one variation.
+
+    ``threads`` applies in every variation, 0 included: runs with different thread counts may sum in different order.
+    """
     with ExitStack() as stack:
         for name, change in _CHANGES.items():  # memory is filled last: whatever is allocated before would be filled too
             if name in names and (variation or name == Perturbation.THREADS):
@@ -56,7 +57,7 @@ def _threads(_variation: int, _device: torch.device) -> AbstractContextManager[N
 
 @contextmanager
 def _collector(variation: int, _device: torch.device) -> Iterator[None]:
-    """Garbage in cycles is collected after every ten new objects, or not at all."""
+    """Collect cycles after every ten new objects, or never."""
     enabled, thresholds = gc.isenabled(), gc.get_threshold()
     try:
         if variation % 2:
@@ -72,7 +73,7 @@ def _collector(variation: int, _device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def no_collector() -> Iterator[None]:
-    """Garbage in cycles stays: the collector is off, and nobody turns it on or has it run."""
+    """Disable the garbage collector; ``gc.enable``, ``collect`` and ``set_threshold`` do nothing meanwhile."""
     enabled = gc.isenabled()
     replaced = {name: getattr(gc, name) for name in ("enable", "collect", "set_threshold")}
     gc.disable()
@@ -88,8 +89,10 @@ def no_collector() -> Iterator[None]:
 
 @contextmanager
 def _address(variation: int, _device: torch.device) -> Iterator[None]:
-    """What ``malloc`` returns lies at other addresses, 16 bytes further in each variation but for multiples of 64, as
-    far as the C library takes it from the end of its heap; new Python objects lie in random order."""
+    """Shift the addresses that ``malloc`` returns by 16 bytes per variation, and scatter new Python objects.
+
+    Multiples of 64 are skipped; only memory from the end of the heap moves.
+    """
     with ExitStack() as stack:
         scattered = scattered_addresses()  # first: its lists leave holes
         if (library := _heap()) is not None:
@@ -100,7 +103,7 @@ def _address(variation: int, _device: torch.device) -> Iterator[None]:
 
 
 def _memory(variation: int, device: torch.device) -> AbstractContextManager[None]:
-    """Only ``malloc`` fills on the CPU: with a dispatch mode, torch would run other ops."""
+    """Poison fresh memory; on the CPU by ``malloc`` only, since torch would run other ops under a dispatch mode."""
     accelerator = None if device.type == "cpu" else device
     return poisoned_memory(
         POISONS[variation % 2],
@@ -131,7 +134,7 @@ _CHANGES: Mapping[str, Callable[[int, torch.device], AbstractContextManager[None
         Perturbation.LOAD: _load,
     }
 )
-"""Those of a run; a fresh process is no context."""
+"""Perturbations within a run; ``fresh process`` is not a context."""
 
 WITHIN_A_RUN: tuple[str, ...] = tuple(_CHANGES)
 
@@ -154,7 +157,7 @@ class _Statistics(ctypes.Structure):
 
 
 def _heap() -> ctypes.CDLL | None:
-    """The C library where it can say what of its heap is free (glibc 2.33 or newer)."""
+    """Return the C library if it reports free heap memory (glibc 2.33 or newer)."""
     library = ctypes.CDLL(None)
     if not hasattr(library, "mallinfo2"):
         return None
@@ -165,14 +168,14 @@ def _heap() -> ctypes.CDLL | None:
 
 
 def _padding(library: ctypes.CDLL, wanted: int) -> list[int]:
-    """Blocks at the end of the heap behind which the next one begins at ``wanted``, but for multiples of 64 bytes."""
+    """Allocate blocks at the end of the heap so that the next one begins at ``wanted`` modulo 64."""
     probe = library.malloc(_CHUNK - _HEADER)  # the next block begins as far behind it as it takes with its header
     further = _CHUNK + (wanted - probe - _CHUNK) % 64
     return [probe, library.malloc(further - _HEADER)]
 
 
 def _holes(library: ctypes.CDLL) -> list[int]:
-    """Blocks that take what is free between others, so that the next ones come from the end of the heap."""
+    """Allocate the free gaps of the heap, so that further blocks come from its end."""
     held: list[int] = []
     size = _LARGEST
     while size >= _SMALLEST and len(held) < _MOST_BLOCKS:

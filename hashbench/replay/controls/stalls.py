@@ -1,8 +1,7 @@
-"""Threads of the program stopped for a while before they begin, as a busy machine's scheduler stops them.
+"""Stall threads of the program before they start, as the scheduler of a busy machine does.
 
-A thread that is stopped makes a program show that it joins what is ready by a deadline, or in order of arrival: steady
-load delays all threads alike, and their order stays. Which ones are stopped follows from the variation alone, so that
-it can be repeated.
+A stalled thread exposes programs that join results by deadline or in order of arrival: uniform load delays all threads
+alike, and their order stays. The variation determines which threads stall, so that a stall can be reproduced.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ from typing import Any
 from hashbench.replay.controls.system import function_answering
 
 SECONDS = (0.25, 0.0, 0.03, 0.0)
-"""How long one thread after the other is stopped, again and again from a place that is the variation's. The longest is
-some periods of a container's limit on processors, in which none of its threads runs."""
+"""Stall of successive threads, cyclic, starting at a position given by the variation. The longest spans several CPU
+quota periods of a container, in which none of its threads runs."""
 MOST_SECONDS = 1.0
-"""Of one run: a program may start thousands of threads."""
+"""Total stall per run: a program may start thousands of threads."""
 
 _POOLS = ("concurrent.futures.thread", "multiprocessing.pool")
-"""Modules whose threads do work that they are given: each piece of work is stopped by itself."""
+"""Modules of worker threads: each work item is stalled on its own instead."""
 
 _Function = Callable[..., Any]
 
 
 class _Stalls:
-    """Counts the threads, and pieces of work for pools, that the program begins."""
+    """Counts the threads and pool work items that the program starts."""
 
     def __init__(self, variation: int) -> None:
         place = (1 - variation) % len(SECONDS)
@@ -41,14 +40,14 @@ class _Stalls:
         self._lock = threading.Lock()
 
     def next(self) -> float:
-        """Return how long the next thread is stopped."""
+        """Return the stall of the next thread, in seconds."""
         with self._lock:
             seconds = min(next(self._seconds), self._left)
             self._left -= seconds
         return seconds
 
     def stalled(self, function: _Function) -> _Function:
-        """Return ``function``, whose call begins when its thread was stopped for a while."""
+        """Return ``function``, delayed by the next stall."""
         seconds = self.next()
         return functools.partial(_after, seconds, function) if seconds else function
 
@@ -71,7 +70,7 @@ class _Stalls:
         return original(pool, self.stalled(function), *args, **kwargs)
 
     def hand_over(self, original: _Function, pool: Any, function: _Function, /, *args: Any, **kwargs: Any) -> Any:
-        """Any method of a ``Pool`` that takes work; a process gets it by name, and is left alone."""
+        """Wrap the work given to a ``ThreadPool``; work for processes is pickled by name and stays as it is."""
         work = functools.partial(self._each, function) if isinstance(pool, ThreadPool) else function
         return original(pool, work, *args, **kwargs)
 
@@ -86,8 +85,10 @@ def _after(seconds: float, function: _Function, /, *args: Any, **kwargs: Any) ->
 
 @contextmanager
 def stalled_threads(variation: int) -> Iterator[None]:
-    """Some of the threads that the program starts by ``threading``, and of the work that it hands to a
-    ``ThreadPoolExecutor`` or a ``ThreadPool``, begin late: other ones in each variation."""
+    """Delay some threads started by ``threading``, and some work of ``ThreadPoolExecutor`` and ``ThreadPool``.
+
+    Which ones depends on the variation.
+    """
     stalls = _Stalls(variation)
     answers: dict[Any, _Function] = {
         threading.Thread.start: stalls.start,

@@ -1,9 +1,9 @@
-"""What a program reads from the system, made the same at every entry: clocks that advance by calls instead of by time,
-entropy that is one fixed stream, and thread pools whose tasks run one after the other.
+"""Make what a program reads from the system reproducible: clocks that advance per call, a fixed entropy stream, and
+thread pools that run their tasks one by one.
 
-``from time import perf_counter`` binds a name that a patched ``time`` module never reaches, and so do a default
-argument and ``self.now = time.time``. So the function object itself is changed: of a Python function its code; of a
-builtin, in its ``PyCFunctionObject``, the C function that it calls and what that is bound to.
+Patching the module ``time`` would miss ``from time import perf_counter``, default arguments and ``self.now =
+time.time``. So the function object itself is changed: of a Python function its code; of a builtin, in its
+``PyCFunctionObject``, the C function and the object it is bound to.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _MethodDef(ctypes.Structure):
 
 
 class _Answer(types.ModuleType):
-    """What a builtin is bound to meanwhile. A module, by which ``pickle`` and ``repr`` tell functions from methods."""
+    """Temporary ``self`` of a patched builtin. A module: ``pickle`` and ``repr`` take anything else for a method."""
 
     def __init__(
         self, original: Callable[..., Any], answer: Callable[..., Any], is_spared: Callable[[FrameType], bool] | None
@@ -70,8 +70,10 @@ class _Answer(types.ModuleType):
 def builtin_answering(
     builtin: Any, answer: Callable[..., Any], *, is_spared: Callable[[FrameType], bool] | None = None
 ) -> Iterator[None]:
-    """A call of ``builtin`` (a function in C, or a bound method in C) returns what ``answer`` does; callers
-    whose frame ``is_spared`` get what the original returns."""
+    """Make calls of ``builtin`` (a C function or bound C method) return the result of ``answer``.
+
+    Callers whose frame ``is_spared`` get the original.
+    """
     offset = types.BuiltinFunctionType.__basicsize__ - ctypes.sizeof(_FIELDS)
     fields = _FIELDS.from_address(id(builtin) + offset)
     definition, bound_to, vectorcall = fields[0] or 0, fields[1], fields[4]
@@ -92,14 +94,16 @@ def builtin_answering(
 
 
 def _is_builtin(value: object) -> bool:
-    """Return whether ``value`` is a function in C; a model may have put one in Python in its place."""
+    """Return whether ``value`` is a C function; a model may have replaced it by a Python one."""
     return isinstance(value, types.BuiltinFunctionType)
 
 
 @contextmanager
 def function_answering(function: types.FunctionType, answer: Callable[..., Any]) -> Iterator[None]:
-    """A call of a Python ``function`` without a closure returns ``answer(original, …)`` of its arguments, where
-    ``original`` does what the function did."""
+    """Make calls of a Python ``function`` without a closure return ``answer(original, …)`` of its arguments.
+
+    ``original`` behaves like the unpatched function.
+    """
     code, defaults, keyword_defaults = function.__code__, function.__defaults__, function.__kwdefaults__
     original = types.FunctionType(code, function.__globals__, function.__name__, defaults)
     original.__kwdefaults__ = keyword_defaults
@@ -118,8 +122,7 @@ def _ask(*args: Any, _answer: Callable[..., Any], **kwargs: Any) -> Any:
 
 @contextmanager
 def attribute_of_type(owner: type, name: str, value: object) -> Iterator[None]:
-    """An attribute of a class changed, also where the class is written in C and refuses it. Every reference to the
-    class, and every instance, sees it."""
+    """Set a class attribute, also of a class written in C, which refuses ``setattr``; seen by every reference."""
     (attributes,) = gc.get_referents(owner.__dict__)  # the dict, of which ``__dict__`` is only a view
     before = attributes[name]
     try:
@@ -137,24 +140,23 @@ def _set(owner: type, attributes: dict[str, Any], name: str, value: object) -> N
 # ---------------------------------------------------------------------------------------------------------- clocks
 
 STEP = 1_000_000
-"""Nanoseconds by which every call advances: 1 ms, so that a loop that waits for a second ends after 1000 calls."""
+"""Nanoseconds per call: 1 ms, so that a loop that waits for a second ends after 1000 calls."""
 
 _COUNTING = ("time", "monotonic", "perf_counter", "process_time", "thread_time")
 _HANDING_ON = frozenset({"datetime", "_pydatetime", "email", "timeit", "uuid"})
-"""Parts of the standard library whose callers get the time from them."""
+"""Standard library modules that read the time on behalf of their callers."""
 
 _SPARED = (frozenset(sys.stdlib_module_names) | {"torch", "numpy", "hashbench"}) - _HANDING_ON
-"""Packages that go by real time: they wait for threads, processes and sockets."""
+"""Packages that see real time: they wait for threads, processes and sockets."""
 
 
 @contextmanager
 def ticking_clocks() -> Iterator[Callable[[], None]]:
-    """Every clock that Python code can ask starts from the same time at each entry and advances by 1 ms a call. Gives a
-    function that starts them anew, which is quicker than another entry.
+    """Replace all clocks that Python code can read: each starts at a fixed time on entry and advances by 1 ms per call.
 
-    ``time.sleep`` sleeps, and advances these clocks by as much. Each thread has its own count. The standard library,
-    torch, NumPy and hashbench itself go by real time. Not reached: clocks read by compiled code, such as
-    ``numpy.datetime64("now")``, and times of files.
+    Yields a function that restarts them, faster than another entry. ``time.sleep`` sleeps and advances the clocks by as
+    much. Each thread counts on its own. The standard library, torch, NumPy and hashbench see real time. Not covered:
+    clocks read by compiled code, such as ``numpy.datetime64("now")``, and file times.
     """
     starts = itertools.count(1)
     current = [0]
@@ -169,14 +171,13 @@ def ticking_clocks() -> Iterator[Callable[[], None]]:
 
 
 class _Clock(threading.local):
-    """What time it is for the current thread, since the start whose number ``current`` holds. Asks the real clocks,
-    as all of hashbench does."""
+    """Fake time of the current thread since restart ``current``. Reads the real clocks as all of hashbench."""
 
     def __init__(self, current: list[int]) -> None:
         self.current, self.start, self.elapsed = current, current[0], 0
 
     def answers(self) -> Iterator[tuple[Any, Callable[..., Any]]]:
-        """Functions of the module ``time`` and stored methods of ``datetime``, with what answers instead."""
+        """Yield functions of ``time`` and stored methods of ``datetime`` with their replacements."""
         answers: dict[str, Callable[..., Any]] = {
             "clock_gettime": lambda _which: self.wall(),
             "clock_gettime_ns": lambda _which: self.nanoseconds("time"),
@@ -199,7 +200,7 @@ class _Clock(threading.local):
                 yield stored, functools.partial(getattr(self, stored.__name__), datetime.datetime)
 
     def advance(self, nanoseconds: int) -> int:
-        """Nanoseconds since the start, so many later than last time."""
+        """Advance by ``nanoseconds`` and return the nanoseconds since the start."""
         if self.start != self.current[0]:
             self.start, self.elapsed = self.current[0], 0
         self.elapsed += nanoseconds
@@ -228,7 +229,7 @@ class _Clock(threading.local):
         return cls.fromtimestamp(self.wall(), datetime.UTC).replace(tzinfo=None)
 
     def class_method(self, name: str) -> classmethod[Any, Any, Any]:
-        """``now`` or ``utcnow`` for the class itself."""
+        """Return the replacement of ``now`` or ``utcnow`` on the class."""
         original, answer = datetime.datetime.__dict__[name], getattr(self, name)
 
         def ask(cls: type[datetime.datetime], *args: Any, **kwargs: Any) -> Any:
@@ -241,7 +242,7 @@ class _Clock(threading.local):
 
 @functools.cache
 def _starts() -> dict[str, int]:
-    """Where each clock starts: at its time of the first entry in this process, since code may hold a deadline."""
+    """Return the start of each clock: its time at the first entry in this process, since code may hold a deadline."""
     return {name: getattr(time, f"{name}_ns")() for name in _COUNTING if hasattr(time, f"{name}_ns")}
 
 
@@ -255,14 +256,13 @@ def _is_spared(frame: FrameType) -> bool:
 
 @contextmanager
 def constant_entropy() -> Iterator[Callable[[], None]]:
-    """Every unseeded source of randomness gives the same stream of values after each entry. Gives a function that
-    begins the stream anew, which is quicker than another entry.
+    """Make every unseeded source of randomness return the same stream of values after each entry.
 
-    Python's: ``os.urandom``, ``os.getrandom``, ``secrets``, ``uuid1`` and ``uuid4``, ``random.seed()``,
-    ``random.Random()``, ``SystemRandom``, ``ssl.RAND_bytes``. NumPy's: ``default_rng()``, ``SeedSequence()``, unseeded
-    bit generators, ``RandomState()``, ``numpy.random.seed()``. torch's: ``torch.seed()``, ``Generator.seed()``. Two
-    values drawn one after the other still differ. Not reached: ``/dev/urandom`` opened as a file, and C code that asks
-    the system itself.
+    Yields a function that restarts the stream, faster than another entry. Covered in Python: ``os.urandom``,
+    ``os.getrandom``, ``secrets``, ``uuid1`` and ``uuid4``, ``random.seed()``, ``random.Random()``, ``SystemRandom``,
+    ``ssl.RAND_bytes``. NumPy: ``default_rng()``, ``SeedSequence()``, unseeded bit generators, ``RandomState()``,
+    ``numpy.random.seed()``. torch: ``torch.seed()``, ``Generator.seed()``. Successive values still differ. Not covered:
+    ``/dev/urandom`` opened as a file, and C code that asks the system itself.
     """
     stream = _Stream()
     # All else that Python and NumPy draw by themselves comes from the first, through ``random.SystemRandom``.
@@ -278,13 +278,13 @@ def constant_entropy() -> Iterator[Callable[[], None]]:
 
 
 class _Stream:
-    """Bytes that never repeat within one stream and are those of any other stream. Safe for threads."""
+    """A stream of bytes without repetition, identical for every instance. Thread-safe."""
 
     def __init__(self) -> None:
         self.begin()
 
     def begin(self) -> None:
-        """Again from its first byte."""
+        """Restart the stream."""
         self._numbers = itertools.count()
 
     def take(self, size: int, flags: int = 0) -> bytes:  # noqa: ARG002 – as os.getrandom has it
@@ -295,7 +295,7 @@ class _Stream:
 
 
 def _seed_python(stream: _Stream) -> Callable[..., None]:
-    """Where ``random.Random``, its instances and the module's functions all end up."""
+    """Return the replacement of ``_random.Random.seed``, on which all seeding of ``random`` is built."""
     original: Any = _random.Random.__dict__["seed"]
 
     def seed(self: random.Random, value: Any = None, /) -> None:
@@ -316,20 +316,19 @@ def _seed_torch(stream: _Stream) -> Callable[..., int]:
 
 PATIENCE = 5.0
 THREAD_PATIENCE = 1.0
-"""Seconds that a task gets before its pool is taken to need several workers: a task may wait for another one."""
+"""Seconds until a task (above) or thread is assumed to wait for another one, and runs concurrently."""
 
 
 @contextmanager
 def single_worker_pools() -> Iterator[None]:
-    """Thread pools have one worker, which ends each task before the next one is handed over.
+    """Limit thread pools to one worker that finishes each task before the next is submitted.
 
-    That is so for ``ThreadPoolExecutor`` and ``multiprocessing.pool.ThreadPool``, whether made inside or before.
-    ``ProcessPoolExecutor`` and process pools hand over tasks one by one, too. ``as_completed`` and ``wait`` give
-    futures in an order that is the same at every entry, not that of their addresses. A pool whose task does not end
-    within 5 seconds gets all of its workers back, since tasks that wait for each other would wait forever. Tasks run in
-    the pool's own threads all the same: torch keeps gradient mode, autocast and dispatch modes per thread. A thread
-    that a program starts by itself has ended before ``start`` returns; where one does not end within a second, as one
-    that waits for the program, it and all later ones run beside the program as ever.
+    Applies to ``ThreadPoolExecutor`` and ``multiprocessing.pool.ThreadPool``, existing or new; ``ProcessPoolExecutor``
+    and process pools also submit tasks one by one. ``as_completed`` and ``wait`` return futures in a fixed order, not
+    that of their addresses. A pool whose task does not finish within 5 seconds gets its workers back: tasks that wait
+    for each other would deadlock. Tasks still run in the pool's own threads, since torch keeps gradient mode, autocast
+    and dispatch modes per thread. A thread started by the program itself finishes before ``start`` returns; once one
+    runs for over a second (as one that waits for the program), it and all later ones run concurrently.
     """
     executors, pools = _Executors(), _Pools()
     answers: dict[Any, _Function] = {
@@ -350,7 +349,7 @@ def single_worker_pools() -> Iterator[None]:
 
 
 class _NumberedFuture(Future[Any]):
-    """A future that sets and dictionaries place by its number, not by its address."""
+    """A future that hashes by number instead of address."""
 
     number: int
 
@@ -363,7 +362,7 @@ class _NumberedFuture(Future[Any]):
 
 
 class _Executors:
-    """Hands over the tasks of ``concurrent.futures`` one by one."""
+    """Submits the tasks of ``concurrent.futures`` one by one."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
@@ -396,7 +395,7 @@ class _Executors:
 
 
 class _Threads:
-    """Runs threads that the program itself starts one after the other, in the order in which it starts them."""
+    """Runs the program's own threads one after another, in start order."""
 
     def __init__(self) -> None:
         self._released = False
@@ -410,7 +409,7 @@ class _Threads:
 
 
 def _calling_frame() -> FrameType:
-    """Return the frame that called a function which answers otherwise, maybe under several controls."""
+    """Return the frame that called a patched function, possibly through several controls."""
     frame = sys._getframe(1)
     while frame.f_back is not None and (frame.f_code is _ask.__code__ or _is_control(frame)):
         frame = frame.f_back
@@ -422,13 +421,13 @@ def _is_control(frame: FrameType) -> bool:
 
 
 class _Pools:
-    """Gives the tasks of each ``ThreadPool`` to another one of a single worker; waits for each task of other pools."""
+    """Redirects the tasks of each ``ThreadPool`` to a pool with one worker; waits for each task of other pools."""
 
     def __init__(self) -> None:
         self._stand_ins: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
     def begin(self, original: _Function, pool: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Any method that hands over tasks; they have ended when it returns."""
+        """Replace any method that submits tasks; they are finished when it returns."""
         if not isinstance(pool, ThreadPool):
             result = original(pool, *args, **kwargs)
             result.wait(PATIENCE)
@@ -470,7 +469,7 @@ class _Pools:
 
 
 def _is_idle(pool: Any, *, within: float) -> bool:
-    """Whether a pool has ended all its tasks before so many seconds have passed."""
+    """Return whether a pool finishes all its tasks within so many seconds."""
     deadline = time.monotonic() + within
     while pool._cache:
         if time.monotonic() >= deadline:
