@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
-import json
 import os
-import shlex
-import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import torch
-from command_helpers import CHECKOUT, ZOO, Main, Said, run
-from repro_helpers import adding_rows, aten, captured, said_of
+from command_helpers import CHECKOUT, Main, Said, run
 from sweep_helpers import snapshot
 
 from hashbench.cli import reading
-from hashbench.records import ROW_COLUMNS
-from hashbench.replay import ops
-from hashbench.repro import write_repro
-from hashbench.results.rows import read_rows
 
 NO_TORCH = """
 import sys
@@ -37,41 +26,6 @@ class Refuses:
         pass
 sys.meta_path.insert(0, Refuses())
 """
-ZOO_SWEEP = ("sweep", "--suite", "zoo.py", "--inference", "--keep-traces", "--diagnose-budget", "0")
-
-
-@pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """A folder with ``zoo.py``, and in ``out`` the strict sweep of its two models, one of which differs."""
-    folder = tmp_path_factory.mktemp("swept")
-    (folder / "zoo.py").write_text(ZOO)
-    done = run(*ZOO_SWEEP, "--output", "out", "--strict", cwd=folder)
-    return folder, done
-
-
-@pytest.fixture
-def folder(tmp_path: Path, swept: tuple[Path, subprocess.CompletedProcess[str]]) -> Path:
-    """A copy of that folder, and some files that are not what they should be."""
-    here = tmp_path / "here"
-    shutil.copytree(swept[0], here)
-    (here / "raises.py").write_text("raise RuntimeError('no licence')\n")
-    (here / "a_file").write_text("This is no CSV, no trace and no folder.\n")
-    rows = (here / "out" / "accuracy.csv").read_text().splitlines(keepends=True)
-    (here / "twice.csv").write_text("".join([*rows, rows[1]]))
-    (here / "other.csv").write_text("".join(rows).replace("inference", "training"))
-    shutil.copytree(here / "out", here / "future")
-    environment = json.loads((here / "future" / "environment.json").read_text())
-    (here / "future" / "environment.json").write_text(json.dumps({**environment, "schema": 99}))
-    trace = gzip.decompress(trace_of(here, "steady").read_bytes()).decode()
-    (here / "whole.log").write_text(trace)
-    (here / "truncated.log").write_text(trace[: len(trace) // 2])
-    (here / "damaged.log").write_text(trace.replace("float32", "float64", 1))
-    return here
-
-
-def trace_of(folder: Path, model: str, run: int = 1) -> Path:
-    row = next(row for row in read_rows(folder / "out" / "accuracy.csv") if row.name == model)
-    return folder / "out" / row.traces.split()[run - 1]
 
 
 # ------------------------------------------------------------------------------------------------- without torch
@@ -206,26 +160,6 @@ def test_without_a_command_the_help_is_shown_which_is_no_success(
     assert done.stderr == main(*command, "--help", cwd=tmp_path).stdout
 
 
-def test_a_folder_of_repros_is_refused_with_the_commands_that_replay_them(main: Main, folder: Path) -> None:
-    for name in ("small.inference.a", "small.inference.b c"):
-        (folder / "night" / "small" / "repro" / name).mkdir(parents=True)
-        (folder / "night" / "small" / "repro" / name / "call.json").write_text("{}")
-    for asked in ("night", "night/small", "night/small/repro"):
-        done = main("replay", asked, cwd=folder)
-        assert done.returncode == 2
-        assert [shlex.split(line) for line in done.stdout.splitlines()] == [
-            ["hashbench", "replay", f"night/small/repro/small.inference.{name}"] for name in ("a", "b c")
-        ]
-        assert done.stderr.startswith(f"hashbench: {asked} is not a repro, but has 2 inside: nothing was replayed.")
-
-
-def test_without_ray_the_extra_is_named(main: Main, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    done = main(*OWN_ZOO.split(), "--executor", "ray", cwd=folder)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert "pip install 'hashbench[ray]'" in done.stderr
-
-
 # -------------------------------------------------------------------------------------------------- other endings
 
 
@@ -277,137 +211,3 @@ def test_reader_that_goes_away_is_no_fault(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------ the work
-
-
-def test_strict_sweep_of_a_zoo_that_differs_exits_with_1(swept: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
-    folder, done = swept
-    assert done.returncode == 1, done.stderr
-    rows = {row.name: row for row in read_rows(folder / "out" / "accuracy.csv")}
-    assert {name: row.accuracy for name, row in rows.items()} == {
-        "drifting": "eager_two_runs_differ",
-        "steady": "pass",
-    }
-    assert rows["drifting"].env == json.loads((folder / "out" / "environment.json").read_text())["key"]
-
-
-def test_csv_begins_with_the_columns_of_dynamo(swept: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
-    with (swept[0] / "out" / "accuracy.csv").open(newline="") as file:
-        header = next(csv.reader(file))
-    assert header[:4] == ["dev", "name", "batch_size", "accuracy"]
-    assert tuple(header) == ROW_COLUMNS
-
-
-def test_sweep_prints_the_table_and_where_the_results_are(
-    swept: tuple[Path, subprocess.CompletedProcess[str]],
-) -> None:
-    lines = swept[1].stdout.splitlines()
-    assert any("drifting" in line and "eager_two_runs_differ" in line for line in lines)
-    assert lines[-1].startswith("Results: ")
-    assert (swept[0] / lines[-1].removeprefix("Results: ")).samefile(swept[0] / "out" / "accuracy.csv")
-
-
-@pytest.mark.slow
-def test_finished_sweep_resumes_to_the_same_rows_and_is_not_strict_unless_asked(
-    swept: tuple[Path, subprocess.CompletedProcess[str]],
-) -> None:
-    csv_file = swept[0] / "out" / "accuracy.csv"
-    before = csv_file.read_bytes()
-    done = run(*ZOO_SWEEP, "--output", "out", "--resume", cwd=swept[0])
-    assert done.returncode == 0, done.stderr
-    assert csv_file.read_bytes() == before
-
-
-def test_diff_shows_both_records_their_neighbours_and_the_module(main: Main, folder: Path) -> None:
-    done = main("diff", trace_of(folder, "drifting", 1), trace_of(folder, "drifting", 2), cwd=folder)
-    assert done.returncode == 1, done.stderr
-    lines = done.stdout.splitlines()
-    facts = {line.partition(":")[0]: line.partition(":")[2].strip() for line in lines if line and line[0] not in "+- "}
-    assert facts["origin"] == "outside"
-    assert facts["kernel"] == "aten.add.Tensor"
-    marked = [line for line in lines if line.startswith(("- op\t", "+ op\t"))]
-    node = facts["first divergence"]
-    assert [line[0] for line in marked if line.split("\t")[1] == node] == ["-", "+"]
-    neighbours = [line.split("\t")[1] for line in lines if line.startswith(("  op\t", "- op\t"))]
-    assert [node.split("/", 1)[1].split("#")[0] for node in neighbours] == [
-        "Drifts.first/aten.t.default",
-        "Drifts.first/aten.addmm.default",
-        "Drifts/aten.add.Tensor",
-        "Drifts.second/aten.t.default",
-        "Drifts.second/aten.addmm.default",
-        "Drifts.first/aten.t.default",
-    ]
-    assert "2 results differ: output.0, output.1" in done.stdout
-
-
-def test_diff_of_equal_traces_says_so_and_other_models_are_a_difference(main: Main, folder: Path) -> None:
-    done = main("diff", "whole.log", trace_of(folder, "steady", 2), cwd=folder)
-    assert done.returncode == 0
-    assert done.stdout.startswith("The traces are equal: ")
-    assert main("diff", "whole.log", trace_of(folder, "drifting"), cwd=folder).returncode == 1
-
-
-def test_compare_with_itself_is_no_difference_and_with_a_better_one_is(main: Main, folder: Path) -> None:
-    better = (folder / "out" / "accuracy.csv").read_text().replace("eager_two_runs_differ", "pass")
-    (folder / "better.csv").write_text(better)
-    assert main("compare", "out", "out", cwd=folder).returncode == 0
-    worse = main("compare", "better.csv", "out", cwd=folder)
-    assert worse.returncode == 1
-    assert "drifting" in worse.stdout
-
-
-@pytest.mark.parametrize(("form", "words"), [("text", "cause: "), ("json", '"reproduced": true')])
-def test_replay_of_a_call_that_differs_exits_with_1(form: str, words: str, main: Main, tmp_path: Path) -> None:
-    write_repro(tmp_path / "racing", adding_rows(), said_of())
-    done = main("replay", "racing", "--replays", "20", "--budget", "4", "--format", form, cwd=tmp_path)
-    assert done.returncode == 1, done.stderr
-    assert words in done.stdout
-
-
-def test_replay_of_a_call_that_agrees_exits_with_0(main: Main, tmp_path: Path) -> None:
-    write_repro(tmp_path / "steady", captured(aten.sort.default, torch.randn(100)), said_of())
-    done = main("replay", "steady", "--replays", "2", "--budget", "5", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "0 of 2 " in done.stdout
-
-
-@pytest.mark.slow
-def test_replay_of_a_custom_op_wants_to_know_what_defines_it(tmp_path: Path) -> None:
-    (tmp_path / "ops.py").write_text(
-        "import torch\n"
-        "@torch.library.custom_op('hashbench_cli::twice', mutates_args=())\n"
-        "def twice(x: torch.Tensor) -> torch.Tensor:\n"
-        "    return x * 2\n"
-    )
-    ops.load(str(tmp_path / "ops.py"))
-    write_repro(tmp_path / "custom", captured(torch.ops.hashbench_cli.twice.default, torch.ones(2)), said_of())
-    command = ("replay", "custom", "--replays", "2", "--budget", "5")
-    done = run(*command, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "the op hashbench_cli.twice.default does not exist: nothing was run" in done.stderr
-    assert "--import FILE" in done.stderr
-    assert run(*command, "--import", "ops.py", cwd=tmp_path).returncode == 0
-
-
-IN_PLACE = "import sys; sys.path.remove(''); from hashbench.cli import main; sys.exit(main())"
-"""As the installed command does: the folder where the user stands is not on the module path."""
-
-
-def test_zoo_file_imports_nothing_from_where_the_user_stands(folder: Path) -> None:
-    (folder / "xxhash.py").write_text("raise RuntimeError('the wrong one')\n")
-    (folder / "zoos").mkdir()
-    (folder / "zoos" / "zoo.py").write_text(f"import xxhash\n{ZOO}")
-    done = run("list", "--suite", "zoos/zoo.py", cwd=folder, code=IN_PLACE)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.slow
-def test_env_prints_the_fingerprint_of_this_machine_wherever_the_user_stands(tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text("raise RuntimeError('the wrong torch')\n")
-    done = run("env", cwd=tmp_path, code=IN_PLACE)
-    assert done.returncode == 0, done.stderr
-    fingerprint = json.loads(done.stdout)
-    keys = "key schema python platform packages torch libraries cpu threads device variables tracer"
-    assert list(fingerprint) == [*keys.split(), "tracer_reason", "digests"]
-    assert fingerprint["packages"]["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
-    assert (fingerprint["threads"]["intra_op"], fingerprint["variables"]["OMP_NUM_THREADS"]) == (1, "1")
-    assert fingerprint["device"] == {"type": "cpu"}

@@ -117,7 +117,7 @@ def test_rule(
     assert Asked(monkeypatch, rule).error(words, capsys) == expected
 
 
-VALUES = {"--output": "out", "--company": "padding", "--address": "auto", "--ray-resource": "a", "--results": "out"}
+VALUES = {"--output": "out", "--address": "auto", "--ray-resource": "a", "--results": "out"}
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)

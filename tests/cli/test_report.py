@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 from command_helpers import ZOO, run
-from report.rows import differing, row, write_night
+from report.rows import differing, row, write_night, write_rows
 from sweep_helpers import snapshot
 
 from hashbench import nightly
@@ -72,11 +72,17 @@ def test_a_second_process_leaves_the_running_night_as_it_is(first):
     assert snapshot(night) == before
 
 
+EXPECTED_NOW = """\
+expected/zoo_inference_cpu.csv: 2 rows: 2 new
+  drifting: new -> eager_two_runs_differ (outside: aten.add.Tensor in Drifts) is expected now
+"""
+
+
 def test_what_a_night_found_is_expected_from_then_on(main, first):
     folder, _ = first
     night = folder / "nights" / "2026-11-19"
     done = main("expect", night, "--output", "expected", "--link", "https://example.org/1", cwd=folder)
-    assert (done.returncode, done.stdout) == (0, "expected/zoo_inference_cpu.csv: 2 rows: 2 new\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, EXPECTED_NOW), done.stderr
     report = main("report", night, "--expected", "expected", "--strict", cwd=folder)
     assert report.returncode == 0, report.stderr
     assert "as expected ([link](https://example.org/1))" in report.stdout
@@ -126,6 +132,18 @@ def test_report_prints_markdown(main, worse, flags, code):
     assert done.returncode == code, done.stderr
     assert done.stdout.startswith("# hashbench: 2026-11-20\n\n**Worse: 1 new difference**\n")
     assert "## Everything that does not pass" in done.stdout
+
+
+def test_report_of_csvs_without_a_common_model_is_one_night(main, tmp_path):
+    (tmp_path / "big").mkdir()
+    write_rows(tmp_path / "big" / "timm.csv", [row("a", suite="timm"), differing("b", suite="timm")])
+    write_rows(tmp_path / "big" / "torchvision.csv", [row("a"), row("c")])
+    done = main("report", "big/timm.csv", "big/torchvision.csv", "--strict", cwd=tmp_path)
+    assert (done.returncode, "missing" in done.stdout) == (1, False), done.stderr
+    assert done.stdout.startswith("# hashbench: big\n\n**Of 4 models, 1 differs and 3 pass**\n\n1 night of history")
+    write_rows(tmp_path / "big" / "later.csv", [row("a"), differing("c")])
+    done = main("report", "big/torchvision.csv", "big/later.csv", cwd=tmp_path)
+    assert "**Worse: 1 new difference**" in done.stdout
 
 
 def test_report_writes_what_is_asked_for_and_says_so_in_a_line(main, worse):

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from hashbench.records import Row
+from hashbench.records import ExpectedRow, Row, extended
 from hashbench.results.folder import file_key
 from hashbench.results.load import Sweep
 from hashbench.results.rows import ROWS, row_to_json
@@ -96,3 +96,11 @@ def write_night(root: Path, label: str, *rows: Row, environment: dict[str, Any] 
             selection=selection(*mine),
         )
     return root / label
+
+
+SINCE = {"since": "2026-10-01", "link": "https://example.org/1", "seen": "2026-11-01"}
+
+
+def expecting(*rows: Row, told: dict[str, str] = SINCE) -> Sweep:
+    """Expected rows, all of which are ``told`` alike."""
+    return sweep(*(extended(ExpectedRow, one, **told) for one in rows))

@@ -1,7 +1,12 @@
-"""``hashbench sweep --device``: which devices its workers get, by what a child process tells of the machine."""
+"""``hashbench sweep``: its results, the command of a row, and the devices of workers."""
 
 from __future__ import annotations
 
+import csv
+import json
+import shlex
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -9,8 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_helpers import Main
+from command_helpers import run as process
 
-from hashbench.cli import main
+from hashbench.cli import _parser, main
+from hashbench.cli.sweep import command_for, request_of
 from hashbench.diagnose.fresh_process import (
     DEFAULT_TARGET,
     LOADED_VARIABLE,
@@ -19,11 +27,16 @@ from hashbench.diagnose.fresh_process import (
     TORCH_ALONE,
 )
 from hashbench.processes import variables
-from hashbench.records import RunOptions
+from hashbench.records import ROW_COLUMNS, RunOptions
+from hashbench.results.rows import read_rows
 from hashbench.suites.selection import Selection
 from hashbench.sweep.executors.local import LocalExecutor
 from hashbench.sweep.request import SweepRequest, diagnosis_servers
 from hashbench.sweep.run import SweepResult
+from tests.cli.cli_helpers import ZOO_SWEEP
+from tests.report.rows import DIFFERING, row
+
+pytestmark = pytest.mark.xdist_group("cli swept")
 
 TWO = {"torch": {"hip_build": None}, "device": {"type": "cuda", "each": [{"name": "H200", "memory_mib": 1000}] * 2}}
 UNLIKE = {**TWO, "device": {"type": "cuda", "each": [{"name": "H200"}, {"name": "T400"}]}}
@@ -179,3 +192,83 @@ def test_what_is_not_used_and_what_does_not_count_is_said_once(
         "hashbench: only devices like H200 are used, not T400: sweep those by number, as cuda:1",
         "hashbench: CUBLAS_WORKSPACE_CONFIG=:0:0 lets cuBLAS differ from call to call: :4096:8 is in force instead",
     ]
+
+
+# ------------------------------------------------------------------------------------------------- its results
+
+
+def test_without_ray_the_extra_is_named(main: Main, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    done = main(*ZOO_SWEEP, "--executor", "ray", cwd=folder)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "pip install 'hashbench[ray]'" in done.stderr
+
+
+def test_strict_sweep_of_a_zoo_that_differs_exits_with_1(swept: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    folder, done = swept
+    assert done.returncode == 1, done.stderr
+    rows = {row.name: row for row in read_rows(folder / "out" / "accuracy.csv")}
+    assert {name: row.accuracy for name, row in rows.items()} == {
+        "drifting": "eager_two_runs_differ",
+        "steady": "pass",
+    }
+    assert rows["drifting"].env == json.loads((folder / "out" / "environment.json").read_text())["key"]
+
+
+def test_csv_begins_with_the_columns_of_dynamo(swept: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    with (swept[0] / "out" / "accuracy.csv").open(newline="") as file:
+        header = next(csv.reader(file))
+    assert header[:4] == ["dev", "name", "batch_size", "accuracy"]
+    assert tuple(header) == ROW_COLUMNS
+
+
+def test_sweep_prints_the_table_and_where_the_results_are(
+    swept: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    lines = swept[1].stdout.splitlines()
+    assert any("drifting" in line and "eager_two_runs_differ" in line for line in lines)
+    assert lines[-1].startswith("Results: ")
+    assert (swept[0] / lines[-1].removeprefix("Results: ")).samefile(swept[0] / "out" / "accuracy.csv")
+
+
+@pytest.mark.slow
+def test_finished_sweep_resumes_to_the_same_rows_and_is_not_strict_unless_asked(
+    swept: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    csv_file = swept[0] / "out" / "accuracy.csv"
+    before = csv_file.read_bytes()
+    done = process(*ZOO_SWEEP, "--output", "out", "--resume", cwd=swept[0])
+    assert done.returncode == 0, done.stderr
+    assert csv_file.read_bytes() == before
+
+
+# ------------------------------------------------------------------------------------------ the command of a row
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--training",
+        "--inference --amp --batch-size 4 --runs 3 --threads 2 --seed 0 --deterministic off",
+        "--training --cotangent random --hash-inputs --untraced-pair --replays 5 --diagnose-budget 7.5 -d cuda",
+        "--training --jobs 4 --output elsewhere -k other -x more --total-partitions 2",
+    ],
+)
+def test_the_command_of_a_row_sweeps_its_model_alone_under_the_same_flags(flags):
+    asked = _parser().parse_args(["sweep", "--suite", "zoos/my zoo.py", "torchvision", *flags.split()])
+    request = request_of(asked, suites=asked.suite, output=Path("out"))
+    line = command_for(request, row("a b", "crashed", suite="my zoo", threads=1))
+    again = _parser().parse_args(shlex.split(line)[1:])
+    made = request_of(again, suites=again.suite, output=Path("out"))
+    assert (made.selection.suites, made.selection.only) == (("zoos/my zoo.py",), ("a b",))
+    threads = 1 if "--jobs" in flags else request.options.threads
+    assert made.options == replace(request.options, threads=threads)
+
+
+def test_the_command_of_a_row_that_nobody_diagnosed_lets_it_be_diagnosed_and_a_repro_is_replayed():
+    asked = _parser().parse_args(["sweep", "--training", "--diagnose-budget", "0"])
+    request = request_of(asked, suites=asked.suite, output=Path("out"))
+    line = command_for(request, DIFFERING)
+    assert "--diagnose-budget" not in line
+    assert _parser().parse_args(shlex.split(line)[1:]).diagnose_budget == RunOptions().diagnose_budget
+    assert command_for(request, replace(DIFFERING, repro="repro/a b")) == "hashbench replay 'out/repro/a b'"

@@ -1,0 +1,121 @@
+"""``hashbench list``, ``diff``, ``compare``, ``env`` and ``docs``."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from command_helpers import ZOO, Main, run
+
+from hashbench.cli.reading import COLUMNS
+from tests.cli.cli_helpers import trace_of
+
+pytestmark = pytest.mark.xdist_group("cli swept")
+
+
+def test_diff_shows_both_records_their_neighbours_and_the_module(main: Main, folder: Path) -> None:
+    done = main("diff", trace_of(folder, "drifting", 1), trace_of(folder, "drifting", 2), cwd=folder)
+    assert done.returncode == 1, done.stderr
+    lines = done.stdout.splitlines()
+    facts = {line.partition(":")[0]: line.partition(":")[2].strip() for line in lines if line and line[0] not in "+- "}
+    assert facts["origin"] == "outside"
+    assert facts["kernel"] == "aten.add.Tensor"
+    marked = [line for line in lines if line.startswith(("- op\t", "+ op\t"))]
+    node = facts["first divergence"]
+    assert [line[0] for line in marked if line.split("\t")[1] == node] == ["-", "+"]
+    neighbours = [line.split("\t")[1] for line in lines if line.startswith(("  op\t", "- op\t"))]
+    assert [node.split("/", 1)[1].split("#")[0] for node in neighbours] == [
+        "Drifts.first/aten.t.default",
+        "Drifts.first/aten.addmm.default",
+        "Drifts/aten.add.Tensor",
+        "Drifts.second/aten.t.default",
+        "Drifts.second/aten.addmm.default",
+        "Drifts.first/aten.t.default",
+    ]
+    assert "2 results differ: output.0, output.1" in done.stdout
+
+
+def test_diff_of_equal_traces_says_so_and_other_models_are_a_difference(main: Main, folder: Path) -> None:
+    done = main("diff", "whole.log", trace_of(folder, "steady", 2), cwd=folder)
+    assert done.returncode == 0
+    assert done.stdout.startswith("The traces are equal: ")
+    assert main("diff", "whole.log", trace_of(folder, "drifting"), cwd=folder).returncode == 1
+
+
+def test_compare_with_itself_is_no_difference_and_with_a_better_one_is(main: Main, folder: Path) -> None:
+    better = (folder / "out" / "accuracy.csv").read_text().replace("eager_two_runs_differ", "pass")
+    (folder / "better.csv").write_text(better)
+    assert main("compare", "out", "out", cwd=folder).returncode == 0
+    worse = main("compare", "better.csv", "out", cwd=folder)
+    assert worse.returncode == 1
+    assert "drifting" in worse.stdout
+
+
+IN_PLACE = "import sys; sys.path.remove(''); from hashbench.cli import main; sys.exit(main())"
+"""As the installed command does: the folder where the user stands is not on the module path."""
+
+
+def test_zoo_file_imports_nothing_from_where_the_user_stands(folder: Path) -> None:
+    (folder / "xxhash.py").write_text("raise RuntimeError('the wrong one')\n")
+    (folder / "zoos").mkdir()
+    (folder / "zoos" / "zoo.py").write_text(f"import xxhash\n{ZOO}")
+    done = run("list", "--suite", "zoos/zoo.py", cwd=folder, code=IN_PLACE)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_env_prints_the_fingerprint_of_this_machine_wherever_the_user_stands(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise RuntimeError('the wrong torch')\n")
+    done = run("env", cwd=tmp_path, code=IN_PLACE)
+    assert done.returncode == 0, done.stderr
+    fingerprint = json.loads(done.stdout)
+    keys = "key schema python platform packages torch libraries cpu threads device variables tracer"
+    assert list(fingerprint) == [*keys.split(), "tracer_reason", "digests"]
+    assert fingerprint["packages"]["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
+    assert (fingerprint["threads"]["intra_op"], fingerprint["variables"]["OMP_NUM_THREADS"]) == (1, "1")
+    assert fingerprint["device"] == {"type": "cpu"}
+
+
+DESCRIBED = """
+from hashbench.records import ModelSpec
+
+def net():
+    import torch
+
+    return torch.nn.Linear(2, 2), torch.ones(1, 2)
+
+MODELS = {"net": net}
+"""
+
+
+def test_list_shows_the_models_of_a_zoo(main: Main, tmp_path: Path) -> None:
+    (tmp_path / "zoo.py").write_text(ZOO)
+    shown = main("list", "--suite", "zoo.py", cwd=tmp_path).stdout
+    head, _, *rows, _, total = shown.splitlines()
+    assert [re.sub(r"\s+", " ", one) for one in re.split(r"\s{2,}", head)] == list(COLUMNS)
+    assert [line.split()[:2] for line in rows] == [["zoo.py", "drifting"], ["zoo.py", "steady"]]
+    assert total == "2 models"
+
+
+def test_list_says_first_what_a_model_does(main: Main, tmp_path: Path) -> None:
+    models = json.loads(main("list", "--suite", "specimens", "--format", "json", cwd=tmp_path).stdout)
+    shown = main("list", "--suite", "specimens", cwd=tmp_path).stdout
+    known = [one for one in models if one["note"] and (one["devices"] or one["skip_inference"])]
+    assert known
+    for one in known:
+        (line,) = (line for line in shown.splitlines() if line.split()[1:2] == [one["name"]])
+        assert re.search(rf"{re.escape(one['note'])}; (needs|no) ", line)
+
+
+def test_docs_lists_its_pages_and_prints_one(main: Main, tmp_path: Path) -> None:
+    listed = main("docs", cwd=tmp_path).stdout
+    assert re.search(r"^hashbench docs csv +\S", listed, re.MULTILINE)
+    page = main("docs", "csv", cwd=tmp_path).stdout
+    assert page.startswith("# ")
+    assert main("docs", "docs/csv.md", cwd=tmp_path).stdout == page
+    refused = main("docs", "cvs", cwd=tmp_path)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "no page 'cvs'" in refused.stderr
