@@ -1,4 +1,5 @@
-"""Characters that steer a terminal, the direction of text, or a parser: no output has them, whatever names hold."""
+"""Numbers and rows in words; and characters that steer a terminal, the direction of text, or a parser, which no output
+has."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import dataclasses
 import json
 import re
 import unicodedata
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -14,8 +16,9 @@ import torch
 from command_helpers import Main
 from repro_helpers import aten, captured, document_in, said_of, signed_again
 
+from hashbench.catalog import CAUSES
 from hashbench.cli.flags import say
-from hashbench.records import Leaf, OpRecord, Row, TensorDigest, Trace
+from hashbench.records import Leaf, OpRecord, Row, RowEvidence, TensorDigest, Trace
 from hashbench.report.compare import compare
 from hashbench.report.exports import as_annotations, as_junit, as_markdown
 from hashbench.report.page import render_html
@@ -23,8 +26,21 @@ from hashbench.report.table import sweep_table
 from hashbench.report.text import as_csv, as_text
 from hashbench.report.text import as_markdown as compared_markdown
 from hashbench.repro import write_repro
-from hashbench.text import cut_line, five_lines, one_line, printable
+from hashbench.text import (
+    cut_line,
+    deterministic_here,
+    duration,
+    five_lines,
+    how_much,
+    mebibytes,
+    one_line,
+    percent,
+    printable,
+    shorten,
+    spaced,
+)
 from hashbench.trace import file
+from tests.experiment_texts import evidence
 from tests.report.histories import DIAGNOSED, judged, passing
 from tests.report.rows import sweep
 
@@ -131,3 +147,162 @@ def test_no_error_has_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert (said.count("\n"), steers(said)) == (1, set())
     assert re.search(r"\\x1b.*\\u202e.*\\ud800", said)
     assert json.dumps(NAME).isprintable()  # so JSON needs nothing
+
+
+# ------------------------------------------------------------------------------------------------------- numbers
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.04, "0 s"),
+        (0.4, "0.4 s"),
+        (2, "2 s"),
+        (9.94, "9.9 s"),
+        (9.96, "10 s"),
+        (99.4, "99 s"),
+        (99.6, "2 min"),
+        (3600, "60 min"),
+        (11_100, "3 h 5 min"),
+        (7200, "2 h"),
+        (100 * 3600, "4 d 4 h"),
+        (48 * 3600, "2 d"),
+    ],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(("mib", "text"), [(0.4, "0 MiB"), (820, "820 MiB"), (1024, "1.0 GiB"), (16_282, "15.9 GiB")])
+def test_memory(mib: float, text: str) -> None:
+    assert mebibytes(mib) == text
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [
+        (0, "0 %"),
+        (0.0004, "under 0.1 %"),
+        (0.0123, "1.2 %"),
+        (0.05, "5 %"),
+        (0.0996, "10 %"),
+        (0.36, "36 %"),
+        (0.996, "over 99 %"),
+        (1, "100 %"),
+    ],
+)
+def test_percentages(share: float, text: str) -> None:
+    assert percent(share) == text
+
+
+def test_distances_that_are_no_rounding_have_no_ulp() -> None:
+    near, far = Row("cpu", "x", 1, "pass", max_ulp=2**24), Row("cpu", "x", 1, "pass", max_ulp=2**24 + 1)
+    assert how_much(near) == f"{spaced(2**24)} units in the last place"
+    assert how_much(dataclasses.replace(far, max_abs_diff=2.0)) == "at most 2 apart"
+    assert how_much(dataclasses.replace(near, max_ulp=1, count_variability=1.0, differing_elements=7)) == (
+        "7 elements (100 %), 1 unit in the last place"
+    )
+
+
+@pytest.mark.parametrize(
+    ("price", "said"),
+    [
+        (0.94, "identical, at no cost that could be measured"),
+        (1.7, "identical, at no cost that could be measured"),
+        (2.4, "identical, which takes about 2x as long"),
+        (None, "identical"),
+    ],
+)
+def test_a_price_within_the_noise_is_none(price: float | None, said: str) -> None:
+    row = Row("cpu", "x", 1, "pass", deterministic_here="identical", deterministic_price=price)
+    assert deterministic_here(row) == said
+
+
+# -------------------------------------------------------------------------------- a row as a failed test shows it
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "short"),
+    [("abcdefghij", 10, "abcdefghij"), ("abcdefghijk", 10, "abcde…hijk"), ("abcdef", 3, "a…f"), ("", 3, "")],
+)
+def test_long_texts_are_cut_in_the_middle(text, width, short):
+    assert shorten(text, width) == short
+
+
+FOLDER = Path("kept")
+
+
+ROW = Row(
+    "cpu",
+    "test_op",
+    None,
+    "eager_two_runs_differ",
+    ops=7,
+    origin="kernel",
+    kernel="aten.index_add_.default",
+    op_index=2,
+    phase="backward",
+    module="Net.embed",
+    source="net.py:12 forward",
+    detail="the output differs although every input is equal",
+    cause="accumulation_order",
+    confidence="proven",
+    because="0 of 20 with one thread",
+    evidence=evidence("call/repeat 20/20", "call/clocks (torch's own kernels read no clock)", "call/one_thread 0/20"),
+    trials=20,
+    rate_of="replays",
+    rate=0.5,
+    rate_low=0.3,
+    rate_high=0.7,
+    differing_results="output.0",
+    differing_elements=12,
+    max_abs_diff=9.54e-07,
+    max_ulp=3,
+    advice="Sort the targets.",
+    repro="repro/x",
+    reproduced="in a fresh process 20 of 20 calls differ",
+    traces="traces/x.run1.log traces/x.run2.log",
+)
+
+
+def test_what_is_not_known_is_said_to_be_unknown() -> None:
+    bare = Row("cpu", "test_op", None, "eager_two_runs_differ", differing_results="output")
+
+    assert five_lines(bare, folder=FOLDER).splitlines() == [
+        "test_op: runs differ in output; how often is not known",
+        "first divergence: not in any op that was traced",
+        "cause: not looked for",
+        "evidence: none gathered; seen again in a further pair: not tried",
+        "to do: let the diagnosis run (diagnose=True).",
+    ]
+
+
+def test_arms_for_which_time_was_lacking_are_shown() -> None:
+    found = evidence("pair/pair 3/3", "pair/clocks (budget)", "pair/entropy (budget)")
+    text = five_lines(replace(ROW, evidence=found), folder=FOLDER)
+    assert "differ): pair/pair 3/3; not run for lack of time: pair/clocks, pair/entropy\n" in text
+
+
+@pytest.mark.parametrize("cause", ["unreproduced", "unknown"])
+def test_no_advice_names_flags_that_pytest_lacks(cause: str) -> None:
+    row = replace(ROW, cause=cause, advice=CAUSES[cause].advice)
+    remedy = five_lines(row, folder=FOLDER).splitlines()[-1]
+
+    assert "--" in CAUSES[cause].advice
+    assert "--" not in remedy
+    assert "hashbench_replays" in remedy
+
+
+def test_only_that_advice_names_flags() -> None:
+    assert {name for name, cause in CAUSES.items() if "--" in cause.advice} == {"unreproduced", "unknown"}
+
+
+@pytest.mark.parametrize("text", ["two\nlines", "a\rb\x85c\u2028d", "\x1b[31mred\x07", "long " * 1000])
+def test_texts_of_the_code_under_test_stay_on_their_line(text: str) -> None:
+    row = replace(
+        ROW, name=text, detail=text, because=text, evidence=RowEvidence(text), advice=text, differing_results=text
+    )
+    lines = five_lines(row, folder=FOLDER).splitlines()
+
+    assert len(lines) == 5
+    assert all(line.isprintable() and len(line) <= 500 for line in lines)

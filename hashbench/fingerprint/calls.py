@@ -182,7 +182,7 @@ def _described(value: Any, tensors: list[torch.Tensor]) -> Hashable:
 
 
 def _sharing(tensors: Sequence[torch.Tensor]) -> tuple[tuple[int, int], ...]:
-    """Return, per tensor, the first tensor with the same storage and the byte distance from it, or from a cache line."""
+    """Return, per tensor, the first tensor with its storage and the byte distance from it, or from a cache line."""
     first: dict[int, tuple[int, int]] = {}
     shared = []
     for number, tensor in enumerate(tensors):

@@ -67,8 +67,8 @@ class Workload:
             of all floating-point tensors in the output (``reduce_to_scalar_loss`` of dynamo), or a fixed random
             projection with ``--cotangent random``.
         iterations: number of steps per run. Default: ``--iterations``, else 2.
-        tokens: how its sequences are given padding and a cache. Default: by the arguments of its ``forward`` that are called
-            as :class:`Tokens` calls them.
+        tokens: how its sequences are given padding and a cache. Default: by the arguments of its ``forward`` that are
+            called as :class:`Tokens` calls them.
     """
 
     module: torch.nn.Module
