@@ -140,7 +140,7 @@ def test_a_closed_stream_does_not_end_the_sweep():
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "0 s left"), (89, "89 s left"), (90, "2 min left"), (5399, "90 min left"), (12600, "3.5 h left")],
+    [(0, "0 s left"), (89, "89 s left"), (100, "2 min left"), (5300, "88 min left"), (12600, "3 h 30 min left")],
 )
 def test_time_left(seconds, text):
     assert _time_left(seconds) == text
