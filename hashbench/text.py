@@ -1,5 +1,5 @@
-"""Text for people: on one line, shortened, enumerated; and how often and by how much a row differs, in the same words
-in every report."""
+"""Text for people: one line, shortened, enumerated; numbers as people write them; and the frequency and size of a
+difference in the same words in every report."""
 
 from __future__ import annotations
 
@@ -19,25 +19,26 @@ _FLATTENED = frozenset({"Cc", "Zl", "Zp"})
 _STEERING = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
 )
-"""What steers a terminal or the direction of text, or what UTF-8 or XML cannot hold: control characters other than tab
-and line feed, marks and overrides of direction, line and paragraph separators, lone surrogates, non-characters."""
+"""Characters that control a terminal or the direction of text, or that UTF-8 or XML cannot hold: control characters
+other than tab and line feed, marks and overrides of direction, line and paragraph separators, lone surrogates,
+non-characters."""
 
 
 def printable(text: str) -> str:
-    """Return ``text`` with every character that would steer what shows it as an escape (``\\x1b``, ``\\u202e``). Tabs
-    and line feeds stay. Whatever is printed or written for people goes through this or :func:`one_line`."""
+    r"""Return ``text`` with escapes (``\x1b``, ``\u202e``) for all control characters but tab and line feed. All output
+    for people passes through this or :func:`one_line`."""
     return _STEERING.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def a_few(names: Sequence[str], limit: int = 8) -> str:
-    """The first names, and how many more there are."""
+    """Return the first ``limit`` names, and how many more there are."""
     shown = ", ".join(names[:limit])
     return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
 
 
 def one_line(text: str) -> str:
-    """``text`` on one line: each run of line breaks, tabs and other control characters becomes one space (none at
-    the ends); what else :func:`printable` escapes becomes ``\\udcff`` and the like."""
+    r"""Return ``text`` on one line: each run of line breaks, tabs and other control characters becomes one space (none
+    at the ends); other characters that :func:`printable` escapes become ``\udcff`` and the like."""
     if text.isprintable():
         return text
     flat = "".join("\n" if unicodedata.category(letter) in _FLATTENED else letter for letter in text)
@@ -46,13 +47,13 @@ def one_line(text: str) -> str:
 
 
 def squeezed(text: str, limit: int = 0) -> str:
-    """``text`` with single spaces between its words, cut off after ``limit`` characters (0: nowhere)."""
+    """Return ``text`` with single spaces between words, cut after ``limit`` characters (0: not cut)."""
     words = " ".join(text.split())
     return words[:limit] if limit else words
 
 
 def shorten(text: str, width: int) -> str:
-    """``text`` in at most ``width`` characters, cut in the middle: names differ at their ends."""
+    """Return ``text`` in at most ``width`` characters, cut in the middle: names differ at their ends."""
     if len(text) <= width:
         return text
     tail = (width - 1) // 2
@@ -60,12 +61,12 @@ def shorten(text: str, width: int) -> str:
 
 
 def spaced(number: int) -> str:
-    """``32 768``, with narrow spaces that do not break."""
+    """Return ``32 768``, with narrow no-break spaces."""
     return f"{number:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
 
 
 def count(number: int, word: str) -> str:
-    """``1 model``, ``2 models``."""
+    """Return ``1 model`` or ``2 models``."""
     return f"{number} {word}{'' if number == 1 else 's'}"
 
 
@@ -135,8 +136,8 @@ def ulps(number: int | None, unit: str = "ULP") -> str:
 
 
 def told(row: Row) -> Row:
-    """The row as reports tell it: one that passes and differs under stress has the status ``latent``, and kernel,
-    module, phase and cause of that difference."""
+    """Return the row with the status ``latent`` if it passes and is flaky, with kernel, module, phase and cause of the
+    difference under stress; other rows as they are."""
     if row.accuracy != Status.PASS or row.latent not in LATENT:
         return row
     return replace(
@@ -151,7 +152,7 @@ def told(row: Row) -> Row:
 
 
 def as_written(row: Row) -> Row:
-    """The row as a CSV has it, of which :func:`told` made ``row``."""
+    """Return the row as a CSV has it; the inverse of :func:`told`."""
     if row.accuracy != Status.LATENT:
         return row
     return replace(row, accuracy=str(Status.PASS), kernel="", module="", phase="", cause="", confidence="")
@@ -159,7 +160,7 @@ def as_written(row: Row) -> Row:
 
 _PERTURBATIONS = "|".join(Perturbation)
 _STRESSED = re.compile(rf"({_PERTURBATIONS}) (?:([0-9]{{1,9}})/([0-9]{{1,9}})|not run \(.*\))")
-"""What the column ``stressed`` says of one perturbation."""
+"""An entry of the column ``stressed``, on one perturbation."""
 
 
 def _each_stressed(text: str) -> list[str]:
@@ -167,14 +168,14 @@ def _each_stressed(text: str) -> list[str]:
 
 
 def stress_counts(row: Row) -> dict[str, tuple[int, int]]:
-    """Perturbation → how many of its stressed pairs differ, and how many there were; empty where none were made."""
+    """Return perturbation → (pairs that differ, pairs); empty where the row was not stressed."""
     found = map(_STRESSED.fullmatch, _each_stressed(row.stressed))
     return {one[1]: (int(one[2]), int(one[3])) for one in found if one is not None and one[2]}
 
 
 def is_stressed(text: str) -> bool:
-    """Whether ``text`` is what the column ``stressed`` may hold: each perturbation once, of whose pairs no more differ
-    than there were, or why there were none. Empty is, too."""
+    """Return True for a valid value of the column ``stressed``: each perturbation once, with counts ``differing/pairs``
+    or the reason why it was not run; also for an empty one."""
     found = [_STRESSED.fullmatch(one) for one in _each_stressed(text)] if text else []
     known = [one for one in found if one is not None]
     once = len({one[1] for one in known}) == len(found)
@@ -182,16 +183,16 @@ def is_stressed(text: str) -> bool:
 
 
 _SINGULAR = {"runs": "run", "replays": "replay", "pairs": "pair", "processes": "process"}
-"""Of what a rate counts."""
+"""Units of a rate."""
 
 
 def when(phase: str, iteration: int | None) -> str:
-    """``backward, iteration 3``; the iteration is left out where nobody counted."""
+    """Return ``backward, iteration 3``; without the iteration where that is unknown."""
     return phase if iteration is None or not phase else f"{phase}, iteration {iteration}"
 
 
 def rate(row: Row) -> str:
-    """``33 of 33 replays``; empty where nothing was counted."""
+    """Return ``33 of 33 replays``; empty where no rate is known."""
     if row.accuracy == Status.LATENT and row.latent_rate is not None:
         together = stress_counts(row).get(row.latent) if row.latent == Perturbation.TOGETHER else None
         if together is not None:
@@ -204,7 +205,7 @@ def rate(row: Row) -> str:
 
 
 def how_often(row: Row) -> str:
-    """``33 of 33 replays (95 % interval: 91 % to 100 %), 34 different outcomes``."""
+    """Return ``33 of 33 replays (95 % interval: 91 % to 100 %), 34 different outcomes``."""
     text = rate(row)
     if row.accuracy == Status.LATENT:
         return text
@@ -214,13 +215,13 @@ def how_often(row: Row) -> str:
 
 
 def bounds(row: Row) -> str:
-    """``91 % to 100 %``: the 95 % interval of the rate; empty where it is not known."""
+    """Return the 95 % interval of the rate, ``91 % to 100 %``; empty where it is unknown."""
     low, high = row.rate_low, row.rate_high
     return "" if low is None or high is None else f"{percent(low)} to {percent(high)}"
 
 
 def how_much(row: Row) -> str:
-    """``101 169 elements (31 %), at most 3.6e-07 apart, 32 768 units in the last place``."""
+    """Return ``101 169 elements (31 %), at most 3.6e-07 apart, 32 768 units in the last place``."""
     parts = []
     if row.differing_elements is not None:
         share = f" ({percent(row.count_variability)})" if row.count_variability is not None else ""
@@ -232,18 +233,18 @@ def how_much(row: Row) -> str:
 
 
 def deterministic_here(row: Row) -> str:
-    """What the deterministic algorithms did, and their price."""
+    """Return the result of the deterministic algorithms, and their price."""
     price = f", {price_words(row.deterministic_price)}" if row.deterministic_price is not None else ""
     return row.deterministic_here + price if row.deterministic_here else ""
 
 
 _LEAST_PRICE = 2.0
-"""How many times as long a call must take before that is told from noise: the ratio of two medians of 20 replays of one
-kernel was between 0.94 and 1.7 within 16 minutes."""
+"""Ratio of times from which on a price is reported: for one kernel, the ratio of two medians of 20 replays varied from
+0.94 to 1.7 within 16 minutes."""
 
 
 def price_words(price: float) -> str:
-    """Return what a remedy costs that takes ``price`` times as long.
+    """Return the price of a remedy that takes ``price`` times as long.
 
     >>> price_words(1.3), price_words(3.14)
     ('at no cost that could be measured', 'which takes about 3x as long')
@@ -252,24 +253,25 @@ def price_words(price: float) -> str:
 
 
 def scope_words(key: Sequence[str]) -> str:
-    """``torchvision · training · float32 · cpu``, of a zoo file only its name."""
+    """Return ``torchvision · training · float32 · cpu``; of a zoo file only its name."""
     suite, *rest = key[:-1]
     return " · ".join(part for part in (suite_words(suite), *rest) if part)
 
 
 def suite_words(suite: str) -> str:
-    """The name of a suite; of the path of a zoo file its last part."""
+    """Return the name of a suite; of a path only its last part."""
     return Path(suite).name if "/" in suite else suite
 
 
 # -------------------------------------------------------------------------------- a row as a failed test shows it
 
 _LONGEST = 500
-"""Letters of one line; names and texts come from the code under test."""
+"""Maximum characters of one line; names and texts come from the code under test."""
 
 
 def five_lines(row: Row, *, folder: Path) -> str:
-    """What differs, where it began, why, by which evidence, and what to do. ``folder`` has its repro and traces."""
+    """Return what differs, where the runs diverge first, why, the evidence, and what to do. ``folder`` has repro and
+    traces."""
     if row.mode in INVARIANCES:
         return "\n".join(map(cut_line, _of_batches(row, folder)))
     why = f"cause: {row.cause}, {row.confidence}: {row.because}" if row.cause else "cause: not looked for"
@@ -277,7 +279,7 @@ def five_lines(row: Row, *, folder: Path) -> str:
 
 
 def _of_batches(row: Row, folder: Path) -> Sequence[str]:
-    """What differs, the kernel and its place, its shapes, why, and what to do."""
+    """Return what differs, the kernel and its place, its shapes, why, and what to do."""
     what = "items" if row.mode in (BATCH_INVARIANCE, "position-invariance") else "tokens"
     sizes = row.company or f"a batch of {row.batch_sizes.rpartition(' ')[2]} and one of {row.batch_size}"
     place = _in_brackets(f"in {row.module}" if row.module else "", f"at {row.source}" if row.source else "")
@@ -356,6 +358,6 @@ def _in_brackets(*parts: str) -> str:
 
 
 def cut_line(text: str) -> str:
-    """``text`` on one line, of what can be printed, and not too long for the message of a test."""
+    """Return ``text`` on one printable line, cut to the length of a line in a failed test's message."""
     text = squeezed(one_line(text))
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

@@ -1,11 +1,14 @@
-"""The command line. The only place that prints and the only place with exit codes.
+"""The command line: the only place that prints, and the only place with exit codes.
 
-Exit codes: 0 it did its job · 1 a difference (``compare``, ``diff``, ``replay``, ``sweep --strict``) · 2 what was asked
-is wrong, or the output cannot be written (one line: what, consequence, what to do) · 70 a fault of hashbench, with a
-trace · 130 stopped by Ctrl-C or by a closed pipe.
+Exit codes:
+    0: success.
+    1: a difference was found (``compare``, ``diff``, ``replay``, ``sweep --strict``).
+    2: bad usage, or the output cannot be written; one line says what, the consequence, and what to do.
+    70: a bug in hashbench, with a traceback.
+    130: interrupted by Ctrl-C or by a closed pipe.
 
-Each file here adds some subcommands to the parser; what a subcommand needs is imported when it runs, so that ``--help``
-and ``compare`` do not wait for torch.
+Each module here adds some subcommands to the parser. What a subcommand needs is imported when it runs, so that
+``--help`` and ``compare`` do not wait for torch.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ Example:
 """
 
 _TAKES_NO_MORE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""A file or device that is full or broken, as ``> /dev/full``."""
+"""Error numbers of a full or broken file or device, as ``> /dev/full``."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def guarded(run: Callable[[], int]) -> int:
-    """Return the exit code of ``run``, also where it raises, which is said in one line."""
+    """Call ``run`` and return its exit code; an exception becomes one line on standard error and a code."""
     try:
         try:
             code = run()
@@ -86,7 +89,7 @@ def _command(arguments: Sequence[str] | None) -> int:
 
 
 def _drop_output() -> None:
-    """Send what is still to be printed nowhere: Python would fail once more when it flushes."""
+    """Redirect standard output to the null device, so that Python does not fail again when it flushes at exit."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -100,7 +103,7 @@ class _Version(argparse.Action):
 
 
 class _Hashbench(OneLineParser):
-    """The parser of ``hashbench``, whose help groups the subcommands by the question that they answer."""
+    """The parser of ``hashbench``, with help that groups the subcommands."""
 
     def format_help(self) -> str:
         """Return the usage, the subcommands by group, an example, and where the documentation is."""

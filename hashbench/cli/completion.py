@@ -53,7 +53,7 @@ def script(parser: OneLineParser, shell: str) -> str:
 
 
 def every(parser: OneLineParser) -> Iterator[OneLineParser]:
-    """Yield ``parser`` and the parsers of its subcommands, of whatever depth."""
+    """Yield ``parser`` and the parsers of its subcommands, recursively."""
     yield parser
     for command in parser.commands.values():
         yield from every(command)

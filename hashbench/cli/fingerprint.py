@@ -1,4 +1,4 @@
-"""The subcommand ``fingerprint``: record what every kernel of a suite gives, and verify it later or elsewhere."""
+"""The subcommand ``fingerprint``: record the outputs of every kernel of a suite, and verify them later or elsewhere."""
 
 from __future__ import annotations
 

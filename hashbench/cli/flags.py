@@ -26,7 +26,7 @@ _Value = TypeVar("_Value")
 
 
 def at_least(lowest: float, kind: type = int, *, most: float = math.inf) -> Callable[[str], Any]:
-    """A parser for a number of ``kind`` from ``lowest`` to ``most``."""
+    """Return a parser of numbers of ``kind`` from ``lowest`` to ``most``."""
 
     def check(text: str) -> Any:
         try:
@@ -34,9 +34,9 @@ def at_least(lowest: float, kind: type = int, *, most: float = math.inf) -> Call
         except ValueError:
             raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
         if not value >= lowest:
-            raise argparse.ArgumentTypeError(f"{text} is too small, it must be at least {lowest:g}")
+            raise argparse.ArgumentTypeError(f"must be >= {lowest:g}, got {text}")
         if value > most:
-            raise argparse.ArgumentTypeError(f"{text} is too large, it must be at most {most:.0f}")
+            raise argparse.ArgumentTypeError(f"must be <= {most:.0f}, got {text}")
         return value
 
     return check
@@ -124,10 +124,10 @@ class _Invariance(argparse.Action):
 
 
 def invariances_of(text: str) -> tuple[str, ...]:
-    """The invariances that a value of ``--invariance`` asks for, each once.
+    """Return the invariances in a value of ``--invariance``, each once.
 
     Raises:
-        argparse.ArgumentTypeError: a word of it is none.
+        argparse.ArgumentTypeError: a word is no invariance.
     """
     try:
         return records.invariances_of([word.strip() for word in text.split(",")])
@@ -141,7 +141,7 @@ def words(flags: Flags, name: str, *, metavar: str, text: str) -> None:
 
 
 def models(flags: Flags) -> None:
-    """Add the flags that choose among the models of suites, as ``sweep`` and ``nightly`` have them."""
+    """Add the flags that select models of suites, for ``sweep`` and ``nightly``."""
     text = "Select one model of every family, as its suite marks them, or all."
     flags.add_argument("--models", dest="which", choices=("default", "all"), default="default", help=text)
     words(flags, "--only", metavar="M", text="Select only the models M.")
@@ -164,27 +164,32 @@ def models(flags: Flags) -> None:
 
 
 def made_of(kind: type[_Value], parsed: argparse.Namespace, **more: Any) -> _Value:
-    """The dataclass ``kind`` of the parsed flags that are called as its fields, and of ``more``; a list is a tuple."""
+    """Build the dataclass ``kind`` from the parsed flags named as its fields and from ``more``; lists become tuples."""
     names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     given = {name: value for name, value in vars(parsed).items() if name in names}
     return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()} | more)
 
 
 def new_folder(*names: str) -> Path:
-    """The results folder where nobody chose one: ``results/<date>_<time>_<names>``."""
+    """Return the default results folder, ``results/<date>_<time>_<names>``."""
     return Path("results") / "_".join([time.strftime("%Y-%m-%d_%H%M%S"), *names])
 
 
 class Look(NamedTuple):
-    """How wide the lines of a stream may be (``None``: as long as they come), and whether they may have colours."""
+    """The look of a stream.
+
+    Attributes:
+        width: maximum length of a line; ``None``: unlimited.
+        colour: escape sequences for colours are allowed.
+    """
 
     width: int | None
     colour: bool
 
 
 def look_of(stream: TextIO | None) -> Look:
-    """A terminal has a width, and colours unless ``NO_COLOR`` is set; anything else has colours where ``FORCE_COLOR``
-    is."""
+    """Return the width of a terminal (other streams have none), and whether to use colours: on a terminal unless
+    ``NO_COLOR`` is set, elsewhere with ``FORCE_COLOR``."""
     on_terminal = stream is not None and stream.isatty()
     wanted = bool(os.environ.get("FORCE_COLOR")) or (on_terminal and os.environ.get("TERM") != "dumb")
     width = shutil.get_terminal_size().columns if on_terminal else None
@@ -193,8 +198,8 @@ def look_of(stream: TextIO | None) -> Look:
 
 @contextlib.contextmanager
 def phases_shown() -> Iterator[None]:
-    """A context in which a terminal's standard error shows what this process is doing, on a line that goes again. No
-    thread draws it: experiments go on meanwhile."""
+    """Show the current phase of this process on a terminal's standard error, in a line that is erased at the end. No
+    thread redraws it: experiments are running."""
     from hashbench.processes import phases_told_to
 
     stream = sys.stderr
@@ -215,12 +220,12 @@ def phases_shown() -> Iterator[None]:
 
 
 def show(text: str, *, end: str = "\n") -> None:
-    """Print ``text``, which may come from a file, without what steers a terminal."""
+    """Print ``text``, which may come from a file, with escapes for characters that control a terminal."""
     print(printable(text), end=end)
 
 
 def say(message: str, code: int = 0) -> int:
-    """Print ``message`` as one line on standard error, where there is one that takes it, and return ``code``."""
+    """Print ``message`` as one line on standard error, if that is open, and return ``code``."""
     if sys.stderr is not None:  # Python has none where file descriptor 2 is closed, and would print it as a result
         with contextlib.suppress(OSError):
             print(f"hashbench: {printable(' '.join(message.split()))}", file=sys.stderr)

@@ -80,7 +80,7 @@ class OneLineParser(argparse.ArgumentParser):
 
     @property
     def names(self) -> list[str]:
-        """All flags in all their spellings."""
+        """All spellings of all flags."""
         return [name for action in self.flags for name in action.option_strings]
 
     def find(self, name: str) -> argparse.Action | None:
@@ -179,7 +179,7 @@ def _unknown_command(word: str, known: Iterable[str]) -> str:
 
 
 class Commands:
-    """The subcommands of ``parser``, which prints its help where none is given; that is no success: nothing was run."""
+    """The subcommands of ``parser``. Without one, it prints its help and exits with 2: nothing was run."""
 
     def __init__(self, parser: OneLineParser, metavar: str) -> None:
         def show_help(_: argparse.Namespace) -> int:
@@ -201,7 +201,7 @@ class Commands:
 
 
 class Condition(NamedTuple):
-    """A flag that was given, with ``value`` where the flag has one that matters."""
+    """A flag that was given; with ``value``, given with this value."""
 
     flag: str
     value: str = ""
@@ -264,5 +264,5 @@ RULES: tuple[Requires | Excludes, ...] = (
     Excludes("--memory-limit", "--executor ray"),
     Excludes("--rows", "--results"),
 )
-"""Which flags require or exclude each other, in every command that has both. Alternatives that are one setting
-(``--training | --inference``, dtypes) are groups of :meth:`OneLineParser.exclusive`, which the usage shows as such."""
+"""Flags that require or exclude each other, in every command that has both. Alternatives of one setting (``--training |
+--inference``, dtypes) are groups of :meth:`OneLineParser.exclusive`, which the usage shows as such."""

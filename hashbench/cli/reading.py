@@ -1,7 +1,5 @@
-"""The subcommands that run no models: ``list``, ``diff``, ``compare``, ``replay``, ``env`` and ``docs``.
-
-Also what the words after ``--suite`` stand for.
-"""
+"""The subcommands that run no models: ``list``, ``diff``, ``compare``, ``replay``, ``env`` and ``docs``; and the values
+of ``--suite``."""
 
 from __future__ import annotations
 
@@ -157,17 +155,17 @@ def _title(page: Path) -> str:
 
 
 def add_suites(parser: Flags, *, default: list[str], otherwise: str) -> None:
-    """The flags that say which suites: ``--suite`` and ``--tiny``."""
+    """Add ``--suite`` and ``--tiny``."""
     text = f"Take models from the suites S: names, all, or Python files (default: {otherwise})."
     parser.add_argument("--suite", nargs="+", default=default, metavar="S", help=text)
     parser.add_argument("--tiny", action="store_true", help="Use the small variant of each suite that has one.")
 
 
 def suites_to_sweep(parsed: argparse.Namespace) -> tuple[str, ...]:
-    """The suites that a command line asks for; what is left out and why is said on standard error.
+    """Return the suites that a command line selects; warn on standard error about those that are left out.
 
     Raises:
-        HashbenchError: a suite's package is not installed, or two files have one name.
+        HashbenchError: a suite's package is not installed, or two files have the same name.
     """
     from hashbench.suites import registry
 
@@ -244,7 +242,7 @@ def _notes(spec: ModelSpec) -> str:
 
 
 def count(number: int | None) -> str:
-    """A number of parameters in three digits: ``11.7 M``; nothing where it is not known.
+    """Return a number of parameters in three digits, ``11.7 M``; empty where it is unknown.
 
     >>> count(11689512), count(999), count(1235814400)
     ('11.7 M', '999', '1.24 B')

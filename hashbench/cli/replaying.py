@@ -1,7 +1,7 @@
-"""``hashbench replay``: the experiments on the call of a repro, made in a child process.
+"""``hashbench replay``: rerun the experiments on the call of a repro, in a child process.
 
-The numbers come from a file, and not every kernel of torch's checks them: what ends the child must not end this process
-without a word. The child prints the result and has the exit code.
+The arguments come from a file, and not every torch kernel validates them: a crash of the child must become an error of
+this process. The child prints the result and returns the exit code.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def add(commands: Commands) -> None:
 
 
 def _replay(parsed: argparse.Namespace) -> int:
-    """Replay in a child, and return its exit code.
+    """Replay in a child and return its exit code.
 
     Raises:
         HashbenchError: the child crashed.
@@ -74,8 +74,8 @@ def _replay(parsed: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _terminal() -> Iterator[int]:
-    """Yield a descriptor of the terminal that is standard error, on which the child shows its phases; -1 where it is
-    none. All other errors of the child, and what libraries print as they abort, are told when it has ended."""
+    """Yield a descriptor of standard error for the child's phases if it is a terminal, else -1. Other errors of the
+    child, and messages of libraries that abort, are printed once it has ended."""
     if sys.stderr is None or not sys.stderr.isatty():
         yield -1
         return
@@ -115,7 +115,7 @@ def _replay_here(*, folder: str, replays: int, budget: float, imports: list[str]
 
 
 def _refuse_folder_of_repros(folder: Path) -> None:
-    """Raise where ``folder`` is that of a sweep or a night; the commands that replay its repros are printed."""
+    """Raise if ``folder`` belongs to a sweep or a night; print the commands that replay its repros first."""
     from hashbench.results.folder import CALL_FILE
 
     if (folder / CALL_FILE).exists():

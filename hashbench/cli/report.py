@@ -1,4 +1,5 @@
-"""``hashbench nightly``, ``report``, ``expect`` and ``merge``: what changed since last night, and what may."""
+"""``hashbench nightly``, ``report``, ``expect`` and ``merge``: what changed since the last night, and which changes are
+expected."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 _SHOWN = 20
-"""Rows that `hashbench expect` lists one by one."""
+"""Number of rows that ``hashbench expect`` lists."""
 
 
 def add(commands: Commands) -> None:
@@ -65,7 +66,7 @@ def _add_nightly(nightly: OneLineParser) -> None:
 
 
 def _flag_of_sweep(flag: str) -> str:
-    """What to say of a flag that ``nightly`` lacks: where it is one of ``sweep``, where it goes."""
+    """Return where to put a flag of ``sweep`` that ``nightly`` lacks; empty for other flags."""
     if flag not in _parser_of_sweep().names:
         return ""
     return f": flags of `hashbench sweep` follow a --, as in `hashbench nightly … -- {flag} …`"
@@ -112,8 +113,7 @@ def _nightly(parsed: argparse.Namespace) -> int:
 
 
 def _check_device(requests: Iterable[SweepRequest]) -> None:
-    """A device or a tracer that this machine lacks stops the night before its folder is made. A cluster tells only when
-    asked."""
+    """Raise if this machine lacks a device or tracer, before the night has a folder. A cluster is not asked."""
     from hashbench.run.environment import collect_in_child
     from hashbench.sweep.executors import LOCAL
     from hashbench.sweep.executors.fork_server import WORKER_VARIABLES
@@ -125,8 +125,7 @@ def _check_device(requests: Iterable[SweepRequest]) -> None:
 
 
 def _with_models(parsed: argparse.Namespace, parts: Sequence[Part]) -> list[Part]:
-    """The parts that have any of the models that were asked for; a suite that cannot be listed keeps its parts, with
-    the reason."""
+    """Return the parts with any selected model; a suite that cannot be listed keeps its parts, with the reason."""
     from hashbench.suites import registry
     from hashbench.suites.selection import Selection
 
@@ -151,10 +150,10 @@ def _with_models(parsed: argparse.Namespace, parts: Sequence[Part]) -> list[Part
 
 
 def _sweep_requests(parsed: argparse.Namespace) -> dict[str, SweepRequest]:
-    """For each mode the sweep that the flags after ``--`` ask for, of no suite yet: a night says which and where to.
+    """Return the sweep request of each mode from the flags after ``--``, without suites and output, which a night sets.
 
     Raises:
-        HashbenchError: these flags contradict each other, or say which or where to.
+        HashbenchError: these flags contradict each other, or set what a night sets.
     """
     parser = _parser_of_sweep()
     parser.set_defaults(suite=[], which=parsed.which, jobs=parsed.jobs)
@@ -165,7 +164,7 @@ def _sweep_requests(parsed: argparse.Namespace) -> dict[str, SweepRequest]:
         if made.output or made.only or made.tiny or made.suite:
             raise HashbenchError(
                 "--output, --suite, --only and --tiny are flags of `hashbench nightly` itself",
-                consequence="after -- they would send a sweep elsewhere, so nothing was run",
+                consequence="after -- they would redirect a sweep; nothing was run",
                 tip="Put them before the --.",
             )
         if made.batch_invariant and f"{made.invariance}-invariance" != mode:
@@ -177,7 +176,7 @@ def _sweep_requests(parsed: argparse.Namespace) -> dict[str, SweepRequest]:
             modes = [f"{name}-invariance" for name in flags.invariances_of(made.invariance)]
             raise HashbenchError(
                 f"{asked} after -- contradicts --modes {mode}",
-                consequence="its rows would lie in the folder of another mode, so nothing was run",
+                consequence="its rows would go into the folder of another mode; nothing was run",
                 tip=f"Leave it out, and add {' '.join(modes)} to --modes.",
             )
         made.filters, made.excludes = [*parsed.filters, *made.filters], [*parsed.excludes, *made.excludes]
@@ -188,7 +187,7 @@ def _sweep_requests(parsed: argparse.Namespace) -> dict[str, SweepRequest]:
 
 def _next_command(judged: Judged, parts: Sequence[Part], *, folder: Path, expected: Path | None) -> str:
     """Return what to run after a night: the repro of the first model that differs, else its sweep alone, else the
-    acceptance of what the night found as the baseline."""
+    update of the baseline."""
     suites = {(part.name, part.mode): part.suite for part in parts}
     troubled = [one for one in judged.judgements if one.in_trouble and one.new is not None]
     for one in [one for one in troubled if one.worse] or troubled:
@@ -204,7 +203,7 @@ def _next_command(judged: Judged, parts: Sequence[Part], *, folder: Path, expect
 
 
 def _sweep_part(request: SweepRequest) -> tuple[Row, ...]:
-    """Run one sweep and return its rows; its table goes where its progress goes, so that standard output has the report
+    """Run one sweep and return its rows. Its table is printed on standard error, so that standard output has the report
     alone."""
     from hashbench.sweep.run import SweepInterrupted
 

@@ -1,7 +1,7 @@
-"""``hashbench sweep``: its flags, the request that they make, and how it looks while it runs.
+"""``hashbench sweep``: its flags, the request that they make, and its progress on the screen.
 
-A flag is called (``dest``) as the field of ``Selection``, ``RunOptions``, ``SweepRequest`` or ``RayCluster`` that it
-sets, which is all that connects them.
+The ``dest`` of a flag is the name of the field of ``Selection``, ``RunOptions``, ``SweepRequest`` or ``RayCluster``
+that it sets; nothing else connects them.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ _OF_RAY = ("address", "resources", "gpus", "patience")
 """Fields of ``RayCluster`` that flags set."""
 
 _SHOWN = 6
-"""Models that run, by name: a cluster runs more of them than a line can hold."""
+"""Number of running models that are named: a cluster runs more than fit into a line."""
 
 _LONGEST_ERROR = 400
-"""Characters of an error in a line of progress: what happened, and what to do."""
+"""Characters of an error in a line of progress."""
 
 TICK_SECONDS = 1.0
 SPARSE_SECONDS = 30.0
-"""Off a terminal: how long a model runs, and how long nothing was said, before a line tells how far it is."""
+"""Off a terminal: seconds that a model must run, and seconds of silence, before a line reports progress."""
 
 _WORTH_SAYING = 2
-"""Seconds from which on a model that runs is shown with its time."""
+"""Seconds after which a running model is shown with its time."""
 
 _NUMBERS = re.compile(r"[\d/]+")
 
@@ -106,7 +106,7 @@ def run(request: SweepRequest, *, footer: bool = True) -> SweepResult:
 
 
 def command_for(request: SweepRequest, row: Row) -> str:
-    """The command that looks at a row again: its repro, else the sweep of its model alone under the same flags."""
+    """Return the command that reruns a row: its repro, else the sweep of its model alone under the same flags."""
     if row.repro and row.mode in INVARIANCES:
         return shlex.join(["python", str(request.output / row.repro / "repro.py")])
     if row.repro:
@@ -130,7 +130,7 @@ def command_for(request: SweepRequest, row: Row) -> str:
 
 
 def request_of(parsed: argparse.Namespace, *, suites: Sequence[str], output: Path) -> SweepRequest:
-    """The sweep that the flags ask for.
+    """Return the sweep request that the flags describe.
 
     Raises:
         HashbenchError: the flags contradict each other.
@@ -174,7 +174,7 @@ def _cluster(parsed: argparse.Namespace) -> RayCluster:
 
 
 def add_flags(sweep: OneLineParser) -> None:
-    """All flags of the subcommand."""
+    """Add all flags of the subcommand."""
     sweep.set_defaults(command=_sweep)
     modes = sweep.exclusive(required=True)
     for mode, text in (
@@ -296,32 +296,38 @@ def _resource(text: str) -> tuple[str, float]:
 
 @dataclass(slots=True)
 class _Running:
-    """A model that runs since ``started``, and what tells its phase."""
+    """A running model.
+
+    Attributes:
+        name: of the model.
+        phase: returns the current phase.
+        started: time of its start, by the clock of :class:`Progress`.
+    """
 
     name: str
     phase: Callable[[], str]
     started: float
 
     def words(self, now: float) -> str:
-        """``resnet18 (clocks: run 2, 45 s)``"""
+        """Return ``resnet18 (clocks: run 2, 45 s)``."""
         seconds = now - self.started
         known = ", ".join(filter(None, [self.phase(), duration(round(seconds)) if seconds >= _WORTH_SAYING else ""]))
         return f"{self.name} ({known})" if known else self.name
 
     def stage(self) -> str:
-        """Its phase without the numbers that count runs."""
+        """Return the phase without the numbers that count runs."""
         return _NUMBERS.sub("", self.phase())
 
 
 class Progress:
-    """Shows the events of :func:`hashbench.sweep.run.run_sweep` on ``stream`` (by default standard error).
+    """Shows the events of :func:`hashbench.sweep.run.run_sweep` on ``stream`` (default: standard error).
 
-    A terminal gets a bar with the models that run, what each is doing and the time left, drawn anew every second, and
-    above it a line for each row that is not ``pass``. Anything else gets one line for each finished model, and where
-    models take long, every half minute or when they come to another stage, one that says how far they are. A stream
-    that is closed is no reason to stop a sweep.
+    A terminal gets a progress bar with the running models, their phases and the time left, redrawn every second, and
+    above it a line for each row that is not ``pass``. Other streams get one line for each finished model and, while
+    models take long, one on the progress every half minute and at changes of phase. A closed stream does not stop the
+    sweep.
 
-    ``clock`` gives seconds. In its context a thread calls :meth:`tick` every second.
+    ``clock`` returns seconds. Inside its context, a thread calls :meth:`tick` every second.
     """
 
     def __init__(self, stream: TextIO | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -371,7 +377,7 @@ class Progress:
                     self._finish(event)
 
     def tick(self) -> None:
-        """Show how far everything is now."""
+        """Show the current progress."""
         with self._lock, contextlib.suppress(OSError, ValueError):
             if self._bar is not None:
                 self._show_running()
@@ -388,7 +394,7 @@ class Progress:
             self.tick()
 
     def _is_due(self) -> bool:
-        """Whether a line is due where lines stay: some model runs for long, and none was written for long."""
+        """Return True off a terminal if a model has been running for long and no line was written for long."""
         now = self._clock()
         if not any(now - one.started >= SPARSE_SECONDS for one in self._running):
             return False
@@ -429,7 +435,8 @@ class Progress:
         self._running = [one for one in self._running if one.name != name]
 
     def _time_left(self) -> str:
-        """What the pace until the last model ended leaves now; nothing where those that run have overdrawn it."""
+        """Extrapolate the time left from the pace until the last model ended; empty once running models have exceeded
+        it."""
         waiting = self._total - self._done
         since = self._clock() - self._finished_at
         pace = self._seconds_left / waiting if waiting else 0.0
@@ -454,8 +461,8 @@ class Progress:
 
 
 def _plan(event: SweepPlanned) -> str:
-    """``4 models at once on 2 devices, 2 threads each on cores of its own, together up to 21.2 GiB; longest first as in
-    …``."""
+    """Return ``4 models at once on 2 devices, 2 threads each on cores of its own, together up to 21.2 GiB; longest
+    first as in …``."""
     resources = event.resources
     how = f", {count(event.threads, 'thread')} each" if event.threads else ""
     cores = " on cores of its own" if event.threads and resources.slots else ""

@@ -1,4 +1,4 @@
-"""The subcommands ``dynamo``, ``pipeline``, ``numeric`` and ``audit``: further tools on the parts of a sweep."""
+"""The subcommands ``dynamo``, ``pipeline``, ``numeric`` and ``audit``: tools built on the parts of a sweep."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ if TYPE_CHECKING:
     from hashbench.results.audit_table import AuditRow
 
 FEWEST_THREADS = 8
-"""Threads that share few cores interrupt each other, and races that two threads hardly ever show become plain."""
+"""Minimum number of threads of an audit on the CPU: threads that outnumber the cores preempt each other, which exposes
+races that two threads hardly ever show."""
 
 DTYPES = ("float32", "bfloat16", "complex64", "int64")
-"""One of each class: the common one, a narrow one, a complex and a whole one."""
+"""One dtype of each kind: the default, a low-precision one, a complex and an integer one."""
 
 DTYPES_OF_ROWS = ("float32", "bfloat16")
-"""Those in which models run: sums of whole numbers are exact in any batch."""
+"""Dtypes in which models run: integer sums are exact at any batch size."""
 
 KNOWN_DTYPES = (*DTYPES, "float64", "float16", "complex128", "complex32", "bool", "int32", "int16", "int8", "uint8")
 
@@ -119,7 +120,7 @@ def _dynamo(parsed: argparse.Namespace) -> int:
         if code and not ours.has_begun():  # its own words for that are on the screen
             ours.tidy()
             code = _exit_code(code)
-            return say(f"the harness began no model (exit code {code}), so there is nothing to say.", code)
+            return say(f"the harness ran no model (exit code {code}): no results.", code)
         ended = harness.how_it_ended(ours, code) if theirs.accuracy else ""
         rows = session.collect(ours, ended=ended)
         if rows:
@@ -130,12 +131,12 @@ def _dynamo(parsed: argparse.Namespace) -> int:
 
 
 def _exit_code(status: int) -> int:
-    """What a shell says of a process that ended with ``status``."""
+    """Return the exit code that a shell reports for a process that ended with ``status``."""
     return status if status >= 0 else _SIGNAL_BASE - status
 
 
 def _write_tables(ours: Session, *, described: bool = False) -> None:
-    """Write what there is so far; with ``described``, also the environment, where the harness's process saw one."""
+    """Write the rows collected so far; with ``described``, also the environment that the harness's process recorded."""
     from hashbench.integrations.dynamo import session
 
     with contextlib.suppress(OSError):  # the end says so, if it still is so
@@ -148,7 +149,7 @@ def _write_tables(ours: Session, *, described: bool = False) -> None:
 
 
 def _write_environment(ours: Session) -> str:
-    """Describe the machine in our folder; returns the key of the description for the rows."""
+    """Record the environment in our folder and return its key."""
     from hashbench.integrations.dynamo.session import read_notes
     from hashbench.run.environment import collect_in_child, tracer_note
 
@@ -171,7 +172,7 @@ def _keep_environment(ours: Session, environment: dict[str, Any]) -> str:
 
 
 def _seen_by_the_harness(ours: Session) -> dict[str, Any]:
-    """The description of the machine that a process of the harness made, which had torch imported; empty: none did."""
+    """Return the environment recorded by a process of the harness, which had torch imported; empty if none did."""
     try:
         environment: dict[str, Any] = json.loads(ours.machine.read_text(encoding="utf-8"))
         ours.machine.unlink()
@@ -184,7 +185,7 @@ def _show_tables(ours: Session, rows: Sequence[HarnessRow], path: Path) -> None:
     from hashbench.report.table import sweep_table
 
     if not rows:
-        say("the harness made no accuracy check, so there is nothing to say.")
+        say("the harness ran no accuracy check: no results.")
         return
     look = flags.look_of(sys.stdout)
     table = sweep_table(rows, folder=ours.results.path, width=look.width, colour=look.colour, more_runs=False)
@@ -414,7 +415,7 @@ def _rows_of_sweeps(folders: Sequence[Path], device: str) -> tuple[AuditRow, ...
 
 
 def _copy(output: Path, path: Path, file: str) -> None:
-    """The rows, and beside them the environment in which they were measured."""
+    """Copy the rows to ``path``, and their environment beside it."""
     from hashbench.io import read_file, replace_bytes
 
     beside = path.with_name(f"{path.stem}.environment.json")

@@ -1,6 +1,6 @@
-"""Two sweeps in, what became of every model out. Pure: reads no file, prints nothing.
+"""Compare two sweeps model by model. Pure: reads no file, prints nothing.
 
-:func:`decide` is the rule, over two status words; the rest finds which rows belong together.
+:func:`decide` is the rule, on two statuses; the rest pairs the rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hashbench.trace.file import OTHER_OPS
 
 
 class Became(StrEnum):
-    """What became of one row, the worst first; ``worse`` says whether it makes a comparison end with exit code 1."""
+    """Outcomes of one row, the worst first. ``worse``: it makes a comparison exit with 1."""
 
     worse: bool
 
@@ -35,8 +35,8 @@ class Became(StrEnum):
 
 
 class Outcome(Became):
-    """What became of a model, the worst first. Not worse: what is as bad as it was (``still …``), a model that BASE
-    says nothing about (``new``), and one that NEW was not asked to run."""
+    """Outcomes of a model, the worst first. Not worse: models as bad as before (``still …``), models unknown to BASE
+    (``new``), and models that NEW was not asked to run."""
 
     REGRESSED = "regressed", True  # it was no failure and now it is one
     NOW_SKIPPED = "now skipped", True  # what was looked at is not looked at any more: a difference could hide there
@@ -55,10 +55,10 @@ class Outcome(Became):
 
 
 CONDITIONS = ("dev", "dtype", "batch_size", "iterations", "runs", "threads", "deterministic")
-"""Columns that must agree, where both rows have them, before two results can be compared."""
+"""Columns that must be equal, where both rows have them, for two results to be comparable."""
 
 PLACE = ("origin", "kernel", "module")
-"""Columns that say where a difference entered."""
+"""Columns that locate the first divergence."""
 
 
 R = TypeVar("R")
@@ -67,9 +67,15 @@ B = TypeVar("B", bound=Became)
 
 @dataclass(frozen=True, slots=True)
 class Change(Generic[R, B]):
-    """What became of one row. ``key`` is what identifies it (:data:`~hashbench.records.ROW_KEY`); ``note`` is one line
-    on what is different; ``whole_group`` says that no model of its suite, mode, dtype and device is on the other
-    side."""
+    """The outcome of one row.
+
+    Attributes:
+        key: identifies the row (:data:`~hashbench.records.ROW_KEY`).
+        outcome: the verdict.
+        base, new: the rows; ``None`` where a side has none.
+        note: one line on the difference.
+        whole_group: no model of its suite, mode, dtype and device is on the other side.
+    """
 
     key: tuple[str, ...]
     outcome: B
@@ -81,8 +87,14 @@ class Change(Generic[R, B]):
 
 @dataclass(frozen=True, slots=True)
 class Comparison(Generic[R, B]):
-    """Two tables compared: ``base`` and ``new`` are their labels, ``changes`` holds every row of either side, the worst
-    first, ``remarks`` are sentences on what this comparison cannot see."""
+    """Two tables compared.
+
+    Attributes:
+        base, new: their labels.
+        environment: entries of the environment that differ.
+        changes: every row of either side, the worst first.
+        remarks: sentences on the limits of this comparison.
+    """
 
     base: str
     new: str
@@ -92,22 +104,22 @@ class Comparison(Generic[R, B]):
 
     @property
     def counts(self) -> dict[B, int]:
-        """How many rows had each outcome, the worst first; outcomes that nothing had are left out."""
+        """Number of rows with each outcome, the worst first, without zeros."""
         return dict(Counter(change.outcome for change in self.changes))
 
     @property
     def got_worse(self) -> bool:
-        """Whether any outcome is worse."""
+        """True if any outcome is worse."""
         return any(change.outcome.worse for change in self.changes)
 
     @property
     def compared(self) -> int:
-        """How many rows both sides have."""
+        """Number of rows on both sides."""
         return sum(change.base is not None and change.new is not None for change in self.changes)
 
     @property
     def unpaired(self) -> tuple[int, int]:
-        """How many rows of BASE, and of NEW, the other side does not have."""
+        """Number of rows only in BASE, and only in NEW."""
         return sum(change.new is None for change in self.changes), sum(change.base is None for change in self.changes)
 
 
@@ -115,7 +127,7 @@ ModelChange = Change[Row, Outcome]
 
 
 def require_overlap(comparison: Comparison[Any, Any]) -> None:
-    """Raise :class:`HashbenchError` where no row is on both sides: whether anything got worse is then not known."""
+    """Raise :class:`HashbenchError` if no row is on both sides: whether anything got worse is unknown then."""
     if comparison.compared:
         return
     base, new = comparison.unpaired
@@ -134,13 +146,13 @@ def require_overlap(comparison: Comparison[Any, Any]) -> None:
 
 
 def _groups(comparison: Comparison[Any, Any], side: str) -> str:
-    """Of which suites, modes, dtypes and devices the rows of a side are: all that identifies them but the model."""
+    """Return the suites, modes, dtypes and devices of the rows of a side."""
     keys = (change.key[:-1] for change in comparison.changes if getattr(change, side) is not None)
     return a_few(list(dict.fromkeys(" ".join(filter(None, key)) for key in keys)), 3)
 
 
 def worst_first(changes: Iterable[Change[R, B]]) -> tuple[Change[R, B], ...]:
-    """``changes`` in the order of their outcomes, else as they are."""
+    """Sort ``changes`` by outcome, stably."""
     return tuple(sorted(changes, key=lambda change: list(type(change.outcome).__members__).index(change.outcome.name)))
 
 
@@ -157,14 +169,18 @@ def decide(
     always: bool = True,
     stressed: bool = True,
 ) -> Outcome:
-    """What became of a model with the accuracy ``base`` that now has ``new``; ``""`` means that there is no row.
+    """Return the outcome of a model with the status ``base`` that now has ``new``; ``""``: no row.
 
-    ``selected``: NEW was asked to run this model. ``comparable``: both ran under the same conditions.
-    ``same_place``: where both differ, the difference entered at the same origin, kernel and module, and no
-    experiments say that it has another cause; or that cannot be told, since another tracer recorded other ops.
-    ``always``: as far as is known, the difference of ``base`` shows in every pair of runs; one that shows now and then
-    is not gone because two runs agree. ``stressed``: ``base`` was looked at under stress, too; where it was not, it
-    says nothing about a flaky difference.
+    Args:
+        base: status in BASE.
+        new: status in NEW.
+        selected: NEW was asked to run this model.
+        comparable: both ran under the same conditions.
+        same_place: both differ at the same origin, kernel and module, with no other proven cause; or that is unknown,
+            since another tracer recorded other ops.
+        always: as far as is known, the difference of ``base`` shows in every pair of runs; one that shows now and then
+            is not fixed because two runs agree.
+        stressed: ``base`` was stressed, too; else it says nothing about a flaky difference.
 
     Raises:
         ValueError: neither side has a row.
@@ -209,21 +225,20 @@ def decide(
 # ------------------------------------------------------------------------------------------------- pairing
 
 Pair = tuple[Row | None, Row | None]
-"""The rows of one model in BASE and in NEW, one of them perhaps absent."""
+"""The rows of one model in BASE and NEW; one may be absent."""
 
 Pairs = Sequence[tuple[Row, Row]]
-"""The rows of models that ran on both sides."""
+"""The rows of models on both sides."""
 
 
 def compare(base: Sweep, new: Sweep, *, scoped: bool = False) -> Comparison[Row, Outcome]:
-    """What became of every model of ``base`` and ``new``.
+    """Compare every model of ``base`` and ``new``.
 
-    Rows belong together when their keys are equal; against dynamo's files, when device and name (or the name, where
-    there is no device) are. A row whose only counterpart has another device or dtype is ``not comparable``; with
-    ``scoped``, it says nothing about that one.
+    Rows are paired by equal keys; against dynamo's files, by device and name (by name where there is no device). A row
+    whose only counterpart has another device or dtype is ``not comparable``; with ``scoped``, it has no counterpart.
 
     Raises:
-        HashbenchError: BASE has no rows, or a side has several rows where the other side's files tell only names.
+        HashbenchError: BASE has no rows, or a side has several rows where the other side's files only have names.
     """
     if not base.rows:
         raise HashbenchError(
@@ -258,7 +273,7 @@ def _pairs(base: Sweep, new: Sweep, *, scoped: bool) -> list[Pair]:
 
 
 def _either(pair: Pair) -> Row:
-    """The row that is there, rather NEW's than BASE's."""
+    """Return the row of NEW, else that of BASE."""
     row = pair[1] or pair[0]
     if row is None:
         raise ValueError("a pair has a row on one side at least")
@@ -269,7 +284,7 @@ RowKey = Callable[[Row], Hashable]
 
 
 def _keys(base: Sweep, new: Sweep) -> tuple[RowKey, RowKey]:
-    """What identifies a row on both sides, and what still does when device and dtype may differ."""
+    """Return two keys of rows: the exact one, and one that ignores device and dtype."""
     kinds = {base.kind, new.kind}
     name = operator.attrgetter("name")
     if "dynamo_expected" in kinds:
@@ -285,7 +300,7 @@ def _by_key(sweep: Sweep, key: RowKey) -> dict[Hashable, Row]:
         if rows.setdefault(key(row), row) is not row:
             raise HashbenchError(
                 f"{sweep.label} holds {row.name} more than once",
-                consequence="the other side does not tell suites, modes and dtypes apart",
+                consequence="the other side has no suites, modes and dtypes to match them by",
                 tip="Name one of its CSVs.",
             )
     return rows
@@ -328,17 +343,20 @@ def _outcome(pair: Pair, *, selected: bool, places_known: bool) -> Outcome:
 
 
 def _always(base: Row, new: Row) -> bool:
-    """Whether, as far as is known, the difference of ``base`` would have shown in ``new``."""
+    """Return True if, as far as is known, the difference of ``base`` would have shown in ``new``."""
     if kind_of(base.accuracy) is Kind.LATENT:
         return bool(new.stressed) and (base.latent_rate or 0.0) >= 1
     return base.rate is None or base.rate >= 1
 
 
 def _is_selected(sweep: Sweep, row: Row, suites: Collection[str], modes: Collection[str]) -> bool:
-    """Whether ``sweep`` was asked for ``row``; without a ``sweep.json`` for its suite and mode it counts as asked,
-    unless it is known which suites it was to run in which modes, or there is nothing of its suite (``suites`` are those
-    of NEW): training or inference that is gone may be lost, a suite that was never named was not meant. Nor was a mode
-    that takes a flag of its own, batch invariance, where NEW has none of it (``modes``: its own and these two)."""
+    """Return True if ``sweep`` was asked to run ``row``.
+
+    Without a ``sweep.json`` for its suite and mode, it counts as asked, unless it is known which suites and modes were
+    to run, or there is no row of its suite (``suites``: those of NEW): training or inference that is gone may be lost,
+    a suite that was never named was not meant. Nor was a mode with a flag of its own, as an invariance, of which NEW
+    has nothing (``modes``: its own, and these two).
+    """
     if sweep.parts is not None and (row.suite, row.mode) not in sweep.parts:
         return False
     if sweep.parts is None and sweep.selections and (row.suite not in suites or row.mode not in modes):
@@ -348,7 +366,7 @@ def _is_selected(sweep: Sweep, row: Row, suites: Collection[str], modes: Collect
 
 
 def _moved(base: Row, new: Row) -> list[str]:
-    """What says that the difference is another one; a cause says so only where both sides have established one."""
+    """Return the columns that show another difference; the cause only where both sides have established one."""
     established = all((cause := CAUSES.get(row.cause)) and cause.decided for row in (base, new))
     open_ = Confidence.OPEN in (base.confidence, new.confidence)
     sizes = ("accuracy",) if family_of(base.accuracy) == family_of(new.accuracy) else ()
@@ -356,14 +374,14 @@ def _moved(base: Row, new: Row) -> list[str]:
 
 
 def other_tracer(base: Row, new: Row) -> str:
-    """``python → native`` where two rows were traced by different tracers, whose kernels are not compared; empty where
-    they were not."""
+    """Return ``python → native`` if the rows were recorded by different tracers, whose kernels are not compared; else
+    empty."""
     known = base.tracer and new.tracer
     return f"{base.tracer} → {new.tracer}" if known and base.tracer != new.tracer else ""
 
 
 def tracer_remark(pairs: Iterable[tuple[Row, Row]]) -> str:
-    """One sentence where rows that are compared were traced by different tracers; empty where none were."""
+    """Return a sentence on compared rows of different tracers; empty where there are none."""
     retraced = Counter(filter(None, (other_tracer(old, now) for old, now in pairs)))
     if not retraced:
         return ""
@@ -377,7 +395,7 @@ def _other_conditions(base: Row, new: Row) -> list[str]:
 
 
 def _differing(base: Row, new: Row, columns: Iterable[str]) -> list[str]:
-    """``column old → new`` for every column that differs."""
+    """Return ``column old → new`` for every column that differs."""
     values = {column: (getattr(base, column), getattr(new, column)) for column in columns}
     return [f"{column} {_or_none(old)} → {_or_none(now)}" for column, (old, now) in values.items() if old != now]
 
@@ -399,7 +417,7 @@ def _note(outcome: Outcome, pair: Pair) -> str:
 
 
 def what_happened(row: Row) -> str:
-    """The error of a row that failed; for one that differs, where."""
+    """Return the error of a row that failed, or where one that differs diverges."""
     where = " in ".join(filter(None, (row.kernel, row.module))) if row.kernel else ""
     under = f"under {row.latent}" if kind_of(row.accuracy) is Kind.LATENT else ""
     return row.error or ": ".join(filter(None, (row.origin or under, where)))
@@ -423,12 +441,12 @@ VOLATILE = frozenset(
         *("schema", "env", "key"),
     }
 )
-"""Names that are passed over wherever they stand in an environment."""
+"""Names of entries that are ignored at any level of an environment."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentChange:
-    """One entry that differs: its dotted key and both values as text; empty where a side lacks it."""
+    """An entry that differs: its dotted key and both values as text, empty where a side lacks it."""
 
     key: str
     base: str
@@ -438,7 +456,7 @@ class EnvironmentChange:
 def environment_changes(
     base: Iterable[Mapping[str, Any]], new: Iterable[Mapping[str, Any]]
 ) -> tuple[EnvironmentChange, ...]:
-    """Every entry that differs, sorted by key. A side of several environments has all their values, ``a or b``."""
+    """Return every entry that differs, sorted by key; several values on one side as ``a or b``."""
     first, second = merged(base), merged(new)
     return tuple(
         EnvironmentChange(key=key, base=first.get(key, ""), new=second.get(key, ""))
@@ -448,7 +466,7 @@ def environment_changes(
 
 
 def merged(environments: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """The entries of several environments by their dotted keys; several values of one are joined, ``a or b``."""
+    """Merge the entries of several environments by dotted key; several values of one become ``a or b``."""
     values: dict[str, set[str]] = {}
     for environment in environments:
         for key, value in flat(environment).items():
@@ -457,7 +475,7 @@ def merged(environments: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def flat(environment: Mapping[str, Any]) -> dict[str, str]:
-    """The entries of an environment that may matter, as text by their dotted keys; without those that are empty."""
+    """Flatten an environment into dotted keys and values as text, without volatile and empty entries."""
     entries: dict[str, str] = {}
     for name, value in environment.items():
         if name.lower() in VOLATILE:
@@ -473,8 +491,7 @@ def flat(environment: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _environment_changes(base: Sweep, new: Sweep, ran: Pairs) -> tuple[EnvironmentChange, ...]:
-    """Only of the environments in which the compared rows were made, of all where no row says so; none where a side
-    does not tell its own."""
+    """Compare the environments of the compared rows (of all rows where none is named); empty where a side has none."""
     if not base.environments or not new.environments:
         return ()
     used = []
@@ -498,9 +515,8 @@ _SHOWN = 4
 
 
 def _environment_remarks(base: Sweep, new: Sweep, ran: Pairs) -> Iterator[str]:
-    """Sentences on rows of several machines: the environments of a side may be those of the other, taken together,
-    while a model ran on another machine in each. None where each side is of one environment, since what differs between
-    the two is shown by itself."""
+    """Yield sentences on rows of several machines: both sides may have the same environments while a model ran on
+    another machine in each. Nothing where each side has one environment, since their differences are shown."""
     old_entries, new_entries = (
         {key: flat(environment) for key, environment in sweep.environments.items()} for sweep in (base, new)
     )

@@ -1,7 +1,7 @@
-"""What is expected of every model, and what tonight makes of that.
+"""Judge a night against what is expected of every model.
 
-An expectation is a row of a CSV of expected rows, else last night's. Whether anything got worse is decided by
-:mod:`hashbench.report.compare` alone; an :class:`ExpectationStatus` says the same more finely, with the history.
+An expectation is a row of a CSV of expected rows, else that of the night before. Whether anything got worse is decided
+by :mod:`hashbench.report.compare` alone; an :class:`ExpectationStatus` says the same more finely, with the history.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from hashbench.results.rows import row_key
 from hashbench.text import count, told
 
 STALE_AFTER = 30
-"""Nights in which a model ran and did not show what is expected of it, before that is called stale."""
+"""Nights in which a model ran without showing what is expected, after which the expectation is stale."""
 
 
 class ExpectationStatus(StrEnum):
-    """How tonight compares with what is expected of a model, the worst first.
+    """How a night compares with what is expected of a model, the worst first.
 
-    ``meaning`` is for somebody who reads the word for the first time, ``advice`` says what to do where the row itself
-    does not.
+    Attributes:
+        meaning: a sentence that explains the word.
+        advice: what to do where the row itself does not say.
     """
 
     meaning: str
@@ -96,14 +97,19 @@ _STATUS_OF = {
     Outcome.NOT_SELECTED: ExpectationStatus.NOT_ASKED,
     **dict.fromkeys(AS_BEFORE, ExpectationStatus.MET),
 }
-"""Of outcomes that have another word here; ``regressed`` and ``fails otherwise`` depend on what is seen now."""
+"""Outcomes with another word here; ``regressed`` and ``fails otherwise`` depend on the new status."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement(Change[Row, Outcome]):
-    """One model tonight: what became of it since ``base``, a row of an expected CSV (``expected``) or last night's.
-    ``since``, ``link`` and ``seen`` are what the expected CSV says of it. ``unseen`` counts the last nights in a row in
-    which the model ran and did not show the trouble that is expected."""
+    """One model of a night, compared with ``base``: an expected row or the row of the night before.
+
+    Attributes:
+        status: the verdict.
+        expected: ``base`` is an expected row.
+        since, link, seen: columns of the expected row.
+        unseen: last consecutive nights in which the model ran without the expected trouble.
+    """
 
     status: ExpectationStatus
     expected: bool = False
@@ -114,12 +120,12 @@ class Judgement(Change[Row, Outcome]):
 
     @property
     def worse(self) -> bool:
-        """Whether it got worse: the answer of ``hashbench compare``, which knows no other."""
+        """True if it got worse, as ``hashbench compare`` decides it."""
         return self.outcome.worse
 
     @property
     def word(self) -> str:
-        """The status as a reader understands it: nothing is *as expected* where only last night is known."""
+        """The status in words: nothing is *as expected* where only the night before is known."""
         return "as last night" if self.status is ExpectationStatus.MET and not self.expected else str(self.status)
 
     @property
@@ -134,12 +140,12 @@ class Judgement(Change[Row, Outcome]):
 
     @property
     def in_trouble(self) -> bool:
-        """Whether the model differs or fails tonight."""
+        """True if the model differs or fails now."""
         return kind_of(self.now).is_trouble
 
     @property
     def message(self) -> str:
-        """One line: what is seen, what was expected, and why."""
+        """One line: what was seen, what was expected, and why."""
         since = f" since {self.since}" if self.since else ""
         source = "expected" if self.expected or self.base is None else "last night"
         nights = f", not seen for {count(self.unseen, 'night')}" if self.unseen else ""
@@ -150,9 +156,14 @@ class Judgement(Change[Row, Outcome]):
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """The last night of ``history``, judged. ``judgements`` has every model of either side, the worst first; ``before``
-    is the index of the last earlier night that has rows (``None``: there is none); ``remarks`` are sentences on what
-    cannot be seen. The problems of the night itself make it worse."""
+    """The last night of ``history``, judged. Problems of the night itself make it worse.
+
+    Attributes:
+        history: all nights.
+        judgements: every model of either side, the worst first.
+        before: index of the last earlier night with rows; ``None``: there is none.
+        remarks: sentences on what cannot be compared.
+    """
 
     history: History
     judgements: tuple[Judgement, ...]
@@ -161,29 +172,28 @@ class Judged:
 
     @property
     def night(self) -> Night:
-        """The night that is judged."""
+        """The judged night."""
         return self.history.nights[-1]
 
     @property
     def last(self) -> str:
-        """The label of the night before; empty where there is none, and where no model of it can be compared."""
+        """Label of the night before; empty where there is none, or no model of it can be compared."""
         return "" if self.before is None or self.alone else self.history.nights[self.before].label
 
     @property
     def got_worse(self) -> bool:
-        """Whether any model got worse, or the night itself is not whole."""
+        """True if any model got worse, or the night itself is incomplete."""
         return bool(self.night.problems) or any(judgement.worse for judgement in self.judgements)
 
     @property
     def alone(self) -> bool:
-        """Whether there was nothing to compare the night with: no model has a row on both sides, and none is missing
-        from it. What it says then is what it found."""
+        """True if there was nothing to compare with: no model has a row on both sides, and none is missing. The report
+        then says what the night found."""
         return not any(one.base is not None and (one.new is not None or one.worse) for one in self.judgements)
 
     @property
     def failed(self) -> bool:
-        """Whether a strict reader has something to look at: it :attr:`got_worse`, or, of a night :attr:`alone`, a model
-        differs or fails."""
+        """True if ``--strict`` fails: it :attr:`got_worse` or, of a night :attr:`alone`, a model differs or fails."""
         return self.got_worse or (self.alone and any(judgement.in_trouble for judgement in self.judgements))
 
     @property
@@ -207,11 +217,11 @@ class Judged:
         return f"; {count(len(unmatched), 'row')} had nothing to compare with: {_kinds_in_words(unmatched)}"
 
     def word_of(self, one: Judgement) -> str:
-        """The status of a judgement as a reader understands it; of a night :attr:`alone`, what is seen."""
+        """Return the status of a judgement in words; of a night :attr:`alone`, what is seen."""
         return _SEEN[kind_of(one.now)][0] if self.alone else one.word
 
     def message_of(self, one: Judgement) -> str:
-        """One line: what is seen, what was expected, and why; of a night :attr:`alone`, what is seen and where."""
+        """Return one line: what is seen, what was expected, and why; of a night :attr:`alone`, what and where."""
         if self.alone and one.new is not None:
             return "; ".join(filter(None, (seen(one.new), what_happened(one.new))))
         return one.message
@@ -225,11 +235,11 @@ _SEEN = {
     Kind.SKIP: ("was skipped", "were skipped"),
     Kind.ABSENT: ("has no row", "have no row"),
 }
-"""What one model does, and what several do."""
+"""Verbs for one model and for several."""
 
 
 def counted(judgements: Collection[Judgement]) -> str:
-    """``Of 3 models, 1 differs and 2 pass``: what the rows say, compared with nothing."""
+    """Return ``Of 3 models, 1 differs and 2 pass``: the rows, compared with nothing."""
     rows = [one for one in judgements if one.new is not None]
     if not rows:
         return "There are no rows"
@@ -239,22 +249,28 @@ def counted(judgements: Collection[Judgement]) -> str:
 
 
 def rows_of_models(judgements: Collection[Judgement]) -> str:
-    """``3 models``; where a model has rows of several modes, dtypes or devices, ``5 rows of 3 models``."""
+    """Return ``3 models``, or ``5 rows of 3 models`` where a model has rows of several modes, dtypes or devices."""
     models = len({(one.key[0], one.key[-1]) for one in judgements})
     words = count(models, "model")
     return words if models == len(judgements) else f"{count(len(judgements), 'row')} of {words}"
 
 
 def _kinds_in_words(judgements: Iterable[Judgement]) -> str:
-    """``1 differs, 2 fail and 3 pass``, the worst first."""
+    """Return ``1 differs, 2 fail and 3 pass``, the worst first."""
     counts = Counter(kind_of(one.now) for one in judgements)
     parts = [f"{counts[kind]} {words[counts[kind] != 1]}" for kind, words in _SEEN.items() if counts[kind]]
     return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
 
 
 def expectation_status(outcome: Outcome, accuracy: str, *, expected: bool = True, unseen: int = 0) -> ExpectationStatus:
-    """The status of a model that now has the status ``accuracy``, whose row is ``expected`` by a CSV (or was last
-    night's), and which has not shown it for ``unseen`` nights in which it ran."""
+    """Return the status of a model that has the status ``accuracy`` now.
+
+    Args:
+        outcome: its outcome against what is expected.
+        accuracy: its status.
+        expected: a CSV expects its row; else it is compared with the night before.
+        unseen: consecutive nights in which it ran without showing what is expected.
+    """
     if outcome in (Outcome.REGRESSED, Outcome.FAILS_OTHERWISE) and kind_of(accuracy) is Kind.LATENT:
         return ExpectationStatus.NEW_LATENT
     if outcome in (Outcome.REGRESSED, Outcome.FAILS_OTHERWISE):
@@ -265,8 +281,8 @@ def expectation_status(outcome: Outcome, accuracy: str, *, expected: bool = True
 
 
 def unseen_nights(model: ModelHistory | None, expected: Row) -> int:
-    """How many nights in a row, up to the last, the model ran and did not show what is ``expected``. Nights without a
-    row of it, and nights in which it was skipped, do not count and do not end the row."""
+    """Count the last consecutive nights in which the model ran without showing what is ``expected``. Nights without a
+    row of it, or in which it was skipped, are passed over."""
     count = 0
     for interval in reversed(model.intervals if model else ()):
         if kind_of(interval.accuracy) is Kind.SKIP:
@@ -291,13 +307,13 @@ def judge(
     last: Sweep | None = None,
     before: int | None = None,
 ) -> Judged:
-    """Every model of the last night of ``history`` against what is expected of it.
+    """Judge every model of the last night of ``history`` against what is expected of it.
 
     Args:
         history: with ``new`` as its last night.
-        new: the whole rows of that night.
+        new: the full rows of that night.
         expected: rows of CSVs such as ``results/expected``.
-        last: an earlier night; it tells what to expect of models that ``expected`` does not know.
+        last: an earlier night, expected of models that ``expected`` does not have.
         before: the index of that night in ``history``.
 
     Raises:
@@ -319,7 +335,7 @@ def judge(
 
 
 def changes_since(base: Sweep, new: Sweep) -> tuple[ModelChange, ...]:
-    """What became of each row since ``base``, which may have none; a row says nothing of other devices and dtypes."""
+    """Compare each row with ``base``, which may be empty; other devices and dtypes have no counterpart."""
     if not base.rows:
         return tuple(Change(key=row_key(row), outcome=Outcome.NEW, base=None, new=told(row)) for row in new.rows)
     return compare(base, new, scoped=True).changes
@@ -379,7 +395,7 @@ def assess(folders: Sequence[Path | str], *, expected: Path | None = None, until
     if wanted is not None and wanted.kind != "hashbench":
         raise HashbenchError(
             f"{expected} is dynamo's",
-            consequence="it names no suites, modes and kernels, so it does not say what to expect of a night",
+            consequence="without suites, modes and kernels, it cannot be a baseline of a night",
             tip="Compare with it by `hashbench compare`, or make one by `hashbench expect`.",
         )
     history = load_history(folders, until=until)
@@ -396,5 +412,5 @@ def assess(folders: Sequence[Path | str], *, expected: Path | None = None, until
 
 
 def _sweep_of(night: Night) -> Sweep:
-    """The whole rows of a night, of the files that can be read."""
+    """Return the full rows of a night, of the files that can be read."""
     return load_files(night.files, path=night.folder, damaged_night=bool(night.problems))

@@ -1,4 +1,4 @@
-"""CSVs of expected rows, brought up to date with a sweep: what ``hashbench expect`` does."""
+"""Update CSVs of expected rows from a sweep, for ``hashbench expect``."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ class Expected:
 
 
 def expect(new: Sweep, *, known: Sweep | None, only: Collection[str] = (), link: str = "", today: str) -> Expected:
-    """What to expect from now on: the rows of ``new``, and those of ``known`` that ``new`` does not have.
+    """Return the rows to expect: those of ``new``, and those of ``known`` that ``new`` does not have.
 
     A row that shows what was expected keeps its ``since`` and ``link``. An expected difference that shows only now and
-    then stays when it was not seen in ``new``, unless ``only`` names the model.
+    then stays when ``new`` did not show it, unless ``only`` names the model.
 
     Args:
         new: a sweep, written by hashbench.
-        known: what is expected so far.
-        only: names of the models to take from ``new``; none: all.
-        link: the issue that explains the rows that are new or changed.
+        known: the rows that are expected so far.
+        only: names of the models to take from ``new``; empty: all.
+        link: the issue that explains new or changed rows that do not pass.
         today: the date of ``new``, as ISO 8601.
 
     Raises:
@@ -62,8 +62,8 @@ def expect(new: Sweep, *, known: Sweep | None, only: Collection[str] = (), link:
     """
     if new.kind != "hashbench" or (known is not None and known.kind != "hashbench"):
         raise HashbenchError(
-            "dynamo's files do not say what to expect",
-            consequence="they name neither suite nor kernel",
+            "files of dynamo cannot be a baseline",
+            consequence="they have no suite and no kernel",
             tip="Name a folder that `hashbench sweep` wrote.",
         )
     if not new.rows:
@@ -105,7 +105,7 @@ def _accepted(change: ModelChange, what: str) -> str:
 def _updated(
     change: ModelChange, *, only: Collection[str], left: Collection[tuple[str, ...]], link: str, today: str
 ) -> tuple[ExpectedRow, str]:
-    """The row to expect, and what became of it."""
+    """Return the row to expect, and what became of it."""
     base, new = (None if row is None else as_written(row) for row in (change.base, change.new))
     if base is not None and not isinstance(base, ExpectedRow):
         base = extended(ExpectedRow, base)
@@ -145,8 +145,8 @@ def write_expected(path: Path, expected: Expected) -> None:
 def expect_from(
     results: Sequence[Path], *, output: Path, only: Collection[str] = (), link: str = "", today: str
 ) -> list[tuple[Path, Expected]]:
-    """Bring ``output`` up to date with the sweeps at ``results``: a CSV, or a folder that gets one for each suite, mode
-    and device. Everything is read and decided before anything is written.
+    """Update ``output`` from the sweeps at ``results``: a CSV, or a folder of one CSV for each suite, mode and device.
+    Everything is read and decided before anything is written.
 
     Raises:
         HashbenchError: a model of ``only`` is not there; or see :func:`expect`, :func:`write_expected` and

@@ -1,4 +1,5 @@
-"""The table at the end of a sweep: what differs and what fails, what to do about it, and what the rest counts to."""
+"""The table at the end of a sweep: models that differ or fail with what to do, counts of the rest, and what passing
+means."""
 
 from __future__ import annotations
 
@@ -16,11 +17,10 @@ from hashbench.results.folder import ResultsFolder, file_key
 from hashbench.text import a_few, count, one_line, percent, rate, shorten, stress_counts, told
 
 COLUMNS = ("name", "accuracy", "latent", "origin", "kernel", "module", "phase", "cause", "confidence", "seconds")
-"""A cause says more than an origin, which is shown where there is none. Columns that are empty throughout are left
-out."""
+"""Columns of the table. The origin is left out where there is a cause, as are empty columns."""
 
 _NARROWEST = {"module": 8, "name": 16}
-"""How narrow a column may become so that the table fits, and in which order; no other is ever cut."""
+"""Minimum widths of the columns that may be cut, in the order in which they are; no other is ever cut."""
 
 _WHERE_THERE_IS_ROOM = ("kernel", "cause", "module", "origin", "phase", "confidence", "seconds")
 """Columns that a narrow table leaves out, the last first. Kernel, module and cause then have a line below the row, as
@@ -31,11 +31,11 @@ _COLOURS = {Kind.DIFFER: "31", Kind.LATENT: "35", Kind.FAIL: "33", Kind.PASS: "3
 _INDENT = "    "
 _GAP = 2
 _MORE_RUNS = 60
-"""Number of runs that is offered where fewer agreed."""
+"""Number of runs that the footer suggests where there were fewer."""
 
 
 def no_command(_row: Row) -> str:
-    """For a table without commands."""
+    """Return no command for a row."""
     return ""
 
 
@@ -52,12 +52,12 @@ def sweep_table(
     """Return what a sweep prints when it has ended.
 
     Args:
-        rows: in the order of the sweep. Those that differ are listed first, then those that fail, each with what to do
-            about it; what passed or was skipped is counted.
-        folder: holds their repros and logs; ``None``: unknown.
-        command: what to run on a row that differs or fails; empty for none.
-        width: characters of a line; ``None``: as long as they come. Commands are never broken.
-        colour: with escape sequences of a terminal.
+        rows: in the order of the sweep. Those that differ are listed first, then those that fail, each with what to do;
+            those that pass or are skipped are counted.
+        folder: of the repros and logs; ``None``: unknown.
+        command: returns the command that reruns a row that differs or fails; empty for none.
+        width: maximum length of a line; ``None``: unlimited. Commands are never broken.
+        colour: use escape sequences for colours.
         more_runs: the command that made the rows takes ``--runs``.
         footer: end with what passing means; see :func:`what_passing_means`.
     """
@@ -77,7 +77,7 @@ def sweep_table(
 
 
 def what_passing_means(rows: Sequence[Row], *, width: int | None = None, more_runs: bool = True) -> str:
-    """Return what the rows that pass leave open, in plain words; empty where none passes."""
+    """Return which differences passing rows may have missed, in plain words; empty where none passes."""
     by_kind = _by_kind([told(row) for row in rows])
     passing, flaky = by_kind[Kind.PASS], by_kind[Kind.LATENT]
     paragraphs = (_what_runs_prove(passing, more_runs), _what_stress_proves(passing, flaky))
@@ -123,7 +123,7 @@ def _listed(
 def _below(
     row: Row, shown: Collection[str], folder: Path | None, command: Callable[[Row], str], width: int | None
 ) -> Iterator[str]:
-    """Yield what the columns ``shown`` leave out of a row, its error, what to do, where to look, and the command."""
+    """Yield the lines below a row: cells not in ``shown``, its error, what to do, where to look, and the command."""
     line = command(row)
     for text in (_place(row, shown), _cause(row, shown), *_remarks(row)):
         if text:
@@ -136,7 +136,7 @@ def _below(
 
 
 def _place(row: Row, shown: Collection[str]) -> str:
-    """Return ``where: aten.add.Tensor in Net.layer1, zoo.py:18 forward``, without what has a column."""
+    """Return ``where: aten.add.Tensor in Net.layer1, zoo.py:18 forward``, without cells that the table shows."""
     kernel = row.kernel if "kernel" not in shown else ""
     module = f"in {row.module}" if row.module and (kernel or "module" not in shown) else ""
     parts = filter(None, [f"{kernel} {module}".strip(), row.source])
@@ -151,7 +151,7 @@ def _cause(row: Row, shown: Collection[str]) -> str:
 
 
 def _remarks(row: Row) -> Iterator[str]:
-    """What is said of a row whatever its status: its error, what was left out, and what ran in another way."""
+    """Yield the error of a row, the results that were not compared, and code that ran in another way."""
     if kind_of(row.accuracy) is Kind.LATENT and row.latent:
         yield f"flaky: it differs in {rate(row)} ({Perturbation[row.latent.upper()].meaning})"
     not_compared = f"not compared: {row.not_compared}" if row.not_compared else ""
@@ -159,7 +159,7 @@ def _remarks(row: Row) -> Iterator[str]:
 
 
 def _remedy(row: Row, *, ours: bool) -> str:
-    """The advice for a difference; that for a failure only where a run of ours failed."""
+    """Return the advice for a difference, or for a failure of our own run."""
     if kind_of(row.accuracy).has_cause:
         return row.advice or "let the diagnosis look for the cause, with a --diagnose-budget above 0"
     status = status_of(row.accuracy)
@@ -181,7 +181,7 @@ def _places(row: Row, folder: Path | None) -> Iterator[tuple[str, str]]:
 
 
 def _fitted(cells: dict[str, list[str]], width: int | None) -> dict[str, list[str]]:
-    """The columns that are used, as many as fit where some are narrow, and these no narrower than they must be."""
+    """Return the columns that fit into ``width``, cut to it."""
     cells = {column: texts for column, texts in cells.items() if any(texts)}
     if "cause" in cells:
         cells.pop("origin", None)
@@ -222,7 +222,7 @@ def _shown(value: object) -> str:
 
 
 def _fill(text: str, width: int | None, *, indent: str = _INDENT) -> str:
-    """``text`` with line breaks between words; paths stay whole, so that they can be copied."""
+    """Break ``text`` into lines between words; paths stay whole, so that they can be copied."""
     if width is None or not text:
         return f"{indent}{text}" if text else ""
     further = f"{indent}  " if indent else ""
@@ -240,7 +240,7 @@ def _fill(text: str, width: int | None, *, indent: str = _INDENT) -> str:
 
 
 def _notes(rows: Sequence[Row], width: int | None) -> Iterator[str]:
-    """Why models were skipped, and what is said of some that pass: those with one reason share a line."""
+    """Yield why models were skipped, and remarks on passing ones; models with one reason share a line."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         for text in _remarks(row):
@@ -250,7 +250,7 @@ def _notes(rows: Sequence[Row], width: int | None) -> Iterator[str]:
 
 
 def _counts(rows: Sequence[Row], by_kind: dict[Kind, list[Row]], width: int | None, paint: Paint) -> str:
-    """``5 models in inference: 1 eager_two_runs_differ, 4 pass``; each on a line of its own where that is too long."""
+    """Return ``5 models in inference: 1 eager_two_runs_differ, 4 pass``; one status a line where that is too long."""
     modes = " and ".join(dict.fromkeys(row.mode for row in rows if row.mode))
     what = f"{count(len(rows), 'model')}{f' in {one_line(modes)}' if modes else ''}:"
     statuses = [
@@ -297,5 +297,5 @@ def _what_stress_proves(passing: Sequence[Row], flaky: Sequence[Row]) -> str:
 
 
 def _most_pairs(row: Row) -> tuple[int, int]:
-    """Stressed pairs of a row that differ, and how many there were: of the perturbation with the most of them."""
+    """Return (pairs that differ, pairs) of the perturbation with most stressed pairs."""
     return max(stress_counts(row).values(), key=lambda counted: counted[1], default=(0, 0))

@@ -17,12 +17,12 @@ from hashbench.results.rows import csv_line, defuse
 from hashbench.text import as_written, count, one_line, shorten
 
 COUNTED_ONLY = frozenset({Outcome.UNCHANGED, Outcome.STILL_SKIPPED, Outcome.NOT_SELECTED})
-"""Outcomes whose models are not listed, because nothing about them asks for attention."""
+"""Outcomes whose models are only counted: they need no attention."""
 
 _LONGEST_NOTE = 60
 
 LISTED_ALIKE = 5
-"""From this many models on, those that are not comparable for one and the same reason become one line."""
+"""Minimum number of models not comparable for the same reason that share a line."""
 
 
 def _table(headers: Sequence[str], lines: Iterable[Sequence[str]], style: str = "simple") -> str:
@@ -37,20 +37,21 @@ CHANGE_HEADERS = ("outcome", "model", "mode", "base", "new", "note")
 
 
 def as_text(comparison: Comparison[Row, Outcome]) -> str:
-    """For a terminal: the environment's differences, what changed with the worst first, and one line of counts."""
+    """Return the comparison for a terminal: changes of the environment, changes of models with the worst first, and a
+    line of counts."""
     title = f"{one_line(comparison.base)} → {one_line(comparison.new)}"
     return "\n\n".join([title, *_sections(comparison, style="simple", cell=one_line, bold=str)]) + "\n"
 
 
 def as_markdown(comparison: Comparison[Row, Outcome]) -> str:
-    """The same as GitHub's Markdown; texts from models (names, errors) are escaped."""
+    """Return the same as GitHub's Markdown; texts from models (names, errors) are escaped."""
     title = f"## hashbench compare: {escape_markdown(comparison.base)} → {escape_markdown(comparison.new)}"
     sections = _sections(comparison, style="pipe", cell=escape_markdown, bold="**{}**".format)
     return "\n\n".join([title, *sections]) + "\n"
 
 
 def escape_markdown(text: str) -> str:
-    """``text`` so that Markdown shows it as it is: no table cell ends, no markup and no HTML begins."""
+    """Escape ``text`` for a cell of a Markdown table."""
     escaped = html.escape(one_line(text), quote=False)
     # Underscores count only at the edges of words, and nearly every model has some inside.
     return re.sub(r"([\\`*\[\]|~])|(?<![^\W_])_|_(?![^\W_])", lambda match: f"\\{match.group()}", escaped)
@@ -74,8 +75,8 @@ def _sections(comparison: Comparison[Row, Outcome], *, style: str, cell: Cell, b
 
 
 def summary(comparison: Comparison[Row, Outcome]) -> str:
-    """One line: whether anything got worse, how many rows had each outcome, the worst first, and how many were compared
-    with nothing."""
+    """Return one line: whether anything got worse, the number of rows with each outcome, the worst first, and the
+    number without a partner."""
     counts = ", ".join(f"{number} {outcome}" for outcome, number in comparison.counts.items())
     base, new = comparison.unpaired
     if not base and not new:
@@ -101,7 +102,7 @@ def _note(change: ModelChange) -> str:
 
 
 def _split(changes: Iterable[ModelChange]) -> tuple[list[ModelChange], list[str]]:
-    """The changes that are listed one by one, and a line for each group of those that are not."""
+    """Split the changes into those that are listed and a line for each group of the others."""
     groups: dict[tuple[str, ...], list[ModelChange]] = {}
     for change in changes:
         groups.setdefault((change.outcome, *_shared(change)), []).append(change)
@@ -119,7 +120,7 @@ def _split(changes: Iterable[ModelChange]) -> tuple[list[ModelChange], list[str]
 
 
 def _shared(change: ModelChange) -> tuple[str, ...]:
-    """What a change has in common with others that can share its line: first how they are shown, then why."""
+    """Return what a change has in common with those that share its line: the kind of line, then the reason."""
     *group, _ = change.key
     if change.outcome is Outcome.NOT_SELECTED:
         return "selection", "NEW was not asked to run them"
@@ -136,7 +137,7 @@ def _shared(change: ModelChange) -> tuple[str, ...]:
 
 
 def as_json(comparison: Comparison[Row, Outcome]) -> str:
-    """One JSON object with every model, also the unchanged ones; empty fields of rows are left out."""
+    """Return one JSON object with every model, also the unchanged ones; empty fields of rows are left out."""
     content = {
         "base": comparison.base,
         "new": comparison.new,
@@ -162,7 +163,7 @@ def as_json(comparison: Comparison[Row, Outcome]) -> str:
 
 
 def _filled(row: Row | None) -> dict[str, object] | None:
-    """Numbers that JSON lacks (infinity, not a number) become their names."""
+    """Return the fields of a row that are not empty; numbers that JSON lacks (infinity, NaN) as their names."""
     if row is None:
         return None
     values = {column: getattr(as_written(row), column) for column in ROW_COLUMNS}
@@ -175,7 +176,7 @@ SIDE_COLUMNS = ("accuracy", "origin", "kernel", "module", "error")
 
 
 def as_csv(comparison: Comparison[Row, Outcome]) -> str:
-    """One line per model, also the unchanged ones: outcome, key, note, and both rows' status and place."""
+    """Return one line for each model, also unchanged ones: outcome, key, note, and status and place in both rows."""
     sides = [f"{side}_{column}" for side in ("base", "new") for column in SIDE_COLUMNS]
     lines = [csv_line(["outcome", "worse", *ROW_KEY, "note", *sides])]
     for change in comparison.changes:

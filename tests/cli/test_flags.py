@@ -15,9 +15,9 @@ from hashbench.cli.flags import Look, at_least, look_of, made_of, new_folder, sa
 @pytest.mark.parametrize(
     ("kind", "text", "said"),
     [
-        (at_least(1), "0", "0 is too small, it must be at least 1"),
-        (at_least(1, most=5), "6", "6 is too large, it must be at most 5"),
-        (at_least(0.1, float), "nan", "nan is too small, it must be at least 0.1"),
+        (at_least(1), "0", "must be >= 1, got 0"),
+        (at_least(1, most=5), "6", "must be <= 5, got 6"),
+        (at_least(0.1, float), "nan", "must be >= 0.1, got nan"),
         (at_least(1), "1.5", "'1.5' is not a number"),
         (at_least(1, most=5), "5", 5),
         (at_least(0.1, float), "0.1", 0.1),

@@ -38,7 +38,7 @@ def inputs():
         ("pipeline compare none other", "none"),
         ("numeric none.py", "none.py"),
         ("numeric two.py --training --inference", "not allowed with"),
-        ("numeric two.py --atol -1", "--atol: -1 is too small"),
+        ("numeric two.py --atol -1", "--atol: must be >= 0, got -1"),
         ("audit --dtypes float7", "'float7' is not a dtype"),
         ("audit --rows --results out", "--rows cannot be combined with --results"),
         ("audit --resume", "--resume requires --output"),

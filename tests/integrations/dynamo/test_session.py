@@ -394,7 +394,7 @@ def test_run_for_speed_leaves_no_model_that_looks_dead(
     miniature: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["dynamo", str(miniature), "--performance", f"--output={tmp_path / 'b.csv'}", "--only=absent"]) == 0
-    assert "made no accuracy check" in capsys.readouterr().err
+    assert "ran no accuracy check" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -415,7 +415,7 @@ def test_flag_that_the_harness_refuses_begins_no_model(
     assert main(["dynamo", str(SCRIPT), *wrong, f"--output={tmp_path / 'a.csv'}"]) == 2
     told = capfd.readouterr()
     assert "usage:" in told.err
-    assert told.err.endswith("hashbench: the harness began no model (exit code 2), so there is nothing to say.\n")
+    assert told.err.endswith("hashbench: the harness ran no model (exit code 2): no results.\n")
     assert told.out == ""
     after = {path: path.read_bytes() for path in ours.rglob("*") if path.is_file()}
     assert after == {**before, ours / ".lock": b""}

@@ -151,7 +151,7 @@ def test_workers_get_devices_and_rows_are_of_their_kind(
     ("arguments", "said"),
     [
         (["--dtypes", "float7"], "'float7' is not a dtype"),
-        (["--samples", "0"], "too small"),
+        (["--samples", "0"], "must be >= 1, got 0"),
         (["--results", "nowhere"], "nowhere does not exist"),
         (["--device", "nonsense"], "'nonsense' is not a device"),
     ],
