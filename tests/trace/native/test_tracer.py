@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import itertools
-import os
 import signal
-import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -17,22 +13,21 @@ from typing import Any
 
 import pytest
 import torch
-import xxhash
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hashbench import HashDebugTrace
 from hashbench.divergence import find
 from hashbench.errors import HashbenchError
-from hashbench.native.library import Library, is_recorded, xxh3
+from hashbench.native.library import Library, is_recorded
 from hashbench.records import Trace
 from hashbench.replay.controls.perturbations import _heap
 from hashbench.trace import callbacks, file, mode, native
 from hashbench.trace.callbacks import TraceCallback
 from hashbench.trace.digest import digest, untraced
-from hashbench.trace.native.tracer import NativeTracer
 from hashbench.trace.tracer import native_unavailable
 from tests.trace.native import programs
+from tests.trace.native.tracer_helpers import alone, names, scaled, traced
 
 pytestmark = pytest.mark.skipif(native_unavailable() is not None, reason="the native tracer cannot be built here")
 
@@ -40,16 +35,6 @@ pytestmark = pytest.mark.skipif(native_unavailable() is not None, reason="the na
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
-
-
-def traced(compute: Callable[[], Any], **options: Any) -> tuple[Trace, Any]:
-    with HashDebugTrace(tracer="native", **options) as trace:
-        found = compute()
-    return trace.finish(), found
-
-
-def names(trace: Trace) -> list[str]:
-    return [record.op for record in trace.records]
 
 
 def profiled(compute: Callable[[], Any]) -> list[str]:
@@ -215,11 +200,6 @@ def test_every_op_of_a_step_is_one_that_the_profiler_sees_untraced() -> None:
     assert all(recorded.count(name) <= seen.count(name) for name in set(recorded))
     for name in ("convolution", "native_batch_norm", "hardswish_", "add", "prod", "add_"):
         assert recorded.count(f"aten::{name}") == seen.count(f"aten::{name}") > 0
-
-
-@torch.library.custom_op("hashbench_tests::scaled", mutates_args=())
-def scaled(x: torch.Tensor) -> torch.Tensor:
-    return x.sin() * 2
 
 
 @torch.library.custom_op("hashbench_tests::by_numpy", mutates_args=())
@@ -477,14 +457,6 @@ def test_a_mode_of_the_programs_own_sees_its_ops_and_each_is_recorded_once(optio
     assert names(trace) == seen == compute()
 
 
-def test_digests_are_made_by_the_function_that_asks_the_processor() -> None:
-    function, data = xxh3(), bytes(torch.randint(0, 256, (5000,), dtype=torch.uint8).tolist())
-    if hasattr(ctypes.CDLL(xxhash._xxhash.__file__), "XXH3_64bits_dispatch"):
-        assert function.__name__ == "XXH3_64bits_dispatch"
-    for size in (0, 1, 16, 17, 128, 129, 240, 241, 1024, 1025, 4999):
-        assert function(data[:size], size) == xxhash.xxh3_64_intdigest(data[:size])
-
-
 @pytest.mark.parametrize("tracer", ["native", "python"])
 def test_a_trace_is_released_with_its_last_reference(tracer: str) -> None:
     model = nn.Linear(2, 2)
@@ -539,69 +511,6 @@ def test_a_watcher_that_fails_at_a_leaf_leaves_the_others_as_they_are(error: typ
     assert read[0] == digest(first)
 
 
-OWN = torch.Generator()
-
-
-@torch.library.custom_op("hashbench_tests::drawing", mutates_args=())
-def drawing(x: torch.Tensor, own: bool) -> torch.Tensor:
-    return x + torch.rand(3, generator=OWN if own else None)
-
-
-@pytest.mark.parametrize("options", [{}, {"hash_inputs": True}], ids=["plain", "hashed inputs"])
-@pytest.mark.parametrize("own", [True, False], ids=["of its own", "that was in another state"])
-def test_an_op_that_draws_from_a_generator_of_its_own_is_the_kernel(own: bool, options: dict[str, Any]) -> None:
-    def run(seed: int) -> Trace:
-        (OWN if own else torch.default_generator).manual_seed(seed)
-        x = torch.zeros(3)
-        with HashDebugTrace(tracer="native", **options) as trace:
-            found = drawing(drawing(x, own), own)
-            found = scaled(found)
-        trace.add_result("output", found)
-        return trace.finish()
-
-    first, second = run(1), run(2)
-    drawn = [record.op for record in first.records if record.rng]
-    assert drawn == ["aten.rand.generator", "hashbench_tests.drawing.default"] * 2
-    verdict = find(first, second).divergence
-    assert verdict is not None
-    if own:
-        assert (verdict.origin, verdict.kernel, verdict.inside) == ("kernel", "hashbench_tests.drawing.default", "")
-        assert "aten.rand.generator inside it: the random generator was in another state" in verdict.detail
-    else:
-        assert (verdict.origin, verdict.inside) == ("rng", "hashbench_tests.drawing.default")
-
-
-class _Marked(torch.Tensor):
-    pass
-
-
-@pytest.mark.parametrize("options", [{}, {"hash_inputs": True}], ids=["unobserved", "observed"])
-def test_tensors_of_other_classes_are_made_unrecorded_with_torchs_class_left_as_it_is(options: dict[str, bool]) -> None:
-    given, before = torch.rand(3), dict(vars(torch.Tensor))
-
-    def make() -> list[torch.Tensor]:
-        assert dict(vars(torch.Tensor)) == before
-        made = [nn.Parameter(given), given.as_subclass(_Marked), torch.Tensor._make_subclass(_Marked, given)]
-        return [*made, given.detach()]
-
-    trace, made = traced(make, **options)
-    assert [type(tensor) for tensor in made] == [nn.Parameter, _Marked, _Marked, torch.Tensor]
-    assert names(trace) == ["aten.detach.default"]
-
-
-def test_an_op_that_is_taken_back_leaves_nothing_to_the_next_one_at_its_place() -> None:
-    """Memory of schemas is used again at once: without a word to the recorder, one of these ends the process."""
-    for number in range(20):
-        for arguments in ("Tensor x", "Tensor x, Tensor y"):
-            library = torch.library.Library(f"hashbench_taken_back_{number}_{len(arguments)}", "DEF")
-            library.define(f"op({arguments}) -> Tensor")
-            library.impl("op", lambda *given: given[0] + len(given), "CPU")
-            with HashDebugTrace(tracer="native") as trace:
-                getattr(torch.ops, library.ns).op(*[torch.ones(3)] * arguments.count("Tensor"))
-            library._destroy()
-            assert f"{library.ns}.op.default" in [record.op for record in trace.finish().records]
-
-
 class Ending:
     """What an op that ends its trace finds: the trace alone, so that it may be dropped."""
 
@@ -642,14 +551,6 @@ print("done")
 """
 
 
-def alone(program: str) -> None:
-    """Run it in a process of its own, whose memory is overwritten as soon as it is given back."""
-    environment = {**os.environ, "MALLOC_PERTURB_": "85"}
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, env=environment)
-    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr[-2000:]
-
-
 def test_an_op_may_end_finish_and_drop_the_trace_that_it_is_in() -> None:
     alone(_ENDS)
 
@@ -678,31 +579,3 @@ def test_an_error_of_a_trace_that_raised_is_not_the_next_ones(monkeypatch: pytes
         traced(compute)
     trace, _ = traced(lambda: torch.ones(2))
     assert names(trace) == ["aten.ones.default"]
-
-
-def test_ctrl_c_while_the_recorder_asks_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = torch.ones(3)
-    monkeypatch.setattr(NativeTracer, "name_of_leaf", lambda *_: signal.raise_signal(signal.SIGINT))
-    with pytest.raises(KeyboardInterrupt), HashDebugTrace(tracer="native"):
-        x.sin()
-
-
-_READS = """
-from hashbench.native.library import OTHERS
-from tests.trace.native import test_tracer as tests
-x, size = tests.torch.ones(3), tests.ctypes.c_int64()
-with tests.HashDebugTrace(tracer="native") as trace:
-    for number in range(100):
-        x.add(number)
-    library, recorder = trace._tracer._library, trace._tracer._recorder
-    address = library.text(recorder, OTHERS, 50, tests.ctypes.byref(size))
-    before = tests.ctypes.string_at(address, size.value)
-    for number in range(100, 3000):
-        x.add(number)
-    assert tests.ctypes.string_at(address, size.value) == before
-print("done")
-"""
-
-
-def test_what_python_reads_of_a_trace_stays_where_it_is_while_more_is_recorded() -> None:
-    alone(_READS)

@@ -1,0 +1,73 @@
+"""The loaded recorder: hash function, constructors of subclasses, errors in callbacks, buffers."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+
+import pytest
+import torch
+import xxhash
+from torch import nn
+
+from hashbench import HashDebugTrace
+from hashbench.native.library import xxh3
+from hashbench.trace.native.tracer import NativeTracer
+from hashbench.trace.tracer import native_unavailable
+from tests.trace.native.tracer_helpers import alone, names, traced
+
+pytestmark = pytest.mark.skipif(native_unavailable() is not None, reason="the native tracer cannot be built here")
+
+
+def test_digests_are_made_by_the_function_that_asks_the_processor() -> None:
+    function, data = xxh3(), bytes(torch.randint(0, 256, (5000,), dtype=torch.uint8).tolist())
+    if hasattr(ctypes.CDLL(xxhash._xxhash.__file__), "XXH3_64bits_dispatch"):
+        assert function.__name__ == "XXH3_64bits_dispatch"
+    for size in (0, 1, 16, 17, 128, 129, 240, 241, 1024, 1025, 4999):
+        assert function(data[:size], size) == xxhash.xxh3_64_intdigest(data[:size])
+
+
+class _Marked(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize("options", [{}, {"hash_inputs": True}], ids=["unobserved", "observed"])
+def test_tensors_of_other_classes_are_made_unrecorded_with_torchs_class_left_as_it_is(options: dict[str, bool]) -> None:
+    given, before = torch.rand(3), dict(vars(torch.Tensor))
+
+    def make() -> list[torch.Tensor]:
+        assert dict(vars(torch.Tensor)) == before
+        made = [nn.Parameter(given), given.as_subclass(_Marked), torch.Tensor._make_subclass(_Marked, given)]
+        return [*made, given.detach()]
+
+    trace, made = traced(make, **options)
+    assert [type(tensor) for tensor in made] == [nn.Parameter, _Marked, _Marked, torch.Tensor]
+    assert names(trace) == ["aten.detach.default"]
+
+
+def test_ctrl_c_while_the_recorder_asks_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.ones(3)
+    monkeypatch.setattr(NativeTracer, "name_of_leaf", lambda *_: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt), HashDebugTrace(tracer="native"):
+        x.sin()
+
+
+_READS = """
+from hashbench.native.library import OTHERS
+from tests.trace.native import test_tracer as tests
+x, size = tests.torch.ones(3), tests.ctypes.c_int64()
+with tests.HashDebugTrace(tracer="native") as trace:
+    for number in range(100):
+        x.add(number)
+    library, recorder = trace._tracer._library, trace._tracer._recorder
+    address = library.text(recorder, OTHERS, 50, tests.ctypes.byref(size))
+    before = tests.ctypes.string_at(address, size.value)
+    for number in range(100, 3000):
+        x.add(number)
+    assert tests.ctypes.string_at(address, size.value) == before
+print("done")
+"""
+
+
+def test_what_python_reads_of_a_trace_stays_where_it_is_while_more_is_recorded() -> None:
+    alone(_READS)

@@ -1,0 +1,85 @@
+"""Last writers of storages: views, parts of leaves, recycled addresses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from hashbench import HashDebugTrace
+from hashbench.divergence import find
+from tests.trace.mode_helpers import record, value
+
+pytestmark = pytest.mark.usefixtures("seeded", "each_tracer")
+
+
+def test_two_parts_of_one_storage_are_two_leaves() -> None:
+    whole = torch.rand(8)
+    first, second = whole[:4], whole[4:]
+    with HashDebugTrace() as trace:
+        first + second
+        first + first
+    assert [leaf.digest.value for leaf in trace.finish().leaves] == [value(first), value(second)]
+
+
+def test_an_expanded_leaf_does_not_hide_the_rest_of_its_storage() -> None:
+    whole = torch.rand(4)
+    expanded, rest = whole[:1].expand(4), whole[2:]
+    with HashDebugTrace() as trace:
+        expanded + 1
+        rest + 1
+    assert [leaf.digest.value for leaf in trace.finish().leaves][1:] == [value(rest)]
+
+
+def test_a_leaf_in_part_written_by_an_op_still_shows_what_it_did_not_write() -> None:
+    traces = []
+    for rest in (2.0, 3.0):
+        whole = torch.tensor([1.0, 1.0, rest, rest])
+        with HashDebugTrace() as trace:
+            whole[:2].add_(1)
+            result = whole[2:] + 1
+        trace.add_result("output", result)
+        traces.append(trace.finish())
+    found = find(*traces).divergence
+    assert found is not None
+    assert (found.origin, found.node) == ("outside", "other/#0")
+
+
+@pytest.mark.parametrize(
+    "through",
+    [
+        pytest.param(lambda x: x, id="directly"),
+        pytest.param(lambda x: x.t()[2], id="a view of a view"),
+        pytest.param(lambda x: x.detach(), id="detach"),
+        pytest.param(lambda x: x.data, id="data"),
+        pytest.param(lambda x: torch.empty(0).set_(x), id="set_"),
+        pytest.param(lambda x: nn.Parameter(x), id="a parameter"),
+        pytest.param(lambda x: x.unflatten(0, (2, 2)), id="unflatten"),
+    ],
+)
+def test_a_reader_refers_to_the_last_writer(through: Any) -> None:
+    with HashDebugTrace() as trace:
+        x = torch.ones(4, 4) * 2
+        y = through(x)
+        y + 1
+        x.mul_(3)
+        y - 1
+    assert record(trace, "add").inputs[0].source == record(trace, "mul").id
+    assert record(trace, "mul_").inputs[0] == record(trace, "mul_").inputs[0]._replace(
+        source=record(trace, "mul").id, written=True
+    )
+    assert record(trace, "sub").inputs[0].source == record(trace, "mul_").id
+    assert record(trace, "sub").inputs[0].offset == y.storage_offset()
+
+
+def test_a_recycled_address_is_not_mistaken_for_the_tensor_that_lived_there() -> None:
+    with HashDebugTrace() as trace:
+        for number in range(20):
+            x = torch.ones(1000) * number
+            del x
+            torch.from_numpy(np.full(1000, number, dtype=np.float32)) + 1
+    for number in range(20):
+        assert record(trace, "add", number).inputs[0].source == f"other/#{number}"
