@@ -87,13 +87,23 @@ SHARES = {"training": 4, "inference": 2}
 """Sweeps into which the diagnosed specimens of a mode are divided."""
 STRESSED_SHARES = 2
 """The same for those that are stressed."""
+UNDIAGNOSED = ("--diagnose-budget", "0")
+"""Flags of a specimen in the mode in which it is not diagnosed."""
 NUMBER = {name: number // 2 for number, name in enumerate(HERE)}
 """The same for a specimen and its twin."""
 
 
 def grouped(pairs: Iterable[tuple[str, str]]) -> list[ParameterSet]:
-    marks = {pair: (pytest.mark.slow, pytest.mark.xdist_group(group_of(*pair))) for pair in pairs}
-    return [pytest.param(*pair, id=" in ".join(pair), marks=marks[pair]) for pair in marks]
+    return [pytest.param(*pair, id=" in ".join(pair), marks=marks_of(*pair)) for pair in dict.fromkeys(pairs)]
+
+
+def marks_of(name: str, mode: str) -> list[pytest.MarkDecorator]:
+    """Return the marks of a specimen in a mode. ``make test`` runs each in the mode in which it is diagnosed, and one
+    share of those that are stressed; the rest is exhaustive."""
+    flags, group = flags_of(name, mode), group_of(name, mode)
+    sampled = flags != UNDIAGNOSED and not (name in STRESSED and group.endswith(" 1"))
+    marks = [pytest.mark.slow, pytest.mark.xdist_group(group)]
+    return marks if sampled else [*marks, pytest.mark.exhaustive]
 
 
 def flags_of(name: str, mode: str) -> tuple[str, ...]:
@@ -102,7 +112,7 @@ def flags_of(name: str, mode: str) -> tuple[str, ...]:
         return ("--stress", "--threads", "2", "--diagnose-budget", "30")
     undiagnosed = mode != MODE_OF[name] and not SPECIMENS[name][f"skip_{mode}"]
     untraced = bool(TRUTHS[name]["untraced"])
-    return (*(("--diagnose-budget", "0") if undiagnosed else ()), *(("--untraced-pair",) if untraced else ()))
+    return (*(UNDIAGNOSED if undiagnosed else ()), *(("--untraced-pair",) if untraced else ()))
 
 
 def group_of(name: str, mode: str) -> str:
@@ -171,6 +181,7 @@ def row_by_python(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, st
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.xdist_group("specimens --tracer python")  # one worker, whose fork server is replaced for them
 @pytest.mark.parametrize(("name", "mode"), BY_PYTHON)
 def test_row_of_the_python_tracer_says_its_truth(

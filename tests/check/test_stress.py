@@ -670,6 +670,7 @@ def test_foreign_memory_at_another_alignment_in_another_process_has_its_cause(tm
     assert (twin.accuracy, twin.latent) == ("pass", "")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
 def test_on_a_cluster_the_same_is_found(tmp_path: Path) -> None:

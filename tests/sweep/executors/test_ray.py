@@ -219,6 +219,7 @@ def test_rows_name_the_environment_of_their_machine_which_is_kept(finished):
     assert others == {f"machine-{raylet}" for raylet in ray_targets.machines(notes).values()}
 
 
+@pytest.mark.exhaustive
 def test_token_invariance_repro_comes_back(machines, tmp_path):
     """A real model, on a machine that loads torch for it, and for its repro once more."""
     (spec,) = (one for one in registry.catalog("specimens") if one.name == "padding_scale")
@@ -235,6 +236,7 @@ def test_token_invariance_repro_comes_back(machines, tmp_path):
 # --------------------------------------------------------------------------------------------------- lost machines
 
 
+@pytest.mark.exhaustive
 def test_fingerprints_come_from_the_machines_with_their_environments(machines, tmp_path):
     executor = ray_targets.executor(machines.address, resources={"worker": 1}, patience=120.0)
     behaviours = {"a": "fingerprint", "b": "fingerprint", "c": "segfault"}
@@ -264,6 +266,7 @@ def test_no_row_is_lost_and_none_is_twice_when_a_machine_is_killed(machines, tmp
     assert ray_targets.times_run(tmp_path)["victim"] == 2
 
 
+@pytest.mark.exhaustive
 def test_a_model_that_was_killed_with_its_machine_is_not_said_to_have_crashed(machines, tmp_path):
     """It dies first, and Ray's process lives long enough to tell."""
     models = {"victim": "take_the_machine_along_once", "killed": "kill9"}
@@ -275,6 +278,7 @@ def test_a_model_that_was_killed_with_its_machine_is_not_said_to_have_crashed(ma
     assert rows["killed"].error.startswith("killed by SIGKILL")
 
 
+@pytest.mark.exhaustive
 def test_a_model_ends_with_the_raylet_of_its_machine_which_nobody_collects(machines, tmp_path):
     """As in a container whose first process does not. Ray's process, whose parent it was, takes it for alive."""
     ended = threading.Event()
@@ -291,6 +295,7 @@ def test_a_model_ends_with_the_raylet_of_its_machine_which_nobody_collects(machi
     assert (row.accuracy, ray_targets.times_run(tmp_path)["victim"]) == ("pass", 2)
 
 
+@pytest.mark.exhaustive
 def test_a_model_that_ends_rays_process_each_time_is_left_out_in_one_sentence(machines, tmp_path, monkeypatch):
     monkeypatch.setattr(run, "REPETITIONS_AFTER_LOSS", 1)
     models = {"ray_dies": "kill_ray_worker", "fine": "pass"}
@@ -305,6 +310,7 @@ def test_a_model_that_ends_rays_process_each_time_is_left_out_in_one_sentence(ma
     assert sorted(names_in_csv(tmp_path / "results")) == ["fine", "ray_dies"]
 
 
+@pytest.mark.exhaustive
 def test_what_is_stopped_on_a_machine_is_not_waited_for_for_ever(machines, tmp_path, monkeypatch):
     monkeypatch.setattr(ray_executor, "ANSWER_SECONDS", 0.0)
     (row,) = sweep(machines.address, {"a": "stop_ray_worker_once"}, tmp_path, timeout=10.0).rows
@@ -313,6 +319,7 @@ def test_what_is_stopped_on_a_machine_is_not_waited_for_for_ever(machines, tmp_p
     wait_until(lambda: not ray_targets.lives_on(tmp_path))
 
 
+@pytest.mark.exhaustive
 def test_a_sweep_without_any_machine_left_ends_in_time_and_can_be_resumed(machines, tmp_path):
     add_machine(machines, "only")
     models = {"first": "pass", "victim": "lose_the_machine_once"}
@@ -383,6 +390,7 @@ def test_ctrl_c_leaves_nothing_running_on_a_cluster_that_goes_on(machines, tmp_p
     assert all(map(alive, ray_targets.machines(tmp_path).values())), "the cluster is not ours"
 
 
+@pytest.mark.exhaustive
 def test_ctrl_c_ends_a_cluster_that_the_sweep_started(tmp_path, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with ray_sweep(tmp_path / "results", "", "a=hang") as process:
@@ -450,6 +458,7 @@ def test_a_file_that_would_land_outside_the_results_folder_is_refused(tmp_path):
 # ----------------------------------------------------------------------------------------------- the head is gone
 
 
+@pytest.mark.exhaustive
 def test_a_cluster_without_its_head_is_one_sentence_in_time(cluster, machines, tmp_path, monkeypatch, capfd):
     """The last test: this cluster is of no more use."""
     monkeypatch.setattr(ray_client, "SILENCE_SECONDS", 5.0)
