@@ -35,7 +35,7 @@ def test_digest_is_that_of_the_memory(tensor: torch.Tensor) -> None:
     assert Ledger().add(tensor).resolve() == expected(tensor)
 
 
-def test_a_number_is_that_of_the_moment_it_was_added_also_after_reading() -> None:
+def test_sum_is_of_the_moment_it_was_added() -> None:
     tensor, book = torch.zeros(4), Ledger()
     before = book.add(tensor)
     tensor += 1

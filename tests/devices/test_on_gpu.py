@@ -172,7 +172,7 @@ def test_a_digest_is_of_the_content_on_its_stream(monkeypatch: pytest.MonkeyPatc
 
 
 @gpu
-def test_memory_of_a_trace_that_is_thrown_away_is_not_written_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_freed_sums_are_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """The buffer was made on one stream and is still being added to on another when it goes."""
     monkeypatch.setattr(ledger, "CHUNK", 64)
     tensor, other = torch.ones(100, device="cuda"), torch.cuda.Stream()

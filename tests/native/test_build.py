@@ -48,7 +48,7 @@ def test_it_is_compiled_once(source: Path, folder: Path, compiler: FakeCompiler)
     assert {path.name for path in folder.iterdir()} == {first.name, ".lock"}
 
 
-def test_where_it_was_compiled_no_compiler_is_needed_any_more(
+def test_cached_library_needs_no_compiler(
     source: Path, folder: Path, compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = built(build(cache=folder, source=source))
@@ -107,7 +107,7 @@ def _build_in_child(folder: Path, source: Path, asked: Path) -> None:
     built(build(cache=folder, source=source))
 
 
-def test_processes_that_ask_at_once_share_one_compilation(source: Path, folder: Path, compiler: FakeCompiler) -> None:
+def test_concurrent_processes_share_one_compilation(source: Path, folder: Path, compiler: FakeCompiler) -> None:
     begun, go = source.parent / "begun", source.parent / "go"
     compiler.does(f"touch {begun}; while [ ! -e {go} ]; do sleep 0.02; done; {COPIES}")
     asked = [source.parent / f"asked{number}" for number in range(3)]
@@ -165,9 +165,7 @@ def test_cxx_may_hold_arguments(
     assert built(build(cache=folder, source=source)).exists()
 
 
-def test_a_failure_is_told_with_the_first_error_and_remembered(
-    source: Path, folder: Path, compiler: FakeCompiler
-) -> None:
+def test_failure_reports_first_error_and_is_remembered(source: Path, folder: Path, compiler: FakeCompiler) -> None:
     compiler.does(FAILS)
     said = reason(build(cache=folder, source=source))
     assert said == (
@@ -179,9 +177,7 @@ def test_a_failure_is_told_with_the_first_error_and_remembered(
     assert sorted(path.suffix for path in folder.iterdir()) == ["", ".failed"]
 
 
-def test_what_failed_is_tried_again_when_asked_for_or_when_something_has_changed(
-    source: Path, folder: Path, compiler: FakeCompiler
-) -> None:
+def test_failure_is_retried_on_request_or_change(source: Path, folder: Path, compiler: FakeCompiler) -> None:
     compiler.does(FAILS)
     reason(build(cache=folder, source=source))
     reason(build(cache=folder, source=source, retry=True))
@@ -198,7 +194,7 @@ def test_what_failed_is_tried_again_when_asked_for_or_when_something_has_changed
     assert list(folder.glob("*.failed")) == []
 
 
-def test_the_next_compiler_is_tried_where_the_first_is_too_old(
+def test_next_compiler_is_tried_if_first_fails(
     source: Path, folder: Path, compiler: FakeCompiler, private: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (private / "bin").mkdir()
@@ -236,7 +232,7 @@ def test_a_compiler_that_makes_no_library(
         ("time.sleep(600)", "not finished after 0.5 s"),
     ],
 )
-def test_a_library_that_fails_its_trial_is_not_kept(
+def test_library_failing_its_trial_is_discarded(
     code: str, said: str, source: Path, folder: Path, compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trial = set_trial(source.parent, code, monkeypatch)
@@ -275,7 +271,7 @@ def test_a_compiler_that_cannot_be_started(source: Path, folder: Path, compiler:
     assert "it cannot be started: Exec format error" in reason(build(cache=folder, source=source))
 
 
-def test_a_compiler_that_hangs_is_ended_with_all_that_it_has_started(
+def test_hanging_compiler_is_killed_with_children(
     source: Path, folder: Path, compiler: FakeCompiler, private: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     note = private / "started"

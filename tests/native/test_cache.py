@@ -19,7 +19,7 @@ from hashbench.native.build import Built, build
 from tests.native.build_helpers import COPIES, FakeCompiler, built, reason
 
 
-def test_a_file_system_without_locks_only_costs_a_second_compilation(
+def test_without_file_locks_it_compiles_twice(
     source: Path, folder: Path, compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
@@ -31,9 +31,7 @@ def test_a_file_system_without_locks_only_costs_a_second_compilation(
 
 
 @pytest.mark.usefixtures("compiler")
-def test_a_process_that_holds_the_lock_for_ever_is_not_waited_for(
-    source: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lock_wait_times_out(source: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.mkdir(mode=0o700)
     monkeypatch.setattr(building, "BUILD_SECONDS", 0.2)
     monkeypatch.setattr(building, "_run", lambda _, scratch: (scratch / "library.so").write_bytes(b"library"))
@@ -42,7 +40,7 @@ def test_a_process_that_holds_the_lock_for_ever_is_not_waited_for(
 
 
 @pytest.mark.parametrize("damage", [b"", b"ha", b"another library"], ids=["empty", "half", "replaced"])
-def test_a_damaged_library_is_made_anew(damage: bytes, source: Path, folder: Path, compiler: FakeCompiler) -> None:
+def test_damaged_library_is_rebuilt(damage: bytes, source: Path, folder: Path, compiler: FakeCompiler) -> None:
     path = built(build(cache=folder, source=source))
     path.rename(path.with_name(f"{path.stem[:-1]}x.so")).write_bytes(damage)
     path.write_bytes(damage)
@@ -51,7 +49,7 @@ def test_a_damaged_library_is_made_anew(damage: bytes, source: Path, folder: Pat
     assert {file.name for file in folder.iterdir()} == {path.name, ".lock"}
 
 
-def test_a_link_in_place_of_the_library_is_not_followed(source: Path, folder: Path, compiler: FakeCompiler) -> None:
+def test_symlink_as_library_is_not_followed(source: Path, folder: Path, compiler: FakeCompiler) -> None:
     path = built(build(cache=folder, source=source))
     path.rename(source.parent / "elsewhere.so")
     path.symlink_to(source.parent / "elsewhere.so")
@@ -59,9 +57,7 @@ def test_a_link_in_place_of_the_library_is_not_followed(source: Path, folder: Pa
     assert len(compiler.started) == 2
 
 
-def test_another_source_under_the_same_name_leaves_what_is_used_and_removes_what_is_old(
-    source: Path, folder: Path, compiler: FakeCompiler
-) -> None:
+def test_other_source_keeps_used_and_removes_old_libraries(source: Path, folder: Path, compiler: FakeCompiler) -> None:
     def age(path: Path, days: float) -> None:
         when = time.time() - days * 86400
         os.utime(path, (when, when))
@@ -84,7 +80,7 @@ def test_another_source_under_the_same_name_leaves_what_is_used_and_removes_what
 
 
 @pytest.mark.usefixtures("compiler")
-def test_libraries_are_kept_in_the_users_cache_folder(places: tuple[Path, Path], source: Path) -> None:
+def test_libraries_are_kept_in_the_users_cache(places: tuple[Path, Path], source: Path) -> None:
     found = build(source=source)
     assert isinstance(found, Built)
     assert (found.path.parent, found.note) == (places[0], "")
@@ -115,7 +111,7 @@ def test_environment_variables_move_the_cache(
     assert cache.folders() == (*wanted, places[1])
 
 
-def test_where_nothing_can_be_written_a_sentence_says_so(
+def test_unwritable_folders_are_explained(
     places: tuple[Path, Path], source: Path, compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse() -> str:
@@ -196,7 +192,7 @@ class SimpleStatvfs:
         *(make_belong_to_another, mount_noexec, fill_disk),
     ],
 )
-def test_a_private_temporary_folder_stands_in(
+def test_falls_back_to_private_temporary_folder(
     spoil: Callable[[Path, pytest.MonkeyPatch], str],
     places: tuple[Path, Path],
     source: Path,
@@ -215,7 +211,7 @@ def test_a_private_temporary_folder_stands_in(
     )
 
 
-def test_nothing_is_loaded_from_a_folder_that_others_can_write_by_now(
+def test_nothing_loaded_from_folder_writable_by_others(
     places: tuple[Path, Path], source: Path, compiler: FakeCompiler
 ) -> None:
     path = built(build(source=source))
@@ -227,7 +223,7 @@ def test_nothing_is_loaded_from_a_folder_that_others_can_write_by_now(
 
 
 @pytest.mark.usefixtures("compiler")
-def test_a_library_in_a_folder_that_cannot_be_written_is_used(
+def test_library_in_read_only_folder_is_used(
     places: tuple[Path, Path], source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = built(build(source=source))
@@ -236,7 +232,7 @@ def test_a_library_in_a_folder_that_cannot_be_written_is_used(
 
 
 @pytest.mark.usefixtures("compiler")
-def test_nothing_is_loaded_from_a_folder_that_is_mounted_noexec_by_now(
+def test_nothing_loaded_from_noexec_folder(
     places: tuple[Path, Path], source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert built(build(source=source)).parent == places[0]
@@ -244,9 +240,7 @@ def test_nothing_is_loaded_from_a_folder_that_is_mounted_noexec_by_now(
     assert built(build(source=source)).parent == places[1]
 
 
-def test_a_disk_that_fills_while_it_is_compiled_is_no_failure_of_the_compilers(
-    places: tuple[Path, Path], source: Path, compiler: FakeCompiler
-) -> None:
+def test_full_disk_is_not_a_compiler_failure(places: tuple[Path, Path], source: Path, compiler: FakeCompiler) -> None:
     full = "error: error writing to /tmp/x.s: No space left on device"
     compiler.does(f"case $2 in {places[0]}*) echo '{full}' >&2; exit 1;; esac; {COPIES}")
     found = build(source=source)

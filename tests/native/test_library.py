@@ -19,7 +19,7 @@ from tests.trace.native.tracer_helpers import alone, names, traced
 pytestmark = pytest.mark.skipif(native_unavailable() is not None, reason="the native tracer cannot be built here")
 
 
-def test_digests_are_made_by_the_function_that_asks_the_processor() -> None:
+def test_xxh3_dispatches_by_processor() -> None:
     function, data = xxh3(), bytes(torch.randint(0, 256, (5000,), dtype=torch.uint8).tolist())
     if hasattr(ctypes.CDLL(xxhash._xxhash.__file__), "XXH3_64bits_dispatch"):
         assert function.__name__ == "XXH3_64bits_dispatch"
@@ -32,7 +32,7 @@ class _Marked(torch.Tensor):
 
 
 @pytest.mark.parametrize("options", [{}, {"hash_inputs": True}], ids=["unobserved", "observed"])
-def test_tensors_of_other_classes_are_made_unrecorded_with_torchs_class_left_as_it_is(options: dict[str, bool]) -> None:
+def test_subclass_constructors_are_unrecorded(options: dict[str, bool]) -> None:
     given, before = torch.rand(3), dict(vars(torch.Tensor))
 
     def make() -> list[torch.Tensor]:
@@ -45,7 +45,7 @@ def test_tensors_of_other_classes_are_made_unrecorded_with_torchs_class_left_as_
     assert names(trace) == ["aten.detach.default"]
 
 
-def test_ctrl_c_while_the_recorder_asks_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_in_a_callback_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.ones(3)
     monkeypatch.setattr(NativeTracer, "name_of_leaf", lambda *_: signal.raise_signal(signal.SIGINT))
     with pytest.raises(KeyboardInterrupt), HashDebugTrace(tracer="native"):
@@ -69,5 +69,5 @@ print("done")
 """
 
 
-def test_what_python_reads_of_a_trace_stays_where_it_is_while_more_is_recorded() -> None:
+def test_buffers_read_by_python_stay_in_place() -> None:
     alone(_READS)

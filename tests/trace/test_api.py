@@ -18,7 +18,7 @@ from tests.trace.mode_helpers import iterations, ops, record, trained, value
 pytestmark = pytest.mark.usefixtures("seeded", "each_tracer")
 
 
-def test_a_trace_inside_a_trace_is_refused_and_leaves_the_outer_one_working() -> None:
+def test_nested_trace_is_refused_outer_goes_on() -> None:
     with HashDebugTrace() as trace:
         with pytest.raises(HashbenchError, match="cannot nest traces"), HashDebugTrace():
             pass
@@ -26,7 +26,7 @@ def test_a_trace_inside_a_trace_is_refused_and_leaves_the_outer_one_working() ->
     assert ops(trace) == ["ones", "add"]
 
 
-def test_a_finished_trace_cannot_be_entered_again() -> None:
+def test_finished_trace_cannot_be_reentered() -> None:
     with HashDebugTrace() as trace:
         torch.ones(2)
     trace.finish()
@@ -42,14 +42,14 @@ def _example(**options: Any) -> HashDebugTrace:
     return trace
 
 
-def test_the_log_is_written_on_exit_and_reads_back(tmp_path: Path) -> None:
+def test_log_is_written_on_exit(tmp_path: Path) -> None:
     trace = _example(log_path=tmp_path / "logs" / "a.log", include_timestamp=True, show_exec_time=True)
     text = (tmp_path / "logs" / "a.log").read_text()
     assert file.read(tmp_path / "logs" / "a.log") == trace.finish()
     assert len(re.findall(r"; time=\d+\.\d+ seconds=\d+\.\d+$", text, re.MULTILINE)) == len(trace.finish().records)
 
 
-def test_the_log_is_written_when_the_body_fails(tmp_path: Path) -> None:
+def test_log_is_written_on_exception(tmp_path: Path) -> None:
     def body() -> None:
         with HashDebugTrace(log_path=tmp_path / "a.log"):
             torch.ones(3) @ torch.ones(4)
@@ -60,15 +60,13 @@ def test_the_log_is_written_when_the_body_fails(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("limit", "lines"), [(None, 5), (2, 2), (0, 0)])
-def test_verbose_prints_each_record_up_to_the_limit(
-    limit: int | None, lines: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_verbose_prints_up_to_the_limit(limit: int | None, lines: int, capsys: pytest.CaptureFixture[str]) -> None:
     trace = _example(verbose=True, max_ops_logged=limit)
     assert len(capsys.readouterr().out.splitlines()) == lines
     assert len(trace.finish().records) == 5
 
 
-def test_the_ancestors_questions_are_answered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_queries_of_the_ancestor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = _example()
     stats = trace.stats
     assert (stats["total_ops"], stats["tensor_ops"], len(stats["unique_tensors"])) == (5, 5, 4)
@@ -91,7 +89,7 @@ def test_the_ancestors_questions_are_answered(tmp_path: Path, capsys: pytest.Cap
     assert len(json.loads((tmp_path / "a.json").read_text())["records"]) == 5
 
 
-def test_the_log_of_calls_names_what_each_argument_was() -> None:
+def test_stack_log_names_each_argument() -> None:
     log = _example().stack_log
     assert [entry["id"] for entry in log] == [1, 2, 3, 4, 5]
     ones, doubled = value(torch.ones(3)), value(torch.full((3,), 2.0))
@@ -101,7 +99,7 @@ def test_the_log_of_calls_names_what_each_argument_was() -> None:
     assert {one["shape"] for entry in log for one in entry["arg_tensors"]} == {(3,), ()}
 
 
-def test_one_trace_entered_twice_goes_on_and_knows_the_forward_op_of_the_second_part() -> None:
+def test_reentered_trace_knows_earlier_forward_ops() -> None:
     layer, trace = torch.nn.Linear(3, 3), HashDebugTrace()
 
     with trace:
@@ -113,13 +111,13 @@ def test_one_trace_entered_twice_goes_on_and_knows_the_forward_op_of_the_second_
 
 
 @pytest.mark.parametrize("optimizers", [1, 2])
-def test_iterations_that_the_caller_counts_take_precedence(optimizers: int) -> None:
+def test_step_overrides_counted_iterations(optimizers: int) -> None:
     trace = trained(HashDebugTrace(), 3, optimizers=optimizers, explicit=True)
     assert iterations(trace, "aten.addmm.default")[optimizers:] == [1] * optimizers + [2] * optimizers
     assert trace.records[-1].iteration == 3
 
 
-def test_an_iteration_that_is_set_is_kept_and_step_goes_on_from_it() -> None:
+def test_step_continues_from_a_set_iteration() -> None:
     trace = HashDebugTrace()
     trace.iteration = 5
     assert iterations(trained(trace, 2), "aten.addmm.default") == [5, 5]

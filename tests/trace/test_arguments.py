@@ -30,7 +30,7 @@ traced = pytest.mark.usefixtures("seeded", "each_tracer")
         pytest.param(lambda own: torch.ones(8).normal_(generator=own), id="in place from a generator of its own"),
     ],
 )
-def test_a_seeded_op_records_the_state_of_its_generator(draw: Any) -> None:
+def test_seeded_op_records_its_generators_state(draw: Any) -> None:
     def states(seed: int) -> list[str]:
         torch.manual_seed(seed)
         own = torch.Generator().manual_seed(seed)
@@ -43,14 +43,14 @@ def test_a_seeded_op_records_the_state_of_its_generator(draw: Any) -> None:
 
 
 @traced
-def test_source_lines_are_empty_in_autograds_own_threads() -> None:
+def test_source_lines_are_empty_in_autograd_threads() -> None:
     with HashDebugTrace(source_lines=True) as trace:
         Nested.apply(torch.ones(2, requires_grad=True), 70).sum().backward()
     assert ops(trace).count("clone") == 2 * 71
 
 
 @traced
-def test_source_lines_name_the_line_of_the_caller() -> None:
+def test_source_lines_name_the_caller() -> None:
     with HashDebugTrace(source_lines=True) as trace:
         x = torch.rand(3, requires_grad=True)
         y = x.tanh()

@@ -17,7 +17,7 @@ from tests.trace.mode_helpers import Nested, record, text_of
 pytestmark = pytest.mark.usefixtures("seeded", "each_tracer")
 
 
-def test_phases_and_the_forward_op_of_a_backward_op() -> None:
+def test_phases_and_forward_ops() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
     model[0].bias.register_hook(lambda grad: grad * 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=True)
@@ -34,7 +34,7 @@ def test_phases_and_the_forward_op_of_a_backward_op() -> None:
     assert trace.finish().records[-1].phase == "forward"
 
 
-def test_a_second_backward_through_the_same_graph_belongs_to_the_same_forward_op() -> None:
+def test_second_backward_has_the_same_forward_op() -> None:
     with HashDebugTrace() as trace:
         y = torch.rand(3, requires_grad=True).tanh().sum()
         y.backward(retain_graph=True)
@@ -43,7 +43,7 @@ def test_a_second_backward_through_the_same_graph_belongs_to_the_same_forward_op
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_a_checkpointed_module_is_computed_again_in_backward(reentrant: bool) -> None:
+def test_checkpointed_module_is_recomputed_in_backward(reentrant: bool) -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
     with HashDebugTrace() as trace:
         x = torch.rand(2, 3, requires_grad=True)
@@ -55,13 +55,13 @@ def test_a_checkpointed_module_is_computed_again_in_backward(reentrant: bool) ->
         assert backward.module == "Sequential.1"
 
 
-def test_a_custom_function_links_backward_to_forward() -> None:
+def test_custom_function_links_backward_to_forward() -> None:
     with HashDebugTrace() as trace:
         Nested.apply(torch.rand(3, requires_grad=True), 0).sum().backward()
     assert record(trace, "clone", 1).forward_op == record(trace, "clone", 0).id
 
 
-def test_a_graph_that_was_built_before_the_trace_has_no_forward_op() -> None:
+def test_graph_older_than_the_trace_has_no_forward_op() -> None:
     y = torch.rand(3, requires_grad=True).tanh()
     with HashDebugTrace() as trace:
         torch.ones(3).neg()
@@ -83,7 +83,7 @@ class Inserting(nn.Module):
         return self.second(y)
 
 
-def test_an_inserted_op_changes_no_line_but_its_own() -> None:
+def test_inserted_op_changes_only_its_own_line() -> None:
     model, x = Inserting(), torch.rand(2, 3)
     before = text_of(model, x)
     model.extra = True
@@ -93,7 +93,7 @@ def test_an_inserted_op_changes_no_line_but_its_own() -> None:
     assert [line for line in before if line not in after and not line.startswith("end")] == []
 
 
-def test_records_are_those_that_their_constructor_makes() -> None:
+def test_records_equal_those_of_the_constructor() -> None:
     with HashDebugTrace() as trace:
         torch.ones(2).mul_(2)
     for found in trace.finish().records:

@@ -17,7 +17,7 @@ traced = pytest.mark.usefixtures("seeded", "each_tracer")
 
 
 @traced
-def test_hashed_inputs_expose_a_write_behind_torch() -> None:
+def test_hash_inputs_exposes_numpy_writes() -> None:
     with HashDebugTrace(hash_inputs=True) as trace:
         x = torch.ones(4) * 2
         x.numpy()[0] = 7

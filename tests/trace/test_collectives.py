@@ -77,7 +77,7 @@ def reduced(group: Any, tensor: torch.Tensor) -> Any:
 # ------------------------------------------------------------------------------------------------- when it is hashed
 
 
-def test_an_output_is_hashed_when_it_is_read_and_never_before_its_work_is_done(ranks: Sequence[Any]) -> None:
+def test_output_hashed_at_read_once_work_is_done(ranks: Sequence[Any]) -> None:
     with HashDebugTrace() as trace:
         x = torch.ones(4) * 2
         work = reduced(ranks[0], x)
@@ -251,7 +251,7 @@ def test_a_use_before_the_wait_is_recorded_and_one_after_it_is_not(
         assert f"{read.reader} reads {read.collective} at {read.source}" in str(found)
 
 
-def test_a_part_that_the_collective_does_not_write_may_be_read_at_any_time(ranks: Sequence[Any]) -> None:
+def test_unwritten_part_may_be_read_before_the_wait(ranks: Sequence[Any]) -> None:
     with HashDebugTrace() as trace:
         x = torch.ones(8) * 2
         work = reduced(ranks[0], x[:4])
@@ -446,7 +446,7 @@ def test_clean_programs_of_two_ranks_agree(said: Any, program: str, kind: str) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_kernel_in_front_of_the_first_collective_is_named_on_its_rank_alone(said: Any, kind: str) -> None:
+def test_kernel_before_first_collective_named_on_its_rank(said: Any, kind: str) -> None:
     assert [said[rank]["fault in front", kind] for rank in (0, 1)] == [
         {"kernel ranks.noisy.default"},
         {"ranks c10d.allreduce_.default"},
@@ -468,9 +468,7 @@ def test_no_kernel_behind_a_collective_is_named(said: Any, kind: str) -> None:
         pytest.param("fault under fsdp2", "c10d._reduce_scatter_base_.default", id="fsdp2"),
     ],
 )
-def test_where_a_constructor_calls_collectives_the_rank_at_fault_alone_names_an_op(
-    said: Any, program: str, received: str, kind: str
-) -> None:
+def test_only_rank_at_fault_names_an_op_after_constructor(said: Any, program: str, received: str, kind: str) -> None:
     assert [said[rank][program, kind] for rank in (0, 1)] == [
         {"ranks ranks.noisy_in_training.default"},
         {f"ranks {received}"},
@@ -489,9 +487,7 @@ LOOPS = [
 @pytest.mark.slow
 @pytest.mark.parametrize("tracer", ["native", "python"])
 @pytest.mark.parametrize("name", LOOPS)
-def test_a_loop_of_fsdp2_with_ops_on_lists_has_the_parameters_of_an_untraced_one(
-    name: str, tracer: str, tmp_path: Path
-) -> None:
+def test_fsdp2_loop_has_untraced_parameters(name: str, tracer: str, tmp_path: Path) -> None:
     if tracer == "native" and native_unavailable() is not None:
         pytest.skip("the native tracer cannot be built here")
     code = f"from tests.rank_programs import run_loop; run_loop({name!r}, {tracer!r}, {str(tmp_path)!r})"
@@ -507,7 +503,7 @@ def test_a_read_before_the_wait_is_told_on_its_rank_alone(said: Any, program: st
     assert [said[rank][program, kind] for rank in (0, 1)] == [{"ranks aten.mean.default early"}, {"agree"}]
 
 
-def test_a_difference_that_another_rank_sent_is_not_traceable_across_ranks(ranks: Sequence[Any]) -> None:
+def test_difference_from_another_rank_has_origin_ranks(ranks: Sequence[Any]) -> None:
     def run(sent: float) -> Trace:
         with HashDebugTrace() as trace:
             x = torch.ones(4) * 2

@@ -212,7 +212,7 @@ def test_the_state_that_compiled_code_reads_is_compared() -> None:
 
 
 @pytest.mark.parametrize("tracer", ["auto", "python"])
-def test_what_was_read_before_compiled_code_keeps_its_name_and_what_was_not_is_read_by_it(tracer: str) -> None:
+def test_unread_registrations_are_read_by_compiled_code(tracer: str) -> None:
     compiled = torch.compile(lambda x: x.sin(), backend="eager")
     inputs = {"read": X, "unread": torch.ones(2)}
     trace = traced(lambda x: compiled(x * 2), inputs=inputs, tracer=tracer)
@@ -230,7 +230,7 @@ def test_compiled_code_may_read_what_was_named_anew_after_it_was_read(tracer: st
     assert [leaf.id for leaf in trace.finish().leaves] == ["input/first", "input/second"]
 
 
-def test_a_callback_is_given_the_records_of_the_finished_trace_also_behind_compiled_code() -> None:
+def test_callback_gets_final_records_after_compiled_code() -> None:
     class Kept(TraceCallback):
         wants_records = True
 
@@ -247,7 +247,7 @@ def test_a_callback_is_given_the_records_of_the_finished_trace_also_behind_compi
 
 
 @pytest.mark.parametrize("tracer", ["auto", "python"])
-def test_a_watcher_that_needs_no_trace_sees_what_is_around_compiled_code(tracer: str) -> None:
+def test_traceless_callback_sees_calls_around_compiled(tracer: str) -> None:
     class Names(TraceCallback):
         wants_trace = False
 
@@ -333,13 +333,13 @@ assert type(sys.modules["torch._dynamo"].__loader__).__module__ != "hashbench.tr
 
 
 @pytest.mark.slow
-def test_compiling_for_the_first_time_inside_a_run_is_noticed_and_dynamo_is_not_imported_before() -> None:
+def test_first_compile_in_a_run_is_noticed_without_import() -> None:
     done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, check=False)
     expected = ["pass () False", "pass 1 True", "['torch.compile'] {'total': 1, 'ok': 1} {}"]
     assert (done.stdout.splitlines(), done.returncode) == (expected, 0), done.stderr
 
 
-def test_the_programs_own_filters_of_warnings_and_what_they_have_shown_are_left_alone() -> None:
+def test_warning_filters_are_unchanged() -> None:
     def warn() -> None:
         warnings.warn("of the program", stacklevel=1)
 

@@ -55,7 +55,7 @@ def test_the_records_are_those_of_the_fast_digests() -> None:
     assert [leaf.id for leaf in fast.leaves] == [leaf.id for leaf in device.leaves]
 
 
-def test_nothing_is_read_back_or_kept_alive_while_the_model_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_readback_or_kept_tensor_during_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     fetched = []
     monkeypatch.setattr(ledger, "_wait_for_all", fetched.append)
     net = model()
@@ -133,7 +133,7 @@ def without_content(record: OpRecord) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize(("make", "first", "second"), KINDS)
 @pytest.mark.filterwarnings("ignore")
-def test_every_kind_of_tensor_has_a_digest_that_follows_its_content(
+def test_digest_follows_content_for_every_tensor_kind(
     make: Callable[[Any], torch.Tensor], first: Any, second: Any
 ) -> None:
     def digest_of(tensor: torch.Tensor) -> str:

@@ -34,7 +34,7 @@ def filled(dtype: torch.dtype, content: bytes) -> torch.Tensor | None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_dtype_that_can_be_allocated_has_a_digest_of_its_bytes(dtype: torch.dtype) -> None:
+def test_every_dtype_is_hashed_by_its_bytes(dtype: torch.dtype) -> None:
     content = bytes(range(256))
     tensor, same = filled(dtype, content), filled(dtype, content)
     other = filled(dtype, content[::-1])
@@ -133,9 +133,7 @@ BASE = torch.arange(24.0)
         pytest.param(lambda x: x.as_strided((2, 2), (0, 0)), False, id="one element four times"),
     ],
 )
-def test_dense_tensors_are_hashed_without_a_copy_and_others_right(
-    make: Callable[[torch.Tensor], torch.Tensor], dense: bool
-) -> None:
+def test_dense_tensors_are_hashed_without_a_copy(make: Callable[[torch.Tensor], torch.Tensor], dense: bool) -> None:
     tensor = make(BASE)
     assert is_dense(tensor) == dense
     with Counting() as counted:
@@ -149,7 +147,7 @@ def test_dense_tensors_are_hashed_without_a_copy_and_others_right(
         assert value(make(changed)) != value(tensor)
 
 
-def test_an_expanded_tensor_is_hashed_without_being_written_out() -> None:
+def test_expanded_tensor_is_not_materialized() -> None:
     first, second = torch.rand(4, 1).expand(4, 10**12), torch.rand(4, 1).expand(4, 10**12)
     assert value(first) == value(first) != value(second)
 
@@ -171,7 +169,7 @@ def test_a_tensor_without_data_says_so() -> None:
     assert digest(torch.empty(3, device="meta")).value == "meta"
 
 
-def test_a_digest_leaves_the_generator_and_gradients_alone() -> None:
+def test_digest_changes_no_generator_or_gradient() -> None:
     x = torch.rand(4, requires_grad=True)
     y = (x * 2)[::2]
     before = torch.get_rng_state()
@@ -182,6 +180,6 @@ def test_a_digest_leaves_the_generator_and_gradients_alone() -> None:
 
 
 @pytest.mark.parametrize(("first", "second"), [(1, 1.0), (True, 1), ("a", b"a"), (0.0, -0.0), ("1", 1), (None, "None")])
-def test_python_values_that_are_equal_or_look_alike_are_told_apart(first: object, second: object) -> None:
+def test_similar_python_values_have_different_digests(first: object, second: object) -> None:
     assert python_digest(first) == python_digest(first)
     assert python_digest(first) != python_digest(second)

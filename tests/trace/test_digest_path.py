@@ -96,7 +96,7 @@ def test_why_triton_is_not_taken(
     assert ledger.chosen(torch.device(device))[0] == DigestPath("torch ops", reason)
 
 
-def test_triton_is_taken_where_it_is_installed_and_the_card_is_new_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_triton_used_if_installed_and_supported(monkeypatch: pytest.MonkeyPatch) -> None:
     triton_kernel = pytest.importorskip("hashbench.devices.triton_kernel")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (7, 5))
     for device in (CUDA, torch.device("xpu")):
@@ -269,7 +269,7 @@ TENSORS = {
 
 @pytest.mark.usefixtures("package")
 @pytest.mark.parametrize("name", TENSORS)
-def test_a_device_file_written_after_the_document_agrees_with_the_definition(name: str) -> None:
+def test_device_file_of_the_docs_agrees_with_reference(name: str) -> None:
     book = Ledger(everywhere=True)
     assert book.path(CPU) == DigestPath("my_package.digests")
     first, second = book.add(TENSORS[name]), book.add(TENSORS[name])

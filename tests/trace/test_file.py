@@ -176,7 +176,7 @@ def test_every_flipped_byte_is_refused(flip: int, tmp_path: Path) -> None:
         pytest.param(lambda text: "\ufeff" + text, id="a byte order mark"),
     ],
 )
-def test_a_file_that_was_touched_is_refused(change, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_changed_file_is_refused(change, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     path = tmp_path / "trace"
     path.write_text(change(file.dumps(small_trace())), encoding="utf-8", newline="")
     with pytest.raises(HashbenchError, match="cannot read the trace"):
@@ -200,13 +200,13 @@ def resealed(text: str) -> str:
         pytest.param("end\t", "early\tinput/0\top\tnobody\t\nend\t", id="an early read by nobody"),
     ],
 )
-def test_a_line_without_meaning_is_refused_though_the_closing_line_fits(old: str, new: str) -> None:
+def test_unparsable_line_with_valid_checksum_is_refused(old: str, new: str) -> None:
     with pytest.raises(HashbenchError, match="cannot be parsed"):
         file.loads(resealed(file.dumps(small_trace()).replace(old, new)))
 
 
 @pytest.mark.parametrize("sealed", [False, True], ids=["as it is", "with a closing line that fits"])
-def test_a_hostile_file_is_refused_in_one_line_or_is_a_trace(sealed: bool, tmp_path: Path) -> None:
+def test_hostile_file_is_refused_in_one_line(sealed: bool, tmp_path: Path) -> None:
     """Whatever a sender writes, whose checksum may be right: no other error, nothing executed, no long wait."""
     path, content = tmp_path / "a.log", file.dumps(small_trace()).encode()
     refused = []
@@ -225,7 +225,7 @@ def test_a_hostile_file_is_refused_in_one_line_or_is_a_trace(sealed: bool, tmp_p
     assert not any("\n" in sentence for sentence in refused)
 
 
-def test_a_missing_file_is_refused_and_writing_leaves_nothing_else(tmp_path: Path) -> None:
+def test_missing_file_refused_and_no_leftovers(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "trace"
     with pytest.raises(HashbenchError, match="No such file"):
         file.read(path)
@@ -340,7 +340,7 @@ def test_limit_is_inclusive(packed: bool, tmp_path: Path) -> None:
         file.read(path, most=size - 1)
 
 
-def test_an_input_that_is_written_and_hashed_does_not_read_as_unequal() -> None:
+def test_written_marker_does_not_read_as_unequal() -> None:
     record = OpRecord("forward.0//aten.relu_.default#0", "forward", 0, "", "aten.relu_.default")
     record = dataclasses.replace(record, inputs=(Ref("0", "input/", written=True, digest="a057271c9071c99d"),))
     line = file.record_line(record, {"input/": "a057271c"})

@@ -57,7 +57,7 @@ def test_an_optimizer_step_records_parameters_and_state(options: dict[str, bool]
 
 
 @pytest.mark.parametrize("track", [True, False], ids=["training", "evaluation"])
-def test_batch_norm_records_its_running_statistics_when_it_moves_them(track: bool) -> None:
+def test_batch_norm_records_updated_statistics(track: bool) -> None:
     model = nn.BatchNorm1d(3).train(track)
     with HashDebugTrace() as trace:
         out = model(torch.rand(4, 3))
@@ -120,7 +120,7 @@ def test_an_out_variant_records_what_it_wrote_into(size: int) -> None:
         pytest.param(lambda: torch.zeros(2).resize_(300), id="growing by resize"),
     ],
 )
-def test_an_allocation_is_blank_and_a_resize_within_the_storage_is_none(allocate: Any) -> None:
+def test_allocations_are_blank_resize_in_storage_is_not(allocate: Any) -> None:
     with HashDebugTrace() as trace:
         torch.zeros(4).resize_(2)
         allocate()
@@ -164,7 +164,7 @@ def test_every_kind_of_leaf_is_hashed_once_and_named() -> None:
 
 
 @pytest.mark.parametrize("registered", [True, False])
-def test_parameters_are_named_also_without_registration_and_tied_weights_are_one_leaf(registered: bool) -> None:
+def test_unregistered_parameters_are_named_tied_once(registered: bool) -> None:
     model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
     model[1].weight = model[0].weight
     with HashDebugTrace(model=model if registered else None) as trace:
@@ -172,7 +172,7 @@ def test_parameters_are_named_also_without_registration_and_tied_weights_are_one
     assert [leaf.id for leaf in trace.finish().leaves if leaf.kind == "parameter"] == ["parameter/Sequential.0.weight"]
 
 
-def test_a_parameter_with_two_names_in_one_module_has_the_first() -> None:
+def test_parameter_with_two_names_has_the_first() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -231,7 +231,7 @@ class Catches(nn.Module):
             return x + 1
 
 
-def test_the_path_is_right_after_an_exception_that_the_model_caught() -> None:
+def test_path_is_right_after_a_caught_exception() -> None:
     with HashDebugTrace() as trace:
         Catches(Catches(nn.Sequential(nn.Linear(7, 7))))(torch.ones(1, 3)).mul(2)
     assert (record(trace, "add").module, record(trace, "mul").module) == ("Catches.inner", "")
@@ -294,9 +294,7 @@ def train(kind: type[nn.Module], steps: int = 2, **options: Any) -> list[torch.T
 
 @pytest.mark.parametrize("options", [{}, {"hash_inputs": True, "source_lines": True}], ids=["plain", "all noted"])
 @pytest.mark.parametrize("kind", [Dropping, Attending, Convolving])
-def test_results_and_generators_are_the_same_with_and_without_a_trace(
-    kind: type[nn.Module], options: dict[str, bool]
-) -> None:
+def test_trace_changes_no_result_or_generator(kind: type[nn.Module], options: dict[str, bool]) -> None:
     random.seed(1), np.random.seed(1)
     expected = train(kind)
     with HashDebugTrace(**options) as trace:
@@ -413,7 +411,7 @@ def trained_jagged() -> torch.Tensor:
 @pytest.mark.parametrize("compute", COMPUTED.values(), ids=COMPUTED)
 @pytest.mark.parametrize("hash_inputs", [False, True], ids=["plain", "hashed inputs"])
 @pytest.mark.filterwarnings("ignore")
-def test_tensors_of_any_kind_are_traced_twice_alike_and_unchanged(compute: Any, hash_inputs: bool) -> None:
+def test_every_tensor_kind_traces_reproducibly(compute: Any, hash_inputs: bool) -> None:
     torch.manual_seed(5)
     expected = compute()
     texts = []
@@ -460,7 +458,7 @@ def test_an_op_may_return_none_in_place_of_any_tensor(name: str, hash_inputs: bo
         library._destroy()
 
 
-def test_a_tensor_from_another_thread_is_a_leaf_where_the_thread_is_not_seen() -> None:
+def test_tensor_of_an_untraced_thread_is_a_leaf() -> None:
     made: list[torch.Tensor] = []
     with HashDebugTrace() as trace:
         thread = threading.Thread(target=lambda: made.append(torch.ones(3) * 2))
@@ -474,7 +472,7 @@ def test_a_tensor_from_another_thread_is_a_leaf_where_the_thread_is_not_seen() -
 # ------------------------------------------------------------------------------------------------ 8. the text
 
 
-def test_two_equal_runs_give_equal_text_and_the_second_takes_nothing_from_the_first() -> None:
+def test_equal_runs_give_equal_text() -> None:
     model, x = Dropping().eval(), torch.ones(3, 6)
     assert text_of(model, x) == text_of(model, x) != text_of(model, x + 1)
 
@@ -551,7 +549,7 @@ def test_iterations_are_counted_by_the_optimizers_steps() -> None:
     assert file.loads(file.dumps(trace)) == trace
 
 
-def test_optimizers_that_take_turns_step_once_in_each_iteration() -> None:
+def test_alternating_optimizers_count_once() -> None:
     trace = trained(HashDebugTrace(), 3, optimizers=2)
     assert trace.records[-1].iteration == 3
 
@@ -581,7 +579,7 @@ def noisy(steps: int, at: int, seed: int, *, train: bool) -> Trace:
 
 
 @pytest.mark.parametrize(("at", "train", "expected"), [(0, True, 0), (2, True, 2), (2, False, None)])
-def test_a_verdict_names_the_iteration_where_one_was_counted(at: int, train: bool, expected: int | None) -> None:
+def test_verdict_names_the_counted_iteration(at: int, train: bool, expected: int | None) -> None:
     verdict = find(*(noisy(3, at, seed, train=train) for seed in (1, 2)))
     assert verdict.divergence is not None
     assert verdict.divergence.iteration == expected
@@ -622,7 +620,7 @@ def _marked() -> torch.Tensor:
         "a tensor marked so",
     ],
 )
-def test_a_leaf_is_a_parameter_where_torch_takes_it_for_one(make: Callable[[], torch.Tensor]) -> None:
+def test_leaf_kind_follows_is_parameter(make: Callable[[], torch.Tensor]) -> None:
     tensor = make()
     with HashDebugTrace() as trace, torch.no_grad():
         tensor * 2
@@ -633,7 +631,7 @@ def test_a_leaf_is_a_parameter_where_torch_takes_it_for_one(make: Callable[[], t
 @pytest.mark.parametrize("hash_inputs", [False, True], ids=["plain", "hashed inputs"])
 @pytest.mark.parametrize("what", ["input", "other"])
 @pytest.mark.parametrize("filled", [False, True], ids=["read", "filled"])
-def test_runs_that_differ_in_strides_alone_are_told_so(hash_inputs: bool, what: str, filled: bool) -> None:
+def test_stride_only_difference_is_reported(hash_inputs: bool, what: str, filled: bool) -> None:
     def run(*, transposed: bool) -> Trace:
         x = torch.arange(12.0).reshape(3, 4)
         given = torch.zeros(4, 3).t() if transposed else torch.zeros(3, 4)
@@ -658,7 +656,7 @@ def test_runs_that_differ_in_strides_alone_are_told_so(hash_inputs: bool, what: 
     ],
 )
 @pytest.mark.parametrize("hash_inputs", [False, True], ids=["plain", "hashed inputs"])
-def test_a_rebuilt_model_that_is_loaded_over_introduces_nothing(
+def test_overwritten_initialization_introduces_nothing(
     factor: float, state: float, expected: tuple[str, str] | None, hash_inputs: bool
 ) -> None:
     torch.manual_seed(0)
@@ -722,7 +720,7 @@ def test_a_closure_has_the_phases_of_what_it_runs(make: Any, by_name: bool, hash
     assert {"optimizer"} in updates or {"optimizer", "backward"} in updates
 
 
-def test_a_closure_that_raises_leaves_the_step_as_it_was_called() -> None:
+def test_raising_closure_restores_the_phase() -> None:
     weight = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([weight], lr=0.1)
 

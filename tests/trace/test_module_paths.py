@@ -202,7 +202,7 @@ def test_a_step_inside_a_module_does_not_leave_it(tracer: str) -> None:
 
 @both
 @pytest.mark.usefixtures("_hooks")
-def test_a_trace_that_is_left_and_entered_inside_a_module_is_in_none(tracer: str) -> None:
+def test_trace_reentered_in_module_is_in_none(tracer: str) -> None:
     class Again(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             y = x.sin()
@@ -219,7 +219,7 @@ def test_a_trace_that_is_left_and_entered_inside_a_module_is_in_none(tracer: str
 
 
 @both
-def test_a_trace_that_is_left_and_entered_inside_an_optimizer_is_in_none(tracer: str) -> None:
+def test_trace_reentered_in_optimizer_step_is_in_none(tracer: str) -> None:
     class Again(torch.optim.SGD):
         def step(self, _closure: Any = None) -> None:
             x.sin()
@@ -236,7 +236,7 @@ def test_a_trace_that_is_left_and_entered_inside_an_optimizer_is_in_none(tracer:
 
 @both
 @pytest.mark.usefixtures("_hooks")
-def test_modules_that_another_thread_calls_are_not_those_that_this_one_is_in(tracer: str) -> None:
+def test_other_threads_modules_are_not_followed(tracer: str) -> None:
     inside, go_on = threading.Event(), threading.Event()
 
     class Waits(nn.Module):
@@ -340,7 +340,7 @@ def test_another_trace_begun_inside_a_module_is_in_none_after_it(tracer: str) ->
 
 @both
 @pytest.mark.filterwarnings("ignore")
-def test_a_trace_that_is_entered_again_follows_modules_beside_hooks_as_before(tracer: str) -> None:
+def test_reentered_trace_follows_modules_beside_hooks(tracer: str) -> None:
     model, x = Inner(), torch.ones(2)
     model.register_forward_hook(lambda *_: None)
     trace = HashDebugTrace(tracer=tracer)
@@ -414,7 +414,7 @@ def test_a_module_is_called_with_no_more_frames_than_untraced() -> None:
         assert model() == untraced
 
 
-def test_a_hook_that_a_module_registers_while_it_runs_runs_as_untraced() -> None:
+def test_hook_registered_during_forward_runs_as_untraced() -> None:
     class Registers(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             self.register_forward_hook(_changed)
@@ -461,7 +461,7 @@ def test_code_of_torchs_that_is_not_known_is_called_with_hooks() -> None:
 
 @pytest.mark.skipif(module_paths.known_original(_CALL) is None, reason="not the code of torch that is known")
 @pytest.mark.filterwarnings("ignore")
-def test_modules_have_global_hooks_only_where_others_have_some_and_then_before_them() -> None:
+def test_global_hooks_only_beside_others_and_first() -> None:
     told: list[int] = []
     hooks = (torch_modules._global_forward_pre_hooks, torch_modules._global_forward_hooks)
 
@@ -488,9 +488,7 @@ NOTED: tuple[dict[str, Any], ...] = ({}, {"hash_inputs": True}, {"watcher": Trac
 @pytest.mark.parametrize("finished", [True, False], ids=["finished", "left"])
 @pytest.mark.parametrize("options", NOTED, ids=["plain", "hashed inputs", "watched"])
 @pytest.mark.parametrize("tracer", TRACERS)
-def test_what_a_trace_keeps_is_released_with_it_without_a_garbage_collection(
-    tracer: str, finished: bool, options: dict[str, Any]
-) -> None:
+def test_trace_is_released_without_garbage_collection(tracer: str, finished: bool, options: dict[str, Any]) -> None:
     model, x = Outer(), torch.ones(2, 3)
     sparse = torch.eye(3).to_sparse()  # the native tracer has Python record what is done with it
     gc.collect()

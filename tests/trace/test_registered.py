@@ -13,7 +13,7 @@ from tests.trace.mode_helpers import value
 pytestmark = pytest.mark.usefixtures("seeded", "each_tracer")
 
 
-def test_a_leaf_that_was_written_between_registration_and_reading_says_so() -> None:
+def test_leaf_written_before_its_first_read_has_was() -> None:
     x = torch.rand(4)
     before = value(x)
     trace = HashDebugTrace(inputs=(x,))
@@ -48,7 +48,7 @@ def inputs_of(trace: HashDebugTrace) -> list[tuple[str, str]]:
     return [(leaf.id, leaf.initial or leaf.digest.value) for leaf in trace.finish().leaves if leaf.kind == "input"]
 
 
-def test_what_is_made_after_an_input_is_gone_is_not_that_input() -> None:
+def test_tensor_at_a_dead_inputs_address_is_not_it() -> None:
     inputs = [torch.rand(4)]
     before = value(inputs[0])
     with HashDebugTrace(inputs=inputs) as trace:
@@ -57,7 +57,7 @@ def test_what_is_made_after_an_input_is_gone_is_not_that_input() -> None:
     assert inputs_of(trace) == [("input/0", before)]
 
 
-def test_what_was_read_before_an_input_is_not_that_input() -> None:
+def test_tensor_read_before_registration_is_not_the_input() -> None:
     others = [torch.from_numpy(np.ones(4))]
     with HashDebugTrace() as trace:
         others[0].sum()
@@ -67,7 +67,7 @@ def test_what_was_read_before_an_input_is_not_that_input() -> None:
     assert [leaf.kind for leaf in trace.finish().leaves] == ["other", "input"]
 
 
-def test_an_input_that_is_named_anew_keeps_the_name_and_content_it_was_read_with() -> None:
+def test_reregistered_input_keeps_what_was_read() -> None:
     x = torch.rand(4)
     before = value(x)
     with HashDebugTrace(inputs={"first": x}) as trace:

@@ -16,7 +16,7 @@ from tests.trace.mode_helpers import record, value
 pytestmark = pytest.mark.usefixtures("seeded", "each_tracer")
 
 
-def test_two_parts_of_one_storage_are_two_leaves() -> None:
+def test_parts_of_one_storage_are_two_leaves() -> None:
     whole = torch.rand(8)
     first, second = whole[:4], whole[4:]
     with HashDebugTrace() as trace:
@@ -25,7 +25,7 @@ def test_two_parts_of_one_storage_are_two_leaves() -> None:
     assert [leaf.digest.value for leaf in trace.finish().leaves] == [value(first), value(second)]
 
 
-def test_an_expanded_leaf_does_not_hide_the_rest_of_its_storage() -> None:
+def test_expanded_leaf_does_not_hide_its_storage() -> None:
     whole = torch.rand(4)
     expanded, rest = whole[:1].expand(4), whole[2:]
     with HashDebugTrace() as trace:
@@ -34,7 +34,7 @@ def test_an_expanded_leaf_does_not_hide_the_rest_of_its_storage() -> None:
     assert [leaf.digest.value for leaf in trace.finish().leaves][1:] == [value(rest)]
 
 
-def test_a_leaf_in_part_written_by_an_op_still_shows_what_it_did_not_write() -> None:
+def test_partly_written_leaf_keeps_its_unwritten_part() -> None:
     traces = []
     for rest in (2.0, 3.0):
         whole = torch.tensor([1.0, 1.0, rest, rest])
@@ -60,7 +60,7 @@ def test_a_leaf_in_part_written_by_an_op_still_shows_what_it_did_not_write() -> 
         pytest.param(lambda x: x.unflatten(0, (2, 2)), id="unflatten"),
     ],
 )
-def test_a_reader_refers_to_the_last_writer(through: Any) -> None:
+def test_reader_refers_to_last_writer(through: Any) -> None:
     with HashDebugTrace() as trace:
         x = torch.ones(4, 4) * 2
         y = through(x)
@@ -75,7 +75,7 @@ def test_a_reader_refers_to_the_last_writer(through: Any) -> None:
     assert record(trace, "sub").inputs[0].offset == y.storage_offset()
 
 
-def test_a_recycled_address_is_not_mistaken_for_the_tensor_that_lived_there() -> None:
+def test_reused_address_is_another_tensor() -> None:
     with HashDebugTrace() as trace:
         for number in range(20):
             x = torch.ones(1000) * number

@@ -64,7 +64,7 @@ def test_the_choice(wanted: str, missing: str, chosen: Choice, monkeypatch: pyte
     assert choose(wanted) == chosen
 
 
-def test_a_native_tracer_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_native_tracer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     available(monkeypatch, MISSING)
     refusal = rf"native tracer.*: {re.escape(NO_COMPILER)}, so nothing was traced\. Install one.*`auto`"
     with pytest.raises(HashbenchError, match=refusal):
@@ -152,9 +152,7 @@ def test_a_row_names_the_tracer_also_of_a_model_that_fails(monkeypatch: pytest.M
         pytest.param(lambda options: environment.collect("cpu", tracer=options.tracer), id="a sweep"),
     ],
 )
-def test_a_facade_refuses_a_tracer_that_is_not_there(
-    check: Callable[[RunOptions], object], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_api_refuses_unavailable_tracer(check: Callable[[RunOptions], object], monkeypatch: pytest.MonkeyPatch) -> None:
     available(monkeypatch, MISSING)
     with pytest.raises(HashbenchError, match="the native tracer is unavailable"):
         check(RunOptions(tracer="native"))
@@ -164,7 +162,7 @@ def test_a_facade_refuses_a_tracer_that_is_not_there(
     "command",
     ["sweep --inference", "nightly --label a --suite specimens -- --tracer native", "audit", "dynamo SCRIPT"],
 )
-def test_a_command_refuses_a_tracer_that_is_not_there_before_it_makes_a_folder(
+def test_unavailable_tracer_is_refused_before_any_output(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     available(monkeypatch, MISSING)
@@ -177,7 +175,7 @@ def test_a_command_refuses_a_tracer_that_is_not_there_before_it_makes_a_folder(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_sweep_says_once_why_the_python_mode_traces(
+def test_sweep_says_once_why_it_fell_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     available(monkeypatch, MISSING)
@@ -212,7 +210,7 @@ MODELS = {"draws": lambda: (Draws(), (torch.ones(3),)), "adds": lambda: (torch.n
 
 
 @pytest.mark.slow
-def test_without_a_compiler_a_sweep_is_traced_by_the_python_tracer_and_says_so_once(tmp_path: Path) -> None:
+def test_sweep_without_compiler_uses_python_tracer(tmp_path: Path) -> None:
     (tmp_path / "zoo.py").write_text(ZOO)
     folders = {"HASHBENCH_CACHE": str(tmp_path / "cache"), "TMPDIR": str(tmp_path)}
     command = [sys.executable, "-m", "hashbench", "sweep", "--inference", "--suite", "zoo.py", "--jobs", "2"]
@@ -234,7 +232,7 @@ def test_without_a_compiler_a_sweep_is_traced_by_the_python_tracer_and_says_so_o
         assert file.read(tmp_path / "results" / path).tracer_reason == found["tracer_reason"]
 
 
-def test_another_tracer_is_another_environment_and_another_reason_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracer_changes_environment_key_reason_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = []
     for missing in (None, MISSING, Unavailable("another torch", "install torch")):
         available(monkeypatch, missing)

@@ -112,7 +112,7 @@ def _last(tracer: str, call: Any, ops: Any) -> OpRecord:
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_arguments_reads_and_writes_are_those_of_the_python_tracer(call: Any, ops: Any) -> None:
+def test_records_match_the_python_tracer(call: Any, ops: Any) -> None:
     native, python = _last("native", call, ops), _last("python", call, ops)
     assert native.op == python.op
     assert native.arguments == python.arguments
@@ -185,7 +185,7 @@ UNBOXED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("call", UNBOXED.values(), ids=UNBOXED)
-def test_calls_that_are_not_boxed_have_the_records_of_the_python_tracer(call: Any) -> None:
+def test_unboxed_calls_match_the_python_tracer(call: Any) -> None:
     def traced(tracer: str) -> list[Any]:
         torch.manual_seed(0)
         with HashDebugTrace(tracer=tracer) as trace:
@@ -200,7 +200,7 @@ def test_calls_that_are_not_boxed_have_the_records_of_the_python_tracer(call: An
     ]
 
 
-def test_the_ops_of_these_calls_have_kernels_that_are_not_boxed() -> None:
+def test_these_ops_have_unboxed_kernels() -> None:
     names = ["view", "t", "transpose.int", "slice.Tensor", "add.Tensor", "add_.Tensor", "sum.dim_IntList", "clone"]
     names += ["bernoulli_.float", "empty_like", "lerp_.Scalar", "addcmul_", "addcdiv_", "sqrt"]
     assert all(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", NATIVE_KEY) for name in names)
@@ -218,7 +218,7 @@ def test_an_op_that_raises_leaves_no_record_and_its_name() -> None:
     assert trace.failed_op == "aten.add_.Tensor"
 
 
-def test_a_tensor_that_python_alone_holds_is_recorded_in_many_threads() -> None:
+def test_tensor_owned_by_python_in_many_threads() -> None:
     """Torch takes the GIL where a second owner of such a tensor comes or goes, which another thread may hold that waits
     for the recorder."""
 
@@ -237,7 +237,7 @@ def test_a_tensor_that_python_alone_holds_is_recorded_in_many_threads() -> None:
     assert len(trace.finish().records) == 4 * 200 * 3
 
 
-def test_factories_under_a_fake_tensor_mode_make_no_records() -> None:
+def test_fake_factories_make_no_records() -> None:
     with HashDebugTrace(tracer="native") as trace, FakeTensorMode():
         torch.ones(2)
     assert not trace.finish().records
@@ -258,7 +258,7 @@ def test_running_statistics_are_written_in_training_alone() -> None:
     assert _normalized(False, 0.5) == [("aten.native_batch_norm.default", 3, "other")]
 
 
-def test_the_state_of_the_generator_that_is_given_is_the_one_that_counts() -> None:
+def test_given_generators_state_is_recorded() -> None:
     def state(seed: int) -> str:
         torch.manual_seed(0)
         generator = torch.Generator().manual_seed(seed)

@@ -63,9 +63,7 @@ def digests(size: int, times: int) -> tuple[bytes, set[str]]:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 @pytest.mark.parametrize("size", [PIECE - 1, PIECE, PIECE + 1, 3 * PIECE, 5 * PIECE + 17, 40 * PIECE + 1])
-def test_content_has_one_digest_however_many_threads_make_it(
-    size: int, count: int, threads: Callable[[int], None]
-) -> None:
+def test_digest_does_not_depend_on_threads(size: int, count: int, threads: Callable[[int], None]) -> None:
     threads(count)
     content, found = digests(size, 140)  # both ways are tried, and the slower one again
     assert found == {by_pieces(content)}
@@ -100,9 +98,7 @@ def test_a_team_hashes_what_is_large_and_nothing_else(library: Library, threads:
     assert team.calls >= 1
 
 
-def test_a_thread_of_the_program_has_no_team_where_torch_has_one_thread(
-    library: Library, threads: Callable[[int], None]
-) -> None:
+def test_no_openmp_team_with_one_torch_thread(library: Library, threads: Callable[[int], None]) -> None:
     threads(1)
     team = TeamOfTwo(library, seconds=0)
     with ThreadPoolExecutor() as pool:  # OpenMP has as many threads for a new one as there are processors
@@ -158,6 +154,6 @@ sys.exit(0 if torch.ones(10**6).mul(2).sum() == 2e6 else 2)
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 @pytest.mark.parametrize("program", [FORKED, FORKED_LATER], ids=["with torch's threads", "with those of digests"])
-def test_a_forked_process_does_not_wait_for_threads_that_it_has_not(program: str) -> None:
+def test_forked_child_does_not_wait_for_threads(program: str) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -102,7 +102,7 @@ def test_a_handler_may_compute_gradients(options: dict[str, Any]) -> None:
     assert counts(trace.finish())["aten.mul.Tensor"] == 2 * handler.calls
 
 
-def test_a_handler_that_raises_ends_the_program_and_leaves_nothing_in_force() -> None:
+def test_raising_signal_handler_leaves_no_state() -> None:
     def ended() -> None:
         raise TimeoutError
 

@@ -30,7 +30,7 @@ def drawing(x: torch.Tensor, own: bool) -> torch.Tensor:
 
 @pytest.mark.parametrize("options", [{}, {"hash_inputs": True}], ids=["plain", "hashed inputs"])
 @pytest.mark.parametrize("own", [True, False], ids=["of its own", "that was in another state"])
-def test_an_op_that_draws_from_a_generator_of_its_own_is_the_kernel(own: bool, options: dict[str, Any]) -> None:
+def test_op_with_its_own_generator_is_the_kernel(own: bool, options: dict[str, Any]) -> None:
     def run(seed: int) -> Trace:
         (OWN if own else torch.default_generator).manual_seed(seed)
         x = torch.zeros(3)
@@ -52,7 +52,7 @@ def test_an_op_that_draws_from_a_generator_of_its_own_is_the_kernel(own: bool, o
         assert (verdict.origin, verdict.inside) == ("rng", "hashbench_tests.drawing.default")
 
 
-def test_an_op_that_is_taken_back_leaves_nothing_to_the_next_one_at_its_place() -> None:
+def test_deregistered_op_leaves_no_plan_at_its_address() -> None:
     """Memory of schemas is used again at once: without a word to the recorder, one of these ends the process."""
     for number in range(20):
         for arguments in ("Tensor x", "Tensor x, Tensor y"):

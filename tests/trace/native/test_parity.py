@@ -24,17 +24,17 @@ def parity(*arguments: str) -> str:
 
 
 @pytest.mark.slow
-def test_ops_of_the_database_have_the_results_and_gradients_of_untraced_runs() -> None:
+def test_op_database_has_untraced_results() -> None:
     assert "examples" in parity("op_db", "--samples", "1", "--start", "68", "--step", "80")
 
 
 @pytest.mark.slow
-def test_random_programs_have_the_results_of_untraced_runs_and_the_python_tracers_graph() -> None:
+def test_random_programs_match_untraced_and_python_tracer() -> None:
     assert "50 examples" in parity("programs", "--stop", "50")
 
 
 @pytest.mark.slow
-def test_random_programs_have_the_results_of_untraced_runs_under_signals() -> None:
+def test_random_programs_match_untraced_under_signals() -> None:
     printed = parity("programs", "--signals", "--stop", "12")
     assert "12 examples" in printed
     recorded = [line for line in printed.splitlines() if "ops of signal handlers recorded" in line]
@@ -48,13 +48,13 @@ def test_ops_on_lists_without_their_data_give_what_they_give_untraced() -> None:
 
 
 @pytest.mark.slow
-def test_a_models_training_has_the_bits_and_the_ops_of_an_untraced_run() -> None:
+def test_training_has_untraced_bits_and_ops() -> None:
     pytest.importorskip("torchvision")
     assert "tensors of vit_b_16 compared" in parity("models", "--start", "3")
 
 
 @pytest.mark.parametrize("function", [torch.nn.functional.silu, torch.nn.functional.mish])
-def test_an_op_that_decomposes_elsewhere_but_has_a_kernel_here_is_recorded(
+def test_decomposing_op_with_a_cpu_kernel_is_recorded(
     function: Callable[[torch.Tensor], torch.Tensor],
 ) -> None:
     x = torch.rand(3, requires_grad=True)

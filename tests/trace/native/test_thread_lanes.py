@@ -100,9 +100,7 @@ WAYS = [lambda: in_threads(TASKS), by_executor, by_pool, by_map, by_starmap, by_
 
 @pytest.mark.parametrize("way", WAYS, ids=["threads", "executor", "pool", "map", "starmap", "imap"])
 @either
-def test_what_threads_and_pools_compute_is_recorded_in_the_order_in_which_it_was_started(
-    way: Callable[[], list[Any]], options: Mapping[str, Any]
-) -> None:
+def test_threads_and_pools_recorded_in_start_order(way: Callable[[], list[Any]], options: Mapping[str, Any]) -> None:
     expected = [digest(tensor) for tensor in way()]
     trace, found = traced(way, **options)
     assert [digest(tensor) for tensor in found] == expected
@@ -152,7 +150,7 @@ def test_what_threads_compute_inside_of_an_op_is_inside_of_it(options: Mapping[s
     assert cosine.inputs[0].source == (outer.id if options else sine.id)
 
 
-def test_what_a_thread_reads_comes_before_it_whoever_was_started_first() -> None:
+def test_thread_comes_after_what_it_reads() -> None:
     def handed_over() -> torch.Tensor:
         way: queue.Queue[torch.Tensor] = queue.Queue()
         found: list[torch.Tensor] = []
@@ -195,7 +193,7 @@ def arrives(order: Sequence[int]) -> Trace:
     return trace.finish()
 
 
-def test_threads_that_add_to_one_tensor_in_another_order_are_a_difference_of_sequence() -> None:
+def test_reordered_threads_differ_in_sequence() -> None:
     first, second = arrives([0, 1, 2, 3]), arrives([0, 3, 2, 1])
     assert first.results != second.results
     verdict = find(first, second).divergence
@@ -342,7 +340,7 @@ def test_a_watcher_is_told_the_ids_and_records_of_the_finished_trace() -> None:
     assert all(watcher.made[record.id].outputs == record.outputs for record in trace.records)
 
 
-def test_what_two_threads_read_first_at_once_in_python_and_in_cpp_is_one_leaf(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_first_reads_make_one_leaf(monkeypatch: pytest.MonkeyPatch) -> None:
     x, sparse = torch.rand(3, 2), torch.eye(3).to_sparse()
     begun, over = threading.Event(), threading.Event()
 
@@ -372,7 +370,7 @@ def between(_x: torch.Tensor, _recorded_in_python: torch.Tensor) -> torch.Tensor
 
 
 @pytest.mark.parametrize("options", [{}, {"source_lines": True}], ids=["plain", "source lines"])
-def test_what_another_thread_writes_during_a_call_that_python_records_stays_written_by_it(
+def test_concurrent_write_keeps_its_writer(
     options: Mapping[str, Any],
 ) -> None:
     EVENTS.update(begun=threading.Event(), over=threading.Event())
@@ -419,9 +417,7 @@ def left_by(trace: Trace) -> list[Any]:
 
 @pytest.mark.parametrize("options", [{}, {"hash_inputs": True}], ids=["plain", "hashed inputs"])
 @pytest.mark.parametrize("seed", range(8))
-def test_random_programs_with_threads_have_the_results_of_untraced_ones_and_one_order(
-    seed: int, options: Mapping[str, Any]
-) -> None:
+def test_random_threaded_programs_match_untraced(seed: int, options: Mapping[str, Any]) -> None:
     def run() -> Mapping[str, Any]:
         torch.manual_seed(seed)
         return programs.made(seed, threads=True)()
@@ -498,7 +494,7 @@ def test_nothing_stays_replaced_by_a_trace_that_could_not_be_entered(
     assert replaced() == before
 
 
-def test_of_traces_one_after_another_each_has_its_own_threads_and_modules_and_a_refused_one_none() -> None:
+def test_consecutive_traces_share_no_threads_or_modules() -> None:
     model, before = nn.Sequential(nn.Tanh()), replaced()
     seen = []
     for _ in range(2):
@@ -518,7 +514,7 @@ def test_of_traces_one_after_another_each_has_its_own_threads_and_modules_and_a_
     assert seen[0][-1][1] == "Sequential.0"
 
 
-def test_work_that_is_handed_over_in_a_trace_and_begins_after_it_is_not_recorded() -> None:
+def test_task_started_after_the_trace_is_not_recorded() -> None:
     release = threading.Event()
     with ThreadPoolExecutor(1) as workers:
         with HashDebugTrace(tracer="native") as trace:
@@ -543,7 +539,7 @@ INNER, OUTER = threading.Event(), threading.Event()
 
 @either
 @pytest.mark.parametrize("before", [True, False], ids=["before it is read", "once it is read"])
-def test_what_is_asked_of_a_trace_while_a_thread_records_has_what_was_done_by_then(
+def test_queries_during_recording_see_finished_calls(
     before: bool, options: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A call of the thread ends while the main thread reads what the recorder kept: the calls inside are known, and it

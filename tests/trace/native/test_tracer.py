@@ -76,7 +76,7 @@ def test_gradients_are_added_in_place_as_they_are_untraced(options: dict[str, An
 
 
 @pytest.mark.parametrize("options", [{}, {"hash_inputs": True}], ids=["plain", "hashed inputs"])
-def test_formulas_that_a_mode_changes_are_those_of_the_untraced_run(options: dict[str, Any]) -> None:
+def test_mode_dependent_formulas_are_the_untraced_ones(options: dict[str, Any]) -> None:
     values = torch.rand(200, requires_grad=True)
 
     def compute() -> torch.Tensor:
@@ -124,7 +124,7 @@ class Looking(TraceCallback):
 
 
 @pytest.mark.parametrize("program", map(programs.made, range(12)))
-def test_a_watcher_that_needs_no_trace_is_shown_the_calls_of_the_program_untouched(program: Callable[[], Any]) -> None:
+def test_traceless_callback_sees_untraced_calls(program: Callable[[], Any]) -> None:
     watcher = Looking()
     torch.manual_seed(0)
     trace, _ = traced(program)
@@ -135,7 +135,7 @@ def test_a_watcher_that_needs_no_trace_is_shown_the_calls_of_the_program_untouch
     assert (empty.records, empty.leaves, empty.results) == ((), (), ())
 
 
-def test_a_watcher_that_needs_no_trace_is_never_shown_the_programs_own_tensors() -> None:
+def test_traceless_callback_gets_aliases() -> None:
     """A Python object of a tensor counts as one more owner of it, and autograd looks at their number."""
     whole = torch.ones(4, 4)
     parts = [whole, whole.t(), whole[1:], whole.sin().t()]
@@ -237,7 +237,7 @@ CALLS = itertools.count()
 
 
 @pytest.mark.parametrize("options", [{}, {"hash_inputs": True}], ids=["plain", "hashed inputs"])
-def test_the_kernel_inside_a_custom_op_is_named_and_so_is_the_op(options: dict[str, Any]) -> None:
+def test_verdict_names_kernel_and_custom_op(options: dict[str, Any]) -> None:
     def run() -> Trace:
         with HashDebugTrace(tracer="native", **options) as trace:
             found = around(torch.ones(3, requires_grad=True)).sin()
@@ -262,7 +262,7 @@ def test_what_a_custom_op_writes_behind_torchs_back_is_its_own() -> None:
     assert added.inputs[0].source == scripted.id
 
 
-def test_a_tensor_that_shows_a_part_of_its_memory_is_a_leaf_by_its_part() -> None:
+def test_partial_view_is_a_leaf_of_its_part() -> None:
     memory = torch.rand(4, 4)
     trace, _ = traced(lambda: (memory[1] + 1, memory[:, 2] + 1))
     assert len(trace.leaves) == 1
@@ -272,7 +272,7 @@ def test_a_tensor_that_shows_a_part_of_its_memory_is_a_leaf_by_its_part() -> Non
     assert [record.inputs[0].source for record in trace.records] == ["other/#0", "other/#1", "other/#0"]
 
 
-def test_calls_that_the_recorder_hands_over_and_its_own_are_one_graph() -> None:
+def test_forwarded_and_own_calls_form_one_graph() -> None:
     def compute() -> torch.Tensor:
         sparse = torch.rand(3, 3).to_sparse()
         dense = (sparse * 2).to_dense()
@@ -297,7 +297,7 @@ def failing(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("options", [{}, {"hash_inputs": True}], ids=["plain", "hashed inputs"])
-def test_an_error_leaves_torch_and_the_next_trace_as_they_were(options: dict[str, Any]) -> None:
+def test_error_leaves_torch_and_next_trace_unchanged(options: dict[str, Any]) -> None:
     trace = HashDebugTrace(tracer="native", **options)
     with pytest.raises(FailingError), trace:
         failing(torch.ones(2))
@@ -347,7 +347,7 @@ def test_a_trace_goes_on_after_an_op_that_was_ended(
     assert [one.source for one in by_op["mul"].inputs] == [by_op["ones_like"].id, by_op["exp"].id]
 
 
-def test_a_record_whose_digest_failed_is_left_out_and_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_with_failed_digest_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: Any) -> Any:
         raise FailingError
 
@@ -388,7 +388,7 @@ def test_a_trace_in_another_thread_meanwhile_is_refused() -> None:
     assert names(trace.finish()) == ["aten.ones.default"]
 
 
-def test_no_tensor_is_kept_alive_and_its_address_is_no_others() -> None:
+def test_no_tensor_kept_alive_nor_address_confused() -> None:
     with HashDebugTrace(tracer="native") as trace:
         tensor = torch.rand(1000)
         seen = weakref.ref(tensor)
@@ -402,7 +402,7 @@ def test_no_tensor_is_kept_alive_and_its_address_is_no_others() -> None:
     assert digest(doubled) == records[1].outputs[0]
 
 
-def test_structs_of_storages_that_are_gone_are_used_again() -> None:
+def test_structs_of_dead_storages_are_reused() -> None:
     with HashDebugTrace(tracer="native"):
         places = {torch.rand(8).untyped_storage()._cdata for _ in range(400)}
     assert len(places) < 100
@@ -410,7 +410,7 @@ def test_structs_of_storages_that_are_gone_are_used_again() -> None:
 
 @pytest.mark.skipif(_heap() is None, reason="this C library does not say what its heap holds")
 @pytest.mark.parametrize(("elements", "calls"), [(1 << 15, 3_000), (8, 11_000)], ids=["large", "small"])
-def test_structs_of_storages_that_lived_longer_are_given_back_soon(elements: int, calls: int) -> None:
+def test_structs_of_dead_storages_are_released_soon(elements: int, calls: int) -> None:
     """A quarter as many calls later where they make large storages, between which the structs would lie, as many where
     they make small ones."""
     library = _heap()
@@ -447,7 +447,7 @@ class Counting(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("options", [{}, {"hash_inputs": True}], ids=["plain", "hashed inputs"])
-def test_a_mode_of_the_programs_own_sees_its_ops_and_each_is_recorded_once(options: dict[str, Any]) -> None:
+def test_programs_own_dispatch_mode_sees_each_op_once(options: dict[str, Any]) -> None:
     def compute() -> list[str]:
         with Counting() as mode:
             torch.rand(3).sin().sum()
@@ -496,7 +496,7 @@ class Refusing(TraceCallback):
 
 
 @pytest.mark.parametrize("error", [RuntimeError, ValueError])
-def test_a_watcher_that_fails_at_a_leaf_leaves_the_others_as_they_are(error: type[Exception]) -> None:
+def test_callback_failing_at_a_leaf_keeps_other_leaves(error: type[Exception]) -> None:
     first, second, third = (torch.full((2,), float(number)) for number in range(3))
     with HashDebugTrace(tracer="native", watcher=Refusing(error)) as trace:
         first.sin()
@@ -551,12 +551,12 @@ print("done")
 """
 
 
-def test_an_op_may_end_finish_and_drop_the_trace_that_it_is_in() -> None:
+def test_op_may_end_and_drop_its_trace() -> None:
     alone(_ENDS)
 
 
 @pytest.mark.parametrize("options", [{}, {"hash_inputs": True}], ids=["plain", "hashed inputs"])
-def test_the_op_that_raised_last_is_named_whoever_recorded_it(options: dict[str, Any]) -> None:
+def test_failed_op_is_named_on_both_sides(options: dict[str, Any]) -> None:
     with HashDebugTrace(tracer="native", **options) as trace:
         with pytest.raises(RuntimeError, match="must match"):
             torch.ones(2) + torch.ones(3)

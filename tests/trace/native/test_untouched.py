@@ -73,7 +73,7 @@ def test_a_trace_may_be_left_in_another_thread(options: Mapping[str, Any]) -> No
 
 
 @either
-def test_the_thread_of_a_trace_that_was_left_elsewhere_is_no_part_of_the_next(options: Mapping[str, Any]) -> None:
+def test_thread_of_a_trace_left_elsewhere_is_untraced(options: Mapping[str, Any]) -> None:
     trace = HashDebugTrace(**options).__enter__()
     thread = threading.Thread(target=trace.__exit__, args=(None, None, None))
     thread.start()
@@ -129,7 +129,7 @@ class Seeing(TorchFunctionMode):
 
 
 @each
-def test_a_function_mode_of_the_programs_own_sees_what_the_program_calls(options: Mapping[str, Any]) -> None:
+def test_programs_own_function_mode_sees_its_calls(options: Mapping[str, Any]) -> None:
     def compute() -> list[str]:
         with Seeing() as mode:
             nn.Linear(2, 2)(torch.ones(1, 2)).sum().backward()
@@ -196,7 +196,7 @@ class Ending(TraceCallback):
 
 
 @either
-def test_a_call_during_which_its_trace_is_ended_is_made_as_it_would_be(options: Mapping[str, Any]) -> None:
+def test_call_that_ends_its_trace_runs_as_untraced(options: Mapping[str, Any]) -> None:
     watcher, x = Ending(), torch.arange(3.0)
     trace = HashDebugTrace(watcher=watcher, **options).__enter__()
 
