@@ -9,7 +9,6 @@ import json
 import keyword
 import math
 import sys
-import sysconfig
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,8 +96,7 @@ def distribution_of(module: str) -> str:
     for a module from elsewhere than site-packages."""
     top = module.partition(".")[0]
     file = getattr(sys.modules.get(top), "__file__", None) or ""
-    folders = {str(Path(sysconfig.get_path(name)).resolve()) for name in ("purelib", "platlib")}
-    if not file or str(Path(file).resolve().parent.parent) not in folders:
+    if Path(file).parent.parent.name not in ("site-packages", "dist-packages"):
         return ""
     names = importlib.metadata.packages_distributions().get(top, [])
     return f"{names[0]}=={importlib.metadata.version(names[0]).partition('+')[0]}" if names else ""

@@ -2,51 +2,33 @@
 
 from __future__ import annotations
 
-import random
 import re
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from hashbench.catalog import CAUSES, EXPERIMENTS, Cause, Confidence, Origin, Remedy, Role, places
-from hashbench.causes import cut_short, decide, with_more_time
-from hashbench.causes.evidence import few_outcomes
-from hashbench.records import CallFacts, Evidence, ExperimentResult
-from tests.experiment_texts import result
+from hashbench.catalog import CAUSES, EXPERIMENTS, Confidence, Origin, Role
+from hashbench.causes import decide
+from hashbench.records import Evidence, ExperimentResult
+from tests.causes.evidence_helpers import (
+    ALWAYS,
+    EVERYWHERE,
+    INSIDE,
+    NEVER,
+    PAIR,
+    RARE,
+    TWO_OUTCOMES,
+    beginning,
+    custom,
+    kernel,
+    seen,
+    uncaptured,
+)
 
-EVERYWHERE = places(EXPERIMENTS.values())
 PAGE = Path(__file__).parents[2] / "docs" / "causes.md"
 
-
-def seen(origin: str, *results: str, call: CallFacts | None = None, **facts: Any) -> Evidence:
-    """Evidence from texts: ``pair/clocks 0/20``, and ``clocks 0/20`` of a captured call."""
-    texts = [text if "/" in text.partition(" ")[0] else f"call/{text}" for text in results]
-    return Evidence(origin, call=call, arms=tuple(map(result, texts)), **facts)
-
-
-def kernel(*results: str, **facts: Any) -> Evidence:
-    """Evidence on a captured call of one of torch's own ops, or of a ``custom`` one."""
-    return seen("kernel", *results, call=CallFacts("aten.some_op.default", **{"matches_record": True, **facts}))
-
-
-def custom(*results: str, **facts: Any) -> Evidence:
-    return kernel(*results, custom=True, **facts)
-
-
-def uncaptured(*arms: str, **facts: Any) -> Evidence:
-    return seen("kernel", *arms, call=CallFacts("aten.some_op.default", limits="it needs 9000 MiB"), **facts)
-
-
-ALWAYS = "repeat 20/20"
-NEVER = "repeat 0/20"
-RARE = "repeat 1/20"
-TWO_OUTCOMES = "repeat 10/20~2"
-PAIR = "pair/pair 20/20"
-INSIDE = "process/within_process 4/4"
 
 ACCUMULATION = {
     "accumulation_order proven": {
@@ -731,11 +713,6 @@ OF_ITEMS = {name for name, cause in CAUSES.items() if cause.batch}
 """What ``batch/cause.py`` decides; ``tests/batch`` has its table."""
 
 
-def beginning(remedy: Remedy) -> str:
-    """The clause up to what an experiment may name in it."""
-    return remedy.clause.partition("{")[0].lower()
-
-
 @pytest.mark.parametrize(
     ("evidence", "cause", "confidence"), [row[1:] for row in TABLE], ids=[name for name, *_ in TABLE]
 )
@@ -788,151 +765,13 @@ def test_no_evidence_at_all_is_never_an_explanation_of_a_kernel() -> None:
     assert decide(Evidence("kernel")).confidence == "open"
 
 
-FEW = {
-    "two of 20": ("call/repeat 10/20~2", True),
-    "five of 20": ("call/repeat 15/20~5", True),
-    "six of 20": ("call/repeat 15/20~6", False),
-    "four of 8, which may all be new": ("call/repeat 6/8~4", False),
-    "two of 4": ("call/repeat 2/4~2", True),
-    "forty of 320, which come again but are no choice among a few": ("call/repeat 300/320~40", False),
-    "none": ("call/repeat (budget)", False),
-}
-
-
-@pytest.mark.parametrize(("text", "few"), FEW.values(), ids=FEW)
-def test_a_few_outcomes_come_again(text: str, few: bool) -> None:
-    assert few_outcomes(result(text)) is few
-
-
 # --------------------------------------------------------------------------- advice, over evidence of every kind
-
-OUTCOMES = (None, "0/20", "20/20", "5/20~2", "(raises: no such kernel)")
-"""Of an experiment: not made, gone, still there, rarer, refused."""
-
-FACTS: Sequence[dict[str, Any]] = (
-    {},
-    {"custom": True},
-    {"overlap": True},
-    {"same_values": True},
-    {"chosen_values": True},
-    {"tied_places": True},
-    {"allocation": True},
-    {"representation": "sign of zero"},
-)
-
-
-def all_evidence(seed: int, count: int) -> Iterator[Evidence]:
-    """Evidence with any outcome of any experiment, of any origin: every combination has the same chance."""
-    drawn = random.Random(seed)
-    steadying = [place for place in EVERYWHERE if place[1] != "items" and EXPERIMENTS[place[0]].role is not Role.BASE]
-    for _ in range(count):
-        made = drawn.sample(steadying, drawn.randrange(1, len(steadying)))
-        outcomes = [(f"{on}/{name}", drawn.choice(OUTCOMES)) for name, on in made]
-        bases = drawn.choice(
-            ((ALWAYS, PAIR, INSIDE), (NEVER, PAIR, INSIDE), (RARE,), ("repeat 0/20", "pair/pair 0/20"))
-        )
-        facts: dict[str, Any] = {"opaque_producer": drawn.random() < 0.2, "steered": drawn.random() < 0.3}
-        facts["reordered"] = drawn.random() < 0.3
-        call = CallFacts("aten.some_op.default", **drawn.choice(FACTS))
-        origin = drawn.choice([*Origin, *[Origin.KERNEL] * 6])
-        yield seen(origin, *bases, *(f"{place} {text}" for place, text in outcomes if text), call=call, **facts)
-
-
-def refuted(evidence: Evidence, tests: Sequence[str]) -> list[ExperimentResult]:
-    """The experiments of a remedy, where each that was made still shows the difference."""
-    made = [arm for arm in evidence.arms if (arm.ran or arm.raised) and arm.name in tests]
-    return made if all(arm.differing or arm.raised for arm in made) else []
-
-
-def test_no_remedy_that_was_measured_not_to_help_is_recommended() -> None:
-    """Not helped: each experiment that does the same and was made still differs, or raised."""
-    left_out: Counter[str] = Counter()
-    for evidence in all_evidence(7, 4_000):
-        decision = decide(evidence)
-        cause, advice = CAUSES[decision.cause], decision.advice.lower()
-        for remedy in cause.remedies:
-            against = refuted(evidence, remedy.tests)
-            assert not (against and beginning(remedy) in advice), (decision, against)
-            left_out[cause.name] += bool(against)
-        named = re.search(r"\((generator[^)]*|clock[^)]*|file[^)]*|entropy[^)]*)\)", advice)
-        for source in cause.sources if named else ():
-            against = refuted(evidence, source.tests)
-            assert not (against and re.search(rf"\b{source.clause}\b", named[1] if named else "")), (decision, against)
-    testable = {name for name, cause in CAUSES.items() if any(remedy.tests for remedy in cause.remedies)}
-    assert {name for name, times in left_out.items() if times} == testable
-
-
-def test_all_that_could_be_tried_is_left_out_where_nothing_helped() -> None:
-    decision = decide(kernel(ALWAYS, "copied_sources 8/20", "one_thread 0/20", overlap=True))
-    assert decision.cause == "overlapping_views"
-    assert decision.advice.startswith(
-        "No usual remedy makes it go away here (8 of 20 replays with aliased inputs copied first"
-    )
-
-
-@pytest.mark.parametrize("cause", CAUSES.values(), ids=CAUSES)
-def test_a_remedy_begins_with_a_verb_and_names_experiments_that_exist(cause: Cause) -> None:
-    for remedy in (*cause.remedies, *cause.sources):
-        assert set(remedy.tests) <= set(EXPERIMENTS)
-    assert all(remedy.clause[0].islower() for remedy in cause.remedies)
-    assert "{" not in cause.advice.format(named=cause.unnamed)
-
-
-def test_threads_that_draw_are_not_told_to_reset_a_generator_that_was_reset() -> None:
-    decision = decide(seen("rng", PAIR, "pair/generators 5/5", "pair/one_worker 0/20"))
-    assert (decision.cause, decision.confidence) == ("call_order", "proven")
-    assert "eset" not in decision.advice
-    assert decision.advice.startswith("Join the results of threads")
-
-
-def test_inputs_that_an_earlier_run_changed_are_not_told_to_be_seeded() -> None:
-    decision = decide(seen("input", PAIR, INSIDE, "process/fresh_process 0/3"))
-    assert (decision.cause, decision.confidence) == ("surviving_state", "proven")
-    assert "eed" not in decision.advice.replace("need", "")
 
 
 # ------------------------------------------------------------------------------------------- where the time ended
 
-ENDED = {
-    "an order of a set that was not told from a surviving state": (
-        seen("outside", PAIR, INSIDE, "process/fresh_process 3/3", "process/fixed_order (budget)"),
-        ["process/fixed_order"],
-    ),
-    "too few replays": (kernel(ALWAYS, "exact_values (budget)", "one_thread 0/20"), ["call/exact_values"]),
-    "nothing but lack of time": (
-        seen("kernel", "call/repeat (budget)", "pair/pair (budget)"),
-        ["call/repeat", "pair/pair"],
-    ),
-    "proven all the same": (kernel(ALWAYS, "exact_values 0/20", "one_thread 0/20", "clocks (budget)"), []),
-    "no time was lacking": (seen("outside", PAIR, INSIDE, "process/fresh_process 3/3"), []),
-    "not made for another reason": (seen("outside", PAIR, "process/fresh_process (only models of a suite)"), []),
-}
-
-
-@pytest.mark.parametrize(("evidence", "places"), ENDED.values(), ids=ENDED)
-def test_what_was_cut_short_is_said_where_nothing_is_proven(evidence: Evidence, places: list[str]) -> None:
-    decision = decide(evidence)
-    limited = cut_short(evidence.arms, decision.confidence)
-    assert [result.place for result in limited] == places
-    sentence = f"the time for experiments ended before these were complete: {', '.join(places)}"
-    assert decision.because.endswith(sentence) == bool(places)
-    advice = with_more_time(decision.advice, limited, flag="--budget")
-    assert advice.startswith("Give the experiments more time (--budget). ") == bool(places)
-    assert advice.endswith(decision.advice)
-
 
 # --------------------------------------------- sentences that the golden copy of this table (causes.txt) does not hold
-
-
-@pytest.mark.parametrize(
-    ("arms", "advice"),
-    [
-        pytest.param(["pair/generators 0/20 [noise.DRAW]"], "Reset noise.DRAW at the start", id="put back"),
-        pytest.param(["pair/generators 20/20", "pair/entropy 0/20"], "Seed the generator with a fixed", id="entropy"),
-    ],
-)
-def test_the_advice_for_a_generator_is_what_helped_here(arms: list[str], advice: str) -> None:
-    assert decide(seen("rng", PAIR, *arms)).advice.startswith(advice)
 
 
 def test_threads_that_write_behind_torchs_back_are_named() -> None:
@@ -941,24 +780,6 @@ def test_threads_that_write_behind_torchs_back_are_named() -> None:
     assert "(threads of the model)" in decided.advice
     unknown = decide(seen("outside", PAIR, "pair/one_worker 20/20", opaque_producer=True))
     assert "threads of the model" not in unknown.because + unknown.advice
-
-
-@pytest.mark.parametrize(
-    ("seconds", "price"),
-    [(0.018, "at no cost that could be measured"), (0.051, "which takes about 5x as long")],
-)
-def test_the_advice_says_what_the_deterministic_kernel_costs(seconds: float, price: str) -> None:
-    evidence = kernel(ALWAYS, "exact_values 0/20", "one_thread 0/20")
-    on = ExperimentResult("deterministic", "call", 20, 0, 1, seconds=seconds)
-    off = ExperimentResult("nondeterministic", "call", 20, 20, 21, seconds=0.01)
-    said = decide(replace(evidence, arms=(*evidence.arms, on, off))).advice
-    assert said.endswith(f"; torch.use_deterministic_algorithms(True) makes it identical here, {price}.")
-
-
-def test_filled_memory_is_said_to_hide_what_is_unwritten() -> None:
-    arms = (ALWAYS, "poison 20/20", "deterministic 20/20", "deterministic_fill 0/20")
-
-    assert decide(kernel(*arms)).advice.endswith("only hides it, by filling fresh memory.")
 
 
 # ------------------------------------------------------------------------------------------------------ docs

@@ -13,9 +13,9 @@ import torch
 from repro_helpers import PLACE, aten, captured, document_in, signed_again
 
 from hashbench.errors import HashbenchError
-from hashbench.replay.call import CapturedCall, GeneratorSlot, Slot, in_force
+from hashbench.replay.call import CapturedCall, GeneratorSlot, in_force
 from hashbench.repro import call_file
-from hashbench.repro.call_arguments import Arguments, BadCallError, encoded, fits
+from hashbench.repro.call_arguments import Arguments
 from hashbench.repro.call_file import _Tensors, named_in, substitutes
 
 
@@ -302,33 +302,6 @@ def test_sparse_tensor_that_points_outside_itself_is_refused(folder: Path) -> No
 
 
 # --------------------------------------------------------------------------------------------------------- values
-
-
-def test_argument_of_a_strange_type_cannot_be_written() -> None:
-    with pytest.raises(BadCallError, match="an argument is a object"):
-        encoded(object())
-
-
-FITS = {
-    "a tensor": (Slot(0), "Tensor", True),
-    "a number where a mode sees one for a tensor": (2.5, "Tensor", True),
-    "a text for a tensor": ("x", "Tensor", False),
-    "nothing for an optional tensor": (None, "Optional[Tensor]", True),
-    "nothing for a tensor": (None, "Tensor", False),
-    "a list with nothing in it": ([Slot(0), None], "List[Optional[Tensor]]", True),
-    "a list of lists": ([[1]], "List[int]", False),
-    "a dtype, which a schema calls int": (torch.float32, "Optional[int]", True),
-    "a whole number for a float": (1, "float", True),
-    "a float for a whole number": (1.5, "int", False),
-    "a complex number": (1j, "number", True),
-    "a generator": (GeneratorSlot(0), "Optional[Generator]", True),
-    "a type that files cannot hold": (1, "__torch__.torch.classes.quantized.LinearPackedParamsBase", False),
-}
-
-
-@pytest.mark.parametrize(("value", "kind", "expected"), FITS.values(), ids=FITS)
-def test_what_an_argument_takes(value: Any, kind: str, expected: bool) -> None:
-    assert fits(value, kind) is expected
 
 
 # --------------------------------------------------------------------------------------- on which device it is replayed
