@@ -93,7 +93,7 @@ def refuted(evidence: Evidence, tests: Sequence[str]) -> list[ExperimentResult]:
     return made if all(arm.differing or arm.raised for arm in made) else []
 
 
-def test_no_remedy_that_was_measured_not_to_help_is_recommended() -> None:
+def test_no_refuted_remedy_is_recommended() -> None:
     """Not helped: each experiment that does the same and was made still differs, or raised."""
     left_out: Counter[str] = Counter()
     for evidence in all_evidence(7, 4_000):
@@ -111,7 +111,7 @@ def test_no_remedy_that_was_measured_not_to_help_is_recommended() -> None:
     assert {name for name, times in left_out.items() if times} == testable
 
 
-def test_all_that_could_be_tried_is_left_out_where_nothing_helped() -> None:
+def test_advice_lists_measurements_where_nothing_helped() -> None:
     decision = decide(kernel(ALWAYS, "copied_sources 8/20", "one_thread 0/20", overlap=True))
     assert decision.cause == "overlapping_views"
     assert decision.advice.startswith(
@@ -119,14 +119,14 @@ def test_all_that_could_be_tried_is_left_out_where_nothing_helped() -> None:
     )
 
 
-def test_threads_that_draw_are_not_told_to_reset_a_generator_that_was_reset() -> None:
+def test_threads_that_draw_are_told_to_be_joined_in_order() -> None:
     decision = decide(seen("rng", PAIR, "pair/generators 5/5", "pair/one_worker 0/20"))
     assert (decision.cause, decision.confidence) == ("call_order", "proven")
     assert "eset" not in decision.advice
     assert decision.advice.startswith("Join the results of threads")
 
 
-def test_inputs_that_an_earlier_run_changed_are_not_told_to_be_seeded() -> None:
+def test_changed_inputs_are_not_told_to_be_seeded() -> None:
     decision = decide(seen("input", PAIR, INSIDE, "process/fresh_process 0/3"))
     assert (decision.cause, decision.confidence) == ("surviving_state", "proven")
     assert "eed" not in decision.advice.replace("need", "")
@@ -149,7 +149,7 @@ ENDED = {
 
 
 @pytest.mark.parametrize(("evidence", "places"), ENDED.values(), ids=ENDED)
-def test_what_was_cut_short_is_said_where_nothing_is_proven(evidence: Evidence, places: list[str]) -> None:
+def test_experiments_cut_short_are_named_unless_proven(evidence: Evidence, places: list[str]) -> None:
     decision = decide(evidence)
     limited = cut_short(evidence.arms, decision.confidence)
     assert [result.place for result in limited] == places
@@ -167,7 +167,7 @@ def test_what_was_cut_short_is_said_where_nothing_is_proven(evidence: Evidence, 
         pytest.param(["pair/generators 20/20", "pair/entropy 0/20"], "Seed the generator with a fixed", id="entropy"),
     ],
 )
-def test_the_advice_for_a_generator_is_what_helped_here(arms: list[str], advice: str) -> None:
+def test_advice_for_a_generator_is_what_helped(arms: list[str], advice: str) -> None:
     assert decide(seen("rng", PAIR, *arms)).advice.startswith(advice)
 
 
@@ -183,7 +183,7 @@ def test_the_advice_says_at_what_price_the_deterministic_kernel_agrees(seconds: 
     assert said.endswith(f"; torch.use_deterministic_algorithms(True) makes it identical here, {price}.")
 
 
-def test_filled_memory_is_said_to_hide_what_is_unwritten() -> None:
+def test_filled_memory_only_hides_unwritten_memory() -> None:
     arms = (ALWAYS, "poison 20/20", "deterministic 20/20", "deterministic_fill 0/20")
 
     assert decide(kernel(*arms)).advice.endswith("only hides it, by filling fresh memory.")

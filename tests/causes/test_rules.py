@@ -729,7 +729,7 @@ def test_the_cause(evidence: Evidence, cause: str, confidence: str) -> None:
 
 
 @pytest.mark.parametrize("confidence", Confidence)
-def test_the_table_has_every_cause_at_every_confidence_that_it_can_have(confidence: str) -> None:
+def test_the_table_has_every_cause_and_confidence(confidence: str) -> None:
     held = {row[2] for row in TABLE if row[3] == confidence}
 
     assert held == REACHABLE[confidence] - OF_ITEMS
@@ -739,7 +739,7 @@ def test_the_table_has_every_cause() -> None:
     assert {row[2] for row in TABLE} == set(CAUSES) - OF_ITEMS
 
 
-def test_a_rare_difference_proves_nothing_in_arms_of_twenty() -> None:
+def test_a_rare_difference_proves_nothing_in_short_arms() -> None:
     """Whatever the facts are: 1 of 20, and 0 of 20 in every arm that could remove it."""
     arms = [
         f"{on}/{name} 0/20" for name, on in EVERYWHERE if on != "process" and EXPERIMENTS[name].role is not Role.BASE
@@ -752,14 +752,14 @@ def test_a_rare_difference_proves_nothing_in_arms_of_twenty() -> None:
         assert decide(seen(origin, "pair/pair 1/20", *arms)).confidence != "proven"
 
 
-def test_experiments_that_were_all_tried_in_vain_prove_nothing() -> None:
+def test_experiments_that_all_failed_prove_nothing() -> None:
     shown = Evidence(origin="rng", first_pair=(1, 1))
     failed = ExperimentResult("pair", "pair", note="a run failed: TypeError")
     assert decide(shown).confidence == "proven"
     assert decide(replace(shown, arms=(failed,))).confidence == "likely"
 
 
-def test_no_evidence_at_all_is_never_an_explanation_of_a_kernel() -> None:
+def test_no_evidence_explains_no_kernel() -> None:
     for origin in Origin:
         assert decide(Evidence(origin)).because
     assert decide(Evidence("kernel")).confidence == "open"

@@ -193,7 +193,7 @@ def test_cause(then: Callable[[torch.Tensor], torch.Tensor], cause: str, found: 
         assert diagnosis.decision.confidence == "proven"
 
 
-def test_kernel_that_adds_in_any_order_with_its_price_and_what_torch_documents() -> None:
+def test_atomic_additions_with_price_and_documentation() -> None:
     found = diagnosis_of(scattered, rows=LARGE)
     assert (found.decision.cause, found.decision.confidence) == ("accumulation_order", "proven"), found.decision.because
     assert found.rate is not None
@@ -204,7 +204,7 @@ def test_kernel_that_adds_in_any_order_with_its_price_and_what_torch_documents()
     assert found.deterministic_price > 0
 
 
-def test_difference_of_the_first_run_only_is_not_reproduced_without_a_fresh_process() -> None:
+def test_first_run_alone_is_unreproduced_without_processes() -> None:
     found = diagnosis_of(first_run_only)
     assert (found.decision.cause, found.decision.confidence) == ("unreproduced", "open")
     assert arm(found, "fresh_process", "process").note == "only models of a suite can be built again"
@@ -215,13 +215,13 @@ def test_difference_of_the_first_run_only_is_not_reproduced_without_a_fresh_proc
 # ------------------------------------------------------------------------------------------------ what it costs
 
 
-def test_clean_model_is_not_diagnosed_and_says_what_its_runs_are_worth() -> None:
+def test_clean_model_has_only_a_rate() -> None:
     outcome = outcome_of(torch.relu, replace(OPTIONS, runs=20))
     assert (outcome.accuracy, outcome.diagnosis) == ("pass", None)
 
 
 @pytest.mark.slow
-def test_threads_that_draw_are_not_told_to_reset_a_generator_that_is_reset() -> None:
+def test_threads_that_draw_are_not_told_to_reset_a_generator() -> None:
     found = diagnosis_of(drawn_by_threads)
     assert found.evidence.origin == "rng"
     assert arm(found, "generators", "pair").differing
@@ -260,7 +260,7 @@ def test_further_sources_that_there_was_no_time_for_are_said() -> None:
     assert found.other_sources == ("further ones were not looked for: the time for experiments ended",)
 
 
-def test_processes_in_one_order_that_differ_say_that_there_was_no_time_for_others(
+def test_differing_fixed_order_says_it_had_no_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     known, made = case("sequence"), list[str]()
@@ -504,9 +504,7 @@ def test_what_only_fresh_processes_tell_apart(name: str, cause: str, tmp_path: P
         ("toggles", "surviving_state", "pair/poison 0/"),
     ],
 )
-def test_what_the_collector_or_unwritten_memory_does_is_not_called_a_surviving_state(
-    name: str, cause: str, arm: str, tmp_path: Path
-) -> None:
+def test_collector_or_memory_is_no_surviving_state(name: str, cause: str, arm: str, tmp_path: Path) -> None:
     row = row_of(name, tmp_path, iterations=1)
     assert (row.accuracy, row.cause, row.confidence) == ("eager_two_runs_differ", cause, "proven"), row.evidence.text
     assert arm in row.evidence.text
@@ -592,7 +590,7 @@ def test_runs_that_agree_under_the_trace_are_repeated_without_it() -> None:
 
 
 @pytest.mark.parametrize("origin", ["kernel", "outside"])
-def test_a_kernel_that_differs_between_processes_is_replayed_before_any_is_started(origin: str) -> None:
+def test_replay_comes_before_processes(origin: str) -> None:
     known = case(origin)
     known.outcome = replace(known.outcome, between_processes=True)
     in_processes = ["start_processes", "start_processes_in_fixed_order"]
@@ -601,7 +599,7 @@ def test_a_kernel_that_differs_between_processes_is_replayed_before_any_is_start
 
 
 @pytest.mark.parametrize(("origin", "always"), [("state", True), ("outside", False), ("rng", False)])
-def test_fresh_processes_are_spared_where_the_cause_is_proven_but_for_a_state(origin: str, *, always: bool) -> None:
+def test_proven_causes_spare_fresh_processes(origin: str, *, always: bool) -> None:
     assert (PROVEN.proven, OPEN.proven) == (True, False)
     stage = next(stage for stage in driver.stages_of(case(origin)) if stage.__name__ == "start_processes")
     assert (stage(case(origin), PROVEN) is not PROVEN) == always
@@ -645,7 +643,7 @@ def test_fresh_processes_trace_by_the_tracer_of_the_runs(
     ],
     ids=["none differs", "none the second time", "none the third time", "each time", "no time for more"],
 )
-def test_processes_of_a_fixed_order_that_differ_are_made_again_by_another_python(
+def test_differing_fixed_order_is_tried_in_another_python(
     made: list[tuple[int, int]], counted: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = [(ExperimentResult("fixed_order", "process", trials, number, 1 + number),) for trials, number in made]
@@ -681,7 +679,7 @@ def test_a_call_that_cannot_be_captured_says_why_and_is_not_replayed() -> None:
 
 
 @pytest.mark.parametrize(("func", "definition"), [("an op of torch", None), ("a custom op", "module")])
-def test_a_repro_runs_in_a_fork_of_a_server_also_where_it_needs_a_definition(
+def test_a_repro_runs_in_a_fork_of_a_server(
     func: str, definition: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran_by = []

@@ -74,7 +74,7 @@ def test_a_server_makes_single_processes_without_a_new_python(monkeypatch: pytes
     assert told(fresh("tell")) == [[f"{start} 1"]]
 
 
-def test_a_process_of_a_server_runs_before_it_is_waited_for_and_ends_with_the_context(tmp_path: Path) -> None:
+def test_a_servers_process_ends_with_the_context(tmp_path: Path) -> None:
     spec = ModelSpec("fake", "some model", input_shape=(3, 8), arguments={"do": "hang", "folder": str(tmp_path)})
     wanted: dict[str, Any] = {"level": "warn", "processes": 1, "runs": 1, "fixed_order": False}
     with fresh_process.served("fresh_targets:Runner"):
@@ -100,7 +100,7 @@ def test_a_server_inside_of_another_leaves_that_one_as_it_was() -> None:
     assert not Path(outer).parent.exists()
 
 
-def test_processes_of_a_pool_are_forks_of_pythons_with_hashes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pool_processes_have_hash_seeds_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not fresh_process.is_pooled()
     with fresh_process.pooled("fresh_targets:Runner", preload=("fresh_targets:preloaded",)):
         assert fresh_process.is_pooled()
@@ -123,7 +123,7 @@ def test_processes_of_a_pool_are_forks_of_pythons_with_hashes_of_their_own(monke
     assert not fresh_process.is_pooled()
 
 
-def test_processes_of_a_pool_with_a_fixed_order_are_forks_of_one_python(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fixed_order_pool_processes_are_forks_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fresh_process, "_run_all", lambda tasks, *_, **__: dict.fromkeys(*tasks, "") if tasks else {})
     with fresh_process.pooled("fresh_targets:Runner", preload=("fresh_targets:preloaded",)):
         for number in (1, 4, 6):
@@ -133,7 +133,7 @@ def test_processes_of_a_pool_with_a_fixed_order_are_forks_of_one_python(monkeypa
             assert told_by_each == [[f"some model (3, 8) [1, None, 2.5] 99 warn {number}" for number in (2, 3)]] * 2
 
 
-def test_what_a_server_of_a_pool_does_not_do_any_more_a_new_python_does() -> None:
+def test_a_new_python_replaces_a_dead_pool_server() -> None:
     with fresh_process.pooled("fresh_targets:Runner"):
         assert not fresh("tell", processes=4).failures
         assert len(orders(fresh("order", processes=4, fixed_order=True))) == 1
@@ -153,7 +153,7 @@ def test_a_process_of_a_pool_that_dies_or_hangs_is_a_failure(tmp_path: Path) -> 
         assert hanging.failures == ("it was out of time",) * 2
 
 
-def test_of_a_pools_processes_with_a_fixed_order_one_that_dies_is_a_failure_and_none_outlives_its_time(
+def test_a_dead_fixed_order_process_is_a_failure(
     tmp_path: Path,
 ) -> None:
     with fresh_process.pooled("fresh_targets:Runner"):
@@ -176,13 +176,13 @@ def test_a_process_of_a_pool_has_the_processors_of_the_one_that_asks() -> None:
         assert told(fresh("processors", processes=2)) == [[str(sorted(before))]] * 2
 
 
-def test_a_process_of_a_server_that_dies_is_a_failure_and_the_next_one_is_not() -> None:
+def test_a_dead_process_of_a_server_is_one_failure() -> None:
     with fresh_process.served("fresh_targets:Runner"):
         assert fresh("killed").failures
         assert not fresh("tell").failures
 
 
-def test_of_a_server_that_has_ended_one_is_told_at_once_and_no_other_python_is_started(
+def test_a_dead_server_is_reported_and_not_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(fresh_process, "_run_all", None)
@@ -195,9 +195,7 @@ def test_of_a_server_that_has_ended_one_is_told_at_once_and_no_other_python_is_s
 
 
 @pytest.mark.parametrize("given", [None, "ours"])
-def test_a_server_has_the_variables_of_a_worker_that_the_caller_has_not_set(
-    given: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_has_a_workers_variables(given: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     if given is not None:
         monkeypatch.setenv("FRESH_TEST", given)
     with fresh_process.served("fresh_targets:Runner", environment={"FRESH_TEST": "wanted"}):
@@ -205,12 +203,12 @@ def test_a_server_has_the_variables_of_a_worker_that_the_caller_has_not_set(
     assert (given or "wanted") in text
 
 
-def test_a_server_has_imported_and_called_what_it_was_asked_to_before_it_forks() -> None:
+def test_a_server_preloads_before_it_forks() -> None:
     with fresh_process.served("fresh_targets:Runner", preload=("no_such_module", "fresh_targets:preloaded")):
         assert told(fresh("tell")) == [["some model (3, 8) [1, None, 2.5] 99 warn 2"]]
 
 
-def test_a_server_that_nobody_asks_is_a_python_that_has_imported_nothing() -> None:
+def test_an_unused_server_imports_nothing() -> None:
     with fresh_process.served("fresh_targets:Runner", at_once=False):
         server = server_of_fresh_processes()
         while server.status() != psutil.STATUS_SLEEPING:
@@ -291,7 +289,7 @@ except ModuleNotFoundError as error:
 
 
 @pytest.mark.parametrize("written", ["before", "after"])
-def test_a_program_in_a_fork_of_a_server_finds_the_modules_that_a_new_python_finds(
+def test_a_forked_program_finds_a_new_pythons_modules(
     written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours, of_all = tmp_path / "ours", tmp_path / "of all"
@@ -319,9 +317,7 @@ def test_a_program_in_a_fork_of_a_server_finds_the_modules_that_a_new_python_fin
     assert known.stdout.endswith("No module named 'of_the_sweep'\n")
 
 
-def test_a_program_of_which_a_fork_of_a_server_would_have_another_torch_or_path_runs_in_a_new_python(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_torch_or_path_needs_a_new_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = tmp_path / "ours" / "torch"
     other.mkdir(parents=True)
     (other / "__init__.py").touch()
@@ -336,7 +332,7 @@ def test_a_program_of_which_a_fork_of_a_server_would_have_another_torch_or_path_
         assert run_python("", seconds=600) == new
 
 
-def test_a_program_out_of_time_is_ended_in_a_fork_of_a_server_with_what_it_started(tmp_path: Path) -> None:
+def test_a_program_out_of_time_ends_with_its_children(tmp_path: Path) -> None:
     code = (
         "import os, subprocess, sys, time; child = subprocess.Popen(['sleep', '600'])\n"
         "open(sys.argv[1] + '.partial', 'w').write(f'{os.getpid()} {child.pid}')\n"
@@ -369,18 +365,14 @@ def test_with_fixed_order_sets_have_one_order_in_all_processes() -> None:
     assert len(orders(fresh("order", processes=4, fixed_order=True))) == 1
 
 
-def test_with_fixed_order_files_that_somebody_writes_meanwhile_change_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fixed_order_survives_new_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))  # which every new Python lists
     found = fresh("order", processes=6, fixed_order=True, arguments={"written": str(tmp_path)})
     assert len(list(tmp_path.iterdir())) == 6 * 50
     assert len(orders(found)) == 1
 
 
-def test_with_fixed_order_a_module_that_the_first_processes_would_compile_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fixed_order_survives_a_module_to_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     more = [f"def unused_{number}(x, y=({number}, 'text')):\n    return [x + {number}, y]\n" for number in range(3000)]
     text = (Path(__file__).parents[1] / "fresh_targets.py").read_text()
     (tmp_path / "never_imported.py").write_text("\n".join([text, *more]))
@@ -448,7 +440,7 @@ def test_two_processes_run_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("fixed_order", [False, True], ids=["random order", "fixed order"])
 @pytest.mark.parametrize("pooled", [False, True], ids=["of new Pythons", "of a pool"])
-def test_where_memory_suffices_for_one_process_they_run_one_after_another(
+def test_little_memory_runs_one_process_at_a_time(
     pooled: bool, fixed_order: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     returned: list[bool] = []

@@ -108,7 +108,7 @@ def test_an_arm_ends_with_the_budget_and_says_so() -> None:
     assert (arm.ran, arm.note) == (False, "budget")
 
 
-def test_an_arm_whose_time_ended_says_so_beside_the_trials_that_it_made() -> None:
+def test_an_arm_out_of_time_keeps_its_trials() -> None:
     def compute() -> torch.Tensor:
         time.sleep(0.01)
         return torch.ones(3)
@@ -184,7 +184,7 @@ def test_before_each_run_the_free_blocks_of_the_device_are_filled(monkeypatch: p
 
 
 @pytest.mark.parametrize("period", [2, 3, 4, 6])
-def test_results_that_come_again_in_turn_do_not_follow_what_memory_is_filled_with(period: int) -> None:
+def test_periodic_results_do_not_follow_the_poison(period: int) -> None:
     runs = itertools.count()
 
     def compute() -> torch.Tensor:
@@ -194,7 +194,7 @@ def test_results_that_come_again_in_turn_do_not_follow_what_memory_is_filled_wit
     assert (arm.trials, arm.differing) == (8, 0)
 
 
-def test_where_none_of_the_results_follows_memory_that_are_asked_for_that_is_seen_soon() -> None:
+def test_poison_ends_early_where_none_asked_for_follows() -> None:
     pairs = Pairs(run_of(lambda: torch.ones(3)), None, replays=20, budget=Budget(60.0))
     assert pairs.poison(among=("output",)).trials == CLEAR
 
@@ -206,7 +206,7 @@ def test_the_pairs_of_a_diagnosis_know_where_the_model_runs() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
-def test_memory_that_a_kernel_takes_for_itself_in_a_run_on_a_gpu_follows_the_poison() -> None:
+def test_workspace_of_a_gpu_kernel_follows_the_poison() -> None:
     """Taken past the dispatcher, as a kernel does; after each run the allocator gives everything back."""
     device = torch.device("cuda", torch.cuda.current_device())
 
@@ -310,7 +310,7 @@ def test_a_process_whose_model_has_other_weights_does_not_count(process: tuple[T
     assert found.failures == ("timeout after 3 s", *(() if counts else (OTHER_WEIGHTS,)))
 
 
-def test_an_experiment_whose_models_all_have_other_weights_was_not_run() -> None:
+def test_other_weights_in_all_processes_is_not_run() -> None:
     fresh = FreshRuns(tuple(runs_of_model(1.0, 2.0, weight=9.0 + number) for number in range(4)))
     (arm,) = process_results(of_same_weights(fresh, runs_of_model(1.0, 2.0)), None, name="fresh_process")
     assert (arm.ran, arm.word()) == (False, "process/fresh_process not run (its model has other weights)")

@@ -44,7 +44,7 @@ def calling(*inner: str) -> tuple[OpRecord, ...]:
     )
 
 
-def test_what_an_op_calls_is_aligned_with_what_the_same_call_of_it_calls() -> None:
+def test_inner_records_align_within_the_same_call() -> None:
     first, second = calling("aab", "ab", "b"), calling("ab", "aaab", "b")
     pairs = align(first, second)
     assert [record.op for record in first] == ["a", "a", "b", "x", "a", "b", "x", "b", "x"]
@@ -123,7 +123,7 @@ def test_few_edits_leave_as_many_records_matched_as_can_be() -> None:
         assert matched == longest_common(first, second)
 
 
-def test_a_few_insertions_into_a_long_run_without_modules_unmatch_nothing_else() -> None:
+def test_insertions_unmatch_nothing_else() -> None:
     rng = random.Random(3)
     first = [rng.choice("abcde") for _ in range(20_000)]
     second = list(first)

@@ -39,7 +39,7 @@ EARLY = "x = relu input/0 -> r\nx = c10d.allreduce_.default !x -> a\n"
         pytest.param("2: t x\nsum x => s", (1,), "ranks at forward.0/Net/aten.sum.default#0", id="with another op"),
     ],
 )
-def test_an_early_read_is_a_divergence_of_runs_that_agree(lines: str, early: tuple[int, ...], expected: str) -> None:
+def test_an_early_read_is_a_divergence_of_equal_runs(lines: str, early: tuple[int, ...], expected: str) -> None:
     read = EarlyRead("forward.0/Net/c10d.allreduce_.default#0", "forward.0/Net/aten.sum.default#0", "train.py:3 step")
     pair = [Run(EARLY + lines, second=second).trace() for second in (False, True)]
     pair = [replace(trace, early_reads=(read,) if number in early else ()) for number, trace in enumerate(pair)]
@@ -56,26 +56,26 @@ def test_an_early_read_is_a_divergence_of_runs_that_agree(lines: str, early: tup
         assert verdict.divergence.source == "train.py:3 step"
 
 
-def test_without_results_the_first_record_that_differs_is_blamed() -> None:
+def test_without_results_the_first_differing_record_is_blamed() -> None:
     divergence = judge("x = relu input/0 -> r\ny = index_put x -> y|Y\nsum y -> s|S").divergence
     assert divergence is not None
     assert (divergence.origin, divergence.kernel) == ("kernel", "aten.index_put.default")
 
 
-def test_equal_results_beside_records_that_differ_are_no_divergence() -> None:
+def test_equal_results_are_no_divergence() -> None:
     verdict = judge("x = rnn input/0 -> r,g|G\nresult x r")
     assert (verdict.differing, verdict.divergence) == ((), None)
     assert verdict.benign == ("forward.0/Net/aten.rnn.default#0",)
 
 
-def test_the_caller_may_say_which_results_differ() -> None:
+def test_the_caller_may_name_the_differing_results() -> None:
     trace = Run("relu input/0 => r").trace()
     verdict = find(trace, trace, differing=["output"])
     assert verdict.differing == ("output",)
     assert verdict.divergence is not None
 
 
-def test_a_long_chain_of_writes_into_one_tensor_is_judged_in_linear_time() -> None:
+def test_a_chain_of_writes_takes_linear_time() -> None:
     def seconds(writes: int) -> float:
         lines = ["x = index_put input/0 -> a|A*100000"]
         lines += [f"x = copy_ !x+{offset} input/0 -> c*1" for offset in range(writes)]
@@ -124,7 +124,7 @@ def random_program(rng: random.Random, *, noisy: int = -1, second: bool = False)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_in_a_random_program_the_op_that_erred_is_blamed_if_and_only_if_a_result_differs(seed: int) -> None:
+def test_random_program_blames_the_op_that_erred(seed: int) -> None:
     blamed = 0
     for noisy in range(25):
         first, nodes = random_program(random.Random(seed), noisy=noisy)
@@ -144,7 +144,7 @@ def test_in_a_random_program_the_op_that_erred_is_blamed_if_and_only_if_a_result
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_any_two_random_runs_get_a_verdict_that_does_not_depend_on_their_order(seed: int) -> None:
+def test_random_runs_swapped_get_the_same_verdict(seed: int) -> None:
     first, second = (random_program(random.Random(2 * seed + number))[0] for number in range(2))
     there, back = find(first, second), find(second, first)
     assert set(there.differing) == set(back.differing)

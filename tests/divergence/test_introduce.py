@@ -803,7 +803,7 @@ def test_the_verdict_table(case: Case) -> None:
 
 
 @every_case
-def test_the_verdict_does_not_depend_on_which_run_came_first(case: Case) -> None:
+def test_swapped_runs_get_the_same_verdict(case: Case) -> None:
     divergence = judge(case.lines, swapped=True).divergence
     assert divergence is not None
     assert divergence.origin == case.origin, divergence
@@ -819,7 +819,7 @@ def test_a_run_never_differs_from_itself(case: Case, second: bool) -> None:
     assert (verdict.differing, verdict.divergence, verdict.benign) == ((), None, ())
 
 
-def test_memory_that_is_only_filled_is_no_difference_of_its_own() -> None:
+def test_memory_that_is_only_filled_is_no_difference() -> None:
     assert judge("mul input/0 out=!other/Net#0=g|G -> m").divergence is None
     assert judge("c10d._allgather_base_.default !other/Net#0=g|G input/0 -> a").divergence is None
 
@@ -862,7 +862,7 @@ RECEIVED = "x = relu input/0 -> r\nx = c10d.allreduce_.default !x -> "
         ),
     ],
 )
-def test_a_verdict_across_ranks_names_what_differs_and_the_last_collective(lines: str, expected: str) -> None:
+def test_a_verdict_across_ranks_names_the_last_collective(lines: str, expected: str) -> None:
     divergence = judge(lines).divergence
     assert divergence is not None
     assert divergence.detail == (

@@ -183,7 +183,7 @@ def test_dependence_on_the_address_is_reproduced_by_moving(tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("op", ["dot", "mv"])
-def test_dependence_of_a_kernel_of_torch_is_reproduced_by_moving_where_a_probe_says_so(
+def test_a_torch_kernel_that_goes_by_address_is_reproduced(
     op: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     left = torch.randn(1001) if op == "dot" else torch.randn(64, 301)
@@ -203,7 +203,7 @@ def moved_repro(folder: Path, call: CapturedCall) -> tuple[Path, ExperimentResul
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is filled through glibc")
-def test_memory_that_nobody_wrote_is_reproduced_by_poison(tmp_path: Path) -> None:
+def test_uninitialised_memory_is_reproduced_by_poison(tmp_path: Path) -> None:
     probabilities = torch.randn(50, 16, 20).log_softmax(2)
     targets = torch.randint(1, 20, (16, 30))
     call = captured(aten._ctc_loss.default, probabilities, targets, [20] * 16, [3] * 16)
@@ -238,7 +238,7 @@ def noisy(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.slow
-def test_custom_op_is_reproduced_with_the_file_that_defines_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_op_is_reproduced_with_its_definition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "my_ops.py"
     file.write_text(DEFINITION.format(name="hashbench_repro"))
     ops.load(str(file))

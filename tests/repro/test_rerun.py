@@ -76,9 +76,7 @@ def test_machine_with_other_threads_and_another_torch_says_so(steady: Path) -> N
     assert "  torch: 2.11.0 there" in rerun_text(made)
 
 
-def test_call_of_a_device_that_is_not_here_is_replayed_on_the_first_of_its_kind(
-    steady: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_device_is_replaced_by_the_first(steady: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call_file, "devices_here", lambda: {"cpu": 1})
     found = document_in(steady)
     for memory in found["memories"]:
@@ -94,9 +92,7 @@ def test_call_of_a_device_that_is_not_here_is_replayed_on_the_first_of_its_kind(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
-def test_call_of_a_kind_that_is_not_here_is_refused_in_one_line(
-    steady: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_kind_of_device_is_refused(steady: Path, capfd: pytest.CaptureFixture[str]) -> None:
     found = document_in(steady)
     found["memories"][0]["device"] = "cuda:3"
     signed_again(steady, found)

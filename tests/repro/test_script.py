@@ -46,7 +46,7 @@ def text_of(call: CapturedCall, arm: str = "repeat") -> str:
 
 
 @pytest.mark.parametrize("arm", [*script.SHOWING])
-def test_script_for_a_gpu_is_python_that_names_its_device_once(arm: str, tmp_path: Path) -> None:
+def test_script_for_a_gpu_names_its_device_once(arm: str, tmp_path: Path) -> None:
     text = text_of(on_device(adding_rows(), "cuda:1", CUBLAS_WORKSPACE_CONFIG=":4096:8"), arm)
     (tmp_path / "repro.py").write_text(text)
     py_compile.compile(str(tmp_path / "repro.py"), doraise=True)
@@ -56,7 +56,7 @@ def test_script_for_a_gpu_is_python_that_names_its_device_once(arm: str, tmp_pat
     assert not re.search(r"\{[{%#]|[}%#]\}", text)
 
 
-def test_the_workspace_of_cublas_is_set_before_torch_is_imported_where_there_is_one() -> None:
+def test_cublas_workspace_is_set_before_torch() -> None:
     before, _, _ = text_of(on_device(adding_rows(), "cuda:0", CUBLAS_WORKSPACE_CONFIG=":16:8")).partition(
         "import torch\n"
     )
@@ -116,9 +116,7 @@ NEWER = {"cudnn.conv.fp32_precision": "ieee", "cudnn.rnn.fp32_precision": "ieee"
         ),
     ],
 )
-def test_tf32_is_as_it_was_by_names_that_do_not_contradict_each_other(
-    settings: dict[str, str], statements: list[str]
-) -> None:
+def test_tf32_is_set_by_consistent_names(settings: dict[str, str], statements: list[str]) -> None:
     known = {name: value for name, value in adding_rows().settings.items() if "tf32" not in name}
     call = on_device(adding_rows(), "cuda:0")
     call = dataclasses.replace(call, settings={**known, **settings})
@@ -137,7 +135,7 @@ def test_implementations_of_attention_are_as_they_were() -> None:
     assert "enable_math_sdp" not in text
 
 
-def test_what_fills_free_blocks_in_a_script_asks_as_the_arm_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_fills_the_blocks_that_the_arm_fills(monkeypatch: pytest.MonkeyPatch) -> None:
     segments = [
         {"segment_type": "small", "device": 0, "blocks": [{"state": "inactive", "size": 2**21 - 512}]},
         {
@@ -162,7 +160,7 @@ def test_what_fills_free_blocks_in_a_script_asks_as_the_arm_does(monkeypatch: py
     assert asked == [(size, 0x40) for size in expected]
 
 
-def test_an_allocation_is_shown_by_other_content_in_memory_as_often_as_there_is_time() -> None:
+def test_an_allocation_is_shown_by_poison() -> None:
     shown = said_of(ExperimentResult("poison", "pair", 20, 20, 2, seconds=0.1)).evidence
     assert script.plan(shown).variant == "repeat", "of a kernel that computes"
     assert shown.call is not None
@@ -170,7 +168,7 @@ def test_an_allocation_is_shown_by_other_content_in_memory_as_often_as_there_is_
     assert script.plan(allocating) == script.Plan("poison", 50)
 
 
-def test_calls_in_memory_of_their_own_are_no_more_than_memory_holds() -> None:
+def test_calls_in_new_memory_fit_into_memory() -> None:
     arm = ExperimentResult("fresh_memory", "call", 20, 20, 2)
     how = script.plan(said_of(arm).evidence)
     call = adding_rows()
@@ -248,7 +246,7 @@ def test_script_is_short_and_imports_torch_alone(arm: str, tmp_path: Path) -> No
     assert max(map(len, text.splitlines())) <= 120
 
 
-def test_every_experiment_on_a_call_is_implemented_and_those_with_a_demo_have_a_script() -> None:
+def test_experiments_with_a_demo_have_a_script() -> None:
     named = {name for name, _ in places(EXPERIMENTS.values(), "call")}
     assert named == {"repeat", *METHODS}
     assert {name for name in named if EXPERIMENTS[name].demo} == set(script.SHOWING)
