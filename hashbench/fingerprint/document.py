@@ -276,7 +276,7 @@ def _packed(kernel: Kernel, tables: _Tables) -> list[Any]:
 
 
 class _Unpacker:
-    """Converts rows of one model, written by :func:`_packed`, to kernel fields; ``values`` counts their values."""
+    """Converts rows of one model from :func:`_packed` back to kernel fields; ``values`` counts what they hold."""
 
     def __init__(self, model: Mapping[str, object]) -> None:
         self._tables = {name: from_json(kind, model.get(name), where=name) for name, kind in _KINDS.items()}

@@ -175,7 +175,7 @@ def test_advice_for_a_generator_is_what_helped(arms: list[str], advice: str) -> 
     ("seconds", "price"),
     [(0.018, "at no cost that could be measured"), (0.051, "which takes about 5x as long")],
 )
-def test_the_advice_says_at_what_price_the_deterministic_kernel_agrees(seconds: float, price: str) -> None:
+def test_advice_has_the_price_of_determinism(seconds: float, price: str) -> None:
     evidence = kernel(ALWAYS, "exact_values 0/20", "one_thread 0/20")
     on = ExperimentResult("deterministic", "call", 20, 0, 1, seconds=seconds)
     off = ExperimentResult("nondeterministic", "call", 20, 20, 21, seconds=0.01)
