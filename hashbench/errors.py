@@ -1,6 +1,6 @@
-"""The error that a user sees, exceptions in one line, and whether one says that memory ran out. Pure.
+"""The user-facing error, exceptions as one line, and detection of out-of-memory errors. Pure.
 
-Torch has a class for what its own allocators refuse; libraries below it and drivers say it in words only.
+torch has a class for what its own allocators refuse; lower libraries and drivers only say it in the message.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 
 
 class HashbenchError(Exception):
-    """A mistake of the caller's: what, its consequence, and what to do. The command line prints it on one line."""
+    """A user error: what, its consequence, and what to do. The command line prints it on one line."""
 
     def __init__(self, what: str, *, consequence: str = "", tip: str = "") -> None:
         self.what, self.consequence, self.tip = what, consequence, tip
@@ -19,35 +19,35 @@ class HashbenchError(Exception):
 
 
 LONGEST_TEXT = 10_000
-"""Characters that are kept of the text of an error: a model's may hold all of a tensor."""
+"""Maximum characters kept of an error message: a model's may hold a whole tensor."""
 
 
 def bounded(text: str) -> str:
-    """Return a text as it is, or its beginning and end where it has more than :data:`LONGEST_TEXT` characters."""
+    """Return a text, or its beginning and end if it exceeds :data:`LONGEST_TEXT` characters."""
     left_out = len(text) - LONGEST_TEXT
     half = LONGEST_TEXT // 2
     return text if left_out <= 0 else f"{text[:half]} … ({left_out} characters left out) … {text[-half:]}"
 
 
 def first_line(error: BaseException | str) -> str:
-    """The first line of an exception's message, or of a text, that is not blank; empty where there is none."""
+    """Return the first non-blank line of an exception's message or of a text; empty if there is none."""
     return next((line.strip() for line in bounded(str(error)).splitlines() if line.strip()), "")
 
 
 def last_line(text: str) -> str:
-    """The last line of a text that is not blank; empty where there is none."""
+    """Return the last non-blank line of a text; empty if there is none."""
     return next((line.strip() for line in reversed(bounded(text).splitlines()) if line.strip()), "")
 
 
 def named_line(error: BaseException, *, limit: int = 0) -> str:
-    """``ValueError: the first line of its message``, cut off after ``limit`` characters (0: nowhere)."""
+    """Format as ``ValueError: the first line of its message``, cut after ``limit`` characters (0: no limit)."""
     text = f"{type(error).__name__}: {first_line(error) or 'no message'}"
     return text[:limit] if limit else text
 
 
 _CLASSES = frozenset({"MemoryError", "OutOfMemoryError"})
 """Python's, and torch's for its allocators on CUDA, ROCm, XPU, MPS and private backends (``torch.OutOfMemoryError``,
-which is also ``torch.cuda.OutOfMemoryError``)."""
+also ``torch.cuda.OutOfMemoryError``)."""
 
 _TEXT = re.compile(
     r"""
@@ -66,7 +66,7 @@ _TEXT = re.compile(
 
 
 def ran_out_of_memory(error: BaseException | None) -> bool:
-    """Whether ``error``, or what it was raised from, says that memory of the host or of a device ran out."""
+    """Return whether ``error``, or its ``__cause__``, says that memory of the host or a device ran out."""
     while error is not None:
         if _says_so(error):
             return True

@@ -1,4 +1,4 @@
-"""Acting when a module has been imported, whoever finds and loads it, and without importing it."""
+"""Run a callback when a module has been imported, without importing it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 
 
 def _nothing(_: ModuleType) -> None:
-    """What is called once nobody watches."""
+    """Do nothing: the callback after :meth:`ImportWatch.remove`."""
 
 
 class ImportWatch(MetaPathFinder):
-    """Finds the modules that are ``wanted`` by their full names as the finders behind it in ``sys.meta_path`` do, with
-    a loader that calls ``loaded`` with each once it is imported.
+    """Meta path finder that calls ``loaded`` with each ``wanted`` module once it is imported.
 
-    Another finder that asks all of ``sys.meta_path`` may ask this one again meanwhile: it then finds nothing.
+    Finds modules through the finders behind it in ``sys.meta_path``. If one of those asks all of ``sys.meta_path`` in
+    turn, the nested query finds nothing here.
     """
 
     def __init__(self, wanted: Callable[[str], bool], loaded: Callable[[ModuleType], object]) -> None:
@@ -42,7 +42,7 @@ class ImportWatch(MetaPathFinder):
         return spec
 
     def remove(self) -> None:
-        """Watch no longer, for ever; what was to be called is released."""
+        """Stop watching for good; release the callback."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
         self._loaded = _nothing
@@ -55,7 +55,7 @@ class ImportWatch(MetaPathFinder):
 
 
 class _ThenLoader(Loader):
-    """Loads as ``loader`` does, puts that in its own place, and calls ``loaded`` with the module."""
+    """Delegates to ``loader``, puts it back in its own place, and calls ``loaded`` with the module."""
 
     def __init__(self, loader: Any, loaded: Callable[[ModuleType], object]) -> None:
         self._loader, self._loaded = loader, loaded

@@ -1,4 +1,4 @@
-"""Files: written so that a crash leaves the old content or the new one, digests, and JSON to and from dataclasses."""
+"""Write files atomically, digest them, and convert dataclasses to and from JSON."""
 
 from __future__ import annotations
 
@@ -23,33 +23,34 @@ from hashbench.errors import HashbenchError
 _Value = TypeVar("_Value")
 
 PACKAGE_PARENT = str(Path(__file__).resolve().parents[1])
-"""The folder that holds this package: what a Python started with ``-P`` puts on its path to find it."""
+"""The folder that holds this package; added to the path of a Python started with ``-P``."""
 
 LARGEST_FILE = 512 * 2**20
-"""Bytes of a file that is still read into memory: a trace of a large model has some ten MiB."""
+"""Maximum bytes of a file read into memory: a trace of a large model has some ten MiB."""
 
 PIPE_SECONDS = 60.0
-"""How long what a user asked for waits for the reader of a pipe."""
+"""Time limit for the reader of a pipe."""
 
 
 UNREADABLE = ".unreadable"
-"""Appended to the name of a file that could not be read; see :func:`set_aside`."""
+"""Suffix of a file that could not be read; see :func:`set_aside`."""
 
 
 class UnknownContentError(ValueError):
-    """A document is well-formed, and has a field or a word that this version does not know: another one wrote it."""
+    """A well-formed document has a field or word that this version does not know: another version wrote it."""
 
 
 class NotRegularError(OSError):
-    """What lies at a path is no regular file but a named pipe, a socket or a device: to open it may wait for ever."""
+    """The path is a named pipe, socket or device; opening it may block forever."""
 
 
 def shipped_folder(name: str, pattern: str) -> Path:
-    """The folder ``name`` that is shipped with hashbench, in which something matches ``pattern``: inside the package of
-    an installed wheel, else beside the package in a checkout.
+    """Return the folder ``name`` shipped with hashbench that has files matching ``pattern``.
+
+    It is inside the package of an installed wheel, and beside the package in a checkout.
 
     Raises:
-        HashbenchError: neither is there.
+        HashbenchError: there is none.
     """
     for folder in (Path(PACKAGE_PARENT, "hashbench", name), Path(PACKAGE_PARENT, name)):
         if any(folder.glob(pattern)):
@@ -62,12 +63,12 @@ def shipped_folder(name: str, pattern: str) -> Path:
 
 
 def open_file(path: str | Path, flags: int = os.O_RDONLY) -> int:
-    """A descriptor of the regular file ``path``, opened with ``flags`` of :func:`os.open`; it never waits.
+    """Open the regular file ``path`` with ``flags`` of :func:`os.open`, without blocking; return the descriptor.
 
     Raises:
-        NotRegularError: there is a named pipe, a socket or a device.
-        IsADirectoryError: there is a folder.
-        OSError: as :func:`os.open` does.
+        NotRegularError: it is a named pipe, a socket or a device.
+        IsADirectoryError: it is a folder.
+        OSError: as for :func:`os.open`.
     """
     _refuse_special(path)  # to open a device may already do something
     descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY, 0o666)
@@ -81,8 +82,12 @@ def open_file(path: str | Path, flags: int = os.O_RDONLY) -> int:
 
 
 def read_file(path: str | Path, *, most: int = LARGEST_FILE) -> bytes:
-    """The content of a regular file, or of what is called ``/dev/stdin`` or ``/dev/fd/…`` (a shell's ``<(command)``).
-    Raises ``OSError``: :class:`NotRegularError` for what is none, and where it has more than ``most`` bytes."""
+    """Read a regular file, or ``/dev/stdin`` or ``/dev/fd/…`` (a shell's ``<(command)``).
+
+    Raises:
+        NotRegularError: it is none.
+        OSError: it cannot be read, or has more than ``most`` bytes.
+    """
     passed = str(path).startswith(("/dev/fd/", "/dev/stdin"))
     with open(path, "rb") if passed else os.fdopen(open_file(path), "rb") as file:  # noqa: PTH123 – or a text
         if os.fstat(file.fileno()).st_size > most:
@@ -91,11 +96,11 @@ def read_file(path: str | Path, *, most: int = LARGEST_FILE) -> bytes:
 
 
 def read_json(path: str | Path) -> Any:
-    """What a JSON file holds.
+    """Parse a JSON file.
 
     Raises:
-        OSError: as :func:`read_file`.
-        ValueError: it is not JSON in UTF-8, or is nested too deep to be read.
+        OSError: as for :func:`read_file`.
+        ValueError: it is not JSON in UTF-8, or is nested too deep.
     """
     content = read_file(path)
     try:
@@ -105,7 +110,7 @@ def read_json(path: str | Path) -> Any:
 
 
 def _refuse_special(at: str | Path | int, *, name: str | Path | None = None) -> None:
-    """Raise ``OSError`` unless there is a regular file, or nothing, ``at`` a path or behind a descriptor."""
+    """Raise ``OSError`` unless the path or descriptor is a regular file, or does not exist."""
     path = str(at if name is None else name)
     try:
         mode = os.stat(at).st_mode  # noqa: PTH116 – a descriptor, too
@@ -119,13 +124,16 @@ def _refuse_special(at: str | Path | int, *, name: str | Path | None = None) -> 
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Give ``path`` the content ``text`` (UTF-8) in one step that survives a crash. A link stays one. Raises
-    ``OSError``, :class:`NotRegularError` included; ``path`` is then as it was and the temporary file is gone."""
+    """Replace the content of ``path`` by ``text`` (UTF-8) atomically. A symbolic link stays one.
+
+    Raises:
+        OSError: :class:`NotRegularError` included; ``path`` is unchanged and the temporary file removed.
+    """
     replace_bytes(path, text.encode())
 
 
 def replace_bytes(path: Path, content: bytes) -> None:
-    """:func:`replace_file` for bytes."""
+    """Replace the content of ``path`` by bytes; see :func:`replace_file`."""
     _refuse_special(path)  # as root a rename onto /dev/null replaces it for the whole machine
     path = Path(os.path.realpath(path))
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -142,8 +150,9 @@ def replace_bytes(path: Path, content: bytes) -> None:
 
 
 def hold_lock(path: Path) -> int:
-    """Create a file, and return a descriptor that locks it for this process alone until it is closed. The kernel gives
-    the lock back when the process ends, however it ends.
+    """Create a file and lock it for this process; return the descriptor, which holds the lock until it is closed.
+
+    The kernel releases the lock when the process ends, however it ends.
 
     Raises:
         BlockingIOError: another process holds it.
@@ -159,8 +168,11 @@ def hold_lock(path: Path) -> int:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a file that cannot be read to ``NAME.unreadable``, to ``NAME.unreadable.2`` where that exists, and so on.
-    Return its new path. Raises ``OSError``."""
+    """Rename an unreadable file to ``NAME.unreadable`` (``NAME.unreadable.2`` if that exists, …); return its new path.
+
+    Raises:
+        OSError: it cannot be renamed.
+    """
     names = (f"{path.name}{UNREADABLE}{f'.{number}' if number > 1 else ''}" for number in itertools.count(1))
     target = next(path.with_name(name) for name in names if not os.path.lexists(path.with_name(name)))
     path.rename(target)
@@ -168,11 +180,13 @@ def set_aside(path: Path) -> Path:
 
 
 def write_file(path: Path, text: str, *, tip: str) -> None:
-    """:func:`replace_file` for what a user asked for: the folder is made, lone surrogates become ``?``, and what is no
-    file (``/dev/stdout``, a named pipe) is written to.
+    """Write an output file that the user requested.
+
+    Like :func:`replace_file`, but creates the folder, replaces lone surrogates by ``?``, and also writes to special
+    files (``/dev/stdout``, a named pipe).
 
     Raises:
-        HashbenchError: it cannot be written, or nobody reads the pipe, or not within :data:`PIPE_SECONDS`.
+        HashbenchError: it cannot be written, or a pipe has no reader within :data:`PIPE_SECONDS`.
     """
     content = text.encode("utf-8", "replace")
     try:
@@ -186,7 +200,7 @@ def write_file(path: Path, text: str, *, tip: str) -> None:
 
 
 def _write_through(path: Path, content: bytes) -> None:
-    """Write to what is no file, as long as somebody takes it."""
+    """Write to a special file as long as it is read."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
@@ -198,7 +212,7 @@ def _write_through(path: Path, content: bytes) -> None:
 
 
 def write_within(descriptor: int, content: bytes, *, seconds: float) -> None:
-    """Write to a pipe that does not block; raises ``OSError`` where nobody has read from it for so many seconds."""
+    """Write to a non-blocking pipe; raise ``OSError`` if nothing is read for so many seconds."""
     while content:
         if not select.select([], [descriptor], [], seconds)[1]:
             raise OSError(errno.ETIMEDOUT, f"nobody has read from it for {seconds:g} s")
@@ -206,7 +220,7 @@ def write_within(descriptor: int, content: bytes, *, seconds: float) -> None:
 
 
 def file_digest(path: str | Path) -> str:
-    """SHA-256 of a file in hexadecimal digits; empty where there is none that can be read."""
+    """Return the SHA-256 of a file in hexadecimal digits; empty if it cannot be read."""
     try:
         with os.fdopen(open_file(path), "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -215,13 +229,13 @@ def file_digest(path: str | Path) -> str:
 
 
 def document_digest(document: Mapping[str, Any]) -> str:
-    """What a JSON document says of itself under ``sha256``: the SHA-256 of all else in it, whatever its order."""
+    """Return the SHA-256 of a JSON document without its ``sha256`` field, independent of key order."""
     rest = {key: value for key, value in document.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def _sync_folder(folder: Path) -> None:
-    """Without this a power cut may undo a rename (POSIX; Windows cannot open a folder)."""
+    """Sync a folder, so that a power cut cannot undo a rename (POSIX; Windows cannot open a folder)."""
     if os.name != "posix":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -235,7 +249,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """The JSON object in ``path``; :class:`HashbenchError` where there is none."""
+    """Read the JSON object in ``path``; raise :class:`HashbenchError` if there is none."""
     try:
         content = read_json(path)
     except OSError as error:
@@ -248,7 +262,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def to_json(value: Any) -> Any:
-    """``value`` as what :func:`json.dumps` takes: dataclasses and mappings become dicts, tuples lists."""
+    """Convert ``value`` for :func:`json.dumps`: dataclasses and mappings to dicts, tuples to lists."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -261,15 +275,15 @@ def from_json(kind: type[_Value], document: Any, *, where: str = ...) -> _Value:
 @typing.overload
 def from_json(kind: object, document: Any, *, where: str = ...) -> Any: ...
 def from_json(kind: Any, document: Any, *, where: str = "") -> Any:
-    """``document``, parsed from untrusted JSON, as a frozen dataclass. A field that it lacks has its default.
+    """Convert ``document``, parsed from untrusted JSON, to a frozen dataclass. Missing fields get their default.
 
     Fields may be dataclasses, ``tuple[X, ...]``, ``tuple[X, Y]``, ``Mapping[str, X]``, ``X | None``, ``object``, or
-    plain types; a whole number may stand for a ``float``.
+    plain types; an integer is accepted as ``float``.
 
     Raises:
-        UnknownContentError: it has a field that the dataclass has not.
-        ValueError: a field without a default is missing, or one is of another type. Both in one line, which begins with
-            ``where``.
+        UnknownContentError: it has a field that the dataclass lacks.
+        ValueError: a field without a default is missing, or has another type. Both messages are one line that begins
+            with ``where``.
     """
     return _decoded(kind, document, where or getattr(kind, "__name__", "it"))
 

@@ -1,7 +1,6 @@
-"""Child processes: started, waited for with a time limit, ended with everything they started, and how they ended.
+"""Run child processes: start, wait with a time limit, kill with all descendants, and describe how they ended.
 
-Also memory that is taken and free, what this process is doing for whoever shows it, time budgets, environment variables
-set for a while, and Ctrl-C deferred to safe points.
+Also memory limits, progress phases, time budgets, temporary environment variables, and Ctrl-C deferred to safe points.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from hashbench.io import PACKAGE_PARENT, PIPE_SECONDS, open_file, write_within
 NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 _LAST_WAIT = 10.0
-"""Seconds that a killed process gets to vanish; only one stuck in the kernel needs longer."""
+"""Seconds for a killed process to disappear; only one stuck in the kernel needs longer."""
 
 _CALL = """
 import pkgutil, sys
@@ -60,29 +59,30 @@ if asked >= 0:
         sys.exit()
 os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
-"""A few lines that become, by ``exec``, the Python that is wanted: one that is killed when its parent's thread ends, at
-once or when somebody asks."""
+"""A launcher that execs the actual Python, at once or on request, and is killed when its parent's thread ends."""
 
 
 def python_calling(target: str, *arguments: str, dies_with_us: bool = False, asked: int = -1) -> list[str]:
-    """The command line of a new Python that calls ``module:function`` of this package and exits with what it returns.
+    """Return the command line of a new Python that calls ``module:function`` of this package and exits with its result.
 
-    With ``-P``, so that a folder called torch where the user happens to stand is not taken for torch.
+    Uses ``-P``, so that a folder called torch in the working directory is not imported.
 
     Args:
         target: ``module:function``.
-        arguments: its arguments, which are also ``sys.argv[1:]``.
+        arguments: its arguments, also ``sys.argv[1:]``.
         dies_with_us: the kernel kills the child when this thread ends (Linux).
-        asked: with ``dies_with_us``, a descriptor that it has: it begins when there is something to read from that. Its
-            standard input is a pipe, whose end ends it.
+        asked: with ``dies_with_us``, an inherited descriptor; the child starts once it is readable. Its standard input
+            is a pipe, whose end terminates it.
     """
     command = ["-P", "-c", _CALL, PACKAGE_PARENT, target, *arguments]
     return [sys.executable, *(["-P", "-c", _LAUNCHER, str(asked)] if dies_with_us else []), *command]
 
 
 def import_or_call(names: Iterable[str]) -> None:
-    """Import the modules and call the functions (``module:function``) of these ``names``, as far as that can be: what
-    raises here raises again where it is needed, and there somebody is told."""
+    """Import the modules and call the functions (``module:function``) named, ignoring errors.
+
+    An error recurs where the import is needed, and is reported there.
+    """
     for name in names:
         with contextlib.suppress(Exception):
             if callable(found := resolve_name(name)):
@@ -91,8 +91,7 @@ def import_or_call(names: Iterable[str]) -> None:
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """A context without the garbage collector. The imports of torch are a sixth faster in it: what they make is not
-    searched for garbage again and again."""
+    """Disable the garbage collector. Importing torch is a sixth faster without it."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -104,8 +103,10 @@ def uncollected() -> Iterator[None]:
 
 @contextlib.contextmanager
 def older_objects_uncollected() -> Iterator[None]:
-    """Garbage is looked for among objects made inside alone: the 200 000 of a model library take 0.15 s a time. In a
-    process that keeps older ones out for good already, as a sweep's worker does, these stay out, too."""
+    """Restrict garbage collection to objects created inside: 200,000 of a model library take 0.15 s per collection.
+
+    If older objects are already frozen permanently, as in a sweep's worker, they stay frozen.
+    """
     gc.collect()
     for_good = gc.get_freeze_count() > 0
     gc.freeze()
@@ -117,18 +118,18 @@ def older_objects_uncollected() -> Iterator[None]:
 
 
 class Child:
-    """A child process, which leaving the context ends together with everything that it has started.
+    """A child process, killed with all its descendants on leaving the context.
 
     Args:
         command: program and arguments.
-        task: what it reads from its standard input, which then stays open as long as this process lives (see
+        task: text for its standard input, which then stays open as long as this process lives (see
             :func:`end_with_input`).
-        stdin: its standard input without a task; by default an empty one.
-        stdout: a file, or what :class:`subprocess.Popen` takes; as ``stderr``. Nothing reads a pipe here.
-        stderr: where errors go.
-        environment: variables beside those of this process.
-        own_session: Ctrl-C at the terminal does not reach it; else it shares our process group.
-        handed: descriptors of this process that it has, too.
+        stdin: its standard input without a task; default: empty.
+        stdout: a file, or what :class:`subprocess.Popen` takes, like ``stderr``. Pipes are not read here.
+        stderr: destination of errors.
+        environment: additional variables.
+        own_session: shield it from Ctrl-C at the terminal; else it shares our process group.
+        handed: descriptors that it inherits.
     """
 
     def __init__(
@@ -165,22 +166,22 @@ class Child:
         self.end()
 
     def status(self) -> int | None:
-        """Its exit status, negative for a signal; ``None`` while it runs."""
+        """Return its exit status, negative for a signal; ``None`` while it runs."""
         return self._process.poll()
 
     def wait(self, seconds: float) -> int | None:
-        """Its exit status; ``None`` when it still runs after ``seconds``."""
+        """Wait up to ``seconds`` and return its exit status; ``None`` if it still runs."""
         try:
             return self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             return None
 
     def interrupt(self, number: int = signal.SIGINT) -> None:
-        """Send it a signal: what Ctrl-C sends."""
+        """Send it a signal, by default that of Ctrl-C."""
         self._process.send_signal(number)
 
     def end(self) -> None:
-        """End it, unless it has ended, and whatever it has started and left behind."""
+        """Kill it, unless it has ended, and all processes it has left behind."""
         end_family(self._process.pid, group=self._own_session, running=self._process.poll() is None)
         self.wait(_LAST_WAIT)
         if self._process.stdin is not None:
@@ -189,8 +190,13 @@ class Child:
 
 
 def end_family(pid: int, *, group: bool = True, running: bool = True) -> None:
-    """Kill a process that is ``running`` (another may have the number of one that has ended) with what it started, and
-    with ``group`` the process group that it leads or led."""
+    """Kill a process and its descendants.
+
+    Args:
+        pid: of the process.
+        group: also kill the process group that it leads or led.
+        running: false if it has ended, since its pid may have been reused.
+    """
     try:
         family = [psutil.Process(pid)] if running else []
         family += [child for process in family for child in process.children(recursive=True)]
@@ -206,7 +212,13 @@ def end_family(pid: int, *, group: bool = True, running: bool = True) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """How a command ended: ``status`` is negative for a signal, and ``None`` where its time ran out."""
+    """How a command ended.
+
+    Attributes:
+        status: exit status, negative for a signal; ``None`` on timeout.
+        stdout: its output.
+        stderr: its errors.
+    """
 
     status: int | None
     stdout: str
@@ -225,7 +237,7 @@ def run(
     environment: Mapping[str, str] = NO_VARIABLES,
     own_session: bool = True,
 ) -> Finished:
-    """Run a command for at most ``seconds``, with an empty standard input, and end it with all that it started."""
+    """Run a command for at most ``seconds`` with empty standard input; kill it and its descendants afterwards."""
     # Files, not pipes: what it has started may hold a pipe open.
     with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
         with Child(command, stdout=stdout, stderr=stderr, environment=environment, own_session=own_session) as child:
@@ -243,26 +255,26 @@ def new_python(code: str, *arguments: str, seconds: float) -> Finished:
 
 
 class Budget:
-    """So many seconds from now. ``monotonic`` is looked up here: an experiment on clocks leaves this one alone."""
+    """A time budget in seconds, starting now. Keeps its own reference to ``monotonic``, out of reach of clock
+    experiments."""
 
     def __init__(self, seconds: float) -> None:
         self._ends = monotonic() + seconds
 
     def left(self) -> float:
-        """Seconds that are left; below 0 when it is overdrawn."""
+        """Return the remaining seconds; negative if overdrawn."""
         return self._ends - monotonic()
 
 
 class QuietBudget(Budget):
-    """So many seconds as they are on a machine with nothing else to do: those in which this process waits for a
-    processor do not count, up to ``most`` seconds of the clock. A busy machine does not use it up."""
+    """A time budget that excludes time spent waiting for a processor, up to ``most`` seconds of wall time."""
 
     def __init__(self, seconds: float, *, most: float) -> None:
         super().__init__(most)
         self._seconds, self._began, self._computed = seconds, monotonic(), process_time()
 
     def left(self) -> float:
-        """Seconds that are left, by the clock or by what this process has computed, whichever took less."""
+        """Return the remaining seconds by wall or CPU time, whichever was used less."""
         used = min(monotonic() - self._began, process_time() - self._computed)
         return min(self._seconds - used, super().left())
 
@@ -273,14 +285,14 @@ _PHASE_LISTENER: ContextVar[Callable[[str], object] | None] = ContextVar("hashbe
 
 
 def tell_phase(phase: str) -> None:
-    """Tell whoever listens what this process begins to do, in a few words (``run 2 of 2``, ``experiments 12/26``)."""
+    """Report the phase that this process enters, in a few words (``run 2 of 2``, ``experiments 12/26``)."""
     if (listener := _PHASE_LISTENER.get()) is not None:
         listener(phase)
 
 
 @contextlib.contextmanager
 def phases_told_to(listener: Callable[[str], object]) -> Iterator[None]:
-    """A context in which ``listener`` is called with each phase that this thread enters."""
+    """Call ``listener`` with each phase that this thread enters."""
     token = _PHASE_LISTENER.set(listener)
     try:
         yield
@@ -292,14 +304,14 @@ _DRAFT_RECEIVER: ContextVar[Callable[[str], object] | None] = ContextVar("hashbe
 
 
 def send_draft(text: str) -> None:
-    """Send a draft of a row, which this process cannot write to its file, to whoever receives drafts."""
+    """Send a draft of a row to the receiver, if any: this process cannot write the row's file."""
     if (receiver := _DRAFT_RECEIVER.get()) is not None:
         receiver(text)
 
 
 @contextlib.contextmanager
 def drafts_sent_to(receiver: Callable[[str], object]) -> Iterator[None]:
-    """A context in which ``receiver`` is called with each draft that this thread sends."""
+    """Call ``receiver`` with each draft that this thread sends."""
     token = _DRAFT_RECEIVER.set(receiver)
     try:
         yield
@@ -309,8 +321,11 @@ def drafts_sent_to(receiver: Callable[[str], object]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def printing_to(path: Path) -> Iterator[None]:
-    """A context in which all that this process, and those that it starts, print goes to the file ``path``; one that
-    stays empty is removed. Raises ``OSError``."""
+    """Redirect the output of this process and its children to the file ``path``; remove it if it stays empty.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
     _flush()
     with os.fdopen(open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND), "w", buffering=1) as log:
         standard = {descriptor: os.dup(descriptor) for descriptor in (1, 2)}
@@ -338,7 +353,7 @@ def _flush() -> None:
 
 
 def end_with_input() -> None:
-    """Give this process an empty standard input, and end its process group when the real one ends."""
+    """Give this process an empty standard input, and kill its process group when the real one closes."""
     lifeline = os.dup(0)
     empty = os.open(os.devnull, os.O_RDONLY)
     os.dup2(empty, 0)
@@ -347,10 +362,10 @@ def end_with_input() -> None:
 
 
 def end_with(lifeline: int) -> None:
-    """End this process group when the pipe behind ``lifeline``, to which nobody writes, is closed.
+    """Kill this process group when the pipe behind ``lifeline``, which has no writer but the parent, is closed.
 
-    By the kernel where it can: a thread needs the interpreter lock, which a hanging extension may hold, and makes
-    memory addresses depend on its timing.
+    Uses a kernel signal if possible: a thread needs the GIL, which a hanging extension may hold, and makes memory
+    addresses depend on its timing.
     """
     if hasattr(fcntl, "F_SETSIG"):
         with contextlib.suppress(OSError):
@@ -369,8 +384,7 @@ def _wait_for_the_end(lifeline: int) -> None:
 
 
 def exit_at_once(status: int = 0) -> Never:
-    """End this process without the interpreter's own clean-up, which may wait for threads of a model or of a suite,
-    and takes a second with torch."""
+    """Exit without interpreter shutdown, which may wait for threads of a model or suite, and takes a second."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
@@ -382,8 +396,7 @@ def exit_at_once(status: int = 0) -> Never:
 
 @contextlib.contextmanager
 def variables(wanted: Mapping[str, str], *, unless_set: bool = False) -> Iterator[None]:
-    """Environment variables as ``wanted``, put back at the end. With ``unless_set``, those that the caller's
-    environment has stay as they are."""
+    """Set environment variables; restore them on exit. With ``unless_set``, existing ones take precedence."""
     changed = {name: value for name, value in wanted.items() if not (unless_set and name in os.environ)}
     before = {name: os.environ.get(name) for name in changed}
     os.environ.update(changed)
@@ -399,7 +412,7 @@ def variables(wanted: Mapping[str, str], *, unless_set: bool = False) -> Iterato
 
 @contextlib.contextmanager
 def preserved_umask() -> Iterator[None]:
-    """Put the file mode creation mask of this process back at the end: files that are written later are readable."""
+    """Restore the umask of this process on exit, so that files written later are readable."""
     before = os.umask(0o077)  # there is no other way to read it
     os.umask(before)
     try:
@@ -420,8 +433,10 @@ _CONTROL_GROUPS = (
 
 
 def available_memory_mib() -> float:
-    """Memory that new processes can take without making the system swap, in MiB: psutil's ``available``, or what the
-    control group of a container leaves, if that is less."""
+    """Return the memory that new processes can take without swapping, in MiB.
+
+    The minimum of psutil's ``available`` and the rest of the container's control group.
+    """
     left = [float(psutil.virtual_memory().available)]
     for limit_file, use_file, cached in _CONTROL_GROUPS:
         try:
@@ -434,21 +449,20 @@ def available_memory_mib() -> float:
 
 
 def return_free_memory() -> None:
-    """Return to the system what this process has freed and its C library (glibc) keeps: another one can have it then.
-    The next use of that memory is slower."""
+    """Return freed memory that glibc keeps to the system. The next use of that memory is slower."""
     gc.collect()
     with contextlib.suppress(AttributeError, OSError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def peak_memory_mib() -> float:
-    """Largest resident memory of this process so far, in MiB."""
+    """Return the peak resident memory of this process, in MiB."""
     usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return usage / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 def describe_end(exit_code: int) -> str:
-    """An exit code in words; negative for a signal, as :mod:`multiprocessing` gives it."""
+    """Describe an exit code; negative for a signal, as in :mod:`multiprocessing`."""
     if exit_code == -signal.SIGKILL:
         return "killed by SIGKILL, which hashbench did not send: most likely the kernel was out of memory"
     if exit_code < 0:
@@ -460,7 +474,7 @@ def describe_end(exit_code: int) -> str:
 
 
 def last_words(log: Path, *, lines: int = 4, most: int = 65536) -> list[str]:
-    """The last lines that a dead worker printed, or the first of its fatal error if Python printed one."""
+    """Return the last lines that a dead worker printed, or the first of Python's fatal error."""
     try:
         with os.fdopen(open_file(log), "rb") as file:
             file.seek(max(0, log.stat().st_size - most))
@@ -473,10 +487,10 @@ def last_words(log: Path, *, lines: int = 4, most: int = 65536) -> list[str]:
 
 
 class Interrupts:
-    """A context in which Ctrl-C raises ``KeyboardInterrupt`` only inside :meth:`allowed`.
+    """Context in which Ctrl-C raises ``KeyboardInterrupt`` only inside :meth:`allowed`.
 
-    Elsewhere it is remembered until the next :meth:`allowed`, so that neither a file nor a child process is left half
-    made. Outside the main thread, and where the process ignores SIGINT, it changes nothing.
+    Elsewhere it is deferred to the next :meth:`allowed`, so that no file or child process is left half made. Has no
+    effect outside the main thread and in a process that ignores SIGINT.
     """
 
     def __init__(self) -> None:
@@ -498,7 +512,7 @@ class Interrupts:
 
     @contextlib.contextmanager
     def allowed(self) -> Iterator[None]:
-        """Raise ``KeyboardInterrupt`` when Ctrl-C was or is pressed."""
+        """Raise ``KeyboardInterrupt`` if Ctrl-C was or is pressed."""
         self._waiting = True
         try:
             if self._pending:

@@ -1,6 +1,8 @@
-"""Frozen values that travel between the parts of hashbench, in the order in which a sweep makes them:
-:class:`ModelSpec` and :class:`RunOptions` are asked for, :class:`Trace` (or :class:`Failure`) is seen,
-:class:`Divergence` is concluded, :class:`Row` is shown."""
+"""Frozen records passed between the parts of hashbench, in the order in which a sweep produces them.
+
+:class:`ModelSpec` and :class:`RunOptions` are the request, :class:`Trace` (or :class:`Failure`) is observed,
+:class:`Divergence` is derived, :class:`Row` is reported.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,15 @@ TRACE_SCHEMA = 1
 """Version of the text form of a trace; a file of another version is refused."""
 
 ROW_SCHEMA = 1
-"""Version of the meaning of the CSV's columns and of the row files; written to ``environment.json`` as ``schema``.
-Another one is refused. A new column does not raise it: a row that lacks a column has its default."""
+"""Version of the CSV columns' meaning and of the row files, written to ``environment.json`` as ``schema``; another
+version is refused. A new column does not raise it: a row that lacks a column has its default."""
 
 SWEEP_SCHEMA = 1
 """Version of ``sweep.json``. A sweep of another version, or with rows of another, is neither resumed nor merged."""
 
 PHASES = ("forward", "backward", "optimizer")
 MODES = ("training", "inference")
-"""How a model is run: in ``train()`` mode with backward and optimizer, or in ``eval()`` mode, forward only."""
+"""Modes of a model: ``train()`` with backward and optimizer, or ``eval()``, forward only."""
 
 BATCH_INVARIANCE = "batch-invariance"
 INVARIANCE_GROUPS: Mapping[str, tuple[str, ...]] = {
@@ -51,10 +53,10 @@ def invariances_of(words: Sequence[str]) -> tuple[str, ...]:
 
 
 SWEEP_MODES = (*MODES, *INVARIANCES)
-"""What a sweep does with a model; the invariances run it in inference."""
+"""Modes of a sweep; the invariances run models in inference."""
 
 SMALLEST_BATCH = 8
-"""What a sweep of batch invariance takes of each model at least, as dynamo does."""
+"""Minimum batch size for batch invariance, as in dynamo."""
 
 DETERMINISTIC = ("on", "warn", "off")
 DTYPES = ("float32", "bfloat16", "float16", "amp")
@@ -66,14 +68,27 @@ TRACERS = ("auto", "native", "python")
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """One model of a suite, as data: a line of ``models/<suite>.csv`` or one entry of a user's ``MODELS``.
+    """One model of a suite: a line of ``models/<suite>.csv`` or an entry of a user's ``MODELS``.
 
-    ``suite`` is a suite's name; that of a zoo file is the file's name without ``.py``, and ``source`` then is its
-    absolute path. ``input_shape`` has no batch dimension. ``arguments`` go to the constructor. ``skip_training`` and
-    ``skip_inference`` say why that mode cannot run. ``devices`` are the types of device that the model is for
-    (``cuda``, ``xpu``); empty means any. An empty ``deterministic`` or ``optimizer`` and ``None`` for ``iterations`` or
-    ``runs`` leave the choice to the command line and then to the harness. ``parameters`` counts the elements of the
-    module's parameters, where the data say.
+    Attributes:
+        suite: name of the suite; for a zoo file, the file's name without ``.py``.
+        name: of the model in its suite.
+        task: kind of task.
+        family: architecture family.
+        batch_size: examples per step; ``None`` if the model's function makes the inputs.
+        input_shape: without batch dimension.
+        arguments: passed to the constructor.
+        default: part of the default selection.
+        skip_training: why training cannot run; empty if it can.
+        skip_inference: why inference cannot run; empty if it can.
+        devices: supported device types (``cuda``, ``xpu``); empty: any.
+        deterministic: level; empty: the command line's, else the harness default.
+        optimizer: as for ``deterministic``.
+        iterations: steps per run; ``None``: as for ``deterministic``.
+        runs: number of runs; ``None``: as for ``deterministic``.
+        parameters: number of elements of the module's parameters, if known.
+        note: remark.
+        source: absolute path of the zoo file.
     """
 
     suite: str
@@ -96,14 +111,14 @@ class ModelSpec:
     source: str = ""
 
     def skip_reason(self, mode: str, *, device: str = "cpu") -> str:
-        """Why this model cannot run in ``mode`` on ``device`` (``cpu``, ``cuda:1``); empty when it can."""
+        """Return why this model cannot run in ``mode`` on ``device`` (``cpu``, ``cuda:1``); empty if it can."""
         if self.devices and device.partition(":")[0] not in self.devices:
             return f"needs {' or '.join(self.devices)}"
         return self.skip_training if mode == "training" else self.skip_inference
 
 
 def flags_of_mode(mode: str) -> tuple[str, ...]:
-    """What a command line asks for a sweep in this mode with."""
+    """Return the command line flags that select this mode of a sweep."""
     if mode not in INVARIANCES:
         return (f"--{mode}",)
     return ("--inference", "--batch-invariant", *(("--invariance", INVARIANCES[mode]) * (mode != BATCH_INVARIANCE)))
@@ -111,14 +126,29 @@ def flags_of_mode(mode: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """How every model of one sweep is run; what the flags of ``hashbench sweep`` ask for.
+    """How to run every model of a sweep: the flags of ``hashbench sweep``.
 
-    An empty ``dtype`` means: as the model was built; an empty ``deterministic``: as the model's data say, else ``on``;
-    ``runs`` of ``None``: as the model's data say, else 2. ``output`` is the results folder. ``replays`` is how often an
-    experiment is repeated at least, ``diagnose_budget`` the seconds that all experiments on one model may take (0: none
-    are made), ``capture_mib`` the largest call that is captured for them. ``tracer`` is one of :data:`TRACERS`:
-    ``auto`` is the native one where it can be used. ``stress``: what passes is run again under perturbations that must
-    not matter. ``mode`` is one of :data:`SWEEP_MODES`.
+    Attributes:
+        mode: one of :data:`SWEEP_MODES`.
+        device: torch device.
+        dtype: empty: as the model was built.
+        iterations: steps per run; ``None``: the model's, else 2.
+        runs: number of runs; ``None``: the model's, else 2.
+        batch_size: ``None``: the model's.
+        threads: torch threads; ``None``: torch's default.
+        seed: of all random generators.
+        cotangent: ``ones`` or ``random``: default loss in training.
+        deterministic: empty: the model's, else ``on``.
+        hash_inputs: hash every input before each call.
+        untraced_pair: also compare two untraced runs.
+        keep_traces: keep traces of runs that agree.
+        all_sources: look for every independent source of differences.
+        replays: minimum repetitions per experiment.
+        diagnose_budget: seconds for all experiments on one model; 0: none.
+        capture_mib: largest call captured for experiments, in MiB.
+        tracer: one of :data:`TRACERS`; ``auto``: native if available.
+        stress: rerun passing models under perturbations.
+        output: results folder.
     """
 
     mode: str = "inference"
@@ -144,7 +174,7 @@ class RunOptions:
 
     @property
     def dtype_column(self) -> str:
-        """The ``dtype`` of every row of the sweep, also of models that never answered."""
+        """The ``dtype`` of every row of the sweep, also for models without a result."""
         return self.dtype or "float32"
 
     @property
@@ -163,7 +193,7 @@ class RunOptions:
         return "inference" if self.batch_invariant else self.mode
 
     def batch_size_of(self, spec: ModelSpec) -> int | None:
-        """The examples of one step of a model; ``None`` where its own function makes the inputs."""
+        """Return the examples per step of a model; ``None`` if its function makes the inputs."""
         if self.batch_size is not None or spec.batch_size is None or self.invariance not in ("batch", "position"):
             return self.batch_size or spec.batch_size
         return max(SMALLEST_BATCH, spec.batch_size)
@@ -173,8 +203,15 @@ class RunOptions:
 
 
 class TensorDigest(NamedTuple):
-    """The fingerprint of one tensor. ``value`` is hexadecimal, over the bytes in memory order (logical order
-    where the layout has holes), or empty for memory that was allocated and not written (*blank*)."""
+    """The digest of one tensor.
+
+    Attributes:
+        dtype: name of the dtype.
+        shape: elements per dimension.
+        stride: in elements.
+        value: hexadecimal, over the bytes in memory order (logical order if the layout has holes); empty for memory
+            that was allocated and not written (*blank*).
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -182,12 +219,12 @@ class TensorDigest(NamedTuple):
     value: str
 
     def word(self) -> str:
-        """The digest as one word, without its stride: ``float32[8,64,56,56]:0123456789abcdef``."""
+        """Format as one word, without stride: ``float32[8,64,56,56]:0123456789abcdef``."""
         return f"{self.dtype}[{','.join(map(str, self.shape))}]:{self.value or 'blank'}"
 
 
 def contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
-    """The stride, in elements, that torch gives a new contiguous tensor of this shape."""
+    """Return the stride, in elements, of a new contiguous tensor of this shape."""
     stride = [1] * len(shape)
     for dim in range(len(shape) - 2, -1, -1):
         stride[dim] = stride[dim + 1] * max(1, shape[dim + 1])
@@ -195,9 +232,15 @@ def contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 class Ref(NamedTuple):
-    """One tensor that a record read: which argument (``"0"``, ``"1.2"`` for a list element, ``"src"`` for a
-    keyword), the id of the record or leaf that wrote its storage last, the storage offset in elements, whether
-    the op also writes it, and (with ``hash_inputs``) its digest just before the call."""
+    """One tensor that a record read.
+
+    Attributes:
+        argument: ``"0"``, ``"1.2"`` for a list element, ``"src"`` for a keyword.
+        source: id of the record or leaf that wrote its storage last.
+        offset: storage offset in elements.
+        written: the op also writes it.
+        digest: digest just before the call (with ``hash_inputs``).
+    """
 
     argument: str
     source: str
@@ -208,9 +251,15 @@ class Ref(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A tensor that no recorded op wrote, hashed when first read. ``kind`` is ``parameter``, ``buffer``,
-    ``input`` or ``other``. ``position`` is the index of the record that read it first. ``initial`` is its digest
-    at the start of the run where it was registered (parameters, buffers, inputs); empty where it was not."""
+    """A tensor that no recorded op wrote, hashed when first read.
+
+    Attributes:
+        id: unique in the trace.
+        kind: ``parameter``, ``buffer``, ``input`` or ``other``.
+        digest: when first read.
+        position: index of the record that read it first.
+        initial: digest at the start of the run if registered (parameters, buffers, inputs); else empty.
+    """
 
     id: str
     kind: str
@@ -221,17 +270,27 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class OpRecord:
-    """What one dispatched op left in a trace.
+    """One dispatched op in a trace.
 
-    ``id`` is unique in the trace and survives insertions elsewhere: phase, iteration, module path, op and a count
-    within these. ``iteration`` is ``None`` where nothing had counted yet. ``arguments`` is the text of all non-tensor
-    arguments. ``outputs`` are the digests of what the op wrote (outputs first, then written arguments in schema order);
-    empty for a view. ``scalar`` is the text of a returned Python scalar, ``rng`` the digest of the generator's state
-    before a seeded op, ``forward_op`` the id of the forward record of a backward one, ``source`` a source line.
-    ``blank`` marks allocations, ``collective`` ops that exchange data with other processes.
-    ``opaque``: what the record stands for where it is no op, and the trace sees neither all that it read nor all
-    that it wrote (``compiled code``): no kernel behind it can be named. ``inside`` is the id of the record of the op
-    that called this one, where that is no op of ``aten``'s: its record follows, and has this one among its ``inputs``.
+    Attributes:
+        id: unique in the trace and stable under insertions elsewhere: phase, iteration, module path, op and a count.
+        phase: one of :data:`PHASES`.
+        iteration: ``None`` before the first counted step.
+        module: path of the module.
+        op: name of the op.
+        inputs: tensors read.
+        arguments: text of all non-tensor arguments.
+        outputs: digests of what the op wrote (outputs, then written arguments in schema order); empty for a view.
+        scalar: text of a returned Python scalar.
+        rng: digest of the generator's state before a seeded op.
+        forward_op: id of the forward record of a backward op.
+        blank: the op allocates memory without writing it.
+        source: source line.
+        opaque: set if the record stands for something other than an op, whose reads and writes the trace does not see
+            completely (``compiled code``): no kernel behind it can be named.
+        collective: the op exchanges data with other processes.
+        inside: id of the record of the non-``aten`` op that called this one; that record follows and has this one among
+            its ``inputs``.
     """
 
     id: str
@@ -253,14 +312,19 @@ class OpRecord:
 
 
 def op_of(node: str) -> str:
-    """The name of the op in the id of a record, ``aten.mm.default`` of ``forward/0/net.fc/aten.mm.default#2``."""
+    """Return the op in a record id: ``aten.mm.default`` of ``forward/0/net.fc/aten.mm.default#2``."""
     return node.rpartition("/")[2].partition("#")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A tensor (or Python value) by which runs are compared: ``name`` such as ``output.0``, ``loss``,
-    ``grad.fc.weight``; ``source`` the id of the record or leaf that wrote it last, empty for a Python value."""
+    """A tensor or Python value by which runs are compared.
+
+    Attributes:
+        name: ``output.0``, ``loss``, ``grad.fc.weight``.
+        digest: of its value.
+        source: id of the record or leaf that wrote it last; empty for a Python value.
+    """
 
     name: str
     digest: TensorDigest
@@ -297,11 +361,17 @@ class SettingsMark:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Trace:
-    """Everything one run left behind. Equal runs give equal traces.
+    """The trace of one run. Equal runs give equal traces.
 
-    ``tracer`` is what made it, ``native`` or ``python`` (the dispatch mode, which changes which ops run), and
-    ``tracer_reason`` why it is not the native one where any was welcome. ``early_reads`` are the reads of a
-    collective's output that the program has not waited for.
+    Attributes:
+        records: dispatched ops in order.
+        leaves: tensors that no recorded op wrote.
+        results: tensors and values by which runs are compared.
+        marks: snapshots of torch's settings.
+        hashed_inputs: inputs were hashed before each call.
+        tracer: ``native`` or ``python`` (the dispatch mode, which changes which ops run).
+        tracer_reason: why ``auto`` did not select the native tracer.
+        early_reads: reads of a collective's output before the program waited for it.
     """
 
     records: tuple[OpRecord, ...]
@@ -314,7 +384,7 @@ class Trace:
     early_reads: tuple[EarlyRead, ...] = ()
 
     def __repr__(self) -> str:
-        """How much there is of what; all of it would be megabytes."""
+        """Return a summary; the full content would be megabytes."""
         phases = ", ".join(f"{number} {phase}" for phase, number in Counter(op.phase for op in self.records).items())
         ops = f"{len(self.records)}{f' ({phases})' if phases else ''}"
         return f"<Trace: ops={ops}, leaves={len(self.leaves)}, results={len(self.results)}>"
@@ -322,9 +392,15 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A run that ended with an exception. ``out_of_memory`` and ``not_comparable`` (its results are of no kind that can
-    be compared) tell it from other failures; ``op`` is the dispatched op during which it was raised (empty outside any
-    op); ``nondeterministic_op`` is that op where torch refused it for having no deterministic implementation."""
+    """A run that ended with an exception.
+
+    Attributes:
+        error: type and message.
+        out_of_memory: memory of host or device ran out.
+        not_comparable: its results are of no comparable kind.
+        op: dispatched op that raised; empty outside any op.
+        nondeterministic_op: that op if torch refused it for lack of a deterministic implementation.
+    """
 
     error: str
     out_of_memory: bool = False
@@ -338,8 +414,14 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Steering:
-    """An earlier recorded scalar that differed and may have chosen another path: the record that returned it, the
-    two values, and where that difference entered."""
+    """An earlier recorded scalar that differed and may have changed the control flow.
+
+    Attributes:
+        record: id of the record that returned it.
+        first: value in the first run.
+        second: value in the second run.
+        kernel: where that difference entered.
+    """
 
     record: str
     first: str
@@ -349,14 +431,24 @@ class Steering:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Where the difference between two runs entered: the first record of the pair that differs *and reaches the
-    results*.
+    """The first record of a pair of runs that differs *and reaches the results*.
 
-    ``origin`` is one of :class:`~hashbench.catalog.Origin`. ``node`` is the id of the record or leaf
-    (``setting:<name>`` for settings). ``kernel`` is the op's name (for a leaf: the first op that read it). ``op_index``
-    counts records of the first run from 0. ``first`` and ``second`` say in words what the two runs had there.
-    ``inside`` is the name of the op that called the kernel; empty where the program did. ``opaque_producer``: who wrote
-    the content is not among the records, or a thread that nobody waits for.
+    Attributes:
+        origin: one of :class:`~hashbench.catalog.Origin`.
+        node: id of the record or leaf; ``setting:<name>`` for settings.
+        kernel: name of the op; for a leaf, the first op that read it.
+        op_index: position among the records of the first run, from 0.
+        phase: one of :data:`PHASES`.
+        iteration: step, from 0.
+        module: path of the module.
+        forward_op: forward op of a backward op.
+        detail: one sentence on the difference.
+        first: what the first run had there, in words.
+        second: what the second run had there, in words.
+        source: source line.
+        opaque_producer: the content was written by something that the trace does not record, or by an unjoined thread.
+        steered_by: earlier scalar that may have changed the control flow.
+        inside: name of the op that called the kernel; empty if the program did.
     """
 
     origin: str
@@ -378,10 +470,15 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Verdict:
-    """The judgement on a pair: ``differing`` names the results that differ, ``divergence`` says where that entered
-    (``None`` when no result differs, and none may untraced: :class:`EarlyRead`), ``benign`` lists the ids of records
-    that differ without reaching a result, ``unseen`` says in sentences what the traces did not see (empty where they
-    saw all)."""
+    """The comparison of a pair of runs.
+
+    Attributes:
+        differing: names of results that differ.
+        divergence: where the difference entered; ``None`` if no result differs, and none may untraced
+            (:class:`EarlyRead`).
+        benign: ids of records that differ without reaching a result.
+        unseen: sentences on what the traces did not see; empty if complete.
+    """
 
     differing: tuple[str, ...]
     divergence: Divergence | None
@@ -389,7 +486,7 @@ class Verdict:
     unseen: str = ""
 
     def __repr__(self) -> str:
-        """Where the difference entered, and how much differs, on one line."""
+        """Return origin and extent of the difference on one line."""
         found, where = self.divergence, "no divergence"
         if found is not None:
             inside = f" inside {found.inside}" if found.inside else ""
@@ -400,21 +497,27 @@ class Verdict:
 
 
 NO_TIME = "budget"
-"""The note of an experiment for which no time was left, or that ended before it was complete."""
+"""Note of an experiment that was not started or not completed for lack of time."""
 
 OTHER_WEIGHTS = "its model has other weights"
-"""The note of an experiment whose fresh processes built a model, or inputs, of other content than the runs had."""
+"""Note of an experiment whose fresh processes built a model, or inputs, of different content than the runs had."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExperimentResult:
     """One controlled experiment: what was changed, and how often the outcome still differed.
 
-    ``name`` and ``on`` are those of :class:`~hashbench.catalog.Experiment`. ``trials`` counts comparisons with the
-    first outcome and ``differing`` those that differed; ``distinct`` counts outcomes, the first among them. ``seconds``
-    is the median time of one repetition. ``found`` names what the experiment singled out (a generator, a clock, the
-    shifts that differ), ``moves`` are those shifts: a memory (``None``: all together) and by how many bytes it was
-    moved. An experiment that could not be run has no trials, and ``note`` says why; ``raised``: the op refused it.
+    Attributes:
+        name: as in :class:`~hashbench.catalog.Experiment`.
+        on: what was repeated, as in :class:`~hashbench.catalog.Experiment`.
+        trials: number of comparisons with the first outcome; 0 if it could not be run.
+        differing: number of those that differed.
+        distinct: number of distinct outcomes, the first included.
+        seconds: median time of one repetition.
+        found: what the experiment singled out (a generator, a clock, the shifts that differ).
+        note: why it could not be run.
+        raised: the op raised.
+        moves: shifts that differ: a memory (``None``: all together) and the bytes.
     """
 
     name: str
@@ -441,34 +544,40 @@ class ExperimentResult:
 
     @property
     def lacked_time(self) -> bool:
-        """Whether it was not run because the time was up."""
+        """Whether it was not run for lack of time."""
         return not self.ran and self.is_cut_short
 
     @property
     def is_cut_short(self) -> bool:
-        """Whether the time was up before it was complete, or begun."""
+        """Whether time was up before it started or completed."""
         return self.note == NO_TIME
 
     @property
     def ran(self) -> bool:
-        """Whether there is anything to conclude from."""
+        """Whether it has any trials."""
         return self.trials > 0
 
     def word(self) -> str:
-        """As one word for a table: ``call/one_thread 0/20``, ``pair/clocks not run (budget)``."""
+        """Format for a table: ``call/one_thread 0/20``, ``pair/clocks not run (budget)``."""
         outcome = f"{self.differing}/{self.trials}" if self.ran else f"not run ({self.note})"
         return f"{self.place} {outcome}" + (f" [{self.found}]" if self.found else "")
 
 
 @dataclass(frozen=True, slots=True)
 class CallFacts:
-    """What is known of the captured call beside the results of experiments.
+    """Facts about the captured call beside the results of experiments.
 
-    ``custom``: torch itself does not define the op. ``allocation``: it hands out memory without writing it.
-    ``overlap``: it writes memory that it also reads through another view. Of outcomes that differ (``None``: none were
-    seen): ``same_values``: they hold the same values in other places; ``chosen_values``: each holds a value of one of
-    the call's inputs; ``tied_places``: they are places of equal elements of an input. ``matches_record``: the replay
-    gave what the trace recorded in one of the runs. ``limits``: why the call could not be captured, or not wholly.
+    Attributes:
+        op: name of the op.
+        custom: torch does not define the op.
+        allocation: the op returns memory without writing it.
+        overlap: the op writes memory that it also reads through another view.
+        same_values: differing outcomes hold the same values in other places; ``None``: none differed.
+        chosen_values: differing outcomes hold values of one of the inputs; ``None``: none differed.
+        tied_places: differing outcomes are indices of equal elements of an input; ``None``: none differed.
+        matches_record: the replay gave what the trace of one of the runs recorded.
+        representation: ``sign of zero``, ``NaN payload`` if outcomes differ in nothing else.
+        limits: why the call could not be captured, or not completely.
     """
 
     op: str
@@ -485,9 +594,19 @@ class CallFacts:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Everything from which a cause is decided. ``origin``, ``opaque_producer`` and ``steered`` are those of the
-    divergence; ``reordered``: both runs have the same ops, in another order or wired otherwise. ``first_pair`` tells
-    how often runs of the sweep differed from the first: ``(differing, compared)``."""
+    """Everything from which a cause is decided.
+
+    Attributes:
+        origin: of the divergence.
+        opaque_producer: of the divergence.
+        steered: the divergence has an earlier differing scalar.
+        reordered: both runs have the same ops, in another order or with other inputs.
+        representation: ``sign of zero``, ``NaN payload`` if results differ in nothing else.
+        first_pair: runs of the sweep that differed from the first: ``(differing, compared)``.
+        untraced: result of the untraced pair.
+        call: facts about the captured call.
+        arms: results of all experiments.
+    """
 
     origin: str
     opaque_producer: bool = False
@@ -501,18 +620,25 @@ class Evidence:
 
     @property
     def between_processes(self) -> bool:
-        """Whether runs of one process agree, those of the sweep as well as any made since."""
+        """Whether runs within a process agree, both those of the sweep and later ones."""
         within = self.arm("within_process", "process")
         return within.ran and not within.differing and not self.first_pair[0]
 
     def arm(self, name: str, on: str) -> ExperimentResult:
-        """The arm of that name; one without trials where it was not run."""
+        """Return the result of the named experiment, or one without trials if it was not run."""
         return _result_in(self.arms, name, on)
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What the evidence says: ``because`` is a sentence with the numbers, ``advice`` a sentence on what to do."""
+    """The conclusion from the evidence.
+
+    Attributes:
+        cause: coded cause.
+        confidence: ``proven``, ``likely`` or ``open``.
+        because: sentence with the numbers.
+        advice: sentence on what to do.
+    """
 
     cause: str
     confidence: str
@@ -522,9 +648,16 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """How often outcomes differ from the first one: ``differing`` of ``trials``. ``of`` says of what: ``runs`` of the
-    sweep, ``replays`` of a call, ``pairs`` here or in ``processes``; ``low`` and ``high`` are the 95 % bounds of the
-    share, ``distinct`` counts outcomes."""
+    """How often outcomes differ from the first one.
+
+    Attributes:
+        differing: number that differ.
+        trials: number compared.
+        of: ``runs`` of the sweep, ``replays`` of a call, ``pairs`` here or in ``processes``.
+        low: lower 95 % bound of the share.
+        high: upper 95 % bound of the share.
+        distinct: number of distinct outcomes.
+    """
 
     differing: int
     trials: int
@@ -535,14 +668,19 @@ class Rate:
 
     @property
     def share(self) -> float:
-        """The observed share, 0 to 1."""
+        """Observed share, 0 to 1."""
         return self.differing / self.trials
 
 
 @dataclass(frozen=True, slots=True)
 class RunCounts:
-    """The runs of a sweep: how many were ``compared`` with the first, how many of these differ, and how many different
-    results there were."""
+    """The runs of a sweep.
+
+    Attributes:
+        compared: number compared with the first.
+        differing: number of those that differ.
+        distinct: number of distinct results.
+    """
 
     compared: int
     differing: int
@@ -551,9 +689,19 @@ class RunCounts:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Why a model's runs differ. ``deterministic_*`` are the columns of those names, ``repro`` is a folder in the
-    results folder, ``reproduced`` what the repro did in a fresh process, and ``other_sources`` describes each further
-    independent difference (with ``all_sources``)."""
+    """Why a model's runs differ.
+
+    Attributes:
+        decision: the conclusion.
+        evidence: what it is based on.
+        rate: how often outcomes differ.
+        deterministic_doc: the column of that name.
+        deterministic_here: the column of that name.
+        deterministic_price: the column of that name.
+        repro: folder in the results folder.
+        reproduced: result of the repro in a fresh process.
+        other_sources: descriptions of further independent differences (with ``all_sources``).
+    """
 
     decision: Decision
     evidence: Evidence
@@ -571,20 +719,22 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True)
 class RowEvidence:
-    """The column ``evidence``: the results of all experiments, in their order, and their text. A row that was read from
-    a CSV has the text alone. Two with the same text are equal."""
+    """The column ``evidence``: all experiment results in order, and their text. Compared by text.
+
+    A row read from a CSV has the text only.
+    """
 
     text: str = ""
     results: tuple[ExperimentResult, ...] = field(default=(), compare=False)
 
     @classmethod
     def of(cls, results: Iterable[ExperimentResult]) -> RowEvidence:
-        """What these results say."""
+        """Build the column from results."""
         kept = tuple(results)
         return cls(_text_of(kept), kept)
 
     def result(self, name: str, on: str) -> ExperimentResult:
-        """The result of that name; one without trials where it was not run."""
+        """Return the named result, or one without trials if it was not run."""
         return _result_in(self.results, name, on)
 
     def __str__(self) -> str:
@@ -608,14 +758,14 @@ def _result_in(results: Iterable[ExperimentResult], name: str, on: str) -> Exper
 
 
 def labelled(label: str) -> Any:
-    """A column with a text, which reports show under this label."""
+    """Declare a text column that reports show under this label."""
     return field(default="", metadata={"label": label})
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of ``accuracy.csv``; ``docs/csv.md`` explains every column. ``None`` and ``""`` are written as an
-    empty cell: absent, never zero."""
+    """One line of ``accuracy.csv``; ``docs/csv.md`` explains every column. ``None`` and ``""`` are written as an empty
+    cell: absent, never zero."""
 
     dev: str
     name: str
@@ -700,8 +850,13 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedRow(Row):
-    """A row of a CSV of expected rows: since when it is expected and when it was seen last (dates as ISO 8601), and the
-    address of the issue that tells more. Empty where nothing is known."""
+    """A row of a baseline CSV. Fields are empty if unknown.
+
+    Attributes:
+        since: date (ISO 8601) since which it is expected.
+        link: URL of the issue.
+        seen: date on which the failure or difference was last seen.
+    """
 
     since: str = ""
     link: str = ""
@@ -710,7 +865,7 @@ class ExpectedRow(Row):
 
 @dataclass(frozen=True, slots=True)
 class HarnessRow(Row):
-    """A row of ours with the word of PyTorch's own harness for the model; empty where the harness has no row."""
+    """A row with the status of PyTorch's own harness for the model; empty if the harness has no row."""
 
     harness_accuracy: str = ""
 
@@ -719,12 +874,12 @@ _Row = TypeVar("_Row", bound=Row)
 
 
 def extended(kind: type[_Row], row: Row, **more: str) -> _Row:
-    """``row`` as one of a ``kind`` that has ``more`` columns."""
+    """Convert ``row`` to a ``kind`` of row with ``more`` columns."""
     return kind(**{column: getattr(row, column) for column in ROW_COLUMNS} | more)
 
 
 ROW_COLUMNS: tuple[str, ...] = tuple(f.name for f in dataclasses.fields(Row))
 LABELS: Mapping[str, str] = {f.name: f.metadata["label"] for f in dataclasses.fields(Row) if f.metadata}
-"""Column → the label under which the page of a model shows it; the others are said in sentences or in tables."""
+"""Column → its label on the page of a model; other columns appear in sentences or tables."""
 ROW_KEY: tuple[str, ...] = ("suite", "mode", "dtype", "dev", "name")
-"""What identifies a row: two sweeps are compared by it, and a sweep holds each at most once."""
+"""Key of a row: two sweeps are compared by it, and a sweep holds each key at most once."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from pathlib import Path
 
@@ -103,16 +104,25 @@ def _verify(parsed: argparse.Namespace) -> int:
         reasons = "; ".join(verification.not_run) or "it has no kernels"
         raise HashbenchError(f"cannot verify {parsed.file}", consequence=f"no kernel could be compared ({reasons})")
     trials: tuple[bisecting.Trial, ...] = ()
+    settings = tuple(bisecting.candidates(fingerprints.environment, here, verification.changed, device=device))
     if parsed.bisect and verification.changed:
-        settings = bisecting.candidates(fingerprints.environment, here, verification.changed, device=device)
-        trials = bisecting.bisect(fingerprints, request, verification, tuple(settings), on_progress=say)
+        trials = bisecting.bisect(fingerprints, request, verification, settings, on_progress=say)
     if parsed.format == "json":
         shown = {**to_json(verification), "bisect": to_json(trials)}
         del shown["models"]
         json.dump(shown, sys.stdout, indent=1)
         print()
     else:
-        flags.show(text.verified_text(verification, recorded=fingerprints.environment, here=here))
+        bisect = _bisect_command(parsed) if settings and verification.changed and not parsed.bisect else ""
+        flags.show(text.verified_text(verification, recorded=fingerprints.environment, here=here, next_command=bisect))
         if parsed.bisect and verification.changed:
             flags.show(f"\n{bisecting.bisected_text(trials)}")
     return EXIT_DIFFERENCE if verification.changed else 0
+
+
+def _bisect_command(parsed: argparse.Namespace) -> str:
+    words = ["hashbench", "fingerprint", "verify", str(parsed.file)]
+    words += ["--only", *parsed.only] * bool(parsed.only)
+    words += ["--threads", str(parsed.threads)] * bool(parsed.threads)
+    words += [word for each in parsed.imports for word in ("--import", each)]
+    return shlex.join([*words, "--bisect"])

@@ -154,19 +154,15 @@ def bisect(
         on_progress: called with each setting before it is tried.
     """
     trials: list[Trial] = []
-    names = {_name(change) for change in before.changed}
+    names = {change.kernel.outcome() for change in before.changed}
     for setting in settings:
         on_progress(setting.text)
         asked = replace(request, threads=setting.threads or request.threads, settings=setting.settings)
-        after = {_name(change) for change in verify(fingerprints, asked, variables=setting.variables).changed}
+        after = {change.kernel.outcome() for change in verify(fingerprints, asked, variables=setting.variables).changed}
         trials.append(Trial(setting, len(names - after), len(names), len(after - names)))
         if trials[-1].explains:
             break
     return tuple(trials)
-
-
-def _name(change: Change) -> str:
-    return f"{change.kernel.signature()} {change.kernel.outputs}"
 
 
 def bisected_text(trials: Sequence[Trial]) -> str:

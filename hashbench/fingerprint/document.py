@@ -159,6 +159,10 @@ class Kernel:
         forms = [dataclasses.replace(tensor_word(word), values="").text() for word in self.tensors]
         return json.dumps([self.op, to_json(self.args), to_json(self.kwargs), forms], sort_keys=True)
 
+    def outcome(self) -> str:
+        """Return a key that is equal for equal signatures with equal outputs."""
+        return f"{self.signature()} {self.outputs}"
+
 
 COLUMNS = ("op", "arguments", "tensors", "place", "calls", "library", "outputs", "samples")
 """Columns of a kernel's row in a file; ``arguments`` are ``args`` and ``kwargs``."""

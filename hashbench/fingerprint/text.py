@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,18 +25,20 @@ def recorded_text(fingerprints: Fingerprints, *, nbytes: int) -> str:
     return "\n".join(lines)
 
 
-def verified_text(verification: Verification, *, recorded: Mapping[str, Any], here: Mapping[str, Any]) -> str:
-    """Format a verification.
+def verified_text(
+    verification: Verification, *, recorded: Mapping[str, Any], here: Mapping[str, Any], next_command: str = ""
+) -> str:
+    """Format a verification: changed kernels by library, kernels not compared, and a summary by op.
 
     Args:
         verification: result for all kernels.
         recorded: environment of the recording.
         here: environment of this machine.
+        next_command: command that looks for the setting behind the changes; empty where there is none to try.
     """
     changes = ", ".join(environment_changes(recorded, here)) or "the environment is the same"
     changed = verification.changed
-    head = f"{len(changed)} of {count(verification.kernels, 'kernel')} changed ({changes})"
-    lines = [head]
+    lines = [f"{len(changed)} of {count(verification.kernels, 'kernel')} changed ({changes})"]
     for library, members in by_library(changed).items():
         lines += ["", library, *(f"  {_line(change)}" for change in members)]
     lines.append("")
@@ -46,7 +48,23 @@ def verified_text(verification: Verification, *, recorded: Mapping[str, Any], he
     lines.append(f"the same: {verification.same}; left out when recorded, in calls: {_counts(verification.left_out)}")
     if changed:
         lines.append("Differences are the largest of the few elements of each output that are kept.")
+        lines += ["", "Changed by op, in calls of one run of each model:"]
+        lines += [f"  {op}: {some} of {count(every, 'call')}" for op, some, every in changed_calls(verification)]
+    if next_command:
+        lines += ["", f"Next: `{next_command}` looks for the setting that explains this."]
     return "\n".join(lines)
+
+
+def changed_calls(verification: Verification) -> list[tuple[str, int, int]]:
+    """Return for each op with a changed kernel its name, and how many of its calls changed; the most calls first."""
+    changed = {change.kernel.outcome() for change in verification.changed}
+    some: Counter[str] = Counter()
+    every: Counter[str] = Counter()
+    for kernel in (kernel for model in verification.models for kernel in model.kernels):
+        every[kernel.op] += kernel.calls
+        some[kernel.op] += kernel.calls if kernel.outcome() in changed else 0
+    ops = dict.fromkeys(change.kernel.op for change in verification.changed)
+    return sorted(((op, some[op], every[op]) for op in ops), key=lambda each: -each[1])
 
 
 def five_lines(

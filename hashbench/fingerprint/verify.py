@@ -179,7 +179,7 @@ def summary(fingerprints: Fingerprints, results: Sequence[Checked]) -> Verificat
     same: set[str] = set()
     for number, (model, kernel) in numbered:
         checked = by_number.get(number, Checked(number, NOT_RUN, "too many kernels ended their process"))
-        key = f"{kernel.signature()} {kernel.outputs}"
+        key = kernel.outcome()
         if checked.status == SAME:
             same.add(key)
         elif checked.status == NOT_RUN:
