@@ -73,7 +73,7 @@ def test_it_only_sounds_like_it(name: str) -> None:
     assert failed_status(failure_of(NO[name]), number=1) == "eager_1st_run_fail"
 
 
-def test_what_the_allocator_of_this_machine_says_is_recognised() -> None:
+def test_allocator_error_of_this_machine_is_oom() -> None:
     with pytest.raises(RuntimeError) as raised:
         torch.empty(2**50, dtype=torch.uint8)
     assert ran_out_of_memory(raised.value)

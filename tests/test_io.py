@@ -21,13 +21,13 @@ from hashbench.io import from_json, replace_file, to_json, write_file
 Made = Callable[[Path], object]
 
 
-def test_a_file_gets_its_content_and_no_temporary_one_is_left(tmp_path: Path) -> None:
+def test_write_leaves_no_temporary_file(tmp_path: Path) -> None:
     (tmp_path / "report").write_text("old")
     replace_file(tmp_path / "report", "new")
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("report", "new")]
 
 
-def test_what_is_no_file_but_was_asked_for_is_written_to_and_stays(tmp_path: Path) -> None:
+def test_special_file_is_written_to_and_kept(tmp_path: Path) -> None:
     # As root a rename onto /dev/null replaces the device of the whole machine.
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -43,7 +43,7 @@ def test_what_is_no_file_but_was_asked_for_is_written_to_and_stays(tmp_path: Pat
     assert stat.S_ISFIFO(pipe.stat().st_mode)
 
 
-def test_a_pipe_that_nobody_reads_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pipe_without_reader_fails_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with pytest.raises(HashbenchError, match=r"cannot write .*: nobody reads from it"):
@@ -84,7 +84,7 @@ def untouched(path: Path) -> tuple[int, ...]:
         pytest.param(lambda path: io.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), id="emptied"),
     ],
 )
-def test_where_a_file_belongs_nothing_else_is_waited_for(make: Made, use: Made, tmp_path: Path) -> None:
+def test_special_file_never_blocks(make: Made, use: Made, tmp_path: Path) -> None:
     make(tmp_path / "row.json")
     before = untouched(tmp_path / "row.json")
     with pytest.raises(io.NotRegularError, match=r"row\.json is a \w+( \w+)?, not a regular file"):
@@ -93,9 +93,7 @@ def test_where_a_file_belongs_nothing_else_is_waited_for(make: Made, use: Made, 
     assert io.file_digest(tmp_path / "row.json") == ""
 
 
-def test_a_pipe_that_takes_the_place_of_a_file_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pipe_replacing_a_file_never_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the look at what is there and the opening."""
     looked_at, pipe, stat_of = tmp_path / "file", tmp_path / "pipe", os.stat
     looked_at.touch()
@@ -106,7 +104,7 @@ def test_a_pipe_that_takes_the_place_of_a_file_is_not_waited_for(
             io.read_file(pipe)
 
 
-def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "report").write_text("old")
 
     def full_disk(_descriptor: int) -> None:
@@ -118,7 +116,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path, monkeyp
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("report", "old")]
 
 
-def test_a_file_that_a_user_asked_for_is_written_or_one_line(tmp_path: Path) -> None:
+def test_write_file_writes_or_fails_in_one_line(tmp_path: Path) -> None:
     write_file(tmp_path / "new" / "report", "a\udcff", tip="Choose another.")
     assert (tmp_path / "new" / "report").read_text() == "a?"
     with pytest.raises(HashbenchError, match=r"cannot write .*below: .*\. Choose another\."):

@@ -33,16 +33,16 @@ def written(path: Path) -> int:
     return int(path.read_text())
 
 
-def test_a_command_answers_with_its_status_and_what_it_printed() -> None:
+def test_run_returns_status_and_output() -> None:
     done = run(python("import sys; print('out'); print('first\\nlast', file=sys.stderr); sys.exit(3)"), seconds=60)
     assert (done.status, done.stdout, done.stderr, done.last_line) == (3, "out\n", "first\nlast\n", "last")
 
 
-def test_a_command_that_prints_nothing_is_described_by_its_exit_code() -> None:
+def test_silent_command_is_described_by_exit_code() -> None:
     assert run(python("raise SystemExit(3)"), seconds=60).last_line == "exit code 3"
 
 
-def test_a_command_has_no_input_and_the_variables_that_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_gets_variables_and_no_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OURS", "inherited")
     code = "import os, sys; print(sys.stdin.read(), os.environ['OURS'], os.environ['GIVEN'])"
     assert run(python(code), seconds=60, environment={"GIVEN": "given"}).stdout == " inherited given\n"
@@ -59,7 +59,7 @@ def test_when_time_is_over_nothing_of_a_command_stays(tmp_path: Path, session: b
     wait_until(lambda: not alive(pid))
 
 
-def test_what_a_command_leaves_behind_keeps_nobody_waiting() -> None:
+def test_orphans_do_not_block() -> None:
     code = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {FOREVER!r}]); print('done')"
     began = time.monotonic()
     assert run(python(code), seconds=60).stdout == "done\n"
@@ -76,7 +76,7 @@ def test_a_python_calls_a_function_of_this_package(
     assert (done.status, done.last_line) == (1, "words")
 
 
-def test_a_task_is_read_and_the_child_ends_with_its_input(tmp_path: Path) -> None:
+def test_child_ends_with_its_input(tmp_path: Path) -> None:
     note = tmp_path / "told"
     code = (
         "import sys, time\n"
@@ -102,7 +102,7 @@ def press_ctrl_c():
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_a_child_that_never_reads_its_task_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unread_task_does_not_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hashbench.processes.PIPE_SECONDS", 0.01)
     command = [sys.executable, "-c", "import time; time.sleep(600)"]
     with Child(command, task="x" * 2**21) as child:
@@ -126,7 +126,7 @@ def test_ctrl_c_elsewhere_waits_until_it_is_allowed():
     assert done == ["a file is whole", "the clean-up is whole"]
 
 
-def test_a_process_that_ignores_ctrl_c_goes_on_ignoring_it():
+def test_ignored_ctrl_c_stays_ignored():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with Interrupts() as interrupts, interrupts.allowed():
@@ -136,7 +136,7 @@ def test_a_process_that_ignores_ctrl_c_goes_on_ignoring_it():
         signal.signal(signal.SIGINT, before)
 
 
-def test_seconds_that_a_busy_machine_takes_are_not_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quiet_budget_excludes_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, computed = [100.0], [7.0]
     monkeypatch.setattr(processes, "monotonic", lambda: clock[0])
     monkeypatch.setattr(processes, "process_time", lambda: computed[0])
@@ -152,7 +152,7 @@ def test_seconds_that_a_busy_machine_takes_are_not_used_up(monkeypatch: pytest.M
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the C library is glibc on Linux")
-def test_what_was_freed_and_kept_goes_back_to_the_system() -> None:
+def test_freed_memory_is_returned() -> None:
     code = """
         import psutil
         from hashbench.processes import return_free_memory

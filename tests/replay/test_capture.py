@@ -235,7 +235,7 @@ def test_a_replay_in_moved_memory_leaves_the_same(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_sample_of_all_ops_replays_to_the_recorded_digests() -> None:
+def test_sampled_ops_replay_to_recorded_digests() -> None:
     # In a process of its own: importing torch's op database changes settings of the whole process for good.
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("op_database_replays.py"))],
@@ -262,13 +262,13 @@ def test_only_the_touched_window_of_a_storage_is_kept() -> None:
     assert call.nbytes == memory.content.nbytes
 
 
-def test_arguments_become_slots_in_the_containers_that_they_had() -> None:
+def test_arguments_become_slots_in_their_containers() -> None:
     call = capture(*CALLS["lists with nothing in some places"](), limit_bytes=LIMIT)
     assert call.args == (Slot(0), [None, Slot(1)], Slot(2), True)
     assert call.op == "aten.index_put_.default"
 
 
-def test_the_surroundings_of_the_call_are_noted_and_put_in_force() -> None:
+def test_settings_are_captured_and_applied() -> None:
     with preserved(), torch.no_grad():
         torch.set_num_threads(3)
         torch.use_deterministic_algorithms(True, warn_only=True)
@@ -293,7 +293,7 @@ class Keeping(TorchDispatchMode):
         return self.kept[-1][1]
 
 
-def test_a_replay_under_autocast_computes_what_the_original_computed() -> None:
+def test_replay_under_autocast_matches() -> None:
     with torch.autocast("cpu"), Keeping() as mode:
         torch.ops.captured.normalised(values(4, 4) / 3)
         torch.mm(values(4, 4) / 3, values(4, 4))
@@ -304,7 +304,7 @@ def test_a_replay_under_autocast_computes_what_the_original_computed() -> None:
         assert (again.dtype, again.tolist()) == (output.dtype, output.tolist())
 
 
-def test_a_replay_takes_the_branch_that_a_kernel_takes_below_a_mode() -> None:
+def test_replay_takes_the_branch_below_a_mode() -> None:
     matrix = torch.randn(4, 3, dtype=torch.complex64, generator=torch.Generator().manual_seed(0))
     with Keeping() as mode, torch.inference_mode():
         torch.linalg.pinv(matrix)
@@ -323,7 +323,7 @@ def test_a_capture_draws_nothing_and_writes_nothing() -> None:
     assert torch.equal(args[0], before[2])
 
 
-def test_replays_leave_the_global_generators_as_they_were() -> None:
+def test_replays_restore_global_generators() -> None:
     call = capture(*CALLS["a custom op that draws from every global generator"](), limit_bytes=LIMIT)
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
     expected = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
@@ -348,7 +348,7 @@ def test_a_reset_restores_content_in_the_same_memory() -> None:
         assert live.tensors[0].untyped_storage()._cdata == live.tensors[1].untyped_storage()._cdata
 
 
-def test_a_reset_restores_the_size_of_what_a_run_resized() -> None:
+def test_reset_restores_resized_storage() -> None:
     call = capture(aten.resize_.default, (values(6), [3000]), {}, limit_bytes=LIMIT)
     with in_force(call):
         live = call.materialise()
@@ -360,7 +360,7 @@ def test_a_reset_restores_the_size_of_what_a_run_resized() -> None:
 
 
 @pytest.mark.parametrize("moved", [0, 4, 8, 16, 60])
-def test_memory_lies_where_the_captured_did_and_a_shift_moves_it(moved: int) -> None:
+def test_memory_keeps_alignment_plus_shift(moved: int) -> None:
     room = torch.zeros(100)
     start = (64 - room.data_ptr() % 64 + 12) // 4
     call = capture(aten.dot.default, (room[start : start + 9], values(9)), {}, limit_bytes=LIMIT)
@@ -437,7 +437,7 @@ def test_torch_defines_its_own_ops_only(func: Any, custom: bool) -> None:
     assert is_custom(func) is custom
 
 
-def test_an_op_of_torch_with_a_kernel_of_the_users_is_custom() -> None:
+def test_torch_op_with_user_kernel_is_custom() -> None:
     library = torch.library.Library("aten", "IMPL")
     try:
         library.impl("logaddexp2", lambda x, y: x + y, "CPU")

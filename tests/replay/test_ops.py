@@ -52,7 +52,7 @@ def has_tensors(func: Any) -> bool:
 REFUSED_TEXTS = {"aten.from_file.default", "aten.from_file.out", "aten._print.default", "_test.get_first.default"}
 
 
-def test_every_op_of_torch_that_computes_on_tensors_is_replayed_and_no_other() -> None:
+def test_exactly_tensor_ops_of_torch_are_replayed() -> None:
     reasons = {str(func): why_refused(func) for func in registered(*TENSOR_NAMESPACES)}
     assert len(reasons) > 3000, "the registry was not read"
     refused = {name for name, reason in reasons.items() if reason}
@@ -68,7 +68,7 @@ def schema_of(name: str) -> Any:
     return overload(f"{namespace}::{packet}.{which}")._schema
 
 
-def test_no_op_that_is_replayed_takes_a_text_that_no_table_names() -> None:
+def test_string_arguments_are_in_the_tables() -> None:
     taken = {text for func in registered(*TENSOR_NAMESPACES) if not why_refused(func) for text in texts_of(func)}
     assert taken <= MODE_ARGUMENTS
     assert not {text for text in taken if re.search("file|path|dir|url|host|group|lib|name$", text)} - {
@@ -106,7 +106,7 @@ def test_a_text_that_is_a_mode_is_no_reason(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "words"), DENIED.items(), ids=list(DENIED))
-def test_what_does_something_else_is_refused_and_says_what(name: str, words: str) -> None:
+def test_other_ops_are_refused_with_reason(name: str, words: str) -> None:
     namespace, packet, which = name.split(".")
     assert words in why_refused(getattr(getattr(getattr(torch.ops, namespace), packet), which))
 
@@ -118,7 +118,7 @@ def test_collectives_are_refused() -> None:
 
 
 @pytest.mark.slow
-def test_ops_of_torchvision_are_replayed_but_those_that_read_and_write_files() -> None:
+def test_torchvision_file_ops_are_refused() -> None:
     pytest.importorskip("torchvision")
     refused = {str(func) for func in registered("torchvision", "image") if why_refused(func) and has_tensors(func)}
     assert refused <= {"image.read_file.default", "image.write_file.default"}
@@ -135,7 +135,7 @@ def own() -> Iterator[Any]:
     library._destroy()
 
 
-def test_an_op_of_somebodys_own_takes_names_but_no_paths(own: Any) -> None:
+def test_custom_op_takes_names_but_no_paths(own: Any) -> None:
     assert why_refused(own.scaled.default) == ""
     assert "'out_path'" in why_refused(own.kept.default)
     assert path_among(own.scaled.default, ["layers.0.mlp", 1, None]) == ""
@@ -157,14 +157,14 @@ _NAMESPACES = "import torch; print(*sorted({s.name.partition('::')[0] for s in t
 
 
 @pytest.mark.slow
-def test_every_namespace_of_torch_is_in_one_of_the_tables() -> None:
+def test_every_torch_namespace_is_in_a_table() -> None:
     said = subprocess.run([sys.executable, "-P", "-c", _NAMESPACES], capture_output=True, text=True, check=True)
     assert set(said.stdout.split()) <= TENSOR_NAMESPACES | OTHER_NAMESPACES.keys()
     assert not TENSOR_NAMESPACES & OTHER_NAMESPACES.keys()
 
 
 @pytest.mark.parametrize("name", UNCHECKED)
-def test_ops_that_do_not_check_their_numbers_are_torchs_and_are_captured(name: str) -> None:
+def test_unchecked_ops_are_captured(name: str) -> None:
     namespace, _, packet = name.partition("::")
     overloads = getattr(getattr(torch.ops, namespace), packet).overloads()
     funcs = [overload(f"{name}.{which}") for which in overloads]
@@ -172,7 +172,7 @@ def test_ops_that_do_not_check_their_numbers_are_torchs_and_are_captured(name: s
     assert all(why_unchecked(func) and not why_refused(func) for func in funcs)
 
 
-def test_near_twins_that_check_their_numbers_are_replayed_from_files() -> None:
+def test_checked_twins_are_replayed_from_files() -> None:
     for name in ("max_unpool2d", "embedding_dense_backward", "take", "index_put_", "nll_loss_backward", "gather"):
         assert why_unchecked(overload(f"aten::{name}")) == "", name
 

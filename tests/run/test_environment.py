@@ -12,13 +12,13 @@ from hashbench.run.environment import collect, facts_of, variables_that_matter, 
 from hashbench.run.settings import preserved
 
 
-def test_variables_of_libraries_count_but_not_which_accelerator_was_handed_out():
+def test_library_variables_count_visible_devices_not():
     variables = {"OMP_NUM_THREADS": "2", "CUDA_VISIBLE_DEVICES": "3", "CUDA_LAUNCH_BLOCKING": "1", "HOME": "/root"}
     assert variables_that_matter(variables) == {"CUDA_LAUNCH_BLOCKING": "1", "OMP_NUM_THREADS": "2"}
 
 
 @pytest.mark.parametrize(("given", "told"), [(":0:0", ":4096:8"), (":16:8", ":16:8")])
-def test_the_workspace_of_cublas_is_told_as_it_is_when_a_model_runs(given: str, told: str) -> None:
+def test_cublas_workspace_is_that_of_a_run(given: str, told: str) -> None:
     assert variables_that_matter({"CUBLAS_WORKSPACE_CONFIG": given}) == {"CUBLAS_WORKSPACE_CONFIG": told}
 
 
@@ -61,13 +61,11 @@ def test_what_torch_tells_of_a_device(properties: Any, facts: dict[str, Any]) ->
         pytest.param("cuda", "cuda", 4, "Choose cuda:0 to cuda:3 with --device", id="a number too high, of four"),
     ],
 )
-def test_who_asks_for_a_device_that_is_not_there_is_told_what_to_do(
-    wanted: str, built_for: str, count: int, advice: str
-) -> None:
+def test_missing_device_gives_advice(wanted: str, built_for: str, count: int, advice: str) -> None:
     assert advice in what_to_do(wanted, built_for=built_for, count=count)
 
 
-def test_the_fingerprint_tells_of_every_device_and_first_of_the_one_that_was_asked_for(
+def test_environment_lists_every_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     properties = [SimpleNamespace(name=name, total_memory=2**30) for name in ("Max 1100", "Max 1550")]

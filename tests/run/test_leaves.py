@@ -149,7 +149,7 @@ def test_iterator_is_not_consumed() -> None:
     assert list(items) == [1, 2]
 
 
-def test_cache_is_walked_without_calling_its_properties_and_once() -> None:
+def test_cache_properties_are_not_called() -> None:
     found = dict(all_leaves(Cache(), "output.past_key_values"))
     assert {name.removeprefix("output.past_key_values."): str(leaf) for name, leaf in found.items()} == {
         "_layers.0.keys": "tensor([1.])",
@@ -207,7 +207,7 @@ def test_numpy_array_is_taken_as_it_is_now() -> None:
     assert found.tolist() == [0.0, 1.0, 2.0]
 
 
-def test_numpy_array_may_have_any_order_of_bytes_and_strides() -> None:
+def test_numpy_array_of_any_byte_order_and_stride() -> None:
     (found,) = leaves(np.arange(6.0, dtype=">f8").reshape(2, 3)[:, ::-1]).values()
     assert torch.equal(found, torch.tensor([[2.0, 1.0, 0.0], [5.0, 4.0, 3.0]], dtype=torch.float64))
 

@@ -58,11 +58,11 @@ def test_which_verdict_is_kept(
     assert replaces(verdict(hashed), verdict(plain), pair) is expected
 
 
-def test_a_pair_without_a_plain_divergence_takes_the_hashed_one() -> None:
+def test_hashed_divergence_replaces_none() -> None:
     assert replaces(verdict(KERNEL), None, traces())
 
 
-def test_addresses_are_arranged_right_before_each_run_of_a_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_addresses_are_arranged_before_each_run(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     monkeypatch.setattr(outcome, "arranged_addresses", lambda: done.append("arranged") or [])  # type: ignore[func-returns-value]
 
@@ -75,7 +75,7 @@ def test_addresses_are_arranged_right_before_each_run_of_a_fresh_process(monkeyp
 
 
 @pytest.mark.parametrize("tracer", ["auto", "python"])
-def test_the_trace_of_a_run_that_is_watched_is_made_when_somebody_asks_for_it(tracer: str) -> None:
+def test_trace_of_watched_run_is_built_on_demand(tracer: str) -> None:
     watching = TraceCallback()
 
     def prepare() -> Prepared:
@@ -112,7 +112,7 @@ print(len(drawn), drawn[-1])
 
 
 @pytest.mark.slow
-def test_with_fixed_addresses_the_second_copy_counts_and_draws_the_same_numbers() -> None:
+def test_fixed_addresses_use_the_second_copy() -> None:
     def prepared(seed: str) -> tuple[str, str]:
         command = [sys.executable, "-c", PREPARED]
         made = subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": seed}, stdout=subprocess.PIPE, check=True)

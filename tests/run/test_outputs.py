@@ -83,7 +83,7 @@ def test_a_copy_has_the_same_types_and_other_leaves(value: Any, expected: Any) -
     assert (type(copied), copied) == (type(expected), expected)
 
 
-def test_a_copy_shares_no_container_and_keeps_what_a_mapping_knows_beside_its_items() -> None:
+def test_clone_inputs_rebuilds_containers() -> None:
     value = named(x=[1])
     copied = mapped(value, lambda leaf: leaf + 1)
     assert (copied["x"], value["x"], copied.title) == ([2], [1], "title")

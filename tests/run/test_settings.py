@@ -1,20 +1,16 @@
-"""Settings and random state: in force inside, put back afterwards, on error too."""
+"""Settings are in force inside a context and restored after it."""
 
 from __future__ import annotations
 
 import os
-import random
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-import numpy as np
 import pytest
 import torch
 
 from hashbench.check.model import BenchmarkRunner
 from hashbench.records import RunOptions
-from hashbench.run.rng import preserved_rng, reset_rng_state
 from hashbench.run.settings import applied, deterministic_settings, lower_precisions, preserved, settings
 
 
@@ -30,7 +26,7 @@ def nothing_left() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("asked", "mode"), [("on", 2), ("warn", 1), ("off", 0)])
-def test_the_settings_are_in_force_inside_and_gone_outside(asked: str, mode: int) -> None:
+def test_settings_apply_inside_only(asked: str, mode: int) -> None:
     with nothing_left(), deterministic_settings(asked, threads=1):
         assert torch.get_deterministic_debug_mode() == mode
         assert torch.backends.cudnn.deterministic
@@ -71,14 +67,12 @@ CHANGES = {
     "opt_einsum.strategy": _set(torch.backends.opt_einsum, "strategy", "greedy"),
     "CUBLAS_WORKSPACE_CONFIG": lambda: os.environ.__setitem__("CUBLAS_WORKSPACE_CONFIG", ":16:8"),
 }
-
-
 if not torch.backends.opt_einsum.is_available():
     del CHANGES["opt_einsum.strategy"]
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_setting_that_a_body_changes_is_seen_and_put_back_and_can_be_put_in_force_again(name: str) -> None:
+def test_changed_setting_is_restored_and_reapplied(name: str) -> None:
     with nothing_left():
         before = settings()
         with preserved():
@@ -91,7 +85,7 @@ def test_a_setting_that_a_body_changes_is_seen_and_put_back_and_can_be_put_in_fo
             assert settings() == noted
 
 
-def test_a_body_that_changes_everything_is_put_back_and_all_can_be_put_in_force_again() -> None:
+def test_all_settings_are_restored_and_reapplied() -> None:
     with nothing_left(), suppress(ZeroDivisionError), deterministic_settings("on"):
         for change in CHANGES.values():
             change()
@@ -102,14 +96,14 @@ def test_a_body_that_changes_everything_is_put_back_and_all_can_be_put_in_force_
         raise ZeroDivisionError
 
 
-def test_settings_that_this_torch_lacks_are_passed_over_and_those_not_named_stay() -> None:
+def test_unknown_settings_are_skipped() -> None:
     with nothing_left():
         before = settings()
         with applied({"of.another.torch": "True", "inference_mode": "True", "cudnn.benchmark": "True"}):
             assert settings() == before | {"cudnn.benchmark": "True"}
 
 
-def test_a_setting_that_cannot_be_put_back_does_not_keep_the_others_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_restore_does_not_stop_others(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = torch.get_num_threads()
     monkeypatch.setattr(torch, "set_default_dtype", _refuse)
     with preserved():
@@ -124,7 +118,7 @@ def _refuse(_value: object) -> None:
     raise RuntimeError("not now")
 
 
-def test_the_newer_names_of_precision_settings_do_not_keep_others_from_being_put_back() -> None:
+def test_mixed_precision_names_are_restored() -> None:
     names = [(torch.backends, "fp32_precision"), (torch.backends.cuda.matmul, "fp32_precision")]
     if not all(hasattr(owner, name) for owner, name in names):
         pytest.skip("this torch has only the older names")
@@ -138,9 +132,6 @@ def test_the_newer_names_of_precision_settings_do_not_keep_others_from_being_put
     finally:
         for (owner, name), value in zip(names, before, strict=True):
             setattr(owner, name, value)
-
-
-# ------------------------------------------------------------------------------------------------------ TF32
 
 
 def _inner(backend: str, op: str, value: str) -> Callable[[], None]:
@@ -166,16 +157,19 @@ LESS_PRECISE = {
     ),
 }
 
+
 OLDER = {
     "float32_matmul_precision": (torch.get_float32_matmul_precision, "highest"),
     "cuda.matmul.allow_tf32": (lambda: torch.backends.cuda.matmul.allow_tf32, False),
     "cudnn.allow_tf32": (lambda: torch.backends.cudnn.allow_tf32, False),
 }
+
+
 NEWER = [("cuda", op) for op in ("matmul", "conv", "rnn")] + [("mkldnn", op) for op in ("matmul", "conv", "rnn")]
 
 
 @pytest.mark.parametrize("name", LESS_PRECISE)
-def test_no_float32_has_fewer_bits_and_every_precision_is_put_back_with_what_it_inherits(name: str) -> None:
+def test_precisions_are_full_and_restored(name: str) -> None:
     with nothing_left(), preserved():
         LESS_PRECISE[name]()
         before = inherited()
@@ -201,7 +195,7 @@ def inherited() -> list[str]:
     return found
 
 
-def test_settings_that_allow_fewer_bits_are_named() -> None:
+def test_lower_precisions_are_named() -> None:
     with preserved():
         torch.set_float32_matmul_precision("high")
         torch.backends.cudnn.allow_tf32 = False
@@ -213,9 +207,6 @@ def test_settings_that_allow_fewer_bits_are_named() -> None:
         ]
 
 
-# ---------------------------------------------------------------------------------------------------- cuBLAS
-
-
 @pytest.mark.parametrize(
     ("given", "running", "in_force", "said"),
     [
@@ -225,7 +216,7 @@ def test_settings_that_allow_fewer_bits_are_named() -> None:
         pytest.param(None, True, ":4096:8", ["CUDA runs already"], id="CUDA runs already"),
     ],
 )
-def test_a_runner_claims_the_workspace_before_cuda_starts(
+def test_workspace_is_claimed_before_cuda_starts(
     given: str | None,
     running: bool,
     in_force: str,
@@ -248,125 +239,7 @@ def test_a_runner_claims_the_workspace_before_cuda_starts(
     assert all(words in message and "\n" not in message for words, message in zip(said, caplog.messages, strict=True))
 
 
-# ----------------------------------------------------------------------------------------------- random state
-
-
-def draws() -> tuple[float, float, float]:
-    """One number of each global generator."""
-    return random.random(), float(np.random.rand()), float(torch.rand(()))
-
-
-@pytest.mark.parametrize("seed", [0, 2**32 - 1, 2**40])
-def test_the_random_state_of_python_numpy_and_torch_is_reset_and_put_back_on_error_too(seed: int) -> None:
-    reset_rng_state(3)
-    expected = draws()
-    reset_rng_state(3)
-    with suppress(ZeroDivisionError), preserved_rng():
-        reset_rng_state(seed)
-        assert torch.initial_seed() == seed
-        first = draws()
-        reset_rng_state(seed)
-        assert draws() == first
-        reset_rng_state(8)
-        assert all(new != old for new, old in zip(draws(), first, strict=True))
-        if seed:
-            raise ZeroDivisionError
-    assert draws() == expected
-
-
-PRIVATE = torch._C._get_privateuse1_backend_name()
-
-
-class Backend:
-    """torch's module of a kind of device with two of them, each of which has a number for a generator."""
-
-    def __init__(self, *, in_use: bool = True) -> None:
-        self.in_use = in_use
-        self.states = [1, 2]
-
-    def is_initialized(self) -> bool:
-        return self.in_use
-
-    def is_available(self) -> bool:
-        raise AssertionError("this starts the driver")
-
-    def device_count(self) -> int:
-        return len(self.states)
-
-    def get_rng_state(self, device: int = 0) -> int:
-        return self.states[device]
-
-    def set_rng_state(self, state: int, device: int = 0) -> None:
-        self.states[device] = state
-
-    def _is_in_bad_fork(self) -> bool:
-        return False
-
-    def manual_seed_all(self, seed: int) -> None:
-        self.states = [seed] * len(self.states)
-
-
-class OneDevice:
-    """As MPS has it: it cannot say whether it is in use."""
-
-    def __init__(self) -> None:
-        self.states = [1]
-
-    def is_available(self) -> bool:
-        return True
-
-    def get_rng_state(self) -> int:
-        return self.states[0]
-
-    def set_rng_state(self, state: int) -> None:
-        self.states = [state]
-
-    def _is_in_bad_fork(self) -> bool:
-        return False
-
-    def manual_seed(self, seed: int) -> None:
-        self.states = [seed]
-
-
-class Silent:
-    """Of a private backend that has no states to tell."""
-
-    def is_initialized(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize(
-    ("name", "backend"),
-    [
-        pytest.param("xpu", Backend(), id="of two devices"),
-        pytest.param(PRIVATE, Backend(), id="of a private backend"),
-        pytest.param("mps", OneDevice(), id="of one device"),
-    ],
-)
-def test_the_generators_of_every_device_are_reset_and_put_back(
-    name: str, backend: Backend | OneDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch, name, backend, raising=False)
-    monkeypatch.setitem(sys.modules, f"torch.{name}", backend)
-    before = list(backend.states)
-    with preserved_rng():
-        reset_rng_state(7)
-        assert backend.states == [7] * len(before)
-    assert backend.states == before
-
-
-@pytest.mark.parametrize("backend", [Silent(), Backend(in_use=False)], ids=["it cannot say", "not in use"])
-def test_generators_that_cannot_be_put_back_or_that_nobody_uses_are_left(
-    backend: Silent | Backend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch, PRIVATE, backend, raising=False)
-    with preserved_rng():
-        if isinstance(backend, Backend):
-            backend.states = [5, 6]
-    assert not isinstance(backend, Backend) or backend.states == [5, 6]
-
-
-def test_settings_are_put_in_force_where_torchs_own_test_helpers_froze_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frozen_flags_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
     # torch.testing._internal.common_utils calls torch.backends.disable_global_flags() on import.
     monkeypatch.setattr(torch.backends.m, "__allow_nonbracketed_mutation_flag", False)
     before = settings()

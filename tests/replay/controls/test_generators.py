@@ -114,7 +114,7 @@ def test_each_kind_is_found_watched_and_put_back(kind: str, monkeypatch: pytest.
 
 @pytest.mark.parametrize("how", HOLDERS)
 @pytest.mark.parametrize("kind", ["torch.Generator", "numpy Generator", "random.Random"])
-def test_a_generator_goes_by_the_name_of_what_holds_it(how: str, kind: str) -> None:
+def test_generator_is_named_by_its_holder(how: str, kind: str) -> None:
     hold, name = HOLDERS[how]
     holder = hold(KINDS[kind][0]())
     gc.collect()  # which makes the collector forget dicts and tuples of nothing but a torch.Generator
@@ -123,7 +123,7 @@ def test_a_generator_goes_by_the_name_of_what_holds_it(how: str, kind: str) -> N
 
 
 @pytest.mark.parametrize("kind", ["torch.Generator", "numpy Generator", "random.Random"])
-def test_a_global_of_a_file_that_is_no_known_module_goes_by_the_name_of_the_file(kind: str, tmp_path: Path) -> None:
+def test_global_of_unlisted_module_is_named_by_file(kind: str, tmp_path: Path) -> None:
     """As the harness of benchmarks/dynamo executes the file of a model; of a dict that merely looks like one, no name
     is made."""
     (tmp_path / "nets.py").write_text("NOISE = None\n\nclass Net:\n    def forward(self):\n        return NOISE\n")
@@ -216,7 +216,7 @@ def test_a_bit_generator_is_not_told_beside_its_generator() -> None:
     del holders
 
 
-def test_a_search_keeps_nothing_alive_but_the_generators() -> None:
+def test_search_keeps_only_generators_alive() -> None:
     holder = Holder(np.random.default_rng(1).random)
     alive = weakref.ref(holder)
     gc.disable()

@@ -58,7 +58,7 @@ ALLOCATIONS: dict[str, Callable[[], torch.Tensor]] = {
 
 @pytest.mark.parametrize("name", ALLOCATIONS)
 @pytest.mark.parametrize("value", POISONS)
-def test_what_was_allocated_and_not_written_holds_the_poison(name: str, value: int, way: str) -> None:
+def test_unwritten_memory_holds_the_poison(name: str, value: int, way: str) -> None:
     with poisoned_memory(value):
         made = [ALLOCATIONS[name]() for _ in range(3)]
         filled = sum(content(tensor) == {value} for tensor in made)
@@ -67,7 +67,7 @@ def test_what_was_allocated_and_not_written_holds_the_poison(name: str, value: i
 
 
 @pytest.mark.usefixtures("way")
-def test_what_was_written_does_not() -> None:
+def test_written_memory_holds_no_poison() -> None:
     with poisoned_memory(POISONS[0]):
         assert not torch.zeros(1000).any()
         assert not copy.deepcopy(torch.zeros(1000)).any(), "its storage is copied first, and then given to a tensor"
@@ -78,7 +78,7 @@ def test_what_was_written_does_not() -> None:
 
 
 @pytest.mark.usefixtures("way")
-def test_a_padding_that_leaves_elements_unwritten_follows_the_poison() -> None:
+def test_unwritten_padding_follows_the_poison() -> None:
     """pytorch#176254: this call never writes 32 of its 96 elements."""
     source = torch.rand(4, 2, 1, 2, 2, dtype=torch.float64)
     outcomes = []
@@ -91,7 +91,7 @@ def test_a_padding_that_leaves_elements_unwritten_follows_the_poison() -> None:
 
 
 @needs_glibc
-def test_memory_that_compiled_code_takes_for_itself_holds_the_poison() -> None:
+def test_workspace_of_compiled_code_is_poisoned() -> None:
     with poisoned_memory(POISONS[1]):
         assert set(np.empty(5000, np.uint8)) == {POISONS[1]}
         storage = torch.UntypedStorage(5000)
@@ -103,7 +103,7 @@ def test_memory_that_compiled_code_takes_for_itself_holds_the_poison() -> None:
 @needs_glibc
 @pytest.mark.parametrize("size", [64, 500, 1000])
 @pytest.mark.parametrize("several", [24, 1000])
-def test_no_block_that_was_free_before_comes_out_of_a_bin_as_it_was(size: int, several: int) -> None:
+def test_blocks_from_bins_are_poisoned(size: int, several: int) -> None:
     """Of several blocks glibc moves some from a bin into its cache, from which they come without poison."""
     library = memory._c_library()
     for again in range(8):  # the last block that was taken may be the last one of the cache
@@ -122,7 +122,7 @@ def test_no_block_that_was_free_before_comes_out_of_a_bin_as_it_was(size: int, s
 
 @needs_glibc
 @pytest.mark.parametrize("size", [64, 500, 1000, 2000])
-def test_blocks_that_were_free_before_hold_the_poison_except_for_their_links(size: int) -> None:
+def test_free_blocks_are_poisoned_except_links(size: int) -> None:
     library = memory._c_library()
     gc.collect()  # what earlier tests left would be freed between here and there, and come first
     gc.disable()
@@ -146,7 +146,7 @@ def trace_inside(trace: HashDebugTrace) -> tuple[AbstractContextManager[object],
 
 @pytest.mark.parametrize("order", [trace_outside, trace_inside])
 @pytest.mark.usefixtures("way")
-def test_a_trace_records_what_it_would_without(
+def test_trace_is_unchanged_by_poison(
     order: Callable[[HashDebugTrace], Iterator[AbstractContextManager[object]]],
 ) -> None:
     plain, poisoned = HashDebugTrace(), HashDebugTrace()
@@ -167,7 +167,7 @@ def test_a_trace_records_what_it_would_without(
 
 @pytest.mark.parametrize("error", [False, True], ids=["at the end", "on error"])
 @pytest.mark.usefixtures("way")
-def test_afterwards_memory_is_as_it_comes(error: bool) -> None:
+def test_memory_is_unpoisoned_afterwards(error: bool) -> None:
     with suppress(ZeroDivisionError), poisoned_memory(POISONS[0]):
         if error:
             raise ZeroDivisionError
@@ -186,7 +186,7 @@ def test_afterwards_memory_is_as_it_comes(error: bool) -> None:
 
 
 @needs_glibc
-def test_a_perturbation_that_the_user_asked_for_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_users_malloc_perturb_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     real = memory._set_perturbation
     monkeypatch.setattr(memory, "_set_perturbation", lambda value: asked.append(value) or real(value))
@@ -198,7 +198,7 @@ def test_a_perturbation_that_the_user_asked_for_comes_back(monkeypatch: pytest.M
 
 
 @needs_glibc
-def test_another_allocator_in_the_place_of_the_c_library_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replaced_malloc_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     block = ctypes.create_string_buffer(memory._PROBE_BYTES)
     other = SimpleNamespace(malloc=lambda _: ctypes.addressof(block), free=lambda _: None)
     monkeypatch.setattr(memory, "_c_library", lambda: other)
@@ -252,13 +252,11 @@ REQUESTS: dict[str, tuple[list[Any], memory.Reserve, list[int]]] = {
 
 
 @pytest.mark.parametrize(("segments", "reserve", "expected"), REQUESTS.values(), ids=REQUESTS)
-def test_every_block_that_a_kernel_can_be_given_is_asked_for(
-    segments: list[Any], reserve: memory.Reserve, expected: list[int]
-) -> None:
+def test_requests_take_every_free_block(segments: list[Any], reserve: memory.Reserve, expected: list[int]) -> None:
     assert memory.requests(segments, device=0, stream=0, reserve=reserve) == expected
 
 
-def test_a_run_needs_what_was_in_use_at_most_beyond_what_is_in_use_now(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reserve_is_peak_minus_current(monkeypatch: pytest.MonkeyPatch) -> None:
     assert memory.reserve_for_a_run(torch.device("cpu")) == memory.Reserve(64 * MIB, 0)
     stats = {
         **{f"allocated_bytes.large_pool.{name}": size * MIB for name, size in {"peak": 900, "current": 200}.items()},
@@ -270,11 +268,11 @@ def test_a_run_needs_what_was_in_use_at_most_beyond_what_is_in_use_now(monkeypat
         assert memory.reserve_for_a_run(torch.device("cuda")) == reserve
 
 
-def test_on_a_device_whose_streams_have_no_known_handle_all_streams_count() -> None:
+def test_without_stream_handle_all_streams_count() -> None:
     assert memory.requests([segment("small", (FREE, 512), stream=7)], device=0, stream=None)[-1] == 512
 
 
-def test_free_blocks_are_filled_on_entry_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_blocks_are_filled_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Held together until all are filled: one after the other would be the same block again."""
     monkeypatch.setattr(memory, "_free_memory", lambda _: [segment("small", (FREE, 512), (FREE, 1024))])
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
@@ -293,7 +291,7 @@ def test_free_blocks_are_filled_on_entry_all_at_once(monkeypatch: pytest.MonkeyP
         assert [found() for found in held] == [None] * 3
 
 
-def test_the_reach_on_a_device_with_free_blocks_says_what_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reach_with_free_blocks_names_exceptions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_free_memory", lambda _: [])
     assert "free blocks of torch's allocator" in poison_reach("cuda")
     assert "not what a library keeps" in poison_reach("cuda")
@@ -301,7 +299,7 @@ def test_the_reach_on_a_device_with_free_blocks_says_what_is_left_out(monkeypatc
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
-def test_memory_that_a_kernel_takes_for_itself_on_a_gpu_holds_the_poison() -> None:
+def test_kernel_workspace_on_gpu_is_poisoned() -> None:
     """Taken past the dispatcher, as a kernel does."""
     device = torch.device("cuda", torch.cuda.current_device())
     torch.zeros(3_000_000, device=device)
@@ -320,7 +318,7 @@ def content_at(address: int, size: int, device: torch.device) -> set[int]:
     return set(torch.as_tensor(SimpleNamespace(__cuda_array_interface__=about), device=device).unique().tolist())
 
 
-def test_the_reach_on_another_device_is_that_of_the_mode() -> None:
+def test_reach_without_snapshot_is_the_mode() -> None:
     assert poison_reach("cuda") == poison_reach("meta")
     assert "not memory that kernels take" in poison_reach("cuda")
     assert poison_reach("cpu").startswith("all memory of tensors") == HAS_GLIBC

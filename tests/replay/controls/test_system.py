@@ -85,7 +85,7 @@ def test_all_of_them_fit_into_each_other() -> None:
     assert run() != run()
 
 
-def test_one_thread_is_one_inside_and_as_before_afterwards() -> None:
+def test_one_thread_inside_only() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -144,7 +144,7 @@ IN_SECONDS: dict[str, Now] = {
 
 
 @pytest.mark.parametrize("name", CLOCKS)
-def test_a_clock_advances_and_starts_again_at_the_next_entry(name: str) -> None:
+def test_clock_advances_and_restarts(name: str) -> None:
     first = readings(CLOCKS[name])
     assert len(set(first)) == 3
     assert sorted(first) == first
@@ -241,7 +241,7 @@ def test_a_clock_is_reached_however_it_is_held(how: str) -> None:
 
 @pytest.mark.parametrize("how", ["attribute", "closure", "tuple in a tuple", "partial"])
 @pytest.mark.parametrize("name", ["now", "utcnow", "today"])
-def test_a_method_of_datetime_is_reached_where_it_is_stored(name: str, how: str) -> None:
+def test_stored_datetime_method_is_reached(name: str, how: str) -> None:
     now = HELD[how](getattr(datetime.datetime, name))
     assert readings(now) == readings(now)
     assert now() > datetime.datetime(2026, 1, 1), "afterwards it can still be called"
@@ -255,7 +255,7 @@ def test_a_clock_that_was_stored_inside_is_real_afterwards() -> None:
     assert bound() > datetime.datetime(2026, 1, 1)
 
 
-def test_one_context_in_another_leaves_the_outer_one_in_force() -> None:
+def test_nested_context_keeps_the_outer_one() -> None:
     real = time.time()
     with ticking_clocks():
         before = time.time()
@@ -306,7 +306,7 @@ def test_the_standard_library_waits_in_real_time() -> None:
         ("torchvision.datasets", True),
     ],
 )
-def test_the_time_that_a_caller_sees_depends_on_whose_code_it_is(package: str, ticks: bool, clock: str) -> None:
+def test_fake_time_depends_on_the_caller(package: str, ticks: bool, clock: str) -> None:
     code = f"import time, datetime\ndef ask(): return [{clock}() for _ in range(2)]"
     exec(code, caller := {"__name__": package})
     seen = []
@@ -342,7 +342,7 @@ def test_a_clock_can_be_copied_and_pickled() -> None:
         pytest.param(constant_entropy, lambda: (os.urandom(8), np.random.default_rng().random()), id="entropy"),
     ],
 )
-def test_what_is_held_still_can_be_begun_anew_without_another_entry(context: Callable[[], Any], draw: Now) -> None:
+def test_stream_restarts_without_another_entry(context: Callable[[], Any], draw: Now) -> None:
     with context() as restart:
         first = draw()
         assert all(new != old for new, old in zip(draw(), first, strict=True))
@@ -568,12 +568,12 @@ def test_the_order_of_completion_is_the_same_at_every_entry(
 
 
 @pytest.mark.parametrize("way", ["a set", "imap_unordered"])
-def test_without_it_tasks_overlap(way: str, executor: ThreadPoolExecutor, thread_pool: ThreadPool) -> None:
+def test_tasks_overlap_without_the_control(way: str, executor: ThreadPoolExecutor, thread_pool: ThreadPool) -> None:
     barrier = threading.Barrier(4)
     WAYS[way](executor, thread_pool, lambda _: barrier.wait(timeout=120))
 
 
-def test_tasks_run_in_a_thread_of_the_pool_as_torch_has_it_there(executor: ThreadPoolExecutor) -> None:
+def test_tasks_run_in_pool_threads(executor: ThreadPoolExecutor) -> None:
     with single_worker_pools(), torch.no_grad():
         assert executor.submit(torch.is_grad_enabled).result()
         assert executor.submit(threading.get_ident).result() != threading.get_ident()
@@ -594,9 +594,7 @@ def test_an_initializer_is_called_in_the_worker() -> None:
         assert pool.map(lambda _: local.value, range(4)) == [5] * 4
 
 
-def test_an_error_of_a_task_arrives_where_it_is_asked_for(
-    executor: ThreadPoolExecutor, thread_pool: ThreadPool
-) -> None:
+def test_task_error_is_raised_by_its_future(executor: ThreadPoolExecutor, thread_pool: ThreadPool) -> None:
     with single_worker_pools():
         future = executor.submit(int, "no number")
         with pytest.raises(ValueError, match="no number"):
@@ -631,9 +629,7 @@ def test_a_task_may_hand_over_another(thread_pool: ThreadPool) -> None:
     ],
     ids=["executor", "map", "imap"],
 )
-def test_tasks_that_wait_for_each_other_get_their_workers_back(
-    run: Callable[[Any], list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_tasks_get_their_workers_back(run: Callable[[Any], list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system, "PATIENCE", 0.1)
     barrier = threading.Barrier(3)
     with single_worker_pools(), ThreadPoolExecutor(3) as made:
@@ -641,7 +637,7 @@ def test_tasks_that_wait_for_each_other_get_their_workers_back(
         assert sorted(run(lambda: barrier.wait(timeout=120))) == [0, 1, 2]
 
 
-def test_threads_of_a_programs_own_end_in_the_order_in_which_they_start() -> None:
+def test_own_threads_end_in_start_order() -> None:
     ended: list[int] = []
     waits = [threading.Event() for _ in range(3)]
 
@@ -701,7 +697,7 @@ def test_pools_are_put_back(error: bool, executor: ThreadPoolExecutor) -> None:
     assert executor._max_workers == 4
 
 
-def test_a_future_from_inside_is_found_in_a_set_afterwards(executor: ThreadPoolExecutor) -> None:
+def test_future_is_found_in_a_set_afterwards(executor: ThreadPoolExecutor) -> None:
     with single_worker_pools():
         futures = {executor.submit(len, ()) for _ in range(5)}
     assert all(future in futures for future in list(futures))
