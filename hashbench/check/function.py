@@ -45,7 +45,10 @@ _row_of_outcome = functools.partial(row_of, budget_flag="hashbench_diagnose_budg
 
 SUITE = "pytest"
 _ALWAYS_RAISED = (KeyboardInterrupt, SystemExit, GeneratorExit)
-"""What ends a diagnosis as well."""
+"""Exceptions that end a diagnosis, too."""
+
+QUICK_SECONDS = 0.05
+"""A function whose first run takes less is quick; see ``quick_runs`` of :func:`check_function`."""
 
 _CARRIES_STATE = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, np.ndarray, *GENERATORS)
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
@@ -137,7 +140,13 @@ def parts_of(call: FunctionCall) -> Iterator[tuple[str, Any]]:
 
 
 def check_function(
-    call: FunctionCall, name: str, options: RunOptions, *, every_op: bool = False, allow_empty: bool = False
+    call: FunctionCall,
+    name: str,
+    options: RunOptions,
+    *,
+    every_op: bool = False,
+    allow_empty: bool = False,
+    quick_runs: int = 2,
 ) -> tuple[Row, Any]:
     """Run a function ``options.runs`` times, compare the runs, and find out why they differ.
 
@@ -153,6 +162,8 @@ def check_function(
             An empty ``deterministic`` leaves torch's settings as they are.
         every_op: also compare what every op wrote.
         allow_empty: a function that returns nothing and runs no op passes.
+        quick_runs: how often to run, if ``options.runs`` is ``None`` and the first run takes less than
+            :data:`QUICK_SECONDS`.
 
     Returns:
         The row, and what the first run returned.
@@ -166,7 +177,7 @@ def check_function(
     claim_workspace(options.device)
     # Not to be written as JSON, so that no fresh process tries to build what only lives here.
     spec = ModelSpec(SUITE, name, arguments={"function": call.function})
-    runs = _Runs(call, options, every_op=every_op, allow_empty=allow_empty)
+    runs = _Runs(call, options, every_op=every_op, allow_empty=allow_empty, quick_runs=quick_runs)
 
     def check(level: str) -> Outcome:
         in_force = deterministic_settings(level, threads=options.threads) if options.deterministic else None
@@ -176,6 +187,7 @@ def check_function(
                 options,
                 level,
                 runs=runs.count,
+                runs_after_first=lambda: runs.count,
                 numbered=runs.compared,
                 spec=spec,
                 same_structure=True,
@@ -366,16 +378,19 @@ class _Runs:
         *,
         every_op: bool,
         allow_empty: bool,
+        quick_runs: int = 2,
         changed: Callable[[FunctionCall], FunctionCall] = lambda call: call,
     ) -> None:
         self.call, self.options, self.every_op, self.allow_empty = call, options, every_op, allow_empty
         self._changed = changed
         self.count = max(2, options.runs or 2)
+        self._quick_count = self.count if options.runs else max(self.count, quick_runs)
         self.first_value: Any = None
         self._failed_op = ""
 
     def compared(self, number: int, *, watcher: TraceCallback | None = None) -> Run | Failure:
         """One of the runs that are compared: what it raises is for the caller to see."""
+        began = perf_counter()
         try:
             run, value = self._run(watcher=watcher)
             if number == 1 and value is None and not self.allow_empty:
@@ -395,6 +410,8 @@ class _Runs:
             raise
         if number == 1:
             self.first_value = value
+            if perf_counter() - began < QUICK_SECONDS:
+                self.count = self._quick_count
         return run
 
     def further(

@@ -61,7 +61,8 @@ class PairCheck:
         attempt: makes one run from the reset state.
         options: the budget of the diagnosis, and whether an untraced pair is compared too.
         level: the deterministic level that is in force.
-        runs: how many are compared with the first.
+        runs: how many runs in all; every later one is compared with the first.
+        runs_after_first: returns the same when the first run has ended, in place of ``runs``.
         numbered: makes the run of this number, from 1, among those that are compared; default: ``attempt``.
         spec, target: how a fresh process builds the same thing again; see
             :func:`~hashbench.diagnose.fresh_process.fresh_traces`.
@@ -75,6 +76,7 @@ class PairCheck:
     options: RunOptions
     level: str
     runs: int = 2
+    runs_after_first: Callable[[], int] | None = None
     numbered: Callable[[int], Run | Failure] | None = None
     spec: ModelSpec | None = None
     target: str = fresh_process.DEFAULT_TARGET
@@ -105,7 +107,8 @@ class PairCheck:
         if self.options.stress:
             outcome = replace(outcome, first=first)
         fingerprints = [fingerprint(first)]
-        for number in range(2, self.runs + 1):
+        runs = self.runs if self.runs_after_first is None else self.runs_after_first()
+        for number in range(2, runs + 1):
             other = self._numbered(number)
             if isinstance(other, Failure):
                 return _ended(outcome, other, number)

@@ -6,6 +6,8 @@ import functools
 import os
 import random
 import threading
+import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -35,6 +37,21 @@ class Net(nn.Module):
 
     def twice(self, x: torch.Tensor) -> torch.Tensor:
         return self(self(x))
+
+
+@pytest.mark.parametrize(("seconds", "runs", "expected"), [(0.0, None, 5), (0.06, None, 2), (0.0, 2, 2), (0.0, 7, 7)])
+def test_quick_functions_run_more_often(seconds: float, runs: int | None, expected: int) -> None:
+    calls = []
+
+    def function() -> int:
+        calls.append(1)
+        time.sleep(seconds)
+        return 1
+
+    options = replace(OPTIONS, runs=runs)
+    row, _ = check_function(FunctionCall.of(function, (), {}), "it", options, quick_runs=5)
+
+    assert (len(calls), row.runs, row.accuracy) == (expected, expected, "pass")
 
 
 # ------------------------------------------------------------------------------------------------------- copies

@@ -34,12 +34,20 @@ _MARKERS_OWN = "_hashbench_run_to_run"
 """The same fixture by a name that no conftest.py replaces."""
 _SEED = 1337
 _INI = {
-    "hashbench_runs": (int, 2, 2, "runs of a function that must be equal"),
+    "hashbench_runs": (
+        int,
+        2,
+        2,
+        "runs of a function that must be equal; if unset, 5 of one that takes < 50 ms",
+    ),
     "hashbench_replays": (int, 20, 2, "repetitions of an experiment on a difference, at least"),
     "hashbench_diagnose_budget": (float, 30.0, 0, "seconds for the experiments on one difference (0: none)"),
 }
 """Name of an option in ``pytest.ini``: its type, its default, its least value, and what it says."""
 _TRACERS = ("auto", "native", "python")
+_EQUAL_RUNS = "hashbench_equal_runs"
+_QUICK_RUNS, _MORE_RUNS = 5, 21
+"""Default runs of a function that takes milliseconds, and what the summary suggests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +55,8 @@ class Options:
     """How one function is run; what the marker takes.
 
     Args:
-        runs: how often; all runs are compared with the first. ``None``: ``hashbench_runs``, else 2.
+        runs: how often; all runs are compared with the first. ``None``: ``hashbench_runs``, else 5 where the first run
+            takes less than 50 ms, else 2.
         seed: torch's, NumPy's and Python's global generators are set to it before every run.
         deterministic: ``on``, ``warn`` or ``off`` puts the settings of a sweep in force
             (``torch.use_deterministic_algorithms``, library flags); ``None``: those that the test has.
@@ -110,8 +119,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Make the marker known, and refuse options that say nothing."""
     config.addinivalue_line(
         "markers",
-        f"{MARKER}(runs=2, seed={_SEED}, deterministic=None, diagnose=True, ops=True, allow_empty=False, tracer=None, "
-        "stress=False): "
+        f"{MARKER}(runs=None, seed={_SEED}, deterministic=None, diagnose=True, ops=True, allow_empty=False, "
+        "tracer=None, stress=False): "
         "run the test several times from one random state; what it returns and what every torch op leaves must be "
         "the same bit by bit.",
     )
@@ -186,7 +195,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
 @pytest.fixture
 def assert_runs_equal(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunsEqual:
     """Call it with a function and its arguments: fails where two runs of it do not give the same, and says why."""
-    return RunsEqual(request.node.nodeid, request.config, tmp_path_factory)
+    return RunsEqual(request.node.nodeid, request.config, tmp_path_factory, request.node.user_properties)
 
 
 @pytest.fixture
@@ -204,16 +213,34 @@ def assert_kernels_unchanged(
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what was recorded, also by the workers of pytest-xdist."""
-    for report in terminalreporter.getreports("passed"):
-        for name, what in report.user_properties:
-            if name == _RECORDED:
-                terminalreporter.write_line(f"hashbench: recorded {what}")
+    """Print what was recorded and what equal runs may have missed, also for the workers of pytest-xdist."""
+    passed = terminalreporter.getreports("passed")
+    properties = [one for report in passed if report.when == "call" for one in report.user_properties]
+    for name, what in properties:
+        if name == _RECORDED:
+            terminalreporter.write_line(f"hashbench: recorded {what}")
+    if runs := [int(str(what)) for name, what in properties if name == _EQUAL_RUNS]:
+        terminalreporter.write_line(_what_passing_proves(runs))
+
+
+def _what_passing_proves(runs: Sequence[int]) -> str:
+    """Format the bound of the check with the fewest equal runs: ``2 equal runs: up to 95 % of further runs …``."""
+    from hashbench.causes import stats
+    from hashbench.text import count
+
+    def bound(number: int) -> str:
+        return f"{100 * stats.rate_of(0, number - 1, distinct=1, of='runs').high:.0f} %"
+
+    fewest, most = min(runs), max(runs)
+    said = f"{fewest} equal runs" if fewest == most else f"{fewest} to {most} equal runs"
+    text = f"hashbench: {count(len(runs), 'check')} with {said}: up to {bound(fewest)} of further runs may still differ"
+    lower = f"; hashbench_runs = {_MORE_RUNS} lowers this bound to {bound(_MORE_RUNS)}" if fewest < _MORE_RUNS else ""
+    return f"{text} (95 % confidence){lower}"
 
 
 @pytest.fixture(name=_MARKERS_OWN)
 def _run_to_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunsEqual:
-    return RunsEqual(request.node.nodeid, request.config, tmp_path_factory)
+    return RunsEqual(request.node.nodeid, request.config, tmp_path_factory, request.node.user_properties)
 
 
 # ------------------------------------------------------------------------------------------------------ the check
@@ -232,8 +259,15 @@ class RunsEqual:
         What the first run returned.
     """
 
-    def __init__(self, test: str, config: pytest.Config, folders: pytest.TempPathFactory) -> None:
+    def __init__(
+        self,
+        test: str,
+        config: pytest.Config,
+        folders: pytest.TempPathFactory,
+        properties: list[tuple[str, object]] | None = None,
+    ) -> None:
         self._test, self._config, self._folders = test, config, folders
+        self._properties = [] if properties is None else properties
 
     def __call__(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
@@ -266,12 +300,20 @@ class RunsEqual:
         run_options = self.run_options(call, options)
         every_op, shows_line = marked if options.ops is None else options.ops, not marked
         try:
-            row, value = check_function(call, name, run_options, every_op=every_op, allow_empty=options.allow_empty)
+            row, value = check_function(
+                call,
+                name,
+                run_options,
+                every_op=every_op,
+                allow_empty=options.allow_empty,
+                quick_runs=_QUICK_RUNS,
+            )
         except HashbenchError as error:
             message, shows_line = f"{name}: {error}", False
         else:
             row = told(row)
             if row.accuracy == Status.PASS:
+                self._properties.append((_EQUAL_RUNS, row.runs or 2))
                 return value
             message = five_lines(row, folder=self.folder)
         pytest.fail(message, pytrace=shows_line)
@@ -284,7 +326,7 @@ class RunsEqual:
         return RunOptions(
             mode=mode,
             device=device_of(call),
-            runs=options.runs or _setting(self._config, "hashbench_runs"),
+            runs=options.runs or (_setting(self._config, "hashbench_runs") if _is_set(self._config) else None),
             seed=options.seed,
             deterministic=options.deterministic or "",
             replays=_setting(self._config, "hashbench_replays"),
@@ -474,6 +516,10 @@ def _setting(config: pytest.Config, name: str) -> Any:
     if not least <= value < float("inf"):
         raise pytest.UsageError(f"{name} = {text} is out of range: it must be at least {least}")
     return value
+
+
+def _is_set(config: pytest.Config) -> bool:
+    return bool(str(config.getini("hashbench_runs")).strip())
 
 
 def _tracer(config: pytest.Config) -> str:

@@ -245,10 +245,57 @@ def test_an_output_that_is_a_file_or_below_one_ends_the_session(pytester: pytest
 
 def test_marker_and_options_are_documented_by_pytest_itself(pytester: pytest.Pytester) -> None:
     assert (
-        "@pytest.mark.run_to_run(runs=2" in pytester.runpytest_inprocess(*plugin_arguments(), "--markers").stdout.str()
+        "@pytest.mark.run_to_run(runs=None"
+        in pytester.runpytest_inprocess(*plugin_arguments(), "--markers").stdout.str()
     )
     text = pytester.runpytest_inprocess(*plugin_arguments(), "--help").stdout.str()
     assert {"--hashbench-output=DIR", "hashbench_runs", "hashbench_replays"} <= set(re.split(r"[\s]+", text))
+
+
+CALLS = """
+import time
+import pytest
+
+def counting(seconds):
+    calls = []
+    def function():
+        calls.append(1)
+        time.sleep(seconds)
+        return 1
+    return function, calls
+
+@pytest.mark.parametrize(("seconds", "asked", "expected"), %s)
+def test_it(assert_runs_equal, seconds, asked, expected):
+    function, calls = counting(seconds)
+    assert_runs_equal(function, **asked)
+    assert len(calls) == expected
+"""
+
+
+def summary(pytester: pytest.Pytester, cases: str, *arguments: str) -> str:
+    pytester.makepyfile(CALLS % cases)
+    done = pytester.runpytest_subprocess(*plugin_arguments(), *arguments)
+    assert done.ret == 0, done.stdout.str()
+    return next((line for line in done.outlines if line.startswith("hashbench:")), "")
+
+
+def test_summary_states_the_bound_of_equal_runs(pytester: pytest.Pytester) -> None:
+    """A quick function runs five times, a slow one twice, and any as often as is asked."""
+    said = summary(pytester, "[(0, {}, 5), (0.06, {}, 2), (0, {'runs': 3}, 3)]")
+    assert said == (
+        "hashbench: 3 checks with 2 to 5 equal runs: up to 95 % of further runs may still differ (95 % confidence); "
+        "hashbench_runs = 21 lowers this bound to 14 %"
+    )
+
+
+def test_set_runs_are_made_also_of_quick_functions(pytester: pytest.Pytester) -> None:
+    assert "1 check with 2 equal runs: up to 95 %" in summary(pytester, "[(0, {}, 2)]", "-o", "hashbench_runs=2")
+    many = summary(pytester, "[(0, {}, 30)]", "-o", "hashbench_runs=30")
+    assert many.endswith("1 check with 30 equal runs: up to 10 % of further runs may still differ (95 % confidence)")
+
+
+def test_summary_counts_the_checks_of_all_workers(pytester: pytest.Pytester) -> None:
+    assert "2 checks with 2 to 3 equal" in summary(pytester, "[(0, {'runs': 3}, 3), (0, {'runs': 2}, 2)]", "-n2")
 
 
 def test_another_plugin_that_takes_the_test_over_is_noticed(pytester: pytest.Pytester) -> None:
