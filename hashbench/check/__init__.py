@@ -1,1 +1,1 @@
-"""Runs compared: a model, or a plain function, to its row."""
+"""Run and compare a model, or a plain function, and describe the outcome in one row."""

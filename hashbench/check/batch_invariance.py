@@ -1,6 +1,6 @@
-"""Whether the items of a batch come out the same in smaller batches: one model run at N, N/2 … 1 items, as
-``check_batch_invariance`` of PyTorch's ``benchmarks/dynamo`` does with ``--accuracy --batch-invariant``; and whether
-tokens do in the two runs of a :class:`~hashbench.check.token_invariance.Pair`."""
+"""Compare the items of a batch with those of smaller batches: one model run at N, N/2 … 1 items, as
+``check_batch_invariance`` of PyTorch's ``benchmarks/dynamo`` does with ``--accuracy --batch-invariant``; and tokens in
+the two runs of a :class:`~hashbench.check.token_invariance.Pair`."""
 
 from __future__ import annotations
 
@@ -51,19 +51,19 @@ RunAt = RunBeside
 
 @dataclass(frozen=True, slots=True)
 class BatchCheck:
-    """Compares what single items come out as in batches of several sizes, or tokens in the two runs of a pair.
+    """Compares single items in batches of several sizes, or tokens in the two runs of a pair.
 
     Args:
         run_at: makes one run.
         batch: the items of the full batch, 2 or more.
         options: the budget of the diagnosis.
-        level: the deterministic level that is in force.
+        level: the deterministic level in force.
         runs: how often a run that seems to differ is made at each of the two sizes: a model that differs from itself
-            says nothing.
+            shows nothing about the batch.
         iterations: of each run, for the row.
-        sizes: what is compared with the batch, in this order; none: its halves.
-        outputs: what a run returned, by name; a cache is not compared.
-        spec: what is run, where it is written down before the kernel is looked for.
+        sizes: batch sizes that are compared with the full batch, in this order; none: its halves.
+        outputs: returns what a run returned, by name; a cache is not compared.
+        spec: the model, if a draft is kept before the kernel is looked for.
         pair: the two runs of tokens; ``batch`` and ``sizes`` then count tokens.
         runs_of: makes the runs of another pair of this model.
     """
@@ -81,7 +81,7 @@ class BatchCheck:
     runs_of: Callable[[Pair], RunAt] | None = None
 
     def run(self) -> Outcome:
-        """The outcome: the largest smaller batch whose items differ, if any."""
+        """Return the outcome: the largest smaller batch whose items differ, if any."""
         with older_objects_uncollected():
             return self._checked()
 
@@ -131,7 +131,7 @@ class BatchCheck:
         return BatchFacts(0 if self.pair.subset.together else self.batch, compared=self.pair.words)
 
     def _compared(self, run: Run) -> Mapping[str, Any]:
-        """What is compared of a run, by name."""
+        """Return the compared results of a run, by name."""
         return self.outputs(run) if self.pair is None else self.pair.without_cache(self.outputs(run))
 
     def _subset(self, size: int) -> ItemSubset:
@@ -144,9 +144,10 @@ class BatchCheck:
     # ---------------------------------------------------------------------------------------- which kernel, and why
 
     def _differs(self, outcome: Outcome, reference: Run, small: Run, noted: ShapeNotes, difference: Any) -> Outcome:
-        """What it means that a smaller batch differs: nothing where two runs of one size differ, else there is a
-        kernel, and a cause. What goes wrong with the search for it is part of the outcome. The first iteration in which
-        an output differs is looked at, too.
+        """Explain a smaller batch that differs: skip the model if two runs of one size differ, else find the kernel and
+        the cause.
+
+        A failed search is part of the outcome. The first iteration in which an output differs is looked at, too.
 
         Raises:
             OSError: the results folder cannot be written to, which ends a sweep.
@@ -187,8 +188,8 @@ class BatchCheck:
             return _unexplained(outcome, f"looking for the kernel failed: {named_line(error)}")
 
     def _earlier(self, found: BatchFinding | Failure) -> BatchFinding | Failure:
-        """What was found; where it is no kernel, the one by which the cache came to differ with which the other run
-        began."""
+        """Return the finding; if it names no kernel, the one by which the cache that the other run started from
+        differs."""
         before = None if self.pair is None else self.pair.before
         if isinstance(found, Failure) or found.kernel or before is None or self.runs_of is None:
             return found
@@ -213,9 +214,11 @@ class BatchCheck:
         return replace(earlier, detail="; ".join(filter(None, (where, earlier.detail))))
 
     def _by_padding(self, outcome: Outcome, reference: Run, small: Run) -> Outcome:
-        """The outcome with what other tokens in the padding do. Of a kernel whose experiments say nothing it is the
-        cause: where they change those that are no padding, they enter them (by a mask that leaks, or as they are sorted
-        by expert); where not, a kernel of equal inputs rounds by their number."""
+        """Add the effect of other tokens in the padding to the outcome.
+
+        For a kernel whose experiments show nothing it decides the cause: if they change the unmasked tokens, they leak
+        into them (by the mask, or by sorting by expert); if not, a kernel of equal inputs rounds by their number.
+        """
         pair, diagnosis = self.pair, outcome.diagnosis
         if pair is None or pair.filled is None or self.runs_of is None or diagnosis is None:
             return outcome
@@ -238,8 +241,8 @@ class BatchCheck:
         return replace(outcome, diagnosis=replace(diagnosis, decision=decision))
 
     def _repeated(self, outcome: Outcome, runs: Sequence[tuple[Run, int]], again: Sequence[Run]) -> tuple[Outcome, str]:
-        """The outcome, with the runs that were made in it, and why no batch can be blamed: runs of one size differ, or
-        fail. ``again`` are further runs that were made anyhow, one of each size."""
+        """Repeat the two runs; return the outcome, with the runs counted, and why no batch can be blamed: runs of one
+        size differ, or fail. ``again`` are further runs that were made anyhow, one of each size."""
         for place, (first, items) in enumerate(runs):
             for number in range(self.runs - 1):
                 further = again[place] if again and not number else self._run(items)
@@ -257,11 +260,11 @@ class BatchCheck:
         return outcome, ""
 
     def _diagnosed(self, outcome: Outcome, found: BatchFinding, rows: RowsCompared) -> Outcome:
-        """The outcome with the cause, where there is a budget to look for it."""
+        """Add the cause, if there is a budget to look for it."""
         if self.options.diagnose_budget <= 0 or outcome.batch is None or not found.kernel:
             return outcome
         together = self.pair is not None and self.pair.subset.together
-        if (told := _told(found, together=together)) is not None:
+        if (told := _proven_by_record(found, together=together)) is not None:
             return replace(outcome, diagnosis=told)
         if found.entry is not None:
             tell_phase("experiments on whole runs")
@@ -285,8 +288,8 @@ class BatchCheck:
         return replace(outcome, diagnosis=diagnosis, batch=replace(outcome.batch, smallest=evidence.smallest_batch))
 
     def _with_repro(self, diagnosis: Diagnosis, found: BatchFinding) -> Diagnosis:
-        """The diagnosis with a folder that shows the call in both batches, for torch alone, run once in a fresh
-        process; see :mod:`hashbench.batch.repro`."""
+        """Write a repro of the call in both batches, for torch alone, and run it once in a fresh process; see
+        :mod:`hashbench.batch.repro`."""
         if self.spec is None or not self.options.output:
             return diagnosis
         name = f"repro/{file_key(suite=self.spec.suite, mode=self.options.mode, name=self.spec.name)}"
@@ -308,7 +311,7 @@ class BatchCheck:
         return replace(diagnosis, repro=name, reproduced=run_item_repro(folder, timeout=REPRO_SECONDS))
 
     def _with_benign(self, outcome: Outcome, size: int, plain: PlainRuns) -> Outcome:
-        """The outcome of a model whose outputs agree, with the kernels that differ without reaching one."""
+        """Add the kernels that differ without effect on an output, for a model whose outputs agree."""
         tell_phase("kernels that differ")
         try:
             rows = compare_rows(self._watched, self._subset(size), plain=plain)
@@ -342,14 +345,13 @@ def _skipped(outcome: Outcome, why: str) -> Outcome:
 
 
 def skipped(level: str, why: str, *, batch: int | None, iterations: int | None) -> Outcome:
-    """The outcome of a model that cannot be run with a smaller batch."""
+    """Return the outcome of a model that cannot be run with a smaller batch."""
     facts = None if batch is None else BatchFacts(batch)
     return _skipped(Outcome(Status.SKIPPED, level, iterations=iterations, batch=facts), why)
 
 
 def with_finding(outcome: Outcome, found: BatchFinding, reference: Trace | None, *, unit: str = "items") -> Outcome:
-    """The outcome with what was found, as a divergence between the batch and a smaller one. ``reference`` is the trace
-    of the batch."""
+    """Add a finding, as a divergence between the batch and a smaller one. ``reference`` is the trace of the batch."""
     facts = outcome.batch or BatchFacts(found.batch)
     facts = replace(facts, shapes=found.shapes, reference_shapes=found.reference_shapes)
     outcome = replace(outcome, batch=replace(facts, not_attributable=found.not_attributable), benign=found.benign)
@@ -373,8 +375,8 @@ def with_finding(outcome: Outcome, found: BatchFinding, reference: Trace | None,
     return replace(outcome, verdict=Verdict(names, divergence, found.benign))
 
 
-def _told(found: BatchFinding, *, together: bool) -> Diagnosis | None:
-    """The diagnosis where what is recorded of the call proves it; ``None`` where experiments have to."""
+def _proven_by_record(found: BatchFinding, *, together: bool) -> Diagnosis | None:
+    """Return the diagnosis that the record of the call proves; ``None`` if experiments are needed."""
     if together and not found.shapes:
         decision = Decision("batch_coupling", Confidence.PROVEN, found.detail, advice_for("batch_coupling"))
         no_repro = "no repro: it reads no tensor, and its arguments are others"
@@ -387,7 +389,7 @@ def _told(found: BatchFinding, *, together: bool) -> Diagnosis | None:
 
 
 def _with_runs(outcome: Outcome, evidence: ItemEvidence) -> Outcome:
-    """The outcome with the cause that experiments on whole runs show."""
+    """Add the cause that experiments on whole runs show."""
     assert outcome.batch is not None
     diagnosis = Diagnosis(
         decide(evidence),
@@ -402,7 +404,7 @@ def _is_view(found: BatchFinding) -> bool:
 
 
 def _how_far(found: BatchFinding, unit: str) -> str:
-    """``equal inputs of the same 4 items, and outputs that are at most 2 ULP, 1.2e-07 apart``"""
+    """Format ``equal inputs of the same 4 items, and outputs that are at most 2 ULP, 1.2e-07 apart``."""
     by = found.difference
     ulp = f"{by.max_ulp} ULP" if by.max_ulp is not None else ""
     far = ", ".join(filter(None, (ulp, f"{by.max_abs:.3g}" if by.max_abs is not None else "")))
@@ -419,7 +421,7 @@ def _unexplained(outcome: Outcome, why: str, *, coupled: bool = False, reproduce
 
 
 def _seems_coupled(why: str) -> Decision:
-    """No experiment shows it, but what the call reads and leaves does: it reduces or reorders items, or is given how
-    many there are."""
+    """Return a likely coupling that no experiment shows, but the call's inputs and outputs do: it reduces or reorders
+    items, or is given their number."""
     because = f"by what it computes an item's rows follow from others, or from how many there are ({why})"
     return Decision("batch_coupling", Confidence.LIKELY, because, advice_for("batch_coupling"))

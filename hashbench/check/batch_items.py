@@ -1,5 +1,5 @@
-"""The items of a batch in what a model is given and in what it returns: how many, the first of them, and how they
-differ between two runs."""
+"""Items of a batch in a model's inputs and outputs: count them, take the first ones, and compare them between two
+runs."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from hashbench.trace.arguments import tensors_in
 
 
 def batch_of(inputs: Any, stated: int | None) -> int | None:
-    """The number of items in example inputs: as ``stated``, else the first dimension of all tensors that have one;
-    ``None`` where these differ or there are none."""
+    """Return the batch size of example inputs: ``stated``, else the first dimension of all tensors that have one;
+    ``None`` if these differ or there are none."""
     if stated is not None:
         return stated
     first = {tensor.shape[0] for tensor in tensors_in(inputs) if tensor.dim()}
@@ -28,7 +28,7 @@ def batch_of(inputs: Any, stated: int | None) -> int | None:
 
 
 def why_not(inputs: Any, batch: int | None) -> str:
-    """Why a model with these inputs cannot be run with a smaller batch, in words; empty where it can."""
+    """Return why a model with these inputs cannot be run with a smaller batch, else ""."""
     if batch is None:
         return "no batch size is known: its inputs have several first dimensions, or none"
     if batch < 2:
@@ -39,8 +39,11 @@ def why_not(inputs: Any, batch: int | None) -> str:
 
 
 def first_items(inputs: Any, size: int, batch: int, beside: Neighbours | None = None) -> Any:
-    """Example inputs cut to their first ``size`` items: each tensor whose first dimension is ``batch``, with its order
-    of strides. Others are kept. Some items get other content where ``beside`` says so."""
+    """Cut example inputs to their first ``size`` items: each tensor whose first dimension is ``batch``, with its stride
+    order.
+
+    Other inputs are kept. ``beside`` gives some items other content.
+    """
     if size == batch and beside is None:
         return inputs
 
@@ -60,7 +63,7 @@ def _has_batch(tensor: torch.Tensor, batch: int) -> bool:
 
 
 def halves(batch: int) -> Iterator[int]:
-    """The sizes that are compared with ``batch``: a half, a quarter … one."""
+    """Yield the sizes that are compared with ``batch``: a half, a quarter … one."""
     while batch := batch // 2:
         yield batch
 
@@ -70,8 +73,13 @@ def halves(batch: int) -> Iterator[int]:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """The outputs of a small batch beside those of the full one: how many were ``compared``, how they differ
-    (``None``: not at all), and why the others were ``left_out``, a text each."""
+    """Comparison of the outputs of a small batch with those of the full one.
+
+    Attributes:
+        compared: number of compared outputs.
+        difference: ``None`` without one.
+        left_out: why each other output was not compared.
+    """
 
     compared: int
     difference: outputs.Difference | None
@@ -79,18 +87,17 @@ class Compared:
 
 
 Rows = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor] | None]
-"""What is compared of a tensor of the reference and of the other run; ``None``: nothing."""
+"""Returns the compared parts of a tensor of the reference and of the other run; ``None``: nothing is compared."""
 
 
 def compare_items(
     reference: outputs.Results, small: outputs.Results, *, batch: int, size: int, rows: Rows | None = None
 ) -> Compared:
-    """Compare the first ``size`` items of the outputs of a ``batch`` with those of a batch of ``size``, bit by bit; or
-    of each output the ``rows``.
+    """Compare the first ``size`` items of the outputs of a ``batch`` with those of a batch of ``size``, bit by bit;
+    with ``rows`` these parts of each output.
 
-    Compared are tensors whose first dimension is ``batch`` in one run and ``size`` in the other: what has another one
-    (a loss, a table) says nothing of single items, whatever its size happens to be. Outputs of another structure
-    differ.
+    Only tensors whose first dimension is ``batch`` in one run and ``size`` in the other are compared: others (a loss, a
+    table) show nothing about single items, whatever their size. Outputs of another structure differ.
     """
     kinds = [{name: isinstance(value, torch.Tensor) for name, value in run.items()} for run in (reference, small)]
     if kinds[0] != kinds[1]:
@@ -119,13 +126,13 @@ _OF_ITERATION = re.compile(r"output\.(?P<iteration>\d+)(?P<place>.*)")
 
 
 def outputs_of(run: Run) -> dict[str, Any]:
-    """The outputs of the last iteration of a model's run, by name."""
+    """Return the outputs of the last iteration of a model's run, by name."""
     prefix = f"output.{max((int(name.split('.')[1]) for name in run.results if name.startswith('output.')), default=0)}"
     return {name: value for name, value in run.results.items() if name == prefix or name.startswith(f"{prefix}.")}
 
 
 def differing_earlier(names: Sequence[str], reference: Run, small: Run, *, batch: int, size: int) -> tuple[str, ...]:
-    """The names of outputs that differ, and of the same outputs of earlier iterations where those differ."""
+    """Return the names of outputs that differ, and of the same outputs of earlier iterations that differ."""
     numbered = [match for name in names if (match := _OF_ITERATION.fullmatch(name))]
     earlier = [f"output.{n}{match['place']}" for match in numbered for n in range(int(match["iteration"]))]
     known = [name for name in earlier if name in reference.results and name in small.results]

@@ -1,5 +1,5 @@
-"""The kernel fingerprint of a model or a function: its op signatures collected in one traced run, then each run in
-isolation; and whether they are still those of a file."""
+"""Record the kernel fingerprint of a model or a function: its op signatures from one traced run, then each run in
+isolation; and verify it against a file."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ from hashbench.run.settings import settings
 from hashbench.text import count
 
 SECONDS = 60.0
-"""CPU seconds of one thread. After so many, no further kernel of a model is run; the rest is left out, which the
-fingerprint says."""
+"""CPU seconds of one thread after which no further kernel of a model is run; the fingerprint lists the rest as left
+out."""
 
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 """Of ``mallopt``, in the headers of glibc."""
 
 _SMALLEST = 2**28
-"""Bytes for which large pages are worth asking."""
+"""Smallest allocation, in bytes, for which large pages pay."""
 
 OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
-"""Holds ``2`` where Linux counts memory that a process has asked for and not touched, so that others get less."""
+"""Holds ``2`` if Linux accounts for memory that a process has reserved and not touched."""
 
 
 def fingerprint_of(spec: ModelSpec, options: RunOptions, *, own_process: bool = False) -> ModelFingerprint | Failure:
-    """The fingerprint of a model, or why it cannot be run. Settings and random state are as before afterwards.
+    """Record the fingerprint of a model; return why if it cannot be run. Settings and random state are restored.
 
-    Where this process does nothing else (``own_process``), it keeps the memory that kernels free from then on.
+    With ``own_process`` this process does nothing else, and keeps the memory that kernels free from then on.
     """
     runner = BenchmarkRunner(options)
     wanted = options.deterministic or spec.deterministic or "on"
@@ -64,11 +64,11 @@ def fingerprint_of(spec: ModelSpec, options: RunOptions, *, own_process: bool = 
 
 
 def keep_freed_memory() -> bool:
-    """Let the C library keep what is freed for what is allocated next, until the process ends, and ask the system for
-    large pages there; false where the C library cannot.
+    """Let the C library reuse freed memory until the process ends, and request large pages for it; return False if the
+    C library cannot.
 
-    Else large tensors come from the system each time, page by page, each of which it clears: that was half of the time
-    that a large model takes.
+    Otherwise large tensors come from the system each time, page by page, each of which it clears: that was half of the
+    time of a large model.
     """
     if not (set_malloc_option(_MMAP_MAX, 0) and set_malloc_option(_TRIM_THRESHOLD, -1)):
         return False
@@ -78,7 +78,8 @@ def keep_freed_memory() -> bool:
 
 
 def _ask_for_large_pages() -> None:
-    """What is allocated next lies in a block of all memory that the machine has left. Nothing of it is touched here."""
+    """Request large pages for the free memory of the machine, from which later allocations come; none of it is touched
+    here."""
     library = ctypes.CDLL(None)
     library.malloc.restype = ctypes.c_void_p
     size, block = psutil.virtual_memory().available, None
@@ -101,7 +102,7 @@ class _Collected:
 
 
 def _collected(runner: BenchmarkRunner, spec: ModelSpec, level: str) -> _Collected:
-    """The signatures of one run at this deterministic level; the model's memory is free again."""
+    """Collect the signatures of one run at this deterministic level; the model's memory is free again."""
     collector = KernelCollector()
     tell_phase("collecting its kernels")
     try:
@@ -116,8 +117,10 @@ def _collected(runner: BenchmarkRunner, spec: ModelSpec, level: str) -> _Collect
 def fingerprint_from(
     collected: KernelCollector, spec: ModelSpec, options: RunOptions, *, level: str, seconds: float = SECONDS
 ) -> ModelFingerprint:
-    """The fingerprint of a model whose run, at deterministic ``level``, was collected. Each kernel runs in isolation;
-    one that has not begun after so many CPU ``seconds`` is left out."""
+    """Record the fingerprint of a model whose run, at deterministic ``level``, was collected.
+
+    Each kernel runs in isolation; those not started after ``seconds`` of CPU time are left out.
+    """
     tell_phase("running its kernels")
     with isolation(deterministic=level, threads=options.threads):
         measured = measure(collected, device=torch.device(options.device), seconds=seconds)
@@ -137,8 +140,8 @@ def fingerprint_from(
 
 
 def record_model(spec: ModelSpec, options: RunOptions) -> Row:
-    """What a worker of ``hashbench fingerprint record`` calls: write the model's fingerprint into the folder
-    ``options.output``, in a file of the model's own. The row tells why there is none."""
+    """Write a model's fingerprint into a file of its own in ``options.output``: the entry point of a worker of
+    ``hashbench fingerprint record``. The row says why if there is none."""
     made = fingerprint_of(spec, options, own_process=True)
     row = Row(options.device, spec.name, None, Status.PASS, suite=spec.suite, mode=options.mode)
     if isinstance(made, Failure):
@@ -151,14 +154,14 @@ def record_model(spec: ModelSpec, options: RunOptions) -> Row:
 
 
 def record_function(call: FunctionCall, name: str, options: RunOptions, path: Path) -> str:
-    """Write the fingerprint of every kernel that a function calls to a file, and say how many there are.
+    """Write the fingerprint of every kernel that a function calls to a file, and return their number in words.
 
     Args:
         call: the function and its arguments, which are copied.
-        name: what the file calls it.
+        name: its name in the file.
         options: ``device``, ``seed``, ``deterministic`` (empty: the level in force), ``threads`` and ``tracer`` are
             used.
-        path: the file; one that is there is written anew.
+        path: the file; an existing one is overwritten.
 
     Raises:
         HashbenchError: an argument cannot be copied, no kernel has a fingerprint, or the file cannot be written.
@@ -177,15 +180,16 @@ def record_function(call: FunctionCall, name: str, options: RunOptions, path: Pa
 def changed_kernels(
     call: FunctionCall, name: str, options: RunOptions, path: Path, *, keep: Callable[[str], str]
 ) -> str:
-    """Five lines on the kernels of a function that are not as recorded in a file; empty where all are. Kernels run in
-    this process, with as many threads as when they were recorded unless ``options.threads`` says.
+    """Describe in five lines the kernels of a function that differ from a file; "" if none does.
+
+    Kernels run in this process, with as many threads as when they were recorded unless ``options.threads`` is set.
 
     Args:
         call: the function and its arguments, which are copied.
-        name: what the file calls it.
+        name: its name in the file.
         options: as in :func:`record_function`.
         path: the file.
-        keep: called with the whole list where kernels changed; returns where it is kept.
+        keep: called with the whole list if kernels changed; returns where it is kept.
 
     Raises:
         HashbenchError: the file cannot be used or is of another function, or an argument cannot be copied.
@@ -218,6 +222,6 @@ def changed_kernels(
 
 
 def _environment(options: RunOptions, threads: int) -> dict[str, Any]:
-    """That of this process, with as many threads as kernels have."""
+    """Return the environment of this process, with the threads of the kernels."""
     environment = collect(options.device, tracer=options.tracer)
     return {**environment, "threads": {**environment["threads"], "intra_op": threads}}

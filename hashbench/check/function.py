@@ -1,6 +1,6 @@
-"""A plain Python function in place of a model: run more than once from the reset state, compared, and diagnosed.
+"""Check a plain Python function in place of a model: run it several times from the reset state, compare, and diagnose.
 
-It runs under its caller's gradient mode and, unless a deterministic level is asked for, its caller's settings of torch.
+It runs in its caller's gradient mode and, unless a deterministic level is requested, with its caller's torch settings.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ class FunctionCall:
     def of(
         cls, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, wholly: bool = True
     ) -> FunctionCall:
-        """A call whose function is no ``functools.partial``: what that has bound is among the arguments."""
+        """Return the call of a function with what ``functools.partial`` has bound among the arguments."""
         if isinstance(function, functools.partial):
             args, kwargs = (*function.args, *args), {**function.keywords, **kwargs}
             function = function.func
         return cls(function, tuple(args), kwargs, wholly)
 
     def named(self) -> dict[str, Any]:
-        """The arguments by name, and the function itself where it is a module, or its method."""
+        """Return the arguments by name, and the function itself if it is a module or a method of one."""
         owner = getattr(self.function, "__self__", None)
         module = self.function if isinstance(self.function, torch.nn.Module) else owner
         modules = {"<function>": module} if isinstance(module, torch.nn.Module) else {}
@@ -89,7 +89,7 @@ class FunctionCall:
 
 
 def fresh_copy(call: FunctionCall) -> FunctionCall:
-    """A copy of a call in which whatever shared memory or referred to each other still does.
+    """Copy a call; arguments that shared memory or referred to each other still do.
 
     Raises:
         HashbenchError: an argument cannot be copied.
@@ -126,7 +126,7 @@ def _copy(value: Any, memo: dict[int, Any], name: str, *, wholly: bool) -> Any:
 
 
 def parts_of(call: FunctionCall) -> Iterator[tuple[str, Any]]:
-    """The modules and optimizers among the arguments, with their place (``0``, ``nets.1``)."""
+    """Yield the modules and optimizers among the arguments, with their path (``0``, ``nets.1``)."""
     waiting = list(call.named().items())
     while waiting:
         name, value = waiting.pop(0)
@@ -199,17 +199,18 @@ def check_function(
 
 
 def check_batches(call: FunctionCall, name: str, options: RunOptions, *, sizes: Sequence[int] = ()) -> Row:
-    """Call a function with its batch and with the first items of it, and compare what these come out as. Modules among
-    the arguments, and the function itself, are in ``eval`` mode. What it raises is raised as it is.
+    """Call a function with its batch and with the first items of it, and compare the items.
+
+    Modules among the arguments, and the function itself, are in ``eval`` mode. Exceptions are raised unchanged.
 
     Args:
         call: the function and its arguments; the batch is the first dimension of all tensors among them.
-        name: what the row calls it.
-        options: as in :func:`check_function`; its mode is that of batch invariance.
+        name: its name in the row.
+        options: as in :func:`check_function`; its mode is batch invariance.
         sizes: numbers of items; none: halves of the batch.
 
     Raises:
-        HashbenchError: nothing smaller can be run or nothing be compared, or a copy, a result or the tracer is amiss.
+        HashbenchError: no smaller batch can be run or compared, or a copy, a result or the tracer is unusable.
     """
     choose(options.tracer)
     call = _in_eval(call)
@@ -282,7 +283,7 @@ def check_invariance(call: FunctionCall, name: str, options: RunOptions, *, toke
 
 
 def _in_eval(call: FunctionCall) -> FunctionCall:
-    """A copy of a call whose modules are in ``eval`` mode."""
+    """Copy a call, with its modules in ``eval`` mode."""
     call = fresh_copy(call)
     for _, part in parts_of(call):
         if isinstance(part, torch.nn.Module):
@@ -291,10 +292,10 @@ def _in_eval(call: FunctionCall) -> FunctionCall:
 
 
 def _pair_of(call: FunctionCall, invariance: str, tokens: Tokens | None) -> Pair:
-    """The two runs of a call that check this invariance.
+    """Return the two runs of a call that check this invariance.
 
     Raises:
-        NotApplicableError: there are none.
+        NotApplicableError: it does not apply.
     """
     if invariance != "position":
         return pair_of(invariance, call.function, None if call.args else call.kwargs, tokens)
@@ -306,8 +307,8 @@ def _pair_of(call: FunctionCall, invariance: str, tokens: Tokens | None) -> Pair
 
 
 class _SeenFirst:
-    """Makes runs of so many items. What the first of each number raises is the caller's to see, with a note; what an
-    experiment raises (``beside``) is not."""
+    """Run factory by batch size; the first run of each size propagates exceptions, with a note, experiments
+    (``beside``) do not."""
 
     def __init__(self, runs_at: Callable[[int, Neighbours | None], _Runs], note: Callable[[int], str]) -> None:
         self._runs_at, self._note = runs_at, note
@@ -328,7 +329,7 @@ class _SeenFirst:
 
 
 def _row_of_check(check: BatchCheck) -> Row:
-    """The row of a check under the caller's settings, or those that its options ask for."""
+    """Return the row of a check under the caller's settings, or those that its options request."""
     started = perf_counter()
     options, spec = check.options, check.spec
     assert spec is not None
@@ -345,15 +346,16 @@ def _row_of_check(check: BatchCheck) -> Row:
 
 
 def collected_kernels(call: FunctionCall, options: RunOptions) -> KernelCollector:
-    """The kernels that one run of a function calls, on copies of its arguments and from the reset state. Settings and
-    random state of the caller are restored; what the function raises is raised as it is.
+    """Collect the kernels that one run of a function calls, on copies of its arguments and from the reset state.
+
+    Settings and random state of the caller are restored. Exceptions of the function are raised unchanged.
 
     Args:
         call: the function and its arguments.
         options: ``seed``, ``deterministic`` (empty: torch's settings as they are), ``threads`` and ``tracer`` are used.
 
     Raises:
-        HashbenchError: an argument cannot be copied, or the tracer that is asked for cannot be used.
+        HashbenchError: an argument cannot be copied, or the requested tracer is unavailable.
     """
     choose(options.tracer)
     collector = KernelCollector()
@@ -368,8 +370,11 @@ def _outputs(run: Run) -> dict[str, Any]:
 
 
 class _Runs:
-    """Runs of one function; ``first_value`` is what the first of those returned that are compared. ``changed`` makes
-    of the copy of the call that a run has the one that is made."""
+    """Runs of one function.
+
+    ``first_value`` is the return value of the first compared run. ``changed`` maps the copied call of a run to the one
+    that is made. ``count`` runs are made; that of a quick function is known after its first run.
+    """
 
     def __init__(
         self,
@@ -389,7 +394,7 @@ class _Runs:
         self._failed_op = ""
 
     def compared(self, number: int, *, watcher: TraceCallback | None = None) -> Run | Failure:
-        """One of the runs that are compared: what it raises is for the caller to see."""
+        """Make one of the compared runs; exceptions propagate."""
         began = perf_counter()
         try:
             run, value = self._run(watcher=watcher)
@@ -417,7 +422,7 @@ class _Runs:
     def further(
         self, *, traced: bool = True, diagnosing: bool = False, watcher: TraceCallback | None = None
     ) -> Run | Failure:
-        """A run of the diagnosis: what it prints or raises is not for the caller."""
+        """Make a run of the diagnosis; its output and exceptions are hidden."""
         with quiet():
             try:
                 return self._run(traced=traced, diagnosing=diagnosing, watcher=watcher)[0]
@@ -427,14 +432,14 @@ class _Runs:
                 return failure_of(error, op=self._failed_op)
 
     def collected_by(self, watcher: TraceCallback) -> None:
-        """A run that ``watcher`` sees; what it raises is for the caller to see."""
+        """Make a run with ``watcher``; exceptions propagate."""
         with contextlib.suppress(leaves.NotComparableError):  # of what it returned, when all has run
             self._run(watcher=watcher)
 
     def _run(
         self, *, traced: bool = True, diagnosing: bool = False, watcher: TraceCallback | None = None
     ) -> tuple[Run, Any]:
-        """One run from the reset state, and what the function returned."""
+        """Make one run from the reset state; return it with the function's return value."""
         with contextlib.chdir(Path.cwd()), preserved(), kept_eager() as compiled:
             call = fresh_copy(self.call)
             reset_rng_state(self.options.seed)
@@ -470,7 +475,7 @@ class _Runs:
 
 
 def _results_of(value: Any, call: FunctionCall) -> Iterator[tuple[str, Any]]:
-    """Everything by which two runs are compared, with its name."""
+    """Yield everything by which two runs are compared, with its name."""
     if value is not None:
         yield from leaves.flatten(value, "output")
     for name, tensor in named_tensors(call.named()):
@@ -495,7 +500,7 @@ def _require_ops(run: Run) -> None:
 
 
 def _written_by_ops(trace: Trace) -> Iterator[Result]:
-    """One result for each record that wrote or returned something."""
+    """Yield one result for each record that wrote or returned something."""
     for record in trace.records:
         left = " ".join([*(digest.word() for digest in record.outputs), record.scalar])
         if left.strip():
@@ -503,7 +508,7 @@ def _written_by_ops(trace: Trace) -> Iterator[Result]:
 
 
 def _modules_of(call: FunctionCall) -> torch.nn.Module | None:
-    """The one module among the arguments; several of them under one that is called as the function is."""
+    """Return the module among the arguments; several as children of one that is named as the function."""
     modules = {name: part for name, part in parts_of(call) if isinstance(part, torch.nn.Module)}
     if len(modules) <= 1:
         return next(iter(modules.values()), None)
@@ -514,7 +519,7 @@ def _modules_of(call: FunctionCall) -> torch.nn.Module | None:
 
 
 def device_of(call: FunctionCall) -> str:
-    """The type of the first device that is not the CPU on which an argument lies; else ``cpu``."""
+    """Return the type of the first device other than the CPU that holds an argument, else ``cpu``."""
     modules = [part for _, part in parts_of(call) if isinstance(part, torch.nn.Module)]
     tensors = [tensor for _, tensor in named_tensors(call.named())]
     tensors += [tensor for module in modules for tensor in module.parameters()]
@@ -523,7 +528,7 @@ def device_of(call: FunctionCall) -> str:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without warnings and what is printed, which the first runs have said already."""
+    """Suppress warnings and output, which the first runs have already printed."""
     unheard = io.StringIO()
     with contextlib.redirect_stdout(unheard), contextlib.redirect_stderr(unheard), warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -59,7 +59,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 def run_model(spec: ModelSpec, options: RunOptions) -> Row:
-    """What a worker of a sweep calls."""
+    """Run one model in a sweep worker (the worker's entry point)."""
     return BenchmarkRunner(options).run_model(spec)
 
 
@@ -170,7 +170,7 @@ class BenchmarkRunner:
         return replace(workload, iterations=iterations)
 
     def prepare(self, workload: Workload) -> Workload:
-        """Mode, device and dtype: ``train()`` or ``eval()``, ``to(device)``, and the casts that flags ask for."""
+        """Set mode, device and dtype: ``train()`` or ``eval()``, ``to(device)``, and the casts that flags request."""
         module = workload.module.train(self.training).to(self.device)
         dtype = _DTYPES.get(self.options.dtype)
         if dtype is not None:
@@ -274,7 +274,7 @@ class BenchmarkRunner:
     # ------------------------------------------------------------------------------------------------ one run
 
     def _preparing(self, workload: Workload, optimizer: str, *, given: Given | None = None) -> Callable[[], Prepared]:
-        """What makes the copies for one run of the model; ``given`` makes its inputs of all."""
+        """Return a factory for one run: deep copy, optimizer, inputs (mapped by ``given``)."""
 
         def prepare() -> Prepared:
             model = self.deepcopy_model(workload.module)
@@ -287,15 +287,17 @@ class BenchmarkRunner:
         return prepare
 
     def deepcopy_model(self, module: torch.nn.Module) -> torch.nn.Module:
-        """The copy that one run may change."""
+        """Copy the module, for one run to change."""
         return copy.deepcopy(module)
 
     def init_optimizer(
         self, workload: Workload, model: torch.nn.Module, name: str = ""
     ) -> torch.optim.Optimizer | None:
-        """The optimizer of one run: the workload's own, else Adam with ``lr=0.01`` as in dynamo (``sgd`` where the
-        zoo's data ask for it); ``None`` in inference and for models without parameters to train. On the CPU too,
-        unlike dynamo."""
+        """Return the optimizer of one run: the workload's own, else Adam with ``lr=0.01`` as in dynamo (``sgd`` if the
+        zoo's data say so); ``None`` in inference and for models without parameters to train.
+
+        Unlike dynamo, the CPU has one, too.
+        """
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not self.training or not parameters:
             return None
@@ -313,7 +315,7 @@ class BenchmarkRunner:
         optimizer: torch.optim.Optimizer | None,
         trace: HashDebugTrace | None,
     ) -> dict[str, Any]:
-        """All steps of one run; returns its results by name."""
+        """Run all steps of one run; return its results by name."""
         results: dict[str, Any] = {}
         with trace or contextlib.nullcontext():
             for iteration, named in self._steps(workload, model, inputs, optimizer, trace):
@@ -350,7 +352,7 @@ class BenchmarkRunner:
         optimizer: torch.optim.Optimizer | None,  # noqa: ARG002
         trace: HashDebugTrace | None,  # noqa: ARG002
     ) -> list[tuple[tuple[str, str], Any]]:
-        """One step of inference: the outputs."""
+        """Run one step of inference; return the outputs."""
         with self.autocast():
             output = call(model, inputs)
         return _named_outputs(output)
@@ -363,7 +365,8 @@ class BenchmarkRunner:
         optimizer: torch.optim.Optimizer | None,
         trace: HashDebugTrace | None,
     ) -> list[tuple[tuple[str, str], Any]]:
-        """One step of training on a fresh clone of the inputs: outputs, loss, gradients of inputs that require one."""
+        """Run one step of training on a fresh clone of the inputs; return outputs, loss, and gradients of inputs that
+        require one."""
         with unobserved():
             inputs = clone_inputs(inputs)
             if trace is not None:
@@ -380,9 +383,12 @@ class BenchmarkRunner:
         return results + [(("input_grad", f".{path}"), grad) for path, grad in gradients if grad is not None]
 
     def compute_loss(self, workload: Workload, output: Any) -> torch.Tensor:
-        """The scalar to differentiate: the workload's own loss, else the mean of every floating-point tensor of the
-        output; with ``--cotangent random`` a fixed random projection instead of either, because a constant gradient
-        can hide a difference."""
+        """Return the scalar to differentiate: the workload's own loss, else the mean of every floating-point tensor of
+        the output.
+
+        With ``--cotangent random`` it is a fixed random projection instead, because a constant gradient can hide a
+        difference.
+        """
         if self.options.cotangent == "random":
             return random_projection(output, seed=self.options.seed)
         if workload.loss is not None:
@@ -390,15 +396,15 @@ class BenchmarkRunner:
         return mean_of_outputs(output)
 
     def pick_grad(self) -> contextlib.AbstractContextManager[Any]:
-        """Gradients in training, none in inference."""
+        """Enable gradients in training, disable them in inference."""
         return torch.enable_grad() if self.training else torch.no_grad()
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """``torch.autocast`` with ``--amp``, else nothing."""
+        """Enter ``torch.autocast`` with ``--amp``, else nothing."""
         return torch.autocast(self.device.type) if self.options.dtype == "amp" else contextlib.nullcontext()
 
     def fresh_inputs(self, workload: Workload) -> Any:
-        """The inputs that one run may change."""
+        """Return inputs for one run to change."""
         inputs = workload.make_inputs() if workload.make_inputs is not None else clone_inputs(workload.inputs)
         dtype = _DTYPES.get(self.options.dtype)
         return map_tensors(inputs, lambda tensor: tensor.to(self.device, dtype if tensor.is_floating_point() else None))
@@ -408,7 +414,7 @@ class BenchmarkRunner:
 
 
 def _setup_failure(accuracy: str, level: str, error: Exception, what: str) -> Outcome:
-    """A model that did not get as far as its first run. Where memory ran out, that is what the status says."""
+    """Return the outcome of a model that failed before its first run; running out of memory has a status of its own."""
     log_error(what)
     failure = failure_of(error)
     return Outcome(failed_status(failure, number=1) if failure.out_of_memory else accuracy, level, failure=failure)

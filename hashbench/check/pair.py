@@ -86,7 +86,7 @@ class PairCheck:
     drafted: Callable[[Outcome], Outcome] = _as_it_is
 
     def run(self) -> Outcome:
-        """All stages in their order."""
+        """Run all stages in their order."""
         began = perf_counter()
         outcome = self.repeat()
         outcome = self.stress(outcome, seconds=self.loading_seconds + perf_counter() - began)
@@ -97,7 +97,7 @@ class PairCheck:
     # ------------------------------------------------------------------------------------------------- stages
 
     def repeat(self) -> Outcome:
-        """The outcome of ``runs`` traced runs, each compared with the first."""
+        """Make ``runs`` traced runs, and compare each with the first."""
         tracer = choose(self.options.tracer).tracer
         outcome = Outcome(Status.PASS, self.level, iterations=self.iterations, tracer=tracer)
         first = self._numbered(1)
@@ -131,13 +131,12 @@ class PairCheck:
         return replace(outcome, run_counts=RunCounts(len(fingerprints) - 1, differing, distinct=len(set(fingerprints))))
 
     def confirm(self, outcome: Outcome) -> Outcome:
-        """The outcome with the verdict of pairs with every input hashed around every op, which shows what bypassed the
-        dispatcher.
+        """Add the verdict of pairs with every input hashed around every op, which shows what bypassed the dispatcher.
 
         Their verdict replaces a plain one that blames a kernel, since it can tell a kernel from memory that was changed
-        under it, and one that blames a view or a tensor where what was read through it turns out equal. Any other plain
-        verdict rests on what both runs show directly, and on the first run of the process, which is special where a
-        state survives: it stays.
+        under it, and one that blames a view or a tensor if what was read through it turns out equal. Any other plain
+        verdict rests on what both runs show directly, and on the first run of the process, which is special if a state
+        survives: it stays.
         """
         if outcome.accuracy != Status.TWO_RUNS_DIFFER:
             return outcome
@@ -162,8 +161,11 @@ class PairCheck:
         return replace(outcome, confirmed=f"no: {CONFIRMING_PAIRS} further pairs agreed")
 
     def stress(self, outcome: Outcome, *, seconds: float) -> Outcome:
-        """The outcome with what pairs under perturbations that must not matter say, where that is asked for and the
-        plain pair, which took so many ``seconds``, agrees. It still passes where one of them differs."""
+        """Add the results of pairs under perturbations, if requested and the plain pair, which took ``seconds``,
+        agrees.
+
+        The outcome still passes if one of them differs.
+        """
         first = outcome.first
         outcome = replace(outcome, first=None)
         if not self.options.stress or outcome.accuracy != Status.PASS or first is None or first.recorded is None:
@@ -195,7 +197,7 @@ class PairCheck:
         return replace(outcome, perturbation=perturbation, latent=latent)
 
     def compare_untraced(self, outcome: Outcome) -> Outcome:
-        """The outcome with what two untraced runs say, where that is asked for and all runs succeeded."""
+        """Add the result of two untraced runs, if requested and all runs succeeded."""
         if not self.options.untraced_pair or outcome.run_counts is None:
             return outcome
         tell_phase("untraced pair")
@@ -217,9 +219,8 @@ class PairCheck:
         return outcome
 
     def diagnose(self, outcome: Outcome) -> Outcome:
-        """The outcome with the cause of the difference, where there is one and a budget to look for it. A diagnosis
-        that fails is part of the outcome.
-        """
+        """Add the cause of the difference, if there is one and a budget to look for it; a failed diagnosis is part of
+        the outcome."""
         if outcome.accuracy != Status.TWO_RUNS_DIFFER or self.options.diagnose_budget <= 0:
             return outcome
         self._keep_draft(outcome)
@@ -250,9 +251,11 @@ def compared(
     same_structure: bool = False,
     keep_traces: bool = False,
 ) -> Outcome:
-    """The outcome with run ``number`` compared with the first. The first pair that differs is described; with
-    ``same_structure``, results of another structure are a difference, too. The traces of runs that are known to agree
-    are made only where they are to be kept."""
+    """Compare run ``number`` with the first, and add the first pair that differs to the outcome.
+
+    With ``same_structure``, results of another structure are a difference, too. Traces of runs that agree are made only
+    to be kept.
+    """
     changed = tuple(dict.fromkeys((*outcome.settings_changed, *other.settings_changed)))
     compiled = tuple(dict.fromkeys((*outcome.compiled, *other.compiled)))
     outcome = replace(outcome, runs=number, settings_changed=changed, compiled=compiled)
@@ -290,8 +293,11 @@ def compared(
 
 
 def retried_with_warnings(check: Callable[[str], Outcome], level: str) -> Outcome:
-    """The outcome of ``check`` at deterministic ``level``. Where torch refuses an op at level ``on`` for having no
-    deterministic implementation, that at level ``warn``, which names the op."""
+    """Return the outcome of ``check`` at deterministic ``level``, or at level ``warn`` if torch refuses an op at level
+    ``on``.
+
+    The outcome then names the op, which has no deterministic implementation.
+    """
     outcome, refused = again_with_warnings(check, level)
     return replace(outcome, nondeterministic_op=refused) if refused else outcome
 
@@ -310,8 +316,8 @@ _Made = TypeVar("_Made", bound=_AtLevel)
 
 
 def again_with_warnings(make: Callable[[str], _Made], level: str) -> tuple[_Made, str]:
-    """What ``make`` gives at deterministic ``level``, or, where torch refuses an op at level ``on``, at level ``warn``;
-    and this op, or nothing."""
+    """Call ``make`` at deterministic ``level``, or at level ``warn`` if torch refuses an op at level ``on``; return its
+    result and this op, or ""."""
     made = make(level)
     refused = made.failure.nondeterministic_op if made.failure is not None else ""
     if not refused or made.deterministic != "on":
@@ -320,7 +326,7 @@ def again_with_warnings(make: Callable[[str], _Made], level: str) -> tuple[_Made
 
 
 def with_facts(outcome: Outcome, first: Run) -> Outcome:
-    """The outcome with what its first run says of itself."""
+    """Add the facts of the first run to the outcome."""
     outcome = replace(
         outcome,
         runs=1,

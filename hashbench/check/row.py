@@ -38,12 +38,17 @@ BUDGET_FLAG = "--diagnose-budget"
 def row_of(
     spec: ModelSpec, options: RunOptions, outcome: Outcome, *, seconds: float | None, budget_flag: str = BUDGET_FLAG
 ) -> Row:
-    """The row of an outcome; ``seconds`` are those of the model's load, runs and experiments, where they have ended.
-    ``budget_flag`` is what gives the experiments more time.
+    """Return the row of an outcome.
 
-    Traces are written to the results folder: of runs that differ or failed, and of others where that is asked for. One
-    that cannot be written, since the model has changed the limits of this process or the disk is full, is an error of
-    the row.
+    Traces are written to the results folder: of runs that differ or failed, and of others if requested. A trace that
+    cannot be written, because the model changed the limits of this process or the disk is full, is an error of the row.
+
+    Args:
+        spec: the model.
+        options: of the sweep.
+        outcome: of its check.
+        seconds: of the model's load, runs and experiments, if they have ended.
+        budget_flag: the flag or setting that gives the experiments more time.
     """
     traces: list[str] = []
     errors = [outcome.failure.error] if outcome.failure is not None else []
@@ -168,13 +173,13 @@ def _with_diagnosis(row: Row, diagnosis: Diagnosis, budget_flag: str) -> Row:
 
 
 def _stressed_text(results: Sequence[ExperimentResult]) -> str:
-    """``threads 0/4; process not run (timeout)``"""
+    """Format ``threads 0/4; process not run (timeout)``."""
     return "; ".join(result.word().partition("/")[2].replace("; ", ", ") for result in results)
 
 
 def _with_latent(row: Row, perturbation: str, latent: Outcome, budget_flag: str) -> Row:
-    """The row with what a stressed pair that differs showed: in columns of its own, and in those that only a diagnosis
-    fills (evidence, advice, repro)."""
+    """Add the results of a stressed pair that differs: in columns of its own, and in those that only a diagnosis fills
+    (evidence, advice, repro)."""
     divergence = latent.verdict.divergence if latent.verdict is not None else None
     (counts,) = latent.stressed
     row = replace(
@@ -223,7 +228,7 @@ def _with_divergence(row: Row, divergence: Divergence) -> Row:
 
 
 def _op_names(nodes: Sequence[str]) -> str:
-    """Names and counts of the ops of record ids, commonest first."""
+    """Count the ops of record ids, most common first."""
     counts = Counter(map(op_of, nodes))
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return a_few([f"{name} ×{count}" if count > 1 else name for name, count in ordered])  # noqa: RUF001

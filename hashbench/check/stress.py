@@ -1,10 +1,10 @@
-"""Pairs of runs of a model that passed, under perturbations that must not matter: a difference that luck hides.
+"""Run pairs of a model that passed under perturbations that must not matter, to find differences that luck hides.
 
-All perturbations of a run share one, with more threads than cores, which is compared with a run of a fresh process
-with as many threads: two runs tell whether anything differs. As long as there is time, further runs in other variations
-follow; where the number of threads is its own, the first run of the plain pair is the other side. Where a pair differs,
-further pairs tell which perturbation it was, and each of those is provoked alone. Where none does it alone, as far as
-there was time to try, none is blamed: pairs under all of them together are counted.
+All perturbations share one run, with more threads than cores, which is compared with a run of a fresh process with as
+many threads: two runs show whether anything differs. As long as there is time, further runs in other variations follow;
+if the number of threads is the plain pair's, its first run is the other side. If a pair differs, further pairs find the
+perturbation, each provoked alone. If none does it alone, as far as there was time to try, none is blamed: pairs under
+all of them together are counted.
 """
 
 from __future__ import annotations
@@ -50,31 +50,30 @@ from hashbench.run.outcome import Attempt, Outcome, Run, difference_between, res
 from hashbench.trace.callbacks import TraceCallback
 
 SHARE = 1.3
-"""Part of the seconds of the plain pair within which stressed runs are expected to end, but for the first two."""
+"""Time limit of the stressed runs, but for the first two, as a share of the plain pair's."""
 SHORT_SECONDS = 1.0
-"""Seconds that stressed runs of this process may take in any case, as they are on a machine with nothing else to do:
-what is small is run often."""
+"""Seconds of an idle machine that stressed runs of this process may take in any case: small models are run often."""
 PATIENCE = 10
-"""Times as many seconds of the clock, where a machine is busy."""
+"""Factor on wall time for a busy machine."""
 MOST = 6
-"""Stressed runs of this process."""
+"""Maximum of stressed runs of this process."""
 AGAIN, FEW = 10, 2
 """Pairs in which a difference is looked for again to tell what provokes it: at first a few under each perturbation."""
 TO_TELL = 3
-"""Pairs of which all differ where nothing but one perturbation is another."""
+"""Pairs that must all differ if only one perturbation is changed."""
 NAMING_SHARE = 0.3
-"""Part of the budget of the diagnosis that it may take to tell which perturbation it was."""
+"""Time limit for finding the perturbation, as a share of the diagnosis budget."""
 NAMING_SECONDS = 5.0
-"""What that may take in any case."""
+"""Minimum of that limit, in seconds."""
 MOST_WITHOUT = 60
-"""Pairs without a perturbation at most that are to show that it is what makes the difference."""
+"""Maximum of pairs without a perturbation, to show that it makes the difference."""
 PROCESS_SECONDS = 120.0
-"""How long a fresh process may take; where the plain pair took longer, so long."""
+"""Time limit of a fresh process, or the time of the plain pair if that is longer."""
 
 TOGETHER = tuple(name for name in controls.WITHIN_A_RUN if name != Perturbation.THREADS)
-"""What shares one run with the threads of the plain pair."""
+"""Perturbations that share one run with the threads of the plain pair."""
 _STEADY = (Perturbation.MEMORY, Perturbation.ADDRESS, Perturbation.COLLECTOR)
-"""Perturbations that bring the same difference about whenever they are the same."""
+"""Deterministic perturbations: the same variation always has the same effect."""
 _SIDES = {Perturbation.MEMORY: ((1, 2),), Perturbation.COLLECTOR: ((2, 1),), Perturbation.ADDRESS: ((0, 1), (1, 2))}
 """Variations of those that are provoked on both sides: an earlier run may have left what memory was filled with, left
 alone the collector runs when it happens to, and foreign memory lies where it happens to. Objects, whose order is random
@@ -83,8 +82,8 @@ in each variation of ``address``, lie alike in runs that are left alone."""
 
 @dataclass(frozen=True, slots=True)
 class Provoked:
-    """A perturbation, or several of which none does it alone, in the ``variations`` that two runs differ in (the same
-    twice: by chance), how many of how many pairs did, and two such runs, of which the second may have failed."""
+    """A perturbation (or set) under which two runs differed, in these ``variations`` (twice the same: by chance), with
+    the counts of pairs, and two such runs, of which the second may have failed."""
 
     names: tuple[str, ...]
     variations: tuple[int, int]
@@ -92,20 +91,22 @@ class Provoked:
     first: Run | None = field(default=None, repr=False)
     second: Run | Failure | None = field(default=None, repr=False)
     makes_it: tuple[str, ...] = ()
-    """Those of them that make the difference, where not all do."""
+    """The perturbations that make the difference, if not all do."""
     note: str = ""
-    """Why it may be another one: :data:`~hashbench.records.NO_TIME` where the time to tell them apart ended."""
+    """Why it may be another one: :data:`~hashbench.records.NO_TIME` if time ran out."""
 
     @property
     def name(self) -> str:
-        """What it is called by."""
+        """Reported name."""
         names = self.makes_it or self.names
         return names[0] if len(names) == 1 else str(Perturbation.TOGETHER)
 
 
 class StressedAttempt:
-    """Makes runs under ``names``, in one of ``variations`` after the other; where load is among what is provoked by
-    chance, the second is another one each time, since two runs of one variation may agree."""
+    """Makes runs under ``names``, in the ``variations`` in turn.
+
+    If load is provoked by chance, the second variation changes each time, since two runs of one variation may agree.
+    """
 
     def __init__(
         self, attempt: Attempt, names: Sequence[str], variations: tuple[int, int], *, device: torch.device
@@ -125,7 +126,7 @@ class StressedAttempt:
 
 
 def varies(names: Sequence[str], variations: tuple[int, int]) -> bool:
-    """Whether load, which differs from run to run, is what runs under these ``names`` differ in."""
+    """Return True if runs under these ``names`` differ only in load, which varies from run to run."""
     return Perturbation.LOAD in names and variations[0] != variations[1] and not set(names) & set(_STEADY)
 
 
@@ -167,7 +168,7 @@ class Stress:
         """Pairs under several perturbations so far."""
 
     def look(self) -> Provoked | None:
-        """What first made two runs differ; ``None`` where nothing did."""
+        """Return what first made two runs differ, else ``None``."""
         found = self._look()
         if found is not None and found.name == Perturbation.TOGETHER:
             self.differing[found.name], self.trials[found.name] = found.counts
@@ -190,7 +191,7 @@ class Stress:
         return self._other_process(names, first, other) or self._further_runs(names, first)
 
     def results(self) -> tuple[ExperimentResult, ...]:
-        """How many pairs were made under each perturbation, and how many of them differ."""
+        """Return the number of pairs made under each perturbation, and of those that differ."""
         known = [str(name) for name in Perturbation if name in self.trials or name in self.notes]
         return tuple(
             ExperimentResult(name, "pair", self.trials[name], self.differing[name], note=self.notes.get(name, ""))
@@ -200,7 +201,7 @@ class Stress:
     # ------------------------------------------------------------------------------------------------- stages
 
     def _other_process(self, names: tuple[str, ...], first: Run, other: Run | None) -> Provoked | None:
-        """The ``other`` run, of a fresh process, against ``first``; where there is none, one of this process."""
+        """Compare the ``other`` run, of a fresh process, with ``first``; without one, a run of this process."""
         if other is None:
             tell_phase("stress: run 2")
             return self._found(names, (0, 1), self._run(names, 0), first)
@@ -224,7 +225,7 @@ class Stress:
         return self._alone_of(names, (0, 1), budget) or replace(self._of_processes(other, first), note=_note_of(budget))
 
     def _further_runs(self, names: tuple[str, ...], first: Run) -> Provoked | None:
-        """Runs in other variations, as many as there is time for."""
+        """Make runs in other variations while there is time."""
         for variation in range(2, MOST + 1):
             if perf_counter() + self.took > self.began + SHARE * self.seconds and not self._is_short:
                 return None
@@ -245,8 +246,10 @@ class Stress:
 
     @contextmanager
     def _fresh(self, threads: int) -> Iterator[Callable[[], Run | None]]:
-        """A context in which a fresh process makes a run with so many threads, beside this one where there is a server.
-        What it gives waits for it; that is ``None``, and why is noted, where there is none."""
+        """Start a run in a fresh process with ``threads`` threads, beside this one if there is a server.
+
+        Yields a function that waits for the run; it returns ``None``, and the reason is noted, if there is none.
+        """
         if self.spec is None:
             yield lambda: None
             return
@@ -271,8 +274,8 @@ class Stress:
         return None
 
     def _persistent_change(self) -> Run | None:
-        """A plain run, which differs from that of the plain pair as all further ones do: an earlier run of the process
-        left something behind. ``None`` where one of them agrees with it."""
+        """Return a plain run if it and all further ones differ from the plain pair: an earlier run of the process left
+        state behind. ``None`` if one of them agrees."""
         later: Run | None = None
         for _ in range(TO_TELL):
             run = self._run((), 0)
@@ -301,8 +304,10 @@ class Stress:
         return self._name(tuple(names), variations, first, second) if _differ(first, second) else None
 
     def _raised(self, names: Sequence[str], variation: int, failure: Failure) -> Provoked | None:
-        """The perturbation under which alone a run raises again, where a plain one does not. Memory that runs out says
-        nothing: these runs take more of it."""
+        """Find the single perturbation that reproduces the exception, which a plain run does not raise.
+
+        Out of memory is no finding: these runs need more of it.
+        """
         note = f"a run failed: {failure.error}"[:200]
         for name in names:
             self.notes.setdefault(str(name), note)
@@ -320,8 +325,8 @@ class Stress:
     # ------------------------------------------------------------------------------------------ which one it was
 
     def _name(self, names: tuple[str, ...], variations: tuple[int, int], first: Run, second: Run) -> Provoked:
-        """The one of several perturbations that made two runs differ; all of them, with how many of the pairs under all
-        do, where none was seen to do so alone."""
+        """Find the one perturbation of several that made two runs differ; if none was seen to do so alone, return all
+        of them with the count of differing pairs."""
         budget = self._budget()
         if found := self._alone_of(names, variations, budget):
             return found
@@ -332,12 +337,12 @@ class Stress:
         return Provoked(names, variations, (1 + differing, self.pairs + trials), first, second, note=note)
 
     def _budget(self) -> Budget:
-        """What it may take to tell which perturbation it was."""
+        """Return the time for finding the perturbation."""
         seconds = max(NAMING_SECONDS, self.options.diagnose_budget * NAMING_SHARE)
         return QuietBudget(seconds, most=max(PATIENCE * NAMING_SECONDS, self.options.diagnose_budget))
 
     def _alone_of(self, names: tuple[str, ...], variations: tuple[int, int], budget: Budget) -> Provoked | None:
-        """The one of several perturbations under which alone runs differ, too."""
+        """Find the one perturbation of several that makes runs differ alone, too."""
         plain = self._alone((), (0, 0), (TO_TELL, TO_TELL), budget)
         if plain.counts[0] == TO_TELL:  # each run finds what the one before it left behind
             return self._of_processes(plain.first, plain.second, plain.counts)
@@ -375,9 +380,10 @@ class Stress:
     def _contributing(
         self, names: tuple[str, ...], seen: dict[tuple[str, ...], tuple[int, int]], budget: Budget
     ) -> tuple[str, ...]:
-        """Those of the perturbations of these ``names``, under which runs differ by chance, without which they differ
-        less often, by more than luck explains: none where further pairs without them, which ``seen`` has the counts of
-        from then on, do not show that."""
+        """Remove each perturbation in turn; keep those whose removal lowers the rate significantly.
+
+        ``seen`` holds the counts of further pairs without each, and is updated.
+        """
         makes_it = []
         for name in names:
             others = tuple(other for other in names if other != name)
@@ -394,8 +400,10 @@ class Stress:
     def _alone(
         self, names: tuple[str, ...], variations: tuple[int, int], pairs: tuple[int, int], budget: Budget
     ) -> Provoked:
-        """Pairs under these perturbations alone: a few, and so many where one of these differs. Of one that always
-        brings the same about, pairs without it must agree as well."""
+        """Make pairs under these perturbations alone: a few, and ``pairs`` of them if one differs.
+
+        If all of them differ, pairs without the perturbation must agree as well.
+        """
         steady = len(names) == 1 and names[0] in _STEADY
         differing = trials = 0
         few, most = pairs
@@ -454,8 +462,8 @@ def _differ(first: Run, second: Run) -> bool:
 
 
 def differing_results(first: Run, second: Run) -> tuple[str, ...]:
-    """The results of two runs in different processes that differ, as far as their digests tell: where strides differ,
-    they do not."""
+    """Return the results of two runs in different processes whose digests differ; with other strides digests tell
+    nothing."""
     differing = [name for name, differs in told_by_digests(first, second).items() if differs]
     alone = first.noted.keys() ^ second.noted.keys()
     return (*differing, *(name for name in (*first.noted, *second.noted) if name in alone))
@@ -466,7 +474,7 @@ Explain = Callable[[Attempt, Attempt, Outcome], Outcome]
 
 
 def latent_outcome(outcome: Outcome, provoked: Provoked, stress: Stress, explain: Explain) -> tuple[str, Outcome]:
-    """The perturbation under which a model that passed differs, and all that is known of that."""
+    """Return the perturbation under which a passing model differs, and the outcome with the cause."""
     first, second = provoked.first, provoked.second
     assert first is not None
     assert second is not None
@@ -504,7 +512,7 @@ _LOOK = "Let the model run under this perturbation as well: the column because h
 
 
 def _raising(outcome: Outcome, provoked: Provoked, failure: Failure) -> Outcome:
-    """The outcome of runs that raise under a perturbation, and do not without."""
+    """Return the outcome of runs that raise only under a perturbation."""
     differing, trials = provoked.counts
     kernel = Divergence(Origin.OUTSIDE, "", failure.op, None, "", None, "", "", f"a run raises: {failure.error}"[:500])
     because = (
@@ -520,8 +528,7 @@ def _raising(outcome: Outcome, provoked: Provoked, failure: Failure) -> Outcome:
 
 
 def perturbation_of(provoked: str, diagnosis: Diagnosis | None) -> str:
-    """What made runs differ that differed under ``provoked``: a clock, the system's entropy or an earlier run of the
-    process, where experiments show that it was one of these."""
+    """Return ``clock``, ``entropy`` or ``process`` if experiments show that it is the cause, else ``provoked``."""
     if diagnosis is None:
         return provoked
     evidence = diagnosis.evidence

@@ -1,6 +1,6 @@
-"""The same tokens of a sequence in two runs: beside padding, or after a cache of what came before.
+"""Run the same tokens of a sequence in two ways: beside padding, or after a KV cache of the tokens before.
 
-For each invariance there are two runs of the same tokens, the reference in which there are more of them, and another.
+For each invariance there are two runs: a reference, which has more tokens, and another.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hashbench.catalog import Status
 from hashbench.run.workload import Tokens, cache_among, map_tensors
 
 Given = Callable[[Callable[..., Any], Any], Any]
-"""Makes the inputs of one run from the copy of the model that it has, and from all inputs."""
+"""Makes the inputs of one run from its copy of the model and the full inputs."""
 
 DIFFERS = {
     "position": Status.POSITION_DIFFERS,
@@ -31,12 +31,19 @@ DIFFERS = {
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two runs of the same tokens: the ``reference`` of ``subset.batch`` of them, the ``other`` of ``subset.size``.
+    """Two runs of the same tokens.
 
-    ``words`` say what is compared. ``cache`` is what the outputs of both have a cache under, which is not compared;
-    empty without one. ``before``: the two runs by which that of the other run was made. ``filled`` is the reference
-    with other tokens in the padding, which must not matter. ``halved`` makes the inputs of half the items, where both
-    runs have all; ``unit`` is what is counted.
+    Attributes:
+        subset: the tokens (or items) of the reference and of the other run.
+        differs: the status if they differ.
+        words: what is compared.
+        reference: makes the inputs of the reference.
+        other: makes those of the other run.
+        cache: name of the cache among the outputs, which is not compared; "" without one.
+        before: the two runs by which the cache of the other run was made.
+        filled: the reference with other tokens in the padding, which must not matter.
+        halved: makes the inputs of half the items, if both runs have all.
+        unit: what is counted.
     """
 
     subset: ItemSubset
@@ -51,15 +58,15 @@ class Pair:
     unit: str = "tokens"
 
     def given(self, size: int) -> Given:
-        """What makes the inputs of the run that is asked for by ``size``; see
+        """Return the function that makes the inputs of the run of ``size``; see
         :attr:`~hashbench.batch.layout.ItemSubset.asked`."""
         if self.halved is not None and size == self.subset.half:
             return self.halved
         return self.reference if size == self.subset.batch else self.other
 
     def rows(self, reference: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """What is compared of a tensor of both runs: the tokens that both have; all of one that has no dimension of
-        tokens; ``None`` where it cannot be told what belongs to them."""
+        """Return the compared parts of a tensor of both runs: the tokens that both have; all of a tensor without a
+        token dimension; ``None`` if the tokens cannot be located."""
         if reference.dim() != other.dim():
             return None
         if self.subset.turned:
@@ -76,7 +83,7 @@ class Pair:
         return reference, other
 
     def kept(self, reference: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        """Of these outputs of the reference what is compared with those of the other run."""
+        """Return the parts of the reference's outputs that are compared with the other run."""
         kept = {}
         for name, value in reference.items():
             beside = other.get(name)
@@ -88,13 +95,13 @@ class Pair:
         return kept
 
     def why_not(self, reference: Mapping[str, Any]) -> str:
-        """Why nothing can be compared with a reference of these results, in words; empty where it can."""
+        """Return why nothing can be compared with a reference of these results, else ""."""
         if not self.cache or any(self.cache in name.split(".") for name in reference):
             return ""
         return f"its output has no {self.cache}, so that there is no cache"
 
     def without_cache(self, results: Mapping[str, Any]) -> dict[str, Any]:
-        """These outputs but the cache."""
+        """Return the outputs without the cache."""
         return {name: value for name, value in results.items() if not (self.cache and self.cache in name.split("."))}
 
 
@@ -103,7 +110,7 @@ class NotApplicableError(Exception):
 
 
 def turned(batch: int) -> Pair:
-    """The run of a batch, and that of the same items in reverse order."""
+    """Return the run of a batch, and that of the same items in reverse order."""
 
     def of_items(change: Callable[[torch.Tensor], torch.Tensor]) -> Given:
         def changed(tensor: torch.Tensor) -> torch.Tensor:
@@ -123,8 +130,9 @@ def turned(batch: int) -> Pair:
 
 
 def pair_of(invariance: str, model: Callable[..., Any], inputs: Any, tokens: Tokens | None = None) -> Pair:
-    """The two runs of a model, a module or a function, with these inputs that check ``invariance``.
-    ``tokens`` name the arguments for it; ``None``: those that it takes by the names of transformers.
+    """Return the two runs of a module or a function on these inputs that check ``invariance``.
+
+    ``tokens`` names the arguments; ``None``: by the names that transformers uses.
 
     Raises:
         NotApplicableError: the invariance cannot be checked on it.
@@ -138,7 +146,7 @@ def pair_of(invariance: str, model: Callable[..., Any], inputs: Any, tokens: Tok
 
 
 def _tokens_taken(model: Callable[..., Any]) -> Tokens:
-    """What a model takes of what :class:`Tokens` names."""
+    """Return the arguments of :class:`Tokens` that a model takes."""
     taken, known = inspect.signature(getattr(model, "forward", model)).parameters, Tokens()
     mask, positions, use_cache = (
         name if name in taken else "" for name in (known.mask, "position_ids", known.use_cache)
@@ -156,7 +164,7 @@ def _ids(inputs: Mapping[str, Any], name: str, *, least: int) -> torch.Tensor:
 
 
 def _beside(inputs: Mapping[str, Any], name: str) -> Sequence[str]:
-    """The names of the inputs that hold something for each token of ``name``; a decoder's tokens are others."""
+    """Return the names of the inputs with one value per token of ``name``; a decoder has tokens of its own."""
     shape = inputs[name].shape
 
     def of_decoder(one: str) -> bool:
@@ -173,7 +181,7 @@ def _beside(inputs: Mapping[str, Any], name: str) -> Sequence[str]:
 
 
 def _padded(tokens: Tokens, inputs: Mapping[str, Any], *, left: bool) -> Pair:
-    """The first half of the tokens, and the same beside as much padding."""
+    """Return the first half of the tokens alone, and beside as much padding."""
     count = _ids(inputs, tokens.ids, least=2).shape[1] // 2
     if not tokens.mask:
         raise NotApplicableError("it takes no attention_mask, so that it cannot be told what is padding")
@@ -216,7 +224,7 @@ def _padded(tokens: Tokens, inputs: Mapping[str, Any], *, left: bool) -> Pair:
 
 
 def _cached(invariance: str, tokens: Tokens, inputs: Mapping[str, Any]) -> Pair:
-    """All tokens at once, and the last ones after a cache of the first."""
+    """Return all tokens at once, and the last ones after a cache of the first."""
     count = _ids(inputs, tokens.decoded, least=4).shape[1]
     if not tokens.cache or not tokens.use_cache:
         raise NotApplicableError("it takes no cache: no past_key_values or cache with use_cache")

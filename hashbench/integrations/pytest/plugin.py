@@ -31,7 +31,7 @@ MARKER = "run_to_run"
 _FIXTURE, _OF_BATCHES, _OF_KERNELS = "assert_runs_equal", "assert_batch_invariant", "assert_kernels_unchanged"
 _RECORD, _RECORDED = "--hashbench-record", "hashbench_recorded"
 _MARKERS_OWN = "_hashbench_run_to_run"
-"""The same fixture by a name that no conftest.py replaces."""
+"""Name under which no conftest.py overrides the fixture."""
 _SEED = 1337
 _INI = {
     "hashbench_runs": (
@@ -43,7 +43,7 @@ _INI = {
     "hashbench_replays": (int, 20, 2, "repetitions of an experiment on a difference, at least"),
     "hashbench_diagnose_budget": (float, 30.0, 0, "seconds for the experiments on one difference (0: none)"),
 }
-"""Name of an option in ``pytest.ini``: its type, its default, its least value, and what it says."""
+"""Option of ``pytest.ini`` → type, default, minimum, help."""
 _TRACERS = ("auto", "native", "python")
 _EQUAL_RUNS = "hashbench_equal_runs"
 _QUICK_RUNS, _MORE_RUNS = 5, 21
@@ -80,13 +80,13 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.runs is not None and (type(self.runs) is not int or self.runs < 2):
-            raise ValueError(f"runs={self.runs!r} compares nothing: it must be a whole number from 2 on")
+            raise ValueError(f"runs must be an int >= 2, got {self.runs!r}")
         if self.deterministic not in (None, "on", "warn", "off"):
-            raise ValueError(f"deterministic={self.deterministic!r} is not known: it is 'on', 'warn', 'off' or None")
+            raise ValueError(f"deterministic must be 'on', 'warn', 'off' or None, got {self.deterministic!r}")
         if self.tracer not in (None, *_TRACERS):
-            raise ValueError(f"tracer={self.tracer!r} is not known: it is {', '.join(map(repr, _TRACERS))} or None")
+            raise ValueError(f"tracer must be {', '.join(map(repr, _TRACERS))} or None, got {self.tracer!r}")
         if type(self.seed) is not int or not 0 <= self.seed < 2**32:
-            raise ValueError(f"seed={self.seed!r} cannot be used: it must be a whole number from 0 to 2**32 - 1")
+            raise ValueError(f"seed must be an int from 0 to 2**32 - 1, got {self.seed!r}")
 
 
 _NAMES = tuple(field.name for field in dataclasses.fields(Options))
@@ -96,7 +96,7 @@ _NAMES = tuple(field.name for field in dataclasses.fields(Options))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The options on the command line and in ``pytest.ini``."""
+    """Add the options of the command line and of ``pytest.ini``."""
     group = parser.getgroup("hashbench", "functions that must give the same in every run")
     group.addoption(
         "--hashbench-output",
@@ -116,7 +116,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marker known, and refuse options that say nothing."""
+    """Register the marker, and validate the options."""
     config.addinivalue_line(
         "markers",
         f"{MARKER}(runs=None, seed={_SEED}, deterministic=None, diagnose=True, ops=True, allow_empty=False, "
@@ -135,14 +135,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """A marked test gets the fixture that runs it."""
+    """Request the fixture for marked tests."""
     if isinstance(item, pytest.Function) and item.get_closest_marker(MARKER) is not None:
         item.fixturenames.append(_MARKERS_OWN)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Have the native tracer compiled where tests will use it, so that none of them waits for that; of several
-    processes, one does it."""
+    """Compile the native tracer if tests will use it, so that no test waits for it; only one of several processes
+    does."""
     config = session.config
     fixtures = {_FIXTURE, _OF_BATCHES, _OF_KERNELS, _MARKERS_OWN}
     uses = any(fixtures & set(getattr(item, "fixturenames", ())) for item in session.items)
@@ -153,7 +153,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Refuse a marker that would be ignored."""
+    """Fail a test whose marker would be ignored."""
     if item.get_closest_marker(MARKER) is None:
         return
     unittest = sys.modules.get("unittest")
@@ -166,7 +166,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
-    """Run a marked test several times where pytest would run it once."""
+    """Run a marked test several times."""
     mark = pyfuncitem.get_closest_marker(MARKER)
     if mark is None:
         return (yield)
@@ -194,13 +194,13 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
 
 @pytest.fixture
 def assert_runs_equal(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunsEqual:
-    """Call it with a function and its arguments: fails where two runs of it do not give the same, and says why."""
+    """Return a callable that takes a function and its arguments, and fails if two runs of it differ."""
     return RunsEqual(request.node.nodeid, request.config, tmp_path_factory, request.node.user_properties)
 
 
 @pytest.fixture
 def assert_batch_invariant(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> BatchInvariant:
-    """Call it with a model and its inputs: fails where an item comes out otherwise in a smaller batch, and says why."""
+    """Return a callable that takes a model and its inputs, and fails if an item differs in a smaller batch."""
     return BatchInvariant(RunsEqual(request.node.nodeid, request.config, tmp_path_factory))
 
 
@@ -208,7 +208,7 @@ def assert_batch_invariant(request: pytest.FixtureRequest, tmp_path_factory: pyt
 def assert_kernels_unchanged(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> KernelsUnchanged:
-    """Call it with a model, its inputs and a file: fails where a kernel gives something else than the file says."""
+    """Return a callable that takes a model, its inputs and a file, and fails if a kernel differs from the file."""
     return KernelsUnchanged(request.node, RunsEqual(request.node.nodeid, request.config, tmp_path_factory))
 
 
@@ -290,7 +290,8 @@ class RunsEqual:
         self._examine(call, self._test, options, marked=True)
 
     def _examine(self, call: FunctionCall, name: str, options: Options, *, marked: bool) -> Any:
-        """What the first run returned. A marked test compares every op by default, and has no line to show."""
+        """Check a call and return the value of its first run. For a marked test every op is compared by default, and no
+        line of the test is shown."""
         __tracebackhide__ = True
         from hashbench.catalog import Status
         from hashbench.check.function import check_function
@@ -319,7 +320,7 @@ class RunsEqual:
         pytest.fail(message, pytrace=shows_line)
 
     def run_options(self, call: FunctionCall, options: Options, *, mode: str = "inference") -> RunOptions:
-        """How the call is run in this test."""
+        """Return the options of the call's runs in this test."""
         from hashbench.check.function import device_of
         from hashbench.records import RunOptions
 
@@ -338,7 +339,7 @@ class RunsEqual:
 
     @functools.cached_property
     def folder(self) -> Path:
-        """Where traces and repros of this test go; made when there is one. What is there already stays."""
+        """Folder for traces and repros of this test, created with the first one; existing files are kept."""
         name = _folder_name(self._test)
         asked = _asked_output(self._config)
         base = asked if asked is not None else self._folders.getbasetemp() / "hashbench"
@@ -347,7 +348,7 @@ class RunsEqual:
 
 
 SIZES = (1, 2, 8)
-"""Numbers of items that are compared with the whole batch; by default those that are smaller."""
+"""Default sizes that are compared with the whole batch, if smaller."""
 
 
 class BatchInvariant:
@@ -390,15 +391,13 @@ class BatchInvariant:
                 [word.strip() for word in invariance.split(",")] if isinstance(invariance, str) else invariance
             )
         except ValueError as error:
-            pytest.fail(f"invariance={invariance!r} cannot be given: {error}")
+            pytest.fail(f"invalid invariance {invariance!r}: {error}")
         if not invariances:
-            pytest.fail(f"invariance={invariance!r} compares nothing")
+            pytest.fail("invariance must not be empty")
         if sizes is not None and "batch" not in invariances:
-            pytest.fail(
-                f"sizes= are those of smaller batches, and invariance={invariance!r} asks for none: leave it out"
-            )
+            pytest.fail(f"sizes= requires invariance 'batch', got {invariance!r}")
         if tokens is not None and not any(one not in ("batch", "position") for one in invariances):
-            pytest.fail(f"tokens= requires an invariance of tokens, and invariance={invariance!r} has none")
+            pytest.fail(f"tokens= requires an invariance of tokens (padding, decode), got {invariance!r}")
         call, name = FunctionCall.of(model, *_given(inputs)), _name_of(model)
         batch = batch_of(inputs, None) or 0
         chosen = [size for size in SIZES if size < batch] if sizes is None else [n for n in sizes if n != batch]
@@ -414,7 +413,7 @@ class BatchInvariant:
             pytest.fail("\n\n".join(filter(None, messages)))
 
     def _failure(self, name: str, check: Callable[[], Row]) -> str:
-        """What a check found, in five lines, or why it cannot be made; empty where nothing differs."""
+        """Describe in five lines what a check found, or why it cannot be made; "" if nothing differs."""
         from hashbench.catalog import Status
         from hashbench.errors import HashbenchError
         from hashbench.text import five_lines
@@ -460,7 +459,7 @@ class KernelsUnchanged:
         if others := sorted(asked.keys() - {"seed", "deterministic", "tracer"}):
             pytest.fail(f"{_OF_KERNELS} has no option {others[0]}; it has threads, name, seed, deterministic, tracer")
         if threads is not None and (type(threads) is not int or threads < 1):
-            pytest.fail(f"threads={threads!r} cannot be used: it must be a whole number from 1 on")
+            pytest.fail(f"threads must be an int >= 1, got {threads!r}")
         from hashbench.check.fingerprint import changed_kernels, record_function
         from hashbench.check.function import FunctionCall
         from hashbench.errors import HashbenchError
@@ -493,7 +492,7 @@ class KernelsUnchanged:
 
 
 def _given(inputs: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """The arguments of a call whose inputs are a tuple or list, a mapping or one tensor."""
+    """Return the arguments of a call whose inputs are a tuple or list, a mapping or one tensor."""
     if isinstance(inputs, Mapping):
         return (), inputs
     return (inputs if isinstance(inputs, (list, tuple)) else [inputs]), {}
@@ -504,7 +503,7 @@ def _name_of(function: Callable[..., Any]) -> str:
 
 
 def _setting(config: pytest.Config, name: str) -> Any:
-    """An option of ``pytest.ini``."""
+    """Return the value of an option of ``pytest.ini``."""
     kind, default, least, _ = _INI[name]
     text = str(config.getini(name)).strip()
     if not text:
@@ -512,9 +511,9 @@ def _setting(config: pytest.Config, name: str) -> Any:
     try:
         value = kind(text)
     except ValueError:
-        raise pytest.UsageError(f"{name} = {text} is not a number") from None
+        raise pytest.UsageError(f"{name} must be a number, got {text}") from None
     if not least <= value < float("inf"):
-        raise pytest.UsageError(f"{name} = {text} is out of range: it must be at least {least}")
+        raise pytest.UsageError(f"{name} must be >= {least}, got {text}")
     return value
 
 
@@ -523,10 +522,10 @@ def _is_set(config: pytest.Config) -> bool:
 
 
 def _tracer(config: pytest.Config) -> str:
-    """``hashbench_tracer`` of ``pytest.ini``."""
+    """Return ``hashbench_tracer`` of ``pytest.ini``."""
     tracer = str(config.getini("hashbench_tracer")).strip() or "auto"
     if tracer not in _TRACERS:
-        raise pytest.UsageError(f"hashbench_tracer = {tracer} is not a tracer: it is {', '.join(_TRACERS)}")
+        raise pytest.UsageError(f"hashbench_tracer must be {', '.join(_TRACERS)}, got {tracer}")
     return tracer
 
 
@@ -553,7 +552,7 @@ def _options(asked: Mapping[str, Any]) -> Options:
 
 
 def _parameters(function: Callable[..., Any]) -> set[str]:
-    """Names of the parameters that a function declares."""
+    """Return the names of the parameters that a function declares."""
     try:
         return set(inspect.signature(function).parameters)
     except (TypeError, ValueError):  # builtins do not tell
@@ -561,7 +560,7 @@ def _parameters(function: Callable[..., Any]) -> set[str]:
 
 
 def _folder_name(test: str) -> str:
-    """A name for files, short, and another one for every test (of every worker of pytest-xdist)."""
+    """Return a short file name that is unique to the test and the worker of pytest-xdist."""
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     digest = hashlib.sha256(f"{test}{worker}".encode(errors="surrogatepass")).hexdigest()[:8]
     plain = re.sub(r"[^A-Za-z0-9_.-]+", "_", test.rpartition("/")[2])[:60]

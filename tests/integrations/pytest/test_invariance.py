@@ -103,9 +103,19 @@ REFUSED: Mapping[str, tuple[Callable[..., Any], Any, dict[str, Any], str]] = {
     "no names": (Sums(), IDS["input_ids"], {"invariance": "padding"}, "its inputs have no names"),
     "one item": (Sums(), torch.ones(1, 2), {"invariance": "position"}, "its batch has one item"),
     "no such invariance": (Sums(), IDS, {"invariance": "crowd"}, "'crowd' is none of batch, position, padding"),
-    "no invariance": (Sums(), IDS, {"invariance": ()}, "compares nothing"),
-    "sizes of no batch": (Sums(), IDS, {"invariance": "decode", "sizes": (1,)}, "sizes= are those of smaller batches"),
-    "tokens of items": (Sums(), IDS, {"invariance": "position", "tokens": Tokens()}, "gives tokens none"),
+    "no invariance": (Sums(), IDS, {"invariance": ()}, "invariance must not be empty"),
+    "sizes of no batch": (
+        Sums(),
+        IDS,
+        {"invariance": "decode", "sizes": (1,)},
+        "sizes= requires invariance 'batch', got",
+    ),
+    "tokens of items": (
+        Sums(),
+        IDS,
+        {"invariance": "position", "tokens": Tokens()},
+        "requires an invariance of tokens",
+    ),
 }
 
 
