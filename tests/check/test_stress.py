@@ -746,7 +746,7 @@ def test_a_function_is_stressed_without_a_fresh_process(tmp_path: Path) -> None:
 
     found, clean = check(Workspace()), check(torch.nn.Identity())
     assert (found.accuracy, found.latent, found.latent_cause) == ("pass", "memory", "uninitialized_memory")
-    assert "differ in 100% of pairs under memory" in five_lines(told(found), folder=tmp_path)
+    assert "differ in 100 % of pairs under memory" in five_lines(told(found), folder=tmp_path)
     assert (clean.accuracy, clean.latent) == ("pass", "")
     assert "process not run" in clean.stressed
 
@@ -820,7 +820,7 @@ def test_a_row_is_told_as_latent_and_written_as_pass() -> None:
 def test_the_table_says_what_was_provoked_how_often_and_what_follows() -> None:
     text = sweep_table([LATENTLY, CLEAN])
     assert "1 latent, 1 pass" in text
-    assert "flaky: it differs in 40% of pairs under threads" in text
+    assert "flaky: it differs in 40 % of pairs under threads" in text
     assert "threads in 6 pairs, load in 8 pairs, memory in 8 pairs: 1 model differs" in text
     assert "up to 53 % of further stressed pairs of any other may still differ" in text
     assert "none differs; up to 53 % of further stressed pairs of each may still differ" in sweep_table([CLEAN])

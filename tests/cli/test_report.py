@@ -40,6 +40,9 @@ def test_the_first_night_sweeps_and_reports_what_differs(first):
         *("zoo_inference", "night.json", "report.html", "report.md", "junit.xml", ".lock")
     }
     assert done.stdout.startswith("# hashbench: 2026-11-19\n\n**Of 2 models, 1 differs and 1 passes**\n")
+    assert "\nNext: hashbench sweep --inference --suite zoo.py --only drifting\n" in done.stdout
+    assert (done.stdout.count("Passed means: two runs were equal."), "Passed means" in done.stderr) == (1, False)
+    assert "where: zoo.py:17 forward" in done.stderr
     notice, warning = done.stdout.splitlines()[-2:]
     assert notice == "::notice title=hashbench 2026-11-19::Of 2 models, 1 differs and 1 passes"
     assert warning.startswith("::warning title=drifting (zoo%2C inference)%3A differs::eager_two_runs_differ")

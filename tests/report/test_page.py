@@ -179,7 +179,7 @@ def test_a_long_list_of_changes_is_told_in_part() -> None:
 
 
 def test_a_rate_is_told_with_its_bounds() -> None:
-    assert how_often(DIAGNOSED) == "33 of 33 replays (95 % interval: 91.0% to 100.0%), 34 different outcomes"
+    assert how_often(DIAGNOSED) == "33 of 33 replays (95 % interval: 91 % to 100 %), 34 different outcomes"
     assert how_often(row("a")) == ""
 
 

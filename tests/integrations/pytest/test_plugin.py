@@ -104,7 +104,7 @@ REFUSED = {
     "test_positional_option": r"takes its options by name: run_to_run\(runs=5\)",
     "test_one_run": r"runs must be an int >= 2, got 1",
     "test_coroutine": r"cannot run a coroutine",
-    "test_stressed": r"differ in 100% of pairs under collector .*\n.*aten\.mul\.Tensor",
+    "test_stressed": r"differ in 100 % of pairs under collector .*\n.*aten\.mul\.Tensor",
 }
 
 
