@@ -315,8 +315,7 @@ def find_nights(paths: Iterable[Path | str]) -> list[Night]:
     """The nights at ``paths``, unread, oldest first, each once.
 
     A path is a CSV, a folder that :func:`~hashbench.results.load.load_sweep` reads, or a folder of such folders.
-    Folders whose names begin with a date are nights of their own, also where each holds one sweep. CSVs that have no
-    model in common are one night.
+    Folders whose names begin with a date are nights of their own, also where each holds one sweep.
 
     Raises:
         HashbenchError: a path does not exist, or holds nothing.
