@@ -59,7 +59,7 @@ def steers(text: str) -> set[str]:
     return set(text) & set(STEERING)
 
 
-def test_what_steers_is_shown_as_an_escape_and_all_else_as_it_is() -> None:
+def test_control_characters_are_escaped() -> None:
     assert printable("a\x1b[31m\u202eb\x9b") == "a\\x1b[31m\\u202eb\\x9b"
     assert steers(printable(NAME)) == steers(one_line(NAME)) == steers(cut_line(NAME)) == set()
     assert printable(FINE) == FINE
@@ -95,7 +95,7 @@ def test_no_report_has_them(tmp_path: Path) -> None:
 KEPT = ("accuracy", "mode", "origin", "latent", "stressed", "cause", "confidence", "repro", "traces")
 
 
-def test_no_traces_difference_has_them(tmp_path: Path, main: Main) -> None:
+def test_no_diff_of_traces_has_them(tmp_path: Path, main: Main) -> None:
     for name, value in (("a", "00"), ("b", "11")):
         leaf = Leaf("input/0", "input", TensorDigest("float32", (1,), (1,), "00" * 8), 0)
         output = TensorDigest("float32", (1,), (1,), value * 8)
@@ -298,7 +298,7 @@ def test_only_that_advice_names_flags() -> None:
 
 
 @pytest.mark.parametrize("text", ["two\nlines", "a\rb\x85c\u2028d", "\x1b[31mred\x07", "long " * 1000])
-def test_texts_of_the_code_under_test_stay_on_their_line(text: str) -> None:
+def test_texts_of_the_tested_code_stay_on_their_line(text: str) -> None:
     row = replace(
         ROW, name=text, detail=text, because=text, evidence=RowEvidence(text), advice=text, differing_results=text
     )

@@ -131,7 +131,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("arguments", "what", "tip"), BAD.values(), ids=BAD)
-def test_bad_input_gets_one_line_and_writes_nothing(
+def test_bad_input_is_one_line_and_writes_nothing(
     arguments: str, what: str, tip: str, main: Main, folder: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
     before = snapshot(folder)
@@ -156,9 +156,7 @@ def test_a_real_process_says_it_in_the_same_words(bad: str, main: Main, folder: 
 
 
 @pytest.mark.parametrize("command", [(), ("pipeline",)], ids=str)
-def test_without_a_command_the_help_is_shown_which_is_no_success(
-    command: tuple[str, ...], main: Main, tmp_path: Path
-) -> None:
+def test_without_a_command_help_is_shown_with_code_2(command: tuple[str, ...], main: Main, tmp_path: Path) -> None:
     done = main(*command, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == main(*command, "--help", cwd=tmp_path).stdout
@@ -183,7 +181,7 @@ def test_ctrl_c_is_no_fault(main: Main, tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device here is always full")
 @pytest.mark.parametrize(("command", "buffered"), [("list --suite torchvision", True), ("sweep --help", False)])
-def test_an_output_that_is_full_is_said_to_be_and_is_no_fault(command: str, buffered: bool, tmp_path: Path) -> None:
+def test_full_output_is_an_error_of_one_line(command: str, buffered: bool, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), **({} if buffered else {"PYTHONUNBUFFERED": "1"})}
     with open("/dev/full", "w") as full:  # noqa: PTH123 – a device
         done = subprocess.run(

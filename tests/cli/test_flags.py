@@ -71,7 +71,7 @@ class Stream:
         (None, {}, Look(None, False)),
     ],
 )
-def test_terminals_have_a_width_and_colours_unless_none_are_wanted(monkeypatch, stream, variables, look):
+def test_width_and_colours_of_streams(monkeypatch, stream, variables, look):
     monkeypatch.setenv("COLUMNS", "77")
     for name in ("NO_COLOR", "FORCE_COLOR", "TERM"):
         monkeypatch.delenv(name, raising=False)

@@ -167,7 +167,7 @@ def test_flags_are_not_abbreviated(main: Main, tmp_path: Path, words: tuple[str,
     assert re.search(rf": unknown flag --\w+\. Did you mean {meant}\? See `hashbench .*--help`\.$", line)
 
 
-def test_flags_after_the_script_of_the_harness_are_its_own() -> None:
+def test_flags_after_the_script_are_passed_through() -> None:
     parsed = cli._parser().parse_args(["dynamo", "--stress", "huggingface.py", "--accur", "--trainin", "--stres"])
     assert (parsed.stress, parsed.arguments) == (True, ["--accur", "--trainin", "--stres"])
 
@@ -189,7 +189,7 @@ def test_no_parser_takes_abbreviated_flags() -> None:
     ] == []
 
 
-def test_options_of_the_pytest_plugin_are_not_abbreviated(tmp_path: Path) -> None:
+def test_options_of_pytest_are_not_abbreviated(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "--hashbench-outp=x"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, "unrecognized arguments: --hashbench-outp=x" in done.stderr) == (4, True)

@@ -16,7 +16,7 @@ from tests.cli.cli_helpers import trace_of
 pytestmark = pytest.mark.xdist_group("cli swept")
 
 
-def test_diff_shows_both_records_their_neighbours_and_the_module(main: Main, folder: Path) -> None:
+def test_diff_shows_records_neighbours_and_module(main: Main, folder: Path) -> None:
     done = main("diff", trace_of(folder, "drifting", 1), trace_of(folder, "drifting", 2), cwd=folder)
     assert done.returncode == 1, done.stderr
     lines = done.stdout.splitlines()
@@ -38,14 +38,14 @@ def test_diff_shows_both_records_their_neighbours_and_the_module(main: Main, fol
     assert "2 results differ: output.0, output.1" in done.stdout
 
 
-def test_diff_of_equal_traces_says_so_and_other_models_are_a_difference(main: Main, folder: Path) -> None:
+def test_diff_of_equal_traces_exits_with_0(main: Main, folder: Path) -> None:
     done = main("diff", "whole.log", trace_of(folder, "steady", 2), cwd=folder)
     assert done.returncode == 0
     assert done.stdout.startswith("The traces are equal: ")
     assert main("diff", "whole.log", trace_of(folder, "drifting"), cwd=folder).returncode == 1
 
 
-def test_compare_with_itself_is_no_difference_and_with_a_better_one_is(main: Main, folder: Path) -> None:
+def test_compare_exits_with_1_only_if_worse(main: Main, folder: Path) -> None:
     better = (folder / "out" / "accuracy.csv").read_text().replace("eager_two_runs_differ", "pass")
     (folder / "better.csv").write_text(better)
     assert main("compare", "out", "out", cwd=folder).returncode == 0
@@ -58,7 +58,7 @@ IN_PLACE = "import sys; sys.path.remove(''); from hashbench.cli import main; sys
 """As the installed command does: the folder where the user stands is not on the module path."""
 
 
-def test_zoo_file_imports_nothing_from_where_the_user_stands(folder: Path) -> None:
+def test_zoo_file_imports_nothing_from_the_cwd(folder: Path) -> None:
     (folder / "xxhash.py").write_text("raise RuntimeError('the wrong one')\n")
     (folder / "zoos").mkdir()
     (folder / "zoos" / "zoo.py").write_text(f"import xxhash\n{ZOO}")
@@ -67,7 +67,7 @@ def test_zoo_file_imports_nothing_from_where_the_user_stands(folder: Path) -> No
 
 
 @pytest.mark.slow
-def test_env_prints_the_fingerprint_of_this_machine_wherever_the_user_stands(tmp_path: Path) -> None:
+def test_env_prints_the_environment_from_any_folder(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise RuntimeError('the wrong torch')\n")
     done = run("env", cwd=tmp_path, code=IN_PLACE)
     assert done.returncode == 0, done.stderr

@@ -14,7 +14,7 @@ from hashbench.replay import ops
 from hashbench.repro import write_repro
 
 
-def test_a_folder_of_repros_is_refused_with_the_commands_that_replay_them(main: Main, tmp_path: Path) -> None:
+def test_folder_of_repros_prints_commands_to_replay(main: Main, tmp_path: Path) -> None:
     folder = tmp_path
     for name in ("small.inference.a", "small.inference.b c"):
         (folder / "night" / "small" / "repro" / name).mkdir(parents=True)
@@ -44,7 +44,7 @@ def test_replay_of_a_call_that_agrees_exits_with_0(main: Main, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_replay_of_a_custom_op_wants_to_know_what_defines_it(tmp_path: Path) -> None:
+def test_replay_of_a_custom_op_asks_for_import(tmp_path: Path) -> None:
     (tmp_path / "ops.py").write_text(
         "import torch\n"
         "@torch.library.custom_op('hashbench_cli::twice', mutates_args=())\n"

@@ -30,7 +30,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.Co
     return folder, run(*NIGHT, "--label", "2026-11-19", "--annotations", "--", "--diagnose-budget", "0", cwd=folder)
 
 
-def test_the_first_night_sweeps_and_reports_what_differs(first):
+def test_first_night_reports_what_differs(first):
     folder, done = first
     assert done.returncode == 0, done.stderr
     night = folder / "nights" / "2026-11-19"
@@ -50,7 +50,7 @@ def test_the_first_night_sweeps_and_reports_what_differs(first):
     assert "began" in json.loads((night / "zoo_inference" / "sweep.json").read_text())
 
 
-def test_a_night_that_lost_a_row_is_completed_and_the_rest_not_run_again(first):
+def test_night_completes_only_the_lost_row(first):
     folder, _ = first
     night = folder / "nights" / "2026-11-19" / "zoo_inference"
     before = read_rows(night / "accuracy.csv")
@@ -63,7 +63,7 @@ def test_a_night_that_lost_a_row_is_completed_and_the_rest_not_run_again(first):
     assert (after[0], after[1].accuracy) == (before[0], "pass")
 
 
-def test_a_second_process_leaves_the_running_night_as_it_is(first):
+def test_second_process_leaves_a_running_night_alone(first):
     folder, _ = first
     night = folder / "nights" / "2026-11-19"
     before = snapshot(night)
@@ -137,7 +137,7 @@ def test_report_prints_markdown(main, worse, flags, code):
     assert "## Everything that does not pass" in done.stdout
 
 
-def test_report_of_csvs_without_a_common_model_is_one_night(main, tmp_path):
+def test_csvs_without_a_common_model_are_one_night(main, tmp_path):
     (tmp_path / "big").mkdir()
     write_rows(tmp_path / "big" / "timm.csv", [row("a", suite="timm"), differing("b", suite="timm")])
     write_rows(tmp_path / "big" / "torchvision.csv", [row("a"), row("c")])
@@ -149,7 +149,7 @@ def test_report_of_csvs_without_a_common_model_is_one_night(main, tmp_path):
     assert "2 nights of history" in done.stdout
 
 
-def test_report_writes_what_is_asked_for_and_says_so_in_a_line(main, worse):
+def test_report_writes_files_and_prints_a_line(main, worse):
     done = main("report", "nights", "--html", "o/p.html", "--markdown", "o/s.md", "--junit", "o/j.xml", cwd=worse)
     assert (done.returncode, done.stdout) == (0, "2026-11-20: Worse: 1 new difference\n"), done.stderr
     assert {path.name for path in (worse / "o").iterdir()} == {"p.html", "s.md", "j.xml"}
@@ -203,7 +203,7 @@ MODELS = {"activated": lambda: net(True), "plain": lambda: net(False)}
 one: the environment is recorded with it, and no processor does anything else for these ops."""
 
 
-def test_a_night_after_a_change_of_the_environment_says_which_kernels_changed(tmp_path, monkeypatch):
+def test_night_names_kernels_that_changed(tmp_path, monkeypatch):
     (tmp_path / "zoo.py").write_text(ANOTHER_NIGHT)
     flags = ("--", "--fingerprints", "--diagnose-budget", "0")
     monkeypatch.delenv("MKL_CBWR", raising=False)

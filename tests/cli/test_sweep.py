@@ -82,7 +82,7 @@ def run(*flags: str) -> int:
         pytest.param("-d cuda:1 --jobs 4", "5,7", ["7"], id="one of those that are visible"),
     ],
 )
-def test_workers_get_devices_and_rows_are_of_their_kind(
+def test_workers_get_devices_of_one_kind(
     flags: str, given: str | None, visible: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -107,7 +107,7 @@ def test_workers_get_devices_and_rows_are_of_their_kind(
         ("--stress", [(DEFAULT_TARGET, True)]),
     ],
 )
-def test_repros_are_forks_of_a_server_that_loads_torch_when_asked(
+def test_repros_fork_from_one_server(
     flags: str, wanted: list[tuple[str, bool]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Sweeps(monkeypatch, tmp_path, {"device": {"type": "cpu"}})
@@ -174,7 +174,7 @@ def test_sweeps_inside_a_context_share_its_servers(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("device", ["cpu", "mps"])
-def test_where_no_device_can_be_assigned_all_stays_as_it_was(
+def test_devices_without_assignment_stay_unassigned(
     device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sweeps = Sweeps(monkeypatch, tmp_path, {"device": {"type": device, "each": [{"name": "M3"}]}})
@@ -182,7 +182,7 @@ def test_where_no_device_can_be_assigned_all_stays_as_it_was(
     assert (sweeps.options.device, sweeps.visible) == (device, [])
 
 
-def test_what_is_not_used_and_what_does_not_count_is_said_once(
+def test_unused_devices_and_variables_are_named_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")
@@ -204,7 +204,7 @@ def test_without_ray_the_extra_is_named(main: Main, folder: Path, monkeypatch: p
     assert "pip install 'hashbench[ray]'" in done.stderr
 
 
-def test_strict_sweep_of_a_zoo_that_differs_exits_with_1(swept: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+def test_strict_sweep_with_a_difference_exits_with_1(swept: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     folder, done = swept
     assert done.returncode == 1, done.stderr
     rows = {row.name: row for row in read_rows(folder / "out" / "accuracy.csv")}
@@ -222,7 +222,7 @@ def test_csv_begins_with_the_columns_of_dynamo(swept: tuple[Path, subprocess.Com
     assert tuple(header) == ROW_COLUMNS
 
 
-def test_sweep_prints_the_table_and_where_the_results_are(
+def test_sweep_prints_table_and_results_path(
     swept: tuple[Path, subprocess.CompletedProcess[str]],
 ) -> None:
     lines = swept[1].stdout.splitlines()
@@ -232,7 +232,7 @@ def test_sweep_prints_the_table_and_where_the_results_are(
 
 
 @pytest.mark.slow
-def test_finished_sweep_resumes_to_the_same_rows_and_is_not_strict_unless_asked(
+def test_finished_sweep_resumes_to_the_same_rows(
     swept: tuple[Path, subprocess.CompletedProcess[str]],
 ) -> None:
     csv_file = swept[0] / "out" / "accuracy.csv"
@@ -254,7 +254,7 @@ def test_finished_sweep_resumes_to_the_same_rows_and_is_not_strict_unless_asked(
         "--training --jobs 4 --output elsewhere -k other -x more --total-partitions 2",
     ],
 )
-def test_the_command_of_a_row_sweeps_its_model_alone_under_the_same_flags(flags):
+def test_command_of_a_row_repeats_the_flags(flags):
     asked = _parser().parse_args(["sweep", "--suite", "zoos/my zoo.py", "torchvision", *flags.split()])
     request = request_of(asked, suites=asked.suite, output=Path("out"))
     line = command_for(request, row("a b", "crashed", suite="my zoo", threads=1))
@@ -265,7 +265,7 @@ def test_the_command_of_a_row_sweeps_its_model_alone_under_the_same_flags(flags)
     assert made.options == replace(request.options, threads=threads)
 
 
-def test_the_command_of_a_row_that_nobody_diagnosed_lets_it_be_diagnosed_and_a_repro_is_replayed():
+def test_command_of_an_undiagnosed_row_diagnoses():
     asked = _parser().parse_args(["sweep", "--training", "--diagnose-budget", "0"])
     request = request_of(asked, suites=asked.suite, output=Path("out"))
     line = command_for(request, DIFFERING)

@@ -44,7 +44,7 @@ def inputs():
         ("audit --resume", "--resume requires --output"),
     ],
 )
-def test_bad_input_gets_one_line_and_writes_nothing(command: str, said: str, main: Main, tmp_path: Path) -> None:
+def test_bad_input_is_one_line_and_writes_nothing(command: str, said: str, main: Main, tmp_path: Path) -> None:
     done = main(*command.split(), cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert said in done.stderr
@@ -90,7 +90,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         (("--threads", "3", "--dtypes", "int8", "int8", "bool"), 3, ("int8", "bool")),
     ],
 )
-def test_audit_has_threads_and_dtypes_of_what_it_measures(
+def test_threads_and_dtypes_of_an_audit(
     flags: tuple[str, ...], threads: int | None, dtypes: tuple[str, ...], asked: Any, main: Main, tmp_path: Path
 ) -> None:
     done = main("audit", "--ops", "add", "mm", "-k", "x", *flags, "--output", "out", cwd=tmp_path)

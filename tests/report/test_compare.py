@@ -100,7 +100,7 @@ def test_whatever_is_not_a_pass_is_worse_than_one(status):
 
 
 @pytest.mark.parametrize("base", Status)
-def test_a_model_that_left_no_row_is_worse_than_any_row(base):
+def test_missing_row_is_worse_than_any_row(base):
     assert decide(base, "").worse
 
 
@@ -132,12 +132,12 @@ def test_other_conditions_are_not_comparable_and_named(column, value):
 @pytest.mark.parametrize(
     "column", ["seconds", "benign", "ops", "op_index", "traces", "env", "peak_memory_mib", "error"]
 )
-def test_what_does_not_matter_does_not_change_the_outcome(column):
+def test_irrelevant_columns_do_not_change_the_outcome(column):
     assert only_change(PLAIN, row(**{column: 3})).outcome is Outcome.UNCHANGED
     assert only_change(DIFFERING, dataclasses.replace(DIFFERING, **{column: 3})).outcome is Outcome.STILL_DIFFERS
 
 
-def test_a_crashed_row_that_knows_no_dtype_is_still_the_same_model():
+def test_crashed_row_without_dtype_is_paired():
     crashed = row(accuracy="crashed", dtype="", batch_size=None, iterations=None, error="killed by signal 9")
     change = only_change(PLAIN, crashed)
     assert (change.outcome, change.note) == (Outcome.REGRESSED, "killed by signal 9")
@@ -212,7 +212,7 @@ def test_a_base_without_rows_is_refused():
         compare(sweep(), sweep(PLAIN))
 
 
-def test_a_whole_group_is_marked_and_missing_groups_are_worse():
+def test_whole_group_is_marked_and_worse_if_missing():
     training, inference = row("a"), row("a", mode="inference")
     comparison = compare(sweep(training, inference, row("b")), sweep(training))
     marks = {change.key: (change.outcome, change.whole_group) for change in comparison.changes}
@@ -260,13 +260,13 @@ def test_models_that_were_not_asked_for_are_not_worse():
         "asked in another dtype",
     ],
 )
-def test_a_model_without_a_row_is_missing_when_it_was_asked_for(selections, outcome):
+def test_selected_model_without_a_row_is_missing(selections, outcome):
     comparison = compare(sweep(row("a"), row("b")), sweep(row("a"), selections=selections))
     assert {change.key[-1]: change.outcome for change in comparison.changes}["b"] is outcome
 
 
 @pytest.mark.parametrize("named", ["", "accuracy.csv"], ids=["its folder", "its CSV"])
-def test_one_sweep_was_asked_for_its_mode_alone_and_a_folder_of_sweeps_may_have_lost_one(tmp_path, named):
+def test_folder_of_sweeps_may_have_lost_a_mode(tmp_path, named):
     write_sweep(tmp_path / "all" / "training", row("a"), selection=selection(row("a")))
     base = sweep(row("a"), row("a", mode="inference"))
     alone = compare(base, load_sweep(tmp_path / "all" / "training" / named))
@@ -274,14 +274,14 @@ def test_one_sweep_was_asked_for_its_mode_alone_and_a_folder_of_sweeps_may_have_
     assert compare(base, load_sweep(tmp_path / "all")).counts == {Outcome.MISSING: 1, Outcome.UNCHANGED: 1}
 
 
-def test_suites_of_the_baseline_that_a_sweep_does_not_know_were_not_asked_for():
+def test_suites_unknown_to_a_sweep_were_not_asked_for():
     base = sweep(row("a"), row("b", suite="timm"))
     whole = compare(base, sweep(row("a"), selections=(selecting("a"),)))
     assert whole.counts == {Outcome.NOT_SELECTED: 1, Outcome.UNCHANGED: 1}
     assert compare(base, sweep(row("a"))).counts == {Outcome.MISSING: 1, Outcome.UNCHANGED: 1}
 
 
-def test_a_default_sweep_against_the_full_baseline_of_both_modes(tmp_path):
+def test_default_sweep_against_baseline_of_both_modes(tmp_path):
     expected = tmp_path / "expected"
     expected.mkdir()
     for mode in ("training", "inference"):
@@ -293,7 +293,7 @@ def test_a_default_sweep_against_the_full_baseline_of_both_modes(tmp_path):
     assert not comparison.got_worse
 
 
-def test_batch_invariance_of_the_baseline_was_not_asked_of_plain_sweeps(tmp_path):
+def test_plain_sweeps_miss_no_invariance_of_the_baseline(tmp_path):
     expected, rows = tmp_path / "expected", [row(name, mode="batch-invariance") for name in "ab"]
     expected.mkdir()
     write_rows(expected / "plain.csv", [row("a"), row("a", mode="inference")])
@@ -309,14 +309,14 @@ def test_batch_invariance_of_the_baseline_was_not_asked_of_plain_sweeps(tmp_path
 # ---------------------------------------------------------------------------------------------- environments
 
 
-def test_differences_of_the_environment_have_dotted_keys_and_no_volatile_ones():
+def test_environment_changes_skip_volatile_keys():
     base = {"torch": {"version": "2.14", "cuda": None}, "threads": 2, "command_line": "a", "run": {"date": "1"}}
     new = {"torch": {"version": "2.15", "cuda": None}, "threads": 2, "command_line": "b", "run": {"date": "2"}, "x": 1}
     changes = environment_changes([base], [new])
     assert [(one.key, one.base, one.new) for one in changes] == [("torch.version", "2.14", "2.15"), ("x", "", "1")]
 
 
-def test_several_environments_of_a_side_are_taken_together():
+def test_environments_of_a_side_are_merged():
     (change,) = environment_changes([{"threads": 1}, {"threads": 2}], [{"threads": 2}])
     assert (change.base, change.new) == ("1 or 2", "2")
 
@@ -329,7 +329,7 @@ def test_only_environments_of_compared_rows_count():
     assert compare(base, new).environment == ()
 
 
-def test_an_unknown_environment_is_said_and_not_taken_for_equal():
+def test_unknown_environment_is_not_taken_for_equal():
     known = sweep(PLAIN, environments={"e1": {"cpu": "X"}})
     assert compare(known, known).remarks == ()
     (remark,) = compare(known, sweep(PLAIN)).remarks
@@ -431,7 +431,7 @@ def test_another_device_than_dynamos_is_not_comparable():
     assert [change.note for change in comparison.changes] == ["dev cuda → cpu"]
 
 
-def test_both_modes_against_a_file_without_modes_are_refused():
+def test_both_modes_against_file_without_modes_refused():
     with pytest.raises(HashbenchError, match="holds resnet18 more than once"):
         compare(dynamo(PLAIN), sweep(PLAIN, row(mode="inference")))
 

@@ -81,7 +81,7 @@ OF_BOTH = {name: (old, new, worse) for name, (old, new, _, worse) in TRUTH.items
 
 
 @pytest.mark.parametrize(("expected", "new", "worse"), OF_BOTH.values(), ids=OF_BOTH.keys())
-def test_compare_gives_the_same_answer_for_a_model_that(expected, new, worse):
+def test_compare_agrees_for_a_model_that(expected, new, worse):
     comparison = compare(expecting(expected), tonight(*([new] if new else [])))
     assert comparison.got_worse is worse
 
@@ -135,7 +135,7 @@ def test_nights_without_what_is_expected(model, nights):
         (30, 1.0, ExpectationStatus.STALE),
     ],
 )
-def test_an_expectation_is_stale_after_thirty_nights_in_which_the_model_ran(passed, rate, status):
+def test_expectation_is_stale_after_thirty_nights(passed, rate, status):
     model = course((0, 0, DIFFER, KERNEL), (1, passed, PASS, ""))
     judged = judge(history(model, nights=passed + 1), tonight(row()), expected=expecting(differing(rate=rate)))
     (one,) = judged.judgements
@@ -167,7 +167,7 @@ def test_what_was_not_asked_for_is_not_missing():
     assert not judged.got_worse
 
 
-def test_a_suite_that_the_night_was_not_asked_for_is_not_missing_and_one_that_it_was_is():
+def test_only_suites_that_were_asked_for_can_be_missing():
     expected = expecting(row(), row("bert", suite="huggingface"))
     parts = frozenset({("torchvision", "training")})
     new = sweep(row(), selections=(asked("resnet18"),), parts=parts)
@@ -176,7 +176,7 @@ def test_a_suite_that_the_night_was_not_asked_for_is_not_missing_and_one_that_it
     assert judge(history(), failed, expected=expected).got_worse
 
 
-def test_a_night_with_problems_is_worse_even_when_no_model_is():
+def test_night_with_problems_is_worse():
     judged = judge(
         history(problems=("timm in training: its sweep did not end",)), tonight(row()), expected=expecting(row())
     )
@@ -192,27 +192,27 @@ def test_the_first_night_of_all_is_not_worse():
     assert judged.verdict == "Of 2 models, 1 differs and 1 passes"
 
 
-def test_a_night_of_which_nothing_is_expected_and_no_model_ran_before_is_not_called_equal():
+def test_night_without_expectation_is_not_called_equal():
     expected, new = expecting(row(suite="timm")), tonight(differing(), row("vgg11", "timeout"), row("vgg11", mode="x"))
     judged = judge(history(nights=1), new, expected=expected)
     assert judged.verdict == "Of 3 rows of 2 models, 1 differs, 1 fails and 1 passes"
     assert "None of the 1 row of what is expected is of a model of this night." in judged.remarks
 
 
-def test_a_night_of_other_models_than_the_last_is_compared_with_nothing():
+def test_night_of_other_models_has_no_comparison():
     judged = judge(history(), tonight(differing("b"), models=("b",)), last=sweep(row("a")), before=0)
     assert (judged.alone, judged.last, judged.verdict) == (True, "", "Of 1 model, 1 differs")
     assert "No model of night 0 is one of this night: nothing was compared with it." in judged.remarks
     assert not any("compared with the night before" in remark for remark in judged.remarks)
 
 
-def test_rows_that_had_nothing_to_compare_with_are_counted():
+def test_rows_without_counterpart_are_counted():
     judged = judge(history(), tonight(row(), differing("b"), row("c")), expected=expecting(row()))
     assert judged.verdict == "Nothing got worse; 2 rows had nothing to compare with: 1 differs and 1 passes"
     assert not judged.alone
 
 
-def test_a_night_that_lost_all_that_was_expected_is_worse_and_not_alone():
+def test_night_that_lost_every_expected_model_is_worse():
     judged = judge(history(), tonight(models=("resnet18",)), expected=expecting(row()))
     assert (judged.verdict, judged.alone) == ("Worse: 1 missing", False)
 

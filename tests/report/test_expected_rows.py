@@ -58,12 +58,12 @@ def test_a_row_that(before, now, told, word):
     assert update(sweep(now), expecting(before, told=TOLD), link=LINK) == ([told], {word: 1})
 
 
-def test_a_model_that_is_named_is_taken_even_where_its_difference_was_not_seen():
+def test_named_model_is_taken_though_not_seen():
     rows, _ = update(sweep(row(), row("vgg11")), expecting(differing(rate=0.2), told=TOLD), only=["resnet18"])
     assert rows == [("pass", TODAY, "", "")]
 
 
-def test_models_that_are_not_named_are_left_and_said_so():
+def test_models_not_named_are_left_and_listed():
     new, known = sweep(row("a"), row("b"), row("c")), expecting(row("b"), row("gone"), told=TOLD)
     made = expect(new, known=known, only=["a"], today=TODAY)
     assert made.what == {"kept: not named": 1, "kept: not in the sweep": 1, "new": 1}
@@ -82,7 +82,7 @@ def test_a_name_that_the_sweep_lacks_is_refused(tmp_path, only, tip):
     assert not (tmp_path / "x.csv").exists()
 
 
-def test_rows_that_the_sweep_lacks_are_kept_and_counted():
+def test_rows_not_in_the_sweep_are_kept():
     rows, what = update(sweep(row()), expecting(row("gone"), row(dev="cuda"), told=TOLD))
     assert [one[:2] for one in rows] == [("pass", EARLIER), ("pass", EARLIER), ("pass", TODAY)]
     assert what == {"kept: not in the sweep": 2, "new": 1}
@@ -101,7 +101,7 @@ def test_what_it_refuses():
         update(sweep(row(), kind="dynamo"))
 
 
-def test_what_was_written_is_read_back_with_its_environment(tmp_path):
+def test_written_rows_are_read_back(tmp_path):
     path = tmp_path / "expected" / "x.csv"
     odd = differing("=1+1", repro="repro/x", traces="traces/x", env="e1")
     made = expect(
@@ -121,13 +121,13 @@ def test_what_was_written_is_read_back_with_its_environment(tmp_path):
 @pytest.mark.parametrize(
     ("column", "text"), [("since", "yesterday"), ("seen", "20261120"), ("link", "javascript:alert(1)"), ("link", "x y")]
 )
-def test_what_is_no_date_or_address_is_refused_with_its_line(tmp_path, column, text):
+def test_invalid_date_or_link_is_refused_with_its_line(tmp_path, column, text):
     (tmp_path / "x.csv").write_text(EXPECTED_ROWS.text([extended(ExpectedRow, row(), **{column: text})]))
     with pytest.raises(HashbenchError, match=rf"line 2 of .*x\.csv has .* as {column}"):
         load_sweep(tmp_path / "x.csv")
 
 
-def test_a_folder_gets_one_csv_for_each_suite_mode_and_device(tmp_path):
+def test_folder_gets_a_csv_by_suite_mode_and_device(tmp_path):
     night = write_night(tmp_path / "nights", "2026-11-20", row("a"), row("a", mode="inference"), row("b", suite="timm"))
     output = tmp_path / "expected"
     found = expect_from([night], output=output, today=TODAY)
@@ -143,7 +143,7 @@ def test_a_folder_gets_one_csv_for_each_suite_mode_and_device(tmp_path):
         expect_from([night], output=output, today=TODAY, only=["vgg11"])
 
 
-def test_nothing_is_written_when_one_of_the_files_cannot_be_read(tmp_path):
+def test_unreadable_file_leaves_all_unwritten(tmp_path):
     night = write_night(tmp_path / "nights", "2026-11-20", row("a"), row("b", suite="timm"))
     output = tmp_path / "expected"
     output.mkdir()
@@ -185,6 +185,6 @@ def test_it_says_what_is_expected_now(before, now, said):
     assert made.accepted == ((f"resnet18: {said} is expected now",) if said else ())
 
 
-def test_the_link_of_a_row_that_passes_now_is_kept_only_where_it_did_before():
+def test_rows_that_pass_get_no_link():
     rows, _ = update(sweep(row(), row("b")), expecting(row(), row("b"), told={**TOLD, "link": ""}), link=LINK)
     assert [one[2] for one in rows] == ["", ""]

@@ -20,7 +20,7 @@ def main_lines(table: str) -> list[str]:
     return [line for line in table.split("\n\n")[0].splitlines()[2:] if not line.startswith(" ")]
 
 
-def test_what_differs_comes_first_then_what_fails_and_the_rest_is_counted():
+def test_differences_first_then_failures_then_counts():
     rows = [
         row("skipped", "pass_due_to_skip", error="needs cuda"),
         row("another", "pass_due_to_skip", error="needs cuda"),
@@ -35,7 +35,7 @@ def test_what_differs_comes_first_then_what_fails_and_the_rest_is_counted():
     assert "5 models in training: 1 eager_two_runs_differ, 1 crashed, 2 pass_due_to_skip, 1 pass" in table.splitlines()
 
 
-def test_what_was_not_compared_is_said_of_what_passes_and_of_what_does_not():
+def test_results_not_compared_are_reported():
     rows = [
         row("a", not_compared="output.1: a lock"),
         row("b", compiled="ran eagerly: Net"),
@@ -63,7 +63,7 @@ def test_a_cause_stands_in_the_place_of_the_origin():
 
 @pytest.mark.parametrize("width", [60, 80, 100, 140, 250])
 @pytest.mark.parametrize("status", [status for status in Status if not kind_of(status).is_fine])
-def test_the_table_fits_a_terminal_and_no_status_and_no_remedy_is_cut(width, status):
+def test_table_fits_and_cuts_no_status_or_remedy(width, status):
     odd = row("a_name_of_a_model_that_is_long", status, **LONG, error=REMEDY, advice=REMEDY, seconds=12_345.6)
     table = sweep_table(
         [odd, row("skipped", "pass_due_to_skip", error=REMEDY), row(runs=2, rate_high=0.95)], width=width
@@ -121,7 +121,7 @@ def test_nothing_is_cut_where_no_terminal_is():
     assert all(text in table for text in ("n" * 99, LONG["kernel"], LONG["module"], REMEDY.strip()))
 
 
-def test_below_a_row_stand_its_error_the_advice_the_repro_or_log_and_the_command(tmp_path):
+def test_lines_below_a_row(tmp_path):
     log = tmp_path / "logs" / "torchvision.training.dies.log"
     log.parent.mkdir()
     log.touch()

@@ -37,7 +37,7 @@ NEW = sweep(
 COMPARISON = compare(BASE, NEW)
 
 
-def test_markdown_shows_hostile_names_and_errors_as_they_are():
+def test_markdown_escapes_names_and_errors():
     text = as_markdown(COMPARISON)
     assert "<" not in text
     (line,) = [line for line in text.splitlines() if "img" in line]
@@ -62,7 +62,7 @@ def test_markdown_is_escaped(text, escaped):
     assert escape_markdown(text) == escaped
 
 
-def test_json_has_every_model_and_no_numbers_that_json_lacks():
+def test_json_has_every_model_and_no_infinity():
     odd = row("alexnet", max_abs_diff=math.inf, rate=math.nan)
     content = json.loads(as_json(compare(BASE, sweep(odd))), parse_constant=pytest.fail)
     assert content["worse"] is True
@@ -81,7 +81,7 @@ def test_models_that_were_not_selected_are_one_line():
 
 
 @pytest.mark.parametrize(("count", "listed"), [(4, True), (5, False)], ids=["four are listed", "five are one line"])
-def test_models_that_are_not_comparable_for_one_reason_share_a_line(count, listed):
+def test_models_not_comparable_alike_share_a_line(count, listed):
     names = [f"model{number}" for number in range(count)]
     text = as_text(compare(sweep(*map(row, names)), sweep(*(row(name, batch_size=8) for name in names))))
     assert ("model0" in text) == listed
@@ -104,7 +104,7 @@ def test_a_comparison_in_which_all_is_well_is_short():
         ),
     ],
 )
-def test_a_comparison_counts_the_rows_that_have_no_partner(new, words):
+def test_summary_counts_rows_without_a_partner(new, words):
     compared = compare(sweep(row("a"), row("b")), sweep(*new))
     assert re.fullmatch(words, summary(compared))
     assert json.loads(as_json(compared))["without_partner"] == {"base": 4 - len(new) - 1, "new": 1}
