@@ -11,6 +11,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,7 +46,7 @@ TRACEBACKS = 500
 @dataclass(frozen=True, slots=True)
 class ModelView:
     """Everything that a page says of one model. ``index`` is that of :attr:`History.models`, ``row`` its newest row in
-    trouble, of ``night``, and ``folder`` that of its sweep. ``suite`` is what ``--suite`` takes for it, ``traceback``
+    trouble, of ``night``, and ``folder`` that of its sweep. ``sweep`` is the command that runs it again, ``traceback``
     the end of its log where it failed."""
 
     index: int
@@ -55,7 +56,7 @@ class ModelView:
     experiments: tuple[ExperimentView, ...]
     excerpt: Excerpt | None
     folder: Path = Path()
-    suite: str = ""
+    sweep: tuple[str, ...] = ()
     traceback: str = ""
 
     @property
@@ -80,9 +81,6 @@ class ModelView:
     def commands(self) -> tuple[tuple[str, str], ...]:
         """What to do next: what for, and the command line. Of a path that leads out of the sweep's folder, none."""
         row, traces, repro = self.row, self.row.traces.split(), [self.row.repro] if self.row.repro else []
-        run = ["hashbench", "sweep", "--suite", self.suite, *flags_of_mode(row.mode), "--only", row.name]
-        run += [f"--{row.dtype}"] * (row.dtype in DTYPES and row.dtype != DTYPES[0])
-        run += ["-d", row.dev] * (row.dev != "cpu")
         lines = [
             ("run the captured call again, with its torch", ["uv", "run", f"{self.repro}/repro.py"], repro),
             (
@@ -95,7 +93,7 @@ class ModelView:
                 ["hashbench", "diff", *(str(self.folder / t) for t in traces)],
                 traces,
             ),
-            ("sweep this model again", [*run, "--output", f"again/{row.name}"], ["."] * bool(self.suite and row.mode)),
+            ("sweep this model again", self.sweep, ["."] * bool(self.sweep)),
         ]
         return tuple(
             (what, shlex.join(words))
@@ -126,18 +124,45 @@ def model_views(
             *(index, model, trouble.row, trouble.night, read_evidence(trouble.row)),
             excerpt=excerpts.get(model.key),
             folder=trouble.folder,
-            suite=_suite_argument(trouble.row, history.nights[trouble.night].environments),
+            sweep=sweep_again(trouble.row, history.nights[trouble.night].environments),
             traceback=told.get(model.key, ""),
         )
         for index, model, trouble in models_in_trouble(history)[:DETAILS]
     )
 
 
-def _suite_argument(row: Row, environments: Mapping[str, Mapping[str, Any]]) -> str:
-    """The suite of a row as the command line of its sweep names it: a zoo file by its path."""
-    words = environments.get(row.env, {}).get("command_line")
-    files = (word for word in (words if isinstance(words, list) else ()) if isinstance(word, str))
-    return next((word for word in files if word.endswith(".py") and Path(word).stem == row.suite), row.suite)
+_OF_THE_RUN = ("--batch-size", "--iterations", "--runs", "--threads", "--seed", "--deterministic", "--cotangent")
+"""Flags of a sweep that change what a model computes, each with one value."""
+
+
+def sweep_again(
+    row: Row, environments: Mapping[str, Mapping[str, Any]], *, names: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """Return the words of the ``hashbench sweep`` that runs the model of ``row`` again, into ``again/NAME``.
+
+    Suite (a zoo file by its path) and :data:`_OF_THE_RUN` are taken from the command line in the row's environment,
+    everything else from the row. The environment is a file that somebody may have sent: no other word of it is taken.
+
+    Args:
+        row: a row of the sweep.
+        environments: fingerprints by key, as in :attr:`~hashbench.report.history.Night.environments`.
+        names: the models to run; empty: that of ``row`` alone.
+
+    Returns:
+        The words; none where the row has no suite or no mode.
+    """
+    if not row.suite or not row.mode:
+        return ()
+    found = environments.get(row.env, {}).get("command_line")
+    known = [word for word in found if isinstance(word, str)] if isinstance(found, list) else []
+    suite = next((word for word in known if word.endswith(".py") and Path(word).stem == row.suite), row.suite)
+    words = ["hashbench", "sweep", "--suite", suite, *flags_of_mode(row.mode)]
+    words += ["--tiny"] * ("--tiny" in known)
+    words += [f"--{row.dtype}"] * (row.dtype in DTYPES and row.dtype != DTYPES[0])
+    words += ["-d", row.dev] * (row.dev != "cpu")
+    for flag, value in pairwise(known):
+        words += [flag, value] * (flag in _OF_THE_RUN and not value.startswith("-"))
+    return (*words, "--only", *(names or (row.name,)), "--output", f"again/{row.name}")
 
 
 def read_tracebacks(history: History, *, limit: int = TRACEBACKS) -> dict[tuple[str, ...], str]:

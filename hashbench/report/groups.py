@@ -78,9 +78,18 @@ class Group:
         return "" if self.names_kernel else self.row.error or self.first.note or self.row.accuracy
 
     @property
+    def runs_again(self) -> tuple[str, ...]:
+        """The models to run again, those of ``first``'s suite, mode, dtype and device; none unless they are broken."""
+        if self.first.status is not ExpectationStatus.BROKEN:
+            return ()
+        return tuple(member.key[-1] for member in self.members[:8] if member.key[:-1] == self.first.key[:-1])
+
+    @property
     def advice(self) -> str:
         """What to do."""
         status = self.first.status
+        if self.runs_again and not self.row.advice:
+            return "Run it again alone; its log is in the sweep's folder."  # the command is shown below
         return status.advice if status in _ROW_SAYS_NOTHING else self.row.advice or status.advice
 
 

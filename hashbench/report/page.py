@@ -11,8 +11,9 @@ import base64
 import functools
 import hashlib
 import json
+import shlex
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from importlib import resources
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from hashbench.catalog import CAUSES, LETTERS, REPEATED, kind_of, letter_of, status_of
+from hashbench.catalog import CAUSES, LETTERS, REPEATED, Kind, kind_of, letter_of, status_of
 from hashbench.records import LABELS, Row
 from hashbench.report.charts import (
     KIND_WORDS,
@@ -34,9 +35,9 @@ from hashbench.report.charts import (
     totals_of,
 )
 from hashbench.report.compare import merged
-from hashbench.report.diagnoses import Excerpt, anchor_of, model_views
-from hashbench.report.expectations import Judged, counted, rows_of_models
-from hashbench.report.groups import expectation_of, groups_of, is_known, is_news
+from hashbench.report.diagnoses import Excerpt, anchor_of, model_views, sweep_again
+from hashbench.report.expectations import Judged, Judgement, counted, rows_of_models
+from hashbench.report.groups import Group, expectation_of, groups_of, is_known, is_news
 from hashbench.report.history import Night
 from hashbench.results.rows import is_link
 from hashbench.text import (
@@ -81,6 +82,7 @@ def render_html(
             title=title,
             headline=headline(judged),
             machine=machine_of(judged.night),
+            command_of=lambda group: _command_of(group, judged.night),
             size=rows_of_models([one for one in judged.judgements if one.new is not None]),
             now=now.strftime("%Y-%m-%d %H:%M") + (f" {now.tzname()}" if now.tzname() else "") if now else "",
             policy=policy_for(style, script),
@@ -100,7 +102,7 @@ def render_html(
             measured=[
                 (label, sparkline(values, nights=len(history.nights)), unit)
                 for label, unit, values in (
-                    ("Seconds that all models took", "seconds", measured_of(history, "seconds")),
+                    ("Seconds of all models, with diagnosis", "seconds", measured_of(history, "seconds")),
                     ("Largest memory of a model", "MiB", measured_of(history, "memory_mib")),
                 )
             ],
@@ -186,11 +188,47 @@ def headline(judged: Judged) -> str:
     """The answer in a few words."""
     worse = [one for one in judged.judgements if one.worse]
     if judged.alone:
-        text = counted(judged.judgements)
+        text = _found(judged)
+    elif worse:
+        text = f"{_names(worse) or rows_of_models(worse)} got worse"
     else:
-        text = f"{rows_of_models(worse)} got worse" if worse else "Nothing got worse"
+        text = "Nothing got worse"
     broken = f"{', but' if text.startswith('Nothing') else ', and'} the night is not whole"
     return text + (broken if judged.night.problems else "") + judged.not_compared
+
+
+NAMED = 3
+"""Models that the headline names; of more it gives the number."""
+
+
+def _names(judgements: Iterable[Judgement]) -> str:
+    """``a, b and c``; empty for more than :data:`NAMED` models."""
+    names = list(dict.fromkeys(shorten(one_line(one.key[-1]), 40) for one in judgements))
+    if len(names) > NAMED:
+        return ""
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
+_VERBS = {Kind.DIFFER: ("differs", "differ"), Kind.LATENT: ("is flaky", "are flaky"), Kind.FAIL: ("fails", "fail")}
+
+
+def _found(judged: Judged) -> str:
+    """``Of 3 models, a and b differ, c fails``: what differs or fails, by name where it is few."""
+    rows = [one for one in judged.judgements if one.new is not None]
+    trouble = [one for one in rows if one.in_trouble]
+    if not trouble or not _names(trouble):
+        return counted(judged.judgements)
+    parts = []
+    for kind, verbs in _VERBS.items():
+        if same := [one for one in trouble if kind_of(one.now) is kind]:
+            parts.append(f"{_names(same)} {verbs[len({one.key[-1] for one in same}) > 1]}")
+    return f"Of {rows_of_models(rows)}, {', '.join(parts)}"
+
+
+def _command_of(group: Group, night: Night) -> str:
+    """The command line that runs the models of a broken group again; empty for other groups."""
+    names = group.runs_again
+    return shlex.join(sweep_again(group.row, night.environments, names=names)) if names else ""
 
 
 _MACHINE = {

@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 from datetime import UTC, datetime
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -119,15 +120,18 @@ def test_an_endless_error_is_cut() -> None:
 @pytest.mark.parametrize(
     ("nights", "words"),
     [
-        ([[row("a")], [diagnosed("a", suite="torchvision")]], "1 model got worse"),
-        ([[row("a"), row("b")], [failed("a"), failed("b")]], "2 models got worse"),
+        ([[row("a")], [diagnosed("a", suite="torchvision")]], "a got worse"),
+        ([[row("a"), row("b")], [failed("a"), failed("b")]], "a and b got worse"),
+        ([[row(n) for n in "abc"], [failed(n) for n in "abc"]], "a, b and c got worse"),
+        ([[row(n) for n in "abcd"], [failed(n) for n in "abcd"]], "4 models got worse"),
         ([[row("a")], [row("a")]], "Nothing got worse"),
         ([[failed("a")], [row("a")]], "Nothing got worse"),
-        ([[DIAGNOSED, row("a")]], "Of 2 models, 1 differs and 1 passes"),
-        ([[DIAGNOSED, failed("b"), row("c")]], "Of 3 models, 1 differs, 1 fails and 1 passes"),
+        ([[DIAGNOSED, row("a")]], "Of 2 models, message_passing differs"),
+        ([[DIAGNOSED, failed("b"), row("c")]], "Of 3 models, message_passing differs, b fails"),
         ([[row("c")]], "None of 1 model differs or fails: 1 passes"),
-        ([[row("c", "timeout"), row("c", mode="inference")]], "Of 2 rows of 1 model, 1 fails and 1 passes"),
-        ([[row("a")], [failed("a"), row("b")]], "1 model got worse; 1 row had nothing to compare with: 1 passes"),
+        ([[row("c", "timeout"), row("c", mode="inference")]], "Of 2 rows of 1 model, c fails"),
+        ([[failed(n) for n in "abcd"]], "Of 4 models, 4 fail"),
+        ([[row("a")], [failed("a"), row("b")]], "a got worse; 1 row had nothing to compare with: 1 passes"),
     ],
 )
 def test_the_headline_is(nights: list[list[Row]], words: str) -> None:
@@ -490,9 +494,95 @@ def test_one_sweep_alone_begins_with_its_totals() -> None:
 
 def test_rows_and_models_are_counted_apart() -> None:
     text = page([failed("a"), row("a", mode="inference"), row("b")])
-    assert "<b>3</b> <span>rows</span>" in text
-    assert "<b>2</b> <span>models</span>" in text
     assert "3 rows of 2 models · 1 night" in text
+
+
+def part_of(text: str, name: str) -> str:
+    """The section of a page with that id."""
+    return text[text.index(f'<section id="{name}"') :].partition("</section>")[0]
+
+
+def test_totals_are_given_once() -> None:
+    text = part_of(
+        page([failed("a", "timeout"), failed("b"), row("c")], [failed("a"), failed("b"), row("c")]), "totals"
+    )
+    assert re.findall(r"<b>(\d+)</b> <span>(\w+)", text) == [
+        ("0", "differ"),
+        ("2", "fail"),
+        ("0", "skipped"),
+        ("1", "pass"),
+    ]
+    assert re.findall(r'<span class="status">(\w+)</span>', text) == ["timeout", "crashed"]
+
+
+def test_suites_are_stacked_bars() -> None:
+    text = part_of(page([failed("a"), row("b"), row("c"), diagnosed("d")]), "totals")
+    bars = re.findall(r'<svg class="share".*?</svg>', text)
+    assert [re.findall(r'class="k-(\w+)" x="(\d+)" width="(\d+)"', bar) for bar in bars] == [
+        [("differ", "0", "1")],
+        [("fail", "0", "1"), ("pass", "1", "2")],
+    ]
+    assert "1 fail · 2 pass" in text
+
+
+def test_nothing_moved_no_arrow() -> None:
+    known = page([failed("a"), row("b")], [failed("a"), row("b")])
+    body = re.sub(r"<(script|style).*?</\1>", "", known, flags=re.DOTALL)
+    assert not re.search("[▲→±]|▼", body)
+    assert "▲ 1" in part_of(page([row("a")], [failed("a")]), "totals")
+    assert "▼ 1" in part_of(page([row("a")], [failed("a")]), "totals")
+
+
+@pytest.mark.parametrize("changed", [{}, {1: TORCH_CHANGED}], ids=["same machine", "changed machine"])
+def test_machine_is_at_the_foot_unless_changed(changed: dict) -> None:
+    night = judged([row("a")], [row("a")], changed=changed)
+    machine = {"e": {"packages": {"torch": "2.15.0"}}}
+    nights = tuple(dataclasses.replace(one, environments=machine) for one in night.history.nights)
+    text = render_html(dataclasses.replace(night, history=dataclasses.replace(night.history, nights=nights)))
+    assert text.count("torch <b>2.15.0</b>") == 1
+    assert (text.index("torch <b>2.15.0</b>") < text.index("<main>")) == bool(changed)
+
+
+def test_a_diagnosis_is_shown_once() -> None:
+    models = part_of(page([DIAGNOSED, failed("b")]), "models")
+    assert "<table" not in models.partition("<details class=")[0]
+    assert models.count('<details class="model') == 2
+    assert models.count('<bdi class="name">message_passing</bdi>') == 1
+
+
+def test_source_and_evidence_precede_commands() -> None:
+    one = dataclasses.replace(DIAGNOSED, source="zoo.py:18 forward")
+    models = part_of(page([one]), "models")
+    order = [
+        models.index(words) for words in ("zoo.py:18 forward", "Evidence: how often", "repro.py", "hashbench sweep")
+    ]
+    assert order == sorted(order)
+    assert models.count("zoo.py:18 forward") == 1
+
+
+@pytest.mark.parametrize("bad", [diagnosed("a", source="zoo.py:18 forward"), failed("a", source="zoo.py:18 forward")])
+def test_a_card_names_the_source_line(bad: Row) -> None:
+    assert part_of(page([passing(bad)], [bad]), "changes").count("<code>zoo.py:18 forward</code>") == 1
+
+
+def test_a_broken_card_has_the_whole_command() -> None:
+    words = ["hashbench", "sweep", "--suite", "timm", "zoos/torchvision.py", "--training", "--runs", "5"]
+    words += ["--jobs", "4", "--only", "other", "--output", "results/x", "--tiny"]
+    night = judged([row("a")], [failed("a")])
+    nights = tuple(
+        dataclasses.replace(one, environments={"e1": {"command_line": words}}) for one in night.history.nights
+    )
+    text = render_html(dataclasses.replace(night, history=dataclasses.replace(night.history, nights=nights)))
+    command = "hashbench sweep --suite zoos/torchvision.py --training --tiny --runs 5 --only a --output again/a"
+    assert part_of(text, "changes").count(f"<code>{command}</code>") == 1
+    assert "--only NAME" not in text
+
+
+def test_assets_are_inlined_whole() -> None:
+    text = page([DIAGNOSED])
+    for name, tag in (("style.css", "style"), ("report.js", "script")):
+        content = resources.files("hashbench.report").joinpath("templates", name).read_text(encoding="utf-8")
+        assert f"<{tag}>{content}</{tag}>" in text
 
 
 def test_what_the_night_ran_on_is_told() -> None:

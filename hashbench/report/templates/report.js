@@ -5,6 +5,7 @@
   const byId = (id) => document.getElementById(id);
   const data = JSON.parse(byId("data").textContent);
   const nights = data.nights.length;
+  const FEW = 15; // below as many rows there is nothing to filter
   const [ACCURACY, LETTER, KIND, KERNEL, CAUSE] = [0, 1, 2, 3, 4];
 
   // ------------------------------------------------------------------------------------------ models
@@ -120,8 +121,10 @@
     tell("changes-hidden", hiddenGroups, (count) => `${plural(count, "change")} hidden by the filter.`);
     const hidden = document.querySelectorAll("details.model[hidden]").length;
     tell("models-hidden", hidden, (count) => `${count === 1 ? "1 diagnosis" : `${count} diagnoses`} hidden by the filter.`);
+    const few = models.length < FEW && !on; // an address may filter a short list: then there is a way back
+    if (!few) byId("filter").hidden = false;
     byId("matches").textContent = on ? `${kept.size} of ${plural(models.length, "row")}` : plural(models.length, "row");
-    const everything = byId("all-models").checked;
+    const everything = byId("all-models").checked || models.length < FEW;
     rows = models.filter((model) => kept.has(model.index) && (everything || !model.dull));
     if (byId("order").value === "trouble") rows.sort((a, b) => Number(b.trouble > 0) - Number(a.trouble > 0) || b.began - a.began || b.trouble - a.trouble || a.index - b.index);
     cursor.row = Math.min(cursor.row, Math.max(0, rows.length - 1));
@@ -317,16 +320,25 @@
   function drawAxis() {
     const [pen, width] = sized(axis, 34), cell = cellWidth(width);
     pen.font = "11px system-ui, sans-serif";
-    pen.fillStyle = colours.soft;
     pen.textBaseline = "alphabetic";
+    const GAP = 14, labelled = [];
+    const words = (night) => data.nights[night].slice(0, 12), room = (night) => pen.measureText(words(night)).width;
+    // The last night is the one that is judged: its date comes first, the others have what room is left.
+    const last = nights - 1, tick = (last - from) * cell, left = Math.max(0, Math.min(tick, width - room(last)));
     let end = -1;
-    for (let night = from; night < nights; night++) {
-      const x = (night - from) * cell, text = data.nights[night].slice(0, 12), room = pen.measureText(text).width + 14;
-      if (x >= end && x + room - 14 <= width) {
-        pen.fillText(text, x, 12);
-        pen.fillRect(x, 15, 1, 4);
-        end = x + room;
+    for (let night = from; night < last; night++) {
+      const x = (night - from) * cell;
+      if (x >= end && x + room(night) + GAP <= left) {
+        labelled.push([night, x, x]);
+        end = x + room(night) + GAP;
       }
+    }
+    labelled.push([last, left, tick]);
+    axis.dataset.labels = labelled.map(([night]) => words(night)).join(" ");
+    for (const [night, x, at] of labelled) {
+      pen.fillStyle = night === last ? colours.ink : colours.soft;
+      pen.fillText(words(night), x, 12);
+      pen.fillRect(at, 15, 1, 4);
     }
     pen.fillStyle = colours.accent;
     for (const night of marked()) {
@@ -478,9 +490,22 @@
       });
     }
   }
+  // Diagnoses are sorted by what their summaries say; what is larger comes first, names and causes by the alphabet.
+  for (const button of document.querySelectorAll(".heads button")) button.addEventListener("click", () => {
+    const key = button.dataset.key, was = button.dataset.sorted, text = key === "cause";
+    const down = was ? was === "ascending" : !(text || key === "place");
+    const value = (part) => (text ? part.dataset.cause.toLowerCase() : Number(part.dataset[key]));
+    const parts = [...document.querySelectorAll("details.model")];
+    const places = (a, b) => Number(a.dataset.place) - Number(b.dataset.place);
+    parts.sort((a, b) => { const [x, y] = [value(a), value(b)]; return (x < y ? -1 : x > y ? 1 : 0) * (down ? -1 : 1) || places(a, b); });
+    for (const other of document.querySelectorAll(".heads button")) { delete other.dataset.sorted; other.setAttribute("aria-pressed", "false"); }
+    button.dataset.sorted = down ? "descending" : "ascending";
+    button.setAttribute("aria-pressed", "true");
+    byId("models-hidden").before(...parts);
+  });
   document.addEventListener("keydown", (event) => {
     const typing = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName);
-    if (event.key === "/" && !typing && !event.ctrlKey && !event.metaKey && !event.altKey) {
+    if (event.key === "/" && !byId("filter").hidden && !typing && !event.ctrlKey && !event.metaKey && !event.altKey) {
       event.preventDefault();
       search.focus();
     }
@@ -503,7 +528,8 @@
     for (const part of document.querySelectorAll("[data-printed]")) { part.open = false; delete part.dataset.printed; }
   });
 
-  for (const part of document.querySelectorAll(".needs-script")) if (!part.id.endsWith("-hidden")) part.hidden = false;
+  for (const part of document.querySelectorAll(".needs-script")) if (part.id !== "filter" && !part.id.endsWith("-hidden")) part.hidden = false;
+  byId("map-choices").hidden = models.length < FEW && nights <= 30;
   if (!models.length || !nights) byId("map").hidden = true;
   else if (models.every((model) => model.dull)) byId("all-models").checked = byId("all-models").disabled = true; // rather all lines than none
   setRange();
