@@ -1,4 +1,4 @@
-"""What the page draws and counts of a history: totals, courses over the nights, and the data of the heat map."""
+"""Compute what the page draws of a history: totals, charts over the nights, the data of the heat map."""
 
 from __future__ import annotations
 
@@ -23,10 +23,13 @@ KIND_WORDS = {
 
 
 def totals_of(history: History) -> dict[str, Any]:
-    """What is counted of the last night: ``kinds`` and the ``change`` of each since the night before (``None``: there
-    is none), ``models`` (of which one may have several rows), ``statuses`` as ``(status, now, before)``, ``suites`` as
-    ``(suite, mode, count per kind)``, those with the most that differ first, and ``kernels`` as ``(kernel, cause,
-    rows)``, the largest first."""
+    """Count the rows of the last night.
+
+    Returns:
+        ``kinds`` and the ``change`` of each since the night before (``None``: there is none);
+        ``statuses`` as ``(status, now, before)``; ``suites`` as ``(suite, mode, count per kind)``, most
+        differing first; ``kernels`` as ``(kernel, cause, rows)``, most rows first.
+    """
     now = history.nights[-1].counts
     # A night that could not be read tells nothing of what there was before.
     before = next((night.counts for night in reversed(history.nights[:-1]) if night.counts), None)
@@ -44,7 +47,6 @@ def totals_of(history: History) -> dict[str, Any]:
     )
     return {
         "kinds": kinds,
-        "models": len({(row.suite, row.name) for row in rows}),
         "change": {kind: None if before is None else kinds[kind] - earlier[kind] for kind in kinds},
         "statuses": [
             (status, now.get(status, 0), None if before is None else before.get(status, 0))
@@ -70,7 +72,7 @@ def _only(kinds: Collection[str], counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def by_kind(counts: Mapping[str, int]) -> dict[str, int]:
-    """How many of each of :data:`KIND_WORDS`, from counts per status."""
+    """Sum counts per status into counts per kind (:data:`KIND_WORDS`)."""
     kinds = dict.fromkeys(KIND_WORDS, 0)
     for status, number in counts.items():
         if kind_of(status) in kinds:
@@ -80,8 +82,14 @@ def by_kind(counts: Mapping[str, int]) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """How many models differ or fail, night by night, as outlines of a drawing that is as wide as there are nights and
-    100 high; ``top`` is the count at the top. ``marks`` are the nights whose environment is another than before."""
+    """Rows that differ or fail, night by night, as SVG outlines.
+
+    Attributes:
+        differ: the outline of those that differ; one unit wide per night, 100 high.
+        both: that of those that differ or fail.
+        top: the count at the top.
+        marks: indices of the nights whose environment changed.
+    """
 
     differ: str
     both: str
@@ -90,7 +98,7 @@ class Course:
 
 
 def course_of(nights: Sequence[Night]) -> Course:
-    """The course over all nights."""
+    """Draw the course over all nights."""
     kinds = [by_kind(night.counts) for night in nights]
     both = [kind["differ"] + kind["fail"] for kind in kinds]
     top = max(both, default=0)
@@ -99,7 +107,8 @@ def course_of(nights: Sequence[Night]) -> Course:
 
 
 def _outline(counts: Sequence[int], top: int) -> str:
-    """An SVG path of steps. Equal neighbours are one step: a thousand quiet nights cost a few bytes."""
+    """Draw counts as an SVG path of steps; equal neighbours are one step, so that long quiet stretches cost a few
+    bytes."""
     if not top:
         return ""
     path, at = "M0 100", 0
@@ -110,20 +119,26 @@ def _outline(counts: Sequence[int], top: int) -> str:
 
 
 MEASURES = {"rate": ("How often it differs", ""), "seconds": ("Seconds", "s"), "peak_memory_mib": ("Memory", "MiB")}
-"""Of each of the columns whose course is kept, what it is called, and its unit."""
+"""Label and unit of each measured column."""
 
 STEPS = 100
-"""Steps that a sparkline has at most; where there are more nights, each step shows the largest of several."""
+"""Maximum steps of a sparkline; with more nights, each step shows the largest value of several."""
 
 
 ACROSS = 400
-"""How wide a sparkline is, in the units of its drawing: about as many pixels, since a line that is stretched blurs."""
+"""Width of a sparkline in units of its drawing: about its pixels, since a stretched line blurs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sparkline:
-    """The course of a number as the outline of a drawing :data:`ACROSS` wide and 100 high, with its largest number at
-    the top and 0 at the bottom; ``newest``, ``least`` and ``most`` as texts."""
+    """A number over the nights.
+
+    Attributes:
+        path: the SVG path, :data:`ACROSS` wide and 100 high; the largest number at the top, 0 at the bottom.
+        newest: the last number, as text.
+        least: the smallest, as text.
+        most: the largest, as text.
+    """
 
     path: str
     newest: str
@@ -132,8 +147,7 @@ class Sparkline:
 
 
 def sparkline(values: Measured, *, nights: int) -> Sparkline | None:
-    """The sparkline of ``values`` over that many nights; ``None`` where there are none. A night without a value is a
-    gap."""
+    """Draw ``values`` over that many nights; ``None`` without values. A night without a value is a gap."""
     if not values:
         return None
     top = max(value for _, value in values) or 1.0
@@ -168,18 +182,21 @@ def measured_of(history: History, name: str) -> Measured:
 # ------------------------------------------------------------------------------------- the data of the heat map
 
 INTERVALS = 200_000
-"""Intervals that a page holds at most; where there are more, the oldest nights are left out."""
+"""Maximum intervals in a page; beyond it the oldest nights are left out."""
 
 NAME = 80
-"""Characters of a name."""
+"""Maximum characters of a name."""
 
 
 def payload_of(history: History, *, detailed: Collection[int] = ()) -> dict[str, object]:
-    """What the page's script draws the heat map from. ``detailed`` are the indices of the models that the page has a
-    diagnosis of.
+    """Return the JSON data of the heat map.
 
     ``models`` holds ``[scope, name, detailed, intervals]`` each, intervals as a flat list of ``gap, length, state`` and
     states as indices into a table, so that ten thousand models over a thousand nights take about a megabyte.
+
+    Args:
+        history: all nights.
+        detailed: indices of the models whose diagnosis is on the page.
     """
     start = first_night_shown(history)
     scopes: dict[tuple[str, ...], int] = {}
@@ -208,7 +225,7 @@ def payload_of(history: History, *, detailed: Collection[int] = ()) -> dict[str,
 
 
 def first_night_shown(history: History, *, limit: int = INTERVALS) -> int:
-    """The earliest night from which on all intervals fit into ``limit``."""
+    """Return the earliest night from which on all intervals fit into ``limit``."""
     if sum(len(model.intervals) for model in history.models) <= limit:
         return 0
     ends = sorted((interval.last for model in history.models for interval in model.intervals), reverse=True)
@@ -227,7 +244,7 @@ def _flat(model: ModelHistory, start: int, states: dict[tuple[str, str, str], in
 
 
 def changes_text(changes: Sequence[EnvironmentChange], *, limit: int = 3) -> str:
-    """``packages.torch 2.15.0 → 2.16.0, threads.intra_op 2 → 4 and 3 more``."""
+    """Format changes: ``packages.torch 2.15.0 → 2.16.0, threads.intra_op 2 → 4 and 3 more``."""
     texts = [
         f"{shorten(one.key, 40)} {shorten(one.base, 30) or '(none)'} → {shorten(one.new, 30) or '(none)'}"
         for one in changes[:limit]

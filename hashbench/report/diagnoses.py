@@ -1,7 +1,7 @@
-"""The third part of the page: one model, from what to do down to the bits.
+"""Prepare the diagnoses of the page: evidence, excerpts of traces, commands, logs.
 
-The only part that opens files. Traces are named by rows, which somebody may have sent: a path that leads out of its
-sweep's folder is not followed, and what the files hold is checked against the row.
+The only part of the page that opens files. Traces are named by rows, which may come from elsewhere: a path that leads
+out of its sweep's folder is not followed, and contents of files are checked against the row.
 """
 
 from __future__ import annotations
@@ -37,17 +37,27 @@ from hashbench.results.folder import file_key, traceback_of
 from hashbench.trace import file as tracefile
 
 DETAILS = 150
-"""Models of which a page tells everything, the newest trouble first."""
+"""Maximum models with a whole diagnosis on the page, the newest trouble first."""
 
 TRACEBACKS = 500
-"""Models that failed whose logs are read at most for one report."""
+"""Maximum logs of failed models read for one report."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelView:
-    """Everything that a page says of one model. ``index`` is that of :attr:`History.models`, ``row`` its newest row in
-    trouble, of ``night``, and ``folder`` that of its sweep. ``sweep`` is the command that runs it again, ``traceback``
-    the end of its log where it failed."""
+    """The diagnosis of one model as the page shows it.
+
+    Attributes:
+        index: of :attr:`History.models`.
+        model: its history.
+        row: its newest row that differs or fails.
+        night: the index of that row's night.
+        experiments: the row's evidence, in the order of display.
+        excerpt: both traces around the divergence.
+        folder: the folder of the row's sweep.
+        sweep: the command that runs it again (:func:`sweep_again`).
+        traceback: the end of its log if it failed.
+    """
 
     index: int
     model: ModelHistory
@@ -61,12 +71,12 @@ class ModelView:
 
     @property
     def anchor(self) -> str:
-        """What the page's address ends in to show this model: its name, whatever other models there are."""
+        """The fragment of the page's address that opens this model; independent of other models."""
         return anchor_of(self.model.key)
 
     @property
     def not_run(self) -> dict[str, list[ExperimentResult]]:
-        """The experiments that were not run, by the reason that they give."""
+        """Experiments that were not run, by reason."""
         reasons: dict[str, list[ExperimentResult]] = {}
         for result in (view.result for view in self.experiments if not view.result.ran):
             reasons.setdefault(result.note, []).append(result)
@@ -74,12 +84,12 @@ class ModelView:
 
     @property
     def repro(self) -> str:
-        """Where the repro lies."""
+        """Path of the repro's folder."""
         return str(self.folder / self.row.repro)
 
     @property
     def commands(self) -> tuple[tuple[str, str], ...]:
-        """What to do next: what for, and the command line. Of a path that leads out of the sweep's folder, none."""
+        """Next steps as ``(purpose, command line)``; none for a path that leads out of the sweep's folder."""
         row, traces, repro = self.row, self.row.traces.split(), [self.row.repro] if self.row.repro else []
         lines = [
             ("run the captured call again, with its torch", ["uv", "run", f"{self.repro}/repro.py"], repro),
@@ -103,7 +113,7 @@ class ModelView:
 
 
 def anchor_of(key: Sequence[str]) -> str:
-    """The anchor of the model with this key (:data:`~hashbench.records.ROW_KEY`): its words, made fit for an address.
+    """Return the anchor of the model with this key (:data:`~hashbench.records.ROW_KEY`): its words, safe in an address.
 
     >>> anchor_of(("torchvision", "training", "float32", "cpu", "resnet18"))
     'torchvision.training-float32-cpu.resnet18'
@@ -117,7 +127,7 @@ def model_views(
     excerpts: Mapping[tuple[str, ...], Excerpt],
     tracebacks: Mapping[tuple[str, ...], str] | None = None,
 ) -> tuple[ModelView, ...]:
-    """Views of the first :data:`DETAILS` models that have something to tell, the newest trouble first."""
+    """Return views of the first :data:`DETAILS` models in trouble, the newest trouble first."""
     told = tracebacks or {}
     return tuple(
         ModelView(
@@ -140,8 +150,8 @@ def sweep_again(
 ) -> tuple[str, ...]:
     """Return the words of the ``hashbench sweep`` that runs the model of ``row`` again, into ``again/NAME``.
 
-    Suite (a zoo file by its path) and :data:`_OF_THE_RUN` are taken from the command line in the row's environment,
-    everything else from the row. The environment is a file that somebody may have sent: no other word of it is taken.
+    Suite (a zoo file by its path), ``--tiny`` and :data:`_OF_THE_RUN` are taken from the command line in the row's
+    environment, the rest from the row. The environment may come from elsewhere: no other word of it is taken.
 
     Args:
         row: a row of the sweep.
@@ -149,7 +159,7 @@ def sweep_again(
         names: the models to run; empty: that of ``row`` alone.
 
     Returns:
-        The words; none where the row has no suite or no mode.
+        The words; none if the row has no suite or no mode.
     """
     if not row.suite or not row.mode:
         return ()
@@ -166,8 +176,10 @@ def sweep_again(
 
 
 def read_tracebacks(history: History, *, limit: int = TRACEBACKS) -> dict[tuple[str, ...], str]:
-    """Model key → the end of its log, for the first models in trouble that failed. Nothing is raised: where there is no
-    log, there is no text."""
+    """Read the end of the log of each failed model (at most ``limit``), by model key.
+
+    Raises nothing: a model without a log has no entry.
+    """
     failed = [
         (model.key, told) for _, model, told in models_in_trouble(history) if kind_of(told.row.accuracy) is Kind.FAIL
     ]
@@ -180,9 +192,15 @@ def read_tracebacks(history: History, *, limit: int = TRACEBACKS) -> dict[tuple[
 
 @dataclass(frozen=True, slots=True)
 class ExperimentView:
-    """One experiment as a reader wants it: ``phrase`` says what was changed, ``effect`` what that did to the
-    difference, by the rules that decide (empty for a base), ``rate`` how often it differed (``None``: it was not
-    run)."""
+    """One experiment as the page shows it.
+
+    Attributes:
+        result: its counts.
+        phrase: what was changed.
+        effect: what that did to the difference, by the rules that decide the cause; empty for a baseline.
+        is_base: whether it is a baseline.
+        rate: how often it differed; ``None`` if it was not run.
+    """
 
     result: ExperimentResult
     phrase: str
@@ -192,8 +210,8 @@ class ExperimentView:
 
 
 def read_evidence(row: Row) -> tuple[ExperimentView, ...]:
-    """The experiments of a row: for each kind of repetition the base first, then as they were run, those not run last.
-    None for a row that was read from a CSV alone."""
+    """Return the experiments of a row: per kind of repetition the baseline first, then in the order of running, those
+    not run last. Empty for a row read from a CSV alone."""
     evidence = Evidence(origin=row.origin, arms=row.evidence.results)
     kinds = list(dict.fromkeys(result.on for result in evidence.arms))
     views = [_view(result, evidence) for result in evidence.arms]
@@ -229,10 +247,10 @@ def _effect(result: ExperimentResult, evidence: Evidence) -> str:
 # -------------------------------------------------------------------------------------------- excerpts of traces
 
 TRACE_MIB = 48.0
-"""MiB of traces that are read at most for one report: reading takes a fifth of a second per MiB."""
+"""Maximum MiB of traces read for one report; reading takes about 0.2 s per MiB."""
 
 CONTEXT = 3
-"""Steps that are shown before and after the divergence."""
+"""Steps shown before and after the divergence."""
 
 _TOKENS = 8
 _TEXT = 160
@@ -240,7 +258,7 @@ _SIBLINGS = 4
 
 
 class Token(NamedTuple):
-    """One word of a step: a tensor that was read or written, or another fact. ``differs``: the runs disagree on it."""
+    """One word of a step: a tensor read or written, or another fact. ``differs``: the runs disagree on it."""
 
     text: str
     differs: bool = False
@@ -248,7 +266,7 @@ class Token(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What one run did in a step."""
+    """Reads, writes and other facts of one run in a step."""
 
     reads: tuple[Token, ...]
     writes: tuple[Token, ...]
@@ -257,8 +275,16 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A ``record`` of the first run and the one of the second that corresponds to it; a side is ``None`` where its run
-    has none. ``position`` counts the steps of both runs from 0. ``here`` marks the divergence."""
+    """Corresponding records of both runs.
+
+    Attributes:
+        position: in the alignment of both runs, from 0.
+        record: the record of the first run, else that of the second.
+        first: the first run's side; ``None`` if it has no such record.
+        second: the second run's side.
+        same: whether both sides are equal.
+        here: whether this is the divergence.
+    """
 
     position: int
     record: OpRecord
@@ -270,8 +296,16 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One line of the module tree: its ``depth``, how many ``steps`` ran in the module and below it, and how many of
-    them are ``differing``. ``folded`` counts siblings that one line stands for, whose ``name`` is then empty."""
+    """One line of the module tree.
+
+    Attributes:
+        depth: from the model, 0.
+        name: of the module; empty for folded siblings.
+        steps: ops that ran in the module and below it.
+        differing: how many of these differ.
+        here: whether the divergence is in this module.
+        folded: siblings that this line stands for.
+    """
 
     depth: int
     name: str
@@ -283,8 +317,15 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
-    """The steps around a divergence and the module tree around its module. ``total`` counts all steps. ``missing`` says
-    why there is nothing to show (empty: there is). ``folder`` is the sweep's (empty: it has no such traces)."""
+    """Both traces around a divergence.
+
+    Attributes:
+        steps: around the divergence.
+        tree: the module tree around its module.
+        total: number of all steps.
+        missing: why there is nothing to show; empty if there is.
+        folder: of the sweep; empty if it has no such traces.
+    """
 
     steps: tuple[Step, ...] = ()
     tree: tuple[Branch, ...] = ()
@@ -294,8 +335,10 @@ class Excerpt:
 
 
 def read_excerpts(history: History, *, limit: int = DETAILS, mib: float = TRACE_MIB) -> dict[tuple[str, ...], Excerpt]:
-    """Model key → excerpt, for the first models in trouble whose rows name traces. Nothing is raised: that a trace is
-    missing, damaged or of other runs is what the excerpt then says."""
+    """Read an excerpt of the traces of each model in trouble that has some (at most ``limit``), by model key.
+
+    Raises nothing: for a missing, damaged or foreign trace, the excerpt says so in ``missing``.
+    """
     with_traces = [(model.key, trouble) for _, model, trouble in models_in_trouble(history) if trouble.row.traces]
     excerpts: dict[tuple[str, ...], Excerpt] = {}
     left = mib * 2**20
@@ -319,7 +362,7 @@ def read_excerpts(history: History, *, limit: int = DETAILS, mib: float = TRACE_
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """The path of that name in the folder; the folder itself where it leads out."""
+    """Return the path of that name in the folder, or the folder itself if the name leads out of it."""
     return (folder / name).resolve() if _is_inside(folder, name) else folder
 
 
@@ -328,7 +371,7 @@ def _is_inside(folder: Path, name: str) -> bool:
 
 
 def excerpt_of(first: Trace, second: Trace, row: Row, *, context: int = CONTEXT) -> Excerpt:
-    """The excerpt of two traces around the op that ``row`` blames."""
+    """Cut the excerpt of two traces around the op named by ``row``."""
     pairs = align(first.records, second.records)
     here = next((position for position, (a, _) in enumerate(pairs) if a is not None and a == row.op_index), None)
     if here is None:
@@ -347,7 +390,7 @@ def excerpt_of(first: Trace, second: Trace, row: Row, *, context: int = CONTEXT)
 
 
 class _Content(NamedTuple):
-    """What a record read by argument, what it wrote, and its other facts."""
+    """Reads by argument, writes, and other facts of a record."""
 
     reads: dict[str, str]
     writes: tuple[TensorDigest, ...]
@@ -369,12 +412,12 @@ def _contents(trace: Trace) -> list[_Content]:
 
 
 def _short(source: str) -> str:
-    """The name of a writer without phase, iteration and module, which its own step shows."""
+    """Drop phase, iteration and module from a writer's id; the writer's own step shows these."""
     return source.rpartition("/")[2] if "." in source.partition("/")[0] else source
 
 
 def _side(one: _Content | None, other: _Content | None) -> Side | None:
-    """What one run did; where the other has no such step, there is nothing to differ from."""
+    """Return one run's side of a step; without a counterpart, no token differs."""
     if one is None:
         return None
     reads, writes, facts = other or one
@@ -389,7 +432,7 @@ def _side(one: _Content | None, other: _Content | None) -> Side | None:
 
 
 def _few(tokens: Iterable[Token]) -> tuple[Token, ...]:
-    """At most a few tokens of moderate length; among those that are left out, one that differs is said to."""
+    """Keep the first tokens, cut to moderate length; say so if one that differs is left out."""
     kept = [Token(text if len(text) <= _TEXT else f"{text[:_TEXT]}…", differs) for text, differs in tokens]
     rest = kept[_TOKENS:]
     more = [Token(f"and {len(rest)} more", any(token.differs for token in rest))] if rest else []
@@ -397,7 +440,7 @@ def _few(tokens: Iterable[Token]) -> tuple[Token, ...]:
 
 
 def module_tree(steps: Sequence[Step], module: str) -> tuple[Branch, ...]:
-    """The path from the model down to ``module``, at each level with its nearest siblings, and what is below it."""
+    """Return the path from the model to ``module``, with the nearest siblings at each level, and its children."""
     counts: Counter[str] = Counter()
     differing: Counter[str] = Counter()
     for step in steps:
@@ -408,7 +451,7 @@ def module_tree(steps: Sequence[Step], module: str) -> tuple[Branch, ...]:
 
 
 def _upwards(path: str) -> list[str]:
-    """``a.b.c`` → ``a``, ``a.b``, ``a.b.c``."""
+    """Return the prefixes of a path: ``a.b.c`` → ``a``, ``a.b``, ``a.b.c``."""
     parts = path.split(".") if path else []
     return [".".join(parts[: length + 1]) for length in range(len(parts))]
 

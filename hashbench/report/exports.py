@@ -1,6 +1,6 @@
-"""A night for other programs to show: GitHub's Markdown, JUnit XML, and workflow commands of GitHub Actions.
+"""Export a night: GitHub's Markdown, JUnit XML, and workflow commands of GitHub Actions.
 
-Names and errors come from models and are escaped. Each format has a limit; what does not fit is counted, and nothing is
+Names and errors come from models and are escaped. Each format has a limit; what exceeds it is counted, and nothing is
 cut in the middle.
 """
 
@@ -27,25 +27,24 @@ from hashbench.text import count, one_line, printable, rate, shorten
 # -------------------------------------------------------------------------------------------------- Markdown
 
 LIMIT = 900_000
-"""Bytes of UTF-8; GitHub shows no summary of a step that has more than 1 MiB."""
+"""Maximum bytes of UTF-8; GitHub shows no job summary of more than 1 MiB."""
 
 _SIZES = ((500, 100), (200, 30), (60, 8), (15, 0))
-"""Lines of a table, and diagnoses: the first pair with which a night has at most :data:`LIMIT` bytes. With the last one
-every night has."""
+"""Lines of a table, and diagnoses, from generous to short: the first pair that fits :data:`LIMIT` is used; the last
+always fits."""
 
 _CELL = 90
 _WIDTHS = {"model": 60, "what to do": 2 * _CELL}
-"""Characters of a cell, by its column."""
+"""Maximum characters of a cell, by column."""
 
 _FOUND = (("What differs", Kind.DIFFER), ("What is flaky", Kind.LATENT), ("What fails", Kind.FAIL))
 
 Cells = Mapping[str, str]
-"""A line of a table, by its columns; texts that are :class:`Markup` are Markdown already."""
+"""One line of a table, by column; :class:`Markup` is Markdown already."""
 
 
 def as_markdown(judged: Judged) -> str:
-    """The summary of the last night for a CI job: what changed first, then totals, then everything else. At most
-    :data:`LIMIT` bytes."""
+    """Return the job summary of the last night: changes, totals, then the rest; at most :data:`LIMIT` bytes."""
     text = ""
     for lines, details in _SIZES:
         text = _markdown(judged, lines=lines, details=details)
@@ -55,7 +54,7 @@ def as_markdown(judged: Judged) -> str:
 
 
 def as_summary(judged: Judged) -> str:
-    """The beginning of it, for a terminal: what changed, and the totals."""
+    """Return the beginning of the job summary for a terminal: changes and totals."""
     return _markdown(judged, lines=40, details=0, only_beginning=True)
 
 
@@ -113,7 +112,7 @@ def _environment() -> Environment:
 
 
 def _repros(judged: Judged) -> dict[tuple[str, ...], str]:
-    """Where the repros of the last night's rows lie, by the keys of these."""
+    """Return the paths of the last night's repros, by model key."""
     last = len(judged.history.nights) - 1
     troubles = {model.key: model.trouble for model in judged.history.models}
     return {
@@ -133,7 +132,7 @@ def _bullets(lines: Sequence[str], most: int) -> Markup:
 
 
 def _table(lines: Sequence[Cells], most: int) -> Markup:
-    """A table of at most ``most`` lines, without the columns that are empty throughout."""
+    """Format a table of at most ``most`` lines, without empty columns."""
     columns = [column for column in lines[0] if any(line[column] for line in lines[:most])]
     body = [[_cell(line[column], _WIDTHS.get(column, _CELL)) for column in columns] for line in lines[:most]]
     text = tabulate(body, headers=[_escaped(column) for column in columns], tablefmt="pipe", disable_numparse=True)
@@ -165,7 +164,7 @@ def _worse(one: Judgement) -> Cells:
 
 
 def _changed(judged: Judged) -> list[Cells]:
-    """Models that did something else last night than the night before, whatever is expected of them."""
+    """List models whose result differs from the night before, whatever is expected of them."""
     last, models = len(judged.history.nights) - 1, judged.history.models
     moves = [(model.key, model.at(judged.before), model.at(last)) for model in models]
     told = [
@@ -178,7 +177,7 @@ def _changed(judged: Judged) -> list[Cells]:
 
 
 def _totals(rows: Sequence[Row]) -> Iterator[Cells]:
-    """How many rows of each suite, mode, dtype and device have each status, the most frequent first."""
+    """Count rows by suite, mode, dtype, device and status, the most frequent status first."""
     statuses = [status for status, _ in Counter(row.accuracy for row in rows).most_common()]
     counts = Counter(((row.suite, row.mode, row.dtype, row.dev), row.accuracy) for row in rows)
     groups = sorted({group for group, _ in counts})
@@ -191,7 +190,7 @@ def _totals(rows: Sequence[Row]) -> Iterator[Cells]:
 
 
 def _not_passing(judged: Judged, *, kind: Kind | None = None) -> list[Cells]:
-    """The rows that differ or fail, or those of one kind."""
+    """List the rows that differ or fail, or those of one kind."""
     nights, models = judged.history.nights, {model.key: model for model in judged.history.models}
     lines: list[Cells] = []
     for one in judged.judgements:
@@ -249,12 +248,15 @@ _FACTS = (
 
 
 def as_junit(judged: Judged, *, tracebacks: Mapping[tuple[str, ...], str] | None = None) -> str:
-    """The XML document of the last night: one test case for each model, except those that it was not asked for.
+    """Return the JUnit XML of the last night: one test case per model it was asked to run.
 
-    What got worse is a failure, and where there was nothing to compare with, what differs or fails. What is expected is
-    no success either: a model that differs or fails as expected, and one that was skipped, are skipped test cases that
-    say why. ``tracebacks`` has those of models that failed, by their keys. There is no official schema; this keeps to
-    what Ant, Jenkins and pytest have in common.
+    A model that got worse is a failure; with nothing to compare with, so is one that differs or fails. A model that
+    differs or fails as expected, and one that was skipped, are skipped test cases with the reason. There is no official
+    schema; the output keeps to what Ant, Jenkins and pytest have in common.
+
+    Args:
+        judged: the last night, judged.
+        tracebacks: tracebacks of failed models, by model key.
     """
     repros, told = _repros(judged), tracebacks or {}
     root = ElementTree.Element("testsuites", name=f"hashbench {judged.night.label}: {judged.verdict}")
@@ -309,14 +311,15 @@ def _case(
 # ----------------------------------------------------------------------------------------- GitHub annotations
 
 MOST = 10
-"""Annotations of one level that GitHub shows of a step."""
+"""Maximum annotations of one level that GitHub shows per step."""
 
 
 def as_annotations(judged: Judged) -> str:
-    """``::error title=…::…`` lines, which GitHub shows on the page of a workflow's run: an error for everything that
-    got worse; a warning for what does not pass and nothing is expected of, for stale expectations, and for a changed
-    environment. Empty where there is nothing to say; where there was nothing to compare with, the first line says what
-    the night found. Past ten of a level, the last line counts the others.
+    """Return ``::error title=…::…`` lines, which GitHub Actions shows on the page of a run.
+
+    An error for each model that got worse; a warning for unexpected trouble, stale expectations and a changed
+    environment. With nothing to compare with, the first line is the verdict; with nothing to report, the text is empty.
+    Beyond :data:`MOST` of a level, the last line counts the others.
     https://docs.github.com/actions/reference/workflow-commands-for-github-actions
     """
     worse = [one for one in judged.judgements if one.worse]

@@ -1,4 +1,4 @@
-"""Models that stand alike for the same reason, told together."""
+"""Group models with the same status and the same reason."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from hashbench.report.expectations import ExpectationStatus, Judgement
 from hashbench.text import count, shorten
 
 MEMBERS = 100
-"""Models that a group names at most."""
+"""Maximum models named in a group."""
 
 GROUPS = 40
-"""Groups that one status has at most."""
+"""Maximum groups of one status."""
 
 MEMBERS_IN_ALL = 3000
-"""Models that all groups together name at most."""
+"""Maximum models named in all groups together."""
 
 _GONE = (ExpectationStatus.FIXED, ExpectationStatus.NOT_SEEN, ExpectationStatus.STALE)
 _ROW_SAYS_NOTHING = (
@@ -30,47 +30,52 @@ _ROW_SAYS_NOTHING = (
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Models that stand alike for the same reason: after an update of a library forty may differ by one kernel, and a
-    reader wants that said once. ``omitted`` counts those that are not in ``members``."""
+    """Models with the same status and reason, shown once: one kernel of an upgraded library may make forty models
+    differ.
+
+    Attributes:
+        members: the models named, the first of all.
+        size: number of all models.
+    """
 
     members: tuple[Judgement, ...]
     size: int
 
     @property
     def first(self) -> Judgement:
-        """The model whose row tells what is wrong."""
+        """The model whose row is shown."""
         return self.members[0]
 
     @property
     def row(self) -> Row:
-        """The row of ``first`` that says what is wrong."""
+        """The row of ``first`` that is shown (:func:`telling_row`)."""
         return telling_row(self.first)
 
     @property
     def omitted(self) -> int:
-        """How many models ``members`` leaves out."""
+        """Number of models not in ``members``."""
         return self.size - len(self.members)
 
     @property
     def in_other_modules(self) -> bool:
-        """Whether other models of it differ in another module than ``row`` does; of those left out nobody knows."""
+        """Whether models may differ in another module than ``row``; always true if some are omitted."""
         return self.omitted > 0 or any(telling_row(member).module != self.row.module for member in self.members)
 
     @property
     def names_kernel(self) -> bool:
-        """Whether its kernel and cause are to be told."""
+        """Whether kernel and cause are shown."""
         return kind_of(self.row.accuracy).has_cause and self.first.status is not ExpectationStatus.MISSING
 
     @property
     def kind(self) -> str:
-        """What it looks like: ``fixed``, ``absent``, ``skip``, ``differ``, ``fail``."""
+        """The badge: ``fixed``, ``absent``, ``skip``, ``differ``, ``fail``."""
         if self.first.status in (ExpectationStatus.FIXED, ExpectationStatus.STALE):
             return "fixed"
         return Kind.ABSENT if self.first.new is None else kind_of(self.row.accuracy)
 
     @property
     def why(self) -> str:
-        """The error or the note, where the kernel does not say all."""
+        """The error or the note; empty if kernel and cause are shown."""
         if self.first.status is ExpectationStatus.MISSING:
             return "There is no row of it in the last night."
         if self.first.status is ExpectationStatus.NOT_COMPARABLE:
@@ -79,14 +84,14 @@ class Group:
 
     @property
     def runs_again(self) -> tuple[str, ...]:
-        """The models to run again, those of ``first``'s suite, mode, dtype and device; none unless they are broken."""
+        """Names of the broken models to rerun in one command: those of ``first``'s suite, mode, dtype and device."""
         if self.first.status is not ExpectationStatus.BROKEN:
             return ()
         return tuple(member.key[-1] for member in self.members[:8] if member.key[:-1] == self.first.key[:-1])
 
     @property
     def advice(self) -> str:
-        """What to do."""
+        """The next step."""
         status = self.first.status
         if self.runs_again and not self.row.advice:
             return "Run it again alone; its log is in the sweep's folder."  # the command is shown below
@@ -95,33 +100,31 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Groups, and how many models in further groups there is no room for."""
+    """Groups, and the number of models in groups beyond the limits."""
 
     shown: tuple[Group, ...] = ()
     omitted: int = 0
 
     @property
     def size(self) -> int:
-        """How many models all groups have."""
+        """Number of models in all groups."""
         return sum(group.size for group in self.shown) + self.omitted
 
 
 def is_news(one: Judgement) -> bool:
-    """Whether a reader must be told first: it got worse, or better, or nobody expected anything of it and it does not
-    pass."""
+    """Return True for a change: worse, better, or unexpected trouble."""
     if one.status is ExpectationStatus.UNEXPECTED:
         return one.in_trouble
     return one.worse or one.status in (ExpectationStatus.STALE, ExpectationStatus.FIXED)
 
 
 def is_known(one: Judgement) -> bool:
-    """Whether it is in trouble and nobody is surprised."""
+    """Return True for trouble that is no change."""
     return not is_news(one) and (one.in_trouble or one.status is ExpectationStatus.NOT_SEEN)
 
 
 def groups_of(judgements: Iterable[Judgement]) -> Groups:
-    """``judgements``, those alike together: first what got worse, then by status, differences before failures, the
-    largest group first."""
+    """Group judgements by status and reason: worse first, then by status, differences before failures, large first."""
     alike: dict[tuple[str, ...], list[Judgement]] = {}
     for one in judgements:
         alike.setdefault((one.status, *_reason(one)), []).append(one)
@@ -147,7 +150,7 @@ def groups_of(judgements: Iterable[Judgement]) -> Groups:
 
 
 def telling_row(one: Judgement) -> Row:
-    """The row that says what is wrong: the new one; of what is gone or mended, the old one."""
+    """Return the row to show: the new one; the old one of a model that is gone or fixed."""
     row = (one.base or one.new) if one.status in _GONE else (one.new or one.base)
     if row is None:
         raise ValueError("a judgement has a row on one side at least")
@@ -155,7 +158,7 @@ def telling_row(one: Judgement) -> Row:
 
 
 def _reason(one: Judgement) -> tuple[str, ...]:
-    """What a judgement must have in common with others to be told with them."""
+    """Return the key by which judgements of one status are grouped."""
     row = telling_row(one)
     if one.status is ExpectationStatus.MISSING:
         return one.key[:-1]
@@ -166,7 +169,7 @@ def _reason(one: Judgement) -> tuple[str, ...]:
 
 
 def expectation_of(one: Judgement) -> str:
-    """What a CSV of expected rows says of it; empty where it says nothing."""
+    """Format the expectation of a baseline CSV: status, since when, nights not seen; "" without one."""
     if not one.expected:
         return ""
     text = f"{one.before} expected" + (f" since {one.since}" if one.since else "")

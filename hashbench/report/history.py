@@ -1,7 +1,7 @@
-"""Many sweeps of the same models, night after night: which nights, what each model did, when that changed.
+"""Load nights of sweeps of the same models, and keep each model's history.
 
-The report of a thousand nights must fit into one page, so a model's history is kept as *intervals*: stretches of nights
-in which nothing about it changed.
+A report of a thousand nights must fit into one page, so a model's history is a list of *intervals*: consecutive nights
+with the same result.
 """
 
 from __future__ import annotations
@@ -32,14 +32,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Night:
-    """One sweep of a history: one folder, with all suites and modes in it.
+    """One night: a folder with the sweeps of all suites and modes.
 
-    ``label`` is the folder's name, ``when`` the time of its beginning (ISO 8601, UTC), ``files`` are its CSVs,
-    ``counts`` says how many rows had each accuracy, ``environments`` has the fingerprints by their key, and ``changed``
-    what is different in them from the night before. ``named``: the user named it, and not a folder of nights, so that
-    what is wrong with it is an error. ``problems`` are sentences on files that could not be read, which are not among
-    ``files``. ``seconds`` is the time that all its models took, ``memory_mib`` the largest peak of one; ``None`` where
-    no row says so."""
+    Attributes:
+        label: the folder's name.
+        when: the time of its beginning (ISO 8601, UTC).
+        folder: its path.
+        files: its CSVs.
+        named: named by the user itself, not as part of a folder of nights; a damaged file is then an error.
+        counts: number of rows by accuracy.
+        environments: fingerprints of its environments, by key.
+        changed: what changed in them since the night before.
+        problems: sentences on files that could not be read, which are not among ``files``.
+        seconds: total time of all models, diagnosis included; ``None`` if no row has it.
+        memory_mib: the largest peak of one model; ``None`` if no row has it.
+    """
 
     label: str
     when: str = ""
@@ -56,10 +63,20 @@ class Night:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Nights ``first`` to ``last`` (indices of :attr:`History.nights`, both included) in which a model had the same
-    ``accuracy``, ``kernel`` and ``cause``. A night without a row of the model belongs to no interval. ``tracer`` is
-    that of its last night; ``retraced``: its first night has another than the night before it, so that another kernel
-    or cause is no change."""
+    """Consecutive nights in which a model had the same accuracy, kernel and cause.
+
+    A night without a row of the model belongs to no interval.
+
+    Attributes:
+        first: index of the first night in :attr:`History.nights`.
+        last: index of the last one, included.
+        accuracy: its status.
+        kernel: the first divergent kernel.
+        cause: its cause.
+        tracer: the tracer of its last night.
+        retraced: whether its first night has another tracer than the night before: a new kernel or cause is then no
+            change.
+    """
 
     first: int
     last: int
@@ -71,22 +88,22 @@ class Interval:
 
     @property
     def nights(self) -> int:
-        """How many nights it has."""
+        """Number of nights."""
         return self.last - self.first + 1
 
 
 STATE = ("accuracy", "kernel", "cause")
-"""Columns of a row that an interval has in common."""
+"""Columns that are equal in all nights of an interval."""
 
 MEASURED = ("rate", "seconds", "peak_memory_mib")
-"""Columns of a row whose course over the nights is kept."""
+"""Columns kept night by night."""
 
 Measured = tuple[tuple[int, float], ...]
-"""Nights, oldest first, each with what was measured in it."""
+"""``(night, value)``, oldest first."""
 
 
 class Trouble(NamedTuple):
-    """A row that is neither a pass nor a skip, its night, and the folder of its sweep."""
+    """A row that differs or fails, its night, and the folder of its sweep."""
 
     row: Row
     night: int
@@ -95,9 +112,15 @@ class Trouble(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ModelHistory:
-    """One model over all nights. ``key`` follows :data:`~hashbench.records.ROW_KEY`. ``newest`` is its row in the last
-    night, ``trouble`` the newest one of all nights; ``None`` where there is none. Of a model in trouble, ``measured``
-    has for each of :data:`MEASURED` the nights that tell it, with its value."""
+    """One model over all nights.
+
+    Attributes:
+        key: as :data:`~hashbench.records.ROW_KEY`.
+        intervals: oldest first.
+        newest: its row of the last night, or ``None``.
+        trouble: its newest row that differs or fails, or ``None``.
+        measured: for a model in trouble, values by column of :data:`MEASURED`.
+    """
 
     key: tuple[str, ...]
     intervals: tuple[Interval, ...]
@@ -107,8 +130,7 @@ class ModelHistory:
 
     @property
     def standing(self) -> Interval | None:
-        """Since when it does what it did last, as one interval: that another tracer names another kernel is no change.
-        ``None`` where it has no row."""
+        """The present result as one interval, merged over changes of the tracer alone; ``None`` without rows."""
         standing: Interval | None = None
         for interval in reversed(self.intervals):
             if standing is None:
@@ -120,7 +142,7 @@ class ModelHistory:
         return standing
 
     def at(self, night: int | None) -> Interval | None:
-        """The interval that holds a night; ``None`` where the model has no row in it."""
+        """Return the interval that holds a night; ``None`` if the model has no row in it."""
         if night is None:
             return None
         return next((interval for interval in self.intervals if interval.first <= night <= interval.last), None)
@@ -128,19 +150,19 @@ class ModelHistory:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """All nights, oldest first, and all models, sorted by their keys."""
+    """All nights, oldest first, and all models, sorted by key."""
 
     nights: tuple[Night, ...]
     models: tuple[ModelHistory, ...]
 
 
 def same_but_for_the_tracer(before: Interval, after: Interval) -> bool:
-    """Whether an interval differs from the one before it by what another tracer names alone."""
+    """Return True if ``after`` differs from ``before`` at most in kernel and cause, and its tracer is another."""
     return after.retraced and before.accuracy == after.accuracy
 
 
 def seen(result: Row | Interval | None) -> str:
-    """``eager_two_runs_differ (aten.dot.default, alignment)``: a status with the kernel and the cause."""
+    """Format a result: ``eager_two_runs_differ (aten.dot.default, alignment)``."""
     if result is None:
         return "no row"
     what = ", ".join(filter(None, (result.kernel, result.cause)))
@@ -151,9 +173,11 @@ _WORST_FIRST = {"differ": 0, "latent": 1, "fail": 2}
 
 
 def models_in_trouble(history: History) -> list[tuple[int, ModelHistory, Trouble]]:
-    """The models that have a row in trouble, with their indices and that row, in the order in which a reader wants
-    them: those of the last night before those that were, what began last before what began earlier, differences before
-    failures, what differs more often before what differs less often."""
+    """Return ``(index, model, newest trouble)`` of each model that ever differed or failed, most urgent first.
+
+    Order: trouble of the last night before earlier trouble, late beginnings first, differences before failures, high
+    rates first.
+    """
     last = len(history.nights) - 1
 
     def urgency(entry: tuple[int, ModelHistory, Trouble]) -> tuple[bool, int, int, float, tuple[str, ...]]:
@@ -167,13 +191,16 @@ def models_in_trouble(history: History) -> list[tuple[int, ModelHistory, Trouble
 
 
 def load_history(folders: Iterable[Path | str], *, until: Path | None = None) -> History:
-    """The history of the nights at ``folders`` (:func:`find_nights` says which).
+    """Load the history of the nights at ``folders`` (as :func:`find_nights` takes them).
 
-    A file that cannot be read is an error where the user named it or its night, and else a problem of its night.
-    ``until`` is the folder of the night that is to be the last.
+    A file that cannot be read is an error if the user named it or its night, else a problem of its night.
+
+    Args:
+        folders: CSVs, nights, or folders of nights.
+        until: the folder of the last night to load.
 
     Raises:
-        HashbenchError: a folder is not there or holds nothing, a file that was named cannot be read, or none can.
+        HashbenchError: a folder does not exist or is empty, a named file cannot be read, or none can.
     """
     nights: list[Night] = []
     rows = ModelRows()
@@ -193,7 +220,7 @@ def load_history(folders: Iterable[Path | str], *, until: Path | None = None) ->
 
 
 def _read(night: Night, rows: ModelRows, *, index: int, known: Mapping[str, Mapping[str, Any]]) -> Night:
-    """``night`` with what its files say, which ``rows`` takes in."""
+    """Read the files of ``night`` and add their rows to ``rows``."""
     problems = list(night_problems(night.folder, named=night.named))
     if not problems and not night.files:
         problems = [f"{night.folder} holds no accuracy.csv"]
@@ -223,14 +250,17 @@ def _read(night: Night, rows: ModelRows, *, index: int, known: Mapping[str, Mapp
 
 
 def _all(sweeps: Mapping[Path, Sweep], column: str) -> list[float]:
-    """The numbers of a column that the rows of all sweeps tell."""
+    """Return the values of a column in all sweeps, without ``None``."""
     values = (getattr(row, column) for sweep in sweeps.values() for row in sweep.rows)
     return [value for value in values if value is not None]
 
 
 class ModelRows:
-    """Gathers what the rows of all nights say, oldest first: of each its model, night, :data:`STATE` and
-    :data:`MEASURED`, and by model the last row, with its night, and the last one in trouble."""
+    """Collector of the rows of all nights, added oldest first.
+
+    Of each row it keeps model, night, :data:`STATE` and :data:`MEASURED`; of each model the last row and the last one
+    in trouble.
+    """
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[str, ...], int] = {}
@@ -239,8 +269,11 @@ class ModelRows:
         self._trouble: dict[int, Trouble] = {}
 
     def add(self, rows: Sequence[Row], *, file: Path, night: int) -> None:
-        """Take in the rows of one CSV of ``night``; :class:`HashbenchError` where it has a row of a model already, and
-        none of them is taken in then."""
+        """Add the rows of one CSV of ``night``.
+
+        Raises:
+            HashbenchError: a model has a row in this night already; none is added then.
+        """
         for row in rows:
             number = self._numbers.get(row_key(row), -1)
             if number in self._newest and self._newest[number][0] == night:
@@ -258,7 +291,7 @@ class ModelRows:
                 self._trouble[number] = Trouble(row, night, file.parent)
 
     def models(self, *, last: int) -> Iterator[ModelHistory]:
-        """The histories of all models, sorted by their keys."""
+        """Yield the histories of all models, sorted by key."""
         rows = self._rows()
         intervals, measured = _intervals(rows), _measured(rows[rows["model"].isin(self._trouble)])
         for key, number in sorted(self._numbers.items()):
@@ -270,7 +303,7 @@ class ModelRows:
             yield ModelHistory(key, tuple(intervals[number]), now, trouble, measured.get(number, {}))
 
     def _rows(self) -> pandas.DataFrame:
-        """What was gathered, by model and night."""
+        """Return the collected rows as a frame, by model and night."""
         import pandas
 
         rows = pandas.DataFrame(self._states, columns=["model", "night", *STATE, *MEASURED, "tracer"])
@@ -278,7 +311,6 @@ class ModelRows:
 
 
 def _intervals(rows: pandas.DataFrame) -> dict[int, list[Interval]]:
-    """Intervals by model."""
     before = rows.shift()
     alike = (rows[["model", *STATE]] == before[["model", *STATE]]).all(axis=1)
     begins = ~(alike & (rows["night"] == before["night"] + 1))
@@ -295,7 +327,7 @@ def _intervals(rows: pandas.DataFrame) -> dict[int, list[Interval]]:
 
 
 def _measured(rows: pandas.DataFrame) -> dict[int, dict[str, Measured]]:
-    """What was measured of each model, by column."""
+    """Return measured values by model and column."""
     measured: dict[int, dict[str, Measured]] = {}
     for model, nights in rows.groupby("model"):
         told = {column: nights.loc[nights[column].notna(), ["night", column]] for column in MEASURED}
@@ -312,10 +344,10 @@ _DATE = re.compile(r"(\d{4}-\d{2}-\d{2})(?:[T_ -]?(\d{2})[:.-]?(\d{2})(?:[:.-]?(
 
 
 def find_nights(paths: Iterable[Path | str]) -> list[Night]:
-    """The nights at ``paths``, unread, oldest first, each once.
+    """Find the nights at ``paths``, without reading them; oldest first, each once.
 
     A path is a CSV, a folder that :func:`~hashbench.results.load.load_sweep` reads, or a folder of such folders.
-    Folders whose names begin with a date are nights of their own, also where each holds one sweep.
+    Folders whose names begin with a date are nights of their own, even with one sweep each.
 
     Raises:
         HashbenchError: a path does not exist, or holds nothing.
@@ -352,7 +384,7 @@ def _nights_at(path: Path) -> Iterator[Night]:
 
 
 def _inner_nights(path: Path) -> list[Path]:
-    """The folders in ``path`` that are nights; none where ``path`` is a night itself."""
+    """Return the folders in ``path`` that are nights; none if ``path`` is itself a night."""
     if not path.is_dir() or (path / ACCURACY_FILE).is_file() or (path / NIGHT_FILE).is_file():
         return []
     folders = sorted(folder for folder in path.iterdir() if folder.is_dir())
@@ -368,8 +400,8 @@ def _accuracy_files(folder: Path) -> list[Path]:
 
 
 def _when(label: str, folder: Path, files: Sequence[Path]) -> str:
-    """When the first sweep of a night began: as it says itself, or the night does, which must not sort before the one
-    of the same day that it came after; else as the folder is called; else the age of its files."""
+    """Return the time of a night's first sweep: from its own file, else from the night's file, else from the folder's
+    name, else from the age of its files. The file precedes the name, so that two nights of one day keep their order."""
     began = sorted(filter(None, (_began(file.with_name(SELECTION_FILE)) for file in files)))
     if began or (night_began := _began(folder / NIGHT_FILE)):
         return began[0] if began else night_began

@@ -1,5 +1,7 @@
-"""Remarks on rows that became other than they were: which of the model's kernels changed, as far as both sweeps have
-recorded its kernel fingerprint (``--fingerprints``). Reads the results folders."""
+"""Say which kernels of a model changed between two sweeps that recorded fingerprints (``--fingerprints``).
+
+Reads the results folders.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,12 @@ RowPair = tuple[Row | None, Row | None]
 
 
 def kernel_remarks(pairs: Iterable[RowPair], *, base: Sequence[Path], new: Sequence[Path]) -> Iterator[str]:
-    """A sentence for each pair of rows of one model whose status or guilty kernel changed.
+    """Yield a sentence for each model whose status or first divergent kernel changed.
 
     Args:
         pairs: the rows of a model in both sweeps.
-        base: the CSVs of the one; fingerprints lie beside them.
-        new: those of the other.
+        base: CSVs of the first sweep; fingerprints are beside them.
+        new: those of the second.
     """
     sides = [list(dict.fromkeys(file.parent for file in files)) for files in (base, new)]
     if not all(any((folder / document.FOLDER).is_dir() for folder in folders) for folders in sides):
@@ -47,10 +49,10 @@ def _clause(row: Row, base: Sequence[Path], new: Sequence[Path]) -> str:
 
 
 def _recorded(row: Row, folders: Sequence[Path]) -> Fingerprints | None:
-    """The fingerprint of a row's model; ``None`` where there is none.
+    """Return the fingerprint of a row's model; ``None`` if there is none.
 
     Raises:
-        HashbenchError: the file is damaged, or is that of another model.
+        HashbenchError: the file is damaged, or belongs to another model.
     """
     key = row.suite, row.name, row.mode
     path = next((path for path in (document.path_in(folder, key) for folder in folders) if path.exists()), None)

@@ -1,8 +1,8 @@
-"""The report as one HTML file, for a reader who has a minute: what changed, which kernel, why, what to do.
+"""Render the report as one HTML file: what changed, which kernel, why, what to do.
 
-Pure: plain values in, text out. The file needs nothing else and loads nothing: style and script stand in it, and its
-content security policy admits these two by their digests alone. Names, errors and whatever else comes from models are
-escaped by the template engine, and control characters in them become spaces.
+Pure: plain values in, text out. The file loads nothing: style and script are inlined, and its content security policy
+admits these two by their digests alone. Names, errors and other texts of models are escaped by the template engine, and
+control characters in them become spaces.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from hashbench.text import (
 )
 
 LONGEST_TEXT = 3000
-"""Characters of one text of a model's that a page shows."""
+"""Maximum characters shown of one text of a model."""
 
 
 def render_html(
@@ -67,8 +67,18 @@ def render_html(
     title: str = "hashbench",
     now: datetime | None = None,
 ) -> str:
-    """The page. ``excerpts`` and ``tracebacks`` are what :func:`~hashbench.report.diagnoses.read_excerpts` and
-    :func:`~hashbench.report.diagnoses.read_tracebacks` read. The text encodes as UTF-8 whatever the names hold."""
+    """Render the page.
+
+    Args:
+        judged: the last night, judged.
+        excerpts: see :func:`~hashbench.report.diagnoses.read_excerpts`.
+        tracebacks: see :func:`~hashbench.report.diagnoses.read_tracebacks`.
+        title: the page's title; the headline precedes it in the browser's tab.
+        now: the time of making, shown in the footer.
+
+    Returns:
+        Text that encodes as UTF-8 whatever the names hold.
+    """
     history, judgements = judged.history, judged.judgements
     models = model_views(history, excerpts or {}, tracebacks)
     detailed = frozenset(model.index for model in models)
@@ -157,12 +167,11 @@ def _environment() -> Environment:
 
 
 def _labelled(row: Row) -> list[tuple[str, str]]:
-    """The columns that are shown by a label of their own."""
     return [(label, getattr(row, column)) for column, label in LABELS.items()]
 
 
 def _presentable(value: Any) -> Any:
-    """What a template shows of a value: a text on one line, without control characters, and of moderate length."""
+    """Return a text on one line, without control characters, cut to :data:`LONGEST_TEXT`; other values unchanged."""
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
     text = one_line(value)
@@ -174,8 +183,8 @@ def _bundled(name: str) -> str:
 
 
 def policy_for(style: str, script: str) -> str:
-    """A content security policy under which this style and this script run and nothing else does: no other script, also
-    no handler in an attribute, no image, no connection."""
+    """Return a content security policy under which only this style and this script run: no other script, no event
+    handler in an attribute, no image, no connection."""
     digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script))
     style_digest, script_digest = digests
     return (
@@ -185,7 +194,7 @@ def policy_for(style: str, script: str) -> str:
 
 
 def headline(judged: Judged) -> str:
-    """The answer in a few words."""
+    """Return the verdict in a few words, with the names of up to :data:`NAMED` models."""
     worse = [one for one in judged.judgements if one.worse]
     if judged.alone:
         text = _found(judged)
@@ -198,11 +207,11 @@ def headline(judged: Judged) -> str:
 
 
 NAMED = 3
-"""Models that the headline names; of more it gives the number."""
+"""Maximum models named in the headline; more are counted."""
 
 
 def _names(judgements: Iterable[Judgement]) -> str:
-    """``a, b and c``; empty for more than :data:`NAMED` models."""
+    """Join the names as ``a, b and c``; return "" for more than :data:`NAMED` models."""
     names = list(dict.fromkeys(shorten(one_line(one.key[-1]), 40) for one in judgements))
     if len(names) > NAMED:
         return ""
@@ -213,7 +222,7 @@ _VERBS = {Kind.DIFFER: ("differs", "differ"), Kind.LATENT: ("is flaky", "are fla
 
 
 def _found(judged: Judged) -> str:
-    """``Of 3 models, a and b differ, c fails``: what differs or fails, by name where it is few."""
+    """Summarise a night alone: ``Of 3 models, a and b differ, c fails``, or counts where there are more names."""
     rows = [one for one in judged.judgements if one.new is not None]
     trouble = [one for one in rows if one.in_trouble]
     if not trouble or not _names(trouble):
@@ -226,7 +235,7 @@ def _found(judged: Judged) -> str:
 
 
 def _command_of(group: Group, night: Night) -> str:
-    """The command line that runs the models of a broken group again; empty for other groups."""
+    """Return the command line that reruns the models of a broken group, "" for other groups."""
     names = group.runs_again
     return shlex.join(sweep_again(group.row, night.environments, names=names)) if names else ""
 
@@ -241,12 +250,14 @@ _MACHINE = {
     "hashbench": ("packages.hashbench",),
     "tracer": ("tracer",),
 }
-"""What is said of the machine first: the label, and the entries of its environment."""
+"""The facts of the environment shown in one line: label to entries of the environment."""
 
 
 def machine_of(night: Night) -> list[tuple[str, str]]:
-    """On what the night ran, as labels and texts: torch and its commit, the CPU, threads. Where its sweeps ran in
-    several environments, all of their values; nothing of what no environment tells."""
+    """Return the machine of a night as labels and texts: torch and its commit, CPU, threads.
+
+    Where sweeps of a night ran in several environments, a text has all values; entries unknown to all are left out.
+    """
     entries = merged(night.environments.values())
     entries["torch.git"] = " or ".join(text[:12] for text in entries.get("torch.git", "").split(" or "))
     told = ((label, [entries[key] for key in keys if entries.get(key)]) for label, keys in _MACHINE.items())
@@ -254,8 +265,8 @@ def machine_of(night: Night) -> list[tuple[str, str]]:
 
 
 def as_script_content(content: object) -> Markup:
-    """JSON that may stand inside ``<script>``: no text in it can end the element, begin a comment in it, or break a
-    line (U+2028, U+2029: JSON in ASCII has none of those)."""
+    """Encode JSON for ``<script>``: no text in it ends the element, begins a comment or breaks a line (U+2028, U+2029:
+    the JSON is ASCII)."""
     text = json.dumps(content, ensure_ascii=True, separators=(",", ":"))
     for letter in "<>&":
         text = text.replace(letter, f"\\u{ord(letter):04x}")

@@ -197,7 +197,6 @@ def test_totals_count_the_last_night_and_what_changed_since_the_one_before() -> 
     assert totals == {
         "kinds": {"differ": 1, "fail": 0, "skip": 0, "pass": 1},
         "change": {"differ": 1, "fail": 0, "skip": 0, "pass": -1},
-        "models": 2,
         "statuses": [("eager_two_runs_differ", 1, 0), ("pass", 1, 2)],
         "suites": [("torchvision", "training", {"differ": 1, "fail": 0, "skip": 0, "pass": 1})],
         "kernels": [("aten.index_put.default", "accumulation_order", 1)],
