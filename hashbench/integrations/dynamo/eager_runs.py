@@ -1,9 +1,9 @@
-"""The harness's two eager runs of one model, recognised by what is run, and watched.
+"""Recognise and watch the harness's two eager runs of one model.
 
 An eager run is a call of ``run_n_iterations`` with the harness's own ``model_iter_fn`` on a model that is not the
-reference in 64 bits; the pair is what the first ``same`` after it is given. What is not recognised is not judged.
-``run_n_iterations`` is an attribute of the runner *instance* until the pair is complete, so that nothing of ours is
-there when Dynamo looks. Nothing of ours may raise meanwhile, since the harness takes any exception for the model's.
+reference in 64 bits; the pair are the arguments of the first ``same`` after it. A pair that is not recognised is not
+judged. ``run_n_iterations`` is an attribute of the runner *instance* until the pair is complete, so that nothing of
+ours is there when Dynamo looks. Our code must not raise meanwhile: the harness takes any exception for the model's.
 """
 
 from __future__ import annotations
@@ -42,31 +42,42 @@ _PACKAGE, _TORCH = (str(Path(str(module.__file__)).parent) for module in (hashbe
 
 @dataclass(frozen=True, slots=True)
 class EagerRun:
-    """One eager run that succeeded: what its trace left (``None``: not traced), how many ``seconds`` it took, and what
-    it ``returned``: references to the tensors in it, else its ``id``."""
+    """One eager run that succeeded.
+
+    Attributes:
+        run: its trace and results; ``None`` if not traced.
+        seconds: its duration.
+        returned: weak references to the tensors it returned, else the ``id`` of the value.
+    """
 
     run: Run | None
     seconds: float
     returned: tuple[Any, ...]
 
     def is_of(self, value: Any) -> bool:
-        """Whether ``value`` is what this run returned."""
+        """Return True if this run returned ``value``."""
         found = _references(value)
         return len(found) == len(self.returned) and all(map(_is_same, self.returned, found))
 
 
 class EagerRuns:
-    """What is seen of one ``check_accuracy``. Digests are kept, never tensors.
+    """Observer of one ``check_accuracy``. Keeps digests, never tensors.
 
     Args:
         harness: the harness's runner.
         names: the globals of its module, in which ``same`` is replaced while this watches.
-        model, inputs: as the harness has them, to make a run again that our trace has ended.
-        tracer: of the traces around the runs; empty: there are none, and the runs are only recognised.
+        model: as the harness has it, to rerun what our trace has ended.
+        inputs: likewise.
+        tracer: of the traces around the runs; empty: no traces, the runs are only recognised.
 
-    ``runs`` are the eager runs that succeeded, ``pair`` the two that ``same`` compared, ``failure`` the exception that
-    ended one. ``answer`` is what ``same`` said of the pair (``None``: it was not asked or raised), ``compare_error``
-    what it raised. ``strange`` is set where it was first given something else. ``problems`` are faults of ours.
+    Attributes:
+        runs: the eager runs that succeeded.
+        pair: the two that ``same`` compared.
+        failure: the exception that ended one.
+        answer: what ``same`` returned for the pair; ``None`` if it was not called or raised.
+        compare_error: what it raised.
+        strange: whether the first call of ``same`` had other arguments than the pair.
+        problems: faults of ours.
     """
 
     def __init__(self, harness: Any, names: MutableMapping[str, Any], *, model: Any, inputs: Any, tracer: str) -> None:
@@ -83,7 +94,7 @@ class EagerRuns:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Watch until the end of the context; everything is then as it was."""
+        """Watch until the end of the context, then restore everything."""
         self.names[_COMPARE] = self._same
         vars(self.harness)[_RUN] = self._run_n_iterations
         try:
@@ -130,7 +141,7 @@ class EagerRuns:
         return real(mod, inputs, *rest, **named)
 
     def _is_reference(self, mod: Any, inputs: Any) -> bool:
-        """Whether all that is computed with was cast to 64 bits, and is not so by itself."""
+        """Return True if model and inputs were cast to 64 bits and are not so by themselves."""
         wide = {torch.float64, torch.complex128}
         return _dtypes(mod, inputs) <= wide and not _dtypes(self.model, self.inputs) <= wide
 
@@ -158,8 +169,11 @@ class EagerRuns:
     def _without_trace(
         self, error: Exception, trace: HashDebugTrace, real: Any, rest: Any, named: Any
     ) -> tuple[Any] | None:
-        """What the run returns without our trace, where it failed because of that: our code raised, or an op did that
-        raises in a second traced run, too. What fails just once, or without a trace, fails by itself: ``None``."""
+        """Return the result of an untraced rerun if the run failed because of our trace, else ``None``.
+
+        It failed because of the trace if our code raised, or an op raises again in a second traced run and not without
+        a trace.
+        """
         if not trace.failed_op and not _raised_here(error):
             return None
         if trace.failed_op and (failure_of(error).nondeterministic_op or self._succeeds_traced(real, rest, named)):
@@ -179,7 +193,7 @@ class EagerRuns:
         return True
 
     def _again(self, real: Callable[..., Any], rest: Any, named: Any, *, traced: bool) -> Any:
-        """The run once more from the same state."""
+        """Rerun from the same state."""
         gc.collect()
         self.names["reset_rng_state"]()
         model, inputs = self.harness.maybe_cast(self.model, self.inputs)
@@ -224,13 +238,13 @@ class EagerRuns:
             return None
 
     def problem(self, text: str) -> None:
-        """Tell of a fault of ours, and keep it for the row."""
+        """Print a fault of ours and keep it for the row."""
         self.problems.append(text)
         tell(text)
 
 
 def _references(value: Any) -> tuple[Any, ...]:
-    """The tensors in what a run returned, weakly; else the ``id`` of it all."""
+    """Return weak references to the tensors in a returned value; else the ``id`` of the value."""
     with unobserved():
         tensors = [weakref.ref(leaf) for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
     return tuple(tensors) or (id(value),)
@@ -243,7 +257,7 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def _dtypes(model: Any, inputs: Any) -> set[torch.dtype]:
-    """Of all that a model computes with in floating point."""
+    """Return the floating-point dtypes of parameters, buffers and inputs."""
     tensors = [*model.parameters(), *model.buffers(), *tree_leaves(inputs)]
     return {tensor.dtype for tensor in tensors if isinstance(tensor, torch.Tensor) and _is_floating(tensor)}
 
@@ -253,14 +267,14 @@ def _is_floating(tensor: torch.Tensor) -> bool:
 
 
 def _raised_here(error: Exception) -> bool:
-    """Whether an exception comes from our code, or from what it called in torch."""
+    """Return True if an exception was raised by our code, or by torch called from it."""
     frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     last = next((name for name in reversed(frames) if not name.startswith(_TORCH)), "")
     return last.startswith(_PACKAGE) and last != __file__
 
 
 def _under(trace: HashDebugTrace | None, real: Callable[..., Any], mod: Any, inputs: Any, rest: Any, named: Any) -> Any:
-    """What ``run_n_iterations`` returns, under a trace or none."""
+    """Call ``run_n_iterations`` under a trace, or untraced."""
     if trace is None:
         return real(mod, inputs, *rest, **named)
     counted = [_counting(value, trace) for value in rest]
@@ -269,8 +283,10 @@ def _under(trace: HashDebugTrace | None, real: Callable[..., Any], mod: Any, inp
 
 
 def _counting(step: Any, trace: HashDebugTrace) -> Any:
-    """The function that makes one iteration, which tells the trace which one it is; anything else as it is. Harnesses
-    before 2025 take it from the runner, and have only one iteration as far as the trace knows."""
+    """Wrap the function of one iteration so that the trace counts iterations; other values pass through.
+
+    Harnesses before 2025 take the function from the runner; the trace then sees one iteration.
+    """
     if not callable(step):
         return step
     number = itertools.count()
@@ -287,18 +303,18 @@ def _counting(step: Any, trace: HashDebugTrace) -> Any:
 
 
 def optimizer_arguments(names: Mapping[str, Any], model: Any) -> tuple[Any, ...]:
-    """What the harness gives its ``init_optimizer``."""
+    """Return the arguments of the harness's ``init_optimizer``."""
     return names.get("current_name"), names.get("current_device"), model.parameters()
 
 
 def run_once(harness: Any, model: Any, inputs: Any, trace: HashDebugTrace | None, *, step: Any = None) -> Any:
-    """What the harness's ``run_n_iterations`` returns for ``step``, by default its own."""
+    """Call the harness's ``run_n_iterations`` for ``step``, by default its own."""
     positional, named = _step_arguments(harness, harness.model_iter_fn if step is None else step)
     return _under(trace, getattr(type(harness), _RUN).__get__(harness), model, inputs, positional, named)
 
 
 def _step_arguments(harness: Any, step: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What this version's ``run_n_iterations`` takes beside a model and inputs, by position and by name."""
+    """Return what this version's ``run_n_iterations`` takes beside a model and inputs, positional and by name."""
     parameters = list(inspect.signature(getattr(type(harness), _RUN).__get__(harness)).parameters.values())[2:]
     needed = [parameter for parameter in parameters if parameter.default is parameter.empty]
     named = {one.name: step for one in needed if one.kind is one.KEYWORD_ONLY}
@@ -306,8 +322,8 @@ def _step_arguments(harness: Any, step: Any) -> tuple[tuple[Any, ...], dict[str,
     return tuple(step for _ in positional), named
 
 
-def unlike_any_known(harness: Any, names: Mapping[str, Any]) -> str:
-    """What keeps us from making a run as this harness does, in words; empty where nothing does."""
+def unsupported_reason(harness: Any, names: Mapping[str, Any]) -> str:
+    """Return why this harness version is unsupported, or ""."""
     for name, count in _TAKES.items():
         function = names.get(name) or getattr(harness, name, None)
         try:
@@ -323,10 +339,10 @@ _TAKES = {
     **{"maybe_cast": 2, "pick_grad": 2, "init_optimizer": 3, "deepcopy_and_maybe_parallelize": 1},
     **{"clone_inputs": 1, "reset_rng_state": 0, _COMPARE: 2},
 }
-"""By function of the harness, how many arguments we give it."""
+"""Number of arguments passed to each function of the harness."""
 
 
 def named_results(returned: Any) -> dict[str, Any]:
-    """What ``run_n_iterations`` returned, flat and by name; what cannot be compared is a ``LeftOut``."""
+    """Flatten the return value of ``run_n_iterations`` by name; values that cannot be compared become a ``LeftOut``."""
     with unobserved():
         return dict(leaves.leaves(returned, "result"))

@@ -1,4 +1,4 @@
-"""Builds a model in a fresh process, where an experiment wants one, by running the harness up to its accuracy check."""
+"""Build a model in a fresh process by running the harness up to its accuracy check."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from hashbench.records import Failure, ModelSpec, RunOptions, Trace
 
 
 class FreshHarness:
-    """Builds a model by running the harness; see :class:`hashbench.check.model.BenchmarkRunner`.
+    """Builder of a model through the harness; see :class:`hashbench.check.model.BenchmarkRunner`.
 
     The target of :func:`hashbench.diagnose.fresh_process.fresh_traces`. The harness runs as always up to its
-    ``check_accuracy``; there the traced runs are made and everything ends. Its output goes to a folder that is thrown
-    away.
+    ``check_accuracy``; there the traced runs are made and the process leaves it. Its output goes to a temporary folder.
     """
 
     def __init__(self, options: RunOptions) -> None:
@@ -35,8 +34,10 @@ class FreshHarness:
         runs: int,
         threads: int | None = None,
     ) -> list[Trace | Failure]:
-        """``runs`` traced runs of the model, with so many ``threads`` where they are given. ``level`` is what the
-        harness has set, and it sets it again."""
+        """Return ``runs`` traced runs of the model, with ``threads`` threads unless ``None``.
+
+        ``level`` is ignored: the harness sets the level of determinism itself.
+        """
         os.environ.pop(VARIABLE, None)
         asked = spec.arguments
         watch_for_harness(
@@ -54,7 +55,7 @@ class FreshHarness:
 
 
 class _Done(BaseException):
-    """Leaves the harness; no ``except Exception`` of it catches this."""
+    """Exit from the harness; not an ``Exception``, so that no handler of it catches this."""
 
     def __init__(self, traces: list[Trace | Failure]) -> None:
         super().__init__()
@@ -68,7 +69,7 @@ def _prepare_harness(
     threads: int | None,
     generators: Mapping[str, Sequence[int]],
 ) -> None:
-    """Let the harness build its model with these states of the global random generators, and end in its check."""
+    """Restore these states of the global random generators before the harness builds its model; exit in its check."""
     runner = getattr(module, "BenchmarkRunner", None)
     if runner is None:
         return

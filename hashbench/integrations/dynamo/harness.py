@@ -1,7 +1,7 @@
-"""The harness as this process sees it: a suite of PyTorch's ``benchmarks/dynamo``, checked, started and ended.
+"""Check, start and end a suite of PyTorch's ``benchmarks/dynamo``.
 
-Its source is read before anything of it is executed: a harness that has moved on is refused before it runs, with the
-name of what is missing.
+Its source is parsed before any of it is executed: an unsupported version is refused before it runs, with the name of
+what is missing.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from hashbench.records import BATCH_INVARIANCE
 COMMON_FILE = "common.py"
 RUNNER_CLASS = "BenchmarkRunner"
 METHODS = ("check_accuracy", "run_n_iterations", "deepcopy_and_maybe_parallelize", "init_optimizer", "pick_grad")
-"""Methods that are called or wrapped. ``pick_grad`` may be defined in the suite alone."""
+"""Methods called or wrapped. ``pick_grad`` may be defined in the suite alone."""
 GLOBALS = ("reset_rng_state", "same", "clone_inputs")
 """Functions that ``check_accuracy`` must look up in its module: ``same`` is replaced there while it runs."""
 
 SITE = Path(__file__).with_name("site")
-"""The folder that makes a Python load our hook."""
+"""The folder on ``PYTHONPATH`` that makes a Python load our hook."""
 
 _LOOK_SECONDS = 2.0
 
 _GRACE_SECONDS = 20.0
-"""How long the harness may take to end after Ctrl-C before it is sent a second one, which it would not get without us
-and which changes its exit code; with torch it takes seconds on a busy machine. As long after SIGTERM."""
+"""Seconds that the harness has to end after Ctrl-C, before it is sent a second one (which changes its exit code, and
+which it would not get without us); with torch it takes seconds on a busy machine. The same after SIGTERM."""
 
 _TIP = "Name a suite of benchmarks/dynamo, such as path/to/benchmarks/dynamo/huggingface.py."
 
 
 def check_harness(script: Path) -> None:
-    """Refuse what is not a suite of the harness that hashbench can plug into.
+    """Raise unless ``script`` is a suite of a supported harness.
 
     Raises:
         HashbenchError: the file does not exist, it is not a suite of the harness, or the harness lacks what is needed.
@@ -74,7 +74,7 @@ def _tree(path: Path) -> ast.Module:
 
 
 def _missing(common: ast.Module, suite: ast.Module) -> Iterator[str]:
-    """What the harness lacks, in words, most important first."""
+    """Yield what the harness lacks, in words, most important first."""
     classes = [node for node in ast.walk(common) if isinstance(node, ast.ClassDef) and node.name == RUNNER_CLASS]
     if not classes:
         yield f"class {RUNNER_CLASS}"
@@ -93,7 +93,7 @@ def _missing(common: ast.Module, suite: ast.Module) -> Iterator[str]:
 
 
 def _names(tree: ast.Module) -> set[str]:
-    """Everything that a module imports by name, or names."""
+    """Return every name that a module imports or uses as attribute."""
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names}
     used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     return imported | used
@@ -104,10 +104,14 @@ def _names(tree: ast.Module) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class HarnessFlags:
-    """What the flags of the harness say about where its CSV goes and what is run.
+    """The harness's flags that concern hashbench.
 
-    ``csv`` is absolute, empty where only the harness knows. ``begins_anew``: it will remove its old CSV. ``accuracy``:
-    it checks accuracy, so that every model begun gets a row. ``help``: it prints its flags and runs nothing.
+    Attributes:
+        csv: absolute path of its CSV; empty if only the harness knows it.
+        mode: the mode of our rows.
+        begins_anew: it will remove its old CSV.
+        accuracy: it checks accuracy, so that every model begun gets a row.
+        help: it prints its flags and runs nothing.
     """
 
     csv: str = ""
@@ -118,7 +122,7 @@ class HarnessFlags:
 
 
 def read_flags(arguments: Sequence[str]) -> HarnessFlags:
-    """The harness's own flags, as far as they concern us. What cannot be read is left to the harness to refuse."""
+    """Parse the harness's flags; malformed ones are left for the harness to refuse."""
     parser = _Reader(add_help=False, allow_abbrev=False)
     for flag in ("--output", "--output-directory"):
         parser.add_argument(flag, default="")
@@ -153,11 +157,16 @@ class HarnessStoppedError(KeyboardInterrupt):
 
 
 def run_harness(session: Session, *, meanwhile: Callable[[], object]) -> int:
-    """Run the harness to its end and return its exit code, negative for a signal. ``meanwhile`` is called every few
-    seconds. Ctrl-C and SIGTERM end the harness as they do without us, and all that it has started.
+    """Run the harness to its end and return its exit code, negative for a signal.
+
+    Ctrl-C and SIGTERM end the harness as they do without us, and all that it has started.
+
+    Args:
+        session: of this command.
+        meanwhile: called every few seconds.
 
     Raises:
-        HarnessStoppedError: after that.
+        HarnessStoppedError: after Ctrl-C or SIGTERM.
     """
     path = os.pathsep.join(filter(None, (str(SITE), os.environ.get("PYTHONPATH", ""))))
     environment = {**session.environment(), "PYTHONPATH": path}
@@ -181,7 +190,7 @@ def run_harness(session: Session, *, meanwhile: Callable[[], object]) -> int:
 
 
 def how_it_ended(session: Session, code: int) -> str:
-    """How the process of a model ended that left nothing: in a sweep of its own, only the harness has seen it."""
+    """Describe the end of the process of a model without a row; in a sweep, only the harness has seen it."""
     if chosen_model(session.arguments):
         return describe_end(code)
     return "its process ended without a row; how, the harness has printed"

@@ -1,9 +1,9 @@
-"""Wraps the harness's ``check_accuracy``.
+"""Wrap the harness's ``check_accuracy``.
 
 A Python that finds a session in its environment watches its imports from the start (``site/sitecustomize.py``), and
-whichever module called ``common`` brings a ``class BenchmarkRunner`` gets its methods wrapped when its import ends.
-torch is not imported from here: that is the harness's. A fault of ours is noted and told on standard error, and never
-changes what the harness finds.
+the methods of ``class BenchmarkRunner`` in a module called ``common`` are wrapped when its import ends. torch is not
+imported from here: that is the harness's. A fault of ours is noted and printed on standard error, and never changes
+what the harness finds.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from hashbench.processes import describe_end
 
 
 def attach(module: ModuleType) -> None:
-    """Wrap the methods of ``BenchmarkRunner`` in ``module``, where it has that class and this process has a session."""
+    """Wrap the methods of ``BenchmarkRunner`` in ``module``, if it has that class and this process has a session."""
     session = Session.of(os.environ)
     runner: Any = getattr(module, "BenchmarkRunner", None)
     if session is None or not hasattr(runner, "check_accuracy"):
@@ -59,8 +59,10 @@ def attach(module: ModuleType) -> None:
 
 
 def _begin_model(session: Session, name: str, generators: dict[str, list[int]]) -> None:
-    """Note that a model begins, and put the states of the global random generators into ``generators``: the harness
-    builds a model of a file before it seeds them, so that a fresh process needs them to build the same."""
+    """Note that a model begins, and save the states of the global random generators in ``generators``.
+
+    The harness builds a model of a file before it seeds them, so a fresh process needs them to build the same model.
+    """
     write_note(session, Note(name, run=session.run))
     if "torch" in sys.modules:
         from hashbench.run.rng import random_states, states_to_json
@@ -69,13 +71,13 @@ def _begin_model(session: Session, name: str, generators: dict[str, list[int]]) 
 
 
 def _is_worker() -> bool:
-    """Whether ``multiprocessing`` started this process, for one that has said what it runs. It has our arguments."""
+    """Return True in a process started by ``multiprocessing``, which has our arguments."""
     return any(word.startswith("from multiprocessing.") for word in sys.orig_argv)
 
 
 def _begin_sweep(session: Session) -> None:
-    """Remove earlier rows where the harness begins anew, and have the native tracer compiled where models will use it,
-    so that none of them waits for that."""
+    """Remove earlier rows if the harness begins anew, and compile the native tracer if models will use it, so that none
+    of them waits for that."""
     if session.anew:
         session.prepare(anew=True)
     if session.tracer != "python":
@@ -85,8 +87,8 @@ def _begin_sweep(session: Session) -> None:
 
 
 class _Subprocess:
-    """The module ``subprocess`` as the harness's sweep uses it, which notes how the process of a model ended: the
-    harness prints that and writes it nowhere."""
+    """The module ``subprocess`` as the harness's sweep uses it; notes how the process of a model ended, which the
+    harness prints and writes nowhere."""
 
     def __init__(self, module: ModuleType, session: Session) -> None:
         self._module, self._session = module, session
@@ -95,7 +97,7 @@ class _Subprocess:
         return getattr(self._module, name)
 
     def check_call(self, command: Any, *arguments: Any, **named: Any) -> Any:
-        """As the real one."""
+        """Call the real ``check_call`` and note a failure."""
         try:
             return self._module.check_call(command, *arguments, **named)
         except subprocess.CalledProcessError as error:
@@ -107,14 +109,14 @@ class _Subprocess:
 
 
 def _complete(session: Session, parent: int) -> None:
-    """At the end of a sweep whose ``hashbench`` is gone: both tables, which nobody else would complete."""
+    """Write both tables at the end of a sweep whose ``hashbench`` process is gone."""
     if os.getppid() != parent:
         ended = "its process ended without a row"
         guarded(session, "", lambda: write(session, collect(session, ended=ended)))
 
 
 def guarded(session: Session, name: str, action: Callable[[], Any]) -> Any:
-    """What ``action`` returns; a fault of it is told and noted, and ``None`` returned."""
+    """Return the value of ``action``; print and note a fault of it, and return ``None``."""
     try:
         return action()
     except Exception as error:
@@ -134,8 +136,10 @@ def _checked(
     check: str,
     generators: Mapping[str, Sequence[int]],
 ) -> Callable[..., Any]:
-    """A method of the harness that checks one model, followed by ours: the class ``check`` of ``model_check``.
-    ``generators`` are the states of the random generators before the model was built."""
+    """Wrap a method of the harness that checks one model by the class ``check`` of ``model_check``.
+
+    ``generators`` are the states of the random generators before the model was built.
+    """
 
     @functools.wraps(original)
     def checked(self: Any, *arguments: Any, **named: Any) -> Any:
@@ -169,7 +173,8 @@ def _checked(
 
 
 def _validated(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
-    """The harness swallows why a model could not be run once, and writes ``eager_fail_to_run``."""
+    """Wrap ``validate_model`` to note why a model failed: the harness swallows the exception and writes
+    ``eager_fail_to_run``."""
 
     @functools.wraps(original)
     def validate_model(self: Any, name: str, *rest: Any, **named: Any) -> Any:

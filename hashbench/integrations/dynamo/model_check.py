@@ -1,7 +1,7 @@
-"""One model that the harness runs: our row says what became of its two eager runs, and why they differ.
+"""Judge the two eager runs of one model that the harness runs, and diagnose why they differ.
 
-What follows the harness's own row is as in ``hashbench sweep``; only a run is made as the harness makes one. What such
-runs print goes to a file, since what stands on the screen is the harness's.
+What follows the harness's own row is as in ``hashbench sweep``; only a run is made as the harness makes one. Output of
+such runs goes to a file: the terminal is the harness's.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from hashbench.integrations.dynamo.eager_runs import (
     named_results,
     optimizer_arguments,
     run_once,
-    unlike_any_known,
+    unsupported_reason,
 )
 from hashbench.integrations.dynamo.session import CANNOT_FOLLOW, Session, amend_note, chosen_model, tell
 from hashbench.io import read_json_object, replace_file
@@ -49,23 +49,23 @@ from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.digest import untraced
 
 FRESH_TARGET = "hashbench.integrations.dynamo.fresh:FreshHarness"
-"""What builds the model again in a fresh process."""
+"""The builder of the model in a fresh process."""
 PAIRS_ON_DEMAND = 3
-"""Own pairs that look for a difference which the harness has seen."""
+"""Traced pairs run to reproduce a difference that the harness has seen."""
 _TIME_SHARE = 0.7
-"""Part of what is left of the harness's ``--timeout`` that the diagnosis may take. A child that is ended then has two
-rows in the harness's CSV, which the harness's own tools take for none."""
+"""Share of the rest of the harness's ``--timeout`` that the diagnosis may take. A child killed then would have two rows
+in the harness's CSV, which the harness's own tools read as none."""
 _FAILED_RUNS = (Status.FIRST_RUN_FAIL, Status.FIRST_RUN_OOM, Status.SECOND_RUN_FAIL, Status.SECOND_RUN_OOM)
 _CONFIRMING_RUNS = 12
-"""Runs, in times of a traced one, that must fit in before looking for a cause makes sense."""
+"""Traced runs that must fit into the time left for a diagnosis to begin."""
 _FINGERPRINT_RUNS = 4
-"""Times as long as the harness's two runs that recording the model's kernels may take."""
+"""Time limit of recording the model's kernels, in times of the harness's two runs."""
 _EAGER = ("eager",)
 """Backends that run the model's own ops."""
 _BATCH_RUNS = 4
-"""Times as long as the harness's check of batch invariance that ours may take."""
+"""Time limit of our batch-invariance check, in times of the harness's."""
 _STRESSED_RUNS = 4
-"""Times as long as the harness's two runs that stressed runs may take, with what names the perturbation."""
+"""Time limit of stressed runs and of naming the perturbation, in times of the harness's two runs."""
 
 
 def preparing(
@@ -77,10 +77,17 @@ def preparing(
     step: Any = None,
     part: Callable[[Any], Any] = lambda cloned: cloned,
 ) -> Callable[[], Prepared]:
-    """What makes the copies for one run of the harness's model exactly as the harness does, within its settings.
+    """Return a factory for one run of the harness's model, exactly as the harness makes it, within its settings.
 
-    ``names`` are the globals of the harness's module. The model is cast, once, when the first run is made. ``step``:
-    what one iteration does, in ``eval`` mode, on this ``part`` of the inputs; ``None``: the harness's own step.
+    The model is cast once, when the first run is made.
+
+    Args:
+        harness: the harness's runner.
+        names: the globals of its module.
+        model: as the harness has it.
+        inputs: likewise.
+        step: one iteration, in ``eval`` mode; ``None``: the harness's own step.
+        part: selects the inputs of the run.
     """
     cast = functools.cache(lambda: harness.maybe_cast(model, inputs))
 
@@ -98,7 +105,7 @@ def preparing(
 
 
 def _iterate(harness: Any, model: Any, inputs: Any, step: Any, trace: HashDebugTrace | None) -> dict[str, Any]:
-    """The harness's iterations, and what the harness compares: the results of the last one."""
+    """Run the harness's iterations and return what the harness compares: the results of the last one."""
     returned = run_once(harness, model, inputs, trace, step=step)
     results: dict[str, Any] = {}
     for name, value in named_results(returned).items():
@@ -107,7 +114,7 @@ def _iterate(harness: Any, model: Any, inputs: Any, step: Any, trace: HashDebugT
 
 
 def _compared(outcome: Outcome, first: Run, second: Run) -> Outcome:
-    """The outcome of two runs, as in a sweep."""
+    """Compare two runs as in a sweep."""
     with untraced():
         outcome = compared(outcome, first, second)
     differing = int(outcome.accuracy != Status.PASS)
@@ -115,7 +122,7 @@ def _compared(outcome: Outcome, first: Run, second: Run) -> Outcome:
 
 
 def _further_pair(outcome: Outcome, make: Attempt) -> Outcome:
-    """The outcome of one more pair of traced runs."""
+    """Compare one more pair of traced runs."""
     first, second = (make() for _ in range(2))
     if isinstance(first, Failure) or isinstance(second, Failure):
         return replace(outcome, confirmed="no: a further run failed")
@@ -123,9 +130,17 @@ def _further_pair(outcome: Outcome, make: Attempt) -> Outcome:
 
 
 class ModelCheck:
-    """One model from the call of ``check_accuracy`` with ``name``, ``model`` and ``inputs`` to our row. ``harness`` is
-    the harness's runner, ``names`` the globals of its module, ``generators`` the states of the global random generators
-    before it built the model, by name."""
+    """One model from the call of ``check_accuracy`` to our row.
+
+    Args:
+        session: of this command.
+        harness: the harness's runner.
+        names: the globals of its module.
+        name: of the model.
+        model: as the harness built it.
+        inputs: likewise.
+        generators: states of the global random generators before it built the model, by name.
+    """
 
     def __init__(
         self,
@@ -140,25 +155,25 @@ class ModelCheck:
     ) -> None:
         self.session, self.harness, self.names, self.name = session, harness, names, name
         self.began = time.perf_counter()
-        self.options, self.spec, self.unlike = _begun(session, harness, names, name, generators)
+        self.options, self.spec, self.unsupported = _begun(session, harness, names, name, generators)
         self.model, self.inputs = model, inputs
-        traced = session.trace == "always" and not self.unlike
+        traced = session.trace == "always" and not self.unsupported
         self.eager = EagerRuns(harness, names, model=model, inputs=inputs, tracer=session.tracer if traced else "")
-        self.eager.on_compared = self._look
+        self.eager.on_compared = self._measure_difference
         self.outcome = Outcome(Status.PASS, settings()["deterministic_algorithms"], iterations=harness.args.iterations)
 
     def watched(self) -> AbstractContextManager[None]:
-        """A context in which the harness's check of the model runs."""
+        """Return the context of the harness's check of the model."""
         return self.eager.watched()
 
     @property
     def traced_runs(self) -> list[Run]:
-        """The two runs that were compared, where both were traced."""
+        """The two runs that were compared, if both were traced."""
         runs = [run.run for run in self.eager.pair or self.eager.runs]
         return [run for run in runs if run is not None] if len(runs) == 2 and all(runs) else []
 
-    def _look(self, first: Mapping[str, Any], second: Mapping[str, Any]) -> None:
-        """While the harness still holds both results: how they differ, in numbers."""
+    def _measure_difference(self, first: Mapping[str, Any], second: Mapping[str, Any]) -> None:
+        """Measure the difference while the harness still holds both results."""
         if self.traced_runs:
             both = zip(self.traced_runs, (first, second), strict=True)
             self.outcome = _compared(self._begun(), *(replace(run, results=results) for run, results in both))
@@ -181,7 +196,7 @@ class ModelCheck:
         key = file_key(suite=self.spec.suite, mode=self.options.mode, name=self.name)
         csv, problem = str(self.names.get("output_filename") or ""), "; ".join(self.eager.problems)[:500]
         amend_note(self.session, self.name, status=status, csv=csv, problem=problem, key=key)
-        if why := self.unlike or self._unrecognised(status):
+        if why := self.unsupported or self._unrecognised(status):
             outcome, error = self._not_judged(status, why)
         else:
             printed = printing_to(self.session.results.log_path(key))
@@ -194,13 +209,13 @@ class ModelCheck:
         self.session.results.write_row(key, replace(row, error="; ".join(filter(None, (row.error, error)))))
 
     def _judged(self, make: Attempt, status: str) -> tuple[Outcome, str]:
-        outcome, error = self._happened(make, status)
+        outcome, error = self._eager_outcome(make, status)
         if outcome.accuracy == Status.TWO_RUNS_DIFFER:
-            return self._explained(make, outcome), error
-        return (self._stressed(make, outcome) if outcome.accuracy == Status.PASS else outcome), error
+            return self._diagnose(make, outcome), error
+        return (self._stress(make, outcome) if outcome.accuracy == Status.PASS else outcome), error
 
-    def _happened(self, make: Attempt, status: str) -> tuple[Outcome, str]:
-        """What became of the two eager runs, and words for where that is not what the harness wrote."""
+    def _eager_outcome(self, make: Attempt, status: str) -> tuple[Outcome, str]:
+        """Return the outcome of the two eager runs, and an explanation if the harness wrote something else."""
         eager = self.eager
         if eager.pair is None and status in _FAILED_RUNS:
             return self._failed(status), ""
@@ -208,16 +223,16 @@ class ModelCheck:
             return replace(self.outcome, accuracy=Status.SKIPPED), "the harness ran no eager pair"
         if eager.compare_error:
             return self._not_compared()
-        outcome = self.outcome if eager.answer is not None else self._unasked(make)
+        outcome = self.outcome if eager.answer is not None else self._compare_unasked(make)
         if eager.answer is False and outcome.difference is None:
             return outcome, "same() of the harness said no to two runs of equal bits (a NaN equals nothing there)"
         if outcome.accuracy == Status.TWO_RUNS_DIFFER and outcome.verdict is None:
-            outcome = self._found_again(make, outcome)
+            outcome = self._reproduce_traced(make, outcome)
         hidden = outcome.accuracy == Status.TWO_RUNS_DIFFER != status
         return outcome, f"the harness wrote {status}" if hidden else ""
 
     def _unrecognised(self, status: str) -> str:
-        """Why the pair cannot be judged: what was compared is not what two eager runs returned."""
+        """Return why the pair cannot be judged (``same`` compared other values than two eager runs returned), or ""."""
         eager = self.eager
         ended = status in _FAILED_RUNS or (status == Status.SKIPPED and not eager.runs)
         known = eager.pair is not None or (not eager.strange and (ended or len(eager.runs) == 2))
@@ -230,7 +245,7 @@ class ModelCheck:
         return replace(self.outcome, accuracy=status, failure=failure, nondeterministic_op=refused, runs=runs)
 
     def _not_judged(self, status: str, why: str) -> tuple[Outcome, str]:
-        """The harness's word where it says that something is wrong; that all is well is not ours to repeat."""
+        """Repeat the harness's word if it says that something is wrong, else skip: its pass is not ours to confirm."""
         wrong = status in _FAILED_RUNS or status == Status.TWO_RUNS_DIFFER
         confirmed = "no: nothing was run again" if status == Status.TWO_RUNS_DIFFER else ""
         accuracy = status if wrong else Status.SKIPPED
@@ -254,21 +269,21 @@ class ModelCheck:
         bits = replace(bits, accuracy=Status.NOT_COMPARABLE, failure=Failure(said), difference=None)
         return bits, f"{what} {'do not agree' if differ else 'agree'}"
 
-    def _unasked(self, make: Attempt) -> Outcome:
-        """The harness made both runs and did not compare them: its list says that they differ."""
+    def _compare_unasked(self, make: Attempt) -> Outcome:
+        """Compare a pair that the harness ran and did not compare: its list says that they differ."""
         if self.traced_runs:
             return _compared(self._begun(), *self.traced_runs)
         return _further_pair(replace(self.outcome, runs=2), make)
 
-    def _found_again(self, make: Attempt, outcome: Outcome) -> Outcome:
-        """A difference of two runs that were not traced, in further pairs that are."""
+    def _reproduce_traced(self, make: Attempt, outcome: Outcome) -> Outcome:
+        """Reproduce, in traced pairs, a difference of two untraced runs."""
         for _ in range(PAIRS_ON_DEMAND):
             further = _further_pair(replace(outcome, accuracy=Status.PASS), make)
             if further.accuracy != Status.PASS:
                 return further
         return replace(outcome, confirmed=f"no: {PAIRS_ON_DEMAND} further pairs agreed")
 
-    def _explained(self, make: Attempt, outcome: Outcome) -> Outcome:
+    def _diagnose(self, make: Attempt, outcome: Outcome) -> Outcome:
         left = _seconds_left(self.session, self.harness.args)
         if self.session.budget <= 0 or left < _CONFIRMING_RUNS * max(run.seconds for run in self.eager.runs):
             why = "no experiments were asked for" if self.session.budget <= 0 else "the harness's --timeout is too near"
@@ -276,9 +291,8 @@ class ModelCheck:
         check = self._check(make, outcome, left)
         return check.diagnose(check.confirm(outcome))
 
-    def _stressed(self, make: Attempt, outcome: Outcome) -> Outcome:
-        """The outcome with what pairs under perturbations that must not matter say, where that is asked for and the
-        harness's ``--timeout`` leaves the time."""
+    def _stress(self, make: Attempt, outcome: Outcome) -> Outcome:
+        """Rerun pairs under perturbations, if asked for and if the harness's ``--timeout`` leaves the time."""
         seconds, left = sum(run.seconds for run in self.eager.runs), _seconds_left(self.session, self.harness.args)
         if not self.options.stress or left < _STRESSED_RUNS * seconds:
             return outcome
@@ -288,12 +302,12 @@ class ModelCheck:
         return self._check(make, outcome, left).stress(replace(outcome, first=first), seconds=seconds)
 
     def _check(self, make: Attempt, outcome: Outcome, left: float) -> PairCheck:
-        """A check whose diagnosis ends within the seconds that are ``left``."""
+        """Return a check whose diagnosis ends within ``left`` seconds."""
         options = replace(self.options, diagnose_budget=min(self.session.budget, left))
         return PairCheck(make, options, outcome.deterministic, spec=self.spec, target=FRESH_TARGET)
 
     def _record_kernels(self, make: Attempt, outcome: Outcome) -> str:
-        """Write the fingerprint of the model's kernels where that is asked for, or say why there is none."""
+        """Write the fingerprint of the model's kernels if asked for; return why there is none, or ""."""
         if not self.session.fingerprints or kind_of(outcome.accuracy) not in (Kind.PASS, Kind.DIFFER):
             return ""
         seconds, left = sum(run.seconds for run in self.eager.runs), _seconds_left(self.session, self.harness.args)
@@ -315,8 +329,11 @@ class ModelCheck:
 
 
 class BatchModelCheck:
-    """One model from the call of ``check_batch_invariance`` to our row: what the harness compared is compared again
-    without its compiler, and the kernel is named. The arguments are those of :class:`ModelCheck`."""
+    """One model from the call of ``check_batch_invariance`` to our row.
+
+    What the harness compared is compared again without its compiler, and the kernel is named. The arguments are those
+    of :class:`ModelCheck`.
+    """
 
     def __init__(
         self,
@@ -331,11 +348,11 @@ class BatchModelCheck:
     ) -> None:
         self.session, self.harness, self.names, self.name = session, harness, names, name
         self.model, self.inputs, self.seconds = model, inputs, 0.0
-        self.options, self.spec, self.unlike = _begun(session, harness, names, name, generators)
+        self.options, self.spec, self.unsupported = _begun(session, harness, names, name, generators)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """A context in which the harness's check of the model runs; its time is taken."""
+        """Time the harness's check of the model."""
         began = time.perf_counter()
         try:
             yield
@@ -357,10 +374,10 @@ class BatchModelCheck:
         self.session.results.write_row(key, replace(row, error="; ".join(filter(None, (row.error, error)))))
 
     def _why_not(self, status: str) -> str:
-        """Why the harness's word is all that there is, in words; empty where its runs can be made again."""
+        """Return why the harness's runs cannot be repeated, or ""."""
         args = self.harness.args
-        if self.unlike:
-            return self.unlike
+        if self.unsupported:
+            return self.unsupported
         if status == Status.SKIPPED:
             return "the harness ran nothing"
         if not getattr(args, "nothing", False) and args.backend not in _EAGER:
@@ -399,8 +416,10 @@ def _results(run: Run) -> Mapping[str, Any]:
 def _begun(
     session: Session, harness: Any, names: Mapping[str, Any], name: str, generators: Mapping[str, Sequence[int]]
 ) -> tuple[RunOptions, ModelSpec, str]:
-    """What the harness's flags mean, the model as it is called here, and why this harness cannot be followed (empty:
-    it can). The machine is described once."""
+    """Return the options that the harness's flags mean, the model's spec, and why this harness is unsupported (or "").
+
+    Describes the machine once.
+    """
     options = options_of(session, harness.args, device=str(names.get("current_device", "cpu")))
     spec = ModelSpec(
         suite=session.suite,
@@ -414,7 +433,7 @@ def _begun(
         },
     )
     claim_workspace(options.device)
-    unlike = unlike_any_known(harness, names)
+    unlike = unsupported_reason(harness, names)
     amend_note(session, name, device=options.device, mode=options.mode)
     if not session.machine.exists():
         replace_file(session.machine, json.dumps(environment.collect(options.device, tracer=session.tracer)))
@@ -424,14 +443,15 @@ def _begun(
 
 
 def _seconds_left(session: Session, args: Any) -> float:
-    """What the diagnosis may take. Only a child of the harness's sweep is ended by its ``--timeout``."""
+    """Return the seconds that the diagnosis may take. Only a child of the harness's sweep is ended by its
+    ``--timeout``."""
     if chosen_model(session.arguments):
         return math.inf
     return _TIME_SHARE * (float(getattr(args, "timeout", 2000)) - _age())
 
 
 def options_of(session: Session, args: Any, *, device: str) -> RunOptions:
-    """What the harness's flags mean in our words."""
+    """Translate the harness's flags into run options."""
     mode = "training" if args.training else "inference"
     return RunOptions(
         mode=BATCH_INVARIANCE if getattr(args, "batch_invariant", False) else mode,
@@ -447,7 +467,7 @@ def options_of(session: Session, args: Any, *, device: str) -> RunOptions:
 
 
 def _age() -> float:
-    """Seconds since this process began: the harness counts from there."""
+    """Return the seconds since this process began: the harness counts from there."""
     return time.time() - psutil.Process().create_time()
 
 

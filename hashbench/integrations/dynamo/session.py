@@ -1,9 +1,9 @@
-"""What the processes of one ``hashbench dynamo`` share, and the tables that are made of it.
+"""Share state between the processes of one ``hashbench dynamo``, and make its tables.
 
-The harness starts itself again for every model, so what it is to do travels in an environment variable, and what each
-process found out lies in ``notes/`` of the results folder, one file a model. A model whose process left no more than
+The harness starts itself again for every model, so its instructions travel in an environment variable, and what each
+process found out is in ``notes/`` of the results folder, one file per model. A model whose process left no more than
 its first note has died. ``hashbench.csv`` has the columns of ``accuracy.csv`` and ``harness_accuracy``, the harness's
-own word, which a list of its own may have rewritten.
+own word, which one of its lists may have rewritten.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hashbench.results.rows import ROWS
 
 VARIABLE = "HASHBENCH_DYNAMO"
 CANNOT_FOLLOW = "cannot follow this harness"
-"""Begins every line that says why a run of it is not judged, or not made again."""
+"""First words of every line that says why a run of the harness is not judged or not repeated."""
 TABLE_FILE = "hashbench.csv"
 
 _AGREED = (Status.PASS, ": its eager runs agreed, hashbench did not see them")
@@ -41,18 +41,28 @@ _MEANING = {
     "not_bitwise_equivalent": _AGREED,
     "infra_error": (Status.CRASHED, ""),  # harnesses of 2023; later ones write nothing
 }
-"""Words of the harness that are not ours: the status of a model whose eager runs we did not see, and why."""
+"""Words of the harness that are not ours: our status of a model whose eager runs were not seen, and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """``folder`` takes our results, ``script`` is the harness's file and ``arguments`` are its flags (all absolute
-    where they are paths). ``trace``: ``always`` traces the harness's own two eager runs, ``on-demand`` only further
-    runs of models that differ. ``budget``: seconds for the experiments on one model. ``csv``: where the harness writes,
-    where its flags say so. ``mode``: one of :data:`~hashbench.records.SWEEP_MODES`. ``run`` tells this command from
-    others that write into the folder. ``tracer`` and ``stress`` are those of :class:`~hashbench.records.RunOptions`.
-    ``fingerprints``: record the kernel fingerprint of every model that is judged. ``anew``: once the harness has
-    accepted its flags, earlier rows are removed, as it removes its own CSV."""
+    """One command ``hashbench dynamo``. Paths are absolute.
+
+    Attributes:
+        folder: of our results.
+        script: the harness's file.
+        arguments: its flags.
+        trace: ``always``: trace the harness's own two eager runs; ``on-demand``: only further runs of models that
+            differ.
+        budget: seconds for the experiments on one model.
+        csv: the harness's CSV, if its flags name it.
+        mode: one of :data:`~hashbench.records.SWEEP_MODES`.
+        run: distinguishes this command from others that write into the folder.
+        tracer: as in :class:`~hashbench.records.RunOptions`.
+        stress: likewise.
+        fingerprints: record the kernel fingerprint of every model that is judged.
+        anew: remove earlier rows once the harness has accepted its flags, as it removes its own CSV.
+    """
 
     folder: str
     script: str
@@ -68,12 +78,12 @@ class Session:
     anew: bool = False
 
     def environment(self) -> dict[str, str]:
-        """The variable by which the harness's processes find this session."""
+        """Return the environment variable by which the harness's processes find this session."""
         return {VARIABLE: json.dumps(dataclasses.asdict(self))}
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Session | None:
-        """The session that a process belongs to; ``None`` where it belongs to none."""
+        """Return the session of a process; ``None`` if it belongs to none."""
         try:
             return from_json(cls, json.loads(environment.get(VARIABLE, "")))
         except ValueError:
@@ -86,22 +96,28 @@ class Session:
 
     @property
     def results(self) -> ResultsFolder:
-        """Where our rows, traces and repros lie."""
+        """The folder of our rows, traces and repros."""
         return ResultsFolder(Path(self.folder))
 
     @property
     def machine(self) -> Path:
-        """Where a process of the harness describes the machine as it sees it."""
+        """The file in which a process of the harness describes the machine."""
         return Path(self.folder) / "machine.json"
 
     @property
     def notes(self) -> Path:
-        """One file for every model that was begun."""
+        """The folder with one file per model that was begun."""
         return Path(self.folder) / "notes"
 
     def prepare(self, *, anew: bool) -> None:
-        """Make the folders. ``anew``: what an earlier run left is removed, as the harness removes its own CSV. Raises
-        ``OSError``."""
+        """Make the folders.
+
+        Args:
+            anew: remove the rows of an earlier run, as the harness removes its own CSV.
+
+        Raises:
+            OSError: a folder cannot be written.
+        """
         results = self.results
         for folder in (results.rows, results.traces, results.logs, self.notes):
             folder.mkdir(parents=True, exist_ok=True)
@@ -112,13 +128,12 @@ class Session:
         self.machine.unlink(missing_ok=True)
 
     def has_begun(self) -> bool:
-        """Whether a process of this command has noted a model."""
+        """Return True if a process of this command has noted a model."""
         return any(note.run == self.run for note in read_notes(self))
 
     def tidy(self) -> None:
-        """Remove what a command that ended early leaves and nobody reads: the description of the machine, notes of
-        models without any outcome, empty folders, and the results folder itself where it holds no more than its
-        lock."""
+        """Remove the leftovers of a command that ended early: the description of the machine, notes of models without
+        an outcome, empty folders, and the results folder itself if it holds only its lock."""
         results = self.results
         self.machine.unlink(missing_ok=True)
         for note in read_notes(self):
@@ -134,11 +149,20 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What a process of the harness said of one model. ``status`` is the word that the harness wrote, empty until then;
-    ``csv`` the file it wrote it to; ``mode`` ``training`` or ``inference``; ``failure`` an exception that it swallowed,
-    and ``nondeterministic_op`` the op that torch refused there; ``problem`` a fault of ours, which never changes what
-    the harness finds; ``key`` names the file of our row; ``run`` is the command that began it, and ``ended`` how its
-    process ended that left no row."""
+    """What a process of the harness recorded of one model.
+
+    Attributes:
+        name: of the model.
+        status: the harness's word; empty until it is written.
+        csv: the file it was written to.
+        mode: ``training`` or ``inference``.
+        failure: an exception that the harness swallowed.
+        nondeterministic_op: the op that torch refused there.
+        problem: a fault of ours, which never changes what the harness finds.
+        key: the name of the file of our row.
+        run: the command that began it.
+        ended: how a process without a row ended.
+    """
 
     name: str
     device: str = ""
@@ -154,18 +178,30 @@ class Note:
 
 
 def write_note(session: Session, note: Note) -> None:
-    """Make ``note`` what is known of its model. Raises ``OSError``."""
+    """Write the note of a model.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
     replace_file(_note_path(session, note.name), json.dumps(dataclasses.asdict(note)))
 
 
 def amend_note(session: Session, name: str, **changes: str) -> None:
-    """Change some of what is known of a model. Raises ``OSError``."""
+    """Change fields of the note of a model.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
     known = next((note for note in read_notes(session) if note.name == name), Note(name))
     write_note(session, replace(known, **changes))
 
 
 def rename_note(session: Session, name: str, actual: str) -> None:
-    """Put what is known of the model ``name`` under the name that the harness has for it. Raises ``OSError``."""
+    """Move the note of the model ``name`` to the name that the harness has for it.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
     known = next((note for note in read_notes(session) if note.name == name), None)
     if known is None or name == actual:
         return
@@ -178,7 +214,7 @@ def _note_path(session: Session, name: str) -> Path:
 
 
 def read_notes(session: Session) -> list[Note]:
-    """Every model that was begun, in the order of beginning; a damaged note is passed over."""
+    """Return the notes of all models begun, in the order of beginning; damaged notes are skipped."""
     notes = []
     for path in sorted(session.notes.glob("*.json"), key=lambda path: path.stat().st_mtime_ns):
         with contextlib.suppress(OSError, ValueError):
@@ -187,7 +223,7 @@ def read_notes(session: Session) -> list[Note]:
 
 
 def chosen_model(arguments: Sequence[str]) -> str:
-    """The model that the harness's flags choose with ``--only``, empty in a sweep; the last one counts."""
+    """Return the model chosen by ``--only`` in the harness's flags (the last one counts), "" in a sweep."""
     chosen = ""
     for index, argument in enumerate(arguments):
         if argument.startswith("--only="):
@@ -198,14 +234,20 @@ def chosen_model(arguments: Sequence[str]) -> str:
 
 
 def name_of(chosen: str) -> str:
-    """The name by which the harness calls the model that was chosen: of ``path:FILE,class:CLASS`` it is the class."""
+    """Return the harness's name of the chosen model: for ``path:FILE,class:CLASS`` it is the class."""
     parts = dict(part.partition(":")[::2] for part in chosen.split(","))
     return parts["class"] if parts.keys() >= {"path", "class"} else chosen
 
 
 def after_flags(names: dict[str, Any], action: Callable[[], object]) -> None:
-    """Call ``action`` each time the harness has parsed its command line, before it builds a model; at once where it has
-    no ``parse_args``. ``names`` are the globals of its module. Usage errors end the process without a call."""
+    """Call ``action`` each time the harness has parsed its command line, before it builds a model.
+
+    Without a ``parse_args`` it is called at once. A usage error ends the process without a call.
+
+    Args:
+        names: the globals of the harness's module.
+        action: what to call.
+    """
     parse = names.get("parse_args")
     if parse is None:
         action()
@@ -221,7 +263,7 @@ def after_flags(names: dict[str, Any], action: Callable[[], object]) -> None:
 
 
 def tell(message: str) -> None:
-    """One line among what the harness prints."""
+    """Print one line of ours among the harness's output."""
     print(f"hashbench: {' '.join(message.split())}", file=sys.stderr, flush=True)
 
 
@@ -229,10 +271,11 @@ def tell(message: str) -> None:
 
 
 def collect(session: Session, *, ended: str = "", environment: str = "") -> list[HarnessRow]:
-    """All rows so far, in the order of the harness's CSV, then those that it lacks.
+    """Return all rows so far, in the order of the harness's CSV, then those that it lacks.
 
     Args:
-        ended: how the harness's process ended, in words; empty while it runs: a model without a row may still come.
+        session: of this command.
+        ended: how the harness's process ended, in words; empty while it runs: a missing row may still come.
         environment: the ``env`` of the rows.
     """
     notes = read_notes(session)
@@ -252,7 +295,7 @@ def collect(session: Session, *, ended: str = "", environment: str = "") -> list
 
 
 def _ended(session: Session, note: Note, ended: str) -> Note:
-    """The note of a model without a row, with how its process ended; a later command says nothing else of it."""
+    """Write into the note of a model without a row how its process ended; a later command does not change it."""
     if note.ended:
         return note
     ended = (
@@ -264,7 +307,11 @@ def _ended(session: Session, note: Note, ended: str) -> Note:
 
 
 def write(session: Session, rows: Sequence[HarnessRow]) -> Path:
-    """Write both tables; returns the one with the harness's word. Raises ``OSError``."""
+    """Write both tables and return the path of the one with the harness's word.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
     session.results.rebuild_csv(rows)
     path = Path(session.folder) / TABLE_FILE
     replace_file(path, replace(ROWS, kind=HarnessRow).text(rows))
@@ -272,7 +319,7 @@ def write(session: Session, rows: Sequence[HarnessRow]) -> Path:
 
 
 def read_harness_rows(path: Path) -> list[Row]:
-    """What the harness's CSV says; nothing where there is none yet, or it is not one of accuracies."""
+    """Read the harness's CSV; empty if there is none yet, or it is not one of accuracies."""
     try:
         with os.fdopen(open_file(path), encoding="utf-8", errors="replace", newline="") as file:
             rows = [dynamo_row({key: cell or "" for key, cell in line.items()}) for line in csv.DictReader(file)]
@@ -282,7 +329,7 @@ def read_harness_rows(path: Path) -> list[Row]:
 
 
 def _row_of(session: Session, note: Note, theirs: Sequence[Row]) -> HarnessRow | None:
-    """What there is of one model; ``None`` while there is nothing, neither here nor there."""
+    """Merge our row and the harness's of one model; ``None`` while there is neither."""
     words = list(dict.fromkeys([*([note.status] if note.status else []), *(row.accuracy for row in theirs)]))
     spec = ModelSpec(suite=session.suite, name=note.name)
     ours, draft = (
@@ -294,14 +341,14 @@ def _row_of(session: Session, note: Note, theirs: Sequence[Row]) -> HarnessRow |
     if ours is None and draft is not None:
         ours = replace(draft, error="the process ended before a cause was found")
     if ours is None:
-        ours = _guessed(session, note, theirs, words)
+        ours = _inferred_row(session, note, theirs, words)
     elif note.problem:
         ours = replace(ours, error="; ".join(filter(None, (ours.error, f"a fault of hashbench: {note.problem}"))))
     return extended(HarnessRow, ours, harness_accuracy=", ".join(words))
 
 
-def _guessed(session: Session, note: Note, theirs: Sequence[Row], words: Sequence[str]) -> Row:
-    """A row for a model whose eager runs we did not see."""
+def _inferred_row(session: Session, note: Note, theirs: Sequence[Row], words: Sequence[str]) -> Row:
+    """Return a row for a model whose eager runs were not seen."""
     if (note.mode or session.mode) == BATCH_INVARIANCE and status_of(words[0]) is not None:
         row = _own_row(
             session, note, words[0], note.failure, "as the harness says: hashbench has not run it", note.problem
@@ -319,7 +366,7 @@ def _guessed(session: Session, note: Note, theirs: Sequence[Row], words: Sequenc
 
 
 def _own_row(session: Session, note: Note, status: str, *errors: str) -> Row:
-    """A row of a model that left none."""
+    """Return a row for a model that left none."""
     return Row(
         dev=note.device or "cpu",
         name=note.name,

@@ -1,6 +1,6 @@
-"""Loaded by Python at start-up because ``hashbench dynamo`` put this folder on ``PYTHONPATH``.
+"""Hook loaded by Python at start-up because ``hashbench dynamo`` put this folder on ``PYTHONPATH``.
 
-It lets a ``sitecustomize`` that was there before run too: this folder leaves the path, and the next one is imported.
+An existing ``sitecustomize`` still runs: this folder leaves the path, and the next one is imported.
 """
 
 # ruff: noqa: PTH120 – importing pathlib would cost every Python that the harness starts more than all the rest
