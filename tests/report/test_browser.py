@@ -163,14 +163,14 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ------------------------------------------------------------------------------------------------- one file
 
 
-def test_the_page_opens_without_a_complaint_and_asks_for_nothing(browser: Browser, page: Path) -> None:
+def test_page_opens_and_requests_nothing(browser: Browser, page: Path) -> None:
     browser.open(page)
     assert browser.logs() == []
     assert [url for url in browser.requests() if not url.startswith(("file:", "about:", "data:"))] == []
     assert browser.run("performance.getEntriesByType('resource').length") == 0
 
 
-def test_the_policy_of_the_page_stops_what_it_did_not_come_with(browser: Browser, page: Path) -> None:
+def test_policy_stops_foreign_scripts(browser: Browser, page: Path) -> None:
     browser.open(page)
     browser.driver.execute_script(
         "document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.hacked=1\"><p onclick=1 id=bad>');"
@@ -197,7 +197,7 @@ def test_names_that_are_scripts_stay_names(browser: Browser, tmp_path: Path) -> 
 # ------------------------------------------------------------------------------------------------ what is told
 
 
-def test_a_reader_first_sees_what_changed_which_kernel_why_and_what_to_do(browser: Browser, page: Path) -> None:
+def test_first_screen_has_change_kernel_cause_advice(browser: Browser, page: Path) -> None:
     browser.open(page)
     assert browser.shown("h1") == ["message_passing, swin_t and alexnet got worse"]
     first = browser.shown(CHANGES)[0]
@@ -337,7 +337,7 @@ def test_a_filter_keeps(browser: Browser, page: Path, field: str, value: str, na
     assert browser.shown("details.model > summary .name") == names
 
 
-def test_a_search_looks_at_names_kernels_and_causes_and_escape_ends_it(browser: Browser, page: Path) -> None:
+def test_search_finds_names_kernels_causes(browser: Browser, page: Path) -> None:
     browser.open(page)
     browser.press("/")
     assert browser.focus == "q"
@@ -351,7 +351,7 @@ def test_a_search_looks_at_names_kernels_and_causes_and_escape_ends_it(browser: 
 # ---------------------------------------------------------------------------------------------------- the map
 
 
-def test_the_map_has_a_row_for_every_model_that_was_ever_in_trouble(browser: Browser, page: Path) -> None:
+def test_map_has_every_model_ever_in_trouble(browser: Browser, page: Path) -> None:
     browser.open(page)
     assert browser.shown(".row .label bdi") == ["message_passing", "swin_t", "slot_memory"]
     browser.run("document.getElementById('all-models').click()")
@@ -390,7 +390,7 @@ def test_keys_lead_through_the_map_to_a_diagnosis_and_back(browser: Browser, pag
     assert browser.focus == "grid"
 
 
-def test_a_thousand_rows_are_drawn_where_they_are_looked_at(browser: Browser, tmp_path: Path) -> None:
+def test_only_visible_rows_are_drawn(browser: Browser, tmp_path: Path) -> None:
     found = History(
         tuple(Night(f"night {n}", counts={"timeout": 1000}) for n in range(400)),
         tuple(
@@ -421,7 +421,7 @@ def test_the_first_tab_leads_past_the_heading(browser: Browser, page: Path) -> N
     assert browser.focus == "changes"
 
 
-def test_everything_that_takes_the_focus_shows_it_and_has_a_name(browser: Browser, page: Path) -> None:
+def test_focusable_elements_have_outline_and_name(browser: Browser, page: Path) -> None:
     browser.open(page)
     seen = []
     for _ in range(60):
@@ -498,7 +498,7 @@ def test_nothing_is_wider_than_the_screen(browser: Browser, page: Path, width: i
     assert browser.run("[document.documentElement.scrollWidth, innerWidth]") == [width, width]
 
 
-def test_filters_stay_folded_on_a_phone_until_they_are_asked_for(browser: Browser, page: Path) -> None:
+def test_filters_are_folded_on_a_phone(browser: Browser, page: Path) -> None:
     browser.look(width=390)
     browser.open(page)
     assert browser.shown("#f-kernel") == []

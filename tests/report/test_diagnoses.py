@@ -84,7 +84,7 @@ def test_a_sweep_has_them_where_its_row_files_lie(tmp_path: Path) -> None:
         pytest.param({}, id="not JSON"),
     ],
 )
-def test_a_row_file_that_says_something_else_is_not_believed(tmp_path: Path, change: dict[str, object]) -> None:
+def test_contradicting_row_file_is_ignored(tmp_path: Path, change: dict[str, object]) -> None:
     folder = write_sweep(tmp_path / "sweep", DIAGNOSED)
     (file,) = (folder / "rows").iterdir()
     file.write_text(json.dumps(row_to_json(DIAGNOSED) | change) if change else "{")
@@ -161,7 +161,7 @@ def test_the_page_and_the_rules_agree(
     assert shown[place[0]] == words
 
 
-def test_commands_are_those_of_the_command_line_with_paths_that_are_there(tmp_path: Path) -> None:
+def test_commands_parse_and_their_paths_exist(tmp_path: Path) -> None:
     names = ("traces/one.run1.log", "traces/one.run2.log", f"{DIAGNOSED.repro}/repro.py")
     for name in names:
         (tmp_path / "my nights" / "one" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -227,7 +227,7 @@ def test_bounds_are_those_of_the_counts() -> None:
     assert (rate.share, rate.low, rate.high) == pytest.approx((0.5, 0.272, 0.728), abs=0.001)
 
 
-def test_counts_that_no_experiment_reaches_are_not_computed_with() -> None:
+def test_impossible_counts_are_not_computed_with() -> None:
     assert read("call/repeat 999999999/999999999", "call/one_thread 1/999999999")["one_thread"].effect == ""
 
 

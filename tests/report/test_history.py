@@ -8,9 +8,16 @@ from collections.abc import Callable
 import pytest
 
 from hashbench.errors import HashbenchError
-from hashbench.report.history import History, Interval, find_nights, load_history
+from hashbench.report.history import (
+    History,
+    Interval,
+    find_nights,
+    load_history,
+    models_in_trouble,
+)
 from hashbench.results.load import load_file
 from hashbench.results.rows import ROWS, row_key
+from tests.report.histories import DIAGNOSED, diagnosed, failed, history, passing
 
 from .rows import differing, row, write_night, write_sweep
 
@@ -83,7 +90,7 @@ def test_counts_and_environments_of_each_night(tmp_path):
 # ---------------------------------------------------------------------------------------------- which nights
 
 
-def test_a_sweep_a_night_and_a_folder_of_nights_can_be_named(tmp_path):
+def test_sweep_night_and_folder_can_be_named(tmp_path):
     night = write_night(tmp_path / "nights", "2026-11-02", row("a"), row("a", mode="inference"))
     write_night(tmp_path / "nights", "2026-11-01", row("a"))
     labels = {
@@ -97,7 +104,7 @@ def test_a_sweep_a_night_and_a_folder_of_nights_can_be_named(tmp_path):
         assert [one.label for one in nights] == expected, what
 
 
-def test_training_and_inference_side_by_side_are_one_night_and_dated_sweeps_are_many(tmp_path):
+def test_modes_are_one_night_and_dated_sweeps_many(tmp_path):
     for mode in ("training", "inference"):
         write_sweep(tmp_path / "one" / mode, row("a", mode=mode))
     for day in (1, 2):
@@ -106,7 +113,7 @@ def test_training_and_inference_side_by_side_are_one_night_and_dated_sweeps_are_
     assert len(find_nights([tmp_path / "many"])) == 2
 
 
-def test_nights_are_ordered_by_when_they_say_they_began_else_by_their_names(tmp_path):
+def test_nights_are_ordered_by_beginning_else_name(tmp_path):
     late = write_night(tmp_path, "aaa", row("a"))
     manifest = late / "torchvision_training" / "sweep.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"began": "2026-11-05T01:00:00+02:00"}))
@@ -120,7 +127,7 @@ def test_nights_are_ordered_by_when_they_say_they_began_else_by_their_names(tmp_
     ]
 
 
-def test_a_night_without_sweeps_is_ordered_by_when_its_night_json_says_it_began(tmp_path):
+def test_night_without_sweeps_is_ordered_by_night_json(tmp_path):
     night = write_night(tmp_path, "2026-11-20", row("a"))
     selected = night / "torchvision_training" / "sweep.json"
     selected.write_text(json.dumps({**json.loads(selected.read_text()), "began": "2026-11-20T01:00:00+00:00"}))
@@ -130,7 +137,7 @@ def test_a_night_without_sweeps_is_ordered_by_when_its_night_json_says_it_began(
     assert [night.label for night in load_history([tmp_path]).nights] == ["2026-11-20", "2026-11-20-again"]
 
 
-def test_later_nights_than_the_one_asked_for_are_left_out(tmp_path):
+def test_until_leaves_later_nights_out(tmp_path):
     for day in (1, 2, 3):
         write_night(tmp_path, f"2026-11-0{day}", row("a"))
     history = load_history([tmp_path], until=tmp_path / "2026-11-02")
@@ -166,7 +173,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_a_csv_that_cannot_be_read_is_a_problem_of_its_night_and_refused_where_that_was_named(tmp_path, damage):
+def test_damaged_csv_is_a_problem_or_an_error_if_named(tmp_path, damage):
     damaged = write_night(tmp_path, "2026-11-01", row("resnet18"), row("vgg11"), row("b", mode="inference"))
     write_night(tmp_path, "2026-11-02", row("resnet18"), row("vgg11"))
     path = damaged / "torchvision_training" / "accuracy.csv"
@@ -242,3 +249,16 @@ def test_files_of_other_tools_and_times_are_read(tmp_path):
     history = load_history([tmp_path])
     assert [night.counts for night in history.nights] == [{"pass": 1}, {"pass": 1}]
     assert history.models[0].intervals == (Interval(0, 0, "pass"),)
+
+
+def test_the_newest_trouble_comes_first() -> None:
+    old, new, over, fails = diagnosed("old"), diagnosed("new"), diagnosed("over"), failed("fails", suite="specimens")
+    found = history([old, passing(new), over], [old, new, passing(over), fails])
+    assert [model.key[-1] for _, model, _ in models_in_trouble(found)] == ["new", "fails", "old", "over"]
+
+
+def test_a_night_without_a_row_is_in_no_interval() -> None:
+    found = history([DIAGNOSED], [], [DIAGNOSED])
+    assert found.models[0].at(1) is None
+    assert found.models[0].at(None) is None
+    assert found.models[0].at(2) == found.models[0].intervals[1]

@@ -1,0 +1,33 @@
+"""Judgements written by hand, for the tests of groups and of the page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hashbench.records import Row
+from hashbench.report.compare import Outcome
+from hashbench.report.expectations import ExpectationStatus, Judged, Judgement
+from hashbench.report.page import render_html
+from tests.report.histories import diagnosed, history
+from tests.report.rows import row
+
+DIFFERS, PASSES = diagnosed("a"), row("a")
+
+
+def judgement(
+    status: ExpectationStatus, outcome: Outcome, base: Row | None, new: Row | None, **values: Any
+) -> Judgement:
+    name = (new or base or PASSES).name
+    return Judgement(("specimens", "training", "float32", "cpu", name), outcome, base, new, status=status, **values)
+
+
+NEW_DIFFERENCE = judgement(ExpectationStatus.NEW_DIFFERENCE, Outcome.REGRESSED, PASSES, DIFFERS)
+MOVED = judgement(ExpectationStatus.MOVED, Outcome.MOVED, DIFFERS, DIFFERS, note="kernel x → y")
+STALE = judgement(ExpectationStatus.STALE, Outcome.FIXED, DIFFERS, PASSES, expected=True, since="2026-01-01", unseen=40)
+MET_PASS = judgement(ExpectationStatus.MET, Outcome.UNCHANGED, PASSES, PASSES)
+
+
+def changes_of(*judgements: Judgement) -> str:
+    """What the page shows of them as changes."""
+    text = render_html(Judged(history([DIFFERS]), judgements))
+    return text[text.index('id="changes"') :].partition("</section>")[0]
