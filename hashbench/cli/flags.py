@@ -106,11 +106,11 @@ def batch_invariant(flags: Flags) -> None:
     """Add ``--batch-invariant``."""
     text = "Compare each item of the forward pass at smaller batch sizes with the full batch."
     flags.add_argument("--batch-invariant", action="store_true", help=text)
-    text = f"Imply --batch-invariant and check I,…: one or several of {', '.join(INVARIANCE_GROUPS)}."
-    flags.add_argument("--invariance", action=_Invariance, default="batch", metavar="I,…", help=text)
+    text = f"Check the invariances I,…, any of {', '.join(INVARIANCE_GROUPS)}; implies --batch-invariant."
+    flags.add_argument("--invariance", action=_StoreInvariances, default="batch", metavar="I,…", help=text)
 
 
-class _Invariance(argparse.Action):
+class _StoreInvariances(argparse.Action):
     """Store the invariances, and set ``batch_invariant`` with them."""
 
     def __call__(

@@ -295,7 +295,7 @@ def _resource(text: str) -> tuple[str, float]:
 
 
 @dataclass(slots=True)
-class _Running:
+class _RunningModel:
     """A running model.
 
     Attributes:
@@ -335,7 +335,7 @@ class Progress:
         self._on_terminal = self._stream.isatty()
         self._bar: Any = None  # of tqdm
         self._clock = clock
-        self._running: list[_Running] = []
+        self._running: list[_RunningModel] = []
         self._done = self._total = 0
         self._finished_at = self._said_at = clock()
         self._seconds_left = 0.0
@@ -364,7 +364,7 @@ class Progress:
                     self._print(_plan(event))
                 case ModelStarted():
                     self._before_the_first = ""
-                    self._running.append(_Running(event.name, event.phase, self._clock()))
+                    self._running.append(_RunningModel(event.name, event.phase, self._clock()))
                     self._show_running()
                 case ModelRequeued():
                     self._forget(event.row.name)

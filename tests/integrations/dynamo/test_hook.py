@@ -75,7 +75,7 @@ def test_performance_run_leaves_no_dead_model(
     miniature: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["dynamo", str(miniature), "--performance", f"--output={tmp_path / 'b.csv'}", "--only=absent"]) == 0
-    assert "made no accuracy check" in capsys.readouterr().err
+    assert "ran no accuracy check" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -94,7 +94,7 @@ def test_refused_flag_begins_no_model(tmp_path: Path, capfd: pytest.CaptureFixtu
     assert main(["dynamo", str(SCRIPT), *wrong, f"--output={tmp_path / 'a.csv'}"]) == 2
     told = capfd.readouterr()
     assert "usage:" in told.err
-    assert told.err.endswith("hashbench: the harness began no model (exit code 2), so there is nothing to say.\n")
+    assert told.err.endswith("hashbench: the harness ran no model (exit code 2): no results.\n")
     assert told.out == ""
     after = {path: path.read_bytes() for path in ours.rglob("*") if path.is_file()}
     assert after == {**before, ours / ".lock": b""}
