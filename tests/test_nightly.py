@@ -13,7 +13,7 @@ from report.rows import differing, row, selection, write_sweep
 
 from hashbench import cli, nightly
 from hashbench.cli import report as report_commands
-from hashbench.cli.flags import OneLineParser
+from hashbench.cli.parser import OneLineParser
 from hashbench.errors import HashbenchError
 from hashbench.nightly import Part
 from hashbench.report.expected_rows import expect_from
