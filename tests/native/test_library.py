@@ -53,18 +53,20 @@ def test_ctrl_c_in_a_callback_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 _READS = """
+import ctypes
+import torch
+from hashbench import HashDebugTrace
 from hashbench.native.library import OTHERS
-from tests.trace.native import test_tracer as tests
-x, size = tests.torch.ones(3), tests.ctypes.c_int64()
-with tests.HashDebugTrace(tracer="native") as trace:
+x, size = torch.ones(3), ctypes.c_int64()
+with HashDebugTrace(tracer="native") as trace:
     for number in range(100):
         x.add(number)
     library, recorder = trace._tracer._library, trace._tracer._recorder
-    address = library.text(recorder, OTHERS, 50, tests.ctypes.byref(size))
-    before = tests.ctypes.string_at(address, size.value)
+    address = library.text(recorder, OTHERS, 50, ctypes.byref(size))
+    before = ctypes.string_at(address, size.value)
     for number in range(100, 3000):
         x.add(number)
-    assert tests.ctypes.string_at(address, size.value) == before
+    assert ctypes.string_at(address, size.value) == before
 print("done")
 """
 

@@ -99,6 +99,6 @@ def test_records_equal_those_of_the_constructor() -> None:
     for found in trace.finish().records:
         made = OpRecord(**{field.name: getattr(found, field.name) for field in dataclasses.fields(found)})
         assert (type(found), found, hash(found)) == (OpRecord, made, hash(made))
-        assert pickle.loads(pickle.dumps(record)) == made
+        assert pickle.loads(pickle.dumps(found)) == made
         with pytest.raises(dataclasses.FrozenInstanceError):
-            record.op = ""  # type: ignore[misc]
+            found.op = ""  # type: ignore[misc]
