@@ -33,6 +33,7 @@ from hashbench.tools.audit import report as audit_report
 
 ROOT = Path(__file__).parent.parent
 SPECIMEN_COLUMNS = ("kernel", "phase", "cause", "confidence", "because")
+CAUSES_COLUMNS = ("cause", "confidence")
 README_COLUMNS = ("kernel", "cause", "because")
 README_CAUSES = ("accumulation_order", "write_race", "uninitialized_memory", "outside_value")
 """The four rows of the README; docs/causes.md has one of every cause."""
@@ -147,7 +148,8 @@ def _code(text: str) -> str:
 
 
 def _table(headers: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    return tabulate(lines, headers=headers, tablefmt="github", disable_numparse=True)
+    padded = tabulate(lines, headers=headers, tablefmt="github", disable_numparse=True)
+    return re.sub(r"-{4,}", "---", re.sub(r" {2,}\|", " |", padded))
 
 
 def _replace(page: Path, name: str, table: str) -> None:
@@ -179,7 +181,7 @@ def main() -> None:
     if given.specimens is not None:
         short = specimens(given.specimens, columns=README_COLUMNS, causes=README_CAUSES)
         _replace(ROOT / "README.md", "specimens", short)
-        _replace(ROOT / "docs" / "causes.md", "specimens", specimens(given.specimens))
+        _replace(ROOT / "docs" / "causes.md", "specimens", specimens(given.specimens, columns=CAUSES_COLUMNS))
     if given.difference is not None:
         _replace(ROOT / "README.md", "difference", difference(given.difference))
     if given.cost is not None or given.benchmarks is not None:

@@ -27,7 +27,8 @@ from tests.causes.evidence_helpers import (
     uncaptured,
 )
 
-PAGE = Path(__file__).parents[2] / "docs" / "causes.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = "\n".join(page.read_text(encoding="utf-8") for page in sorted(DOCS.glob("causes*.md")))
 
 
 ACCUMULATION = {
@@ -786,14 +787,14 @@ def test_threads_that_write_behind_torchs_back_are_named() -> None:
 
 
 def test_every_cause_has_its_section_in_the_docs() -> None:
-    sections = re.findall(r"^### `(\w+)`$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    sections = re.findall(r"^### `(\w+)`$", PAGES, re.MULTILINE)
 
     assert sorted(sections) == sorted(CAUSES)
 
 
 @pytest.mark.parametrize("cause", CAUSES)
 def test_a_section_explains_shows_and_helps(cause: str) -> None:
-    text = PAGE.read_text(encoding="utf-8")
+    text = PAGES
     section = text.partition(f"### `{cause}`\n")[2].partition("\n### ")[0].partition("\n## ")[0]
 
     for part in ("**Evidence.**", "**Confidence.**", "**Real case.**", "**Remedy.**"):
@@ -804,6 +805,6 @@ def test_a_section_explains_shows_and_helps(cause: str) -> None:
 
 
 def test_every_arm_has_its_line_in_the_docs() -> None:
-    lines = re.findall(r"^\| `(\w+)/(\w+)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    lines = re.findall(r"^\| `(\w+)/(\w+)` \|", PAGES, re.MULTILINE)
 
     assert sorted((name, on) for on, name in lines) == sorted(EVERYWHERE)
