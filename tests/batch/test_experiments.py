@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from hashbench.batch import experiments
-from hashbench.batch.cause import ItemEvidence, Remedy, decide
+from hashbench.batch.cause import ItemEvidence, decide
 from hashbench.batch.experiments import diagnose_item_call, out_of_reach
-from hashbench.batch.item_call import SEED, ItemCall, NotItemwiseError, copied, in_force, item_digests, items_first
+from hashbench.batch.item_call import ItemCall
 from hashbench.batch.layout import ItemAxis
 from hashbench.records import Decision, ExperimentResult
 
@@ -61,11 +59,6 @@ def alone(rows: torch.Tensor) -> torch.Tensor:
 
 def drawing(rows: torch.Tensor) -> torch.Tensor:
     return rows + torch.rand(rows.shape)
-
-
-def rarely(rows: torch.Tensor) -> torch.Tensor:
-    """A number of each row, seldom another: nearly every seed gives the same, another number of rows does not."""
-    return rows.sum(1) * (1 + (torch.rand(rows.shape[0]) < 1e-9)) * (1.0 if len(rows) > 7 else 1.5)
 
 
 class Unsteady:
@@ -194,42 +187,6 @@ def test_random_state_settings_and_arguments_are_as_before() -> None:
 # -------------------------------------------------------------------------------------------------- other items
 
 
-def test_an_axis_inside_a_merged_dimension_is_followed() -> None:
-    """``batch * heads``: four items with three heads each."""
-    merged = torch.arange(24.0).reshape(12, 2)
-    call = ItemCall(torch.ops.aten.neg.default, (merged,), {}, 4, (ItemAxis(0, inner=3),), (ItemAxis(0, inner=3),))
-
-    assert call.select([2, 0]).args[0][:, 0].tolist() == [12.0, 14.0, 16.0, 0.0, 2.0, 4.0]
-    with in_force(call):
-        rows = call.rows_of([2, 0])
-        assert rows == {item: digest for item, digest in enumerate(call.rows()) if item in rows}
-
-
-def test_a_transposed_matrix_stays_one() -> None:
-    call = ItemCall(torch.ops.aten.neg.default, (torch.rand(5, 4).t(),), {}, 4, (FIRST,), (FIRST,))
-
-    assert call.at(2).args[0].stride() == (1, 2)
-
-
-def test_a_part_of_a_wider_tensor_keeps_its_strides_and_its_place_in_a_cache_line() -> None:
-    part = torch.rand(4, 8)[:, 3:5]
-    call = ItemCall(torch.ops.aten.neg.default, (part,), {}, 4, (FIRST,), (FIRST,))
-
-    for one in (call.at(2).args[0], copied(part)):
-        assert one.stride() == part.stride() == (8, 1)
-        assert one.data_ptr() % 64 == part.data_ptr() % 64
-        assert torch.equal(one, part[: len(one)])
-    assert copied(torch.rand(1, 3).expand(4, 3)).stride() == (0, 1)
-
-
-def test_a_size_among_the_arguments_follows_the_number_of_items() -> None:
-    call = ItemCall(torch.ops.aten.expand.default, (torch.rand(1, 3), [8, 3]), {}, 8, (None,), (FIRST,), scaled=(1,))
-
-    assert call.at(3).args[1] == [3, 3]
-    with in_force(call):
-        assert len(call.at(3).rows()) == 3
-
-
 def test_a_number_that_the_program_computes_from_the_batch_is_coupling() -> None:
     call = ItemCall(torch.ops.aten.div.Tensor, (ROWS, 8), {}, 8, (FIRST,), (FIRST,), scaled=(1,))
     decision = decide(diagnose_item_call(call))
@@ -238,83 +195,11 @@ def test_a_number_that_the_program_computes_from_the_batch_is_coupling() -> None
     assert "the argument that counts the items" in decision.because
 
 
-def test_what_an_op_writes_in_place_is_a_row_and_leaves_the_call_alone() -> None:
-    rows = torch.rand(4, 3)
-    call = ItemCall(torch.ops.aten.add_.Tensor, (rows, 1.0), {}, 4, (FIRST,), (FIRST,))
-    with in_force(call):
-        first = call.rows()
-
-        assert call.rows() == first
-        assert first == tuple((digest,) for digest in item_digests(rows + 1.0, FIRST, 4))
-
-
-def test_a_dimension_that_does_not_hold_the_items_is_refused() -> None:
-    with pytest.raises(NotItemwiseError, match="does not hold 5 items"):
-        ItemCall(torch.neg, (ROWS,), {}, 5, (FIRST,), (FIRST,))
-
-
 # --------------------------------------------------------------------------------------------- the decision alone
 
 
 def arm(name: str, differing: int, trials: int) -> ExperimentResult:
     return ExperimentResult(name, "items", trials, differing)
-
-
-STEADY, NUMBERS = arm("same_items", 0, 3), arm("other_number", 5, 7)
-
-
-@pytest.mark.parametrize(
-    ("arms", "cause", "confidence"),
-    [
-        ((), "unknown", "open"),
-        ((STEADY,), "unknown", "open"),
-        ((arm("same_items", 1, 3), NUMBERS, arm("other_content", 9, 9)), "unknown", "open"),
-        ((STEADY, NUMBERS, arm("other_content", 0, 9)), "shape_dependent_kernel", "proven"),
-        ((STEADY, NUMBERS), "shape_dependent_kernel", "likely"),
-        ((STEADY, arm("other_number", 0, 7), arm("other_places", 1, 4)), "shape_dependent_kernel", "likely"),
-        ((STEADY, NUMBERS, arm("other_content", 1, 9)), "batch_coupling", "proven"),
-        ((arm("other_content", 1, 9),), "batch_coupling", "likely"),
-    ],
-    ids=str,
-)
-def test_the_cause(arms: tuple[ExperimentResult, ...], cause: str, confidence: str) -> None:
-    decision = decide(ItemEvidence(8, arms))
-
-    assert (decision.cause, decision.confidence) == (cause, confidence)
-    assert decision.because
-    assert decision.advice.endswith(".")
-    assert "{" not in decision.advice
-
-
-SEEDED = {"random": True, "follows_seed": True}
-
-
-@pytest.mark.parametrize(
-    ("arms", "more", "cause", "confidence"),
-    [
-        ((STEADY, NUMBERS, arm("other_content", 1, 9)), SEEDED, "batch_coupling", "proven"),
-        ((STEADY, NUMBERS, arm("other_content", 0, 9)), SEEDED | {"placed": True}, "batch_coupling", "proven"),
-        ((STEADY, NUMBERS, arm("other_content", 0, 9)), SEEDED, "batch_coupling", "likely"),
-        ((NUMBERS, arm("other_content", 0, 9)), SEEDED | {"placed": True}, "batch_coupling", "likely"),
-        ((STEADY, arm("other_number", 0, 7), arm("other_content", 0, 9)), SEEDED, "unknown", "open"),
-        ((STEADY, arm("other_places", 4, 4)), SEEDED | {"placed": True, "moved": True}, "batch_coupling", "proven"),
-        ((STEADY, NUMBERS, arm("other_places", 0, 4)), SEEDED | {"moved": True}, "unknown", "open"),
-        ((STEADY, NUMBERS, arm("other_content", 0, 9)), {"random": True}, "shape_dependent_kernel", "likely"),
-    ],
-    ids=["content", "placed", "mixed", "unsteady", "same", "moved", "in its place", "no matter which"],
-)
-def test_random_numbers_that_follow_from_the_number_of_items_are_coupling(arms, more, cause, confidence) -> None:
-    """The generator begins anew for each repetition: what other content changes is not drawn."""
-    decision = decide(ItemEvidence(8, arms, **more))
-    assert (decision.cause, decision.confidence) == (cause, confidence)
-    drawn = "draws random numbers" in decision.because or "gets other numbers" in decision.because
-    assert decision.advice.startswith("Draw for each item") == drawn
-
-
-def test_of_what_no_other_seed_changes_random_numbers_are_not_blamed() -> None:
-    evidence, decision = diagnosed(rarely)
-    assert (evidence.random, evidence.follows_seed) == (True, False)
-    assert (decision.cause, decision.confidence) == ("shape_dependent_kernel", "likely")
 
 
 # ------------------------------------------------------------------------------------ generators among the arguments
@@ -328,49 +213,12 @@ def drawn_privately(*, normal: bool, items: int = 8) -> tuple[ItemCall, torch.Ge
     return ItemCall(op, ([items, 6],), {"generator": generator}, items, (), (FIRST,), scaled=(0,)), generator
 
 
-def test_a_generator_among_the_arguments_is_in_its_state_before_every_run() -> None:
-    call, generator = drawn_privately(normal=True)
-    state = generator.get_state()
-    with in_force(call):
-        first, again, other = (call.run(seed=seed)[0][0] for seed in (SEED, SEED, SEED + 1))
-        assert call.draws()
-
-    assert torch.equal(generator.get_state(), state)
-    assert torch.equal(first, torch.randn(8, 6, generator=generator))
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-
-
-def test_a_generator_that_is_given_twice_is_one_generator_in_every_run() -> None:
-    generator = torch.Generator().manual_seed(3)
-
-    def twice(rows: torch.Tensor, one: torch.Generator, other: torch.Generator) -> torch.Tensor:
-        return rows + torch.rand(rows.shape, generator=one) - torch.rand(rows.shape, generator=other)
-
-    left, _ = ItemCall(twice, (ROWS, generator, generator), {}, 8, (FIRST,), (FIRST,)).run()
-    assert torch.equal(left[0], twice(ROWS, generator, generator))
-
-
 @pytest.mark.parametrize(("normal", "cause"), [(True, "batch_coupling"), (False, "unknown")])
 def test_draws_from_a_generator_among_the_arguments_are_compared_from_one_state(*, normal: bool, cause: str) -> None:
     evidence = diagnose_item_call(drawn_privately(normal=normal)[0])
     assert (evidence.arm("same_items").trials, evidence.arm("same_items").differing) == (3, 0)
     assert evidence.arm("other_number").trials == 7
     assert decide(evidence).cause == cause
-
-
-def test_advice_names_only_what_was_measured_to_work_the_cheapest_first() -> None:
-    remedies = (
-        Remedy("pad the batch to 8 items", 4, 0, 3.04, "one item"),
-        Remedy("compute without oneDNN", 4, 1, 0.5),
-        Remedy("compute with one thread", 4, 0, 1.5),
-        Remedy("compute with prayers", 0, 0),
-    )
-    arms = (STEADY, NUMBERS, arm("other_content", 0, 9))
-
-    assert decide(ItemEvidence(8, arms, remedies=remedies)).advice.endswith(
-        ": compute with one thread (1.5x the time) or pad the batch to 8 items (3x the time of one item)."
-    )
 
 
 # ------------------------------------------------------------------------------------------- prices of remedies
@@ -437,13 +285,6 @@ def attention_of(weights: torch.Tensor, values: torch.Tensor) -> ItemCall:
     return ItemCall(torch.ops.aten.bmm.default, (weights, values), {}, 2, axes, (ItemAxis(1, inner=2),), watched=0)
 
 
-def test_an_item_of_two_dimensions_is_a_block():
-    call = attention_of(torch.arange(16.0).view(1, 4, 4), torch.arange(8.0).view(1, 4, 2))
-    assert call.select([1]).args[0].tolist() == [[[10.0, 11.0], [14.0, 15.0]]]
-    assert items_first(call.args[0], call.axes[0], 2)[1].flatten().tolist() == [10.0, 11.0, 14.0, 15.0]
-    assert call.with_scaled_neighbours(0, 2.0).args[0][0, :2].tolist() == [[0.0, 1.0, 4.0, 6.0], [4.0, 5.0, 12.0, 14.0]]
-
-
 @pytest.mark.parametrize(("mask", "cause"), [(1.0, "batch_coupling"), (0.0, "unknown")])
 def test_a_watched_item_depends_on_others_where_no_mask_hides_them(mask, cause):
     weights = torch.ones(1, 4, 4)
@@ -451,19 +292,6 @@ def test_a_watched_item_depends_on_others_where_no_mask_hides_them(mask, cause):
     for shown in (weights, weights.expand(3, -1, -1)):  # whose memory is shared
         values = torch.arange(8.0).view(1, 4, 2).expand(len(shown), -1, -1).contiguous()
         assert decide(diagnose_item_call(attention_of(shown, values), budget=20.0)).cause == cause
-
-
-def test_a_call_on_the_host_seeds_its_generators_and_asks_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that has not started a device would note a stack for each: longer than most calls."""
-    monkeypatch.setattr(torch, "manual_seed", None)
-
-    def drawn(rows: torch.Tensor) -> torch.Tensor:
-        return rows + torch.rand(1) + random.random() + np.random.rand()
-
-    call = ItemCall(drawn, (ROWS,), {}, 8, (FIRST,), (FIRST,))
-    with in_force(call):
-        assert call.rows() == call.rows()
-        assert call.rows() != call.rows(seed=1)
 
 
 def test_a_count_of_tokens_before_is_no_rounding():
@@ -489,15 +317,6 @@ def test_others_are_made_larger_and_smaller_than_a_watched_item(other: float, ch
     rows = torch.tensor([[5.0, 5.0], [other, other]])
     call = ItemCall(lambda x: x - choose(x, 0), (rows,), {}, 2, (FIRST,), (FIRST,), watched=0)
     assert decide(diagnose_item_call(call)).cause == "batch_coupling"
-
-
-def test_a_watched_item_keeps_its_place() -> None:
-    def by_place(rows: torch.Tensor) -> torch.Tensor:
-        return rows * torch.arange(1.0, len(rows) + 1)[:, None]
-
-    evidence = diagnose_item_call(ItemCall(by_place, (ROWS,), {}, 8, (FIRST,), (FIRST,), watched=0))
-    assert evidence.arm("other_places").note == "the items have an order"
-    assert decide(evidence).cause == "unknown"
 
 
 @pytest.mark.parametrize("watched", [0, 7])

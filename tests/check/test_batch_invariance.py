@@ -19,7 +19,6 @@ from runner_helpers import FunctionRunner
 from hashbench import cli
 from hashbench.catalog import WRITTEN, Kind, Status, family_of, kind_of, letter_of, status_of
 from hashbench.check import batch_invariance
-from hashbench.check.batch_items import batch_of, compare_items, first_items, halves, why_not
 from hashbench.io import to_json
 from hashbench.records import BATCH_INVARIANCE, ModelSpec, Row, RunOptions
 from hashbench.report.compare import Outcome, compare
@@ -27,28 +26,7 @@ from hashbench.report.table import sweep_table
 from hashbench.results.load import Sweep
 from hashbench.results.rows import ROWS, read_rows, read_table
 from hashbench.run.workload import Workload
-
-BATCH = RunOptions(mode=BATCH_INVARIANCE, deterministic="off", diagnose_budget=0.0)
-
-
-class Lambda(torch.nn.Module):
-    """Computes what a function does."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = [function]  # in a list, which no module copies as a part
-
-    def __deepcopy__(self, _: object) -> Lambda:
-        return Lambda(self.function[0])
-
-    def forward(self, *inputs: torch.Tensor) -> Any:
-        return self.function[0](*inputs)
-
-
-def checked(function: Callable[..., Any], *inputs: Any, options: RunOptions = BATCH, batch: int | None = None) -> Row:
-    runner = FunctionRunner(options)
-    runner.build = lambda: Workload(module=Lambda(function), inputs=inputs or (torch.randn(8, 6),))
-    return runner.run_model(ModelSpec("zoo", "model", batch_size=batch))
+from tests.check.batch_invariance_helpers import BATCH, checked
 
 
 def raises_below(size: int) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -106,12 +84,6 @@ def test_a_model_that_differs_from_itself_is_not_called_batch_variant():
     assert "two runs of the same 4 items differ" in small.error
 
 
-def test_how_much_differs_is_measured_over_the_items_that_both_have():
-    row = checked(lambda x: x if len(x) > 4 else x + torch.eye(len(x), 6), torch.zeros(8, 6))
-    assert (row.differing_results, row.differing_elements, row.max_abs_diff) == ("output.1", 4, 1.0)
-    assert row.count_variability == pytest.approx(4 / 24, rel=1e-3)
-
-
 def test_each_size_runs_a_fresh_copy_in_eval_mode_from_the_same_random_state():
     row = checked(lambda x: x + torch.rand(()))
     assert row.accuracy == "pass"
@@ -123,46 +95,6 @@ def test_each_size_runs_a_fresh_copy_in_eval_mode_from_the_same_random_state():
 
 
 # ------------------------------------------------------------------------------------------------ what is a batch
-
-X = torch.zeros
-BATCHES = {
-    "as stated": ((X(8, 2), X(3)), 8, 8, ""),
-    "the first dimension of all": ((X(6, 2), {"mask": X(6)}, X(())), None, 6, ""),
-    "several first dimensions": ((X(6, 2), X(5)), None, None, "no batch size is known"),
-    "no tensor": ((1, "a"), None, None, "no batch size is known"),
-    "one item": ((X(1, 2),), None, 1, "its batch has one item"),
-    "not first": ((X(3, 8),), 8, 8, "no input has the batch of 8 as its first dimension"),
-}
-
-
-@pytest.mark.parametrize(("inputs", "stated", "batch", "reason"), BATCHES.values(), ids=BATCHES)
-def test_what_the_batch_is_and_why_there_is_nothing_smaller(inputs, stated, batch, reason):
-    assert batch_of(inputs, stated) == batch
-    assert why_not(inputs, batch).startswith(reason)
-    assert bool(why_not(inputs, batch)) == bool(reason)
-
-
-def test_inputs_are_cut_where_their_first_dimension_is_the_batch():
-    image = torch.randn(8, 3, 4, 4).to(memory_format=torch.channels_last)
-    inputs = {"image": image, "table": torch.randn(5, 8), "scale": torch.tensor(2.0), "names": ["a"]}
-    cut = first_items(inputs, 2, 8)
-    assert torch.equal(cut["image"], image[:2])
-    assert cut["image"].is_contiguous(memory_format=torch.channels_last)
-    assert (cut["table"].shape, cut["scale"].shape, cut["names"]) == ((5, 8), (), ["a"])
-    assert first_items(inputs, 8, 8) is inputs
-
-
-@pytest.mark.parametrize(("batch", "sizes"), [(8, [4, 2, 1]), (16, [8, 4, 2, 1]), (5, [2, 1]), (2, [1])])
-def test_the_sizes_are_halves_down_to_one(batch, sizes):
-    assert list(halves(batch)) == sizes
-
-
-def test_strides_are_no_difference_and_signs_of_zero_are():
-    first, second = torch.zeros(4, 3, 2), torch.zeros(2, 2, 3).transpose(1, 2)
-    assert compare_items({"output.0": first}, {"output.0": second}, batch=4, size=2).difference is None
-    found = compare_items({"output.0": first}, {"output.0": -second}, batch=4, size=2)
-    assert found.difference is not None
-    assert found.difference.representation == "sign of zero"
 
 
 def test_which_batch_size_a_model_has():
@@ -404,260 +336,12 @@ def test_where_no_experiment_decides_what_is_computed_from_other_items_is_likely
     assert why in row.because
 
 
-class Parts(torch.nn.Module):
-    """Draws for each item in one part, and once for all in another."""
-
-    def __init__(self, draw: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        self.first, self.drops, self.mixes = Lambda(lambda x: x + torch.rand(()) * 0), Lambda(draw), Lambda(shuffled)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.mixes(self.drops(self.first(x)))
-
-
-def shuffled(x: torch.Tensor) -> torch.Tensor:
-    return x[:, torch.randperm(x.shape[1])]
-
-
-@pytest.mark.parametrize("private", [False, True])
-def test_random_numbers_that_follow_how_many_an_earlier_call_drew_are_blamed_on_that_call(*, private: bool):
-    def drops(x: torch.Tensor) -> torch.Tensor:
-        dropped = x * (torch.rand_like(x) > 0.5)
-        return dropped + torch.rand((), generator=torch.Generator()) * 0 if private else dropped
-
-    runner = FunctionRunner(replace(BATCH, diagnose_budget=20.0))
-    runner.build = lambda: Workload(module=Parts(drops), inputs=(torch.arange(1.0, 801).view(8, 100),))
-    row = runner.run_model(ModelSpec("zoo", "model"))
-    assert (row.accuracy, row.kernel, row.module) == (
-        "fail_batch_invariance_at_4",
-        "aten.rand_like.default",
-        "Parts.drops",
-    )
-    said = "random numbers differ by the batch: it draws another amount of them, so that the generator stands elsewhere"
-    assert row.detail == row.because == f"{said} before aten.randperm.default in Parts.mixes"
-    assert (row.cause, row.confidence) == ("batch_coupling", "proven")
-    assert row.advice.startswith("Draw for each item from a torch.Generator of its own")
-
-
-def test_what_draws_as_much_for_every_batch_is_blamed_for_nothing():
-    def drops(x: torch.Tensor) -> torch.Tensor:
-        return x * (torch.rand(100) > 0.5)
-
-    runner = FunctionRunner(BATCH)
-    runner.build = lambda: Workload(module=Parts(drops), inputs=(torch.randn(8, 100),))
-    assert runner.run_model(ModelSpec("zoo", "model")).accuracy == "pass"
-
-
-def noisy(x: torch.Tensor) -> torch.Tensor:
-    return torch.normal(x, 1.0)
-
-
-def dropped(x: torch.Tensor) -> torch.Tensor:
-    return torch.nn.functional.dropout(x, training=True)
-
-
-@pytest.mark.parametrize("draw", [noisy, dropped])
-def test_a_call_that_draws_behind_another_amount_of_draws_is_coupled_by_the_generator(draw):
-    def after_others(x: torch.Tensor) -> torch.Tensor:
-        torch.rand(len(x))
-        return draw(x)
-
-    row = checked(after_others, torch.ones(8, 6), options=DIAGNOSED)
-    assert (row.kernel, row.cause, row.confidence) == ("aten.rand.default", "batch_coupling", "proven"), row.because
-    assert row.because.startswith("random numbers differ by the batch: it draws another amount of them")
-
-
-DIAGNOSED = replace(BATCH, diagnose_budget=20.0)
-
-
 def private_noise(x: torch.Tensor, *, normal: bool) -> torch.Tensor:
     draw = torch.randn if normal else torch.rand
     return x + draw(x.shape, generator=torch.Generator().manual_seed(3))
 
 
-def noise_in_place(x: torch.Tensor) -> torch.Tensor:
-    return x + torch.empty_like(x).normal_(generator=torch.Generator().manual_seed(3))
-
-
-@pytest.mark.parametrize(
-    ("function", "kernel"),
-    [
-        (functools.partial(private_noise, normal=True), "aten.randn.generator"),
-        (noise_in_place, "aten.normal_.default"),
-        (lambda x: x + torch.randn_like(x), "aten.randn_like.default"),
-        (lambda x: x[torch.randperm(len(x))], "aten.randperm.default"),
-    ],
-    ids=["a private generator", "in place", "the default generator", "an order"],
-)
-def test_a_call_whose_draws_depend_on_the_number_of_items_is_attributed(function, kernel):
-    """Normal numbers are drawn in blocks of 16, of which the last depends on how many there are."""
-    row = checked(function, torch.ones(8, 6).cumsum(0), options=DIAGNOSED)
-    assert (row.kernel, row.cause, row.confidence) == (kernel, "batch_coupling", "proven"), row.because
-    assert "0 of 3 repetitions with the same items differ; 7 of 7 other numbers of items" in row.because
-    assert row.advice.startswith("Draw for each item from a torch.Generator of its own")
-
-
-def test_uniform_numbers_of_a_private_generator_are_the_same_in_any_batch():
-    assert checked(functools.partial(private_noise, normal=False), torch.ones(8, 6)).accuracy == "pass"
-
-
-def test_draws_that_enter_computation_are_attributed_but_not_proven():
-    row = checked(lambda x: torch.normal(x, 1.0), torch.ones(8, 6).cumsum(0), options=DIAGNOSED)
-    assert (row.kernel, row.cause, row.confidence) == ("aten.normal.Tensor_float", "batch_coupling", "likely")
-
-
-@pytest.mark.parametrize("draw", [torch.rand_like, torch.randn_like])
-def test_numbers_that_are_drawn_by_place_are_attributed_where_items_are_at_other_places(draw):
-    options = replace(DIAGNOSED, mode="position-invariance")
-    row = checked(lambda x: x + draw(x), torch.ones(8, 16).cumsum(0), options=options)
-    assert (row.accuracy, row.cause, row.confidence) == ("fail_position_invariance", "batch_coupling", "proven")
-    assert "at another place" in row.because
-
-
-def in_a_loop(x: torch.Tensor, *, apart: bool) -> torch.Tensor:
-    """A draw for each item, and one for all, from the same generator or from one that is seeded anew."""
-    if apart:
-        torch.manual_seed(4)
-    rows = torch.cat([row[None] * (torch.rand(row.shape) > 0.5) for row in x])
-    if apart:
-        torch.manual_seed(5)
-    return rows + torch.rand(rows.shape)
-
-
-def cut_in_a_loop(x: torch.Tensor, *, apart: bool) -> torch.Tensor:
-    """The same with a call inside the loop of the op that follows it."""
-    if apart:
-        torch.manual_seed(4)
-    rows = torch.cat([torch.cat([row[None], torch.rand(1, 2)], 1) for row in x])
-    if apart:
-        torch.manual_seed(5)
-    return rows + torch.rand(rows.shape)
-
-
-@pytest.mark.parametrize("loop", [in_a_loop, cut_in_a_loop])
-def test_of_a_loop_over_items_the_call_that_draws_is_named(loop):
-    row = checked(functools.partial(loop, apart=False), torch.ones(8, 6), options=DIAGNOSED)
-    assert (row.kernel, row.cause, row.confidence) == ("aten.rand.default", "batch_coupling", "proven"), row.because
-    assert "a batch of 8 draws more often than a batch of 4" in row.because
-    assert checked(functools.partial(loop, apart=True), torch.ones(8, 6)).accuracy == "pass"
-
-
-def test_a_generator_that_is_seeded_by_the_batch_is_told_by_its_state():
-    def seeded(x: torch.Tensor) -> torch.Tensor:
-        return x + torch.rand(6, generator=torch.Generator().manual_seed(len(x)))
-
-    row = checked(seeded, torch.ones(8, 6), options=DIAGNOSED)
-    assert (row.kernel, row.cause, row.confidence) == ("aten.rand.generator", "batch_coupling", "proven"), row.because
-    assert "a generator that was seeded by it" in row.because
-
-
-def test_draws_of_the_smaller_batch_alone_are_named():
-    def draws_first(x: torch.Tensor) -> torch.Tensor:
-        shift = torch.zeros(3) if len(x) > 4 else torch.rand(3) * 0
-        return x + torch.randint(9, (6,)) + shift[0]
-
-    row = checked(draws_first, torch.ones(8, 6), options=DIAGNOSED)
-    assert (row.kernel, row.cause, row.confidence) == ("aten.rand.default", "batch_coupling", "proven"), row.because
-    assert "a batch of 4 draws more often than a batch of 8" in row.because
-    assert "before aten.randint.default" in row.because
-
-
-class Regularized(torch.nn.Module):
-    """Dropout that is left on, in two places."""
-
-    def __init__(self, probability: float) -> None:
-        super().__init__()
-        self.probability = probability
-        self.first, self.second = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in (self.first, self.second):
-            x = torch.nn.functional.dropout(layer(x).sign(), self.probability, training=True)
-        return x
-
-
-def drops_alike() -> bool:
-    """Whether dropout leaves the generator in one state for eight items and for four, as MKL's does."""
-    states = []
-    for items in (8, 4):
-        torch.manual_seed(0)
-        torch.nn.functional.dropout(torch.ones(items, 64), training=True)
-        states.append(torch.get_rng_state())
-    return torch.equal(*states)
-
-
-def test_dropout_that_is_left_on_is_proven_by_the_states_of_the_generator():
-    runner = FunctionRunner(DIAGNOSED)
-    runner.build = lambda: Workload(Regularized(0.5), torch.randn(8, 64))
-    row = runner.run_model(ModelSpec("zoo", "model"))
-    if not drops_alike():
-        assert (row.kernel, row.cause, row.confidence) == ("aten.bernoulli_.float", "batch_coupling", "proven")
-        assert "it draws another amount of them, so that the generator stands elsewhere before" in row.because
-    else:
-        assert row.accuracy == "pass" or row.cause == "shape_dependent_kernel"
-    runner.build = lambda: Workload(Regularized(0.0), torch.randn(8, 64))
-    assert runner.run_model(ModelSpec("zoo", "model")).cause != "batch_coupling"
-
-
 # ----------------------------------------------------------------------- other ops for another number of items
-
-
-def by_size(x: torch.Tensor, *, apart: bool) -> torch.Tensor:
-    """More than five items go to another op, which rounds otherwise, or the same."""
-    return split_sum(x) if len(x) <= 5 else whole_sum(x, apart)
-
-
-@torch.library.custom_op("batch_test::whole_sum", mutates_args=())
-def whole_sum(x: torch.Tensor, apart: bool) -> torch.Tensor:
-    rows = x.numpy().reshape(len(x), 4, -1)
-    parts = np.split(rows, 2, axis=-1) if apart else [rows]
-    return torch.from_numpy(sum(np.add.accumulate(part, axis=-1)[..., -1] for part in parts).astype(np.float32))
-
-
-def scaled_after(x: torch.Tensor) -> torch.Tensor:
-    rows = by_size(x, apart=True)
-    return rows / rows.abs().amax()
-
-
-@pytest.mark.parametrize("function", [functools.partial(by_size, apart=True), scaled_after], ids=["alone", "scaled"])
-def test_other_ops_for_another_number_of_items_are_a_choice_by_size(function):
-    """Also where what is behind it computes over the batch: that is not what is read here."""
-    row = checked(function, torch.randn(8, 1024), options=DIAGNOSED)
-    assert (row.accuracy, row.kernel) == ("fail_batch_invariance_at_4", "batch_test.split_sum.default")
-    assert (row.cause, row.confidence, row.smallest_batch) == ("shape_dependent_kernel", "proven", 6), row.because
-    assert "a batch of 8 calls other ops here (batch_test.whole_sum.default)" in row.detail
-    assert "0 of 6 with other content in the other items" in row.because
-    assert "Draw" not in row.advice
-
-
-def test_other_ops_that_leave_the_same_are_nothing():
-    assert checked(functools.partial(by_size, apart=False), torch.randn(8, 1024)).accuracy == "pass"
-
-
-def test_cdist_which_takes_a_matrix_product_for_many_rows_is_no_coupling():
-    """From 26 rows on: ``_euclidean_dist``."""
-    table = torch.randn(20, 5, generator=torch.Generator().manual_seed(0))
-    row = checked(lambda x: torch.cdist(x, table), torch.randn(40, 5), options=DIAGNOSED)
-    assert (row.accuracy, row.kernel) == ("fail_batch_invariance_at_20", "aten._cdist_forward.default")
-    assert (row.cause, row.confidence, row.smallest_batch) == ("shape_dependent_kernel", "proven", 26), row.because
-    assert row.advice.startswith("Give the kernel the same number of items")
-
-
-def routed(x: torch.Tensor, *, by_row: bool, small: bool) -> torch.Tensor:
-    """A larger, or a smaller, batch is scaled, by the largest number of all or of each."""
-    if (len(x) <= 4) is small:
-        return x / (x.abs().amax(dim=1, keepdim=True) if by_row else x.abs().amax())
-    return x.neg().neg() if not by_row else x / x.abs().max(dim=1, keepdim=True).values
-
-
-@pytest.mark.parametrize("small", [False, True])
-def test_other_ops_that_compute_over_the_batch_are_coupling(*, small: bool):
-    x = torch.arange(1.0, 49).view(8, 6)
-    row = checked(functools.partial(routed, by_row=False, small=small), x, options=DIAGNOSED)
-    assert (row.accuracy, row.cause, row.confidence) == ("fail_batch_invariance_at_4", "batch_coupling", "proven")
-    assert "with other content in the other items" in row.because
-    assert row.advice.startswith("Let nothing be computed over the items of a batch")
-    assert checked(functools.partial(routed, by_row=True, small=small), x).accuracy == "pass"
 
 
 def test_assertion_names_other_ops_by_batch(assert_batch_invariant):
@@ -677,62 +361,6 @@ def test_assertion_names_other_ops_by_batch(assert_batch_invariant):
 
 def read_by_columns(x: torch.Tensor) -> torch.Tensor:
     return torch.as_strided(x * 2, x.shape, (1, len(x))).exp()
-
-
-def read_by_rows(x: torch.Tensor) -> torch.Tensor:
-    return torch.as_strided(x * 2, x.shape, (x.shape[1], 1)).exp()
-
-
-VIEWS = {
-    "of what a call left": (read_by_columns, "aten.exp.default", "aten.as_strided.default"),
-    "of the input": (lambda x: x.as_strided(x.shape, (1, len(x))).exp(), "aten.exp.default", "aten.as_strided.default"),
-    "of another shape": (lambda x: (x.t() * 2).contiguous().view(len(x), -1).exp(), "aten.exp.default", "aten.view"),
-    "of the last item": (lambda x: x.exp() + (x * 2)[-1:], "aten.add.Tensor", "aten.slice.Tensor"),
-    "of a view": (
-        lambda x: (x * 2).as_strided((x.shape[1], len(x)), (len(x), 1)).t().exp(),
-        "aten.exp.default",
-        "aten.as_strided.default, aten.t.default",
-    ),
-    "of memory that was written in place": (
-        lambda x: (x * 2).add_(1).as_strided(x.shape, (1, len(x))).exp(),
-        "aten.exp.default",
-        "aten.as_strided.default",
-    ),
-}
-
-
-@pytest.mark.parametrize(("function", "kernel", "view"), VIEWS.values(), ids=VIEWS)
-def test_memory_that_is_read_as_other_items_is_named_by_its_first_reader(function, kernel, view):
-    row = checked(function, torch.randn(8, 6), options=DIAGNOSED)
-    assert (row.accuracy, row.kernel) == ("fail_batch_invariance_at_4", kernel)
-    assert row.detail.startswith(f"through {view}")
-    assert (row.cause, row.confidence) == ("batch_coupling", "proven"), row.because
-    assert "6 of 6 with other content in the other items" in row.because
-
-
-def at_the_end(x: torch.Tensor) -> torch.Tensor:
-    """Items at the front of a buffer, read at a place that follows from how many there are."""
-    buffer = torch.zeros(16, x.shape[1])
-    buffer[: len(x)] = x
-    return buffer.as_strided(x.shape, (x.shape[1], 1), x.shape[1] * (8 - len(x))).exp()
-
-
-def test_a_view_that_shows_no_other_items_is_no_coupling():
-    row = checked(at_the_end, torch.randn(8, 6), options=DIAGNOSED)
-    assert (row.kernel, row.cause) == ("aten.exp.default", "shape_dependent_kernel"), row.because
-    assert row.detail.startswith("through aten.as_strided.default")
-
-
-def test_a_view_that_shows_each_item_its_own_memory_is_nothing():
-    assert checked(read_by_rows, torch.randn(8, 6)).accuracy == "pass"
-    row = checked(lambda x: read_by_rows(x) - x.mean(0), torch.randn(8, 6), options=DIAGNOSED)
-    assert (row.kernel, row.cause) == ("aten.mean.dim", "batch_coupling")
-
-
-def test_a_result_that_is_a_view_of_other_memory_is_said():
-    row = checked(lambda x: (x * 2).as_strided(x.shape, (1, len(x))), torch.randn(8, 6), options=DIAGNOSED)
-    assert (row.kernel, row.cause) == ("", "unknown")
-    assert "output.0 is a view, and shows other memory of what forward.0/Lambda/aten.mul.Tensor" in row.because
 
 
 def test_kernels_that_differ_and_are_rounded_away_are_counted():
@@ -780,6 +408,7 @@ def test_the_page_shows_what_is_printed(tmp_path: Path, capsys, monkeypatch):
     page = (Path(__file__).parents[2] / "docs" / "batch_invariance.md").read_text(encoding="utf-8")
     command = next(line for line in page.splitlines() if "--only batch_scale" in line)
     shown = page.partition("```text\n")[2].partition("```")[0]
+    shown = shown.replace("\n      ", " ")  # long lines are wrapped there
     monkeypatch.chdir(tmp_path)
     assert cli.main([*shlex.split(command)[1:], "--threads", "1"]) == 0
     printed = capsys.readouterr().out.replace(" --threads 1", "").replace(f"{tmp_path}/", "")

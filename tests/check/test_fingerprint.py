@@ -15,6 +15,9 @@ import torch
 from runner_helpers import FunctionRunner
 
 from hashbench.check import fingerprint
+from hashbench.check.fingerprint import changed_kernels, fingerprint_from, record_function
+from hashbench.check.function import FunctionCall, collected_kernels
+from hashbench.errors import HashbenchError
 from hashbench.records import ModelSpec, RunOptions
 from hashbench.run.workload import Workload
 
@@ -47,6 +50,9 @@ ASKED = """
 import pathlib, sys
 import psutil
 from hashbench.check import fingerprint
+from hashbench.check.fingerprint import changed_kernels, fingerprint_from, record_function
+from hashbench.check.function import FunctionCall, collected_kernels
+from hashbench.errors import HashbenchError
 
 fingerprint.OVERCOMMIT = pathlib.Path(sys.argv[1])
 before = psutil.Process().memory_info()
@@ -117,3 +123,50 @@ def test_model_steps_once_and_optimizer_twice(iterations: int | None, forwards: 
     assert len(ran) == forwards
     ops = {kernel.op for kernel in collected.kernels.kernels if kernel.place.startswith("optimizer")}
     assert {"aten.clone.default", "aten.mul_.Tensor"} <= ops
+
+
+# -------------------------------------------------------------------------------------------- functions
+
+OPTIONS = RunOptions(threads=1)
+CALL = FunctionCall(lambda x: x.exp().relu(), (torch.ones(2, 3),))
+OTHER = FunctionCall(lambda x: x.exp().tan(), (torch.ones(2, 3),))
+
+
+def keep(text: str) -> str:
+    assert text
+    return "kernels.txt"
+
+
+def test_a_recorded_function_is_unchanged(tmp_path: Path) -> None:
+    path = tmp_path / "base.json"
+    assert record_function(CALL, "it", OPTIONS, path).startswith("2 kernels")
+    assert changed_kernels(CALL, "it", OPTIONS, path, keep=keep) == ""
+
+
+def test_other_kernels_are_described_in_five_lines(tmp_path: Path) -> None:
+    path = tmp_path / "base.json"
+    record_function(CALL, "it", OPTIONS, path)
+    said = changed_kernels(OTHER, "it", OPTIONS, path, keep=keep)
+    assert len(said.splitlines()) == 5
+    assert "aten.tan.default" in said
+    assert "aten.relu.default" in said
+
+
+def test_file_of_another_function_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "base.json"
+    record_function(CALL, "it", OPTIONS, path)
+    with pytest.raises(HashbenchError, match="other"):
+        changed_kernels(CALL, "other", OPTIONS, path, keep=keep)
+
+
+def test_function_without_kernels_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(HashbenchError):
+        record_function(FunctionCall(lambda: None, ()), "it", OPTIONS, tmp_path / "base.json")
+    assert not (tmp_path / "base.json").exists()
+
+
+def test_kernels_beyond_the_time_limit_are_left_out() -> None:
+    collector, spec = collected_kernels(CALL, OPTIONS), ModelSpec("zoo", "model")
+    whole = fingerprint_from(collector, spec, OPTIONS, level="off")
+    none = fingerprint_from(collector, spec, OPTIONS, level="off", seconds=-1.0)
+    assert (len(whole.kernels), len(none.kernels)) == (2, 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import copy
 import gc
 import itertools
@@ -13,78 +12,34 @@ import types
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from runner_helpers import FunctionRunner
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from hashbench.check.model import BenchmarkRunner
 from hashbench.processes import phases_told_to
-from hashbench.records import ROW_COLUMNS, ModelSpec, Row, RowEvidence, RunCounts, RunOptions
-from hashbench.replay.controls.memory import POISONS, poisoned_memory
-from hashbench.results.rows import ROWS, read_rows
+from hashbench.records import RunCounts, RunOptions
 from hashbench.run.outcome import Outcome
 from hashbench.run.settings import settings
 from hashbench.run.workload import Workload, call, clone_inputs
-from hashbench.suites import registry
-from hashbench.trace import file
-
-RUNS: list[int] = [0]
-"""Counts the runs of a model across its deep copies: what differs from run to run in these tests."""
-
-TRAINING = RunOptions(mode="training", diagnose_budget=0)  # why runs differ is for tests/diagnose
-INFERENCE = RunOptions(mode="inference", diagnose_budget=0)
+from tests.check.model_helpers import (
+    INFERENCE,
+    RUNS,
+    TRAINING,
+    Linear,
+    _in_second_run,
+    _put,
+    check,
+    no_optimizer,
+    row_of,
+    workload,
+)
 
 
 @pytest.fixture(autouse=True)
 def _from_the_first_run() -> None:
     RUNS[0] = 0
-
-
-class Counting(torch.nn.Module):
-    """Knows in which run it is: a deep copy is made for each."""
-
-    run = 0
-
-    def __deepcopy__(self, memo):
-        RUNS[0] += 1
-        memo[id(self)] = made = self.__class__.__new__(self.__class__)
-        made.__dict__.update(copy.deepcopy(self.__dict__, memo))
-        made.run = RUNS[0]
-        return made
-
-
-class Linear(Counting):
-    """One layer with a buffer; ``change`` may act on it in every forward pass, knowing the run."""
-
-    def __init__(self, change: Callable[[Linear, torch.Tensor], torch.Tensor | None] | None = None) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(3, 2)
-        self.register_buffer("count", torch.zeros(1))
-        self.change = change
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out = self.layer(x)
-        changed = self.change(self, out) if self.change is not None else None
-        return out if changed is None else changed
-
-
-def workload(change=None, **parts) -> Workload:
-    return Workload(**{"module": Linear(change), "inputs": (torch.ones(4, 3),), **parts})
-
-
-def check(made: Workload, options: RunOptions = INFERENCE, **arguments) -> Outcome:
-    torch.manual_seed(0)
-    return BenchmarkRunner(options).check_accuracy(replace(made, iterations=made.iterations or 1), **arguments)
-
-
-def row_of(build: Callable[[], Workload], options: RunOptions = INFERENCE, **spec) -> Row:
-    runner = FunctionRunner(options)
-    runner.build = build
-    return runner.run_model(ModelSpec(suite="here", name="model", **spec))
 
 
 def differing(outcome: Outcome) -> tuple[str, ...]:
@@ -181,10 +136,6 @@ def test_example_inputs_are_cloned_for_every_run() -> None:
 # ------------------------------------------------------------------------------------------- what is compared
 
 
-def _in_second_run(model: Linear) -> float:
-    return float(model.run % 2 == 0)
-
-
 def _buffer(model, _out):
     model.count.add_(_in_second_run(model))
 
@@ -192,10 +143,6 @@ def _buffer(model, _out):
 def _gradient(model, _out):
     # Adds the difference to the gradient of the bias alone: a gradient that the optimizer below does not use.
     model.layer.bias.register_hook(lambda grad: grad + _in_second_run(model))
-
-
-def no_optimizer(parameters) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.0)
 
 
 def _output_only(model, out):
@@ -259,22 +206,6 @@ def test_a_difference_in_one_result_alone_is_found_and_named(build, names: list[
     row = row_of(build, replace(TRAINING, iterations=1))
     assert (row.accuracy, row.error) == ("eager_two_runs_differ", "")
     assert row.differing_results.split(", ") == names
-
-
-def test_numbers_of_a_row_have_no_digits_that_mean_nothing(tmp_path: Path) -> None:
-    def a_third(model, out):
-        return out + _in_second_run(model) / 3
-
-    row = row_of(lambda: workload(a_third, make_optimizer=no_optimizer), replace(TRAINING, runs=4))
-    decimals = {"seconds": 3, "peak_memory_mib": 1, "rate": None}
-    numbers = {name: value for name in ROW_COLUMNS if isinstance(value := getattr(row, name), float)}
-    assert numbers.keys() >= {"rate", "rate_low", "rate_high", "max_abs_diff", "count_variability", *decimals}
-    for name, value in numbers.items():
-        places = decimals.get(name, 0)
-        assert value == (float(f"{value:.{6 if places is None else 4}g}") if not places else round(value, places)), name
-    assert (row.rate, row.rate_low) == (0.666667, 0.0943)
-    (tmp_path / "accuracy.csv").write_text(ROWS.text([row]))
-    assert read_rows(tmp_path / "accuracy.csv") == [replace(row, evidence=RowEvidence(row.evidence.text))]
 
 
 @pytest.mark.parametrize(
@@ -405,33 +336,6 @@ def test_what_cannot_be_compared_is_named_and_the_rest_decides(
     assert row.differing_results.startswith("output.0.logits" if added else "")
 
 
-def _put(_model, out):
-    return out + torch.zeros(4).put_(torch.tensor([0, 1]), torch.ones(2), accumulate=False).sum()
-
-
-def test_op_without_deterministic_kernel_is_named_and_the_pair_runs_with_warnings() -> None:
-    for outcome in (row_of(lambda: workload(_put)), check(workload(_put), deterministic="on")):
-        expected = ("pass", "warn", "aten.put_.default")
-        assert (outcome.accuracy, outcome.deterministic, outcome.nondeterministic_op) == expected
-
-
-@pytest.mark.parametrize("level", ["warn", "off"])
-def test_op_without_deterministic_kernel_just_runs_where_that_is_allowed(level: str) -> None:
-    row = row_of(lambda: workload(_put), replace(INFERENCE, deterministic=level))
-    assert (row.accuracy, row.deterministic, row.nondeterministic_op) == ("pass", level, "")
-    assert RUNS[0] == 2
-
-
-def test_constructor_that_uses_such_an_op_is_built_again_with_warnings() -> None:
-    def build() -> Workload:
-        _put(None, torch.zeros(1))
-        return workload()
-
-    row = row_of(build)
-    assert (row.accuracy, row.deterministic) == ("pass", "warn")
-    assert row.nondeterministic_op.startswith("put_")
-
-
 def test_level_of_the_zoo_counts_unless_the_flag_says_otherwise() -> None:
     seen = []
 
@@ -483,19 +387,6 @@ def test_iterations_come_from(flag, own, data, expected: int) -> None:
     assert (row.iterations, len(steps)) == (expected, 2 * expected)
 
 
-def test_every_run_is_compared_with_the_first() -> None:
-    for change, accuracy, distinct in (
-        (lambda model, out: out + (model.run == 4), "eager_two_runs_differ", 2),
-        (lambda _, out: out, "pass", 1),
-        (lambda model, out: out + model.run % 3, "eager_two_runs_differ", 3),
-    ):
-        RUNS[0] = 0
-        outcome = check(workload(change), replace(INFERENCE, runs=5))
-        assert (outcome.accuracy, outcome.runs) == (accuracy, 5)
-        assert outcome.run_counts is not None
-        assert outcome.run_counts.distinct == distinct
-
-
 @pytest.mark.parametrize("threads", [1, 2])
 def test_threads_are_in_force_while_it_runs(threads: int) -> None:
     seen, before = [], torch.get_num_threads()
@@ -543,18 +434,6 @@ def test_random_cotangent_is_fixed_and_draws_from_no_global_generator() -> None:
     assert check(made, replace(TRAINING, cotangent="random")).accuracy == "pass"
     check(made, TRAINING)
     assert seen[:4] == seen[4:]
-
-
-def _honest_when_watched(_model, out):
-    # Different in every call, but only where nobody looks.
-    return out if _get_current_dispatch_mode() is not None else out + random.SystemRandom().random()
-
-
-def test_untraced_pair_shows_what_tracing_hides() -> None:
-    row = row_of(lambda: workload(_honest_when_watched), replace(INFERENCE, untraced_pair=True, tracer="python"))
-    assert (row.accuracy, row.untraced) == ("eager_two_runs_differ", "differ")
-    assert row.differing_results == "output.0, output.1"
-    assert row_of(lambda: workload(_honest_when_watched), replace(INFERENCE, tracer="python")).accuracy == "pass"
 
 
 # ----------------------------------------------------------------------------------------- the parts of a Workload
@@ -717,64 +596,4 @@ def test_copy_of_one_run_is_gone_before_the_next() -> None:
     assert alive == [[], [False], [False, False]]
 
 
-@pytest.mark.parametrize("keep", [False, True], ids=["only those of a difference", "all of them"])
-def test_traces_are_kept(keep: bool, tmp_path: Path) -> None:
-    options = replace(INFERENCE, output=str(tmp_path), keep_traces=keep)
-    passing = row_of(workload, options)
-    assert len(passing.traces.split()) == (2 if keep else 0)
-    row = row_of(lambda: workload(lambda model, out: out + model.run), options)
-    first, second = (file.read(tmp_path / name) for name in row.traces.split())
-    assert [record.op for record in first.records] == [record.op for record in second.records]
-    assert first.results != second.results
-    assert len(list((tmp_path / "traces").iterdir())) == 2
-
-
-def test_without_a_folder_no_trace_is_written(tmp_path: Path) -> None:
-    with contextlib.chdir(tmp_path):
-        assert row_of(lambda: workload(lambda model, out: out + model.run)).traces == ""
-    assert list(tmp_path.iterdir()) == []
-
-
 # ------------------------------------------------------------------------------------------------ the diagnosis
-
-
-def test_difference_that_comes_again_is_confirmed() -> None:
-    row = row_of(lambda: workload(lambda model, out: out + model.run))
-    assert row.confirmed.startswith("yes")
-    assert (row.origin, row.op_index is not None) == ("outside", True)
-
-
-def test_difference_that_never_comes_again_is_not_confirmed() -> None:
-    row = row_of(lambda: workload(lambda model, out: out + (model.run == 2)))
-    assert (row.accuracy, row.confirmed) == ("eager_two_runs_differ", "no: 3 further pairs agreed")
-    assert RUNS[0] == 2 + 2 * 3
-
-
-def test_harmless_garbage_is_counted_and_passes() -> None:
-    class Reader(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lstm = torch.nn.LSTM(16, 16)
-
-        def forward(self, x):
-            RUNS[0] += 1
-            with poisoned_memory(POISONS[RUNS[0] % 2]):  # memory that nobody wrote has another content in each run
-                return self.lstm(x)[0]
-
-    def build() -> Workload:
-        return Workload(module=Reader(), inputs=(torch.randn(5, 2, 16),))
-
-    row = row_of(build, replace(TRAINING, deterministic="off", runs=4, iterations=1))
-    assert row.accuracy == "pass"
-    assert row.benign
-    assert "mkldnn_rnn_layer" in row.benign_ops
-
-
-def test_row_of_torchvisions_cheapest_model_says_all() -> None:
-    spec = next(spec for spec in registry.catalog("torchvision") if spec.name == "squeezenet1_1")
-    options = RunOptions(mode="inference", batch_size=1, iterations=1)
-    row = BenchmarkRunner(options).run_model(spec)
-    assert (row.accuracy, row.batch_size, row.runs, row.distinct, row.benign) == ("pass", 1, 2, 1, 0)
-    assert row.ops
-    assert row.seconds
-    assert row.peak_memory_mib
