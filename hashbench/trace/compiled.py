@@ -47,7 +47,7 @@ End = Callable[[Any], object]
 def _no_op(*_: Any) -> None: ...
 
 
-class _Patch:
+class _ModulePatch:
     """Monkeypatch of functions of one torch module, from :meth:`start` (or the module's later import) until
     :meth:`stop`. Setup cost matters: one object per trace, whose functions are not created anew."""
 
@@ -86,7 +86,7 @@ class _Patch:
             setattr(holder, name, function)
 
 
-class CompiledCalls(_Patch):
+class CompiledCalls(_ModulePatch):
     """Call ``begin`` before and ``end`` after every outermost call of compiled code in this thread, and ``eager`` with
     the name of each function that runs eagerly instead."""
 
@@ -137,7 +137,7 @@ class CompiledCalls(_Patch):
         return self._install(callback)  # dynamo evaluates frames from here on: no code of ours may follow
 
 
-class Exports(_Patch):
+class Exports(_ModulePatch):
     """Call ``begin`` before and ``end`` after every ``torch.export.export``."""
 
     module = "torch.export._trace"
