@@ -603,8 +603,9 @@ def _become(program: _Program) -> NoReturn:
         if not isinstance(status, int):
             print(status, file=sys.stderr)
             status = 1
-    except BaseException:
-        traceback.print_exc()
+    except BaseException as error:
+        of_program = error.__traceback__.tb_next if error.__traceback__ is not None else None
+        traceback.print_exception(error.with_traceback(of_program))  # without this function's frame
         status = 1
     exit_at_once(status)
 

@@ -272,6 +272,7 @@ def test_a_program_ends_in_a_fork_of_a_server_as_in_a_new_python(
         finally:
             os.sched_setaffinity(0, cores)
     assert (failed.status, failed.last_line) == (1, "ZeroDivisionError: division by zero")
+    assert "fresh_process" not in failed.stderr, "frames of ours"
 
 
 WHERE = """
