@@ -85,12 +85,14 @@ def test_traces_and_verdicts_print_short() -> None:
 
 # --------------------------------------------------------------------------------------------- docs/csv.md
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "csv.md").read_text(encoding="utf-8")
+DOCUMENT = "".join(
+    (Path(__file__).parents[2] / "docs" / name).read_text(encoding="utf-8") for name in ("csv_columns.md", "csv.md")
+)
 
 
 def documented(heading: str) -> list[list[str]]:
     """The cells of every table line between ``## heading`` and the next such heading that begins with a code word."""
-    (section,) = re.findall(rf"^## {heading}\n(.*?)(?=^## |\Z)", DOCUMENT, re.MULTILINE | re.DOTALL)
+    (section,) = re.findall(rf"^## {heading}\n(.*?)(?=^##? |\Z)", DOCUMENT, re.MULTILINE | re.DOTALL)
     lines = re.findall(r"^\| `([^`]+)` \|(.*)\|$", section, re.MULTILINE)
     return [[word, *(cell.strip() for cell in rest.split(" | "))] for word, rest in lines]
 
