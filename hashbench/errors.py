@@ -68,13 +68,13 @@ _TEXT = re.compile(
 def ran_out_of_memory(error: BaseException | None) -> bool:
     """Return whether ``error``, or its ``__cause__``, says that memory of the host or a device ran out."""
     while error is not None:
-        if _says_so(error):
+        if _is_out_of_memory(error):
             return True
         error = error.__cause__
     return False
 
 
-def _says_so(error: BaseException) -> bool:
+def _is_out_of_memory(error: BaseException) -> bool:
     if any(kind.__name__ in _CLASSES for kind in type(error).__mro__):
         return True
     if isinstance(error, OSError):

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 
-def _nothing(_: ModuleType) -> None:
+def _ignore(_: ModuleType) -> None:
     """Do nothing: the callback after :meth:`ImportWatch.remove`."""
 
 
@@ -38,14 +38,14 @@ class ImportWatch(MetaPathFinder):
         finally:
             self._asking.discard(thread)
         if spec is not None and hasattr(spec.loader, "exec_module"):
-            spec.loader = _ThenLoader(spec.loader, self._loaded)
+            spec.loader = _NotifyingLoader(spec.loader, self._loaded)
         return spec
 
     def remove(self) -> None:
         """Stop watching for good; release the callback."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
-        self._loaded = _nothing
+        self._loaded = _ignore
 
     def _found_behind(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
         finders = list(sys.meta_path)
@@ -54,7 +54,7 @@ class ImportWatch(MetaPathFinder):
         return next(filter(None, (finder.find_spec(fullname, path, target) for finder in able)), None)
 
 
-class _ThenLoader(Loader):
+class _NotifyingLoader(Loader):
     """Delegates to ``loader``, puts it back in its own place, and calls ``loaded`` with the module."""
 
     def __init__(self, loader: Any, loaded: Callable[[ModuleType], object]) -> None:

@@ -374,10 +374,10 @@ def end_with(lifeline: int) -> None:
             fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
             if not select.select([lifeline], [], [], 0)[0]:
                 return
-    threading.Thread(target=_wait_for_the_end, args=(lifeline,), name="hashbench lifeline", daemon=True).start()
+    threading.Thread(target=_kill_group_at_eof, args=(lifeline,), name="hashbench lifeline", daemon=True).start()
 
 
-def _wait_for_the_end(lifeline: int) -> None:
+def _kill_group_at_eof(lifeline: int) -> None:
     while os.read(lifeline, 4096):
         pass
     os.killpg(0, signal.SIGKILL)

@@ -116,7 +116,7 @@ def _verify(parsed: argparse.Namespace) -> int:
         bisect = _bisect_command(parsed) if settings and verification.changed and not parsed.bisect else ""
         flags.show(text.verified_text(verification, recorded=fingerprints.environment, here=here, next_command=bisect))
         if parsed.bisect and verification.changed:
-            flags.show(f"\n{bisecting.bisected_text(trials)}")
+            flags.show(f"\n{bisecting.bisection_text(trials)}")
     return EXIT_DIFFERENCE if verification.changed else 0
 
 

@@ -98,19 +98,19 @@ def candidates(
 
 
 def _threads(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[Setting]:
-    old, new = (_part(environment, "threads").get("intra_op") for environment in (recorded, here))
+    old, new = (_mapping_at(environment, "threads").get("intra_op") for environment in (recorded, here))
     if type(old) is int and old > 0 and old != new:
         yield Setting("threads", str(new), str(old), recorded=True, threads=old)
 
 
 def _variables(recorded: Mapping[str, Any], here: Mapping[str, Any], changed: Sequence[Change]) -> Iterator[Setting]:
-    capability = str(_part(here, "torch").get("cpu_capability", "")).lower()
+    capability = str(_mapping_at(here, "torch").get("cpu_capability", "")).lower()
     for name, (library, values) in _LIMITS.items():
-        old, new = (_part(environment, "variables").get(name) for environment in (recorded, here))
+        old, new = (_mapping_at(environment, "variables").get(name) for environment in (recorded, here))
         if old != new and (old is None or old in values):
             yield Setting(name, new or "unset", old or "unset", recorded=True, variables={name: old})
             continue
-        if not _is_about(library, changed):
+        if not _involves(library, changed):
             continue
         if name == "ATEN_CPU_CAPABILITY":  # a processor that does not have what is asked for ends the process
             known = capability in _CAPABILITIES
@@ -122,16 +122,16 @@ def _variables(recorded: Mapping[str, Any], here: Mapping[str, Any], changed: Se
 
 def _of_torch(changed: Sequence[Change], device: str) -> Iterator[Setting]:
     for name, values in (_ON_THE_CPU if device == "cpu" else _ON_ACCELERATORS).items():
-        if device != "cpu" or _is_about(name, changed):
+        if device != "cpu" or _involves(name, changed):
             shown = ", ".join(f"{key}={value}" for key, value in values.items())
             yield Setting(name, "its default", shown, settings=values)
 
 
-def _is_about(library: str, changed: Sequence[Change]) -> bool:
+def _involves(library: str, changed: Sequence[Change]) -> bool:
     return any(library in f"{change.kernel.library} {change.checked.library}" for change in changed)
 
 
-def _part(environment: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def _mapping_at(environment: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     value = environment.get(name)
     return value if isinstance(value, dict) else {}
 
@@ -165,7 +165,7 @@ def bisect(
     return tuple(trials)
 
 
-def bisected_text(trials: Sequence[Trial]) -> str:
+def bisection_text(trials: Sequence[Trial]) -> str:
     """Format the trials, one per line, with a conclusion."""
     if not trials:
         return "No setting is known that could be tried."

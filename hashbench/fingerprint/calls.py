@@ -160,28 +160,28 @@ _EXACT = frozenset((int, bool, str, type(None), torch.dtype, torch.device, torch
 def _signature(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
     """Return the key of a call, equal for calls of one signature. On the hot path of every call."""
     tensors: list[torch.Tensor] = []
-    described = _described(args, tensors), _described(kwargs, tensors)
-    return func.name(), described, _sharing(tensors)
+    described = _argument_key(args, tensors), _argument_key(kwargs, tensors)
+    return func.name(), described, _storage_layout(tensors)
 
 
-def _described(value: Any, tensors: list[torch.Tensor]) -> Hashable:
+def _argument_key(value: Any, tensors: list[torch.Tensor]) -> Hashable:
     """Return the key of an argument, without storage; its tensors are appended to ``tensors``."""
     kind = type(value)
     if kind in _EXACT:
         return kind, value
     if isinstance(value, (list, tuple)):
-        return kind, tuple([_described(item, tensors) for item in value])
+        return kind, tuple([_argument_key(item, tensors) for item in value])
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         if not is_plain(value):
             return kind, value.layout
         return value.dtype, value.shape, value.stride(), None if value.is_cpu else value.device.type
     if isinstance(value, Mapping):
-        return kind, tuple([(repr(name), _described(item, tensors)) for name, item in value.items()])
+        return kind, tuple([(repr(name), _argument_key(item, tensors)) for name, item in value.items()])
     return kind, repr(value)
 
 
-def _sharing(tensors: Sequence[torch.Tensor]) -> tuple[tuple[int, int], ...]:
+def _storage_layout(tensors: Sequence[torch.Tensor]) -> tuple[tuple[int, int], ...]:
     """Return, per tensor, the first tensor with its storage and the byte distance from it, or from a cache line."""
     first: dict[int, tuple[int, int]] = {}
     shared = []
@@ -294,7 +294,7 @@ def _range(held: _Held) -> str | None:
         raise NoValuesError("two arguments of different dtypes share memory")
     if not (dtype.is_floating_point or dtype.is_complex):
         return None
-    return min((word.values for _, word in held), key=lambda value: _WIDEST_FIRST.index(_known(value)))
+    return min((word.values for _, word in held), key=lambda value: _WIDEST_FIRST.index(_checked_range(value)))
 
 
 def _fill(room: np.ndarray[Any, Any], number: int, held: _Held, contents: Sequence[str]) -> None:
@@ -310,17 +310,17 @@ def _fill(room: np.ndarray[Any, Any], number: int, held: _Held, contents: Sequen
             place = word.values[1:]
             if not place.isdecimal() or int(place) >= len(contents):
                 raise NoValuesError("a recorded content is missing")
-            _put(content_from(contents[int(place)], dtype, form.shape), room, form)
+            _write_elements(content_from(contents[int(place)], dtype, form.shape), room, form)
 
 
-def _put(values: torch.Tensor, memory: np.ndarray[Any, Any], form: TensorForm) -> None:
+def _write_elements(values: torch.Tensor, memory: np.ndarray[Any, Any], form: TensorForm) -> None:
     """Write values to the elements of a tensor over this memory; elements may overlap."""
     flat, width = memory.view(f"u{form.dtype.itemsize}"), form.dtype.itemsize
     steps = [step * width for step in form.stride]
     np.lib.stride_tricks.as_strided(flat[form.offset :], form.shape, steps)[...] = bits_of(values)
 
 
-def _known(values: str) -> str:
+def _checked_range(values: str) -> str:
     if values not in _WIDEST_FIRST:
         raise NoValuesError(f"{values[:40]!r} is not a range of synthetic numbers")
     return values

@@ -60,7 +60,7 @@ def distance(kept: Iterable[tuple[str, int, str, str]]) -> Distance:
         differing += int(others.sum())
         part = _PARTS.get(dtype, dtype)
         if others.any() and part in FLOATS:
-            _far(part, a[others], b[others], ulps, relatives)
+            _append_distances(part, a[others], b[others], ulps, relatives)
     return Distance(total, differing, max(ulps, default=None), max(relatives, default=None))
 
 
@@ -74,7 +74,9 @@ def _elements(text: str, itemsize: int) -> np.ndarray[Any, Any] | None:
     return np.frombuffer(content, np.uint8).reshape(-1, itemsize) if whole else None
 
 
-def _far(dtype: str, a: np.ndarray[Any, Any], b: np.ndarray[Any, Any], ulps: list[int], relatives: list[float]) -> None:
+def _append_distances(
+    dtype: str, a: np.ndarray[Any, Any], b: np.ndarray[Any, Any], ulps: list[int], relatives: list[float]
+) -> None:
     """Append the distances of differing numbers, given as rows of bytes, to ``ulps`` and ``relatives``.
 
     Two NaNs, or two zeros, are 0 units apart.

@@ -262,12 +262,12 @@ _LONG = 6
 
 def _packed(kernel: Kernel, tables: _Tables) -> list[Any]:
     """Convert a kernel to a row that indexes ``tables``, which grow."""
-    arguments = _short([to_json(kernel.args), *([to_json(kernel.kwargs)] if kernel.kwargs else [])])
+    arguments = _shorten([to_json(kernel.args), *([to_json(kernel.kwargs)] if kernel.kwargs else [])])
     row: dict[str, Any] = {name: to_json(getattr(kernel, name, None)) for name in COLUMNS}
     row["arguments"] = tables.arguments.setdefault(json.dumps(arguments), len(tables.arguments))
     places = [tables.words.setdefault(word, len(tables.words)) for word in kernel.tensors]
     row["tensors"], done = [], 0
-    for first, last in sorted(_runs(arguments)):
+    for first, last in sorted(_successive_tensors(arguments)):
         if first >= done and last - first + 1 >= _LONG:
             same = tuple(places[first : last + 1])
             row["tensors"] += [*places[done:first], f"*{tables.lists.setdefault(same, len(tables.lists))}"]
@@ -294,30 +294,30 @@ class _Unpacker:
         words, lists = self._tables["words"], self._tables["lists"]
         places: list[object] = []
         for word in from_json(tuple[object, ...], fields["tensors"], where="tensors"):
-            places += _at(lists, word[1:]) if isinstance(word, str) else [word]
+            places += _lookup(lists, word[1:]) if isinstance(word, str) else [word]
             if len(places) > MOST_TENSORS:
                 raise ValueError(f"a kernel has more than {MOST_TENSORS} tensors")
         outputs = [text.partition(":") for text in from_json(tuple[str, ...], fields["outputs"], where="outputs")]
-        place = _at(range(len(self._sizes)), fields.pop("arguments"))
+        place = _lookup(range(len(self._sizes)), fields.pop("arguments"))
         self.values += len(places) + self._sizes[place]
         fields["args"], fields["kwargs"] = self._args(place, tensors=len(places))
-        fields["tensors"] = [_at(words, place) for place in places]
-        fields["outputs"] = [f"{_at(words, place)}:{digest}" for place, _, digest in outputs]
-        fields["library"] = _at(self._tables["libraries"], fields["library"])
+        fields["tensors"] = [_lookup(words, place) for place in places]
+        fields["outputs"] = [f"{_lookup(words, place)}:{digest}" for place, _, digest in outputs]
+        fields["library"] = _lookup(self._tables["libraries"], fields["library"])
         return fields
 
     def _args(self, place: int, *, tensors: int) -> tuple[Any, Any]:
         if self._sizes[place] > MOST_VALUES:
             raise ValueError(f"a kernel has more than {MOST_VALUES} arguments")
         if (place, tensors) not in self._arguments:
-            args, *kwargs = _long(list(self._tables["arguments"][place]), tensors=tensors) or [None]
+            args, *kwargs = _expand(list(self._tables["arguments"][place]), tensors=tensors) or [None]
             if len(kwargs) > 1:
                 raise ValueError("the arguments of a kernel are not a list and a mapping")
             self._arguments[place, tensors] = args, kwargs[0] if kwargs else {}
         return self._arguments[place, tensors]
 
 
-def _at(table: Sequence[Any], place: object) -> Any:
+def _lookup(table: Sequence[Any], place: object) -> Any:
     """Look up a table entry by index, which may be a decimal string; raise ``ValueError`` if it is missing."""
     number = int(place) if isinstance(place, str) and place.isdecimal() and len(place) < 10 else place
     if type(number) is not int or not 0 <= number < len(table):
@@ -325,7 +325,7 @@ def _at(table: Sequence[Any], place: object) -> Any:
     return table[number]
 
 
-def _short(value: Any) -> Any:
+def _shorten(value: Any) -> Any:
     """Shorten an argument: ``{"tensor": 3}`` to ``"$3"``, a list of successive ones to ``"$3..9"``, a long list of
     equal plain values to ``{"each": 0.1, "times": 142}``. A leading dollar sign is doubled."""
     match value:
@@ -338,26 +338,26 @@ def _short(value: Any) -> Any:
         case [bool() | int() | float() as each, *_] if len(value) >= _LONG and len(set(map(repr, value))) == 1:
             return {"each": each, "times": len(value)}
         case list():
-            return [_short(item) for item in value]
+            return [_shorten(item) for item in value]
         case dict():
-            return {key: _short(item) for key, item in value.items()}
+            return {key: _shorten(item) for key, item in value.items()}
     return value
 
 
 _REFERENCE = re.compile(r"\$(\d{1,6})(?:\.\.(\d{1,6}))?", re.ASCII)
 
 
-def _runs(value: Any) -> Iterator[tuple[int, int]]:
+def _successive_tensors(value: Any) -> Iterator[tuple[int, int]]:
     """Yield first and last index of each list of successive tensors in shortened arguments."""
     if isinstance(value, (list, dict)):
         for item in value.values() if isinstance(value, dict) else value:
-            yield from _runs(item)
+            yield from _successive_tensors(item)
     elif isinstance(value, str) and (found := _REFERENCE.fullmatch(value)) and found[2] is not None:
         yield int(found[1]), int(found[2])
 
 
-def _long(value: Any, *, tensors: int) -> Any:
-    """Expand an argument shortened by :func:`_short`, of a call with so many ``tensors``."""
+def _expand(value: Any, *, tensors: int) -> Any:
+    """Expand an argument shortened by :func:`_shorten`, of a call with so many ``tensors``."""
     match value:
         case str() if found := _REFERENCE.fullmatch(value):
             first, last = int(found[1]), int(found[2] or found[1])
@@ -369,14 +369,14 @@ def _long(value: Any, *, tensors: int) -> Any:
         case {"each": bool() | int() | float() as each, "times": int(times)} if 0 <= times <= MOST_TENSORS:
             return [each] * times
         case list():
-            return [_long(item, tensors=tensors) for item in value]
+            return [_expand(item, tensors=tensors) for item in value]
         case dict():
-            return {key: _long(item, tensors=tensors) for key, item in value.items()}
+            return {key: _expand(item, tensors=tensors) for key, item in value.items()}
     return value
 
 
 def _size(value: Any) -> int:
-    """Count the values to which :func:`_long` expands a shortened argument."""
+    """Count the values to which :func:`_expand` expands a shortened argument."""
     match value:
         case str() if (found := _REFERENCE.fullmatch(value)) and found[2] is not None:
             return max(0, int(found[2]) - int(found[1])) + 1
@@ -404,7 +404,7 @@ def text_of(fingerprints: Fingerprints) -> str:
         models.append({**to_json(dataclasses.replace(model, kernels=())), "kernels": _compressed(table)})
     content = {"schema": FINGERPRINT_SCHEMA, "environment": to_json(fingerprints.environment), "models": models}
     content["sha256"] = document_digest(content)
-    return _laid_out(content) + "\n"
+    return _format_json(content) + "\n"
 
 
 _compact = functools.partial(json.dumps, separators=(",", ":"))
@@ -438,7 +438,7 @@ def _table_of(model: Mapping[str, object]) -> Mapping[str, Any]:
     return {**table, "kernels": [list(row) for row in zip(*columns, strict=True)]}
 
 
-def _laid_out(content: Mapping[str, Any]) -> str:
+def _format_json(content: Mapping[str, Any]) -> str:
     """Format as JSON with one line per field of a model."""
     models = []
     for model in content["models"]:
@@ -467,18 +467,20 @@ def read(path: Path) -> Fingerprints:
     """
     content = read_json_object(path)
     if "schema" not in content or "models" not in content:
-        _refuse(path, "it holds no fingerprints")
+        _raise_unusable(path, "it holds no fingerprints")
     if content["schema"] != FINGERPRINT_SCHEMA:
-        _refuse(path, f"it is of schema {str(content['schema'])[:20]}, and this hashbench reads {FINGERPRINT_SCHEMA}")
+        _raise_unusable(
+            path, f"it is of schema {str(content['schema'])[:20]}, and this hashbench reads {FINGERPRINT_SCHEMA}"
+        )
     if content.get("sha256") != document_digest(content):
-        _refuse(path, "it was changed or is truncated: its checksum is another")
+        _raise_unusable(path, "it was changed or is truncated: its checksum is another")
     try:
         return _fingerprints(content)
     except ValueError as error:
-        _refuse(path, str(error))
+        _raise_unusable(path, str(error))
 
 
-def _refuse(path: Path, reason: str) -> Never:
+def _raise_unusable(path: Path, reason: str) -> Never:
     raise HashbenchError(f"cannot use {path}", consequence=reason, tip=_TIP)
 
 

@@ -96,7 +96,7 @@ def _written(call: CapturedCall, repetition: int, arena: Arena, *, last: bool = 
     """Run a call once and return the tensors it wrote, which the next run in this arena overwrites."""
     plan = plan_of(call.func)
     before = random_states(call.device, outside_torch=False) if plan.seeded else {}
-    args, kwargs = _copied(call, repetition, arena, last=last)
+    args, kwargs = _run_arguments(call, repetition, arena, last=last)
     with torch._C._ExcludeDispatchKeyGuard(keys_below_a_mode()):
         output = call.func(*args, **kwargs)
     wait_for(call.accelerators)
@@ -108,24 +108,24 @@ def _written(call: CapturedCall, repetition: int, arena: Arena, *, last: bool = 
     return written
 
 
-def _copied(call: CapturedCall, repetition: int, arena: Arena, *, last: bool) -> tuple[Any, dict[str, Any]]:
+def _run_arguments(call: CapturedCall, repetition: int, arena: Arena, *, last: bool) -> tuple[Any, dict[str, Any]]:
     """Return the arguments of one run."""
     resizable, contents = may_resize(call.func), [memory.content for memory in call.memories]
     memories = contents if last and not resizable else _copies(contents, repetition, resizable, arena)
     tensors = [laid_over(memories[form.storage], form) for form in call.tensors if isinstance(form, TensorForm)]
-    kwargs = {name: _filled_in(value, tensors) for name, value in call.kwargs.items()}
-    return _filled_in(call.args, tensors), kwargs
+    kwargs = {name: _with_tensors(value, tensors) for name, value in call.kwargs.items()}
+    return _with_tensors(call.args, tensors), kwargs
 
 
-def _filled_in(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
+def _with_tensors(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
     """Replace the slots in an argument by tensors. It was read from a file, so there are no other containers."""
     kind = type(value)
     if kind is Slot:
         return tensors[value.index]
     if kind is tuple or kind is list:
-        return kind([_filled_in(item, tensors) for item in value])
+        return kind([_with_tensors(item, tensors) for item in value])
     if kind is dict:
-        return {name: _filled_in(item, tensors) for name, item in value.items()}
+        return {name: _with_tensors(item, tensors) for name, item in value.items()}
     return value
 
 

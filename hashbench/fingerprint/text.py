@@ -93,7 +93,7 @@ def five_lines(
     """
     changed, all_of = verification.changed, count(verification.kernels, "kernel")
     since = ", ".join(environment_changes(*environments)) or "the environment is the same"
-    largest = max(changed, key=_far, default=None)
+    largest = max(changed, key=_magnitude, default=None)
     libraries = [f"{library}: {_ops(members)}" for library, members in by_library(changed).items()]
     others = [f"{len(kernels)} cannot be run: {reason}" for reason, kernels in sorted(verification.not_run.items())]
     others += [f"{text} ({_names(kernels)})" for text, kernels in (
@@ -113,7 +113,7 @@ def five_lines(
     return "\n".join(lines)
 
 
-def _far(change: Change) -> tuple[float, int, int]:
+def _magnitude(change: Change) -> tuple[float, int, int]:
     distance = change.checked.distance
     return distance.max_relative or 0.0, distance.max_ulp or 0, distance.differing
 
@@ -124,7 +124,7 @@ def _ops(changes: Sequence[Change]) -> str:
     for change in changes:
         groups[change.kernel.op].append(change)
     return ", ".join(
-        f"{op}{f' x {len(members)}' if len(members) > 1 else ''} ({_how_far(max(members, key=_far))})"
+        f"{op}{f' x {len(members)}' if len(members) > 1 else ''} ({_how_far(max(members, key=_magnitude))})"
         for op, members in groups.items()
     )
 

@@ -73,15 +73,15 @@ def experiments(
         warnings.simplefilter("ignore")  # the replays repeat what the runs have said already
         replayer = Replayer(call, replays=replays, budget=budget)
         tell_phase("experiments: repeat")
-        repeat = _attempted(replayer, "repeat", share=REPEAT_SHARE)
+        repeat = _run_experiment(replayer, "repeat", share=REPEAT_SHARE)
         results: list[ExperimentResult] = []
-        queue = [one for one in _order(replayer) if one.name in arms] if replayer.repeated.outcomes else []
+        queue = [one for one in _experiment_order(replayer) if one.name in arms] if replayer.repeated.outcomes else []
         while queue:
             experiment, *queue = queue
             made = len(results) + 2
             tell_phase(f"experiments {made}/{made + len(queue)}: {experiment.name}")
             share = experiment.weight / (experiment.weight + len(queue))
-            results.append(_attempted(replayer, experiment.name, share=share))
+            results.append(_run_experiment(replayer, experiment.name, share=share))
         if repeat.ran:  # with the unchanged replays that were made between those of the others
             note = repeat.note if replayer.repeated.trials < replayer.replays else ""
             repeat = replayer.repeated.result("repeat", note=note)
@@ -91,7 +91,7 @@ def experiments(
         return Replays((repeat, *results), _facts(replayer, seen, recorded), seen[0] if seen else (), other)
 
 
-def _order(replayer: Replayer) -> list[Experiment]:
+def _experiment_order(replayer: Replayer) -> list[Experiment]:
     """Sort the experiments: if the call differs, those that may remove the difference first, else those that may cause
     one."""
     known = [one for one in EXPERIMENTS.values() if "call" in one.on and one.role is not Role.BASE]
@@ -99,7 +99,7 @@ def _order(replayer: Replayer) -> list[Experiment]:
     return there if replayer.repeated.differing else sorted(there, key=lambda one: one.role is not Role.DISTURB)
 
 
-def _attempted(replayer: Replayer, name: str, *, share: float) -> ExperimentResult:
+def _run_experiment(replayer: Replayer, name: str, *, share: float) -> ExperimentResult:
     """Run one experiment within its share of the remaining budget."""
     left = replayer.budget.left()
     if left <= 2 * replayer.cost:
@@ -125,7 +125,7 @@ def _facts(replayer: Replayer, seen: Sequence[Snapshot], recorded: Recorded) -> 
         custom=replayer.custom,
         allocation=plan_of(call.func).blank,
         overlap=callfacts.has_overlap(call),
-        matches_record=_matches(replayer, recorded),
+        matches_record=_matches_record(replayer, recorded),
     )
     if len(seen) < 2:
         return facts
@@ -138,7 +138,7 @@ def _facts(replayer: Replayer, seen: Sequence[Snapshot], recorded: Recorded) -> 
     )
 
 
-def _matches(replayer: Replayer, recorded: Recorded) -> bool | None:
+def _matches_record(replayer: Replayer, recorded: Recorded) -> bool | None:
     """Return whether a replay, in place or moved, reproduced a recorded output; ``None`` if that cannot be decided.
 
     A call with several outcomes need not repeat any recorded one, so only a call with a single outcome can mismatch.

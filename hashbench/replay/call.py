@@ -247,7 +247,7 @@ class Materialised:
         self.args, self.kwargs = mapped(self.call.args, argument), mapped(self.call.kwargs, argument)
         restore_random_states(self.call.random_states)
 
-    def found(self, arguments: Sequence[TensorDigest]) -> None:
+    def mark_unchanged(self, arguments: Sequence[TensorDigest]) -> None:
         """Skip the next restore of memories whose tensors are unchanged: most of the cost of replaying a large call.
 
         Args:

@@ -38,8 +38,8 @@ def has_overlap(call: CapturedCall) -> bool:
     written = written_slots(call)
     forms = {index: form for index, form in enumerate(call.tensors) if isinstance(form, TensorForm)}
     for target in [forms[index] for index in sorted(written & forms.keys())]:
-        view, (start, end) = _view(target), target.span()
-        others = [form for form in forms.values() if form.storage == target.storage and _view(form) != view]
+        view, (start, end) = _view_key(target), target.span()
+        others = [form for form in forms.values() if form.storage == target.storage and _view_key(form) != view]
         meeting = [form for form in others if form.span()[0] < end and start < form.span()[1]]
         if not meeting and _is_injective(target):
             continue
@@ -51,7 +51,7 @@ def has_overlap(call: CapturedCall) -> bool:
     return False
 
 
-def _view(form: TensorForm) -> tuple[object, ...]:
+def _view_key(form: TensorForm) -> tuple[object, ...]:
     return form.offset, form.shape, form.stride, form.dtype
 
 
@@ -108,14 +108,14 @@ def have_same_values(snapshots: Sequence[Snapshot]) -> bool:
     sums = [[int(bits.sum(dtype=torch.int64)) for bits in content] for content in contents]
     if any(other != sums[0] for other in sums[1:]):
         return False  # which settles nearly all cases without sorting millions of elements
-    first, *others = ([np.sort(_words(bits)) for bits in content] for content in contents)
+    first, *others = ([np.sort(_scalars(bits)) for bits in content] for content in contents)
     return all(np.array_equal(*pair) for other in others for pair in zip(first, other, strict=True))
 
 
 def have_chosen_values(call: CapturedCall, snapshots: Sequence[Snapshot]) -> bool:
     """Return whether, wherever two snapshots differ, both hold an element of some input of the same dtype."""
-    inputs = _elements(call.materialise().tensors)
-    contents = [_elements(snapshot) for snapshot in snapshots]
+    inputs = _typed_bits(call.materialise().tensors)
+    contents = [_typed_bits(snapshot) for snapshot in snapshots]
     return all(_are_chosen(one, other, inputs) for one, other in pairwise(contents))
 
 
@@ -135,11 +135,12 @@ def _are_tied(one: Snapshot, other: Snapshot, inputs: Sequence[torch.Tensor]) ->
         return False
     differing = [(a, b) for a, b in zip(one, other, strict=True) if not outputs.bitwise_equal(a, b)]
     return bool(differing) and all(
-        any(_name_equals(a, b, source, dim) for source in inputs for dim in range(source.dim())) for a, b in differing
+        any(_select_equal_elements(a, b, source, dim) for source in inputs for dim in range(source.dim()))
+        for a, b in differing
     )
 
 
-def _name_equals(one: torch.Tensor, other: torch.Tensor, source: torch.Tensor, dim: int) -> bool:
+def _select_equal_elements(one: torch.Tensor, other: torch.Tensor, source: torch.Tensor, dim: int) -> bool:
     """Return whether two index tensors along ``dim`` of ``source``, which may lack that dimension, select equal
     elements."""
     if any(index.dtype is not torch.int64 or index.device != source.device for index in (one, other)):
@@ -159,7 +160,7 @@ def _name_equals(one: torch.Tensor, other: torch.Tensor, source: torch.Tensor, d
 Elements = list[tuple[torch.dtype, torch.Tensor]]
 
 
-def _elements(tensors: Sequence[torch.Tensor]) -> Elements:
+def _typed_bits(tensors: Sequence[torch.Tensor]) -> Elements:
     return [(tensor.dtype, bits) for tensor in tensors for bits in element_bits(tensor)]
 
 
@@ -182,7 +183,7 @@ FEW = 100
 def _are_among(elements: torch.Tensor, known: Sequence[torch.Tensor]) -> bool:
     if not len(elements) or not known:
         return not len(elements)
-    every, wanted = np.concatenate([_words(bits) for bits in known]), _distinct(_words(elements))
+    every, wanted = np.concatenate([_scalars(bits) for bits in known]), _distinct(_scalars(elements))
     if len(wanted) <= FEW:
         places = np.searchsorted(wanted, every).clip(max=len(wanted) - 1)
         return len(_distinct(places[wanted[places] == every])) == len(wanted)
@@ -197,7 +198,7 @@ def _distinct(words: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return ordered[np.concatenate([[True], ordered[1:] != ordered[:-1]])] if len(ordered) else ordered
 
 
-def _words(bits: torch.Tensor) -> np.ndarray[Any, Any]:
+def _scalars(bits: torch.Tensor) -> np.ndarray[Any, Any]:
     """View the bits as one scalar per element."""
     values = np.ascontiguousarray(bits.cpu().numpy())
     if values.shape[1] == 1:

@@ -91,7 +91,7 @@ def tf32(*, on: bool) -> Iterator[None]:
 
     with preserved(), getattr(torch.backends, "__allow_nonbracketed_mutation", nullcontext)():
         put("tf32")  # torch raises on reading an older name that is off beside newer ones that are on
-        before = [_reads_on(owner) for owner in older]
+        before = [_is_tf32_on(owner) for owner in older]
         try:
             put("tf32" if on else "ieee", on, on)
             yield
@@ -100,7 +100,7 @@ def tf32(*, on: bool) -> Iterator[None]:
                 owner.allow_tf32 = flag
 
 
-def _reads_on(owner: Any) -> bool:
+def _is_tf32_on(owner: Any) -> bool:
     try:
         return bool(owner.allow_tf32)
     except RuntimeError:
@@ -325,7 +325,7 @@ splits into the two halves of N replays each with chance 2 / C(2N, N): one in 10
 
 
 @dataclass(slots=True)
-class _Side:
+class _StableBits:
     """Bits that stayed the same in all replays under one value."""
 
     bits: list[torch.Tensor] = field(default_factory=list)
@@ -356,7 +356,7 @@ def poison(name: str, replayer: Replayer, left: Budget) -> ExperimentResult:
     call, live = replayer.call, replayer.live
     if plan_of(call.func).blank:
         raise InapplicableError("the op hands out memory for others to write")
-    sides = (_Side(), _Side())
+    sides = (_StableBits(), _StableBits())
     for number in range(2 * max(replayer.replays, POISON_WANTED)):
         if number % 4 == 0 and number and left.left() <= 0:
             break

@@ -134,7 +134,7 @@ class Replayer:
             wait_for(self.devices)
             seconds = max(0.0, perf_counter() - start)  # a model may have stopped the clock or set it back
         outcome = outcome_of(output, live)
-        live.found(outcome.arguments)
+        live.mark_unchanged(outcome.arguments)
         tally.add(outcome, seconds=seconds, copy=lambda: self.snapshot(output, live, outcome))
         if tally is self.repeated:
             self.cost = perf_counter() - begin

@@ -113,13 +113,13 @@ def collect_in_child(
     given = {name: value for name, value in variables.items() if name not in os.environ}
     known = {**os.environ, **given}
     answer = by("hashbench.run.environment:described", device, tracer, environment=known) if by is not None else ""
-    fingerprint: dict[str, Any] = json.loads(answer or _said_by_a_new_python(device, tracer, given))
+    fingerprint: dict[str, Any] = json.loads(answer or _collect_in_new_process(device, tracer, given))
     if "error" in fingerprint:
         raise HashbenchError(**fingerprint["error"])
     return fingerprint
 
 
-def _said_by_a_new_python(device: str, tracer: str, given: Mapping[str, str]) -> str:
+def _collect_in_new_process(device: str, tracer: str, given: Mapping[str, str]) -> str:
     done = run(python_calling("hashbench.run.environment:main", device, tracer), seconds=_SECONDS, environment=given)
     if done.status is None:
         raise _no_torch(f"a process that imports it has not answered after {_SECONDS:.0f} s")

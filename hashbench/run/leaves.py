@@ -84,7 +84,7 @@ def leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
     represented by name. Unordered parts are sorted by content. Call with dispatch modes disabled, or a trace records
     it.
     """
-    yield from _Walk().leaves(value, name)
+    yield from _Traversal().leaves(value, name)
 
 
 def tensors_of(output: Any) -> list[torch.Tensor]:
@@ -92,7 +92,7 @@ def tensors_of(output: Any) -> list[torch.Tensor]:
     return [leaf for _, leaf in leaves(output, "output") if isinstance(leaf, torch.Tensor)]
 
 
-class _Walk:
+class _Traversal:
     """State of one traversal: enclosing objects, and the number of objects seen."""
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ class _Walk:
         if isinstance(value, (*_SEQUENCES, *_VIEWS)):
             return [*((str(index), item) for index, item in enumerate(value)), *_further_attributes(value)]
         if isinstance(value, (set, frozenset)):
-            return [(str(index), item) for index, item in enumerate(sorted(value, key=self._content))]
+            return [(str(index), item) for index, item in enumerate(sorted(value, key=self._sort_key))]
         if isinstance(value, np.ndarray):
             return _array_parts(value)
         self._objects += 1
@@ -136,7 +136,7 @@ class _Walk:
             return _module_parts(value)
         return _registered_parts(value) or _attributes(value)
 
-    def _content(self, value: Any) -> list[tuple[Any, ...]]:
+    def _sort_key(self, value: Any) -> list[tuple[Any, ...]]:
         """Return the sort key of an unordered part: its leaves."""
         return [
             (path, *(digest(leaf) if isinstance(leaf, torch.Tensor) else python_digest(leaf)))

@@ -190,7 +190,7 @@ def applied(wanted: Mapping[str, str]) -> Iterator[None]:
         yield
 
 
-def _put_back(get: Callable[[], Any], put: _Setter, value: Any) -> None:
+def _restore_setting(get: Callable[[], Any], put: _Setter, value: Any) -> None:
     """Restore a setting that has changed.
 
     If older and newer names for matmul precision were mixed, reading raises until all are restored; that must not
@@ -215,7 +215,7 @@ def preserved() -> Iterator[None]:
     finally:
         for _ in range(2):  # some setters of torch also change what another one set
             for name, value in before.items():
-                _put_back(*known[name], value)
+                _restore_setting(*known[name], value)
         for inner, value in precisions.items():
             _precision(inner)[1](value)
         if workspace is None:
@@ -241,7 +241,7 @@ def deterministic_settings(deterministic: str, *, threads: int | None = None) ->
         _set(torch.backends.cudnn, "deterministic", True)
         _set(torch.backends.cudnn, "benchmark", False)
         _set(torch.backends.mkldnn, "deterministic", True)
-        _forbid_less_precision()
+        _require_full_precision()
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(False)
         os.environ[WORKSPACE_VARIABLE] = workspace_config(os.environ.get(WORKSPACE_VARIABLE))
         if threads is not None:
@@ -249,7 +249,7 @@ def deterministic_settings(deterministic: str, *, threads: int | None = None) ->
         yield
 
 
-def _forbid_less_precision() -> None:
+def _require_full_precision() -> None:
     """Disable TF32, and BF16 inside float32, by torch's older and newer names.
 
     The older names are set first, since they set newer ones too. A newer one that is ``none`` and inherits nothing is

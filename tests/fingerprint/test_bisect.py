@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hashbench.fingerprint import bisect
-from hashbench.fingerprint.bisect import Setting, Trial, bisected_text, candidates
+from hashbench.fingerprint.bisect import Setting, Trial, bisection_text, candidates
 from hashbench.fingerprint.document import Fingerprints, Kernel
 from hashbench.fingerprint.verify import CHANGED, Change, Checked
 
@@ -85,7 +85,7 @@ def test_on_accelerators_their_settings_are_tried() -> None:
 def test_bisection_text_conclusion(trials: list[tuple[int, int]], end: str) -> None:
     setting = Setting("A", "1", "2")
 
-    said = bisected_text([Trial(setting, back, 5, others) for back, others in trials])
+    said = bisection_text([Trial(setting, back, 5, others) for back, others in trials])
 
     assert said.splitlines()[-1].startswith(end)
 

@@ -39,7 +39,7 @@ class Generators:
         generators held by the standard library or by hashbench.
         """
         with uncollected():  # while it works, the collector forgets tuples and dicts that hold nothing it must know
-            return cls(_named(*_living()))
+            return cls(_name_generators(*_find_generators()))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -62,7 +62,7 @@ class Generators:
 _CHUNK = 50_000
 
 
-def _living() -> tuple[list[Any], list[Any]]:
+def _find_generators() -> tuple[list[Any], list[Any]]:
     """Find the generators, and the containers untracked by the garbage collector that lead to one.
 
     ``torch.Generator`` is untracked, and so are dicts and tuples that hold nothing else; but tracked objects list what
@@ -102,17 +102,17 @@ _DEPTH = 4
 _LARGEST = 1000
 """Entries of a container searched for a name; a larger one is likely an index of all objects."""
 
-_THROUGH = (dict, list, tuple, types.CellType, types.BuiltinMethodType, types.MethodType, functools.partial)
+_ANONYMOUS_HOLDERS = (dict, list, tuple, types.CellType, types.BuiltinMethodType, types.MethodType, functools.partial)
 """Anonymous holders: a generator inside one is named by the holder of that."""
 
-_WITHOUT = (type, types.FrameType, types.GeneratorType, types.CoroutineType, types.ModuleType)
+_NAMELESS_HOLDERS = (type, types.FrameType, types.GeneratorType, types.CoroutineType, types.ModuleType)
 """Holders that give no name: they are temporary, or their dict gives one."""
 
 _ZOO = "hashbench_zoo_"
 """Prefix of :mod:`hashbench.suites.python_suites` for the module name of a zoo file."""
 
 
-def _named(generators: Sequence[Any], hidden: Sequence[Any]) -> dict[str, Any]:
+def _name_generators(generators: Sequence[Any], hidden: Sequence[Any]) -> dict[str, Any]:
     inner = {id(_bit_generator(one)) for one in generators} - {None}
     outer = [one for one in generators if id(one) not in inner and _has_state(one)]
     known = {
@@ -120,7 +120,7 @@ def _named(generators: Sequence[Any], hidden: Sequence[Any]) -> dict[str, Any]:
         id(np.random.mtrand._rand): "numpy.random",
         id(random._inst): "random",
     }
-    holders = _Holders([one for one in outer if id(one) not in known], hidden)
+    holders = _Referrers([one for one in outer if id(one) not in known], hidden)
     named: dict[str, Any] = {}
     for one in outer:
         name = known.get(id(one)) or holders.name(one)
@@ -153,7 +153,7 @@ class _Name(NamedTuple):
     package: str
 
 
-class _Holders:
+class _Referrers:
     """The referrers of some objects, their referrers, and so on up to a named one."""
 
     def __init__(self, objects: Sequence[Any], hidden: Sequence[Any]) -> None:
@@ -162,7 +162,9 @@ class _Holders:
         level = list(objects)
         for _ in range(_DEPTH):
             self._look_up(level, hidden)
-            holders = [holder for one in level for holder in self._of[id(one)] if isinstance(holder, _THROUGH)]
+            holders = [
+                holder for one in level for holder in self._of[id(one)] if isinstance(holder, _ANONYMOUS_HOLDERS)
+            ]
             level = [one for one in holders if id(one) not in self._of and id(one) not in self._modules]
 
     def _look_up(self, objects: Sequence[Any], hidden: Sequence[Any]) -> None:
@@ -195,13 +197,13 @@ class _Holders:
                 for name in self._names(holder, depth=depth - 1):
                     for position in positions:
                         yield name if name.rank == 3 else name._replace(text=f"{name.text}[{position}]")
-            elif isinstance(holder, _THROUGH):
+            elif isinstance(holder, _ANONYMOUS_HOLDERS):
                 yield from self._names(holder, depth=depth - 1)
             elif isinstance(holder, types.FunctionType):
                 for part, word in (("closure", "closure"), ("defaults", "default"), ("kwdefaults", "default")):
                     if getattr(holder, f"__{part}__") is one:
                         yield _Name(3, f"{word} of {holder.__qualname__}", holder.__module__ or "")
-            elif not isinstance(holder, _WITHOUT):
+            elif not isinstance(holder, _NAMELESS_HOLDERS):
                 kind = type(holder)
                 names = [name for name, value in _attributes(holder).items() if value is one]
                 yield from (_Name(2, f"{kind.__qualname__}.{name}", kind.__module__) for name in names)

@@ -100,32 +100,34 @@ def uneven_load(variation: int) -> Iterator[None]:
 
     The pattern changes many times per second, in a different sequence in each variation.
     """
-    done, now = threading.Event(), _Now()
+    done, now = threading.Event(), _CurrentEpisode()
     count = 2 * (os.cpu_count() or 2)
     threads = [
-        threading.Thread(target=_follow, args=(done, now), name=f"hashbench load {number}", daemon=True)
+        threading.Thread(target=_load_by_episode, args=(done, now), name=f"hashbench load {number}", daemon=True)
         for number in range(count)
     ]
-    threads.append(threading.Thread(target=_conduct, args=(done, now, variation), name="hashbench load", daemon=True))
+    threads.append(
+        threading.Thread(target=_change_episodes, args=(done, now, variation), name="hashbench load", daemon=True)
+    )
     with _running(threads, until=done):
         yield
 
 
-class _Now:
+class _CurrentEpisode:
     """The current episode, written by one thread and read by the others."""
 
     def __init__(self) -> None:
         self.episode, self.core = Episode.QUIET, 0
 
 
-def _conduct(done: threading.Event, now: _Now, variation: int) -> None:
+def _change_episodes(done: threading.Event, now: _CurrentEpisode, variation: int) -> None:
     for episode, seconds, core in episodes(variation):
         now.episode, now.core = episode, core
         if done.wait(seconds):
             return
 
 
-def _follow(done: threading.Event, now: _Now) -> None:
+def _load_by_episode(done: threading.Event, now: _CurrentEpisode) -> None:
     drawn = random.Random()
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
     pinned = False

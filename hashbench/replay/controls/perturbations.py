@@ -42,7 +42,10 @@ def provoked(names: Sequence[str], variation: int, *, device: torch.device) -> I
     ``threads`` applies in every variation, 0 included: runs with different thread counts may sum in different order.
     """
     with ExitStack() as stack:
-        for name, change in _CHANGES.items():  # memory is filled last: whatever is allocated before would be filled too
+        for (
+            name,
+            change,
+        ) in _CONTEXTS.items():  # memory is filled last: whatever is allocated before would be filled too
             if name in names and (variation or name == Perturbation.THREADS):
                 stack.enter_context(change(variation, device))
         yield
@@ -96,7 +99,7 @@ def _address(variation: int, _device: torch.device) -> Iterator[None]:
     with ExitStack() as stack:
         scattered = scattered_addresses()  # first: its lists leave holes
         if (library := _heap()) is not None:
-            for block in (*_holes(library), *_padding(library, ALIGNMENT * variation)):
+            for block in (*_fill_holes(library), *_padding(library, ALIGNMENT * variation)):
                 stack.callback(library.free, block)
         yield
         del scattered
@@ -125,7 +128,7 @@ def _load(variation: int, device: torch.device) -> Iterator[None]:
 
 _BUSY_STREAM_SECONDS = 0.5
 
-_CHANGES: Mapping[str, Callable[[int, torch.device], AbstractContextManager[None]]] = MappingProxyType(
+_CONTEXTS: Mapping[str, Callable[[int, torch.device], AbstractContextManager[None]]] = MappingProxyType(
     {
         Perturbation.THREADS: _threads,
         Perturbation.COLLECTOR: _collector,
@@ -136,7 +139,7 @@ _CHANGES: Mapping[str, Callable[[int, torch.device], AbstractContextManager[None
 )
 """Perturbations within a run; ``fresh process`` is not a context."""
 
-WITHIN_A_RUN: tuple[str, ...] = tuple(_CHANGES)
+WITHIN_A_RUN: tuple[str, ...] = tuple(_CONTEXTS)
 
 # ------------------------------------------------------------------------------------------------ the heap of malloc
 
@@ -174,7 +177,7 @@ def _padding(library: ctypes.CDLL, wanted: int) -> list[int]:
     return [probe, library.malloc(further - _HEADER)]
 
 
-def _holes(library: ctypes.CDLL) -> list[int]:
+def _fill_holes(library: ctypes.CDLL) -> list[int]:
     """Allocate the free gaps of the heap, so that further blocks come from its end."""
     held: list[int] = []
     size = _LARGEST

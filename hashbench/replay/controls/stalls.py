@@ -49,7 +49,7 @@ class _Stalls:
     def stalled(self, function: _Function) -> _Function:
         """Return ``function``, delayed by the next stall."""
         seconds = self.next()
-        return functools.partial(_after, seconds, function) if seconds else function
+        return functools.partial(_call_after, seconds, function) if seconds else function
 
     # ------------------------------------------------------------------------- what answers in place of a method
 
@@ -60,7 +60,7 @@ class _Stalls:
 
             def delayed() -> None:
                 del thread.run
-                _after(seconds, run)
+                _call_after(seconds, run)
 
             if seconds:
                 thread.run = delayed  # type: ignore[method-assign]
@@ -75,10 +75,10 @@ class _Stalls:
         return original(pool, work, *args, **kwargs)
 
     def _each(self, function: _Function, /, *args: Any, **kwargs: Any) -> Any:
-        return _after(self.next(), function, *args, **kwargs)
+        return _call_after(self.next(), function, *args, **kwargs)
 
 
-def _after(seconds: float, function: _Function, /, *args: Any, **kwargs: Any) -> Any:
+def _call_after(seconds: float, function: _Function, /, *args: Any, **kwargs: Any) -> Any:
     time.sleep(seconds)
     return function(*args, **kwargs)
 

@@ -51,7 +51,7 @@ class _MethodDef(ctypes.Structure):
     _fields_ = (("name", c_void_p), ("function", c_void_p), ("flags", ctypes.c_int), ("doc", c_void_p))
 
 
-class _Answer(types.ModuleType):
+class _PatchedSelf(types.ModuleType):
     """Temporary ``self`` of a patched builtin. A module: ``pickle`` and ``repr`` take anything else for a method."""
 
     def __init__(
@@ -79,7 +79,7 @@ def builtin_answering(
     definition, bound_to, vectorcall = fields[0] or 0, fields[1], fields[4]
     known = _MethodDef.from_address(definition)
     original = _new_builtin(definition, builtin.__self__, builtin.__module__, None)
-    bound = _Answer(original, answer, is_spared)
+    bound = _PatchedSelf(original, answer, is_spared)
     # Called as function(bound, args, kwargs): that is the signature of PyObject_Call.
     call = ctypes.cast(ctypes.pythonapi.PyObject_Call, c_void_p).value
     asking = _MethodDef(known.name, call, _VARARGS_AND_KEYWORDS, known.doc)
@@ -143,10 +143,10 @@ STEP = 1_000_000
 """Nanoseconds per call: 1 ms, so that a loop that waits for a second ends after 1000 calls."""
 
 _COUNTING = ("time", "monotonic", "perf_counter", "process_time", "thread_time")
-_HANDING_ON = frozenset({"datetime", "_pydatetime", "email", "timeit", "uuid"})
+_TIME_WRAPPERS = frozenset({"datetime", "_pydatetime", "email", "timeit", "uuid"})
 """Standard library modules that read the time on behalf of their callers."""
 
-_SPARED = (frozenset(sys.stdlib_module_names) | {"torch", "numpy", "hashbench"}) - _HANDING_ON
+_REAL_TIME_PACKAGES = (frozenset(sys.stdlib_module_names) | {"torch", "numpy", "hashbench"}) - _TIME_WRAPPERS
 """Packages that see real time: they wait for threads, processes and sockets."""
 
 
@@ -164,7 +164,7 @@ def ticking_clocks() -> Iterator[Callable[[], None]]:
     with ExitStack() as stack:
         for builtin, answer in clock.answers():
             if _is_builtin(builtin):
-                stack.enter_context(builtin_answering(builtin, answer, is_spared=_is_spared))
+                stack.enter_context(builtin_answering(builtin, answer, is_spared=_sees_real_time))
         for name in ("now", "utcnow"):
             stack.enter_context(attribute_of_type(datetime.datetime, name, clock.class_method(name)))
         yield lambda: current.__setitem__(0, next(starts))
@@ -233,7 +233,7 @@ class _Clock(threading.local):
         original, answer = datetime.datetime.__dict__[name], getattr(self, name)
 
         def ask(cls: type[datetime.datetime], *args: Any, **kwargs: Any) -> Any:
-            if _is_spared(sys._getframe(1)):
+            if _sees_real_time(sys._getframe(1)):
                 return original.__get__(None, cls)(*args, **kwargs)
             return answer(cls, *args, **kwargs)
 
@@ -246,9 +246,9 @@ def _starts() -> dict[str, int]:
     return {name: getattr(time, f"{name}_ns")() for name in _COUNTING if hasattr(time, f"{name}_ns")}
 
 
-def _is_spared(frame: FrameType) -> bool:
+def _sees_real_time(frame: FrameType) -> bool:
     name = frame.f_globals.get("__name__")
-    return isinstance(name, str) and name.partition(".")[0] in _SPARED
+    return isinstance(name, str) and name.partition(".")[0] in _REAL_TIME_PACKAGES
 
 
 # --------------------------------------------------------------------------------------------------------- entropy
@@ -401,7 +401,7 @@ class _Threads:
         self._released = False
 
     def start(self, original: _Function, thread: threading.Thread, /) -> None:
-        spared = _is_spared(_calling_frame())  # whoever called start, such as a pool
+        spared = _sees_real_time(_calling_frame())  # whoever called start, such as a pool
         original(thread)
         if not spared and not self._released:
             thread.join(THREAD_PATIENCE)
