@@ -74,7 +74,7 @@ def diagnosed(function: Callable[..., Any]) -> tuple[BatchFinding, ItemEvidence,
     return found, evidence, decide(evidence)
 
 
-def test_a_kernel_that_chooses_by_strides_is_told_and_contiguous_inputs_are_the_remedy() -> None:
+def test_contiguous_inputs_remedy_a_choice_by_strides() -> None:
     found, evidence, decision = diagnosed(turned)
     assert found.kernel == "hashbench_batch.by_strides.default"
     assert (evidence.arm("other_number").differing, evidence.arm("as_in_runs").differing) == (0, 3)
@@ -93,7 +93,7 @@ def test_a_kernel_that_chooses_by_strides_is_told_and_contiguous_inputs_are_the_
     ],
     ids=["number", "number, transposed", "content"],
 )
-def test_of_rows_in_another_order_the_calls_of_both_runs_are_repeated(op: Any, cause: str) -> None:
+def test_rows_in_another_order_repeat_both_calls(op: Any, cause: str) -> None:
     found, evidence, decision = diagnosed(in_order(op))
     assert found.kernel.startswith("hashbench_batch.by_")
     assert found.call is None
@@ -102,7 +102,7 @@ def test_of_rows_in_another_order_the_calls_of_both_runs_are_repeated(op: Any, c
     assert (decision.cause, decision.confidence) == (cause, "proven")
 
 
-def test_other_content_is_no_experiment_where_no_row_that_is_left_is_known_to_be_an_items() -> None:
+def test_other_content_needs_rows_of_known_items() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         tokens = x.flatten(0, 1)
         return x + of_first(tokens[tokens[:, 0] > 0], len(x))[:, None, None]

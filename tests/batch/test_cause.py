@@ -77,7 +77,7 @@ SEEDED = {"random": True, "follows_seed": True}
     ],
     ids=["content", "placed", "mixed", "unsteady", "same", "moved", "in its place", "no matter which"],
 )
-def test_random_numbers_that_follow_from_the_number_of_items_are_coupling(arms, more, cause, confidence) -> None:
+def test_random_numbers_by_number_of_items_are_coupling(arms, more, cause, confidence) -> None:
     """The generator begins anew for each repetition: what other content changes is not drawn."""
     decision = decide(ItemEvidence(8, arms, **more))
     assert (decision.cause, decision.confidence) == (cause, confidence)
@@ -85,13 +85,13 @@ def test_random_numbers_that_follow_from_the_number_of_items_are_coupling(arms, 
     assert decision.advice.startswith("Draw for each item") == drawn
 
 
-def test_of_what_no_other_seed_changes_random_numbers_are_not_blamed() -> None:
+def test_draws_are_not_blamed_if_no_seed_matters() -> None:
     evidence, decision = diagnosed(rarely)
     assert (evidence.random, evidence.follows_seed) == (True, False)
     assert (decision.cause, decision.confidence) == ("shape_dependent_kernel", "likely")
 
 
-def test_advice_names_only_what_was_measured_to_work_the_cheapest_first() -> None:
+def test_advice_lists_measured_remedies_cheapest_first() -> None:
     remedies = (
         Remedy("pad the batch to 8 items", 4, 0, 3.04, "one item"),
         Remedy("compute without oneDNN", 4, 1, 0.5),

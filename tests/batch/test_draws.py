@@ -36,7 +36,7 @@ def shuffled(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("private", [False, True])
-def test_random_numbers_that_follow_how_many_an_earlier_call_drew_are_blamed_on_that_call(*, private: bool):
+def test_call_that_drew_another_amount_is_blamed(*, private: bool):
     def drops(x: torch.Tensor) -> torch.Tensor:
         dropped = x * (torch.rand_like(x) > 0.5)
         return dropped + torch.rand((), generator=torch.Generator()) * 0 if private else dropped
@@ -55,7 +55,7 @@ def test_random_numbers_that_follow_how_many_an_earlier_call_drew_are_blamed_on_
     assert row.advice.startswith("Draw for each item from a torch.Generator of its own")
 
 
-def test_what_draws_as_much_for_every_batch_is_blamed_for_nothing():
+def test_equal_draws_for_every_batch_are_not_blamed():
     def drops(x: torch.Tensor) -> torch.Tensor:
         return x * (torch.rand(100) > 0.5)
 
@@ -73,7 +73,7 @@ def dropped(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("draw", [noisy, dropped])
-def test_a_call_that_draws_behind_another_amount_of_draws_is_coupled_by_the_generator(draw):
+def test_draws_after_another_amount_are_coupled(draw):
     def after_others(x: torch.Tensor) -> torch.Tensor:
         torch.rand(len(x))
         return draw(x)
@@ -105,7 +105,7 @@ def noise_in_place(x: torch.Tensor) -> torch.Tensor:
     ],
     ids=["a private generator", "in place", "the default generator", "an order"],
 )
-def test_a_call_whose_draws_depend_on_the_number_of_items_is_attributed(function, kernel):
+def test_draws_by_number_of_items_are_attributed(function, kernel):
     """Normal numbers are drawn in blocks of 16, of which the last depends on how many there are."""
     row = checked(function, torch.ones(8, 6).cumsum(0), options=DIAGNOSED)
     assert (row.kernel, row.cause, row.confidence) == (kernel, "batch_coupling", "proven"), row.because
@@ -113,7 +113,7 @@ def test_a_call_whose_draws_depend_on_the_number_of_items_is_attributed(function
     assert row.advice.startswith("Draw for each item from a torch.Generator of its own")
 
 
-def test_uniform_numbers_of_a_private_generator_are_the_same_in_any_batch():
+def test_uniform_private_draws_are_invariant():
     assert checked(functools.partial(private_noise, normal=False), torch.ones(8, 6)).accuracy == "pass"
 
 
@@ -123,7 +123,7 @@ def test_draws_that_enter_computation_are_attributed_but_not_proven():
 
 
 @pytest.mark.parametrize("draw", [torch.rand_like, torch.randn_like])
-def test_numbers_that_are_drawn_by_place_are_attributed_where_items_are_at_other_places(draw):
+def test_draws_by_place_are_attributed_by_position(draw):
     options = replace(DIAGNOSED, mode="position-invariance")
     row = checked(lambda x: x + draw(x), torch.ones(8, 16).cumsum(0), options=options)
     assert (row.accuracy, row.cause, row.confidence) == ("fail_position_invariance", "batch_coupling", "proven")
@@ -158,7 +158,7 @@ def test_of_a_loop_over_items_the_call_that_draws_is_named(loop):
     assert checked(functools.partial(loop, apart=True), torch.ones(8, 6)).accuracy == "pass"
 
 
-def test_a_generator_that_is_seeded_by_the_batch_is_told_by_its_state():
+def test_generator_seeded_by_the_batch_is_found():
     def seeded(x: torch.Tensor) -> torch.Tensor:
         return x + torch.rand(6, generator=torch.Generator().manual_seed(len(x)))
 
@@ -202,7 +202,7 @@ def drops_alike() -> bool:
     return torch.equal(*states)
 
 
-def test_dropout_that_is_left_on_is_proven_by_the_states_of_the_generator():
+def test_dropout_is_proven_by_generator_states():
     runner = FunctionRunner(DIAGNOSED)
     runner.build = lambda: Workload(Regularized(0.5), torch.randn(8, 64))
     row = runner.run_model(ModelSpec("zoo", "model"))

@@ -75,7 +75,7 @@ def diagnosed(function: Callable[..., Any], *, rows: torch.Tensor = ROWS) -> tup
     return evidence, decide(evidence)
 
 
-def test_a_kernel_that_depends_on_the_number_is_told_by_its_smallest_batch_and_remedy() -> None:
+def test_dependence_on_the_number_has_smallest_batch_and_remedy() -> None:
     evidence, decision = diagnosed(exact_by_number)
 
     assert (decision.cause, decision.confidence) == ("shape_dependent_kernel", "proven")
@@ -94,7 +94,7 @@ def attends(rows: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.scaled_dot_product_attention(rows, rows, rows) + 2**-10 * (fused and len(rows) < 3)
 
 
-def test_another_implementation_of_attention_is_a_remedy_where_it_was_measured_to_be_one() -> None:
+def test_other_attention_is_a_measured_remedy() -> None:
     evidence, decision = diagnosed(attends, rows=torch.rand(4, 2, 5, 8))
 
     assert decision.cause == "shape_dependent_kernel"
@@ -115,7 +115,7 @@ def test_other_formulas_are_not_called_the_order_of_addition() -> None:
     assert "it is the order of addition" not in decision.because
 
 
-def test_where_each_element_is_computed_by_itself_no_order_of_addition_is_blamed() -> None:
+def test_pointwise_ops_have_no_order_of_addition() -> None:
     evidence, decision = diagnosed(torch.ops.hashbench_items.pointwise.default)
 
     assert (decision.cause, decision.confidence) == ("shape_dependent_kernel", "proven")
@@ -187,7 +187,7 @@ def test_random_state_settings_and_arguments_are_as_before() -> None:
 # -------------------------------------------------------------------------------------------------- other items
 
 
-def test_a_number_that_the_program_computes_from_the_batch_is_coupling() -> None:
+def test_number_computed_from_the_batch_is_coupling() -> None:
     call = ItemCall(torch.ops.aten.div.Tensor, (ROWS, 8), {}, 8, (FIRST,), (FIRST,), scaled=(1,))
     decision = decide(diagnose_item_call(call))
 
@@ -214,7 +214,7 @@ def drawn_privately(*, normal: bool, items: int = 8) -> tuple[ItemCall, torch.Ge
 
 
 @pytest.mark.parametrize(("normal", "cause"), [(True, "batch_coupling"), (False, "unknown")])
-def test_draws_from_a_generator_among_the_arguments_are_compared_from_one_state(*, normal: bool, cause: str) -> None:
+def test_generator_arguments_draw_from_one_state(*, normal: bool, cause: str) -> None:
     evidence = diagnose_item_call(drawn_privately(normal=normal)[0])
     assert (evidence.arm("same_items").trials, evidence.arm("same_items").differing) == (3, 0)
     assert evidence.arm("other_number").trials == 7
@@ -256,7 +256,7 @@ def test_short_calls_are_timed_several_at_once() -> None:
     assert priced([0.0] * 999, [0.0] * 999)[0] is None, "a clock that does not resolve them"
 
 
-def test_where_threads_wait_for_each_other_a_price_is_the_shortest_by_the_clock() -> None:
+def test_price_with_other_threads_is_minimal_wall_time() -> None:
     seconds = [4.0, 4.0, 2.0, *[5.0] * 5], [6.0, 6.0, 9.0, 3.0, *[7.0] * 3]
     assert priced(*seconds, device="cuda")[0] == 1.5
     assert {clock for _, clock in priced(*seconds, device="cuda")[1]} == {time.perf_counter}
@@ -305,7 +305,7 @@ def attended(scores: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     return scores.softmax(-1) @ values
 
 
-def test_what_a_mask_of_minus_infinity_hides_from_a_watched_item_stays_hidden() -> None:
+def test_masked_values_stay_hidden_from_a_watched_item() -> None:
     scores = torch.zeros(1, 4, 4)
     scores[:, :2, 2:] = float("-inf")
     call = replace(attention_of(scores, torch.arange(8.0).view(1, 4, 2)), func=attended)
@@ -326,7 +326,7 @@ def test_a_watched_item_is_among_the_fewer_items_and_at_its_end(watched: int) ->
     assert decide(evidence).cause == "shape_dependent_kernel"
 
 
-def test_which_implementation_of_attention_is_none_of_the_calls_settings_is_said() -> None:
+def test_attention_settings_out_of_reach_are_said() -> None:
     x, first = torch.rand(4, 2, 5, 8), ItemAxis(0)
     fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
     attention = ItemCall(fused, (x, x, x), {}, 4, (first,) * 3, (first, None))

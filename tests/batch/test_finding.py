@@ -108,7 +108,7 @@ def test_kernel_where_items_mix_is_named(function: Callable[..., Any], kernel: s
     assert found.coupled is (kernel != "native_batch_norm")  # that normalises in the same op
 
 
-def test_other_sources_are_named_and_what_reaches_no_output_is_benign() -> None:
+def test_other_sources_and_benign_kernels_are_listed() -> None:
     def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         plant(x)
         return plant(x * 2), plant(x * 3)
@@ -177,7 +177,7 @@ def test_a_kernel_that_is_given_another_parameter_is_not_blamed(*, part: bool) -
     assert (found.kernel, found.detail) == ("", "no call differs whose rows could be followed to the outputs")
 
 
-def test_of_a_loop_over_items_from_the_last_one_no_call_is_blamed_for_the_number_of_another_item() -> None:
+def test_reversed_loop_over_items_blames_no_call() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         alike = (x * 0 + 1).unbind()
         return torch.stack([alike[at] * (at + 1.5) for at in reversed(range(len(x)))][::-1])
@@ -187,7 +187,7 @@ def test_of_a_loop_over_items_from_the_last_one_no_call_is_blamed_for_the_number
     assert not [node for node, one in found.judged.items() if one.effect is RowEffect.ORIGIN]
 
 
-def test_rows_sorted_by_expert_and_put_back_are_not_blamed_for_a_kernel_behind_them() -> None:
+def test_rows_sorted_by_expert_are_not_blamed() -> None:
     with wrong_experts():
         found = located(Program(SEGMENTS[-1]))
     assert found.kernel == "hashbench_batch.by_expert.default"

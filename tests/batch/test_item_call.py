@@ -36,7 +36,7 @@ def test_a_transposed_matrix_stays_one() -> None:
     assert call.at(2).args[0].stride() == (1, 2)
 
 
-def test_a_part_of_a_wider_tensor_keeps_its_strides_and_its_place_in_a_cache_line() -> None:
+def test_part_keeps_strides_and_cache_line_offset() -> None:
     part = torch.rand(4, 8)[:, 3:5]
     call = ItemCall(torch.ops.aten.neg.default, (part,), {}, 4, (FIRST,), (FIRST,))
 
@@ -55,7 +55,7 @@ def test_a_size_among_the_arguments_follows_the_number_of_items() -> None:
         assert len(call.at(3).rows()) == 3
 
 
-def test_what_an_op_writes_in_place_is_a_row_and_leaves_the_call_alone() -> None:
+def test_in_place_output_leaves_the_call_unchanged() -> None:
     rows = torch.rand(4, 3)
     call = ItemCall(torch.ops.aten.add_.Tensor, (rows, 1.0), {}, 4, (FIRST,), (FIRST,))
     with in_force(call):
@@ -78,7 +78,7 @@ def drawn_privately(*, normal: bool, items: int = 8) -> tuple[ItemCall, torch.Ge
     return ItemCall(op, ([items, 6],), {"generator": generator}, items, (), (FIRST,), scaled=(0,)), generator
 
 
-def test_a_generator_among_the_arguments_is_in_its_state_before_every_run() -> None:
+def test_generator_argument_is_reset_for_every_run() -> None:
     call, generator = drawn_privately(normal=True)
     state = generator.get_state()
     with in_force(call):
@@ -91,7 +91,7 @@ def test_a_generator_among_the_arguments_is_in_its_state_before_every_run() -> N
     assert not torch.equal(first, other)
 
 
-def test_a_generator_that_is_given_twice_is_one_generator_in_every_run() -> None:
+def test_generator_passed_twice_stays_one() -> None:
     generator = torch.Generator().manual_seed(3)
 
     def twice(rows: torch.Tensor, one: torch.Generator, other: torch.Generator) -> torch.Tensor:

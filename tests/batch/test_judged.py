@@ -46,7 +46,7 @@ VIEWS = {
 
 
 @pytest.mark.parametrize(("function", "kernel", "view"), VIEWS.values(), ids=VIEWS)
-def test_memory_that_is_read_as_other_items_is_named_by_its_first_reader(function, kernel, view):
+def test_first_reader_of_other_items_memory_is_named(function, kernel, view):
     row = checked(function, torch.randn(8, 6), options=DIAGNOSED)
     assert (row.accuracy, row.kernel) == ("fail_batch_invariance_at_4", kernel)
     assert row.detail.startswith(f"through {view}")

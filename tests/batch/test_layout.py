@@ -44,7 +44,7 @@ def test_an_axis_knows_its_items() -> None:
         ItemAxis(0, inner=5).items((24,))
 
 
-def test_of_items_in_reverse_order_both_runs_are_cut_by_what_half_of_them_has() -> None:
+def test_reversed_items_are_cut_by_half_of_them() -> None:
     turned = ItemSubset(8, 8, turned=True)
     assert turned.cuts((8, 3), (4, 3)) == (Cut(0), Cut(0))
     assert turned.cuts((8, 8), (4, 4)) is None, "which belongs to which item would be told by two dimensions"

@@ -76,7 +76,7 @@ def test_in_random_programs(seed: int, tracer: str) -> None:
     check_every_place(*random_program(seed), tracer=tracer)
 
 
-def test_every_segment_of_the_programs_has_a_place_for_the_planted_op() -> None:
+def test_every_segment_has_a_place_for_the_planted_op() -> None:
     for segment in SEGMENTS:
         program = Program(segment)
         program(**random_inputs(0, BATCH))
@@ -208,7 +208,7 @@ _MOVING = ("clone", "copy", "cat", "stack", "index", "gather", "repeat", "embedd
     ],
     ids=["gru", "lstm", "rnn", "encoder", "attention", "convolution"],
 )
-def test_of_real_layers_every_call_is_attributed_and_none_that_only_moves_is_blamed(
+def test_calls_of_real_layers_are_attributed(
     module: Callable[[], nn.Module],
 ) -> None:
     torch.manual_seed(0)

@@ -95,7 +95,7 @@ def test_wide_rows_may_come_several_times() -> None:
         (Match(Agreement.UNKNOWN), False),
     ],
 )
-def test_what_is_shared_or_at_places_that_follow_from_the_item_is_itemwise(one: Match, itemwise: bool) -> None:
+def test_shared_or_placed_by_item_is_itemwise(one: Match, itemwise: bool) -> None:
     assert one.itemwise(SUBSET) is itemwise
 
 
@@ -104,9 +104,7 @@ def test_what_is_shared_or_at_places_that_follow_from_the_item_is_itemwise(one: 
     [((8, 4), Agreement.DIFFERENT), ((16, 8), Agreement.UNKNOWN), ((7, 5), Agreement.UNKNOWN)],
     ids=["one for each item", "two for each item", "ragged"],
 )
-def test_rows_of_which_it_is_not_known_which_columns_both_runs_have_are_not_called_different(
-    columns: tuple[int, int], agreement: Agreement
-) -> None:
+def test_rows_with_unknown_columns_are_not_different(columns: tuple[int, int], agreement: Agreement) -> None:
     assert matched(torch.zeros(8, columns[0]), torch.ones(4, columns[1])).agreement is agreement
 
 

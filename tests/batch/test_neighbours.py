@@ -61,7 +61,7 @@ def test_other_ops_that_leave_the_same_are_nothing():
     assert checked(functools.partial(by_size, apart=False), torch.randn(8, 1024)).accuracy == "pass"
 
 
-def test_cdist_which_takes_a_matrix_product_for_many_rows_is_no_coupling():
+def test_cdist_for_many_rows_is_no_coupling():
     """From 26 rows on: ``_euclidean_dist``."""
     table = torch.randn(20, 5, generator=torch.Generator().manual_seed(0))
     row = checked(lambda x: torch.cdist(x, table), torch.randn(40, 5), options=DIAGNOSED)

@@ -29,7 +29,7 @@ def call_of(func: object, *args: object) -> ItemCall:
 
 
 @pytest.mark.slow
-def test_a_kernel_that_computes_over_the_batch_shows_it_with_torch_alone(tmp_path: Path) -> None:
+def test_coupling_shows_with_torch_alone(tmp_path: Path) -> None:
     call = call_of(torch.ops.aten._softmax.default, torch.rand(4, 3), 0, False)
     write_item_repro(tmp_path, call, DECISION, seen_in="the model scaler")
     text = (tmp_path / SCRIPT_FILE).read_text(encoding="utf-8")
@@ -40,7 +40,7 @@ def test_a_kernel_that_computes_over_the_batch_shows_it_with_torch_alone(tmp_pat
 
 
 @pytest.mark.slow
-def test_rows_that_are_as_long_as_the_batch_are_compared_beside_copies_of_an_item(tmp_path: Path) -> None:
+def test_rows_as_long_as_the_batch_use_copies_of_an_item(tmp_path: Path) -> None:
     rows = torch.rand(4, 3)
     call = ItemCall(torch.ops.aten.mm.default, (rows, rows.T.clone()), {}, 4, (FIRST, ItemAxis(1)), (FIRST,))
     write_item_repro(tmp_path, call, DECISION, chosen=range(2))
@@ -58,7 +58,7 @@ def test_a_kernel_that_writes_in_place_is_compared_by_what_it_wrote(tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("normal", [True, False])
-def test_a_generator_among_the_arguments_begins_both_calls_in_its_state(tmp_path: Path, *, normal: bool) -> None:
+def test_generator_argument_starts_both_calls_alike(tmp_path: Path, *, normal: bool) -> None:
     generator = torch.Generator().manual_seed(3)
     torch.rand(5, generator=generator)
     op = torch.ops.aten.randn.generator if normal else torch.ops.aten.rand.generator

@@ -104,7 +104,7 @@ def test_a_dimension_is_shown_once_only_where_it_repeats(repeated: str, *, refer
     assert repeated == "not" or (rows.content, rows.width) == row_digests(keys, Cut(2))
 
 
-def test_what_is_known_of_memory_ends_where_it_is_written_or_another_tensor_lies_there() -> None:
+def test_known_memory_ends_with_a_write_or_a_new_tensor() -> None:
     x, rows = torch.ones(8, 3), RowDigests(SUBSET, {}, reference=True)
 
     def read(node: str) -> TensorRows:

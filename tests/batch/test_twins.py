@@ -11,7 +11,7 @@ from tests.batch.programs import compared_runs, random_inputs, runner
 SUBSET = ItemSubset(8, 4)
 
 
-def test_loops_that_call_an_op_as_often_as_there_are_items_are_compared_by_content() -> None:
+def test_loops_over_items_are_matched_by_content() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         doubled = [item * 2 for item in x.unbind()]
         return torch.stack([item * 3 for item in doubled])
@@ -22,7 +22,7 @@ def test_loops_that_call_an_op_as_often_as_there_are_items_are_compared_by_conte
     assert references == ["forward.0//aten.mul.Tensor#8", "forward.0//aten.mul.Tensor#11"]
 
 
-def test_what_was_cut_for_another_call_beside_it_is_not_called_different() -> None:
+def test_cut_for_another_call_is_not_different() -> None:
     """The smaller run makes one range more: the one that the reference has, too, where another one is beside it."""
 
     def function(x: torch.Tensor) -> torch.Tensor:

@@ -62,7 +62,7 @@ STATUSES = {
 
 
 @pytest.mark.parametrize(("function", "accuracy", "sizes"), STATUSES.values(), ids=STATUSES)
-def test_the_status_is_that_of_the_largest_smaller_batch_that_differs(function, accuracy, sizes):
+def test_status_names_the_largest_batch_that_differs(function, accuracy, sizes):
     row = checked(function)
     assert (row.accuracy, row.batch_sizes, row.batch_size) == (accuracy, sizes, 8)
     assert (row.mode, row.threads is not None) == (BATCH_INVARIANCE, row.runs is not None)
@@ -74,7 +74,7 @@ def test_memory_that_runs_out_is_oom_whichever_batch_it_was():
     assert Status.OOM.ran_out_of_memory
 
 
-def test_a_model_that_differs_from_itself_is_not_called_batch_variant():
+def test_model_that_differs_from_itself_is_skipped():
     runs = itertools.count()
     row = checked(lambda x: x + next(runs))
     assert row.accuracy == "pass_due_to_skip"
@@ -84,7 +84,7 @@ def test_a_model_that_differs_from_itself_is_not_called_batch_variant():
     assert "two runs of the same 4 items differ" in small.error
 
 
-def test_each_size_runs_a_fresh_copy_in_eval_mode_from_the_same_random_state():
+def test_each_size_runs_a_fresh_copy_from_the_reset_state():
     row = checked(lambda x: x + torch.rand(()))
     assert row.accuracy == "pass"
     training = FunctionRunner(RunOptions(mode=BATCH_INVARIANCE, deterministic="off"))
@@ -156,7 +156,7 @@ def test_compare_knows_them(base, new, outcome):
     assert change.outcome is not Outcome.MOVED or "at_1 → fail_batch_invariance_at_4" in change.note
 
 
-def test_a_plain_sweep_is_never_compared_with_one_of_batch_invariance():
+def test_plain_rows_are_not_compared_with_invariance_rows():
     plain = Row("cpu", "net", 8, "pass", suite="zoo", mode="inference", dtype="float32")
     comparison = compare(sweep(plain), sweep(row("fail_batch_invariance_at_4")))
     assert (comparison.compared, comparison.unpaired) == (0, (1, 1))
@@ -199,7 +199,7 @@ MODELS = {"relu": relu, "scaled": scaled}
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("shared_servers")
-def test_a_sweep_says_so_in_its_csv_and_its_table_and_goes_on_where_it_stopped(tmp_path: Path, capsys):
+def test_sweep_writes_csv_and_table_and_resumes(tmp_path: Path, capsys):
     (tmp_path / "zoo.py").write_text(ZOO)
     words = ["sweep", "--suite", str(tmp_path / "zoo.py"), "--batch-invariant", "--output", str(tmp_path / "out")]
     assert cli.main([*words, "--training", "--strict"]) == 1
@@ -291,7 +291,7 @@ def split_sum(x: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(np.where(len(x) > 4, halves, in_order).astype(np.float32))
 
 
-def test_the_kernel_is_named_with_its_place_its_shapes_and_the_smallest_batch():
+def test_kernel_has_place_shapes_and_smallest_batch():
     runner = FunctionRunner(replace(BATCH, diagnose_budget=20.0))
     net = torch.nn.Sequential(torch.nn.Hardtanh(), Split(), torch.nn.ReLU())
     runner.build = lambda: Workload(net, torch.randn(8, 1024))
@@ -329,7 +329,7 @@ def rolled_of_some(x: torch.Tensor) -> torch.Tensor:
     ],
     ids=["a count", "an argument", "no call that can be repeated"],
 )
-def test_where_no_experiment_decides_what_is_computed_from_other_items_is_likely_coupling(function, kernel, why):
+def test_coupling_without_experiments_is_likely(function, kernel, why):
     x = torch.tensor([1.0, -1, 2, 3, 4, -2, 5, 6])[:, None] * torch.arange(1.0, 7)
     row = checked(function, x, options=replace(BATCH, diagnose_budget=20.0))
     assert (row.kernel, row.cause, row.confidence) == (kernel, "batch_coupling", "likely"), row.because

@@ -57,7 +57,7 @@ def test_quick_functions_run_more_often(seconds: float, runs: int | None, expect
 # ------------------------------------------------------------------------------------------------------- copies
 
 
-def test_what_shares_memory_or_refers_to_each_other_still_does_in_the_copy() -> None:
+def test_copies_keep_shared_memory_and_references() -> None:
     base, net = torch.zeros(4), Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=1)
     call = fresh_copy(FunctionCall(print, (base, base[1:3], net), {"optimizer": optimizer}))
@@ -85,7 +85,7 @@ def test_a_module_that_is_called_is_copied(bind) -> None:
     assert net.calls == 0
 
 
-def test_of_fixtures_only_what_carries_random_or_trained_state_is_copied() -> None:
+def test_only_stateful_fixtures_are_copied() -> None:
     lock, generator, net, numbers = threading.Lock(), random.Random(1), Net(), np.random.default_rng(1)
     fixtures = {"lock": lock, "nested": [{"net": net, "lock": lock}], "generator": generator, "numbers": numbers}
     copied = fresh_copy(FunctionCall(print, (), fixtures, wholly=False)).kwargs
@@ -197,7 +197,7 @@ def test_an_op_that_is_refused_is_run_again_with_warnings() -> None:
     assert (row.accuracy, row.deterministic, row.nondeterministic_op) == ("pass", "warn", "aten.put_.default")
 
 
-def test_an_op_that_the_callers_own_settings_refuse_raises_as_it_does_there() -> None:
+def test_op_refused_by_the_callers_settings_raises() -> None:
     torch.use_deterministic_algorithms(True)
     try:
         with pytest.raises(RuntimeError, match="deterministic implementation") as caught:
@@ -219,7 +219,7 @@ def test_each_run_begins_in_the_same_place_and_random_state(tmp_path) -> None:
     assert len(set(seen)) == 1
 
 
-def test_what_a_function_raises_while_its_difference_is_diagnosed_stays_in_the_evidence() -> None:
+def test_exceptions_in_diagnosis_stay_in_the_evidence() -> None:
     runs = iter(range(5))
 
     def fails_later() -> torch.Tensor:

@@ -221,7 +221,7 @@ def test_results_of_each_iteration_are_compared(options: RunOptions, iteration: 
     assert differing(check(workload(once, iterations=3, make_optimizer=no_optimizer), options)) == names
 
 
-def test_results_of_a_model_that_is_not_really_copied_are_kept_from_the_next_run() -> None:
+def test_results_survive_a_model_without_real_copies() -> None:
     class Same(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -428,7 +428,7 @@ def test_random_cotangent_shows_what_a_constant_gradient_hides(cotangent: str, a
     assert check(workload(module=_HiddenByOnes()), replace(TRAINING, cotangent=cotangent)).accuracy == accuracy
 
 
-def test_random_cotangent_is_fixed_and_draws_from_no_global_generator() -> None:
+def test_random_cotangent_uses_no_global_generator() -> None:
     seen = []
     made = workload(lambda *_: seen.append(torch.rand(()).item()), iterations=2)
     assert check(made, replace(TRAINING, cotangent="random")).accuracy == "pass"
@@ -458,7 +458,7 @@ def test_make_inputs_that_differ_are_blamed_on_the_input() -> None:
     assert (row.accuracy, row.origin) == ("eager_two_runs_differ", "input")
 
 
-def test_optimizer_of_the_workload_or_of_the_data_without_frozen_parameters() -> None:
+def test_optimizer_excludes_frozen_parameters() -> None:
     runner = BenchmarkRunner(TRAINING)
     made = workload(make_optimizer=lambda p: torch.optim.Adagrad(p))
     assert isinstance(runner.init_optimizer(made, made.module), torch.optim.Adagrad)
@@ -512,7 +512,7 @@ def test_clone_of_input_keeps_values_and_strides(tensor: torch.Tensor) -> None:
         assert not tensor.numel() or made.data_ptr() != tensor.data_ptr()
 
 
-def test_clone_of_inputs_rebuilds_containers_and_keeps_the_wish_for_a_gradient() -> None:
+def test_clone_of_inputs_keeps_containers_and_requires_grad() -> None:
     batch = collections.defaultdict(list, {"x": (torch.ones(1), "name"), "more": [{"y": torch.ones(1)}]})
     made = clone_inputs(batch)
     made["x"][0].add_(1)

@@ -67,7 +67,7 @@ def test_a_model_may_replace_the_clocks_of_its_process(how: str, drifts: bool) -
 
 
 @pytest.mark.usefixtures("forget")
-def test_clocks_and_entropy_are_held_still_but_for_what_a_model_has_replaced() -> None:
+def test_clocks_and_entropy_are_frozen_unless_replaced() -> None:
     replace_clocks("stopped")
     os.urandom = bytes
     with ticking_clocks(), constant_entropy():

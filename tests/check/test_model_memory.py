@@ -102,7 +102,7 @@ FAILING = {
 
 
 @pytest.mark.parametrize("name", FAILING)
-def test_a_model_that_ran_out_of_memory_leaves_nothing_to_the_next_one(name: str) -> None:
+def test_oom_leaves_no_memory_to_the_next_model(name: str) -> None:
     place, time, status, runs = FAILING[name]
     row = row_of(lambda: model(failing(place, time=time)))
     assert (row.accuracy, row.runs) == (status, runs)

@@ -174,7 +174,7 @@ print(sorted(foreign), sorted(own))
 
 @pytest.mark.slow
 @pytest.mark.skipif(_heap() is None, reason="needs the C library of Linux")
-def test_foreign_memory_begins_at_every_alignment_and_that_of_torch_at_its_own() -> None:
+def test_foreign_memory_has_every_alignment() -> None:
     # In a process of its own: what comes from the end of the heap is moved, and here much of it has holes.
     done = subprocess.run([sys.executable, "-c", ALIGNMENTS], capture_output=True, text=True, timeout=100, check=True)
     assert done.stdout == "[0, 16, 32, 48] [0]\n"
@@ -241,7 +241,7 @@ WAYS = [by_threads, by_a_subclass, by_an_executor, by_a_pool, by_a_pool_one_by_o
 
 
 @pytest.mark.parametrize("start", WAYS)
-def test_threads_of_the_program_are_stopped_in_an_order_that_the_variation_decides(
+def test_variation_decides_the_order_of_stopped_threads(
     start: Callable[[list[int], Callable[[int], None]], object],
 ) -> None:
     code = threading.Thread.start.__code__
@@ -256,7 +256,7 @@ def test_threads_of_the_program_are_stopped_in_an_order_that_the_variation_decid
 
 
 @pytest.mark.parametrize("start", WAYS)
-def test_threads_that_run_one_at_a_time_do_so_where_they_are_stopped_too(
+def test_serial_threads_stay_serial_when_stopped(
     start: Callable[[list[int], Callable[[int], None]], object],
 ) -> None:
     with single_worker_pools(), stalled_threads(1):
@@ -283,7 +283,7 @@ def test_each_variation_of_load_is_another_sequence_of_all_episodes() -> None:
     assert list(itertools.islice(episodes(1), 200)) == sequences[0], "which can be repeated"
 
 
-def test_load_leaves_no_thread_and_no_thread_of_the_program_on_one_core() -> None:
+def test_load_leaves_no_threads_and_no_affinity() -> None:
     before, cores = threading.active_count(), os.sched_getaffinity(0)
     with uneven_load(2):
         time.sleep(0.2)
@@ -403,7 +403,7 @@ def test_a_run_that_raises_under_one_perturbation_is_found() -> None:
     assert "--diagnose-budget" not in sweep_table([row]), "none would look for the cause"
 
 
-def test_what_raises_under_no_perturbation_alone_is_said_and_blames_none() -> None:
+def test_exception_under_no_single_perturbation_blames_none() -> None:
     fails = iter((False, False, True))  # the first stressed run
 
     def factor() -> float:
@@ -439,7 +439,7 @@ def test_what_an_earlier_run_changed_for_good_is_no_perturbation() -> None:
     assert "threads 0/1; load 0/1; memory 0/1" in row.stressed
 
 
-def test_what_comes_by_chance_is_tried_a_few_times_under_each_perturbation_before_it_is_tried_often(
+def test_chance_differences_are_tried_under_each_perturbation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(stress, "NAMING_SECONDS", 600.0)
@@ -505,7 +505,7 @@ def test_the_collector_is_named_whenever_it_would_have_run_by_itself() -> None:
     assert (row.latent, row.latent_rate) == ("collector", 1.0)
 
 
-def test_no_perturbation_is_blamed_for_what_comes_as_often_without_it() -> None:
+def test_no_perturbation_is_blamed_at_equal_rates() -> None:
     """A difference of the first stressed run, and of one run with more threads alone."""
     chances = {"run_1": lambda _: 0.0, "threads_alone": lambda number: float(number != 2)}
     factor, told_to = by_phases(all_perturbations_again=lambda number: float(number not in (3, 4)), **chances)
@@ -521,9 +521,7 @@ def test_no_perturbation_is_blamed_for_what_comes_as_often_without_it() -> None:
 
 
 @pytest.mark.parametrize(("both", "name"), [(lambda _: True, "threads"), (lambda busy: busy, "together")])
-def test_of_two_perturbations_those_are_named_without_which_runs_do_not_differ(
-    both: Callable[[bool], bool], name: str
-) -> None:
+def test_only_contributing_perturbations_are_named(both: Callable[[bool], bool], name: str) -> None:
     """A difference that more threads bring about by chance: in any case, or under load alone."""
     of_load = provoking("load")
     turns = itertools.count()
@@ -551,7 +549,7 @@ def test_a_flaky_row_says_that_the_time_ended_and_what_gives_more() -> None:
     assert whole.advice.startswith("Pass ")
 
 
-def test_a_perturbation_that_was_not_told_from_others_for_lack_of_time_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_time_to_find_the_perturbation_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stress, "NAMING_SECONDS", 0.0)
     monkeypatch.setattr(stress, "NAMING_SHARE", 0.0)
     row = row_of(Scaled(provoking("load")), replace(STRESS, iterations=1, diagnose_budget=0))
@@ -657,7 +655,7 @@ MODELS = {{name: lambda copied=copied: (Frames(copied), (torch.randn(3000),)) fo
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("shared_servers")
-def test_foreign_memory_at_another_alignment_in_another_process_has_its_cause(tmp_path: Path) -> None:
+def test_other_alignment_in_a_fresh_process_has_its_cause(tmp_path: Path) -> None:
     for name in ("foreign", "foreign_twin"):  # each in the first process that builds it
         zoo, folder = tmp_path / f"{name}.py", tmp_path / name
         zoo.write_text(ALIGNED.format(tests=str(Path(__file__).parents[1]), marker=str(tmp_path / f"{name}.first")))
@@ -684,7 +682,7 @@ def test_on_a_cluster_the_same_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("available", "order"), [(10**9, "begun run waited"), (0, "begun returned waited run")])
-def test_the_fresh_process_runs_beside_the_stressed_run_where_memory_suffices(
+def test_fresh_process_runs_in_parallel_if_memory_suffices(
     available: float, order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[str] = []
@@ -774,13 +772,13 @@ def test_what_a_model_reads_is_named_and_not_counted(cause: str, result: Experim
     assert (word in LATENT) == (word not in ("clock", "entropy"))
 
 
-def test_what_has_gone_by_itself_is_not_taken_for_a_value_that_was_read() -> None:
+def test_vanished_difference_is_no_value_read() -> None:
     """Of entropy and clocks only one can be what removes a difference."""
     results = [ExperimentResult(name, "pair", 20, 0, 1) for name in ("entropy", "clocks")]
     assert perturbation_of("load", diagnosis("outside_value", *results)) == "load"
 
 
-def test_an_order_that_another_process_changes_is_proven_by_processes_that_share_it() -> None:
+def test_hash_order_is_proven_by_processes_that_share_it() -> None:
     results = (
         ExperimentResult("fresh_process", "process", 3, 3, 4),
         ExperimentResult("within_process", "process", 4, 0, 1),

@@ -64,7 +64,7 @@ def test_twin_of_tokens_has_every_invariance(invariance, specimens):
     assert row.company
 
 
-def test_items_keep_their_places_in_smaller_batches_and_not_in_another_order(specimens):
+def test_items_keep_places_only_in_smaller_batches(specimens):
     assert run_model(specimens["position_place"], options("batch")).accuracy == "pass"
     row = run_model(specimens["position_place"], options("position"))
     assert (row.company, row.batch_size) == ("8 items, and the same in reverse order", 8)
@@ -93,7 +93,7 @@ def by_place(weight: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     return (weight @ columns) * (1 + 0.001 * (torch.arange(columns.shape[1]) % 2))
 
 
-def test_items_are_turned_where_they_are_and_not_a_weight_that_is_as_long():
+def test_items_are_reversed_and_weights_are_not():
     weight = torch.randn(8, 8)
     runner = FunctionRunner(options("position"))
     runner.build = lambda: Workload(Computes(lambda x: by_place(weight, x.t().contiguous()).t()), (torch.randn(8, 8),))
@@ -123,7 +123,7 @@ class Attends(nn.Module):
         return {"logits": new * 2, "past_key_values": known} if use_cache else {"logits": new * 2}
 
 
-def test_a_matrix_of_one_row_is_named_with_its_shapes_in_cached_decode(monkeypatch):
+def test_matrix_of_one_row_is_named_in_cached_decode(monkeypatch):
     def by_rows(self: nn.Linear, x: torch.Tensor) -> torch.Tensor:
         """A linear layer that has another path for a single token, on any processor."""
         return (x * self.weight[0]).exp() if x.shape[1] > 1 else (x * self.weight[0]).exp2()
@@ -172,7 +172,7 @@ class Scans(nn.Module):
         return {"logits": torch.stack(states, dim=1), "past_key_values": state}
 
 
-def test_of_a_loop_over_tokens_it_is_said_that_its_calls_cannot_be_told_apart():
+def test_loop_over_tokens_is_not_attributable():
     runner = FunctionRunner(options("chunked-prefill"))
     runner.build = lambda: Workload(Scans(), {"input_ids": torch.arange(24).view(2, 12) % 5})
     row = runner.run_model(ModelSpec("zoo", "scans"))
@@ -287,7 +287,7 @@ class Biased(nn.Module):
         return by_strides(bias, x if x.shape[1] > 6 else x.transpose(1, 2).contiguous().transpose(1, 2))
 
 
-def test_what_minus_infinity_hides_stays_hidden_where_the_calls_of_both_runs_are_repeated():
+def test_masked_tokens_stay_hidden_in_repeated_calls():
     runner = FunctionRunner(options("right-padding"))
     runner.build = lambda: Workload(Biased(), {"input_ids": torch.arange(24).view(2, 12)})
     row = runner.run_model(ModelSpec("zoo", "biased"))
@@ -312,7 +312,7 @@ class Counts(Attends):
         return {"logits": logits, "past_key_values": known} if use_cache else {"logits": logits}
 
 
-def test_a_kernel_that_reads_a_buffer_that_an_earlier_run_has_changed_is_not_blamed():
+def test_reader_of_a_changed_buffer_is_not_blamed():
     runner = FunctionRunner(options("chunked-prefill"))
     runner.build = lambda: Workload(Counts(), {"input_ids": torch.arange(24).view(2, 12)})
     row = runner.run_model(ModelSpec("zoo", "counts"))
@@ -349,7 +349,7 @@ class Rounds(nn.Module):
         (False, "shape_dependent_kernel", "other tokens in the padding change nothing"),
     ],
 )
-def test_other_tokens_in_the_padding_tell_a_leak_from_what_rounds_before_it(leaks, cause, because):
+def test_other_padding_tells_a_leak_from_rounding(leaks, cause, because):
     runner = FunctionRunner(options("right-padding"))
     runner.build = lambda: Workload(Rounds(leaks=leaks), {"input_ids": torch.arange(12).view(2, 6)})
     row = runner.run_model(ModelSpec("zoo", "rounds"))
@@ -427,7 +427,7 @@ def test_a_mask_and_positions_that_the_inputs_have_are_kept():
     assert made["position_ids"][0].tolist() == [0, 0, 0, 7, 8, 9]
 
 
-def test_of_an_output_what_both_runs_have_is_compared_where_it_is_known():
+def test_common_part_of_an_output_is_compared():
     pair = pair_of("left-padding", Takes(), {"input_ids": torch.arange(12).view(2, 6)}, Tokens())
     whole = torch.arange(12.0).view(2, 6)
     there, here = pair.rows(whole, whole[:, :3])
@@ -531,7 +531,7 @@ class Sums(nn.Module):
 IDS_AND_MASK = {"input_ids": torch.arange(24).view(2, 12), "attention_mask": torch.ones(2, 12, dtype=torch.int64)}
 
 
-def test_a_call_that_cannot_be_made_again_has_no_repro_and_the_row_says_so(tmp_path):
+def test_call_without_repro_says_why(tmp_path):
     runner = FunctionRunner(options("cached-decode", output=str(tmp_path)))
     runner.build = lambda: Workload(Forgetful(), dict(IDS))
     row = runner.run_model(ModelSpec("zoo", "model"))

@@ -137,7 +137,7 @@ def test_what_the_model_raises_is_the_tests_own(assert_batch_invariant: Any) -> 
     assert "(hashbench: comparing 6 tokens alone, and with 6 of padding on their right)" in caught.value.__notes__
 
 
-def test_the_failure_in_the_documentation_is_what_its_example_gives(assert_batch_invariant: Any) -> None:
+def test_documented_failure_is_that_of_its_example(assert_batch_invariant: Any) -> None:
     code, shown = re.findall(
         r"```python\n(import torch\n\n\nclass Encoder.*?)```.*?```text\n(.*?)```", DOCS.read_text(), re.DOTALL
     )[0]

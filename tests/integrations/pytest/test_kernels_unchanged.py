@@ -89,7 +89,7 @@ def test_what_is_as_recorded_passes_and_says_nothing(project: pytest.Pytester) -
     assert read_json_object(project.path / "base.json")["models"][0]["name"] == "Net"
 
 
-def test_every_changed_kernel_is_named_in_the_five_lines_of_the_documentation(project: pytest.Pytester) -> None:
+def test_five_lines_are_those_of_the_documentation(project: pytest.Pytester) -> None:
     with upgraded(relu=lambda x: 2 * x.clamp(min=0), abs=lambda x: 3 * x.neg()):
         result = run(project, "--hashbench-output=kept", "-k", "test_net")
     result.assert_outcomes(failed=1)

@@ -176,7 +176,7 @@ def test_a_marked_test_shows_five_lines_alone(project: dict[str, tuple[str, str]
     assert "test_project.OWN_GENERATOR" in lines[4]
 
 
-def test_the_failure_in_the_documentation_is_what_the_example_gives(project: dict[str, tuple[str, str]]) -> None:
+def test_documented_failure_is_that_of_the_example(project: dict[str, tuple[str, str]]) -> None:
     page = (ROOT / "docs" / "pytest.md").read_text(encoding="utf-8")
     shown, *_ = re.findall(r"^```text\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     shown = shown.replace("\n    ", " ")  # long lines are wrapped there
@@ -329,9 +329,7 @@ def test_the_package_registers_the_plugin() -> None:
 
 
 @pytest.mark.parametrize(("tracer", "loaded"), [("auto", "1"), ("python", "0")])
-def test_the_native_tracer_is_there_before_the_first_test_that_uses_it_is_set_up(
-    tracer: str, loaded: str, tmp_path: Path
-) -> None:
+def test_native_tracer_is_built_before_the_first_test(tracer: str, loaded: str, tmp_path: Path) -> None:
     """One that has to be compiled takes none of the time that a test may have."""
     (tmp_path / "conftest.py").write_text(
         "def pytest_runtest_setup(item):\n"
