@@ -91,14 +91,24 @@ def no_cache(input_ids: torch.Tensor, past_key_values: Any = None, use_cache: bo
 
 
 REFUSED: Mapping[str, tuple[Callable[..., Any], Any, dict[str, Any], str]] = {
-    "no mask": (NoMask(), IDS, {"invariance": "right-padding"}, "right-padding): it takes no attention_mask"),
+    "no mask": (
+        NoMask(),
+        IDS,
+        {"invariance": "right-padding"},
+        "right-padding invariance cannot be checked: it takes no attention_mask",
+    ),
     "no positions": (
         Sums(),
         IDS,
         {"invariance": "left-padding", "tokens": Tokens(positions="")},
         "takes no position_ids",
     ),
-    "no cache taken": (NoMask(), IDS, {"invariance": "decode"}, "cached-decode): it takes no cache"),
+    "no cache taken": (
+        NoMask(),
+        IDS,
+        {"invariance": "decode"},
+        "cached-decode invariance cannot be checked: it takes no cache",
+    ),
     "no cache given": (no_cache, IDS, {"invariance": "cached-decode"}, "its output has no past_key_values"),
     "no names": (Sums(), IDS["input_ids"], {"invariance": "padding"}, "its inputs have no names"),
     "one item": (Sums(), torch.ones(1, 2), {"invariance": "position"}, "its batch has one item"),
