@@ -182,7 +182,7 @@ def _how_far(change: Change) -> str:
         return "no elements kept"
     if not distance.differing:
         return f"none of {count(distance.samples, 'kept element')} differs"
-    ulp = ulps(distance.max_ulp)
+    ulp = ulps(distance.max_ulp).lower()
     relative = "" if distance.max_relative is None else f"{distance.max_relative:.1e} relative"
     return ", ".join(filter(None, [ulp, relative])) or "no numbers"
 
