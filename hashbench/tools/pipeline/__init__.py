@@ -1,8 +1,8 @@
-"""``hashbench pipeline``: does a training pipeline repeat, and if not, where does it part?
+"""``hashbench pipeline``: check whether a training pipeline is reproducible, and name the first stage that differs.
 
-A check runs the user's own loader, transforms, model and a few steps in a fresh process and leaves a folder; two
-folders, of two processes, days or machines, are compared. The functions of a pipeline are found in a file by their
-names, or marked by the decorators below.
+A check runs the user's own loader, transforms, model and a few training steps in a fresh process and writes a folder;
+two such folders, from two processes, days or machines, are compared. The functions of a pipeline are found in a file by
+name, or marked by the decorators below.
 
 >>> from hashbench.tools import pipeline
 >>> @pipeline.loader
@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 __all__ = ["forward", "loader", "loss", "model", "optimizer", "seeding"]
 
 MARK = "__hashbench_pipeline__"
-"""The attribute of a marked function that holds its name in :data:`~hashbench.tools.pipeline.checking.NAMES`."""
+"""Attribute of a decorated function: its role, one of :data:`~hashbench.tools.pipeline.checking.NAMES`."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -49,7 +49,7 @@ def forward(function: _Function, /) -> _Function:
 
 
 def seeding(function: _Function, /) -> _Function:
-    """Mark the function that is called first, with the seed: what the training script does to seed itself."""
+    """Mark the function that is called first, with the seed: it seeds what the training script seeds."""
     return _marked(function, "set_seed")
 
 

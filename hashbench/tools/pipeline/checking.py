@@ -1,10 +1,10 @@
-"""A check: a pipeline run in a fresh process, and once more in another, to see whether it repeats. Imports no torch.
+"""Run a pipeline in a fresh process, rerun it in another, and compare the two. Imports no torch.
 
-What to run is a Python file with the pipeline's functions, by name or marked by a decorator, or a YAML file that names
-them and gives values; loading it executes the user's own code, so that is done in the child process.
+The pipeline is a Python file with functions found by name or decorator, or a YAML file that names functions and gives
+values; loading it executes user code, so it is loaded in the child process.
 
-Where it does not repeat, and the user did not fix ``PYTHONHASHSEED``, two more runs tell whether Python's hash seed is
-to blame, by which sets are ordered: one with the first run's seed and one with the second's.
+Where the runs differ and the user did not fix ``PYTHONHASHSEED``, two more runs test whether Python's hash seed (which
+orders sets) is the cause: one with the first run's hash seed and one with the second's.
 """
 
 from __future__ import annotations
@@ -35,17 +35,18 @@ ANSWER_FILE, LOG_FILE = "answer.json", "output.log"
 
 
 def check(config: Path, output: Path, *, timeout: float, repeat: bool = True, tracer: str = "auto") -> Verdict | None:
-    """Run the pipeline of ``config``, repeat it, and leave the folder ``output``; it appears when it is whole.
+    """Run the pipeline of ``config``, rerun it, and write the folder ``output``, which appears only when it is
+    complete.
 
     Args:
         config: a Python or YAML file.
-        output: a folder that is not there yet, or empty.
+        output: a folder that does not exist yet, or is empty.
         timeout: seconds for each run.
-        repeat: whether to run it again.
-        tracer: what traces the first steps, as for :class:`~hashbench.trace.api.HashDebugTrace`.
+        repeat: whether to run it a second time.
+        tracer: which tracer records the first steps, as for :class:`~hashbench.trace.api.HashDebugTrace`.
 
     Returns:
-        The verdict on the two runs; ``None`` where it ran once.
+        The verdict on the two runs; ``None`` without ``repeat``.
 
     Raises:
         HashbenchError: the configuration or ``output`` cannot be used, or a run failed.
@@ -62,7 +63,8 @@ def check(config: Path, output: Path, *, timeout: float, repeat: bool = True, tr
     hash_seeds = (given, given) if is_fixed else _two_hash_seeds()
 
     def run(name: str, number: int) -> Check:
-        """One run with hash seed ``number``, read back from the folder ``name``; that of an experiment is removed."""
+        """Run once with hash seed ``number`` and read it back from the folder ``name``; the folder of an experiment is
+        deleted."""
         folder = partial / name
         folder.mkdir(exist_ok=True)
         by = "user" if is_fixed else "hashbench"
@@ -93,7 +95,6 @@ def check(config: Path, output: Path, *, timeout: float, repeat: bool = True, tr
 
 
 def _two_hash_seeds() -> tuple[str, str]:
-    """Python's hash seeds of the two runs where the user gave none."""
     first = secrets.randbelow(2**31) + 1
     return str(first), str(first + 1 + secrets.randbelow(2**31))
 
@@ -116,14 +117,13 @@ def _agree(check: Check, other: Check, stage: str) -> bool:
 
 
 def run_once(config: Path, folder: Path, asked: Mapping[str, str], *, timeout: float, log: Path) -> None:
-    """Run the pipeline once, in a new interpreter, as ``asked``: by the arguments of
-    :func:`~hashbench.tools.pipeline.running.observe`; its files are then in ``folder``.
+    """Run the pipeline once in a new interpreter and write its files into ``folder``.
 
-    What it prints goes to ``log``. It and its workers are ended when the time is over, on Ctrl-C, and when this process
-    dies.
+    ``asked`` are arguments of :func:`~hashbench.tools.pipeline.running.observe`. Output of the run is appended to
+    ``log``. The run and its workers are killed on timeout, on Ctrl-C, and when this process dies.
 
     Raises:
-        HashbenchError: it failed, died or took more than ``timeout`` seconds.
+        HashbenchError: the run failed, died or took more than ``timeout`` seconds.
     """
     task = {"config": str(config.resolve()), "folder": str(folder), "path": sys.path, "asked": dict(asked)}
     command = python_calling("hashbench.tools.pipeline.running:main", dies_with_us=True)
@@ -154,16 +154,21 @@ def _unfinished(config: Path, reason: str, tip: str) -> HashbenchError:
 
 EXAMPLE = "def make_loader(seed): return torch.utils.data.DataLoader(...)"
 NAMES = ("make_loader", "make_model", "make_optimizer", "loss", "forward", "set_seed")
-"""What a file's functions may be called; only ``make_loader`` must be there."""
+"""Names under which a file's functions are found; only ``make_loader`` is required."""
 
 _VALUES: Mapping[str, tuple[int, int, int]] = MappingProxyType({"seed": (1337, 0, 2**32 - 1), "steps": (3, 1, 10_000)})
-"""The values that a configuration may give: default, least, greatest."""
+"""Values that a configuration may set: default, minimum, maximum."""
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The parts of one pipeline: those functions of :data:`NAMES` that there are, and the number of batches that are
-    looked at and trained on."""
+    """The parts of one pipeline.
+
+    Attributes:
+        functions: those of :data:`NAMES` that the file defines.
+        seed: passed to ``set_seed`` and ``make_loader``.
+        steps: number of batches that are recorded and trained on.
+    """
 
     functions: Mapping[str, Callable[..., Any]]
     seed: int
@@ -171,7 +176,7 @@ class Config:
 
 
 def check_path(path: Path) -> None:
-    """Raises :class:`HashbenchError` unless ``path`` is a file of a kind that :func:`load_config` knows."""
+    """Raise :class:`HashbenchError` unless ``path`` is a file of a kind that :func:`load_config` reads."""
     if not path.is_file():
         raise _unusable(path, "it does not exist", tip="Check the path.")
     if path.suffix not in (".py", ".yaml", ".yml"):
@@ -182,8 +187,8 @@ def load_config(path: Path) -> Config:
     """Read a configuration; a Python file is executed here, with its folder first on ``sys.path``.
 
     Raises:
-        HashbenchError: no such file, no loader in it, a value of another type, or a name that leads nowhere.
-        Exception: whatever the file raises.
+        HashbenchError: no such file, no loader in it, a value of the wrong type, or a name that cannot be resolved.
+        Exception: anything that the file raises.
     """
     check_path(path)
     functions, content = _of_python(path) if path.suffix == ".py" else _of_yaml(path)
@@ -230,7 +235,7 @@ def _of_yaml(path: Path) -> tuple[dict[str, Any], Mapping[Any, Any]]:
 
 
 def _named(path: Path, part: str, entry: Any) -> Callable[..., Any]:
-    """The function that ``module:function`` or ``file.py:function`` names, or ``{call: …, arguments: {…}}``."""
+    """Resolve ``module:function`` or ``file.py:function``, or ``{call: …, arguments: {…}}``, to a callable."""
     arguments: Any = {}
     if isinstance(entry, Mapping):
         entry, arguments = entry.get("call"), entry.get("arguments", {})

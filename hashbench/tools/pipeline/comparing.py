@@ -1,10 +1,15 @@
-"""Two checks to a verdict: the stages at which they differ, and why; as text and JSON. Pure: imports no torch.
+"""Compare two checks: the stages that differ, and why; as text and JSON. Pure: imports no torch.
+
+::
+
+    order             differs  indices: at 0 0 / 3; files in the batches: at 0 dark_00.png / light_03.png
+    before transform  equal
 
 ``file list`` compares the files that the dataset lists, else those that were opened; ``order`` the dataset's own list,
-the indices that the sampler asked for and the files in the batches, else at which places equal samples or batches came;
-``before transform`` samples of the same file (else of the same index) as the first transform got them; ``after
-transform`` the same samples as they were collated, and whole batches unless their order differs. What one of the two
-did not see differs from what the other saw: absent is never equal. What neither saw is ``unseen``.
+the indices that the sampler asked for and the files in the batches, else the positions of equal samples or batches;
+``before transform`` samples of the same file (else of the same index) as the first transform received them; ``after
+transform`` the same samples as they were collated, and whole batches unless their order differs. A value that only one
+check recorded differs: absent is never equal. A value that neither recorded is ``unseen``.
 """
 
 from __future__ import annotations
@@ -56,15 +61,21 @@ _SET_BY_USERS = MappingProxyType(
         "initial weights": ("seed",),
     }
 )
-"""Fields of :class:`Loader` that decide a stage; for the order also which generators were given."""
+"""Fields of :class:`Loader` that decide a stage; for the order also which generators were passed."""
 _OF_MODEL = ("after transform", "initial weights")
-"""The stages whose equality says that a model was given the same."""
+"""The stages that compare the inputs of a model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One stage: its name, its status, and in words what differs or why nothing is known. ``follows``: it differs, as
-    it must after what differed before it. ``one_sided``: it differs because only one of the checks saw it."""
+    """The verdict on one stage.
+
+    Attributes:
+        name: one of :data:`STAGES`.
+        status: ``equal``, ``differs``, ``unseen``, or ``follows``: differs as a consequence of an earlier stage.
+        detail: the difference in words, or why the stage is unseen.
+        one_sided: it differs because only one of the checks recorded it.
+    """
 
     name: str
     status: str
@@ -74,7 +85,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A stage that differs by itself, and why."""
+    """A stage that differs independently of earlier ones, with its reasons."""
 
     stage: Stage
     reasons: tuple[Reason, ...]
@@ -82,9 +93,16 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``first`` is the name of the first stage that differs (the environment aside: where nothing else differs, it has
-    changed nothing), empty where the pipeline repeats. ``findings`` has one entry for each stage that differs and does
-    not merely follow from an earlier one."""
+    """The comparison of two checks.
+
+    Attributes:
+        stages: all stages in order, the environment first.
+        findings: one entry for each stage that differs and does not follow from an earlier one.
+        first: the first stage that differs; empty where the pipeline repeats. Never the environment: where nothing else
+            differs, it had no effect.
+        divergence: the first divergence of the two traces.
+        seeding: the generators that the findings drew from and that the pipeline does not seed, if any.
+    """
 
     stages: tuple[Stage, ...]
     findings: tuple[Finding, ...]
@@ -93,19 +111,19 @@ class Verdict:
 
     @property
     def repeats(self) -> bool:
-        """Whether nothing differs that was seen, but perhaps the environment."""
+        """Whether every recorded stage is equal, the environment aside."""
         return not self.first
 
 
 def compare(first: Check, second: Check, *, hash_order: bool | None = None) -> Verdict:
-    """The verdict on two checks of what should be the same pipeline.
+    """Compare two checks of the same pipeline.
 
     Args:
-        first, second: as :func:`observed.read` gives them.
-        hash_order: whether the first difference goes with the same hash seed, where the caller tried that.
+        first, second: as returned by :func:`observed.read`.
+        hash_order: whether the first difference disappears with an equal hash seed, where the caller tested that.
 
     Raises:
-        HashbenchError: they looked at different numbers of batches, or neither saw anything that can be compared.
+        HashbenchError: they recorded different numbers of batches, or neither recorded anything that can be compared.
     """
     seen = first.seen, second.seen
     steps = [side.batches.asked_for for side in seen]
@@ -138,7 +156,7 @@ def compare(first: Check, second: Check, *, hash_order: bool | None = None) -> V
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """The same sample in two checks, and where it was in the first: batch number and worker."""
+    """The same sample in two checks, and its batch in the first."""
 
     name: str
     first: Sample
@@ -150,19 +168,19 @@ class _Pair:
         return f"{self.name} (batch {self.batch.number}{worker})"
 
     def differs(self, *, before: bool) -> bool:
-        """Whether what the first transform got differs; else whether what was collated does."""
+        """Return True if the input of the first transform differs (``before``), else if the collated sample does."""
         if before:
             return _contents(self.first) != _contents(self.second)
         return self.first.after != self.second.after
 
     def steps_apart(self) -> tuple[Step | None, Step | None]:
-        """The first transform of each whose output differs, or that is another one; ``None`` where there is none."""
+        """Return the first pair of transforms that differ by name or output; ``None`` in place of a missing one."""
         steps = zip_longest(self.first.steps or (), self.second.steps or ())
         form = attrgetter("transform", "after")
         return next((pair for pair in steps if None in pair or form(pair[0]) != form(pair[1])), (None, None))
 
     def drew(self) -> tuple[str, ...]:
-        """The generators that were drawn from where the two part: in the first transform that differs, else outside."""
+        """Return the generators drawn from in the first transform that differs, else outside the transforms."""
         drew = [step.drew for step in self.steps_apart() if step is not None]
         drew = drew or [self.first.drew_outside, self.second.drew_outside]
         return tuple(dict.fromkeys(name for names in drew for name in names))
@@ -173,8 +191,10 @@ def _contents(sample: Sample) -> tuple[str | None, tuple[str, ...] | None]:
 
 
 def _samples_in_common(first: Observed, second: Observed) -> tuple[_Pair, ...] | None:
-    """Each sample that both checks saw, in the order of the first: matched by its files, else by its index. ``None``
-    where samples cannot be told apart."""
+    """Pair each sample that both checks recorded, in the order of the first: by its files, else by its index.
+
+    ``None`` where samples cannot be identified.
+    """
     samples = [seen.batches.samples for seen in (first, second)]
     by_file = all(samples) and all(sample.files for side in samples for sample in side)
     named, twins = (_by_name(seen, by_file=by_file) for seen in (first, second))
@@ -184,7 +204,7 @@ def _samples_in_common(first: Observed, second: Observed) -> tuple[_Pair, ...] |
 
 
 def _by_name(seen: Observed, *, by_file: bool) -> dict[str, tuple[Sample, Batch]]:
-    """Samples, each with its batch, by a name that is unique: one that was drawn twice has a count."""
+    """Map a unique name to each sample and its batch; a sample that was drawn twice has a count in its name."""
     named: dict[str, tuple[Sample, Batch]] = {}
     counts: Counter[str] = Counter()
     for batch in seen.batches.batches:
@@ -202,7 +222,7 @@ def _by_name(seen: Observed, *, by_file: bool) -> dict[str, tuple[Sample, Batch]
 def _stages(
     first: Observed, second: Observed, pairs: Sequence[_Pair] | None
 ) -> tuple[tuple[Stage, ...], Divergence | None]:
-    """All stages but the environment in order, and the first divergence of the traces where both have one."""
+    """Return all stages but the environment in order, and the first divergence where both checks have a trace."""
     order = _order(first, second)
     after = _after(first, second, pairs, order=order.status)
     differing = [pair for pair in pairs or () if pair.differs(before=False)]
@@ -256,8 +276,11 @@ def _files(first: Observed, second: Observed) -> Stage:
 
 
 def _listed(seen: Observed) -> tuple[str, ...] | None:
-    """The files of the dataset in its own order: those that it lists, else those that were opened if the whole loader
-    was seen; ``None`` where neither is known."""
+    """Return the files of the dataset in its own order.
+
+    These are the files that it lists, else those that were opened if the loader was exhausted; ``None`` where neither
+    is known.
+    """
     if seen.loader.listing is not None:
         return seen.loader.listing.files
     if not seen.batches.exhausted or seen.batches.files is None:
@@ -286,8 +309,10 @@ def _order(first: Observed, second: Observed) -> Stage:
 
 
 def _order_of_contents(first: Observed, second: Observed) -> Stage:
-    """The order of whole samples, else of whole batches, by their content. The same content at another place is another
-    order; other content may be either."""
+    """Compare the order of samples, else of batches, by content.
+
+    The same content at another position is another order; other content may be either.
+    """
     what = "samples"
     digests, others = ([sample.after for sample in seen.batches.samples] for seen in (first, second))
     if not digests or not others or None in digests or None in others:
@@ -326,7 +351,8 @@ def _contents_seen(sample: Sample) -> object:
 
 
 def _after(first: Observed, second: Observed, pairs: Sequence[_Pair] | None, *, order: str) -> Stage:
-    """``order`` is the status of that stage: where it differs, only samples can be compared, not whole batches."""
+    """Compare collated samples and whole batches; whole batches only where ``order``, the status of that stage, allows
+    it."""
     name = "after transform"
     why = first.batches.absent.get("digest", "it was not seen")
     if pairs and any(sample.after is not None for pair in pairs for sample in (pair.first, pair.second)):
@@ -344,8 +370,11 @@ def _after(first: Observed, second: Observed, pairs: Sequence[_Pair] | None, *, 
 
 
 def _judged(name: str, items: Sequence[tuple[str, object, object]], what: str, why: str) -> Stage:
-    """A stage of items that have a name and what each check saw of them. What neither saw of one (``None``) is not
-    equal: where no item differs, the stage is then unseen, for the reason ``why``."""
+    """Compare items of (name, first value, second value), where ``None`` means not recorded.
+
+    An item that neither check recorded is not equal: where no item differs, the stage is then unseen, with the reason
+    ``why``.
+    """
     differing = [item for item, seen, other_seen in items if seen != other_seen]
     if differing:
         return _stage(name, _counted(differing, len(items), f" {what}"))
@@ -428,7 +457,7 @@ def _no_pairs(first: Observed, second: Observed, pairs: Sequence[_Pair] | None) 
 
 
 def _order_words(what: str, first: Sequence[str], second: Sequence[str]) -> list[str]:
-    """Where two sequences differ first; nothing where they are equal."""
+    """Describe the first position at which two sequences differ; empty where they are equal."""
     items = enumerate(zip_longest(first, second, fillvalue="nothing"))
     return next(([f"{what}: at {number} {a} / {b}"] for number, (a, b) in items if a != b), [])
 
@@ -480,7 +509,7 @@ def _evidence(
 
 
 def _asked_otherwise(stage: str, first: Observed, second: Observed) -> tuple[str, ...]:
-    """What the user set to another value in the two: no difference that follows from it says anything else."""
+    """List the settings of the user that differ: a difference that follows from them needs no other reason."""
     a, b = (
         {name: getattr(seen.loader, name) for name in _SET_BY_USERS.get(stage, ())}
         | ({"generators": sorted(seen.loader.generators) or "none"} if stage == "order" else {})
@@ -490,7 +519,7 @@ def _asked_otherwise(stage: str, first: Observed, second: Observed) -> tuple[str
 
 
 def _hash_order(stage: str, first: Check, second: Check) -> bool | None:
-    """What the repetitions of the two checks and their hash seeds say."""
+    """Derive from the checks' own reruns and hash seeds whether the hash seed decides this stage."""
     repetitions = [check.repetition for check in (first, second) if check.repetition is not None]
     for repetition in repetitions:
         if repetition.first == stage and repetition.hash_order is not None:
@@ -537,7 +566,8 @@ def _of_order(evidence: Evidence, first: Observed, second: Observed) -> Evidence
 
 
 def _folder(first: Observed, second: Observed) -> str:
-    """A folder with the same names, that the system lists in another order."""
+    """Return a folder that has the same names in both checks, listed by the system in another order; else an empty
+    string."""
     twins = {folder.path: folder for folder in second.loader.folders}
     for folder in first.loader.folders:
         twin = twins.get(folder.path)
@@ -547,8 +577,8 @@ def _folder(first: Observed, second: Observed) -> str:
 
 
 def _drawn_in(spans: Sequence[str], first: Observed, second: Observed) -> tuple[tuple[Draw, ...], tuple[str, ...]]:
-    """What was drawn in these of :data:`SPANS` from generators that were in another state before, in this order; and
-    the names of all generators that were drawn from there."""
+    """Return the draws in these of :data:`SPANS` from generators whose states differed before, and all generators drawn
+    from."""
     draws: list[Draw] = []
     drew: dict[str, None] = {}
     for span in spans:
@@ -563,8 +593,10 @@ def _drawn_in(spans: Sequence[str], first: Observed, second: Observed) -> tuple[
 
 
 def _drawn_by_batches(evidence: Evidence, first: Observed, second: Observed, *, last: int | None = None) -> Evidence:
-    """With what was drawn from while batches were made: up to the one of number ``last``, by the process that made
-    that; without it all."""
+    """Add the generators drawn from while batches were made.
+
+    With ``last``, only batches up to that number, by the process that made it.
+    """
     pairs = list(zip(first.batches.batches, second.batches.batches, strict=False))
     if last is not None:
         pairs = [(a, b) for a, b in pairs[: last + 1] if a.worker == pairs[min(last, len(pairs) - 1)][0].worker]
@@ -579,7 +611,7 @@ def _drawn_by_batches(evidence: Evidence, first: Observed, second: Observed, *, 
 
 
 def _moved_at(moment: str, first: Observed, second: Observed) -> tuple[str, ...]:
-    """The global generators that were in another state at this moment."""
+    """Return the global generators whose states differ at this moment."""
     return moved(*(seen.random_state.moments.get(moment, {}) for seen in (first, second)))
 
 
@@ -605,7 +637,7 @@ def _of_samples(
 
 
 def _of_batches(evidence: Evidence, first: Observed, second: Observed) -> Evidence:
-    """Of the first whole batch that differs, where no sample in it was seen to."""
+    """Add the evidence on the first whole batch that differs, where no sample in it is known to differ."""
     digests = zip(_whole(first), _whole(second), strict=False)
     last = next((number for number, (a, b) in enumerate(digests) if a != b), len(first.batches.batches) - 1)
     batches = first.batches.batches
@@ -617,7 +649,7 @@ def _of_batches(evidence: Evidence, first: Observed, second: Observed) -> Eviden
 
 
 def _whole_made_by(first: Observed, second: Observed, number: int | None = None) -> str:
-    """What made whole batches, those of this number, unless given all."""
+    """Name the code that made whole batches: of the batch ``number``, else of all."""
     if any("loader" in seen.loader.absent for seen in (first, second)):
         return LOADER
     samples = [
@@ -633,8 +665,8 @@ def _whole_made_by(first: Observed, second: Observed, number: int | None = None)
 
 
 def _of_worker(evidence: Evidence, first: Observed, second: Observed) -> Evidence:
-    """With the states of the generators when the worker began that made the difference, and after its
-    ``worker_init_fn``."""
+    """Add the generators whose states differed when the worker began, and those that only ``worker_init_fn`` moved
+    apart."""
     workers = [
         [worker for worker in seen.random_state.workers if worker.worker == evidence.worker] for seen in (first, second)
     ]
@@ -650,8 +682,10 @@ def _of_worker(evidence: Evidence, first: Observed, second: Observed) -> Evidenc
 
 
 def as_text(verdict: Verdict, *, first: str, second: str) -> str:
-    """The stages, then why the first one differs and what to do, then the others that differ by themselves. Names come
-    from files, so what would steer a terminal is replaced."""
+    """Format the stages, the missing seeding, then the reasons and fixes of each finding, the first first.
+
+    Names come from files, so terminal control characters are replaced.
+    """
     return "\n".join(map(one_line, _lines(verdict, first, second)))
 
 
@@ -676,7 +710,7 @@ def _lines(verdict: Verdict, first: str, second: str) -> Iterator[str]:
 
 
 def as_json(verdict: Verdict) -> str:
-    """The same as one JSON document."""
+    """Format the verdict as one JSON document."""
     content = {
         "repeats": verdict.repeats,
         "first": verdict.first,

@@ -1,4 +1,4 @@
-"""What a user's loader is made of: its settings, the parts of its dataset, the files and folders that it lists."""
+"""Inspect a user's loader: its settings, the parts of its dataset, the files and folders that it lists."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from hashbench.trace.arguments import items_of
 _SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 _MOST_ENTRIES = 1_000_000
 NOT_LOADER = "the loader is not a torch.utils.data.DataLoader, so only its batches are seen"
-"""Why nothing else of another iterable is known, under the name ``loader`` in :attr:`Loader.absent`."""
+"""Entry ``loader`` of :attr:`Loader.absent` for any other iterable."""
 
 _MOST_OBJECTS = 10_000
 _DEEPEST = 10
@@ -43,11 +43,11 @@ _LONGEST_LIST = 256
 def facts_of(
     loader: Any, *, seed: int, batches: Batches, given: dict[str, str], listed: Sequence[str]
 ) -> tuple[Loader, str]:
-    """What the loader is made of, and the folder from which its files are named (empty where there are none).
+    """Return the description of the loader, and the root folder of its files (empty without files).
 
     Args:
-        given: :func:`given_generators`, of before the first batch.
-        listed: :func:`listed_folders`, while it was made.
+        given: :func:`given_generators`, taken before the first batch.
+        listed: :func:`listed_folders`, recorded while the loader was made.
     """
     is_torchs = isinstance(loader, DataLoader)
     dataset = getattr(loader, "dataset", None)
@@ -94,7 +94,7 @@ def facts_of(
 
 
 def given_generators(loader: Any) -> dict[str, str]:
-    """The states of the generators that the loader and its samplers hold, by name."""
+    """Return the states of the generators that the loader and its samplers hold, by name."""
     owners = {"loader": loader}
     owners |= {name: getattr(loader, name, None) for name in ("sampler", "batch_sampler")}
     return {
@@ -106,7 +106,7 @@ def given_generators(loader: Any) -> dict[str, str]:
 
 
 def _transforms(anatomy: Anatomy, batches: Batches) -> tuple[Transform, ...]:
-    """Those that were seen at work, in the order in which they are found in the dataset."""
+    """List the transforms that ran, in the order in which the dataset holds them."""
     steps = [step for sample in batches.samples for step in sample.steps or ()]
     transforms = []
     for name in dict.fromkeys([*anatomy.texts, *(step.transform for step in steps)]):
@@ -118,7 +118,8 @@ def _transforms(anatomy: Anatomy, batches: Batches) -> tuple[Transform, ...]:
 
 
 def _order_of(loader: DataLoader[Any]) -> Any:
-    """What decides the order: with a batch sampler of the user's own, ``loader.sampler`` is there but never asked."""
+    """Return the object that decides the order: with a custom batch sampler, ``loader.sampler`` exists but is never
+    used."""
     batch_sampler = loader.batch_sampler
     if batch_sampler is None:
         return loader.sampler
@@ -133,7 +134,7 @@ def _start_method(loader: DataLoader[Any]) -> str | None:
 
 
 def _kind(value: Any) -> str:
-    """The name of a function, or of an object's class, with its module."""
+    """Return the qualified name of a function, or of an object's class."""
     if value is None:
         return ""
     for named in (value, type(value)):
@@ -148,10 +149,15 @@ def _kind(value: Any) -> str:
 
 @dataclass
 class Anatomy:
-    """What was found in a dataset, by name: where it is held, such as ``dataset.transform.transforms.1``.
+    """The parts found in a dataset, by name: the attribute path, such as ``dataset.transform.transforms.1``.
 
-    ``transforms`` and ``functions`` (plain ones, by their code) are what is called on samples; ``texts`` are theirs.
-    ``objects`` keeps whatever is known by its id alive.
+    Attributes:
+        datasets: names of datasets, by id.
+        transforms: names of callable objects, by id.
+        functions: names of plain functions, by their code.
+        generators: random generators, by name.
+        texts: descriptions of transforms and functions, by name.
+        objects: every visited object by id, which keeps it alive.
     """
 
     datasets: dict[int, str] = field(default_factory=dict)
@@ -163,8 +169,8 @@ class Anatomy:
 
 
 def dissect(dataset: Any, modules: Mapping[str, types.ModuleType] | None = None, *, called: str = "dataset") -> Anatomy:
-    """Look into ``dataset``, whose parts are named from ``called`` on, and into the globals of the user's own
-    ``modules`` for generators."""
+    """Walk ``dataset``, whose parts get names that begin with ``called``, and the globals of the user's ``modules`` for
+    generators."""
     anatomy = Anatomy()
     waiting: list[tuple[str, Any, int]] = [(called, dataset, 0)]
     while waiting and len(anatomy.objects) < _MOST_OBJECTS:
@@ -234,8 +240,11 @@ def _may_hold_parts(value: Any) -> bool:
 
 
 def _listing_of(anatomy: Anatomy) -> Listing | None:
-    """The list of files that a dataset holds: the first attribute that is a list as long as the dataset whose items
-    are, or begin with, names of files that are there. ``None`` where no attribute is."""
+    """Find the dataset's list of files; ``None`` without one.
+
+    It is the first attribute that is a list as long as the dataset whose items are, or begin with, paths of existing
+    files.
+    """
     for key, name in anatomy.datasets.items():
         dataset = anatomy.objects[key]
         for attribute, value in _attributes(dataset):
@@ -247,7 +256,7 @@ def _listing_of(anatomy: Anatomy) -> Listing | None:
 
 
 def _files(value: Any) -> list[str]:
-    """The absolute paths in a list of names of files, or of tuples that begin with one; else nothing."""
+    """Return the absolute paths in a list of paths, or of tuples that begin with one; else an empty list."""
     if not isinstance(value, (list, tuple)) or not value:
         return []
     heads = [item[0] if isinstance(item, (list, tuple)) and item else item for item in value]
@@ -259,12 +268,11 @@ def _files(value: Any) -> list[str]:
 
 
 def _common_folder(files: list[str]) -> str:
-    """The deepest folder that holds all of these files; empty without files."""
+    """Return the deepest folder that holds all of these files; empty without files."""
     return os.path.commonpath([os.path.dirname(file) for file in files]) if files else ""  # noqa: PTH120
 
 
 def _length_of(dataset: Any) -> int | None:
-    """The length of a dataset that has one."""
     try:
         return len(dataset)
     except (TypeError, NotImplementedError):
@@ -273,7 +281,7 @@ def _length_of(dataset: Any) -> int | None:
 
 @contextlib.contextmanager
 def listed_folders() -> Iterator[list[str]]:
-    """The absolute paths of the folders that are listed meanwhile, but for those that Python's import looks into."""
+    """Record the absolute paths of the folders that are listed meanwhile, except by Python's import system."""
     paths: list[str] = []
     is_on = True
 
@@ -293,7 +301,7 @@ def listed_folders() -> Iterator[list[str]]:
 
 
 def _folders_in(paths: Sequence[str], root: str) -> tuple[Folder, ...]:
-    """What the system lists in each of those at or below ``root``, which is named by its path from there."""
+    """List the folders at or below ``root``, each named by its path relative to it, with digests of their entries."""
     folders = []
     for path in dict.fromkeys(paths):
         name = os.path.relpath(path, root) if root else path

@@ -1,9 +1,9 @@
-"""What one check saw of a pipeline: frozen values, and the folder that holds them. Imports no torch.
+"""The record of one check: frozen values, and the folder that holds them. Imports no torch.
 
-``None`` always means *not seen*, never *nothing there*; ``absent`` then says why. The folder is written whole or not at
-all, and read with suspicion: ``check.json`` is written last and holds the digest of every other file, so a folder
-without it, or with a file that does not fit it, is refused. What the files say is checked field by field; nothing in
-them is executed or unpickled, and no name in them is opened.
+``None`` always means *not recorded*, never *empty*; ``absent`` then says why. The folder is untrusted input:
+``check.json`` is written last and holds the digest of every other file, so a folder without it, or with a file that
+does not match, is refused. Fields are validated one by one; nothing is executed or unpickled, and no path in the files
+is opened.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from hashbench.text import squeezed
 from hashbench.trace import file
 
 CHECK_SCHEMA = 1
-"""Version of a check's folder; one of another version is refused."""
+"""Version of a check's folder; other versions are refused."""
 
 MOMENTS = ("start", "imported", "seeded", "loader made", "model made", "first batch asked for", "first batch made")
-"""When the states of the global generators are noted in the main process, in this order."""
+"""Moments at which the states of the global generators are recorded in the main process, in order."""
 
 IMPORT, MAKE_LOADER, MAKE_MODEL, LOADER = "the import of the pipeline's file", "make_loader", "make_model", "the loader"
 SPANS: Mapping[str, tuple[str, str]] = types.MappingProxyType(
@@ -39,21 +39,26 @@ SPANS: Mapping[str, tuple[str, str]] = types.MappingProxyType(
         LOADER: (MOMENTS[5], MOMENTS[6]),
     }
 )
-"""What runs between two of :data:`MOMENTS` and may draw random numbers, in order. ``set_seed`` is not among them: its
-draws cannot be told from its seeding."""
+"""Code that runs between two of :data:`MOMENTS` and may draw random numbers, in order. ``set_seed`` is not among them:
+its draws cannot be distinguished from its seeding."""
 
 Digests = Mapping[str, str]
 
 
 def moved(before: Digests, after: Digests) -> tuple[str, ...]:
-    """The names, of those that both have, whose digests differ: generators that are in another state."""
+    """Return the names present in both whose digests differ: generators in another state."""
     return tuple(name for name, state in before.items() if name in after and after[name] != state)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One transform's work on one sample: its place (``dataset.transform.transforms.1 RandomHorizontalFlip``), the
-    digest of what it returned (``None``: of a kind that cannot be hashed), and the generators that it drew from."""
+    """One transform applied to one sample.
+
+    Attributes:
+        transform: its attribute path and class (``dataset.transform.transforms.1 RandomHorizontalFlip``).
+        after: digest of its result; ``None`` for a type that cannot be hashed.
+        drew: the generators that it drew from.
+    """
 
     transform: str
     after: str | None
@@ -64,10 +69,16 @@ class Step:
 class Sample:
     """One sample of a batch.
 
-    ``files`` are those opened for it, relative to the listing's root; ``before`` is the digest of what the first
-    transform got, ``after`` that of the sample as it was collated. ``generators`` are the states just before it was
-    made, ``drew`` those that moved while it was made, ``drew_outside`` those that moved outside every transform.
-    ``steps`` are in the order in which the transforms finished, the inner before the outer.
+    Attributes:
+        index: the index that the dataset was asked for, as text.
+        files: opened for it, relative to the listing's root.
+        file_digests: digests of their contents.
+        before: digest of the first transform's input.
+        after: digest of the sample as it was collated.
+        steps: in the order in which the transforms finished, inner before outer.
+        generators: states just before it was made.
+        drew: generators that moved while it was made.
+        drew_outside: generators that moved outside every transform.
     """
 
     index: str | None = None
@@ -83,11 +94,16 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One batch as the main process got it. ``worker`` is ``None`` where the main process made it itself.
+    """One batch as the main process received it.
 
-    ``generators`` are the states before the batch was made, or, where its samples were seen being made, before they
-    were collated (of a generator that is not older than the batch: as the batch left it); ``drew`` those that moved
-    until the batch was there.
+    Attributes:
+        number: from 0.
+        digest: of its content.
+        worker: ``None`` where the main process made it itself.
+        samples: those in it.
+        generators: states before the batch was made, or, where its samples were recorded, before they were collated (of
+            a generator created with the batch: its state afterwards).
+        drew: generators that moved until the batch was complete.
     """
 
     number: int
@@ -100,8 +116,14 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder that was listed while the pipeline was made: digests of the names in the system's own order, and of the
-    sorted names."""
+    """A folder that was listed while the pipeline was made.
+
+    Attributes:
+        path: relative to the listing's root.
+        entries: their number.
+        in_order: digest of the names in the system's order.
+        as_set: digest of the sorted names.
+    """
 
     path: str
     entries: int
@@ -120,7 +142,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """A transform that was found: its place, its text, how often it was seen at work, and what it drew from then."""
+    """A transform: its attribute path, its text, the number of recorded calls, and the generators they drew from."""
 
     name: str
     text: str
@@ -130,9 +152,13 @@ class Transform:
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """How batches are made. ``draws_by_default``: a sampler of torch's own that shuffles and was given no generator, so
-    that it draws from torch's default one; ``None`` for samplers of which that is not known. ``generators`` are the
-    states, when the first batch was asked for, of those that the loader and its samplers were given."""
+    """Settings and parts of the loader; the fields are those of ``DataLoader`` where they share its names.
+
+    Attributes:
+        draws_by_default: a shuffling sampler of torch without a generator, which draws from torch's default one;
+            ``None`` for samplers where that is not known.
+        generators: states, when the first batch was requested, of those passed to the loader and its samplers.
+    """
 
     kind: str
     dataset: str
@@ -160,7 +186,7 @@ class Loader:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """The generators of a worker process when it began, and after the user's ``worker_init_fn``."""
+    """The generators of a worker process at its start, and after the user's ``worker_init_fn``."""
 
     worker: int
     began: Digests
@@ -169,20 +195,31 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class RandomState:
-    """``moments``: the states of the global generators of the main process at each of :data:`MOMENTS`. ``workers`` are
-    those that handed in a batch that was looked at."""
+    """States of the random generators.
+
+    Attributes:
+        moments: those of the main process's global generators at each of :data:`MOMENTS`.
+        workers: those of the workers that made a recorded batch.
+    """
 
     moments: Mapping[str, Digests]
     workers: tuple[Worker, ...]
 
     def drew(self, first: str, last: str) -> tuple[str, ...]:
-        """The generators whose state is another at ``last`` than at ``first``."""
+        """Return the generators whose states at ``first`` and at ``last`` differ."""
         return moved(self.moments.get(first, {}), self.moments.get(last, {}))
 
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """The batches that were looked at, in order: at most ``asked_for``. ``exhausted``: the loader had no more."""
+    """The recorded batches, in order.
+
+    Attributes:
+        batches: at most ``asked_for``.
+        asked_for: the number of steps.
+        exhausted: the loader had no more.
+        absent: why fields are ``None``, by name.
+    """
 
     batches: tuple[Batch, ...]
     asked_for: int
@@ -196,13 +233,13 @@ class Batches:
 
     @property
     def indices(self) -> tuple[str, ...] | None:
-        """What the dataset was asked for, in order; ``None`` where that was not seen of every sample."""
+        """The indices that the dataset was asked for, in order; ``None`` where one was not recorded."""
         indices = tuple(sample.index for sample in self.samples if sample.index is not None)
         return indices if indices and len(indices) == len(self.samples) else None
 
     @property
     def files(self) -> tuple[str, ...] | None:
-        """The files that were opened for each sample; ``None`` where they were not seen of each one."""
+        """The files that were opened for each sample; ``None`` where they were not recorded for each one."""
         files = [sample.files for sample in self.samples]
         return tuple(" ".join(names or ()) for names in files) if files and None not in files else None
 
@@ -223,8 +260,14 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """The model's first outputs: digests by name, and the first few numbers of each as text. ``losses`` are those of
-    the first steps, in full precision."""
+    """The model's first outputs.
+
+    Attributes:
+        predictions: digests by name.
+        shown: the first few numbers of each, as text.
+        losses: of the first steps, in full precision.
+        absent: why fields are ``None``, by name.
+    """
 
     predictions: Digests | None
     shown: Mapping[str, tuple[str, ...]] | None
@@ -234,8 +277,15 @@ class Outputs:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """The machine (``hashbench env``), torch's settings, the hash seed of Python and who set it (``user`` or
-    ``hashbench``), and the user's own modules in the order of their import."""
+    """The environment of the run.
+
+    Attributes:
+        machine: as printed by ``hashbench env``.
+        settings: torch's.
+        hash_seed: ``PYTHONHASHSEED`` of the run.
+        hash_seed_by: who set it: ``user`` or ``hashbench``.
+        imports: the user's own modules in import order.
+    """
 
     machine: Mapping[str, object]
     settings: Mapping[str, str]
@@ -246,7 +296,7 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """All that one run of a pipeline left."""
+    """The record of one run of a pipeline."""
 
     surroundings: Surroundings
     random_state: RandomState
@@ -260,8 +310,14 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Repetition:
-    """What ``check`` found when it ran the pipeline again. ``first`` is the first stage that differs, empty where none
-    does. ``hash_order``: gone with the same hash seed (``None``: not tried)."""
+    """The result of rerunning the pipeline within ``check``.
+
+    Attributes:
+        repeats: the two runs agreed.
+        first: the first stage that differs; empty where none does.
+        hash_order: the difference disappears with an equal hash seed (``None``: not tested).
+        runs: how many were made.
+    """
 
     repeats: bool
     first: str
@@ -288,12 +344,12 @@ _DOCUMENTS: Mapping[str, tuple[str, type]] = types.MappingProxyType(
 )
 _FILES = (*_DOCUMENTS, LAYERS_FILE, PLAIN_TRACE_FILE, TRACE_FILE)
 _LARGEST = 512 * 2**20
-"""Bytes of a file that is still read: a trace of a large model has some ten."""
+"""Bytes of the largest file that is read: the trace of a large model has about ten MiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check as it was read: its name for people, what was seen, and what its own repetition found."""
+    """A check read from its folder: its display name, the record, and the result of its own rerun."""
 
     name: str
     seen: Observed
@@ -310,8 +366,10 @@ class _Manifest:
 
 
 def write_run(seen: Observed, folder: Path) -> None:
-    """Write the files of one run into ``folder``, which is there. ``model_inspection.csv`` and ``trace.log.gz`` are
-    left out where the pipeline has no model."""
+    """Write the files of one run into ``folder``, which must exist.
+
+    ``model_inspection.csv`` and ``trace.log.gz`` are left out where the pipeline has no model.
+    """
     for name, (part, _) in _DOCUMENTS.items():
         _write(folder / name, getattr(seen, part))
     if seen.layers is not None:
@@ -323,7 +381,7 @@ def write_run(seen: Observed, folder: Path) -> None:
 
 
 def seal(folder: Path, repetition: Repetition | None) -> None:
-    """Write ``check.json``, by which the folder is whole."""
+    """Write ``check.json``, which completes the folder."""
     digests = {name: file_digest(folder / name) for name in _FILES if (folder / name).exists()}
     _write(folder / CHECK_FILE, _Manifest(CHECK_SCHEMA, digests, repetition))
 
@@ -336,7 +394,7 @@ def read(folder: Path) -> Check:
     """Read the folder of a check.
 
     Raises:
-        HashbenchError: it is missing, half written, damaged, or of another version.
+        HashbenchError: it is missing, incomplete, damaged, or of another version.
     """
     with _damage_refused(folder, CHECK_FILE):
         document = _json(_file(folder, CHECK_FILE))
@@ -367,7 +425,7 @@ def read(folder: Path) -> Check:
 
 
 def _file(folder: Path, name: str) -> Path:
-    """A file of the folder, of a size that is read."""
+    """Return the path of a file in the folder, or raise where it is missing or too large."""
     path = folder / name
     if not path.is_file():
         raise _unreadable(folder, f"it has no {name}" if folder.is_dir() else "it does not exist")

@@ -1,8 +1,8 @@
-"""Why a stage differs, decided from evidence, and the fix as code. Pure: imports no torch.
+"""Decide from evidence why a stage differs, and give the fix as code. Pure: imports no torch.
 
-A reason is ``proven`` where what was seen leaves no other: a generator that was drawn from and was in another state
-before; an experiment with the same hash seed. It is ``likely`` where what was seen fits it and something that could
-exclude the others was not seen. The names of transforms and samplers decide nothing.
+A reason is ``proven`` where the evidence excludes all others: a generator that was drawn from and was in another state
+before; an experiment with an equal hash seed. It is ``likely`` where the evidence fits it and something that could
+exclude the others was not recorded. The names of transforms and samplers decide nothing.
 """
 
 from __future__ import annotations
@@ -16,42 +16,59 @@ from hashbench.tools.pipeline.observed import LOADER, MAKE_MODEL
 
 GLOBAL = ("python", "numpy", "torch", "cuda")
 _GIVEN: Mapping[str, str] = MappingProxyType({"initial weights": "weights", "after transform": "first batches"})
-"""What a model is given, by the stage that compares it."""
+"""The inputs of a model, by the stage that compares them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """A stretch of the run in which generators moved that were in another state before: one of
-    :data:`~hashbench.tools.pipeline.observed.SPANS`, or what made the batches. ``seeded``: they were in the same state
-    afterwards, so that what was drawn before they were seeded cannot be told from nothing."""
+    """Draws from generators whose states differed before.
+
+    Attributes:
+        span: one of :data:`~hashbench.tools.pipeline.observed.SPANS`, or the code that made the batches.
+        generators: their names.
+        seeded: they were in the same state afterwards, so that draws before the seeding cannot be distinguished from
+            none.
+    """
 
     span: str
     generators: tuple[str, ...]
     seeded: bool = False
 
     def without(self, generators: Container[str]) -> Draw:
-        """The same without some of the generators."""
+        """Return a copy without some of the generators."""
         return replace(self, generators=tuple(name for name in self.generators if name not in generators))
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known of the stage that differs; ``None`` and empty mean that it is not known.
+    """The facts about a stage that differs; ``None`` and empty mean not known.
 
-    ``same_indices``: the sampler asked for the same. ``listing``: the dataset's own list is in another order.
-    ``folder``: one that the system lists in another order in each check. ``no_generator``: a sampler of torch's that
-    shuffles was given none. ``given_moved``: generators of the loader or sampler that were in another state. ``moved``:
-    generators in another state before they were drawn from here; ``drew``: those that were drawn from where the
-    difference entered. ``worker``: the process that made the sample. ``moved_at_start``: in another state when the
-    worker began; ``moved_by_init``: those that only ``worker_init_fn`` moved apart. ``transform``: the first whose
-    output differs though its input does not. ``other_transforms``: the transforms themselves are others.
-    ``same_files``: the files' bytes are equal. ``imports``: the user's modules were imported in another order.
-    ``hash_order``: gone with the same hash seed (``False``: stays). ``names_differ``: other names or shapes.
-    ``asked_otherwise``: the seeds, or for batches the arguments of the loaders, that differ, in words.
-    ``packages``: versions that differ. ``origin`` and ``kernel``: of the traces' first divergence. ``one_sided``: only
-    one check saw the stage. ``whole``: what made the batch that differs, where its samples were not seen or are equal.
-    ``draws``: where generators in another state were drawn from, where the difference may have entered, the likeliest
-    first. ``unseen``: earlier stages that were seen in neither check.
+    Attributes:
+        stage: its name.
+        one_sided: only one check recorded the stage.
+        whole: the code that made the batch that differs, where its samples were not recorded or are equal.
+        draws: draws from generators in another state, where the difference may originate, the likeliest first.
+        unseen: earlier stages that neither check recorded.
+        same_indices: the sampler asked for the same indices.
+        listing: the dataset's own list is in another order.
+        folder: a folder that the system lists in another order in each check.
+        no_generator: a shuffling sampler of torch was passed no generator.
+        given_moved: generators of the loader or sampler that were in another state.
+        moved: generators in another state before they were drawn from here.
+        drew: generators drawn from where the difference entered.
+        worker: the process that made the sample.
+        moved_at_start: generators in another state when the worker began.
+        moved_by_init: those that only ``worker_init_fn`` moved apart.
+        transform: the first whose output differs though its input does not.
+        other_transforms: the transforms themselves differ.
+        same_files: the files' bytes are equal.
+        imports: the user's modules were imported in another order.
+        hash_order: gone with an equal hash seed (``False``: stays).
+        names_differ: other names or shapes of parameters.
+        asked_otherwise: the seeds, or for batches the arguments of the loaders, that differ, in words.
+        packages: versions that differ.
+        origin: of the traces' first divergence.
+        kernel: of the traces' first divergence.
     """
 
     stage: str
@@ -87,7 +104,7 @@ class Evidence:
 
     @property
     def drawn_earlier(self) -> str:
-        """The :attr:`draws` in words, if there are any: those that were seeded in their span only without others."""
+        """The :attr:`draws` in words; those seeded in their span only where there are no others."""
         draws = [draw for draw in self.draws if not draw.seeded]
         if draws:
             return f"{_spans(draws)}, which was in another state"
@@ -96,7 +113,13 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """``name`` is a key of :data:`FIXES`; ``because`` says in a sentence what was seen."""
+    """Why a stage differs.
+
+    Attributes:
+        name: a key of :data:`FIXES`.
+        confidence: ``proven`` or ``likely``.
+        because: the evidence, in a sentence.
+    """
 
     name: str
     confidence: str
@@ -104,12 +127,12 @@ class Reason:
 
     @property
     def fix(self) -> str:
-        """Lines of Python that mend it."""
+        """Lines of Python that fix it."""
         return FIXES[self.name]
 
 
 def decide(evidence: Evidence) -> tuple[Reason, ...]:
-    """The reasons that the evidence allows, the likeliest first: one where it decides, never none."""
+    """Return the reasons that the evidence allows, the likeliest first; never empty, and one alone where it decides."""
     if evidence.one_sided:
         return (_of_one_side(evidence),)
     if evidence.asked_otherwise and _could_follow(evidence):
@@ -133,7 +156,7 @@ def decide(evidence: Evidence) -> tuple[Reason, ...]:
 
 
 def _could_follow(evidence: Evidence) -> bool:
-    """Whether what the user set can have made this difference: other indices, or numbers drawn at this stage."""
+    """Return True if the user's settings can cause this difference: other indices, or numbers drawn at this stage."""
     if evidence.whole == LOADER:
         return True  # which may make anything of its seed
     if evidence.stage == "order":
@@ -153,7 +176,7 @@ def _spans(draws: Sequence[Draw]) -> str:
 
 
 def _order_of_python(evidence: Evidence) -> Reason | None:
-    """What the hash seed decides: the order of sets, and with it perhaps that of imports."""
+    """Check for the effects of the hash seed: the order of sets, and with it perhaps that of imports."""
     imported = "the user's modules were imported in another order"
     if evidence.hash_order:
         gone = "two runs with the same PYTHONHASHSEED agree, with another they do not"
@@ -167,7 +190,7 @@ def _order_of_python(evidence: Evidence) -> Reason | None:
 
 
 def _of_shuffle(evidence: Evidence) -> tuple[Reason, ...]:
-    """The sampler asked for other indices."""
+    """Decide where the sampler asked for other indices."""
     asked = "the sampler asked for other indices"
     if evidence.given_moved:
         because = f"{' and '.join(evidence.given_moved)} was in another state when the first batch was asked for"
@@ -185,7 +208,7 @@ def _of_shuffle(evidence: Evidence) -> tuple[Reason, ...]:
 
 
 def _of_listing(evidence: Evidence) -> tuple[Reason, ...]:
-    """The same indices lead to other files."""
+    """Decide where the same indices lead to other files."""
     if not (evidence.listing or evidence.same_indices):
         if evidence.draws:
             because = f"equal content comes at other places, and {evidence.drawn_earlier}"
@@ -220,7 +243,7 @@ def _of_content(evidence: Evidence) -> Reason:
 
 
 def _of_loader(evidence: Evidence) -> Reason:
-    """Whole batches of a loader that is no ``DataLoader``."""
+    """Decide for whole batches of an iterable other than ``DataLoader``."""
     if evidence.draws:
         return Reason("unseeded loader", "likely", evidence.drawn_earlier)
     drawing = "no generator that was seen and drawn from was in another state: a clock, os.urandom, uuid, a set, a file"
@@ -248,7 +271,7 @@ def _of_transforms(evidence: Evidence) -> Reason:
 
 
 def _random(name: str, evidence: Evidence, because: str) -> Reason:
-    """Something drew from a generator in another state: who put it there?"""
+    """Find what put the generator that was drawn from into another state."""
     drawn = [generator for generator in evidence.drew if generator in evidence.moved]
     by_init = " and ".join(generator for generator in drawn if generator in evidence.moved_by_init)
     worker = f"worker {evidence.worker}"
@@ -338,4 +361,4 @@ FIXES: Mapping[str, str] = MappingProxyType(
         "unknown model": "torch.use_deterministic_algorithms(True)",
     }
 )
-"""For every reason, what to write instead."""
+"""For every reason, the code to write instead."""

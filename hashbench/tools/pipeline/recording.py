@@ -1,8 +1,8 @@
-"""Watching batches being made, in whatever process makes them.
+"""Record batches while they are made, in every process that makes them.
 
 A profiling function (``sys.setprofile``) sees the calls of the dataset and of its transforms, an audit hook the files
-that are opened. Only the loader's ``collate_fn`` and ``worker_init_fn`` are wrapped, since no other way leads into a
-worker process. Nothing here draws a random number. What is not seen is in ``docs/pipeline.md``.
+that are opened. Only the loader's ``collate_fn`` and ``worker_init_fn`` are wrapped, since nothing else reaches a
+worker process. Nothing here draws a random number. The blind spots are listed in ``docs/pipeline.md``.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from hashbench.trace.arguments import mapped
 from hashbench.trace.digest import digest, python_digest
 
 _METHODS = frozenset({"__getitem__", "__call__", "_wrapped_call_impl", "forward"})
-"""Of objects: where work on a sample begins. ``Module.__call__`` is ``_wrapped_call_impl``."""
+"""Methods in which work on a sample begins. ``Module.__call__`` is ``_wrapped_call_impl``."""
 
 MAIN_PROCESS = -1
-"""The number under which the main process keeps its notes."""
+"""Worker number of the main process in its notes."""
 
 _CODE_ENDINGS = (".py", ".pyc", ".so", ".pyi")
 _ASKED, _FIRST_MADE = MOMENTS[-2:]
@@ -44,7 +44,7 @@ _NO_MORE = object()
 
 @dataclass
 class _Call:
-    """A call that has not returned: a sample being made (``name`` empty) or a transform at work."""
+    """A call that has not returned: of the dataset (``name`` empty) or of a transform."""
 
     frame: types.FrameType
     owner: int
@@ -77,9 +77,12 @@ class _SampleInMaking:
 
 
 class Recorder:
-    """Watches the processes that work for one loader, each by a copy of its own, in the place of the loader's
-    ``collate_fn`` and ``worker_init_fn``, which it calls. What a process does while it is switched on there goes into a
-    file in ``folder``."""
+    """Records the processes of one loader, each through its own copy, in place of ``collate_fn`` and
+    ``worker_init_fn``.
+
+    It calls the functions that it replaces. While it is switched on in a process, it writes notes to a file in
+    ``folder``.
+    """
 
     def __init__(self, loader: DataLoader[Any], folder: Path, *, modules: tuple[str, ...]) -> None:
         self.folder, self.modules, self.batched = folder, modules, loader.batch_sampler is not None
@@ -96,13 +99,13 @@ class Recorder:
         self._is_on = False
 
     def begin(self, worker: int, dataset: Any) -> None:
-        """Watch this process from now on, where it is switched on."""
+        """Set up recording in this process; it starts when switched on."""
         mine = {name: sys.modules[name] for name in self.modules if name in sys.modules}
         self._worker, self.anatomy = worker, dissect(dataset, mine)
         sys.addaudithook(self._audited)  # cannot be taken away; silent while this is off
 
     def initialise(self, worker: int) -> None:
-        """In a worker: call the user's ``worker_init_fn``, and begin to watch."""
+        """Call the user's ``worker_init_fn`` in a worker, and start recording."""
         info = get_worker_info()
         began = global_state_digests()
         if self.worker_init_fn is not None:
@@ -113,11 +116,11 @@ class Recorder:
         self._switch(True)
 
     def note_states(self) -> None:
-        """Note the states of the generators: the next batch is made from here on."""
+        """Record the generators' states as those before the next batch."""
         self._states = global_state_digests(self.anatomy.generators)
 
     def collate(self, samples: Any) -> Any:
-        """What the user's ``collate_fn`` makes of samples; they and the batch are looked at."""
+        """Return the batch of the user's ``collate_fn``, recording samples and batch."""
         if self._worker is None:
             return self.collate_fn(samples)
         with self.switched(False):
@@ -132,7 +135,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def switched(self, is_on: bool) -> Iterator[None]:
-        """A context in which calls are seen, or, where this process does its own work, are not."""
+        """Turn recording on, or off while this module does its own work."""
         was_on = self._is_on
         self._switch(is_on)
         try:
@@ -149,7 +152,7 @@ class Recorder:
             file.write(json.dumps(to_json(entry)) + "\n")
 
     def _batch_done(self, after: list[str | None], digest: str | None) -> None:
-        """Note a batch with what is known of its samples; ``after`` has one digest for each."""
+        """Write a batch with its recorded samples; ``after`` has one digest for each."""
         made, self._samples = self._samples, []
         if len(made) != len(after):  # made all at once, or yielded: only the whole samples are seen
             made = [Sample() for _ in after]
@@ -221,8 +224,10 @@ class Recorder:
 
 @contextlib.contextmanager
 def watched(loader: DataLoader[Any], folder: Path, *, modules: tuple[str, ...]) -> Iterator[Recorder | None]:
-    """The recorder of this process where it makes the batches itself. The loader's two functions are put back at the
-    end."""
+    """Record the loader; yield the recorder of this process where it makes the batches itself.
+
+    The loader's two functions are restored on leaving.
+    """
     recorder = Recorder(loader, folder, modules=modules)
     loader.collate_fn = recorder.collate
     if loader.num_workers:
@@ -236,7 +241,7 @@ def watched(loader: DataLoader[Any], folder: Path, *, modules: tuple[str, ...]) 
 
 
 def _arguments(frame: types.FrameType, code: types.CodeType) -> list[Any]:
-    """The values of a call's positional parameters, those of ``*args`` behind them."""
+    """Return the values of a call's positional parameters, followed by those of ``*args``."""
     local = frame.f_locals
     values = [local[name] for name in code.co_varnames[: code.co_argcount] if name in local]
     if code.co_flags & 0x04:  # CO_VARARGS
@@ -245,7 +250,7 @@ def _arguments(frame: types.FrameType, code: types.CodeType) -> list[Any]:
 
 
 def _names_a_file(arguments: list[Any]) -> bool:
-    """Whether a function is called with the name of a file: it loads one, and transforms nothing."""
+    """Return True if the first argument is the path of a file: such a function loads, and is no transform."""
     head = arguments[0] if arguments else None
     return isinstance(head, (str, Path)) and os.path.exists(head)  # noqa: PTH110
 
@@ -256,12 +261,12 @@ def _names_a_file(arguments: list[Any]) -> bool:
 def first_batches(
     loader: Any, *, steps: int, modules: tuple[str, ...], note: Callable[[str], None]
 ) -> tuple[tuple[Any, ...], Batches, tuple[Worker, ...]]:
-    """The first ``steps`` batches of ``loader`` for the model, what was seen of their making, and the workers.
+    """Return the first ``steps`` batches of ``loader`` for the model, their record, and the workers.
 
-    ``note`` is called with each of the moments that come by meanwhile.
+    ``note`` is called with the name of each moment that is passed.
 
     Raises:
-        Exception: whatever the loader raises.
+        Exception: anything that the loader raises.
     """
     if not isinstance(loader, DataLoader):
         return _first_of_iterable(loader, steps=steps, modules=modules, note=note)
@@ -295,8 +300,10 @@ def first_batches(
 def _first_of_iterable(
     loader: Any, *, steps: int, modules: tuple[str, ...], note: Callable[[str], None]
 ) -> tuple[tuple[Any, ...], Batches, tuple[Worker, ...]]:
-    """As :func:`first_batches`, for an iterable that is no ``DataLoader``: whole batches, and the generators that moved
-    while each was made. What the model gets is a copy: the loader may fill the same memory again."""
+    """Record any other iterable as :func:`first_batches` does: whole batches, and the generators that moved for each.
+
+    The model gets copies, since the loader may reuse its memory.
+    """
     mine = {name: sys.modules[name] for name in modules if name in sys.modules}
 
     def states(**parts: Any) -> dict[str, str]:
@@ -324,7 +331,7 @@ def _first_of_iterable(
 
 
 def _absent(loader: Any, batches: tuple[Batch, ...]) -> dict[str, str]:
-    """Why what is missing from the batches is missing."""
+    """Explain each field that is missing from the batches."""
     absent = {}
     if any(batch.digest is None for batch in batches):
         absent["digest"] = "a batch holds something of a kind that cannot be hashed"
@@ -349,8 +356,10 @@ def _absent(loader: Any, batches: tuple[Batch, ...]) -> dict[str, str]:
 
 
 def read_notes(folder: Path) -> tuple[list[Worker], dict[int, list[Batch]]]:
-    """Everything that the processes of a loader wrote: the workers, and the batches of each in order (those of the main
-    process under ``-1``). A last line that its writer did not finish is passed over."""
+    """Read the notes of a loader's processes: the workers, and the batches of each in order.
+
+    Those of the main process have the key ``-1``. An unfinished last line is ignored.
+    """
     workers: list[Worker] = []
     batches: dict[int, list[Batch]] = {}
     for path in sorted(folder.glob("*.jsonl"), key=lambda path: int(path.stem)):
@@ -365,10 +374,10 @@ def read_notes(folder: Path) -> tuple[list[Worker], dict[int, list[Batch]]]:
 
 
 def matched(received: Sequence[str | None], made: Mapping[int, Sequence[Batch]]) -> tuple[Batch, ...]:
-    """The batches that were received, each by its digest with what the process that made it noted, where one did.
+    """Match each received batch by its digest with the notes of the process that made it.
 
-    Workers take turns, so that batch ``n`` comes from worker ``n`` modulo their number, unless one had nothing left;
-    a digest that does not fit there is looked for with the others.
+    Workers take turns, so batch ``n`` comes from worker ``n`` modulo their number, unless that one was exhausted; a
+    digest that does not match there is searched for in the notes of the others.
     """
     order = sorted(made)
     waiting = {worker: list(made[worker]) for worker in order}
@@ -385,8 +394,10 @@ def matched(received: Sequence[str | None], made: Mapping[int, Sequence[Batch]])
 
 
 def content_digest(value: Any) -> str | None:
-    """16 hexadecimal digits for all of ``value``, nested in any way; ``None`` where it holds something of a kind that
-    cannot be hashed, such as an image that is not decoded yet (to decode it here could change how it is decoded later).
+    """Hash ``value``, nested in any way, to 16 hexadecimal digits; ``None`` where it holds a type that cannot be
+    hashed.
+
+    An image that is not decoded yet is such a value: decoding it here could change how it is decoded later.
     """
     hashed = xxhash.xxh3_64()
     try:
@@ -399,7 +410,7 @@ def content_digest(value: Any) -> str | None:
 
 
 def _without_images(value: Any) -> Any:
-    """``value`` with each image (as Pillow has them: bytes, mode and size) as a text."""
+    """Replace each Pillow image in ``value`` by a text with its mode, size and digest."""
     if isinstance(value, Mapping):
         return {key: _without_images(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

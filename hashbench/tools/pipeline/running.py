@@ -1,5 +1,5 @@
-"""One run of a pipeline, in the process that was made for it: everything seen, the first steps of the model traced, as
-files in a folder."""
+"""Run a pipeline once, in the process created for it: record everything, trace the model's first steps, write the
+files."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ _PACKAGES = (
 
 
 def observe(path: Path, *, hash_seed: str, hash_seed_by: str, tracer: str = "auto") -> Observed:
-    """Run the pipeline of a configuration and say what was seen. Seeds nothing by itself.
+    """Run the pipeline of a configuration and return its record. Seeds nothing by itself.
 
     Raises:
-        HashbenchError: the configuration cannot be used, or one of its functions failed; with its words.
+        HashbenchError: the configuration cannot be used, or one of its functions raised; with its message.
     """
     moments: dict[str, Digests] = {}
 
@@ -115,7 +115,7 @@ def observe(path: Path, *, hash_seed: str, hash_seed_by: str, tracer: str = "aut
 
 @contextlib.contextmanager
 def _part_named(path: Path, part: str) -> Iterator[None]:
-    """What the user's own code raises is the user's: said in its words, with the whole traceback printed."""
+    """Raise an exception of user code as HashbenchError, with its own message, and print the whole traceback."""
     try:
         yield
     except HashbenchError:
@@ -143,8 +143,7 @@ def _wrong_kind(path: Path, function: str, value: object, consequence: str, tip:
 
 
 def _modules_of_users(known: set[str]) -> tuple[str, ...]:
-    """The user's own modules that were imported since, in the order of their import: files outside Python's and the
-    packages' folders."""
+    """List the user's modules imported since, in order: those with files outside the folders of Python and of packages."""
     packages = Path(torch.__file__).parents[1]
     python = (sys.prefix, sys.base_prefix, Path(os.__file__).parent, packages, PACKAGE_PARENT + "/hashbench")
     foreign = tuple(os.path.realpath(folder) + os.sep for folder in python)
@@ -157,7 +156,7 @@ def _modules_of_users(known: set[str]) -> tuple[str, ...]:
 
 
 def _relative(seen: Batches, root: str) -> Batches:
-    """The batches with names of files from ``root`` on, so that another machine may have them elsewhere."""
+    """Make the files' names relative to ``root``, so that another machine may keep them elsewhere."""
     if not root:
         return seen
 
@@ -178,7 +177,7 @@ def _relative(seen: Batches, root: str) -> Batches:
 
 
 def weights_of(model: torch.nn.Module | None) -> Weights:
-    """The digests of all parameters and buffers."""
+    """Return the digests of all parameters and buffers."""
     if model is None:
         return Weights(None, None, dict.fromkeys(("parameters", "buffers"), _NO_MODEL))
     with torch.no_grad():
@@ -190,10 +189,10 @@ def weights_of(model: torch.nn.Module | None) -> Weights:
 def first_steps(
     config: Config, model: torch.nn.Module | None, batches: Sequence[Any], *, tracer: str = "auto"
 ) -> tuple[Outputs, tuple[tuple[str, ...], ...] | None, Trace | None]:
-    """Outputs, layers and trace of ``model`` trained for one step on each batch.
+    """Train ``model`` for one step on each batch; return its outputs, layers and trace.
 
     Raises:
-        Exception: whatever the user's functions raise.
+        Exception: anything that the user's functions raise.
     """
     if model is None:
         absent = dict.fromkeys(("predictions", "shown", "losses"), _NO_MODEL)
@@ -239,7 +238,7 @@ def first_steps(
 
 
 def _outputs(first: Any) -> Outputs:
-    """The first outputs, before later steps can change them."""
+    """Record the first outputs, before later steps can change them."""
     try:
         leaves = list(flatten(first, "output"))
     except NotComparableError as error:
@@ -253,7 +252,7 @@ def _outputs(first: Any) -> Outputs:
 
 
 def _shown(value: Any, *, most: int = 10) -> tuple[str, ...]:
-    """The first few numbers of a tensor, in full precision, for people to read."""
+    """Return the first few numbers of a tensor as text, in full precision."""
     if not isinstance(value, torch.Tensor):
         return (repr(value)[:200],)
     return tuple(repr(number) for number in value.detach().reshape(-1)[:most].cpu().tolist())
@@ -287,7 +286,7 @@ def _loss(output: Any, batch: Any) -> torch.Tensor:
 
 
 def _on_device_of(model: torch.nn.Module, batch: Any) -> Any:
-    """Tensors of a batch on the model's device; on the CPU the batch itself."""
+    """Move the tensors of a batch to the model's device; on the CPU return the batch itself."""
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     return batch if device.type == "cpu" else map_tensors(batch, lambda tensor: tensor.to(device))
 
@@ -297,7 +296,7 @@ def _on_device_of(model: torch.nn.Module, batch: Any) -> Any:
 
 @contextlib.contextmanager
 def _inspected(model: torch.nn.Module, rows: list[tuple[str, ...]]) -> Iterator[None]:
-    """Every module's outputs, as rows of ``observed.LAYER_COLUMNS``, in the order in which the modules return."""
+    """Record every module's outputs, as rows of ``observed.LAYER_COLUMNS``, in the order in which the modules return."""
     calls: dict[str, int] = {}
 
     def note(name: str, module: torch.nn.Module, _inputs: Any, output: Any) -> None:
@@ -313,7 +312,7 @@ def _inspected(model: torch.nn.Module, rows: list[tuple[str, ...]]) -> Iterator[
 
 
 def _statistics(tensor: torch.Tensor) -> tuple[str, ...]:
-    """Shape, dtype, mean, standard deviation, least, greatest and digest; empty where there is no such number."""
+    """Return shape, dtype, mean, standard deviation, minimum, maximum and digest as text; empty where undefined."""
     shape, dtype = "x".join(map(str, tensor.shape)), dtype_name(tensor.dtype)
     numbers = [""] * 4
     if tensor.layout is torch.strided and tensor.numel() and not tensor.is_complex() and not tensor.is_quantized:
@@ -327,7 +326,7 @@ def _statistics(tensor: torch.Tensor) -> tuple[str, ...]:
 
 
 def main() -> NoReturn:
-    """What a fresh process does: one line from its standard input says what, its files and an answer are left."""
+    """Read the task, one line, from standard input, run it, and write its files and an answer."""
     task: Mapping[str, Any] = json.loads(sys.stdin.readline())
     end_with_input()
     folder = Path(task["folder"])
