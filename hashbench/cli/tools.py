@@ -229,9 +229,10 @@ def _add_pipeline(commands: Commands) -> None:
 def _pipeline_check(parsed: argparse.Namespace) -> int:
     from hashbench.tools.pipeline import checking, comparing
 
-    verdict = checking.check(
-        parsed.config, parsed.output_dir, timeout=parsed.timeout, repeat=not parsed.once, tracer=parsed.tracer
-    )
+    with flags.phases_shown():
+        verdict = checking.check(
+            parsed.config, parsed.output_dir, timeout=parsed.timeout, repeat=not parsed.once, tracer=parsed.tracer
+        )
     if verdict is None:
         print(f"Check: {parsed.output_dir}")
         return 0

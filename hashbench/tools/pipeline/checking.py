@@ -25,13 +25,14 @@ from typing import Any
 
 from hashbench.errors import HashbenchError, first_line
 from hashbench.io import open_file, read_file, read_json
-from hashbench.processes import Child, describe_end, python_calling
+from hashbench.processes import Child, describe_end, python_calling, tell_phase
 from hashbench.suites.python_suites import import_file
 from hashbench.tools.pipeline import MARK, observed
 from hashbench.tools.pipeline.comparing import STAGES, Verdict, compare
 from hashbench.tools.pipeline.observed import REPEAT_FOLDER, Check, Repetition
 
 ANSWER_FILE, LOG_FILE = "answer.json", "output.log"
+_PHASES: Mapping[str, str] = MappingProxyType({"": "first run", REPEAT_FOLDER: "second run"})
 
 
 def check(config: Path, output: Path, *, timeout: float, repeat: bool = True, tracer: str = "auto") -> Verdict | None:
@@ -65,6 +66,7 @@ def check(config: Path, output: Path, *, timeout: float, repeat: bool = True, tr
     def run(name: str, number: int) -> Check:
         """Run once with hash seed ``number`` and read it back from the folder ``name``; the folder of an experiment is
         deleted."""
+        tell_phase(f"running {config.name}: {_PHASES.get(name, 'rerun with the hash seed of an earlier run')}")
         folder = partial / name
         folder.mkdir(exist_ok=True)
         by = "user" if is_fixed else "hashbench"

@@ -34,6 +34,7 @@ from hashbench.tools.pipeline.observed import (
     LOADER,
     MAKE_LOADER,
     MAKE_MODEL,
+    MOMENTS,
     SPANS,
     Batch,
     Check,
@@ -42,7 +43,7 @@ from hashbench.tools.pipeline.observed import (
     Step,
     moved,
 )
-from hashbench.tools.pipeline.reasons import Draw, Evidence, Reason, decide
+from hashbench.tools.pipeline.reasons import SEEDS, Draw, Evidence, Reason, Seeding, decide
 from hashbench.trace.file import OTHER_OPS
 
 STAGES = (
@@ -52,6 +53,7 @@ STAGES = (
 EQUAL, DIFFERS, UNSEEN, FOLLOWS = "equal", "differs", "unseen", "follows"
 
 _ASKED = SPANS[LOADER][0]
+_IMPORTED, _SEEDED = MOMENTS[1:3]
 _SHOWN = 3
 _SET_BY_USERS = MappingProxyType(
     {
@@ -108,6 +110,7 @@ class Verdict:
     findings: tuple[Finding, ...]
     first: str
     divergence: Divergence | None
+    seeding: Seeding | None = None
 
     @property
     def repeats(self) -> bool:
@@ -141,14 +144,16 @@ def compare(first: Check, second: Check, *, hash_order: bool | None = None) -> V
             consequence="that is not the same as equal",
             tip="Let the loader yield tensors, arrays, images or plain values.",
         )
-    findings = []
+    findings, used = [], []
     for stage in stages:
         if stage.status == DIFFERS:
             tried = _hash_order(stage.name, first, second) if hash_order is None else hash_order
             evidence = _evidence(stages, stage, *seen, pairs or (), divergence)
+            used.append(evidence)
             findings.append(Finding(stage, decide(replace(evidence, hash_order=tried))))
     all_stages = (_environment(*seen), *stages)
-    return Verdict(all_stages, tuple(findings), findings[0].stage.name if findings else "", divergence)
+    stage_name = findings[0].stage.name if findings else ""
+    return Verdict(all_stages, tuple(findings), stage_name, divergence, _missing_seeding(used, *seen))
 
 
 # ------------------------------------------------------------------------------------------------------ samples
@@ -678,6 +683,28 @@ def _of_worker(evidence: Evidence, first: Observed, second: Observed) -> Evidenc
     return replace(evidence, moved_at_start=at_start, moved_by_init=by_init)
 
 
+def _missing_seeding(used: Sequence[Evidence], first: Observed, second: Observed) -> Seeding | None:
+    """Return the generators that are seeded and those that are not, if a difference was drawn from one of the latter.
+
+    A generator that ``set_seed`` seeds is in another state in the two checks before it, and in the same state after it.
+    """
+    if first.loader.seed != second.loader.seed:
+        return None
+    before, after = (_moved_at(moment, first, second) for moment in (_IMPORTED, _SEEDED))
+    drawn = {name for evidence in used for draw in evidence.draws for name in draw.generators}
+    for evidence in used:
+        drawn |= {name for name in evidence.drew if name in evidence.moved}
+        if evidence.no_generator:  # a sampler of torch's own
+            drawn |= {name for name in evidence.moved if name == "torch"}
+        if evidence.moved_at_start and "loader.generator" not in first.loader.generators:
+            drawn.add("torch")  # of which a loader draws the seeds of its workers
+    unseeded = tuple(name for name in SEEDS if name in after and name in drawn)
+    if not unseeded:
+        return None
+    changed = {name for seen in (first, second) for name in seen.random_state.drew(_IMPORTED, _SEEDED)}
+    return Seeding(tuple(name for name in SEEDS if name in before and name not in after and name in changed), unseeded)
+
+
 # -------------------------------------------------------------------------------------------------------- words
 
 
@@ -698,6 +725,10 @@ def _lines(verdict: Verdict, first: str, second: str) -> Iterator[str]:
         unseen = ", ".join(stage.name for stage in verdict.stages if stage.status == UNSEEN)
         yield f"{first} and {second} agree{f', as far as was seen (not: {unseen})' if unseen else ''}."
         return
+    if verdict.seeding is not None:
+        yield f"{verdict.seeding.sentence}. Add to set_seed:"
+        yield from (f"      {line}" for line in verdict.seeding.fix.splitlines())
+        yield ""
     yield f"The first stage that differs between {first} and {second}: {verdict.first}"
     for finding in verdict.findings:
         if finding.stage.name != verdict.first:
@@ -722,6 +753,7 @@ def as_json(verdict: Verdict) -> str:
             }
             for finding in verdict.findings
         ],
+        "seeding": None if verdict.seeding is None else {**to_json(verdict.seeding), "fix": verdict.seeding.fix},
         "divergence": to_json(verdict.divergence),
     }
     return json.dumps(content, indent=1)

@@ -131,6 +131,42 @@ class Reason:
         return FIXES[self.name]
 
 
+SEEDS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "python": ("Python", "random.seed(seed)"),
+        "numpy": ("NumPy", "numpy.random.seed(seed)"),
+        "torch": ("torch", "torch.manual_seed(seed)"),
+    }
+)
+"""Name and seeding call of each global generator whose first state is random in every process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seeding:
+    """The global generators that ``set_seed`` seeds, and those that a difference was drawn from and that it does not.
+
+    Attributes:
+        seeded: names in :data:`SEEDS`.
+        unseeded: likewise; never empty.
+    """
+
+    seeded: tuple[str, ...]
+    unseeded: tuple[str, ...]
+
+    @property
+    def sentence(self) -> str:
+        """``set_seed seeds Python and NumPy, and not torch``."""
+        seeded, unseeded = ([SEEDS[name][0] for name in names] for names in (self.seeded, self.unseeded))
+        if not seeded:
+            return f"{' and '.join(unseeded)} {'are' if unseeded[1:] else 'is'} not seeded"
+        return f"set_seed seeds {' and '.join(seeded)}, and not {' or '.join(unseeded)}"
+
+    @property
+    def fix(self) -> str:
+        """The missing lines."""
+        return "\n".join(SEEDS[name][1] for name in self.unseeded)
+
+
 def decide(evidence: Evidence) -> tuple[Reason, ...]:
     """Return the reasons that the evidence allows, the likeliest first; never empty, and one alone where it decides."""
     if evidence.one_sided:

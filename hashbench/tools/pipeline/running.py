@@ -143,7 +143,7 @@ def _wrong_kind(path: Path, function: str, value: object, consequence: str, tip:
 
 
 def _modules_of_users(known: set[str]) -> tuple[str, ...]:
-    """List the user's modules imported since, in order: those with files outside the folders of Python and of packages."""
+    """List the user's modules imported since, in order: those outside the folders of Python and of packages."""
     packages = Path(torch.__file__).parents[1]
     python = (sys.prefix, sys.base_prefix, Path(os.__file__).parent, packages, PACKAGE_PARENT + "/hashbench")
     foreign = tuple(os.path.realpath(folder) + os.sep for folder in python)
@@ -296,7 +296,7 @@ def _on_device_of(model: torch.nn.Module, batch: Any) -> Any:
 
 @contextlib.contextmanager
 def _inspected(model: torch.nn.Module, rows: list[tuple[str, ...]]) -> Iterator[None]:
-    """Record every module's outputs, as rows of ``observed.LAYER_COLUMNS``, in the order in which the modules return."""
+    """Record every module's outputs, as rows of ``observed.LAYER_COLUMNS``, in the order in which modules return."""
     calls: dict[str, int] = {}
 
     def note(name: str, module: torch.nn.Module, _inputs: Any, output: Any) -> None:

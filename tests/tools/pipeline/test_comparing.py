@@ -235,6 +235,39 @@ def test_a_batch_of_a_loader_of_ones_own_is_traced_to_the_generator_that_it_was_
     assert (reason.name, reason.because) == ("unseeded loader", expected)
 
 
+def seeded(*names: str, drew: str = "torch") -> tuple[Observed, Observed]:
+    """Two checks of a pipeline that seeds these generators, and whose model then draws from ``drew``."""
+    made = []
+    for side in "ab":
+        states = [{name: f"{name} {side}" for name in GENERATORS}] * 2
+        states += [states[0] | dict.fromkeys(names, "seeded")] * 2
+        states += [states[2] | {drew: f"{states[2][drew]} drawn"}] * (len(MOMENTS) - 4)
+        moments = dict(zip(MOMENTS, states, strict=True))
+        made.append(seen(random_state=RandomState(moments, ()), weights=Weights({"weight": f"float32[2]:{side}"}, {})))
+    return made[0], made[1]
+
+
+@pytest.mark.parametrize(
+    ("names", "drew", "expected"),
+    [
+        (("python", "numpy"), "torch", "set_seed seeds Python and NumPy, and not torch. Add to set_seed:"),
+        (("python", "torch"), "numpy", "set_seed seeds Python and torch, and not NumPy. Add to set_seed:"),
+        ((), "torch", "torch is not seeded. Add to set_seed:"),
+        (("torch",), "torch", ""),
+    ],
+)
+def test_missing_seed_is_named_before_symptoms(names: tuple[str, ...], drew: str, expected: str) -> None:
+    first, second = seeded(*names, drew=drew)
+    text = as_text(compared(second, first), first="a", second="b")
+    assert text.partition("The first stage that differs")[0].partition("\n\n")[2].partition("\n")[0] == expected
+    assert ("manual_seed(seed)\n\nThe first" in text) == (drew == "torch" and bool(expected))
+
+
+def test_seeding_is_not_blamed_for_another_seed() -> None:
+    first, second = seeded("python")
+    assert compared(replace(second, loader=loader(seed=2)), first).seeding is None
+
+
 def test_nothing_that_can_be_compared_is_no_agreement() -> None:
     blind = seen(
         loader=loader(listing=None),
