@@ -16,6 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from hashbench.errors import HashbenchError
 from hashbench.records import OpRecord, Result, TensorDigest, Trace
 from hashbench.tools.pipeline.observed import (
@@ -135,6 +137,13 @@ def seen(**changes: Any) -> Observed:
 
 def check(observed: Observed | None = None, *, repetition: Repetition | None = None, name: str = "check") -> Check:
     return Check(name, observed or seen(), repetition)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 class Zygotes:

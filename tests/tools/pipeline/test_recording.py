@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torchvision import transforms
 
 from hashbench.run.rng import global_state_digests, preserved_rng, reset_rng_state
-from hashbench.tools.pipeline.loading import dissect
 from hashbench.tools.pipeline.observed import Batch
 from hashbench.tools.pipeline.recording import content_digest, first_batches, matched
 from tests.tools.pipeline.pipeline_helpers import PIPELINES
@@ -128,15 +127,6 @@ def test_what_a_collate_fn_and_a_stream_drew_is_noted_with_the_batch(workers: in
     ):
         _, seen, _ = first_batches(loader, steps=2, modules=(), note=lambda _moment: None)
         assert [batch.drew for batch in seen.batches] == [drew, drew]
-
-
-def test_a_global_generator_is_not_also_one_of_the_datasets_own() -> None:
-    class Holding:
-        def __init__(self) -> None:
-            self.normal, self.random, self.torch = np.random.normal, random.random, torch.default_generator
-            self.own = np.random.default_rng(3)
-
-    assert list(dissect(Holding()).generators) == ["dataset.own"]
 
 
 def note(worker: int, digest: str) -> Batch:
