@@ -55,9 +55,9 @@ class Itemwise:
 
 
 def draws(call: ItemCall) -> bool | None:
-    """Whether the call draws random numbers: it gives other results after another seed, or a kernel of it takes numbers
-    from torch's generator, which the call may seed and put back itself; ``None`` where it gives other results after the
-    same seed, too."""
+    """Return True if the call draws random numbers: it gives other results after another seed, or a kernel of it takes
+    numbers from torch's generator, which the call may seed and put back itself; ``None`` where it gives other results
+    after the same seed, too."""
     one, other = (call.run(seed=seed)[0] for seed in (SEED, SEED + 1))
     if not _all_close(one, other):
         return True if _all_close(one, call.run()[0]) else None
@@ -84,7 +84,8 @@ class _Drawing(TraceCallback):
 
 
 def find_axis(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Itemwise | None:
-    """The call with its items, the first dimension of its first tensor before all others; ``None`` where it has none.
+    """Find the item axes of a call, the first dimension of its first tensor before all others; ``None`` where it has
+    none.
 
     Raises:
         NotItemwiseError: an argument has no plain memory.
@@ -106,10 +107,10 @@ def find_axis(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Itemwis
 
 
 def _with_fewest_axes(found: Itemwise, first: int) -> Itemwise:
-    """The call with an axis in the tensor number ``first``, and in those others that the op does not take as they are
-    beside fewer items, where another dimension of the first is as large as the batch: they may be statistics of as many
-    channels. Kernels that check no sizes write beyond such a tensor where it is cut, or not widened, as the items
-    are."""
+    """Keep the axis in the tensor number ``first``, and in those others that the op does not take as they are beside
+    fewer items, where another dimension of the first is as large as the batch: they may be statistics of as many
+    channels. Kernels that check no sizes write beyond such a tensor where it is cut, or not widened, as the items are.
+    """
     if found.call.tensors[first].shape.count(found.call.items) < 2:
         return found
     for place in range(len(found.call.axes)):
@@ -126,10 +127,10 @@ def _holds_indices(tensor: torch.Tensor) -> bool:
 def _assignments(
     shapes: Sequence[tuple[int, ...]], leading: Sequence[int]
 ) -> Iterator[tuple[int, tuple[ItemAxis | None, ...], int]]:
-    """Ways to give tensors of these shapes an axis: the number of the one that decides, the axes, and the number of
-    items. The first dimension of the ``leading`` tensors, then the next (the first tensor; others are weights, unless
-    they hold indices or the first is a single number); of the rest the dimension of that size at the same place,
-    counted from either end, none, or another."""
+    """Yield ways to give tensors of these shapes an item axis: the number of the one that decides, the axes, and the
+    number of items. The first dimension of the ``leading`` tensors, then the next (the first tensor; others are
+    weights, unless they hold indices or the first is a single number); of the rest the dimension of that size at the
+    same place, counted from either end, none, or another."""
     for dim, first in itertools.product(range(max(map(len, shapes), default=0)), leading):
         if len(shapes[first]) > dim and (items := shapes[first][dim]) > 1:
             choices = [
@@ -147,8 +148,8 @@ def _choices(shape: tuple[int, ...], dim: int, dims: int, items: int) -> list[It
 
 
 def _verified(call: ItemCall, *, step: int = 1) -> Itemwise | None:
-    """The call with the axes of its outputs where one more item in is one more out, or with a ``step`` of -1 one less,
-    and their order is kept."""
+    """Find the axes of the outputs, where one more item in is one more out, or with a ``step`` of -1 one less, and
+    their order is kept."""
     everybody = [*range(call.items)]
     order = [*everybody[1:], 0]
     other = [*everybody, 0] if step == 1 else everybody[:-1]
@@ -170,8 +171,8 @@ def _verified(call: ItemCall, *, step: int = 1) -> Itemwise | None:
 def _axis_of(
     base: torch.Tensor, changed: torch.Tensor, turned: torch.Tensor, *, step: int, order: Sequence[int]
 ) -> ItemAxis | None:
-    """The dimension of an output that changed with the number of items, by ``step``, and has them in their ``order``;
-    ``None`` where none did.
+    """Return the dimension of an output that changed with the number of items, by ``step``, and has them in their
+    ``order``; ``None`` where none did.
 
     Raises:
         NotItemwiseError: what changed are not items.
@@ -190,7 +191,7 @@ def _axis_of(
 
 
 def _is_coupled(call: ItemCall, base: Sequence[torch.Tensor]) -> bool:
-    """Whether the content of the other items changes one by more than rounding does."""
+    """Return True if the content of the other items changes one by more than rounding does."""
     for kept in (0, call.items - 1):
         left = call.select([kept] * call.items).run()[0]
         for there, here, axis in zip(base, left, call.outputs, strict=True):
@@ -206,7 +207,7 @@ def _all_close(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bo
 
 
 def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors are equal but for rounding."""
+    """Return True if two tensors are equal but for rounding."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     if not (one.is_floating_point() or one.is_complex()):
@@ -218,8 +219,8 @@ def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def with_items(call: ItemCall, count: int) -> ItemCall:
-    """The call on ``count`` items: its own, then copies of them, each with its floating-point numbers multiplied by one
-    factor of its own below 1, since it cannot be told where an item went that equals another."""
+    """Return the call on ``count`` items: its own, then copies of them, each with its floating-point numbers multiplied
+    by one factor of its own below 1, since it cannot be told where an item went that equals another."""
     chosen = call.select([item % call.items for item in range(count)])
     factors = 1 - torch.arange(count, dtype=torch.float64).sub(call.items - 1).clamp(min=0) / (2 * count)
     for tensor, axis in zip(chosen.tensors, chosen.axes, strict=True):
@@ -233,10 +234,10 @@ def with_items(call: ItemCall, count: int) -> ItemCall:
 
 
 def widened(found: Itemwise) -> Iterator[Itemwise]:
-    """The call with inner dimensions of one size made wider, for each of a few sizes for which the op takes that. Rows
-    and columns are drawn among those that are there, so that what an op asks of its numbers mostly holds; each number
-    becomes smaller by up to an eighth, so that no two rows are equal: what a decomposition leaves of a matrix that is
-    singular for that reason is not defined."""
+    """Yield the call with inner dimensions of one size made wider, for each of a few sizes for which the op takes that.
+    Rows and columns are drawn among those that are there, so that what an op asks of its numbers mostly holds; each
+    number becomes smaller by up to an eighth, so that no two rows are equal: what a decomposition leaves of a matrix
+    that is singular for that reason is not defined."""
     call = found.call
     classes: dict[int, None] = {}
     for tensor, axis in zip(call.tensors, call.axes, strict=True):
@@ -253,8 +254,8 @@ def widened(found: Itemwise) -> Iterator[Itemwise]:
 
 
 def _wide(call: ItemCall, size: int, wide: int, *, with_numbers: bool) -> ItemCall | None:
-    """The call with ``wide`` in place of every inner ``size``, and with ``with_numbers`` of every such whole number
-    among its arguments; ``None`` where a tensor grows too large."""
+    """Return the call with ``wide`` in place of every inner ``size``, and with ``with_numbers`` of every such whole
+    number among its arguments; ``None`` where a tensor grows too large."""
     generator = torch.Generator().manual_seed(SEED)
     drawn = torch.randint(size, (wide,), generator=generator)
     axes = iter(call.axes)

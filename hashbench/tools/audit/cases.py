@@ -52,20 +52,21 @@ class Case:
 
 @functools.cache
 def op_database() -> dict[str, Any]:
-    """Torch's own entries by name, ``linalg.norm.subgradients_at_zero`` where an op has several. Freezes flags."""
+    """Return torch's own entries by name, ``linalg.norm.subgradients_at_zero`` where an op has several. Freezes
+    flags."""
     from torch.testing._internal.common_methods_invocations import op_db
 
     return {f"{entry.name}.{entry.variant_test_name}".rstrip("."): entry for entry in op_db}
 
 
 def catalog() -> list[tuple[str, str]]:
-    """Every ``(source, op)`` that there is to audit."""
+    """List every ``(source, op)`` that can be audited."""
     stressed = dict.fromkeys(line.op for line in stress_lines())
     return [*(("op_db", name) for name in op_database()), *(("stress", name) for name in stressed)]
 
 
 def cases_of(source: str, op: str, options: AuditOptions) -> Iterator[tuple[str, list[Case] | Exception]]:
-    """For each of the dtypes that the op takes: its name, and its cases or what making them raised."""
+    """Yield for each dtype that the op takes its name, and its cases or the exception that making them raised."""
     for dtype in options.dtypes:
         reset_rng_state(options.seed)  # per dtype, so that inputs do not depend on what else was asked for
         try:
@@ -93,8 +94,8 @@ def _sampled(op: str, dtype: str, options: AuditOptions) -> list[Case]:
 
 
 def chosen_samples(sizes: Sequence[int], *, most: int) -> tuple[int, ...]:
-    """The numbers of at most ``most`` samples, in their order: half of them (rounded up) the largest, the others spread
-    evenly over the rest, since each differs from its neighbours in an option.
+    """Choose the numbers of at most ``most`` samples, in their order: half of them (rounded up) the largest, the others
+    spread evenly over the rest, since each differs from its neighbours in an option.
 
     >>> chosen_samples([1, 9, 1, 8, 1, 1], most=4)
     (0, 1, 3, 5)
@@ -109,7 +110,7 @@ def chosen_samples(sizes: Sequence[int], *, most: int) -> tuple[int, ...]:
 
 
 def described(call: FunctionCall) -> str:
-    """The arguments on one short line: shapes of tensors, values of the rest."""
+    """Describe the arguments on one short line: shapes of tensors, values of the rest."""
     shown = [*map(_shown, call.args), *((name, _shown(value)) for name, value in (call.kwargs or {}).items())]
     text = argument_text(shown).replace("'", "")
     return text if len(text) <= LONGEST_INPUTS else f"{text[: LONGEST_INPUTS - 1]}…"
@@ -144,7 +145,7 @@ class StressLine:
 
 @functools.cache
 def stress_lines() -> tuple[StressLine, ...]:
-    """The lines of the table."""
+    """Return the lines of the table."""
     with TABLE.open(encoding="utf-8", newline="") as file:  # of this package, and read by workers: without pandas
         return tuple(StressLine(**line) for line in csv.DictReader(file))
 
@@ -160,8 +161,8 @@ def _stressed(op: str, dtype: str, options: AuditOptions) -> list[Case]:
 
 
 def built(line: StressLine, *, dtype: torch.dtype, device: str, seed: int) -> FunctionCall:
-    """The call of a line with fresh arguments, the same for the same seed; :class:`HashbenchError` where torch has no
-    such function, or its arguments do not parse or name something else than a builder."""
+    """Build the call of a line with fresh arguments, the same for the same seed; :class:`HashbenchError` where torch
+    has no such function, or its arguments do not parse or name something else than a builder."""
     try:
         function = operator.attrgetter(line.call)(torch)
         tree = ast.parse(f"call({line.arguments})", mode="eval").body
@@ -185,7 +186,7 @@ class Builders:
         self._generator = torch.Generator().manual_seed(seed)
 
     def _tensor(self, values: torch.Tensor) -> torch.Tensor:
-        """``values`` in the dtype of the sample; what is differentiated asks for a gradient."""
+        """Return ``values`` in the dtype of the sample; what is differentiated asks for a gradient."""
         made = values.to(self._dtype).to(self._device)
         return made.requires_grad_(self._differentiable and made.is_floating_point())
 
@@ -219,7 +220,8 @@ class Builders:
         return self._tensor(drawn @ drawn.T + size * torch.eye(size))
 
     def sparse(self, *sizes: int) -> torch.Tensor:
-        """``sizes`` are the shape and the number of entries, of which many stand in one place."""
+        """Build a sparse tensor: ``sizes`` are the shape and the number of entries, of which many stand in one
+        place."""
         *shape, count = sizes
         indices = torch.stack([torch.randint(0, size, (count,), generator=self._generator) for size in shape])
         values = torch.randn(count, generator=self._generator).to(self._dtype)
@@ -239,7 +241,7 @@ BUILDERS = frozenset(name for name in vars(Builders) if not name.startswith("_")
 
 
 def _value(node: ast.expr, builders: Builders, named: dict[str, Any]) -> Any:
-    """What ``node`` stands for: a literal, a list, ``(name := …)``, a name, or the call of a builder."""
+    """Evaluate ``node``: a literal, a list, ``(name := …)``, a name, or the call of a builder."""
     match node:
         case ast.NamedExpr(target=ast.Name(id=name), value=inner):
             named[name] = _value(inner, builders, named)
@@ -262,7 +264,8 @@ SHIFTS = (0, 1, 2, 3, 4, 6, 8, 12)
 
 
 def at_offset(call: FunctionCall, run: int) -> FunctionCall:
-    """The call with every plain tensor among its arguments at the offset of run number ``run`` in a larger one."""
+    """Return the call with every plain tensor among its arguments at the offset of run number ``run`` in a larger
+    one."""
     shift = SHIFTS[run % len(SHIFTS)]
     args = tuple(_shifted(value, shift) if isinstance(value, torch.Tensor) else value for value in call.args)
     return FunctionCall(call.function, args, call.kwargs)
@@ -300,7 +303,7 @@ class Outcomes:
     failure: Measured | None = None
 
     def add(self, outcome: int, *, poison: int | None) -> None:
-        """One more run."""
+        """Count one more run."""
         if poison is None:
             self.plain.append(outcome)
         else:
@@ -324,7 +327,7 @@ class Outcomes:
 
 
 def follows_poison(poisoned: Mapping[int, set[int]]) -> bool:
-    """Whether each content of unwritten memory gives one outcome of its own."""
+    """Return True if each content of unwritten memory gives one outcome of its own."""
     alone = [outcome for outcomes in poisoned.values() if len(outcomes) == 1 for outcome in outcomes]
     return len(alone) == len(controls.POISONS) == len(set(alone))
 
@@ -339,8 +342,8 @@ class Measurement:
         self.passes = {setting: {phase: Outcomes() for phase in phases} for setting in FLAG}
 
     def run(self, setting: str, number: int, *, seed: int, poison: int | None = None) -> None:
-        """One more run. What has raised, or differs anyway, is not run on other memory; a pass that raised is not run
-        again."""
+        """Make one more run. What has raised, or differs anyway, is not run on other memory; a pass that raised is not
+        run again."""
         passes, case = self.passes[setting], self.case
         forward, backward = passes["forward"], passes.get("backward")
         if forward.error or (poison is not None and (case.moved or forward.measured is Measured.DIFFERS)):
@@ -391,7 +394,8 @@ def _noted(outcomes: Outcomes) -> Iterator[None]:
 
 
 def fingerprint(value: Any, call: FunctionCall | None = None) -> int:
-    """Equal for equal results and, with ``call``, for equal arguments after it, bit by bit; strides count."""
+    """Hash a result: equal for equal results and, with ``call``, for equal arguments after it, bit by bit; strides
+    count."""
     parts = [*flatten(value, "output"), *(named_tensors(call.named()) if call is not None else ())]
     with torch.no_grad():
         contents = [digest(item.detach()) if isinstance(item, torch.Tensor) else repr(item) for _, item in parts]
@@ -399,8 +403,8 @@ def fingerprint(value: Any, call: FunctionCall | None = None) -> int:
 
 
 def gradients(case: Case, call: FunctionCall, value: Any, *, seed: int) -> dict[str, Any] | None:
-    """Gradients of the arguments, by name, for a random cotangent that is the same in every run; ``None`` where no
-    output depends on an input that asks for one."""
+    """Compute gradients of the arguments, by name, for a random cotangent that is the same in every run; ``None`` where
+    no output depends on an input that asks for one."""
     value = case.process(value) if case.process is not None else value
     outputs = [tensor for _, tensor in named_tensors(value) if tensor.requires_grad]
     inputs = {name: tensor for name, tensor in named_tensors(call.named()) if tensor.requires_grad and tensor.is_leaf}

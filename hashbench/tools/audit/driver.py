@@ -69,7 +69,7 @@ class AuditRequest:
 
 
 def chosen_ops(known: Sequence[Op], *, only: Collection[str], filters: Sequence[str]) -> tuple[Op, ...]:
-    """The ops that are named or that match one of the regular expressions; all where neither says.
+    """Choose the ops that are named or that match one of the regular expressions; all where neither says.
     :class:`HashbenchError` where a name is unknown, an expression is invalid, or nothing is left."""
     names = {name for _, name in known}
     for name in only:
@@ -85,7 +85,8 @@ def chosen_ops(known: Sequence[Op], *, only: Collection[str], filters: Sequence[
 
 
 def groups_of(ops: Sequence[Op], *, size: int) -> list[tuple[Op, ...]]:
-    """The ops in groups of about ``size``, dealt like cards: neighbours, which take equally long, are spread."""
+    """Split the ops into groups of about ``size``, dealt like cards: neighbours, which take equally long, are
+    spread."""
     number = max(1, -(-len(ops) // size))
     return [tuple(ops[start::number]) for start in range(number)]
 
@@ -124,7 +125,7 @@ def audit(
 
 
 def _repros_served(request: AuditRequest) -> AbstractContextManager[None]:
-    """On the CPU repros are forks of one Python that has loaded torch, as in a sweep."""
+    """Serve repros on the CPU as forks of one Python that has loaded torch, as in a sweep."""
     if not request.kind.runs_repros or request.options.device != "cpu":
         return contextlib.nullcontext()
     return fresh_process.served(fresh_process.TORCH_ALONE, environment=WORKER_VARIABLES, at_once=False)
@@ -158,7 +159,7 @@ class _Audit:
     losses: int = 0
 
     def run(self, environment: Mapping[str, Any]) -> tuple[Any, ...]:
-        """From the choice of ops to the table, which is written on Ctrl-C too."""
+        """Run the audit and write its table, on Ctrl-C too."""
         path, request = self.folder.path, self.request
         (path / "ops").mkdir(exist_ok=True)
         try:
@@ -192,8 +193,8 @@ class _Audit:
         return [op for op in ops if read_op(self.folder.path, op, self.request.kind.rows) is None]
 
     def _ops_before(self) -> tuple[Op, ...]:
-        """The ops of the audit that is resumed, which must have been asked for with the same options; none where this
-        is a new one."""
+        """Return the ops of the audit that is resumed, which must have been asked for with the same options; none where
+        this is a new one."""
         path = self.folder.path / MANIFEST_FILE
         if not path.exists():
             return ()
@@ -245,7 +246,7 @@ class _Audit:
         )
 
     def _end(self, result: TaskResult) -> str:
-        """What follows from the end of a worker; a text where one op killed its process."""
+        """Handle the end of a worker; return a text where one op killed its process."""
         task = result.task
         row = left_row(Path(task.row_path), result.row, task.spec, mode="")
         unwritten = result.storage_error or (row.error if row is not None and row.accuracy != Status.PASS else "")
@@ -276,7 +277,7 @@ class _Audit:
         return f"{row.op}: {row.verdict}"
 
     def _row_without_answer(self, op: Op, result: TaskResult) -> Any:
-        """The one row of an op that ended its own process: by what it did, or by taking longer than it may."""
+        """Make the one row of an op that ended its own process: by what it did, or by taking longer than it may."""
         seconds = self.request.seconds
         timed_out = result.timed_out or result.wall_seconds >= seconds
         if timed_out:
@@ -288,7 +289,7 @@ class _Audit:
 
 
 def _catalog(folder: Path) -> list[Op]:
-    """Every op there is, as a process of this audit or of its earlier part wrote it down: only a process of its own may
+    """List every op, as a process of this audit or of its earlier part wrote it down: only a process of its own may
     import torch's test helpers."""
     path = folder / CATALOG_FILE
     known = _read_catalog(path)
@@ -306,7 +307,7 @@ def _catalog(folder: Path) -> list[Op]:
 
 
 def _read_catalog(path: Path) -> list[Op]:
-    """The ops in the file; empty where there is none, or it is damaged."""
+    """Read the ops in the file; empty where there is none, or it is damaged."""
     with contextlib.suppress(OSError, ValueError):
         return list(from_json(tuple[tuple[str, str], ...], read_json(path)))
     return []

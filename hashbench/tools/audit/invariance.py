@@ -52,7 +52,7 @@ def run_group(spec: ModelSpec, options: RunOptions) -> Row:
 
 
 def rows_of(source: str, op: str, options: AuditOptions, *, folder: Path | None = None) -> Iterator[InvarianceRow]:
-    """Every row of one op; repros go into ``folder``."""
+    """Yield every row of one op; repros go into ``folder``."""
     search, threads = _Search(options, folder), torch.get_num_threads()
     for dtype, made in cases.cases_of(source, op, options):
         if isinstance(made, Exception):
@@ -75,7 +75,7 @@ class _Search:
         self.shown: set[str] = set()
 
     def rows_of_case(self, case: Case) -> Iterator[InvarianceRow]:
-        """A row for the sample as it is, and for each widened one."""
+        """Yield a row for the sample as it is, and for each widened one."""
         row = InvarianceRow(
             self.options.device, case.source, case.op, case.dtype, case.sample, "", Invariance.FAILS, inputs=case.inputs
         )
@@ -111,7 +111,8 @@ class _Search:
         return self._explained(call, row, sizes)
 
     def _explained(self, call: ItemCall, row: InvarianceRow, sizes: tuple[int, ...]) -> InvarianceRow:
-        """The row with the cause, which is that of the kernel where one is named; for an op's first such a repro."""
+        """Return the row with the cause, which is that of the kernel where one is named; for an op's first such a
+        repro."""
         started = thread_time()
         found = kernel_of(call, sizes)
         kernel = found.call if found is not None else None
@@ -151,7 +152,7 @@ class _Search:
 
 
 def _whole(call: FunctionCall) -> ItemCall:
-    """The call as a sample has it, its items not known yet."""
+    """Return the call as a sample has it, its items not known yet."""
     kwargs = dict(call.kwargs or {})
     axes = (None,) * len(tensors_in([*call.args, *kwargs.values()]))
     return ItemCall(call.function, tuple(call.args), kwargs, 1, axes, (), settings=settings())
@@ -165,8 +166,8 @@ def _differs(call: ItemCall, size: int, reference: tuple[tuple[int, ...], ...]) 
 
 
 def measured(call: ItemCall) -> tuple[Invariance, tuple[int, ...]]:
-    """What became of the items' rows, and the numbers of items at which they are other than among all. All numbers are
-    tried where one of a few shows a difference."""
+    """Measure the items' rows: what became of them, and the numbers of items at which they are other than among all.
+    All numbers are tried where one of a few shows a difference."""
     runs = [call.run()[0] for _ in range(2)]  # in other memory: the tensors of the first are still there
     reference, again = (digests_of(left, call.outputs, call.items) for left in runs)
     if again != reference:

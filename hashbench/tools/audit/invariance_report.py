@@ -21,7 +21,7 @@ _LISTED = (Invariance.DEPENDS, Invariance.PLACE, Invariance.UNSTEADY, Invariance
 
 
 def findings(rows: Iterable[InvarianceRow]) -> list[tuple[str, ...]]:
-    """One line for each op whose rows depend on the batch, with how many of its samples with a batch axis do."""
+    """Format one line for each op whose rows depend on the batch, with how many of its samples with a batch axis do."""
     groups: dict[tuple[Invariance, str], list[InvarianceRow]] = {}
     measured: Counter[str] = Counter()
     for row in rows:
@@ -36,7 +36,7 @@ def findings(rows: Iterable[InvarianceRow]) -> list[tuple[str, ...]]:
 
 
 def coupled(rows: Iterable[InvarianceRow]) -> str:
-    """The ops of which a sample computes over the items of the batch."""
+    """Return the ops of which a sample computes over the items of the batch."""
     return ", ".join(sorted({row.op for row in rows if row.verdict == Invariance.COUPLED}))
 
 
@@ -57,8 +57,8 @@ def _line(verdict: Invariance, op: str, rows: Sequence[InvarianceRow], measured:
 
 
 def summary(rows: Sequence[InvarianceRow], *, style: str = "simple") -> str:
-    """For a terminal: the ops that depend on the batch, those that compute over it, then the counts. With the style
-    ``github`` for a page of documentation, which has no repros beside it."""
+    """Format for a terminal: the ops that depend on the batch, those that compute over it, then the counts. With the
+    style ``github`` for a page of documentation, which has no repros beside it."""
     if not rows:
         return "No op was run."
     columns = COLUMNS[:-1] if style == "github" else COLUMNS
@@ -100,8 +100,8 @@ _NOTHING_TO_MEASURE = (Invariance.NO_AXIS, Invariance.RANDOM)
 
 
 def decide(base: str, new: str, *, asked: bool = True) -> InvarianceOutcome:
-    """What became of a sample whose verdict was ``base`` and is ``new``; empty: no row, which only one of the two may
-    be."""
+    """Return the outcome of a sample whose verdict was ``base`` and is ``new``; empty: no row, which only one of the
+    two may be."""
     if not base and not new:
         raise ValueError("neither audit has this sample")
     if not new:
@@ -144,7 +144,7 @@ def _change(
 
 
 def _moved(base: InvarianceRow, new: InvarianceRow) -> str:
-    """What is another one of two rows: the kernel, from how many items on, and the numbers of items that differ."""
+    """Describe what two rows differ in: the kernel, from how many items on, and the numbers of items that differ."""
     told = (("kernel", "kernel"), ("smallest_batch", "smallest batch"), ("sizes", "sizes"))
     values = ((word, getattr(base, name), getattr(new, name)) for name, word in told)
     return "; ".join(f"{word}: {old} → {now}" for word, old, now in values if old and now and old != now)

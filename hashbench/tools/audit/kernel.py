@@ -18,8 +18,8 @@ from hashbench.trace.callbacks import TraceCallback
 
 
 def kernel_of(call: ItemCall, sizes: Sequence[int]) -> BatchFinding | None:
-    """Where the rows of the items came to differ from those among all at one of these numbers of items: the first and
-    the last of them are tried, and the others where these name no kernel; without any number, at another place. The
+    """Find where the rows of the items came to differ from those among all at one of these numbers of items: the first
+    and the last of them are tried, and the others where these name no kernel; without any number, at another place. The
     best of what is found has a call that can be repeated. ``None`` where runs fail, or no other place was found."""
     ends = [*dict.fromkeys([*sizes[:1], *sizes[-1:]])]
     tried = [range(size) for size in [*ends, *sizes[1:-1]]] if sizes else [*itertools.islice(_moved(call), 1)]
@@ -35,7 +35,7 @@ def kernel_of(call: ItemCall, sizes: Sequence[int]) -> BatchFinding | None:
 
 
 def located(call: ItemCall, chosen: range) -> BatchFinding | None:
-    """Where a run of ``call`` on its items ``chosen``, which are not all, came to differ from one on all; ``None``
+    """Find where a run of ``call`` on its items ``chosen``, which are not all, came to differ from one on all; ``None``
     where a run fails."""
     some = call.select(chosen)
 
@@ -69,8 +69,8 @@ def _names(left: list[torch.Tensor]) -> list[str]:
 
 
 def _moved(call: ItemCall) -> Iterator[range]:
-    """Items from one on, some of which come out otherwise when they are moved to the front: those before are left
-    out."""
+    """Choose items from one on, some of which come out otherwise when they are moved to the front: those before are
+    left out."""
     reference = call.rows()
     for first in _shifts(call.items):
         if call.select(range(first, call.items)).rows() != reference[first:]:
@@ -78,7 +78,8 @@ def _moved(call: ItemCall) -> Iterator[range]:
 
 
 def another_order(call: ItemCall) -> list[int]:
-    """The items in an order in which some come out otherwise than in their own; backwards where none was found."""
+    """Return the items in an order in which some come out otherwise than in their own; backwards where none was
+    found."""
     everybody, reference = [*range(call.items)], call.rows()
     orders = (everybody[first:] + everybody[:first] for first in _shifts(call.items))
     differing = (order for order in orders if call.select(order).rows() != tuple(reference[item] for item in order))

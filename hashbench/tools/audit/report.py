@@ -35,15 +35,15 @@ _WIDTH = 60
 
 
 def counts(rows: Iterable[AuditRow | InvarianceRow], verdicts: Iterable[str]) -> list[tuple[str, int, int]]:
-    """``(verdict, ops, samples)`` in the order of ``verdicts``. An op may be in several."""
+    """Count ``(verdict, ops, samples)`` in the order of ``verdicts``. An op may be in several."""
     samples = Counter((row.verdict, row.source, row.op) for row in rows)
     of_verdicts = {word: [count for (verdict, *_), count in samples.items() if verdict == word] for word in verdicts}
     return [(word, len(of_ops), sum(of_ops)) for word, of_ops in of_verdicts.items() if of_ops]
 
 
 def findings(rows: Sequence[AuditRow]) -> list[dict[str, str]]:
-    """One line for each verdict but ``as documented``, op and pass. ``documented but never seen here`` only where no
-    sample of the op shows what is documented."""
+    """Format one line for each verdict but ``as documented``, op and pass. ``documented but never seen here`` only
+    where no sample of the op shows what is documented."""
     seen = {(row.op, row.phase) for row in rows if _confirms(row)}
     unseen = AuditVerdict.NEVER_SEEN
     return _lines(
@@ -54,7 +54,7 @@ def findings(rows: Sequence[AuditRow]) -> list[dict[str, str]]:
 
 
 def confirmed(rows: Iterable[AuditRow]) -> list[dict[str, str]]:
-    """One line for each op that differs or is refused as torch documents it."""
+    """Format one line for each op that differs or is refused as torch documents it."""
     return _lines(filter(_confirms, rows))
 
 
@@ -72,7 +72,7 @@ def _lines(rows: Iterable[AuditRow]) -> list[dict[str, str]]:
 
 
 def values_of(rows: Iterable[AuditRow | InvarianceRow], column: str) -> list[str]:
-    """What these rows have in a column, each once."""
+    """Return the distinct values of a column."""
     return list(dict.fromkeys(filter(None, (getattr(row, column) for row in rows))))
 
 
@@ -93,7 +93,7 @@ def _line(verdict: AuditVerdict, op: str, phase: str, rows: Sequence[AuditRow]) 
 
 
 def summary(rows: Sequence[AuditRow]) -> str:
-    """For a terminal: the findings, then the counts."""
+    """Format for a terminal: the findings, then the counts."""
     listed = [[*line.values()] for line in findings(rows) if line["verdict"] != AuditVerdict.NEVER_SEEN]
     parts = [tabulate(listed, headers=COLUMNS)] if listed else []
     parts.append(table_of_counts(rows, AuditVerdict) if rows else "No op was run.")
@@ -101,7 +101,7 @@ def summary(rows: Sequence[AuditRow]) -> str:
 
 
 def tables_as_markdown(rows: Sequence[AuditRow]) -> str:
-    """For a page of documentation: the counts, the findings, then what is as documented because it was seen."""
+    """Format for a page of documentation: the counts, the findings, then what is as documented because it was seen."""
     parts = [table_of_counts(rows, AuditVerdict, style="github")]
     for title, lines in (("", findings(rows)), ("Seen as torch documents it:", confirmed(rows))):
         if lines:
@@ -111,7 +111,7 @@ def tables_as_markdown(rows: Sequence[AuditRow]) -> str:
 
 
 def table_of_counts(rows: Iterable[AuditRow | InvarianceRow], verdicts: Iterable[str], *, style: str = "simple") -> str:
-    """A table of :func:`counts`."""
+    """Return a table of :func:`counts`."""
     return tabulate(counts(rows, verdicts), headers=("verdict", "ops", "samples"), tablefmt=style)
 
 
@@ -143,8 +143,9 @@ AuditComparison = Comparison[AuditRow, AuditOutcome]
 
 
 def kind_of(row: AuditRow) -> str:
-    """``differs``, ``differs under the flag``, ``raises`` under it, ``unmeasured`` or ``agrees``, as far as results go;
-    what is documented plays no part, so that a new sentence in torch's documentation fixes nothing."""
+    """Classify a row: ``differs``, ``differs under the flag``, ``raises`` under it, ``unmeasured`` or ``agrees``, as
+    far as results go; what is documented plays no part, so that a new sentence in torch's documentation fixes nothing.
+    """
     if row.verdict in UNMEASURED:
         return "unmeasured"
     if row.verdict == AuditVerdict.UNDER_THE_FLAG:
@@ -156,8 +157,8 @@ def kind_of(row: AuditRow) -> str:
 
 
 def decide(base: str, new: str, *, asked: bool = True) -> AuditOutcome:
-    """What became of a sample of kind ``base`` (see :func:`kind_of`) that is now of kind ``new``; empty: no row, which
-    only one of the two may be."""
+    """Return the outcome of a sample of kind ``base`` (see :func:`kind_of`) that is now of kind ``new``; empty: no row,
+    which only one of the two may be."""
     if not base and not new:
         raise ValueError("neither audit has this sample")
     if not new:
@@ -190,8 +191,8 @@ def compared(
     change: Callable[[tuple[str, ...], R | None, R | None], Change[R, B]],
     remarks: Iterable[str] = (),
 ) -> Comparison[R, B]:
-    """Two audits of these ``rows``, what became of each sample told by ``change``, of its key and both its rows; with
-    ``remarks`` on the whole."""
+    """Compare two audits of these ``rows``, what became of each sample told by ``change``, of its key and both its
+    rows; with ``remarks`` on the whole."""
     old, now = ({rows.key_of(row): row for row in audit.rows} for audit in (base, new))
     machines = environment_changes(base.environments, new.environments)
     unknown = [
@@ -207,7 +208,8 @@ def compared(
 
 
 def other_conditions(base: Any, new: Any, names: Iterable[str]) -> str:
-    """The first of these columns in which two rows are not about the same, ``threads: 2 → 4``; empty where none is."""
+    """Return the first of these columns in which two rows are not about the same, ``threads: 2 → 4``; empty where none
+    is."""
     values = ((name, getattr(base, name), getattr(new, name)) for name in names)
     return next((f"{name}: {old} → {now}" for name, old, now in values if old and now and old != now), "")
 
@@ -240,7 +242,7 @@ MOST_LISTED = 200
 
 
 def as_text(comparison: Comparison[Any, Any]) -> str:
-    """For a terminal; what is different between the machines comes first, torch's version before all."""
+    """Format for a terminal; what is different between the machines comes first, torch's version before all."""
     machines = [
         f"{one_line(change.key)}: {one_line(change.base) or '(none)'} → {one_line(change.new) or '(none)'}"
         for change in comparison.environment
@@ -252,7 +254,7 @@ def as_text(comparison: Comparison[Any, Any]) -> str:
 
 
 def _listed(comparison: Comparison[Any, Any]) -> Iterator[list[str]]:
-    """For each outcome that asks for attention a title and its samples."""
+    """Yield for each outcome that asks for attention a title and its samples."""
     for outcome, count in comparison.counts.items():
         if outcome not in COUNTED_ONLY:
             changes = [change for change in comparison.changes if change.outcome is outcome][:MOST_LISTED]
@@ -262,12 +264,12 @@ def _listed(comparison: Comparison[Any, Any]) -> Iterator[list[str]]:
 
 
 def as_markdown(comparison: Comparison[Any, Any]) -> str:
-    """For a pull request."""
+    """Format for a pull request."""
     return "```text\n" + as_text(comparison).replace("```", "'''") + "\n```"
 
 
 def as_json(comparison: Comparison[Any, Any]) -> str:
-    """Everything but what is unchanged, for another program."""
+    """Format everything but what is unchanged, for another program."""
     content = {
         "base": comparison.base,
         "new": comparison.new,
@@ -285,7 +287,7 @@ def as_json(comparison: Comparison[Any, Any]) -> str:
 
 
 def as_csv(comparison: Comparison[Any, Any]) -> str:
-    """One line for each sample, the worst first."""
+    """Format one line for each sample, the worst first."""
     columns = next((_columns(change) for change in comparison.changes), KEY)
     lines = [csv_line([*columns, "outcome", "base", "new", "note"])]
     for change in comparison.changes:
@@ -295,7 +297,7 @@ def as_csv(comparison: Comparison[Any, Any]) -> str:
 
 
 def _fields(change: Change[Any, Any]) -> Mapping[str, str | None]:
-    """The key, the outcome and both verdicts (``None``: no row) of a sample, by column."""
+    """Return the key, the outcome and both verdicts (``None``: no row) of a sample, by column."""
     verdicts = (None if row is None else row.verdict for row in (change.base, change.new))
     columns = (*_columns(change), "outcome", "base", "new")
     return dict(zip(columns, (*change.key, change.outcome, *verdicts), strict=True))

@@ -96,7 +96,7 @@ def run_ops(spec: ModelSpec, options: RunOptions, rows: Callable[[str, str], Ite
 
 
 def rows_of(source: str, op: str, options: AuditOptions) -> Iterator[AuditRow]:
-    """Every row of one op."""
+    """Yield every row of one op."""
     budget, threads = Budget(options.budget), torch.get_num_threads()
     for dtype, made in cases.cases_of(source, op, options):
         if isinstance(made, Exception):
@@ -110,7 +110,7 @@ def rows_of(source: str, op: str, options: AuditOptions) -> Iterator[AuditRow]:
 
 
 def rows_of_case(measurement: Measurement, options: AuditOptions, budget: Budget) -> Iterator[AuditRow]:
-    """A row for each pass of one case."""
+    """Yield a row for each pass of one case."""
     case, passes = measurement.case, measurement.passes
     documented, only_blank = look_up_kernels(case, device=options.device, seed=options.seed, tracer=options.tracer)
     for phase in passes["off"]:
@@ -147,7 +147,7 @@ def _reached(of_passes: Mapping[str, Outcomes], phase: str) -> Outcomes:
 
 
 def verdict(listed: Collection[str], *, off: str, on: str, unfilled: str, blank: bool = False) -> AuditVerdict:
-    """The verdict on one sample. What was not measured is never ``as documented``.
+    """Return the verdict on one sample. A sample that was not measured is never ``as documented``.
 
     Args:
         listed: which of the two lists of torch's documentation name it, as
@@ -186,9 +186,9 @@ def verdict(listed: Collection[str], *, off: str, on: str, unfilled: str, blank:
 def look_up_kernels(
     case: Case, *, device: str, seed: int, tracer: str = "auto"
 ) -> tuple[dict[str, list[Documentation]], bool]:
-    """What the installed torch documents of every kernel of each pass, as one traced run shows them, and whether all
-    that the case returns is memory that nobody wrote, as the schemas say. Where the call raises, what it ran until then
-    counts."""
+    """Look up what the installed torch documents of every kernel of each pass, as one traced run shows them, and
+    whether all that the case returns is memory that nobody wrote, as the schemas say. Where the call raises, what it
+    ran until then counts."""
     trace = HashDebugTrace(tracer=tracer)
     with quiet(), applied(FLAG["off"]), contextlib.suppress(Exception):
         call = fresh_copy(case.call)
@@ -226,7 +226,7 @@ def joined(documented: Sequence[Documentation]) -> str:
 
 
 def _cause(case: Case, row: AuditRow, options: AuditOptions, budget: Budget) -> dict[str, Any]:
-    """The columns that say which kernel's outputs differed first, the mechanism, and the numbers behind it."""
+    """Return the columns that say which kernel's outputs differed first, the mechanism, and the numbers behind it."""
     setting = next((name for name in FLAG if getattr(row, name) in VARYING), "")
     if not setting:
         return {}
@@ -307,8 +307,8 @@ _EXPERIMENTS = {"off": "nondeterministic", "on": "deterministic_fill", "unfilled
 
 
 def rows_of_sweeps(folders: Iterable[Path], *, device: str) -> tuple[AuditRow, ...]:
-    """The rows that sweeps on a device of this type add: one for every model whose results differ by a kernel, and one
-    for every op that torch refused under the flag, with what the installed torch documents of it.
+    """Return the rows that sweeps on a device of this type add: one for every model whose results differ by a kernel,
+    and one for every op that torch refused under the flag, with what the installed torch documents of it.
 
     Raises:
         HashbenchError: one of ``folders`` holds no sweep.
@@ -327,7 +327,8 @@ def _rows_of_model(row: Row) -> Iterator[AuditRow]:
 
 
 def measured_in_sweep(row: Row, setting: str) -> Measured:
-    """What the captured call did under one setting of the flag; where no experiment says, what the model's runs did."""
+    """Return what the captured call did under one setting of the flag; where no experiment says, what the model's runs
+    did."""
     result = row.evidence.result(_EXPERIMENTS[setting], "call")
     if result.ran:
         return Measured.DIFFERS if result.differing else Measured.IDENTICAL

@@ -44,7 +44,7 @@ class Place:
     forward_source: str = ""
 
     def text(self, *, full: bool = False) -> str:
-        """In brackets after an op; ``full``: with the forward call."""
+        """Format the place in brackets, to stand after an op; ``full``: with the forward call."""
         words = [self.phase, self.module, f"at {self.source}" if self.source else ""]
         forward = f"; {self.forward_call}" if full and self.forward_op else ""
         return f"({', '.join(filter(None, words))}{forward})"
@@ -77,8 +77,8 @@ class Places:
             yield
 
     def note(self, op: object, frame: FrameType | None) -> None:
-        """An op is about to be called. Where it makes an autograd node, that node has its number already; the first
-        op of a ``torch.autograd.Function``, and a forward that a checkpoint computes again, have theirs too."""
+        """Note that an op is about to be called. Where it makes an autograd node, that node has its number already; the
+        first op of a ``torch.autograd.Function``, and a forward that a checkpoint computes again, have theirs too."""
         number = _get_sequence_nr() - 1
         if number < self._first or number in self._forward:
             return
@@ -89,7 +89,7 @@ class Places:
         self._forward[number] = self._known.setdefault(call, call)
 
     def now(self, frame: FrameType | None) -> Place:
-        """The place of the call that is being made."""
+        """Return the place of the call that is being made."""
         node = _current_autograd_node()
         source = caller_line(frame)
         if node is None:
@@ -150,7 +150,7 @@ class Mismatch(Mapping[str, Any]):
         return self.where.source
 
     def text(self) -> str:
-        """What differs, in one line without the op."""
+        """Describe the difference in one line without the op."""
         if self.error:
             return f"run {self.run} raised {self.error}"
         return f"{self.place} differs in {self.runs_differing} of {self.runs - 1} repetitions: {self._how()}"
@@ -212,7 +212,7 @@ class Unchecked:
 
 
 def message(mismatches: Sequence[Mismatch]) -> str:
-    """What a warning or exception says about the mismatches of one call."""
+    """Format the warning or exception on the mismatches of one call."""
     op, where = mismatches[0].op, mismatches[0].where
     lines = [f"Bitwise mismatch detected in {op} {where.text()}"]
     lines += [f"  {mismatch.text()}" for mismatch in mismatches]

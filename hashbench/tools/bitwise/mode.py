@@ -121,7 +121,7 @@ class BitwiseEquivalenceMode(TorchDispatchMode):
     # ------------------------------------------------------------------------------------------------ what was found
 
     def get_mismatches(self) -> list[Mismatch]:
-        """Every tensor or number that differed, in the order of the calls."""
+        """Return every tensor or number that differed, in the order of the calls."""
         return list(self._mismatches)
 
     @property
@@ -145,7 +145,7 @@ class BitwiseEquivalenceMode(TorchDispatchMode):
         return tuple(self._unwritten)
 
     def report(self) -> str:
-        """All of it as text: counts, then a line for each finding."""
+        """Format the findings as text: counts, then a line for each finding."""
         counted = f"{sum(self._checked.values())} calls of {len(self._checked)} ops run {self.runs} times"
         lines = [f"{counted}: {len(self._mismatches)} mismatches"]
         lines += [f"{each.op} {each.where.text(full=True)}: {each.text()}" for each in self._mismatches]
@@ -222,7 +222,7 @@ class BitwiseEquivalenceMode(TorchDispatchMode):
 
 
 def _aside() -> AbstractContextManager[Any]:
-    """Out of sight of the modes around this one: they see the first run of every op, and nothing else."""
+    """Step out of sight of the modes around this one: they see the first run of every op, and nothing else."""
     return unobserved() if _get_current_dispatch_mode_stack() or is_recorded() else nullcontext()
 
 
@@ -232,18 +232,18 @@ def _reason(error: Exception) -> str:
 
 def _check_options(runs: int, equal: str) -> None:
     if isinstance(runs, bool) or not isinstance(runs, int) or runs < 2:
-        raise HashbenchError(f"runs={runs!r}", consequence="nothing would be compared", tip="Give a number from 2 on.")
+        what = f"runs must be {'>= 2' if type(runs) is int else 'an int >= 2'}, got {runs!r}"
+        raise HashbenchError(what, consequence="nothing would be compared", tip="Pass runs=2 or more.")
     if equal not in get_args(Equality):
-        raise HashbenchError(
-            f"equal={equal!r}", consequence="it is neither way to compare", tip='Give "bits" or "values".'
-        )
+        what = f"equal must be 'bits' or 'values', got {equal!r}"
+        raise HashbenchError(what, consequence="nothing would be compared", tip="Pass one of the two.")
 
 
 # -------------------------------------------------------------------------------------------------- which ops
 
 
 def _filter(ops: Choice | Iterable[Choice] | None) -> Callable[[Any], bool]:
-    """From ``ops=`` to a question: is this overload wanted?"""
+    """Convert ``ops=`` to a predicate of overloads."""
     if ops is None:
         return lambda _: True
     # A packet of overloads is callable and iterable.
@@ -269,7 +269,7 @@ def _test(choice: Any) -> Callable[[Any], bool]:
 
 
 def _resolve(name: str) -> Any:
-    """The packet or overload called ``aten.add``, ``aten::add`` or ``aten.add.Tensor``."""
+    """Resolve the packet or overload called ``aten.add``, ``aten::add`` or ``aten.add.Tensor``."""
     parts = name.replace("::", ".").split(".")
     op: Any = None
     if len(parts) in (2, 3) and all(parts):

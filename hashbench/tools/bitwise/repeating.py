@@ -47,9 +47,9 @@ class Treatment(enum.Enum):
 
 
 def treatment_of(plan: OpPlan, *, wanted: bool, schema: bool, custom: bool, trusted: bool) -> Treatment:
-    """How calls of an op with this plan are treated, as far as the op alone decides. ``wanted``: the user's filter lets
-    it through; ``schema``: it has one; ``custom``: code other than torch's computes it; ``trusted``: torch's own
-    schemas are believed."""
+    """Decide how calls of an op with this plan are treated, as far as the op alone decides. ``wanted``: the user's
+    filter lets it through; ``schema``: it has one; ``custom``: code other than torch's computes it; ``trusted``:
+    torch's own schemas are believed."""
     if not wanted or not plan.traced or plan.blank or plan.resizes or plan.pattern is Pattern.VIEW:
         return Treatment.NOTHING_TO_CHECK
     if not schema:
@@ -72,8 +72,8 @@ def refuse_without_content(tensor: torch.Tensor) -> None:
 
 
 def _refuse_shared(plain: Sequence[torch.Tensor], odd: Sequence[torch.Tensor]) -> None:
-    """A sparse tensor whose values lie in memory that is copied would go on reading the original, and the other way
-    round."""
+    """Refuse shared memory: a sparse tensor whose values lie in memory that is copied would go on reading the original,
+    and the other way round."""
     keys = {storage_key(tensor) for tensor in plain}
     for tensor in odd:
         if keys & {storage_key(part) for part in components(tensor)} - {None}:
@@ -88,7 +88,7 @@ def _clone(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _kind_of(tensor: torch.Tensor) -> str:
-    """``sparse_coo``, ``quantized``, ``nested``, or the name of a class."""
+    """Return ``sparse_coo``, ``quantized``, ``nested``, or the name of a class."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         return type(tensor).__name__
     if tensor.is_nested or tensor.is_quantized:
@@ -107,7 +107,7 @@ class Generators:
         self.before = self.now()
 
     def now(self) -> dict[str, torch.Tensor]:
-        """States by name."""
+        """Return the states by name."""
         given = {name: generator.get_state() for name, generator in self._given.items()}
         return random_states(None, outside_torch=self._outside_torch) | given
 
@@ -119,7 +119,7 @@ class Generators:
 
 
 def moved(before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor]) -> list[str]:
-    """The names of generators whose states differ."""
+    """Return the names of generators whose states differ."""
     return [name for name, state in after.items() if name not in before or not torch.equal(before[name], state)]
 
 
@@ -127,7 +127,8 @@ def moved(before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor])
 
 
 def same(first: Any, second: Any, *, equal: Equality) -> Difference | None:
-    """``None`` where two results are the same: in every bit, or (``values``) but for NaN payloads and signs of zero."""
+    """Compare two results; ``None`` where they are the same: in every bit, or (``values``) but for NaN payloads
+    and signs of zero."""
     if _same_bits(first, second):
         return None
     if equal == "bits":
@@ -151,7 +152,8 @@ def _same_bits(first: Any, second: Any) -> bool:
 
 
 def same_on_device(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Bit by bit without a copy to the host: two plain tensors of one dtype, shape and device. Waits for the device."""
+    """Compare bit by bit without a copy to the host: two plain tensors of one dtype, shape and device. Waits for the
+    device."""
     if first.is_complex():
         first, second = torch.view_as_real(first.detach()), torch.view_as_real(second.detach())
     return torch.equal(integer_view(first.detach()), integer_view(second.detach()))
@@ -166,7 +168,7 @@ def _same_numbers(first: Any, second: Any) -> bool:
 
 
 def _share_memory(first: Left, second: Left) -> bool:
-    """Whether the second run wrote its results over those of the first, so that there is nothing to compare."""
+    """Return True if the second run wrote its results over those of the first, so that there is nothing to compare."""
     keys = [
         {storage_key(tensor) for tensor in tensors_in(list(left.values())) if tensor.numel()}
         for left in (first, second)
@@ -175,7 +177,7 @@ def _share_memory(first: Left, second: Left) -> bool:
 
 
 def unwritten_elements(first: Any, second: Any, *, filled: Sequence[Any], bytes_filled: Sequence[int]) -> int | None:
-    """How many elements differ, where all that do were left unwritten; ``None`` where one was written.
+    """Count the elements that differ, where all that do were left unwritten; ``None`` where one was written.
 
     ``filled`` are results of runs in which fresh memory held nothing but the byte of ``bytes_filled`` beside each. An
     element that holds just that in each of them was not written.
@@ -214,7 +216,7 @@ class Repetitions:
     unwritten: dict[str, int] = field(default_factory=dict)
 
     def add(self, mismatch: Mismatch, other: Any = None) -> None:
-        """One more run that differed there."""
+        """Record one more run that differed there."""
         self.differ.setdefault(mismatch.place, mismatch)
         self.others.setdefault(mismatch.place, []).append(other)
 
@@ -281,8 +283,8 @@ class Call:
         self._memories = {storage: windows.memory(storage) for storage in storages}
 
     def arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """Those for one more run, with the content from before the first. Those of the last such call are
-        overwritten."""
+        """Return the arguments for one more run, with the content from before the first. Those of the last such call
+        are overwritten."""
         if not self._forms and not self._clones:
             return self._args, self._kwargs
         self._live = self._live or {storage: LiveMemory(memory) for storage, memory in self._memories.items()}
@@ -323,7 +325,7 @@ class Call:
         return result
 
     def _make(self) -> Left:
-        """One more run, from the same arguments and generator states; what it left."""
+        """Make one more run, from the same arguments and generator states; return its results."""
         if self._moved:
             self._generators.restore(self._generators.before)
         self._moved = True  # for all that is known until it is looked at again
@@ -331,8 +333,8 @@ class Call:
         return self._left(args, kwargs, self._func(*args, **kwargs))
 
     def _left(self, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> Left:
-        """New outputs and numbers, and the arguments that the call wrote (or all of them). A view of an argument is
-        nothing new."""
+        """Return new outputs and numbers, and the arguments that the call wrote (or all of them). A view of an argument
+        is nothing new."""
         arguments = tensors_in([*args, *kwargs.values()])
         known, given = {id(tensor) for tensor in arguments}, {storage_key(tensor) for tensor in arguments} - {None}
         written = arguments if self._all else self._plan.written_tensors(args, kwargs)
@@ -378,7 +380,7 @@ class Call:
         return ""
 
     def _look_for_unwritten(self, name: str, first: Left, result: Repetitions) -> None:
-        """Whether what differs is memory that the op did not write."""
+        """Move differences in memory that the op did not write from ``differ`` to ``unwritten``."""
         if name.startswith("argument") or name not in first:
             return
         filled = []
@@ -398,8 +400,8 @@ class Call:
 
 
 def _fill_freed_memory(left: Left, value: int) -> None:
-    """Blocks of the sizes of the results, filled with the byte ``value`` and freed: on an accelerator torch hands those
-    out next, also to kernels, which :func:`~hashbench.replay.controls.poisoned_memory` does not reach there."""
+    """Fill blocks of the sizes of the results with the byte ``value`` and free them: on an accelerator torch hands
+    those out next, also to kernels, which :func:`~hashbench.replay.controls.poisoned_memory` does not reach there."""
     tensors = [tensor for tensor in tensors_in(list(left.values())) if is_plain(tensor)]
     blocks = [
         torch.full((storage_bytes(tensor),), value, dtype=torch.uint8, device=tensor.device) for tensor in tensors

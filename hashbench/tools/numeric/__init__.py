@@ -77,7 +77,7 @@ def compare_dict_tensors(
     rename: Rename = None,
     ignore: Collection[str] = (),
 ) -> Comparison:
-    """Tensors compared name by name.
+    """Compare tensors name by name.
 
     Args:
         dict_base, dict_control: tensors, or nested containers of them, by name, before and after. ``None`` against
@@ -99,7 +99,7 @@ def compare_dict_tensors(
 def compare_tuple_tensors(
     tuple_base: Any, tuple_control: Any, precision: float | None = None, *, ignore: Collection[str] = ()
 ) -> Comparison:
-    """Outputs compared place by place: tuples, or any nesting of lists, dicts and dataclasses. Another length is a
+    """Compare outputs place by place: tuples, or any nesting of lists, dicts and dataclasses. Another length is a
     difference; see :func:`compare_dict_tensors` for the rest."""
     before, after = leaves_of(tuple_base, "output"), leaves_of(tuple_control, "output")
     return compare_mappings("outputs", before, after, rule=Rule(precision, ignore=frozenset(ignore)))
@@ -113,7 +113,7 @@ def compare_parameters(
     rename: Rename = None,
     ignore: Collection[str] = (),
 ) -> Comparison:
-    """The parameters of two models compared by name; see :func:`compare_dict_tensors`."""
+    """Compare the parameters of two models by name; see :func:`compare_dict_tensors`."""
     before, after = _parameters(model_base), _parameters(model_control)
     return compare_mappings("parameters", before, after, rule=Rule(precision, ignore=frozenset(ignore)), rename=rename)
 
@@ -121,7 +121,7 @@ def compare_parameters(
 def compare_forward_output(
     pred_base: Any, pred_control: Any, precision: float | None = None, *, ignore: Collection[str] = ()
 ) -> Comparison:
-    """The same as :func:`compare_tuple_tensors`."""
+    """Do the same as :func:`compare_tuple_tensors`."""
     return compare_tuple_tensors(pred_base, pred_control, precision, ignore=ignore)
 
 
@@ -133,7 +133,7 @@ def compare_gradients(
     rename: Rename = None,
     ignore: Collection[str] = (),
 ) -> Comparison:
-    """The gradients of two models' parameters compared by name. A gradient that one model lacks is a difference."""
+    """Compare the gradients of two models' parameters by name. A gradient that one model lacks is a difference."""
     before, after = (
         {name: tensor.grad for name, tensor in _parameters(model).items()} for model in (model_base, model_control)
     )
@@ -229,7 +229,7 @@ def numeric_check_if_enabled(
     precision: float | None,
     **options: Any,
 ) -> Report:
-    """:func:`run_model` under ``torch.autograd.set_detect_anomaly``. What a model raises does not stop the caller, as
-    with torch's own, but makes the report false."""
+    """Call :func:`run_model` under ``torch.autograd.set_detect_anomaly``. What a model raises does not stop the caller,
+    as with torch's own, but makes the report false."""
     with torch.autograd.set_detect_anomaly(True):
         return run_model(gm_before_fx_passes, gm_after_fx_passes, example_inputs, num_iterations, precision, **options)

@@ -30,8 +30,8 @@ _ABSENT = object()
 def compare_mappings(
     stage: str, before: Mapping[str, Any], after: Mapping[str, Any], *, rule: Rule, rename: Rename = None
 ) -> Comparison:
-    """Values of one name, name by name. A name that only one side has is a difference, and so is ``None`` against a
-    tensor; ``None`` on both sides is not. Names of the gradients of inputs (``input.0``) are not renamed."""
+    """Compare values name by name. A name that only one side has is a difference, and so is ``None`` against a tensor;
+    ``None`` on both sides is not. Names of the gradients of inputs (``input.0``) are not renamed."""
     inputs = [name for name in before if stage == "gradients" and name.startswith("input.")]
     targets = renamed([name for name in before if name not in inputs], rename) | {name: name for name in inputs}
     known = set(targets.values())
@@ -41,7 +41,7 @@ def compare_mappings(
 
 
 def leaves_of(value: Any, name: str) -> dict[str, Any]:
-    """The leaves of a nested value by their names (see ``run.leaves``); two of one name (the keys ``1`` and
+    """Return the leaves of a nested value by their names (see ``run.leaves``); two of one name (the keys ``1`` and
     ``"1"`` of a dict) are both kept."""
     found: dict[str, Any] = {}
     for leaf, item in leaves(value, name):
@@ -55,7 +55,7 @@ def leaves_of(value: Any, name: str) -> dict[str, Any]:
 
 
 def renamed(names: Iterable[str], rename: Rename) -> dict[str, str]:
-    """The name in the model after of every name in the model before.
+    """Return the name in the model after of every name in the model before.
 
     Args:
         names: those in the model before, such as ``conv1.weight``.
@@ -78,7 +78,7 @@ def renamed(names: Iterable[str], rename: Rename) -> dict[str, str]:
 
 
 def unused(names: Sequence[str], rename: Rename) -> list[str]:
-    """The entries of a mapping that fit no name: most likely misspelt."""
+    """Return the entries of a mapping that fit no name: most likely misspelt."""
     if rename is None or callable(rename):
         return []
     return [old for old in rename if not any(_fits(name, old) for name in names)]
@@ -94,8 +94,8 @@ def _fits(name: str, old: str) -> bool:
 
 
 def without_wrapper(name: str) -> str:
-    """A parameter's or module's name without the part that ``torch.compile`` puts into it, which keeps the module that
-    it wraps as ``_orig_mod``."""
+    """Return a parameter's or module's name without the part that ``torch.compile`` puts into it, which keeps the
+    module that it wraps as ``_orig_mod``."""
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
@@ -103,7 +103,7 @@ def without_wrapper(name: str) -> str:
 
 
 def compare_values(name: str, before: Any, after: Any, *, rule: Rule) -> TensorComparison:
-    """Two leaves of results compared. Draws no random numbers and changes neither."""
+    """Compare two leaves of results. Draws no random numbers and changes neither."""
     if before is _ABSENT or after is _ABSENT or (before is None) != (after is None):
         return _one_sided(name, before, after)
     for value in (before, after):
@@ -127,7 +127,8 @@ def _one_sided(name: str, before: Any, after: Any) -> TensorComparison:
 
 
 def _compare_plain(name: str, before: Any, after: Any, rule: Rule) -> TensorComparison:
-    """Python values: floating-point and complex numbers by the tolerances of double precision, others exactly."""
+    """Compare Python values: floating-point and complex numbers by the tolerances of double precision, others
+    exactly."""
     if outputs.bitwise_equal(before, after):
         return TensorComparison(name, within=True, bitwise=True)
     numbers = all(isinstance(value, (int, float, complex)) and type(value) is not bool for value in (before, after))
@@ -167,8 +168,8 @@ def _compare_tensors(name: str, before: torch.Tensor, after: torch.Tensor, rule:
 def _with_numbers(
     compared: TensorComparison, a: torch.Tensor, b: torch.Tensor, limits: tuple[float, float], *, form: str
 ) -> TensorComparison:
-    """``a`` and ``b`` are the two in a common form; ``form`` is the first in which they differed. What is ``compared``
-    so far has it as its kind if it counts."""
+    """Add the numbers of a difference: ``a`` and ``b`` are the two in a common form; ``form`` is the first in which
+    they differed. What is ``compared`` so far has it as its kind if it counts."""
     rtol, atol = limits
     close = _close(a, b, rtol, atol)
     beyond = int((~close).sum())
@@ -194,7 +195,7 @@ def _with_numbers(
 
 
 def _in_common_form(a: torch.Tensor, b: torch.Tensor, forms: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both without the differences in ``forms``; bits are kept where only the device differs."""
+    """Return both without the differences in ``forms``; bits are kept where only the device differs."""
     a, b = a.detach(), b.detach()
     if "device" in forms:
         a, b = a.cpu(), b.cpu()
@@ -225,7 +226,7 @@ def _close(a: torch.Tensor, b: torch.Tensor, rtol: float, atol: float) -> torch.
 
 
 def _excess(a: torch.Tensor, b: torch.Tensor, close: torch.Tensor, rtol: float, atol: float) -> float:
-    """The largest difference as a multiple of what is allowed."""
+    """Return the largest difference as a multiple of what is allowed."""
     wide = torch.complex128 if a.is_complex() else torch.float64
     a, b = a.to(wide), b.to(wide)
     finite = a.isfinite() & b.isfinite()

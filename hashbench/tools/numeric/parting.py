@@ -116,8 +116,8 @@ def execute(subject: Subject, request: Request, *, iterations: int, names: Mappi
 def _with_names(
     trace: Trace, module: torch.nn.Module | None, names: Mapping[str, str]
 ) -> tuple[Trace, Mapping[str, str]]:
-    """The trace with the other model's paths of modules, parameters and buffers, without the name of the model's class;
-    and the new ids of leaves. Those of records are as they were."""
+    """Return the trace with the other model's paths of modules, parameters and buffers, without the name of the model's
+    class; and the new ids of leaves. Those of records are as they were."""
     root = type(module).__name__ if module is not None else ""
 
     def renamed_path(path: str) -> str:
@@ -143,7 +143,7 @@ def _with_names(
 
 
 def names_back(names: Iterable[str], rename: Rename) -> dict[str, str]:
-    """From names in the model after to those in the model before: of parameters and buffers, given as the model before
+    """Map names in the model after to those in the model before: of parameters and buffers, given as the model before
     has them, and of the modules that hold them."""
     back = {new: old for old, new in renamed(names, rename).items()}
     modules = {new.rpartition(".")[0]: old.rpartition(".")[0] for new, old in back.items()}
@@ -151,7 +151,8 @@ def names_back(names: Iterable[str], rename: Rename) -> dict[str, str]:
 
 
 def is_compiled(model: Model) -> bool:
-    """Whether ``torch.compile`` has wrapped the model, a module in it, or the function; its ops may be hidden."""
+    """Return True if ``torch.compile`` has wrapped the model, a module in it, or the function; its ops may be
+    hidden."""
     evaluation = sys.modules.get("torch._dynamo.eval_frame")  # not imported: nothing is compiled
     if evaluation is None:
         return False
@@ -167,8 +168,8 @@ def is_compiled(model: Model) -> bool:
 
 
 def partings_of(before: Execution, after: Execution, rule: Rule) -> Iterator[Parting]:
-    """Where two executions part, by tolerance and bit by bit, each if they do. Their results are compared anew, since a
-    trace may make torch take another formula."""
+    """Find where two executions part, by tolerance and bit by bit, each if they do. Their results are compared anew,
+    since a trace may make torch take another formula."""
     digests = [
         {leaf.id: (leaf.digest,) for leaf in trace.leaves} | {record.id: record.outputs for record in trace.records}
         for trace in (before.trace, after.trace)
@@ -176,7 +177,8 @@ def partings_of(before: Execution, after: Execution, rule: Rule) -> Iterator[Par
 
     @functools.cache
     def numbers(first: str, second: str) -> TensorComparison | None:
-        """The comparison of what two records or leaves held, of several tensors the worst; ``None`` if not kept."""
+        """Return the comparison of what two records or leaves held, of several tensors the worst; ``None`` if not
+        kept."""
         a, b = before.values.get(first), after.values.get(second)
         compared = [compare_values(first, *pair, rule=rule) for pair in itertools.zip_longest(a, b)] if a and b else []
         return max(compared, key=lambda item: item.severity, default=None)
@@ -250,7 +252,7 @@ class Node:
 def find(
     first: Trace, second: Trace, *, level: str, differ: Callable[[str, str], bool], differing: Sequence[str]
 ) -> Parting:
-    """Where two executions part.
+    """Find where two executions part.
 
     Args:
         first, second: their traces, with names of modules, leaves and results that correspond.
@@ -303,7 +305,7 @@ class _Search:
         self.differs = {node.number for node in self.nodes if _parts_at(node, differ)}
 
     def sources(self, differing: Sequence[str]) -> list[Node]:
-        """What wrote the results that differ."""
+        """Return the nodes that wrote the results that differ."""
         return [
             nodes[result.source]
             for trace, nodes in self.sides
@@ -312,7 +314,7 @@ class _Search:
         ]
 
     def back_from(self, nodes: Sequence[Node]) -> list[Node]:
-        """Whatever differs and leads to one of these, which are among them if they do."""
+        """Return whatever differs and leads to one of these, which are among them if they do."""
         waiting, reached = list(nodes), dict[int, Node]()
         while waiting:
             node = waiting.pop()
@@ -322,15 +324,15 @@ class _Search:
         return list(reached.values())
 
     def read_by(self, node: Node) -> Iterator[Node]:
-        """What the records of a node read."""
+        """Yield the nodes that the records of a node read."""
         for record, (_, nodes) in zip((node.a, node.b), self.sides, strict=True):
             if isinstance(record, OpRecord):
                 yield from (nodes[ref.source] for ref in record.inputs if not _is_filled(ref, nodes))
 
 
 def _parts_at(node: Node, differ: Callable[[str, str], bool]) -> bool:
-    """Whether what is left at a node differs. An op that only one execution runs does, unless it leaves nothing; a
-    tensor that only one reads does not, for the op that reads it says more."""
+    """Return True if what is left at a node differs. An op that only one execution runs does, unless it leaves nothing;
+    a tensor that only one reads does not, for the op that reads it says more."""
     a, b = node.a, node.b
     if a is None or b is None:
         return isinstance(node.item, OpRecord) and not _is_silent(node.item)
@@ -351,7 +353,7 @@ def _is_filled(ref: Ref, nodes: Mapping[str, Node]) -> bool:
 
 
 def _is_silent(record: OpRecord) -> bool:
-    """A view, which writes nothing, or an allocation, whose content is no result."""
+    """Return True for a view, which writes nothing, and for an allocation, whose content is no result."""
     return record.blank or not (record.outputs or record.scalar)
 
 
@@ -478,7 +480,7 @@ def _at_leaf(parting: Parting, leaf: Leaf, trace: Trace, *, is_first: bool) -> P
 
 
 def _nodes(first: Trace, second: Trace) -> list[Node]:
-    """Leaves, each before the first record that reads it, and records, in order of execution."""
+    """List leaves, each before the first record that reads it, and records, in order of execution."""
     pairs, replaced = correspondence(first.records, second.records)
     numbers = [{pair[side]: number for number, pair in enumerate(pairs)} for side in (0, 1)]
     leaves_b = {leaf.id: leaf for leaf in second.leaves}
@@ -498,7 +500,7 @@ def _nodes(first: Trace, second: Trace) -> list[Node]:
 
 
 def correspondence(first: Sequence[OpRecord], second: Sequence[OpRecord]) -> tuple[list[Pair], set[Pair]]:
-    """The records that correspond, in order, and which of these pairs replace one op by another.
+    """Return the records that correspond, in order, and which of these pairs replace one op by another.
 
     By op, module, phase and iteration; or without the modules, of which compiled code has none; or with any overload of
     the op, since transformed code calls out-variants: whichever aligns most. Other overloads replace each other. What
@@ -539,9 +541,9 @@ _FORMS: tuple[Callable[[OpRecord], OpRecord], ...] = (
 
 
 def _replacements(stretch: Sequence[Pair], first: Sequence[OpRecord], second: Sequence[OpRecord]) -> list[Pair]:
-    """In one stretch without correspondence: by module, the last op that wrote something in each of the two, if what
-    they leave has the same shape (a quantized linear layer in place of a plain one); and compiled code with the last op
-    that it stands for, likewise."""
+    """Pair records in one stretch without correspondence: by module, the last op that wrote something in each of the
+    two, if what they leave has the same shape (a quantized linear layer in place of a plain one); and compiled code
+    with the last op that it stands for, likewise."""
     last_a = {_module_of(first[a]): a for a, _ in stretch if a is not None and _may_replace(first[a])}
     last_b = {_module_of(second[b]): b for _, b in stretch if b is not None and _may_replace(second[b])}
     last = [(last_a[module], last_b[module]) for module in last_a if module in last_b]
@@ -571,7 +573,7 @@ def _shape_left(record: OpRecord) -> tuple[int, ...]:
 
 
 def _joined(stretch: Sequence[Pair], joined: Sequence[Pair]) -> Iterator[Pair]:
-    """The stretch with replacements as pairs; what stood before them stays before them, on both sides."""
+    """Yield the stretch with replacements as pairs; what stood before them stays before them, on both sides."""
     left_a = [a for a, _ in stretch if a is not None]
     left_b = [b for _, b in stretch if b is not None]
     for end_a, end_b in [*joined, (None, None)]:

@@ -60,7 +60,7 @@ class Rule:
             raise HashbenchError(f"{unknown[0]!r} cannot be ignored", tip=f"What can be is: {', '.join(FORMS)}.")
 
     def limits(self, default: tuple[float, float]) -> tuple[float, float]:
-        """``(rtol, atol)``; ``default`` are those of the dtypes."""
+        """Return ``(rtol, atol)``; ``default`` are those of the dtypes."""
         rtol, atol = default if self.precision is None else (self.precision, self.precision)
         return (rtol if self.rtol is None else self.rtol, atol if self.atol is None else self.atol)
 
@@ -223,7 +223,7 @@ class Report:
         return bool(self) and all(item.bitwise for item in self.comparisons)
 
     def of(self, stage: str) -> tuple[Comparison, ...]:
-        """The comparisons of one stage, one for each iteration that reached it."""
+        """Return the comparisons of one stage, one for each iteration that reached it."""
         return tuple(item for item in self.comparisons if item.stage == stage)
 
     @property
@@ -240,7 +240,7 @@ class Report:
 
 
 def verdict_of(comparisons: Sequence[Comparison]) -> str:
-    """The verdict on one stage, over all its iterations, in a few words."""
+    """Return the verdict on one stage, over all its iterations, in a few words."""
     tensors = [tensor for comparison in comparisons for tensor in comparison.tensors]
     names = dict.fromkeys(tensor.name for tensor in tensors)
     bits = dict.fromkeys(tensor.name for tensor in tensors if not tensor.bitwise)
@@ -260,8 +260,8 @@ def verdict_of(comparisons: Sequence[Comparison]) -> str:
 
 
 def as_text(report: Report, *, limit: int = 20) -> str:
-    """A table of what differs, worst first, at most ``limit`` lines of it; what only one model has; notes; where the
-    models part; the verdict."""
+    """Format a table of what differs, worst first, at most ``limit`` lines of it; what only one model has; notes; where
+    the models part; the verdict."""
     return "\n".join(_lines(report, limit))
 
 
@@ -291,8 +291,8 @@ def _lines(report: Report, limit: int) -> Iterator[str]:
 
 
 def _worst(report: Report) -> list[tuple[str, int, TensorComparison]]:
-    """Of every tensor that differs, the first iteration in which it is beyond tolerance, else in which it differs: a
-    later one inherits what an earlier one left. Worst tensors first."""
+    """List for every tensor that differs the first iteration in which it is beyond tolerance, else in which it differs:
+    a later one inherits what an earlier one left. Worst tensors first."""
     worst: dict[tuple[str, str], tuple[str, int, TensorComparison]] = {}
     for comparison in report.comparisons:
         for tensor in comparison.tensors:
@@ -338,8 +338,8 @@ def _parting_lines(parting: Parting, level: str) -> Iterator[str]:
 
 
 def as_json(report: Report) -> str:
-    """One JSON object: ``equal_within_tolerance``, ``equal_bitwise``, ``verdict``, every comparison, exceptions, notes
-    and partings, without what is absent or empty. Numbers that JSON lacks (infinity) are their names."""
+    """Format one JSON object: ``equal_within_tolerance``, ``equal_bitwise``, ``verdict``, every comparison, exceptions,
+    notes and partings, without what is absent or empty. Numbers that JSON lacks (infinity) are their names."""
     content = {
         "equal_within_tolerance": bool(report),
         "equal_bitwise": report.bitwise,

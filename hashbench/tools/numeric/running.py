@@ -74,7 +74,7 @@ class Request:
         return STAGES[: STAGES.index(last) + 1]
 
     def gradients(self) -> contextlib.AbstractContextManager[Any]:
-        """No gradients in inference; otherwise as torch has it by default, whatever the caller's mode."""
+        """Disable gradients in inference; otherwise as torch has it by default, whatever the caller's mode."""
         return torch.no_grad() if self.training is False else torch.enable_grad()
 
 
@@ -88,8 +88,8 @@ class Subject:
         self._optimizer: torch.optim.Optimizer | None = None
 
     def iteration(self, inputs: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Every stage of one iteration with its values by name, each run when it is asked for, in the reset random
-        state. It ends with the buffers where no output has a gradient. ``inputs`` may be changed."""
+        """Yield every stage of one iteration with its values by name, each run when it is asked for, in the reset
+        random state. It ends with the buffers where no output has a gradient. ``inputs`` may be changed."""
         stages = self.request.stages_run
         yield "parameters", self.parameters()
         if self.module is not None:
@@ -111,17 +111,17 @@ class Subject:
             yield "stepped", self.parameters()
 
     def parameters(self) -> dict[str, Any]:
-        """The parameters by name."""
+        """Return the parameters by name."""
         named = self.module.named_parameters() if self.module is not None else ()
         return {without_wrapper(name): tensor for name, tensor in named}
 
     def buffers(self) -> dict[str, Any]:
-        """The buffers by name."""
+        """Return the buffers by name."""
         named = self.module.named_buffers() if self.module is not None else ()
         return {without_wrapper(name): tensor for name, tensor in named}
 
     def _gradients(self, inputs: Any) -> dict[str, Any]:
-        """Those of parameters, ``None`` where there is none, and of the inputs that require one."""
+        """Return the gradients of parameters, ``None`` where there is none, and of the inputs that require one."""
         return {name: parameter.grad for name, parameter in self.parameters().items()} | {
             f"input.{path}": tensor.grad
             for path, tensor in named_tensors(inputs)
@@ -129,7 +129,7 @@ class Subject:
         }
 
     def _step(self) -> None:
-        """A step of the caller's optimizer, else of SGD with ``lr=0.01``, as torch's own check has it."""
+        """Make a step of the caller's optimizer, else of SGD with ``lr=0.01``, as torch's own check has it."""
         trained = [parameter for parameter in self.parameters().values() if parameter.requires_grad]
         if not trained:
             return
@@ -147,8 +147,8 @@ def _sum_of(output: Any) -> torch.Tensor:
 
 @contextlib.contextmanager
 def subject_of(request: Request, side: str, notes: list[str]) -> Iterator[Subject]:
-    """A subject for a while: a deep copy of the model ``before`` or ``after``, else the model itself, which is then as
-    it was before. What a reader must know of that is added to ``notes``."""
+    """Yield a subject: a deep copy of the model ``before`` or ``after``, else the model itself, which is then as it was
+    before. What a reader must know of that is added to ``notes``."""
     model = request.before if side == SIDES[0] else request.after
     if not isinstance(model, torch.nn.Module):
         if not callable(model):
@@ -181,7 +181,7 @@ def _copy_of(model: torch.nn.Module) -> tuple[torch.nn.Module | None, str]:
 
 @contextlib.contextmanager
 def _put_back(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """The model, in which everything that a step changes is as it was before on leaving."""
+    """Yield the model; restore everything that a step changes on leaving."""
     modes = {module: module.training for module in model.modules()}
     slots = [(module._buffers, name, value) for module in model.modules() for name, value in module._buffers.items()]
     gradients = {parameter: parameter.grad for parameter in model.parameters()}
@@ -229,9 +229,9 @@ def check(request: Request) -> Report:
 def _refuse_nonsense(request: Request) -> None:
     if type(request.iterations) is not int or request.iterations < 1:
         raise HashbenchError(
-            f"num_iterations={request.iterations!r} is not a number of iterations",
+            f"num_iterations must be an int >= 1, got {request.iterations!r}",
             consequence="nothing would be compared",
-            tip="Give an integer from 1.",
+            tip="Pass num_iterations=1 or more.",
         )
     if isinstance(request.before, torch.nn.Module):
         state = [name for name, _ in (*request.before.named_parameters(), *request.before.named_buffers())]
@@ -246,8 +246,8 @@ def _refuse_nonsense(request: Request) -> None:
     choose(request.tracer)
     unknown = sorted(request.stages - set(STAGES))
     if unknown or not request.stages:
-        what = f"{unknown[0]!r} is not a stage" if unknown else "no stage was asked for"
-        raise HashbenchError(what, consequence="nothing would be compared", tip=f"Stages are: {', '.join(STAGES)}.")
+        what = f"unknown stage {unknown[0]!r}" if unknown else "stages is empty"
+        raise HashbenchError(what, consequence="nothing would be compared", tip=f"Choose from {', '.join(STAGES)}.")
 
 
 def _check(request: Request) -> Report:
@@ -275,7 +275,7 @@ def _subjects(request: Request) -> Iterator[tuple[tuple[Subject, Subject], list[
 
 
 def _compared(request: Request, subjects: tuple[Subject, Subject], notes: Iterable[str]) -> Report:
-    """The report on all iterations, up to the first exception: after it the two have not done the same."""
+    """Return the report on all iterations, up to the first exception: after it the two have not done the same."""
     findings: list[Comparison | Raised | str] = []
     raised: tuple[Raised, ...] = ()
     with request.gradients():
@@ -292,8 +292,8 @@ def _compared(request: Request, subjects: tuple[Subject, Subject], notes: Iterab
 def _iteration(
     request: Request, subjects: tuple[Subject, Subject], iteration: int
 ) -> Iterator[Comparison | Raised | str]:
-    """The comparisons of one iteration up to what one or both raise; a string is a note. Each stage of both is run and
-    compared before the next, so that no more than one is kept, and both end at the same one."""
+    """Yield the comparisons of one iteration up to what one or both raise; a string is a note. Each stage of both is
+    run and compared before the next, so that no more than one is kept, and both end at the same one."""
     runs = [subject.iteration(clone_inputs(request.inputs)) for subject in subjects]
     for stage in request.stages_run:
         lacking = [side for side, subject in zip(SIDES, subjects, strict=True) if not subject.has_gradient]
@@ -320,7 +320,7 @@ def _iteration(
 
 
 def _nan_notes(comparisons: Iterable[Comparison]) -> Iterator[str]:
-    """What is NaN in both models agrees, but shows nothing."""
+    """Note the tensors with NaN in both models: these agree, but show nothing."""
     names: dict[str, set[str]] = {stage: set() for stage in STAGES}
     for comparison in comparisons:
         names[comparison.stage] |= {tensor.name for tensor in comparison.tensors if tensor.nan_in_both}
@@ -330,7 +330,7 @@ def _nan_notes(comparisons: Iterable[Comparison]) -> Iterator[str]:
 
 
 def _repeatability(request: Request) -> Iterator[str]:
-    """What a difference between two models means where one of them does not even agree with itself."""
+    """Note each model that does not even reproduce its own results."""
     for side, model in zip(SIDES, (request.before, request.after), strict=True):
         again = replace(request, before=model, after=model, iterations=1, rename=None)
         try:
@@ -348,8 +348,8 @@ def _repeatability(request: Request) -> Iterator[str]:
 
 
 def _with_partings(request: Request, report: Report) -> Report:
-    """The report with the places where the models part, by tolerance and bit by bit, each if they do, looked for up to
-    the first iteration in which they differ; and with what a reader must know of that."""
+    """Return the report with the places where the models part, by tolerance and bit by bit, each if they do, looked for
+    up to the first iteration in which they differ; and with what a reader must know of that."""
     differing = [comparison.iteration for comparison in report.comparisons if not comparison.bitwise]
     if not differing:
         return report
@@ -376,9 +376,9 @@ EXAMPLE = "before() and inputs(), and after(model) or after()"
 
 
 def load_file(path: Path, *, seed: int) -> dict[str, Any]:
-    """Arguments of :func:`~hashbench.tools.numeric.run_model` from a Python file with functions ``before``, ``after``
-    and ``inputs`` and, if they are there, ``loss``, ``make_optimizer``, ``RENAME`` (or a function ``rename``) and
-    ``STAGES``. The file is the user's own code; it and its functions are run in this process, each function in the
+    """Read the arguments of :func:`~hashbench.tools.numeric.run_model` from a Python file with functions ``before``,
+    ``after`` and ``inputs`` and, if they are there, ``loss``, ``make_optimizer``, ``RENAME`` (or a function ``rename``)
+    and ``STAGES``. The file is the user's own code; it and its functions are run in this process, each function in the
     random state that ``seed`` gives.
 
     ``after`` gets, if it takes an argument, a model that ``before`` builds anew, so it may change that in place.

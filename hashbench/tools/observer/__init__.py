@@ -121,7 +121,7 @@ class ObserverContext:
 
 
 def current_observer() -> Observer | None:
-    """The observer of the innermost context; also in a thread of autograd's that runs the backward of a GPU."""
+    """Return the observer of the innermost context; also in a thread of autograd's that runs the backward of a GPU."""
     observer = _current.get()
     if observer is None and torch._C._is_key_in_tls("context"):
         # torch hands the context of whoever called backward() to its device threads under this key.
@@ -150,14 +150,14 @@ def observe_non_deterministic(name: str, tensor: Any) -> Any:
 
 
 def observe_non_deterministic_grad(name: str, tensor: torch.Tensor) -> str:
-    """The same for the gradient of ``tensor``. Returns the name that it goes by."""
+    """Mark the gradient of ``tensor``. Returns the name that it goes by."""
     observer = current_observer()
     return f"{name}_grad" if observer is None else observer.observe_non_deterministic_grad(name, tensor)
 
 
 @contextlib.contextmanager
 def marking_non_deterministic() -> Iterator[None]:
-    """A region in which every op under the hash mode is nondeterministic; see
+    """Mark every op in a region under the hash mode is nondeterministic; see
     :meth:`Observer.marking_non_deterministic`."""
     observer = current_observer()
     with contextlib.nullcontext() if observer is None else observer.marking_non_deterministic():

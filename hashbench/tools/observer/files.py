@@ -59,16 +59,16 @@ class _Document:
 
 
 def path_of(folder: str | Path, name: str) -> Path:
-    """Where the recording of this name goes; :class:`HashbenchError` where a file cannot have it."""
+    """Return the path of the recording of this name; :class:`HashbenchError` where a file cannot have it."""
     try:
         possible = bool(os.fsencode(name)) and Path(name).name == name and "\0" not in name
     except UnicodeEncodeError:
         possible = False
     if not possible:
         raise HashbenchError(
-            f"{name!r} is not a name of a run",
+            f"invalid run name {name!r}",
             consequence="its observations could not be written",
-            tip="Choose one without slashes; the folder is dump_dir.",
+            tip="Pass a file name without slashes; the folder is dump_dir.",
         )
     return Path(folder) / f"{name}.json"
 
@@ -120,8 +120,8 @@ def _entry(observation: Observation) -> dict[str, object]:
 
 
 def savable(tensor: torch.Tensor, name: str) -> torch.Tensor:
-    """A copy of a tensor on the host, in logical order, for the file of tensors; :class:`HashbenchError` where it is
-    not a plain tensor with data (sparse, nested, quantized, a meta tensor, a wrapper)."""
+    """Copy a tensor on the host, in logical order, for the file of tensors; :class:`HashbenchError` where it is not a
+    plain tensor with data (sparse, nested, quantized, a meta tensor, a wrapper)."""
     kind = type(tensor).__name__ if type(tensor) not in (torch.Tensor, torch.nn.Parameter) else ""
     if tensor.is_nested:
         kind = "nested tensor"
@@ -142,7 +142,7 @@ def savable(tensor: torch.Tensor, name: str) -> torch.Tensor:
 
 
 def _as_saved(tensor: torch.Tensor) -> torch.Tensor:
-    """Dtypes that the format lacks (complex128) as their bytes."""
+    """View dtypes that the format lacks (complex128) as bytes."""
     return tensor if tensor.dtype in _native() else tensor.reshape(-1).view(torch.uint8)
 
 
@@ -155,7 +155,7 @@ def _native() -> frozenset[torch.dtype]:
 
 
 def read(path: str | Path) -> Recording:
-    """The recording at ``path``, also that of a check, without its tensors.
+    """Read the recording at ``path``, also that of a check, without its tensors.
 
     Raises:
         HashbenchError: it is missing, damaged, of another version, or of a run that ended with an error.
@@ -165,7 +165,7 @@ def read(path: str | Path) -> Recording:
 
 
 def read_reference(path: str | Path) -> tuple[Recording, dict[int, torch.Tensor]]:
-    """The recording at ``path`` to compare with, and its saved tensors by number.
+    """Read the recording at ``path`` to compare with, and its saved tensors by number.
 
     Raises:
         HashbenchError: it is missing, damaged, of another version, of a run that ended with an error, or holds nothing
@@ -197,7 +197,7 @@ def _refusing(path: Path) -> Iterator[None]:
 
 
 def _read(path: Path) -> tuple[Recording, str]:
-    """The recording, and the SHA-256 of its tensors' file."""
+    """Read the recording, and the SHA-256 of its tensors' file."""
     document = _document(read_file(path))
     if document.error:
         raise ValueError(f"its run ended with an error: {document.error:.200}")

@@ -170,7 +170,7 @@ class Observer:
 
     @contextlib.contextmanager
     def marking_non_deterministic(self) -> Iterator[None]:
-        """A region in which what every op under the hash mode writes is marked as nondeterministic: saved in the
+        """Open a region in which what every op under the hash mode writes is marked as nondeterministic: saved in the
         reference run, put in its place, in memory, in a check. Backward ops count where the backward runs in it."""
         before = self._marked
         self._marking += 1
@@ -192,14 +192,14 @@ class Observer:
         self.hash_mode.disable()
 
     def op_wrote(self, node: str, tensors: Sequence[torch.Tensor]) -> None:
-        """Told by the hash mode, before what the op wrote is hashed."""
+        """Take the outputs of an op from the hash mode, before they are hashed."""
         self._exchanged = (), ""
         if self._marking and tensors:
             self._marked += 1
             self._exchanged = self._exchange(node, tensors, in_place=True)[1:]
 
     def op_recorded(self, record: OpRecord) -> None:
-        """Told by the hash mode, when the op's record is made."""
+        """Take the record of an op from the hash mode."""
         saved, note = self._exchanged
         self._exchanged = (), ""
         name = self._numbered(f"__torch_dispatch__{record.op.partition('.')[2] or record.op}")
@@ -301,7 +301,7 @@ class Observer:
         return not self.mismatches
 
     def mismatch_table(self) -> str:
-        """What :meth:`report_mismatches` logs."""
+        """Return the table that :meth:`report_mismatches` logs."""
         return table(
             list(self.mismatches.values()),
             observed=len(self._observations),
@@ -311,7 +311,7 @@ class Observer:
         )
 
     def finish(self, error: BaseException | None = None) -> Recording:
-        """The run is over: what the reference has beyond it is missing from now on."""
+        """End the run: what the reference has beyond it is missing from now on."""
         self._finished, self._final = error is None, None
         return Recording(
             self.run,
@@ -332,13 +332,13 @@ class Observer:
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Without dispatch modes or gradients: what happens here is not observed itself."""
+    """Disable dispatch modes and gradients: what happens here is not observed itself."""
     with untraced():
         yield
 
 
 def _id(op: str, name: str) -> str:
-    """The id of the record of a named observation, by which its saved value is found again."""
+    """Return the id of the record of a named observation, by which its saved value is found again."""
     return f"{op}#{name}"
 
 
@@ -352,7 +352,7 @@ def _environment(tracer: str) -> Mapping[str, Any]:
 
 
 def _misfit(saved: Sequence[Saved], tensors: Sequence[torch.Tensor]) -> str:
-    """Why the saved tensors cannot be put in the place of these; empty where they can."""
+    """Explain why the saved tensors cannot be put in the place of these; empty where they can."""
     if not tensors:
         return "" if not saved else "this run has no tensor here, the reference saved some"
     if not saved:
@@ -363,8 +363,9 @@ def _misfit(saved: Sequence[Saved], tensors: Sequence[torch.Tensor]) -> str:
 
 
 def _with_content(tensor: torch.Tensor, content: torch.Tensor, *, in_place: bool) -> torch.Tensor:
-    """``tensor`` itself with the content in its memory; a new tensor of the same strides where that cannot be: elements
-    share memory in another way than they did, or torch forbids to write (a tensor of inference mode outside it)."""
+    """Return ``tensor`` itself with the content in its memory; a new tensor of the same strides where that cannot be:
+    elements share memory in another way than they did, or torch forbids to write (a tensor of inference mode outside
+    it)."""
     if in_place and (torch.is_inference_mode_enabled() or not tensor.is_inference()):
         once = content[tuple(slice(1) if not stride else slice(None) for stride in tensor.stride())]
         # Not detach(), which shares the version counter: what autograd saved of this memory is to have the content
@@ -376,7 +377,7 @@ def _with_content(tensor: torch.Tensor, content: torch.Tensor, *, in_place: bool
 
 
 def _bits(tensor: torch.Tensor) -> str:
-    """A digest of the bits in logical order, made on the host: those of different devices cannot be compared."""
+    """Return a digest of the bits in logical order, made on the host: those of different devices cannot be compared."""
     return logical_value(tensor.detach().cpu())
 
 
@@ -409,7 +410,7 @@ class HashMode(HashDebugTrace):
         super().__init__(source_lines=True, watcher=_Relay(self), tracer="python")
 
     def register_observer(self, observer: Observer | None) -> None:
-        """From now on this observer is told of every op."""
+        """Report every op to this observer from now on."""
         self.observer = observer
 
     def enable(self) -> None:
@@ -516,7 +517,7 @@ def _leave_in_absence(mode: TorchDispatchMode) -> None:
 
 
 def _take_off(mode: TorchDispatchMode) -> None:
-    """A mode off the stack that has been left already: the flags are as they should be."""
+    """Remove a mode from the stack that has been left already: the flags are as they should be."""
     above = []
     while (top := torch._C._pop_torch_dispatch_stack(None)) is not mode:
         above.append(top)

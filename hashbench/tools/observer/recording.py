@@ -107,7 +107,7 @@ class Mismatch:
     source: str = ""
 
     def __str__(self) -> str:
-        """One line: what, where, and what differs."""
+        """Describe on one line what differs, and where."""
         sides = f": {self.current or 'nothing'} now, {self.reference or 'nothing'} in the reference"
         return f"{self.name} {self.kind} ({_where(self)}): {self.detail}{sides}"
 
@@ -122,8 +122,8 @@ def _where(mismatch: Mismatch) -> str:
 def mismatches(
     reference: Sequence[Observation], current: Sequence[Observation], *, finished: bool
 ) -> dict[str, Mismatch]:
-    """All that does not match, in order, by name: that of this run's observation, and ``reference:<name>`` for what
-    only the reference has. Of a run that is not ``finished``, what the reference has after the last match is not
+    """List all that does not match, in order, by name: that of this run's observation, and ``reference:<name>`` for
+    what only the reference has. Of a run that is not ``finished``, what the reference has after the last match is not
     missing yet."""
     if not finished:
         reference = reference[: len(current) + EDIT_LIMIT // 4]
@@ -135,7 +135,7 @@ def mismatches(
 
 
 def newest_mismatch(reference: Sequence[Observation], current: Sequence[Observation]) -> Mismatch | None:
-    """The mismatch of the newest observation, where all before it were in step with the reference."""
+    """Return the mismatch of the newest observation, where all before it were in step with the reference."""
     index = len(current) - 1
     in_step = index < len(reference) and align([reference[index].record], [current[index].record]) == [(0, 0)]
     return _judged(reference, current, index if in_step else None, index)
@@ -144,7 +144,7 @@ def newest_mismatch(reference: Sequence[Observation], current: Sequence[Observat
 def _judged(
     reference: Sequence[Observation], current: Sequence[Observation], reference_index: int | None, index: int | None
 ) -> Mismatch | None:
-    """The mismatch of an aligned pair; ``None`` where the two match."""
+    """Return the mismatch of an aligned pair; ``None`` where the two match."""
     old = None if reference_index is None else reference[reference_index]
     new = None if index is None else current[index]
     kind, detail = _difference(old, new)
@@ -169,7 +169,7 @@ def _judged(
 
 
 def _difference(old: Observation | None, new: Observation | None) -> tuple[Kind | None, str]:
-    """How an observation stands to that of the reference, and what differs in words; ``None``: they match."""
+    """Compare an observation with that of the reference, and describe the difference; ``None``: they match."""
     if new is None:
         return Kind.MISSING, "this run does not have it"
     if new.note:
@@ -209,7 +209,7 @@ def _change(old: TensorDigest, new: TensorDigest) -> str:
 
 
 def _seen(observation: Observation | None) -> str:
-    """What was observed, as text."""
+    """Format the observation as text."""
     if observation is None:
         return ""
     record = observation.record
@@ -231,7 +231,7 @@ def table(
     changes: Sequence[EnvironmentChange] = (),
     put_back: Sequence[PutBack] = (),
 ) -> str:
-    """The first mismatches as a table, how many there are, the environment's changes, and which values were put
+    """Return the first mismatches as a table, how many there are, the environment's changes, and which values were put
     back."""
     count = {0: "no mismatches", 1: "1 mismatch"}.get(len(mismatches), f"{len(mismatches)} mismatches")
     lines = [f"{count} in {observed} observations (the reference has {expected})"]

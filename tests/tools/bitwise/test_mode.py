@@ -825,9 +825,9 @@ def test_only_the_ops_asked_for(ops: Any) -> None:
         ({"ops": []}, r"ops= is empty"),
         ({"ops": [3]}, r"ops= holds a int"),
         ({"ops": 3}, r"ops= holds a int"),
-        ({"runs": 1}, r"runs=1: nothing would be compared"),
-        ({"runs": True}, r"runs=True"),
-        ({"runs": 2.5}, r"runs=2.5"),
+        ({"runs": 1}, r"runs must be >= 2, got 1: nothing would be compared"),
+        ({"runs": True}, r"runs must be an int >= 2, got True"),
+        ({"runs": 2.5}, r"runs must be an int >= 2, got 2.5"),
         ({"equal": "nearly"}, r"equal='nearly'"),
     ],
 )

@@ -105,7 +105,7 @@ WRONG = {
     "an after that is no function": (SMALL + "after = 3", (), "its after is a int, not a function"),
     "odd stages": (SMALL + "def after(m): return m\nSTAGES = 'outputs'", (), "its STAGES is not a tuple of strings"),
     "odd names": (SMALL + "def after(m): return m\nRENAME = {1: 2}", (), "its RENAME is not a dict of strings"),
-    "an unknown stage": (SMALL + "def after(m): return m", ("--stages", "output"), "'output' is not a stage"),
+    "an unknown stage": (SMALL + "def after(m): return m", ("--stages", "output"), "unknown stage 'output'"),
     "an endless tolerance": (
         SMALL + "def after(m): return m",
         ("--precision", "inf"),

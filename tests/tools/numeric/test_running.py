@@ -288,9 +288,9 @@ def test_report_has_numbers_and_is_readable_as_text_and_json() -> None:
 
 
 REFUSED = {
-    "no iterations": (mlp(), {"num_iterations": 0}, "num_iterations=0 is not a number of iterations"),
-    "an unknown stage": (mlp(), {"stages": ("output",)}, "'output' is not a stage"),
-    "no stage": (mlp(), {"stages": ()}, "no stage was asked for"),
+    "no iterations": (mlp(), {"num_iterations": 0}, "num_iterations must be an int >= 1, got 0"),
+    "an unknown stage": (mlp(), {"stages": ("output",)}, "unknown stage 'output'"),
+    "no stage": (mlp(), {"stages": ()}, "stages is empty"),
     "an unknown name": (mlp(), {"rename": {"7": "8"}}, "rename has '7', which the model before does not have"),
     "what cannot be called": ("model", {}, "the model after is a str"),
 }
