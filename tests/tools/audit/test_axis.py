@@ -1,95 +1,96 @@
-"""What the audit decides: pure functions over plain values."""
+"""Item axes are found by experiment, and samples are widened."""
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Callable
+from typing import Any
 
 import pytest
+import torch
 
-from hashbench.repro.torch_docs import BECOMES_DETERMINISTIC, RAISES
-from hashbench.results.audit_table import AuditVerdict, Measured
-from hashbench.tools.audit.cases import chosen_samples
-from hashbench.tools.audit.rows import verdict
-
-TABLE = {
-    # documented, off, on, unfilled
-    "nothing is documented and nothing is seen": ((), "identical;identical;identical", "as documented"),
-    "it differs as documented": ((BECOMES_DETERMINISTIC,), "differs;identical;identical", "as documented"),
-    "it differs and nothing says so": ((), "differs;identical;identical", "undocumented nondeterminism"),
-    "it reads unwritten memory": ((), "follows memory;identical;follows memory", "undocumented nondeterminism"),
-    "it raises as documented": ((RAISES,), "identical;raises;raises", "as documented"),
-    "it differs and raises as documented": ((RAISES,), "differs;raises;raises", "as documented"),
-    "one of two conditions explains a raise": (
-        (BECOMES_DETERMINISTIC, RAISES), "differs;raises;raises", "as documented"),
-    "one of two conditions explains a difference": (
-        (BECOMES_DETERMINISTIC, RAISES), "differs;identical;identical", "as documented"),
-    "it raises and nothing says so": ((), "identical;raises;raises", "raises"),
-    "it raises although it should become deterministic": (
-        (BECOMES_DETERMINISTIC,), "differs;raises;raises", "raises"),
-    "it should raise and does not": ((RAISES,), "differs;identical;identical", "does not raise"),
-    "it still differs": ((BECOMES_DETERMINISTIC,), "differs;differs;differs", "differs under the flag"),
-    "it differs under the flag alone": ((), "identical;differs;identical", "differs under the flag"),
-    "it differs under the flag without its filling": ((), "identical;identical;differs", "differs under the flag"),
-    "it reads such memory under the flag": ((), "identical;follows memory;identical", "differs under the flag"),
-    "it differs under the flag and fails without": ((), "raises;differs;differs", "differs under the flag"),
-    "what is documented is unseen": (
-        (BECOMES_DETERMINISTIC,), "identical;identical;identical", "documented but never seen here"),
-    "a documented refusal is not seen": (
-        (RAISES,), "identical;identical;identical", "documented but never seen here"),
-    "it fails without the flag": ((), "raises;raises;raises", "fails"),
-    "a documented refusal explains no failure without the flag": ((RAISES,), "raises;raises;raises", "fails"),
-    "nothing was run": ((), "not run;not run;not run", "fails"),
-    "nothing was run under the flag": ((), "identical;not run;not run", "raises"),
-    "results cannot be compared": ((), "not comparable;identical;identical", "not comparable"),
-    "results cannot be compared under the flag": ((), "identical;not comparable;identical", "not comparable"),
-    "unwritten memory is handed out and differs": ((), "blank differs;identical;differs", "as documented"),
-    "unwritten memory is handed out": ((), "blank follows memory;identical;follows memory", "as documented"),
-    "the flag does not fill what is handed out": ((), "blank differs;differs;differs", "differs under the flag"),
-    "the flag fills only a part": ((), "blank differs;follows memory;differs", "differs under the flag"),
-    "handing out memory fails": ((), "blank raises;raises;raises", "fails"),
-    "handing out memory is refused as documented": ((RAISES,), "blank identical;raises;raises", "as documented"),
-    "handing out memory is refused": ((), "blank identical;raises;raises", "raises"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("listed", "seen", "expected"), TABLE.values(), ids=TABLE)
-def test_the_verdict(listed: tuple[str, ...], seen: str, expected: str) -> None:
-    off, on, unfilled = seen.removeprefix("blank ").split(";")
-
-    assert verdict(listed, off=off, on=on, unfilled=unfilled, blank=seen.startswith("blank ")) == expected
-
-
-def test_every_combination_has_a_verdict_and_none_that_was_not_measured_is_as_documented() -> None:
-    for listed in ((), (BECOMES_DETERMINISTIC,), (RAISES,), (BECOMES_DETERMINISTIC, RAISES)):
-        for off, on, unfilled in itertools.product(Measured, repeat=3):
-            found = verdict(listed, off=off, on=on, unfilled=unfilled)
-            assert isinstance(found, AuditVerdict)
-            if off not in ("identical", "differs", "follows memory"):
-                assert found != "as documented"
-
-
-def test_a_word_that_is_no_measurement_is_refused() -> None:
-    with pytest.raises(ValueError, match="'equal' is not a valid Measured"):
-        verdict((), off="equal", on="identical", unfilled="identical")
+from hashbench.batch.layout import ItemAxis
+from hashbench.tools.audit.axis import widened, with_items
+from tests.tools.audit.invariance_helpers import FIRST, found
 
 
 @pytest.mark.parametrize(
-    ("sizes", "most", "expected"),
+    ("function", "args", "axes"),
     [
-        ([1, 2], 3, (0, 1)),
-        ([1, 9, 1, 8, 1, 1], 4, (0, 1, 3, 5)),
-        ([5, 5, 5, 5, 5], 3, (0, 1, 2)),
-        ([1, 2, 3], 1, (2,)),
-        ([0] * 100, 2, (0, 1)),
-        ([], 3, ()),
+        (torch.neg, (torch.rand(3, 5),), (FIRST,)),
+        (torch.add, (torch.rand(5, 5), torch.rand(5, 5)), (FIRST, FIRST)),
+        (torch.add, (torch.rand(4, 5), torch.rand(5)), (FIRST, None)),
+        (torch.add, (torch.rand(()), torch.rand(4, 5)), (None, FIRST)),
+        (torch.mm, (torch.rand(4, 5), torch.rand(5, 4)), (FIRST, None)),
+        (torch.sum, (torch.rand(4, 5), 0), (ItemAxis(1),)),
+        (torch.cumsum, (torch.rand(4, 5), 0), (ItemAxis(1),)),
+        (lambda weight, places: weight[places], (torch.rand(6, 3), torch.tensor([1, 5, 2])), (None, FIRST)),
+        (lambda rows, _: rows.clone(), (torch.rand(5, 5), torch.rand(5)), (FIRST, None)),
+    ],
+    ids=[
+        "alone",
+        "both",
+        "broadcast",
+        "after a number",
+        "matrix",
+        "reduced",
+        "in order",
+        "indices",
+        "as many channels",
     ],
 )
-def test_the_largest_samples_are_kept_and_others_spread_over_the_rest(sizes, most, expected) -> None:
-    assert chosen_samples(sizes, most=most) == expected
+def test_the_item_axis_is_found_by_experiment(
+    function: Callable[..., Any], args: tuple[Any, ...], axes: tuple[ItemAxis | None, ...]
+) -> None:
+    itemwise = found(function, *args)
+
+    assert itemwise is not None
+    assert (itemwise.call.axes, itemwise.coupled) == (axes, False)
 
 
-def test_the_choice_of_samples_keeps_to_its_bound() -> None:
-    for count, most in itertools.product(range(12), range(1, 12)):
-        chosen = chosen_samples([(7 * number) % 5 for number in range(count)], most=most)
-        assert list(chosen) == sorted(set(chosen))
-        assert len(chosen) == min(count, most)
+@pytest.mark.parametrize(
+    ("function", "args"),
+    [
+        (torch.sum, (torch.rand(4),)),
+        (torch.nn.functional.conv2d, (torch.rand(1, 3, 4, 4), torch.rand(6, 3, 2, 2))),
+        (torch.rand, (3,)),
+        (torch.linalg.inv, (torch.eye(3) + torch.rand(3, 3),)),
+    ],
+    ids=["all reduced", "one image and a weight", "no tensor", "refuses the same row twice"],
+)
+def test_where_nothing_is_one_for_each_item_there_is_no_axis(function: Callable[..., Any], args: Any) -> None:
+    assert found(function, *args) is None
+
+
+def test_items_inside_a_merged_dimension_of_the_output_are_found() -> None:
+    itemwise = found(lambda rows: rows.reshape(-1), torch.rand(3, 4))
+
+    assert itemwise is not None
+    assert itemwise.call.outputs == (ItemAxis(0, inner=4),)
+
+
+def test_what_is_computed_over_the_items_is_coupled() -> None:
+    itemwise = found(lambda rows: torch.softmax(rows, 0), torch.rand(4, 5))
+
+    assert itemwise is not None
+    assert itemwise.coupled
+
+
+def test_inner_dimensions_are_widened_alone_in_all_tensors_and_numbers() -> None:
+    itemwise = found(torch.nn.functional.layer_norm, torch.rand(3, 6), [6], torch.rand(6))
+    assert itemwise is not None
+    (wide,) = widened(itemwise)
+
+    assert wide.widened == "6→258"
+    assert wide.call.shapes == "(3,258)x(258)"
+    assert wide.call.args[1] == [258]
+
+
+def test_no_two_items_and_no_two_rows_of_a_widened_sample_are_equal() -> None:
+    itemwise = found(torch.matmul, torch.rand(3, 6, 6) + 1, torch.rand(6, 6))
+    assert itemwise is not None
+    wide = with_items(next(widened(itemwise)).call, 8)
+    items, weight = wide.tensors
+
+    assert items.shape == (8, 258, 258)
+    assert len(items.flatten(1).unique(dim=0)) == 8
+    assert [torch.linalg.matrix_rank(one.double()) for one in (*items, weight)] == [258] * 9
