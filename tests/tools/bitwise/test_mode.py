@@ -828,7 +828,7 @@ def test_only_the_ops_asked_for(ops: Any) -> None:
         ({"runs": 1}, r"runs must be >= 2, got 1: nothing would be compared"),
         ({"runs": True}, r"runs must be an int >= 2, got True"),
         ({"runs": 2.5}, r"runs must be an int >= 2, got 2.5"),
-        ({"equal": "nearly"}, r"equal='nearly'"),
+        ({"equal": "nearly"}, r"equal must be 'bits' or 'values', got 'nearly'"),
     ],
 )
 def test_nonsense_is_refused_in_one_line(options: dict[str, Any], text: str) -> None:
