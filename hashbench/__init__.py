@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from hashbench.divergence import find as find_divergence
     from hashbench.errors import HashbenchError
     from hashbench.records import ModelSpec, Row, RunOptions, Trace
+    from hashbench.results.dataframe import read_sweep
     from hashbench.run.workload import Workload
     from hashbench.suites.python_suites import model
     from hashbench.trace.api import HashDebugTrace
@@ -31,6 +32,7 @@ _HOME = {
     "Workload": ("hashbench.run.workload", "Workload"),
     "find_divergence": ("hashbench.divergence", "find"),
     "model": ("hashbench.suites.python_suites", "model"),
+    "read_sweep": ("hashbench.results.dataframe", "read_sweep"),
 }
 
 __all__ = [
@@ -44,6 +46,7 @@ __all__ = [
     "Workload",
     "find_divergence",
     "model",
+    "read_sweep",
 ]
 
 

@@ -138,7 +138,7 @@ def load_file(path: Path) -> Sweep:
     """The sweep of one CSV; see :func:`load_sweep`."""
     environments = environments_of(path)
     table = read_table(path)
-    kind = kind_of_csv(table.cells.columns)
+    kind = kind_of_csv(table.header)
     return Sweep(
         label=str(path),
         rows=tuple(rows_of(table) if kind == "hashbench" else _dynamo_rows(table)),
@@ -164,16 +164,15 @@ _STATUS_WORD = re.compile(r"[A-Za-z]\w*")
 
 
 def _dynamo_rows(table: Table) -> list[Row]:
-    cells = table.cells.map(one_line)
-    rows = [dynamo_row(values) for values in cells.to_dict("records")]
-    for line, row in zip(cells.index, rows, strict=True):
+    rows = [dynamo_row(dict(zip(table.header, map(one_line, cells), strict=True))) for cells in table.rows]
+    for line, row in zip(table.lines, rows, strict=True):
         if not _STATUS_WORD.fullmatch(row.accuracy) or not row.name:
             raise HashbenchError(
                 f"line {line} of {table.path} has {row.accuracy!r} as accuracy of {row.name!r}",
                 consequence="that is not a result",
                 tip="Is it a CSV of an --accuracy run?",
             )
-    ROWS.refuse_duplicates(str(table.path), rows, lines=list(cells.index))
+    ROWS.refuse_duplicates(str(table.path), rows, lines=table.lines)
     return rows
 
 

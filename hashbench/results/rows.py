@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from hashbench.catalog import WRITTEN, Perturbation, family_of
 from hashbench.errors import HashbenchError
@@ -28,9 +28,6 @@ from hashbench.io import UnknownContentError, from_json, read_file, read_json_ob
 from hashbench.records import ROW_KEY, ROW_SCHEMA, ExpectedRow, Row
 from hashbench.results import versions
 from hashbench.text import is_stressed, one_line
-
-if TYPE_CHECKING:
-    import pandas
 
 LONGEST_CELL = 1 << 24
 """Characters; the csv module stops at 131 072 by default, and the text of an error may be longer."""
@@ -42,27 +39,40 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A CSV file as texts: the first line has the names of the columns, the index the numbers of the lines (the
-    header's is 1). ``short`` has those lines that have fewer cells than the header, and how many; what they lack is
-    empty."""
+    """A CSV file as texts, without its blank lines.
+
+    Attributes:
+        path: the file.
+        header: the names of its columns.
+        lines: the number of each row's line; the header's is 1 where no blank line comes before it.
+        rows: the cells of each row, as many as the header has; those missing at the end of a line are empty.
+        short: the number of cells of each line that has fewer than the header, by line.
+    """
 
     path: Path
-    cells: pandas.DataFrame
+    header: tuple[str, ...]
+    lines: tuple[int, ...]
+    rows: tuple[tuple[str, ...], ...]
     short: Mapping[int, int]
+
+    def column(self, name: str) -> list[str]:
+        """Return the cells of a column; none where the file lacks it."""
+        if name not in self.header:
+            return []
+        index = self.header.index(name)
+        return [row[index] for row in self.rows]
 
 
 def read_table(path: Path) -> Table:
-    """Read ``path`` as CSV: UTF-8, comma-separated, one line per row; blank lines are passed over.
+    """Read ``path`` as CSV: UTF-8, comma-separated, one line per row; blank lines are skipped.
 
     Raises:
         HashbenchError: the file cannot be read, is not a CSV, is cut off, or has a row longer than its header.
     """
-    import pandas
-
     text = _read_text(path)
     blank = len(text) - len(text.lstrip("\r\n"))
-    first, *lines = _parsed(path, text[blank:]).to_numpy().tolist()
-    header = list(map(str, first))
+    first, *records = _parsed(path, text[blank:])
+    header = tuple(first)
     repeated = list(dict.fromkeys(name for name in header if header.count(name) > 1))
     if repeated:
         raise HashbenchError(
@@ -70,12 +80,14 @@ def read_table(path: Path) -> Table:
             consequence=f"{', '.join(repeated)} has no single meaning",
             tip=_MAKE_IT_AGAIN,
         )
-    cells = pandas.DataFrame(lines, columns=header, dtype=object)
-    cells.index += 2 + text[:blank].count("\n")
-    cells = cells.dropna(how="all")
-    filled = cells.notna().sum(axis=1)
-    short = {int(line): int(number) for line, number in zip(cells.index, filled, strict=True) if number < len(header)}
-    return Table(path, cells.fillna(""), short)
+    numbered = [(line, cells) for line, cells in enumerate(records, 2 + text[:blank].count("\n")) if cells]
+    return Table(
+        path,
+        header,
+        lines=tuple(line for line, _ in numbered),
+        rows=tuple((*cells, *[""] * (len(header) - len(cells))) for _, cells in numbered),
+        short={line: len(cells) for line, cells in numbered if len(cells) < len(header)},
+    )
 
 
 _MAKE_IT_AGAIN = "Name the accuracy.csv of a sweep, or its folder."
@@ -106,22 +118,24 @@ def _read_text(path: Path) -> str:
     return text
 
 
-def _parsed(path: Path, text: str) -> pandas.DataFrame:
-    """A line of texts for each line of ``text``, short ones filled with ``None``."""
-    import pandas
-
+def _parsed(path: Path, text: str) -> list[list[str]]:
+    """Split ``text`` into lines of cells; a blank line has none. The first one is the header."""
     for line, content in enumerate(text.split("\n") if '"' in text else (), start=1):
         if content.count('"') % 2:
             raise _damaged(path, line, "a quoted cell spreads over several lines")
     before = csv.field_size_limit(LONGEST_CELL)
     try:
-        return pandas.read_csv(
-            io.StringIO(text), engine="python", header=None, dtype=object, na_filter=False, skip_blank_lines=False
-        )
-    except (pandas.errors.ParserError, csv.Error) as error:
+        records = list(csv.reader(io.StringIO(text), strict=True))
+    except csv.Error as error:
         raise HashbenchError(f"cannot read {path}", consequence=one_line(str(error)), tip=_MEND) from error
     finally:
         csv.field_size_limit(before)
+    columns = len(records[0])
+    for line, record in enumerate(records, start=1):
+        if len(record) > columns:
+            why = f"Expected {columns} fields in line {line}, saw {len(record)}"
+            raise HashbenchError(f"cannot read {path}", consequence=why, tip=_MEND)
+    return records
 
 
 def _damaged(path: Path, line: int, why: str) -> HashbenchError:
@@ -212,43 +226,41 @@ class RowFormat(Generic[T]):
         self._check_header(table)
         self._check_cells(table)
         empty = {name: None if kind in _NUMBERS else kind() for name, kind in self.types.items()}
-        columns = [(name, self.types[name]) for name in table.cells.columns]
+        columns = [(name, self.types[name]) for name in table.header]
         rows = []
-        for line, cells in zip(table.cells.index, table.cells.to_numpy().tolist(), strict=True):
+        for line, cells in zip(table.lines, table.rows, strict=True):
             values: dict[str, Any] = dict(empty)
             for (column, kind), cell in zip(columns, cells, strict=True):
                 if cell:
                     number = kind in _NUMBERS
                     values[column] = self._number(table.path, line, column, cell) if number else kind(restore(cell))
             rows.append(self.kind(**values))
-        self.refuse_duplicates(str(table.path), rows, lines=list(table.cells.index))
+        self.refuse_duplicates(str(table.path), rows, lines=table.lines)
         return rows
 
     def _check_cells(self, table: Table) -> None:
-        cells = table.cells
         for line, count in table.short.items():
-            raise _damaged(table.path, line, f"{count} cells where the header has {len(table.cells.columns)}")
+            raise _damaged(table.path, line, f"{count} cells where the header has {len(table.header)}")
         for column in self.filled:
-            empty = cells.index[cells[column] == ""]
-            if len(empty):
-                raise HashbenchError(
-                    f"line {empty[0]} of {table.path} has no {column}", consequence="the row says nothing"
-                )
-        for column, (_, words) in self.words.items():
-            if column not in cells:  # and not required
-                continue
-            strange = cells[column][~cells[column].map(family_of).isin(words)]
-            if len(strange):
-                raise self._no_word(column, str(strange.iloc[0]), f"line {strange.index[0]} of {table.path}")
+            for line, cell in zip(table.lines, table.column(column), strict=True):
+                if not cell:
+                    raise HashbenchError(
+                        f"line {line} of {table.path}: the required column {column!r} is empty",
+                        consequence="its row cannot be read",
+                        tip="Fill that cell, or delete the line.",
+                    )
+        for column, (_, words) in self.words.items():  # no cells where the file lacks a column
+            for line, cell in zip(table.lines, table.column(column), strict=False):
+                if family_of(cell) not in words:
+                    raise self._no_word(column, cell, f"line {line} of {table.path}")
         for column, (valid, what, tip) in self.checks.items():
-            texts = map(restore, cells.get(column, ()))
-            for line, text in zip(cells.index, texts, strict=False):  # no texts where the file lacks the column
-                if not valid(text):
+            for line, cell in zip(table.lines, table.column(column), strict=False):
+                if not valid(text := restore(cell)):
                     where = f"line {line} of {table.path} has {one_line(text)[:80]!r} as {column}"
                     raise HashbenchError(where, consequence=f"that is not {what}", tip=tip)
 
     def _check_header(self, table: Table) -> None:
-        missing = [name for name in self.required if name not in table.cells.columns]
+        missing = [name for name in self.required if name not in table.header]
         if len(missing) == len(self.required):
             raise HashbenchError(
                 f"{table.path} is not a CSV of {self.what}",
@@ -261,7 +273,7 @@ class RowFormat(Generic[T]):
                 consequence="its rows cannot be told apart or judged",
                 tip="Make it again.",
             )
-        unknown = [one_line(name) or "(no name)" for name in table.cells.columns if name not in self.types]
+        unknown = [one_line(name) or "(no name)" for name in table.header if name not in self.types]
         if unknown:
             environment = next(iter(environments_of(table.path)), {})
             raise HashbenchError(
@@ -487,5 +499,5 @@ def read_rows(path: Path) -> list[Row]:
 def rows_of(table: Table) -> list[Row]:
     """The rows of a CSV of ours, each an :class:`ExpectedRow` where it has a column of these alone; see
     :func:`read_rows`."""
-    is_expected = not _OF_EXPECTED.keys().isdisjoint(table.cells.columns)
+    is_expected = not _OF_EXPECTED.keys().isdisjoint(table.header)
     return list(EXPECTED_ROWS.rows(table)) if is_expected else ROWS.rows(table)

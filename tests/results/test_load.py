@@ -168,8 +168,14 @@ REFUSED = {
     "the same model twice": ((HEADER + GOOD + GOOD).encode(), "resnet18 (cpu) twice: lines 2 and 3"),
     "a status that is none": ((HEADER + "cpu,a,4,passed,\n").encode(), "accuracy 'passed'"),
     "a status of dynamo's": ((HEADER + "cpu,a,4,fail_accuracy,\n").encode(), "accuracy 'fail_accuracy'"),
-    "a row without a status": ((HEADER + "cpu,a,4,,\n").encode(), "line 2 of PATH has no accuracy"),
-    "a row without a name": ((HEADER + "cpu,,4,pass,\n").encode(), "line 2 of PATH has no name"),
+    "a row without a status": (
+        (HEADER + "cpu,a,4,,\n").encode(),
+        "line 2 of PATH: the required column 'accuracy' is empty",
+    ),
+    "a row without a name": (
+        (HEADER + "cpu,,4,pass,\n").encode(),
+        "line 2 of PATH: the required column 'name' is empty",
+    ),
     "a batch size that is no number": ((HEADER + "cpu,a,four,pass,\n").encode(), "'four' as batch_size"),
     "a batch size that is not whole": ((HEADER + "cpu,a,4.0,pass,\n").encode(), "'4.0' as batch_size"),
     "a number with an underscore": ((HEADER + "cpu,a,1_0,pass,\n").encode(), "'1_0' as batch_size"),
