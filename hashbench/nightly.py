@@ -21,7 +21,7 @@ from hashbench.errors import HashbenchError
 from hashbench.io import hold_lock, write_file
 from hashbench.report.expectations import Judged, assess
 from hashbench.report.exports import as_junit, as_markdown
-from hashbench.results.folder import LOCK_FILE, NIGHT_FILE
+from hashbench.results.folder import ACCURACY_FILE, LOCK_FILE, NIGHT_FILE
 
 if TYPE_CHECKING:
     from hashbench.sweep.request import SweepRequest
@@ -148,6 +148,13 @@ def sweep_all(parts: Sequence[Part], *, folder: Path, sweep: Sweeper, command_li
             except HashbenchError as error:
                 errors[number] = str(error)
             write()
+
+
+def complete_since(parts: Sequence[Part]) -> datetime | None:
+    """Return the local time of the last row of a night; ``None`` where no part has any."""
+    files = [part.folder / ACCURACY_FILE for part in parts]
+    times = [file.stat().st_mtime for file in files if file.is_file()]
+    return datetime.fromtimestamp(max(times), UTC).astimezone() if times else None
 
 
 # --------------------------------------------------------------------------------------------------- reports

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hashbench.nightly import Part
     from hashbench.report.expectations import Judged
     from hashbench.sweep.request import SweepRequest
+    from hashbench.sweep.run import SweepResult
 
 
 _SHOWN = 20
@@ -93,14 +94,20 @@ def _nightly(parsed: argparse.Namespace) -> int:
     _check_device(requests.values())
     rows: list[Row] = []
 
+    ran: list[int] = []
+
     def run(part: Part) -> None:
         say(f"{part.suite}, {part.mode}", 0)
-        rows.extend(_sweep_part(nightly.request_of(part, requests[part.mode])))
+        result = _sweep_part(nightly.request_of(part, requests[part.mode]))
+        ran.append(result.ran)
+        rows.extend(result.rows)
 
     with nightly.claimed(folder):
         with diagnosis_servers(requests.values()):
             nightly.sweep_all(parts, folder=folder, sweep=run, command_line=["hashbench", *sys.argv[1:]])
         judged = nightly.report(parsed.output, folder=folder, expected=parsed.expected)
+    if len(ran) == len(parts) and not any(ran) and (since := nightly.complete_since(parts)):
+        say(f"this night is complete since {since:%Y-%m-%d %H:%M}, nothing was run", 0)
     flags.show(as_summary(judged))
     if meaning := what_passing_means(rows, width=flags.look_of(sys.stdout).width):
         print(f"{meaning}\n")
@@ -202,14 +209,14 @@ def _next_command(judged: Judged, parts: Sequence[Part], *, folder: Path, expect
     return shlex.join(["hashbench", "expect", str(folder), "--output", str(expected or "expected")])
 
 
-def _sweep_part(request: SweepRequest) -> tuple[Row, ...]:
-    """Run one sweep and return its rows. Its table is printed on standard error, so that standard output has the report
+def _sweep_part(request: SweepRequest) -> SweepResult:
+    """Run one sweep and return its result. Its table is printed on standard error, so that standard output has the report
     alone."""
     from hashbench.sweep.run import SweepInterrupted
 
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            return tuple(sweep.run(request, footer=False).rows)
+            return sweep.run(request, footer=False)
     except HashbenchError as error:
         say(str(error), 0)
         raise

@@ -403,6 +403,9 @@ class Progress:
 
     def _open(self, event: SweepOpened) -> None:
         self._done, self._total = event.done, event.total
+        for suite, rows in event.outdated.items():
+            rerun = f"{count(rows, 'row')} of an earlier version {'runs' if rows == 1 else 'run'} again"
+            self._print(f"the file of {suite} has changed: {rerun}")
         if event.done or event.unreadable:
             number, names = len(event.unreadable), a_few(event.unreadable, 3)
             aside = f"; {count(number, 'file')} cannot be read, set aside as {names}" if number else ""

@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from hashbench.errors import HashbenchError
@@ -287,6 +288,14 @@ class ResultsFolder:
         """Let ``key`` count as not run."""
         self.row_path(key).unlink(missing_ok=True)
 
+    def put_aside_outdated(self, key: str) -> None:
+        """Rename the row of ``key`` to ``<key>.json.outdated``, and delete what is left of a first attempt: the model
+        counts as not run."""
+        self.first_path(key).unlink(missing_ok=True)
+        self.draft_path(key).unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            self.row_path(key).replace(self.rows / f"{key}.json.outdated")
+
     def write_row(self, key: str, row: Row) -> None:
         """Make ``row`` the row of ``key``, in the place of any draft and of a first attempt."""
         replace_file(self.row_path(key), json.dumps(row_to_json(row)))
@@ -432,12 +441,19 @@ class Partition:
     of: tuple[Model, ...] = ()
 
 
-def manifest_of(specs: Iterable[ModelSpec], options: RunOptions, partition: Partition) -> dict[str, Any]:
+def manifest_of(
+    specs: Iterable[ModelSpec],
+    options: RunOptions,
+    partition: Partition,
+    digests: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, Any]:
     """What a resumed sweep must have in common with the one that it resumes. A shard knows the whole selection, so that
     shards can be told from those of another one, and what a missing shard lacks can be named."""
     kept = dataclasses.asdict(options)
     del kept["output"]  # results folders can be moved
     head = {**versions.stamp(SWEEP_SCHEMA), "rows": ROW_SCHEMA, "suites": [], "options": kept}
+    if digests:
+        head["digests"] = dict(digests)
     return with_models(head, [(spec.suite, spec.name) for spec in specs], partition)
 
 
@@ -463,6 +479,7 @@ def checked_manifest(content: Any) -> dict[str, Any]:
     whole = {"id": 0, "total": 1}
     part = {"of": [], **from_json(Mapping[str, object], manifest.get("partition", whole), where="partition")}
     from_json(tuple[str, ...], manifest.get("suites", []), where="suites")
+    from_json(Mapping[str, str], manifest.get("digests", {}), where="digests")
     from_json(int, manifest.get("rows", ROW_SCHEMA), where="rows")
     options = from_json(Mapping[str, object], manifest.get("options"), where="options")
     for name in ("device", "dtype"):
@@ -494,7 +511,7 @@ def schema_difference(manifest: Mapping[str, Any]) -> str:
     return unknown and f"{one_line(unknown)}; {versions.both(manifest, reads=SWEEP_SCHEMA)}"
 
 
-_MANIFEST = frozenset({"schema", "hashbench", "rows", "suites", "options", "partition", "models", "began"})
+_MANIFEST = frozenset({"schema", "hashbench", "rows", "suites", "options", "partition", "models", "began", "digests"})
 _DEFAULTS: Mapping[str, Any] = {name: value for name, value in to_json(RunOptions()).items() if name != "output"}
 """Options, as they are for a sweep that does not name them."""
 
@@ -514,6 +531,13 @@ def describe_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> l
     elif before.get("models") != now["models"]:
         differences.append(_model_differences(before.get("models") or [], now["models"]))
     return differences
+
+
+def changed_suites(before: Mapping[str, Any], now: Mapping[str, Any]) -> frozenset[str]:
+    """Return the suites whose files have another digest in the manifest ``now`` than in ``before``. Without a digest
+    in one of the two, a suite counts as unchanged."""
+    old, new = before.get("digests", {}), now.get("digests", {})
+    return frozenset(suite for suite in old.keys() & new.keys() if old[suite] != new[suite])
 
 
 _HINTS = {"threads": " (--jobs sets it, too)"}

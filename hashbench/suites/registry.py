@@ -10,8 +10,10 @@ Nothing here imports torch before :func:`load`.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from pkgutil import resolve_name
@@ -19,6 +21,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from hashbench.errors import HashbenchError
+from hashbench.io import read_file
 from hashbench.records import MODES, ModelSpec
 from hashbench.suites import csv_file
 from hashbench.suites.python_suites import FileSuite, PackageSuite, build_from, package_suites
@@ -191,6 +194,27 @@ def catalog(suite: str) -> tuple[ModelSpec, ...]:
         HashbenchError: there is no such suite, two have this name, or it is wrong.
     """
     return find(suite).catalog()
+
+
+def digests(suites: Iterable[str]) -> dict[str, str]:
+    """Return the SHA-256 (hexadecimal) of the files that each suite is read from, by the name that its rows have: of a
+    zoo file itself, of a bundled suite its CSV and the files that build its models. A package's suite has none: it is
+    known by the package's version. What such a file imports does not count."""
+    found = {}
+    for word in suites:
+        suite = find(word)
+        if isinstance(suite, FileSuite):
+            files = [suite.path]
+        elif isinstance(suite, BundledSuite):
+            files = [csv_file.data_folder() / f"{suite.name}.csv", *suite.files]
+        else:
+            continue
+        digest = hashlib.sha256()
+        for file in files:
+            with contextlib.suppress(OSError):  # listing its models says so
+                digest.update(hashlib.sha256(read_file(file)).digest())
+        found[suite.name] = digest.hexdigest()
+    return found
 
 
 def load(spec: ModelSpec, *, batch_size: int | None = None, mode: str) -> Workload:

@@ -101,6 +101,8 @@ def run(
         SweepInterrupted: Ctrl-C.
     """
     options = request.options
+    # Before the files are imported: what is changed meanwhile then runs again, next time.
+    digests = registry.digests(request.selection.suites)
     catalog = [spec for suite in request.selection.suites for spec in registry.catalog(suite)]
     specs = request.selection.of(catalog)
     _refuse_batch_size(options, specs)
@@ -143,6 +145,7 @@ def run(
             partition=request.selection.partition(catalog),
             earlier=_earlier(request, specs, options),
             retries=request.retries,
+            digests=digests,
         )
         if request.fingerprints:
             _record_fingerprints(request, options, result, executor, devices.environment, on_note)

@@ -15,13 +15,22 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from hashbench.catalog import Kind, Status, kind_of, status_of
 from hashbench.errors import HashbenchError
 from hashbench.processes import Interrupts, describe_end, last_words
 from hashbench.records import ModelSpec, Row, RunOptions
-from hashbench.results.folder import Partition, ResultsFolder, describe_differences, file_key, manifest_of, sent_row
+from hashbench.results.folder import (
+    Partition,
+    ResultsFolder,
+    changed_suites,
+    describe_differences,
+    file_key,
+    manifest_of,
+    sent_row,
+)
 from hashbench.sweep.executors import Executor, Resources, Task, TaskResult
 from hashbench.sweep.schedule import EarlierSweep, Job, Schedule, Start, longest_first
 from hashbench.text import a_few, count
@@ -38,11 +47,13 @@ one that ends it each time takes no others along for ever."""
 @dataclass(frozen=True, slots=True)
 class SweepOpened:
     """The sweep begins with ``done`` of ``total`` rows on disk. ``unreadable``: files that could not be read, by the
-    names under which they were set aside."""
+    names under which they were set aside. ``outdated``: the number of rows that run again, by the suite whose file has
+    changed since they were made."""
 
     total: int
     done: int
     unreadable: tuple[str, ...] = ()
+    outdated: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +109,17 @@ Event = SweepOpened | SweepPlanned | ModelStarted | ModelFinished | ModelRequeue
 
 @dataclass(frozen=True, slots=True)
 class SweepResult:
-    """All rows in the order of the selection, and the folder that holds them."""
+    """The outcome of a sweep.
+
+    Attributes:
+        rows: all rows, in the order of the selection.
+        output: the results folder.
+        ran: the number of rows that this call made.
+    """
 
     rows: tuple[Row, ...]
     output: Path
+    ran: int = 0
 
 
 class SweepInterrupted(Exception):  # noqa: N818 – not an error: the user asked for it
@@ -129,6 +147,7 @@ def run_sweep(
     partition: Partition = Partition(),  # noqa: B008 – frozen
     earlier: EarlierSweep = EarlierSweep(),  # noqa: B008 – frozen
     retries: int = 1,
+    digests: Mapping[str, str] = MappingProxyType({}),
 ) -> SweepResult:
     """Run every model of ``specs`` in a process of its own and leave one row each in ``output``.
 
@@ -146,6 +165,8 @@ def run_sweep(
         partition: which part of which selection ``specs`` are.
         earlier: their times and memory in an earlier sweep; where several run at once, the longest starts first.
         retries: how often a model that was killed, crashed or ran out of memory beside others runs again, alone.
+        digests: of the files of suites, by suite. A resumed sweep runs the models of a suite again whose digest has
+            changed since their rows were made.
 
     Raises:
         HashbenchError: the folder cannot be used for this sweep, or the disk is full; the rows on disk are safe.
@@ -169,6 +190,7 @@ def run_sweep(
             timeout=timeout,
             earlier=earlier,
             retries=retries,
+            digests=digests,
         )
         sweep.open(environment, partition)
         return sweep.run()
@@ -192,6 +214,7 @@ class _Sweep:
     timeout: float
     earlier: EarlierSweep
     retries: int
+    digests: Mapping[str, str]
     rows: dict[str, Row] = field(default_factory=dict)
     firsts: dict[str, Row] = field(default_factory=dict)
     repetitions: Counter[str] = field(default_factory=Counter)
@@ -204,13 +227,21 @@ class _Sweep:
     def open(self, environment: Mapping[str, Any], partition: Partition) -> None:
         """Take over the rows that are there; write what must be there before the first row."""
         tracer = str(environment.get("tracer", self.options.tracer))
-        manifest = manifest_of(self.specs.values(), replace(self.options, tracer=tracer), partition)
+        manifest = manifest_of(self.specs.values(), replace(self.options, tracer=tracer), partition, self.digests)
+        outdated: Counter[str] = Counter()
+        changed: frozenset[str] = frozenset()
         self.environments.add(self.environment_key)
         if self.folder.in_use:
-            _refuse_other_sweep(self.folder, manifest)
+            changed = _refuse_other_sweep(self.folder, manifest)
         try:
             kept = self.folder.read_rows(self.specs, mode=self.options.mode)
             self.rows, self.firsts = kept.rows, kept.firsts
+            for key, spec in self.specs.items():
+                if spec.suite in changed and (key in self.rows or key in self.firsts):
+                    self.folder.put_aside_outdated(key)
+                    self.rows.pop(key, None)
+                    self.firsts.pop(key, None)
+                    outdated[spec.suite] += 1
             self.folder.clear_leftovers()
             self._judge_what_a_killed_sweep_did_not()
             self.resumed = len(self.rows)
@@ -220,7 +251,7 @@ class _Sweep:
         except OSError as error:
             raise self._storage_error(error) from error
         names = tuple(str(path.relative_to(self.folder.path)) for path in unreadable)
-        self.on_event(SweepOpened(total=len(self.specs), done=self.resumed, unreadable=names))
+        self.on_event(SweepOpened(total=len(self.specs), done=self.resumed, unreadable=names, outdated=outdated))
 
     def run(self) -> SweepResult:
         """Run what has no row yet."""
@@ -243,7 +274,7 @@ class _Sweep:
                 consequence="accuracy.csv lacks their models",
                 tip="Run the same command with --resume.",
             )
-        return SweepResult(self._ordered_rows(), self.folder.path)
+        return SweepResult(self._ordered_rows(), self.folder.path, len(self.rows) - self.resumed)
 
     def _refuse_to_leave_out(self) -> None:
         """Say which models have no row, since what ran them ended each time."""
@@ -485,14 +516,17 @@ def _by_key(specs: Sequence[ModelSpec], mode: str) -> dict[str, ModelSpec]:
     return keyed
 
 
-def _refuse_other_sweep(folder: ResultsFolder, manifest: Mapping[str, Any]) -> None:
-    differences = describe_differences(folder.read_manifest(), manifest)
+def _refuse_other_sweep(folder: ResultsFolder, manifest: Mapping[str, Any]) -> frozenset[str]:
+    """Raise where the folder holds another sweep; return the suites whose files have changed since it began."""
+    before = folder.read_manifest()
+    differences = describe_differences(before, manifest)
     if differences:
         raise HashbenchError(
             f"cannot resume {folder.path}",
             consequence=f"it holds another sweep ({'; '.join(differences)})",
             tip="Repeat the command that began it, or choose another --output.",
         )
+    return changed_suites(before, manifest)
 
 
 def wants_repetition(row: Row, *, died: bool) -> bool:

@@ -136,3 +136,22 @@ def test_without_torchvision_its_suite_says_how_to_get_it_and_others_run(monkeyp
     with pytest.raises(HashbenchError, match="pip install the torchvision of this torch"):
         registry.require(["torchvision"])
     assert "torchvision" not in registry.choose(["all"], tiny=False).suites
+
+
+def test_a_digest_follows_the_zoo_file(zoo):
+    path = zoo / "zoo.py"
+    first = registry.digests(["zoo.py"])
+    assert list(first) == ["zoo"]
+    assert registry.digests([str(path)]) == first
+    path.write_text(ZOO + "\n")
+    assert registry.digests(["zoo.py"])["zoo"] != first["zoo"]
+
+
+def test_a_digest_follows_the_csv_of_a_suite(tmp_path, monkeypatch):
+    names = ["specimens", "torchvision"]
+    first = registry.digests(names)
+    assert list(first) == names
+    for name in names:
+        (tmp_path / f"{name}.csv").write_text("name\n")
+    monkeypatch.setattr(csv_file, "data_folder", lambda: tmp_path)
+    assert all(digest != first[name] for name, digest in registry.digests(names).items())

@@ -304,3 +304,26 @@ def test_a_sweep_is_resumed_by_the_tracer_that_traced_whatever_was_asked_for(out
     manifest = output / "sweep.json"
     manifest.write_text(manifest.read_text().replace('"tracer": "python"', '"tracer": "auto"'))
     sweep(models, output, resume=True)  # on a cluster, where each machine has its own
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "again"),
+    [
+        pytest.param({"fake": "1"}, {"fake": "2"}, 2, id="changed"),
+        pytest.param({"fake": "1"}, {"fake": "1"}, 0, id="unchanged"),
+        pytest.param({}, {"fake": "2"}, 0, id="not known before"),
+        pytest.param({"other": "1"}, {"other": "2"}, 0, id="another suite's"),
+    ],
+)
+def test_models_of_a_changed_file_run_again(output, before, now, again):
+    specs = [spec("a"), spec("b")]
+    sweep(specs, output, digests=before)
+    events = []
+    executor = None if again else NoExecutor()
+    result = sweep(specs, output, resume=True, digests=now, on_event=events.append, executor=executor)
+    (opened,) = (event for event in events if isinstance(event, SweepOpened))
+    assert (opened.done, sum(opened.outdated.values()), result.ran) == (2 - again, again, again)
+    assert names_in_csv(output) == ["a", "b"]
+    assert len(list(output.glob("rows/*.outdated"))) == again
+    assert json.loads((output / "sweep.json").read_text()).get("digests", {}) == now
+    sweep(specs, output, resume=True, digests=now, executor=NoExecutor())  # once is enough
