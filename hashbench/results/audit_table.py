@@ -137,8 +137,8 @@ class AuditKind:
     runs_repros: bool = False
 
     def lies_at(self, path: Path) -> bool:
-        """Whether such an audit lies at ``path``: a folder with its file, or a CSV with ``op``, ``verdict`` and the
-        columns ``marks``."""
+        """Return True if ``path`` is an audit of this kind: a folder with its file, or a CSV with ``op``, ``verdict``
+        and the columns ``marks``."""
         if path.is_dir():
             return (path / self.file).is_file() and not (path / "accuracy.csv").exists()
         try:
@@ -185,7 +185,7 @@ class AuditManifest:
     sweeps: bool
 
     def covers(self, row: Any) -> bool:
-        """Whether the audit was to have a row like this one."""
+        """Return True if the audit was asked for the op, dtype and device of ``row``."""
         if row.source == "sweep":
             return self.sweeps
         of_dtype = not row.dtype or row.dtype in self.options.dtypes
@@ -204,10 +204,10 @@ class Audit:
 
 
 def read(path: Path, kind: AuditKind = DETERMINISM) -> Audit:
-    """The audit of this kind at ``path``, a folder or a CSV.
+    """Read the audit of this kind at ``path``, a folder or a CSV.
 
     Raises:
-        HashbenchError: there is none, it is damaged, or its columns or words are not those of this version.
+        HashbenchError: the file is missing or damaged, or its columns or words are not those of this version.
     """
     file = path / kind.file if path.is_dir() else path
     if not file.exists():
@@ -221,7 +221,7 @@ def read(path: Path, kind: AuditKind = DETERMINISM) -> Audit:
 
 
 def read_manifest(path: Path) -> AuditManifest:
-    """What ``audit.json`` says was asked for; :class:`HashbenchError` where it is damaged or of another version."""
+    """Read an ``audit.json``; raise :class:`HashbenchError` if it is damaged or of another version."""
     content = read_json_object(path)
     try:
         return from_json(AuditManifest, versions.split(content, reads=AUDIT_SCHEMA), where="it")
@@ -247,7 +247,7 @@ def manifest_text(manifest: AuditManifest) -> str:
 
 
 def op_file(folder: Path, op: Op) -> Path:
-    """Where the rows of an op belong. It appears whole or not at all."""
+    """Return the path of an op's rows. The file is written atomically."""
     source, name = op
     return folder / "ops" / f"{file_key(suite=source, mode='op', name=name)}.json"
 
@@ -258,7 +258,7 @@ def write_op(folder: Path, op: Op, rows: Iterable[Any]) -> None:
 
 
 def read_op(folder: Path, op: Op, rows: RowFormat[T] = AUDIT_ROWS) -> tuple[T, ...] | None:  # type: ignore[assignment]
-    """The rows of an op; ``None`` where it has no file, or a damaged one.
+    """Read the rows of an op; ``None`` if its file is missing or damaged.
 
     Raises:
         HashbenchError: the file is of another version.

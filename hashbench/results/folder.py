@@ -56,10 +56,10 @@ _LONGEST_NAME = 80
 
 
 def file_key(*, suite: str, mode: str, name: str) -> str:
-    """A file name without ending for one model of a sweep: ``<suite>.<mode>.<name>``.
+    """Return the file name, without suffix, of one model of a sweep: ``<suite>.<mode>.<name>``.
 
-    Different models get different keys: what had to be altered (separators, spaces, long names, a dot in the
-    suite) ends in ``~`` and a hash of the original, and nothing unaltered holds a ``~``.
+    Different models get different keys: a name that had to be altered (separators, spaces, length, a dot in the suite)
+    ends in ``~`` and a hash of the original, and no unaltered name contains a ``~``.
     """
     return f"{_safe(suite, extra='')}.{mode}.{_safe(name, extra='.')}"
 
@@ -97,19 +97,19 @@ class ResultsFolder:
         self.traces = self.path / "traces"
 
     def row_path(self, key: str) -> Path:
-        """Where the row of ``key`` belongs."""
+        """Return the path of the row of ``key``."""
         return self.rows / f"{key}.json"
 
     def draft_path(self, key: str) -> Path:
-        """Where the runner keeps the row of ``key`` while it looks for the cause: experiments may kill the process."""
+        """Return the path of the row of ``key`` during its diagnosis: experiments may kill the process."""
         return self.rows / f"{key}.draft"
 
     def first_path(self, key: str) -> Path:
-        """Where the row of the first attempt at ``key`` is while there is a second one."""
+        """Return the path of the row of the first attempt at ``key`` while a second one is due."""
         return self.rows / f"{key}.first"
 
     def log_path(self, key: str) -> Path:
-        """Where a worker for ``key`` prints."""
+        """Return the path of the log of the worker of ``key``."""
         return self.logs / f"{key}.log"
 
     @property
@@ -151,7 +151,7 @@ class ResultsFolder:
             os.close(lock)
 
     def is_being_written(self) -> bool:
-        """Whether a sweep holds the folder now."""
+        """Return True if a sweep holds the lock of the folder."""
         try:
             lock = open_file(self.path / LOCK_FILE)
         except OSError:
@@ -196,7 +196,7 @@ class ResultsFolder:
             return ""
 
     def read_manifest(self) -> dict[str, Any]:
-        """What the sweep in this folder was asked for.
+        """Read ``sweep.json``: the models and options of the sweep in this folder.
 
         Raises:
             HashbenchError: it is missing or damaged.
@@ -267,11 +267,11 @@ class ResultsFolder:
         return KeptRows(rows, firsts, tuple(map(set_aside, unreadable)))
 
     def read_row(self, key: str, spec: ModelSpec, *, mode: str) -> Row | None:
-        """The row that a worker left for ``spec``, if it did. Raises as :meth:`read_rows`."""
+        """Read the row that a worker wrote for ``spec``, if any. Raises as :meth:`read_rows`."""
         return self.read_rows({key: spec}, mode=mode).rows.get(key)
 
     def read_draft(self, key: str, spec: ModelSpec, *, mode: str) -> Row | None:
-        """The row that the runner kept before it looked for the cause, if it came that far."""
+        """Read the row that the runner kept before its diagnosis, if any."""
         return _row_if_any(self.draft_path(key), spec, mode)
 
     def put_off(self, key: str, row: Row) -> None:
@@ -346,8 +346,14 @@ def of_another_version(path: Path, error: UnknownContentError, *, tip: str = ver
 
 
 def row_in(path: Path, spec: ModelSpec, mode: str) -> Row:
-    """The row of ``spec`` in the file ``path``; one that somebody renamed or copied is damaged. Raises ``OSError``,
-    :class:`UnknownContentError` for one of another version, or one of :data:`NOT_A_ROW`."""
+    """Read the row of ``spec`` in the file ``path``; a file that was renamed or copied from another model counts as
+    damaged.
+
+    Raises:
+        OSError: the file cannot be read.
+        UnknownContentError: it is of another version.
+        Exception: one of :data:`NOT_A_ROW`, if it is damaged.
+    """
     return _checked(row_from_json(read_json(path)), spec, mode)
 
 
@@ -373,9 +379,8 @@ def _checked(row: Row, spec: ModelSpec, mode: str) -> Row:
 
 
 def with_evidence(row: Row, folder: Path) -> Row:
-    """``row`` of the ``accuracy.csv`` in ``folder`` with the results of its experiments, which its row file has; as it
-    is where there is no such file, or one that says something else. :class:`HashbenchError` where that file is of
-    another version."""
+    """Return ``row`` with the results of its experiments, read from its row file in ``folder``; unchanged if there is
+    no such file or it does not match. Raises :class:`HashbenchError` if that file is of another version."""
     if not row.evidence or row.evidence.results:
         return row
     key = file_key(suite=row.suite, mode=_safe(row.mode, extra=""), name=row.name)
@@ -390,8 +395,8 @@ def with_evidence(row: Row, folder: Path) -> Row:
 
 
 def traceback_of(row: Row, folder: Path, *, limit: int = 4000) -> str:
-    """The last traceback in the log of ``row``, in the sweep at ``folder``; where it has none, the end of the log. At
-    most ``limit`` characters of its end; empty where there is no log that can be read."""
+    """Return the last traceback in the log of ``row`` in the sweep at ``folder``, else the end of the log. At most the
+    last ``limit`` characters; empty if the log cannot be read."""
     key = file_key(suite=row.suite, mode=_safe(row.mode, extra=""), name=row.name)
     try:
         with os.fdopen(open_file(folder / "logs" / f"{key}.log"), "rb") as file:
@@ -408,7 +413,7 @@ _TRACEBACK = "Traceback (most recent call last):"
 
 
 def _row_if_any(path: Path, spec: ModelSpec, mode: str) -> Row | None:
-    """The row in a file; ``None`` where there is none. Raises :class:`UnknownContentError`."""
+    """Read the row in a file; ``None`` if it is missing or damaged. Raises :class:`UnknownContentError`."""
     try:
         return row_in(path, spec, mode)
     except UnknownContentError:
@@ -447,8 +452,9 @@ def manifest_of(
     partition: Partition,
     digests: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """What a resumed sweep must have in common with the one that it resumes. A shard knows the whole selection, so that
-    shards can be told from those of another one, and what a missing shard lacks can be named."""
+    """Build ``sweep.json``: what a resumed sweep must have in common with the one that it resumes, and the ``digests``
+    of its suites' files. A shard names the whole selection, so that shards of different selections can be told apart
+    and the models of a missing shard can be named."""
     kept = dataclasses.asdict(options)
     del kept["output"]  # results folders can be moved
     head = {**versions.stamp(SWEEP_SCHEMA), "rows": ROW_SCHEMA, "suites": [], "options": kept}
@@ -458,7 +464,7 @@ def manifest_of(
 
 
 def with_models(manifest: Mapping[str, Any], models: Sequence[Model], partition: Partition) -> dict[str, Any]:
-    """The manifest of a sweep with the same options, of these models."""
+    """Return the manifest of a sweep of ``models`` with the same options."""
     part: dict[str, Any] = {"id": partition.id, "total": partition.total}
     if partition.total > 1:
         part["of"] = [list(model) for model in partition.of]
@@ -467,11 +473,11 @@ def with_models(manifest: Mapping[str, Any], models: Sequence[Model], partition:
 
 
 def checked_manifest(content: Any) -> dict[str, Any]:
-    """What a ``sweep.json`` holds, parsed from JSON that somebody may have changed. That of another version is returned
-    as it is: :func:`schema_difference` says so.
+    """Validate the types in the parsed content of a ``sweep.json`` and fill in defaults. A manifest of another version
+    is returned unchanged: see :func:`schema_difference`.
 
     Raises:
-        ValueError: it is of this version, and a part of it is of another type than :func:`manifest_of` writes.
+        ValueError: it is of this version, and a part of it has another type than :func:`manifest_of` writes.
     """
     manifest = dict(from_json(Mapping[str, object], content, where=SELECTION_FILE))
     if schema_difference(manifest):
@@ -495,7 +501,8 @@ def checked_manifest(content: Any) -> dict[str, Any]:
 
 
 def schema_difference(manifest: Mapping[str, Any]) -> str:
-    """What this hashbench does not know of ``manifest``, with the version that wrote it; empty where it knows all."""
+    """Describe what this version does not know of ``manifest``, and name the version that wrote it; empty if it knows
+    all."""
     options = manifest.get("options")
     names = {*manifest.keys() - _MANIFEST, *(options.keys() - _DEFAULTS.keys() if isinstance(options, Mapping) else ())}
     mode = options.get("mode") if isinstance(options, Mapping) else None
@@ -517,7 +524,7 @@ _DEFAULTS: Mapping[str, Any] = {name: value for name, value in to_json(RunOption
 
 
 def describe_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What keeps a sweep with the manifest ``now`` from resuming one with ``before``; empty when nothing does."""
+    """List what keeps a sweep with the manifest ``now`` from resuming one with ``before``; empty if nothing does."""
     other_schema = schema_difference(before)
     if other_schema:
         return [other_schema]

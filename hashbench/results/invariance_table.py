@@ -94,5 +94,5 @@ INVARIANCE = AuditKind(
 
 
 def audit_kind(path: Path) -> AuditKind | None:
-    """Which kind of audit lies at ``path``, a folder or a CSV; ``None`` where none does."""
+    """Return the kind of audit at ``path``, a folder or a CSV; ``None`` if it is no audit."""
     return next((kind for kind in (DETERMINISM, INVARIANCE) if kind.lies_at(path)), None)

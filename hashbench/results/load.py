@@ -44,7 +44,7 @@ class Selection:
         return frozenset(suite for suite, _ in self.models)
 
     def covers(self, row: Row) -> bool:
-        """Whether the sweep was asked for the model of ``row`` on its device and with its dtype."""
+        """Return True if the sweep was asked for the model of ``row`` on its device and with its dtype."""
         return (
             (row.suite, row.name) in self.models
             and (row.mode, row.dev) == (self.mode, self.device)
@@ -52,7 +52,7 @@ class Selection:
         )
 
     def concerns(self, row: Row) -> bool:
-        """Whether the sweep ran any model of the suite of ``row`` in its mode."""
+        """Return True if the sweep ran any model of the suite of ``row`` in its mode."""
         return row.mode == self.mode and row.suite in self.suites
 
 
@@ -82,16 +82,16 @@ def load_sweep(path: Path | str) -> Sweep:
 
 
 def load_files(files: Iterable[Path], *, path: Path, damaged_night: bool = False) -> Sweep:
-    """The sweep of these CSVs in the folder ``path``, with the results of experiments that lie beside them; no files
-    where it is a night's. With ``damaged_night``, a ``night.json`` that cannot be read counts as none, so that all
-    models count as asked for. Raises as :func:`load_sweep` does."""
+    """Read the sweep of these CSVs in the folder ``path``, with the results of experiments beside them; without files
+    if it is a night's. With ``damaged_night``, an unreadable ``night.json`` is ignored, so that all models count as
+    asked for. Raises as :func:`load_sweep`."""
     parts = [(load_file(file), file.parent) for file in files]
     whole = [replace(part, rows=tuple(with_evidence(row, folder) for row in part.rows)) for part, folder in parts]
     return joined(whole, path=path, damaged_night=damaged_night)
 
 
 def joined(parts: Collection[Sweep], *, path: Path, damaged_night: bool = False) -> Sweep:
-    """One sweep of several parts, all of them in the folder ``path``; see :func:`load_files`."""
+    """Join several parts in the folder ``path`` into one sweep; see :func:`load_files`."""
     refuse_mixed(path, parts)
     rows = tuple(row for part in parts for row in part.rows)
     ROWS.refuse_duplicates(str(path), rows)
@@ -118,7 +118,7 @@ def refuse_mixed(path: Path, parts: Iterable[Sweep]) -> None:
 
 
 def csv_files(path: Path) -> list[Path]:
-    """The CSVs that make up the sweep at ``path``, sorted; see :func:`load_sweep`."""
+    """Return the CSVs of the sweep at ``path``, sorted; see :func:`load_sweep`."""
     if not path.exists():
         raise HashbenchError(f"{path} does not exist", tip="Name an accuracy.csv or its folder.")
     if not path.is_dir():
@@ -135,7 +135,7 @@ def csv_files(path: Path) -> list[Path]:
 
 
 def load_file(path: Path) -> Sweep:
-    """The sweep of one CSV; see :func:`load_sweep`."""
+    """Read the sweep of one CSV; see :func:`load_sweep`."""
     environments = environments_of(path)
     table = read_table(path)
     kind = kind_of_csv(table.header)
@@ -152,8 +152,8 @@ def load_file(path: Path) -> Sweep:
 
 
 def kind_of_csv(header: Collection[str]) -> Kind:
-    """Who wrote a CSV with this header. Hashbench always writes the column ``suite`` and dynamo
-    never does, so that a newer hashbench's file is not taken for dynamo's."""
+    """Return the tool that wrote a CSV with this header. Hashbench always writes the column ``suite`` and dynamo never
+    does, so that the file of a newer hashbench is not taken for dynamo's."""
     if "suite" in header or "accuracy" not in header or "name" not in header:
         return "hashbench"
     return "dynamo" if "dev" in header and "batch_size" in header else "dynamo_expected"
@@ -177,8 +177,9 @@ def _dynamo_rows(table: Table) -> list[Row]:
 
 
 def dynamo_row(cells: Mapping[Any, str]) -> Row:
-    """A line of a CSV of dynamo's, by its columns. That of a model that did not load is ``dev,name,0,status`` padded
-    with ``0``: with ``--tag``, the status lands there. The batch size is 0 where dynamo does not know it."""
+    """Convert a line of dynamo's CSV, given by its columns. For a model that failed to load, dynamo writes
+    ``dev,name,0,status`` padded with ``0``: with ``--tag``, the status is in the column ``tag``. Batch size 0 means
+    unknown."""
     dev, name, batch_size, accuracy, tag = (cells.get(key, "") for key in _DYNAMO_COLUMNS)
     known = re.fullmatch("[0-9]{1,9}", batch_size) and int(batch_size)
     return Row(dev, name, known or None, tag if tag and accuracy in ("", "0") else accuracy)
@@ -188,7 +189,7 @@ def dynamo_row(cells: Mapping[Any, str]) -> Row:
 
 
 def _selections_beside(file: Path) -> tuple[Selection, ...]:
-    """What the ``sweep.json`` beside an ``accuracy.csv`` says was selected; nothing where there is none."""
+    """Read the selection from the ``sweep.json`` beside an ``accuracy.csv``; empty if there is none."""
     path = file.with_name(SELECTION_FILE)
     if file.name != ACCURACY_FILE or not path.is_file():
         return ()
@@ -208,7 +209,7 @@ def _selections_beside(file: Path) -> tuple[Selection, ...]:
 
 
 def night_problems(folder: Path, *, named: bool = False) -> tuple[str, ...]:
-    """A sentence for each sweep that a night was to have and that did not end well, as its ``night.json`` says.
+    """Return one sentence per sweep of a night that failed or did not end, from its ``night.json``.
 
     Raises:
         HashbenchError: the user ``named`` this night and its ``night.json`` cannot be read.
@@ -223,7 +224,7 @@ def night_problems(folder: Path, *, named: bool = False) -> tuple[str, ...]:
 
 
 def _asked_parts(path: Path) -> list[tuple[str, str, str]] | None:
-    """Suite, mode and error of each sweep of a night; ``None`` where there is no such file."""
+    """Read suite, mode and error of each sweep of a night; ``None`` if there is no such file."""
     if not path.is_file():
         return None
     try:
@@ -237,9 +238,9 @@ def _asked_parts(path: Path) -> list[tuple[str, str, str]] | None:
 
 
 def _parts(path: Path, selections: Collection[Selection], *, damaged_night: bool) -> frozenset[tuple[str, str]] | None:
-    """The suites and modes of what lies at ``path``: of one sweep, which has one mode, or of a night: as its sweeps
-    say, and of those that could not begin or are gone, as ``night.json`` does. A folder of several sweeps does not say
-    whether another one is gone."""
+    """Return the suites and modes that were asked for at ``path``: those of one sweep, or of a night those of its
+    sweeps and of its ``night.json``, which also names sweeps that failed to start or were deleted. A folder of several
+    sweeps without ``night.json`` cannot tell whether one is missing: ``None``."""
     swept = frozenset((suite, selection.mode) for selection in selections for suite in selection.suites)
     if path.name == ACCURACY_FILE or (path / ACCURACY_FILE).is_file():
         return swept or None

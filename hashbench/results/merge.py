@@ -166,7 +166,7 @@ def _damaged(path: Path, why: str, *, tip: str = "It is damaged; sweep again.") 
 
 
 def _whole(shards: Sequence[_Shard]) -> tuple[Model, ...]:
-    """The selection of which all shards are parts, in its order."""
+    """Return the selection that all shards are parts of, in its order."""
     first, *others = shards
     for other in others:
         differences = _differences(first, other)
@@ -219,7 +219,7 @@ def _is_missing(shards: Sequence[_Shard], missing: Sequence[Model]) -> Hashbench
 
 @contextlib.contextmanager
 def _appearing(output: Path) -> Iterator[ResultsFolder]:
-    """A folder beside ``output`` that takes its name when the context ends well, and is gone when it does not."""
+    """Yield a draft folder beside ``output``; rename it to ``output`` on success and delete it on failure."""
     draft = output.with_name(f".{output.name}.{os.getpid()}.tmp")
     try:
         draft.mkdir(parents=True)

@@ -180,13 +180,13 @@ class RowFormat(Generic[T]):
 
     @functools.cached_property
     def types(self) -> Mapping[str, type]:
-        """The type of each field, ``None`` apart."""
+        """Type of each field, without ``None``."""
         hints = typing.get_type_hints(self.kind)
         return {name: (typing.get_args(hint) or (hint,))[0] for name, hint in hints.items()}
 
     @functools.cached_property
     def key_of(self) -> Callable[[T], tuple[str, ...]]:
-        """What gives the key of a row."""
+        """Function from a row to its key."""
         return operator.attrgetter(*self.key)
 
     # ------------------------------------------------------------------------------------------- writing
@@ -197,16 +197,16 @@ class RowFormat(Generic[T]):
         return ",".join(self.types) + "\n"
 
     def line(self, row: T) -> str:
-        """``row`` as one line, with its line end. Texts lose their line breaks and control characters (see
-        :func:`one_line`); everything else survives :meth:`rows` exactly."""
+        """Format ``row`` as one line, with its line end. Texts lose their line breaks and control characters (see
+        :func:`one_line`); everything else round-trips through :meth:`rows`."""
         return csv_line(self._cell(name, getattr(row, name)) for name in self.types)
 
     def text(self, rows: Iterable[T]) -> str:
-        """The CSV of ``rows``."""
+        """Return the CSV of ``rows``."""
         return self.header + "".join(map(self.line, rows))
 
     def _cell(self, column: str, value: Any) -> str:
-        """``repr`` of a float is the shortest text that reads back as the same number."""
+        """Format a cell. ``repr`` of a float is the shortest text that reads back as the same number."""
         if value is None or (text := str(value)) == "":
             return ""
         kind = self.types[column]
@@ -217,11 +217,11 @@ class RowFormat(Generic[T]):
     # ------------------------------------------------------------------------------------------- reading
 
     def rows(self, table: Table) -> list[T]:
-        """The rows of ``table`` in its order, equal to those that were written. A column that it lacks reads as absent.
+        """Parse the rows of ``table``, in its order, equal to those that were written. Missing columns read as absent.
 
         Raises:
-            HashbenchError: it lacks a required column or has an unknown one, a cell holds a word or a number that is
-                none, or two rows have the same key.
+            HashbenchError: a required column is missing, a column is unknown, a cell holds an unknown word or an
+                invalid number, or two rows have the same key.
         """
         self._check_header(table)
         self._check_cells(table)
@@ -308,7 +308,7 @@ class RowFormat(Generic[T]):
         return number
 
     def _outside(self, column: str, number: float) -> str:
-        """What is wrong with a number in this column; empty where it lies in the range of it."""
+        """Describe why a number is out of the range of its column; empty if it is not."""
         low, high = self.ranges.get(column, (-math.inf, math.inf))
         return "" if column not in self.ranges or low <= number <= high else f"that is not from {low:g} to {high:g}"
 
@@ -328,11 +328,11 @@ class RowFormat(Generic[T]):
     # --------------------------------------------------------------------------------------------- JSON
 
     def from_json(self, value: Any) -> T:
-        """The row of which :func:`hashbench.io.to_json` made ``value``.
+        """Parse a row from the value that :func:`hashbench.io.to_json` returned.
 
         Raises:
             UnknownContentError: it has a field, or a word in a column of words, that this version does not know.
-            ValueError: a field without a default is missing, one is of another type, or holds a number that is none.
+            ValueError: a field without a default is missing, or one has another type or an invalid number.
         """
         row = from_json(self.kind, value, where="not a row: it")
         for column, (_, words) in self.words.items():
@@ -351,7 +351,7 @@ class RowFormat(Generic[T]):
 
 
 def csv_line(cells: Iterable[str]) -> str:
-    """One line of a CSV, with its line end."""
+    """Format one line of a CSV, with its line end."""
     line = io.StringIO()
     csv.writer(line, lineterminator="\n").writerow(cells)
     return line.getvalue()
@@ -365,12 +365,12 @@ _EXECUTABLE = re.compile(r"'*[=+\-@\t\r]")
 
 
 def defuse(text: str) -> str:
-    """``text`` with a leading apostrophe where a spreadsheet would execute it; :func:`restore` takes it away."""
+    """Return ``text`` with a leading apostrophe if a spreadsheet would execute it; :func:`restore` removes it."""
     return f"'{text}" if _EXECUTABLE.match(text) else text
 
 
 def restore(text: str) -> str:
-    """The text that :func:`defuse` was given."""
+    """Return the text that :func:`defuse` was given."""
     return text[1:] if text.startswith("'") and _EXECUTABLE.match(text) else text
 
 
@@ -378,11 +378,11 @@ def restore(text: str) -> str:
 
 
 def environments_of(path: Path) -> tuple[dict[str, Any], ...]:
-    """The fingerprints of the machines that a CSV's rows were made on, from ``<name>.environment.json`` or
-    ``environment.json`` beside it: the newest, then the ``previous`` ones. None where there is no such file.
+    """Read the environments of a CSV's rows from ``<name>.environment.json`` or ``environment.json`` beside it: the
+    newest, then the ``previous`` ones. Empty if there is no such file.
 
     Raises:
-        HashbenchError: the file cannot be read, or was written by a version with other columns.
+        HashbenchError: the file cannot be read, or is of another schema.
     """
     candidates = (path.with_name(f"{path.stem}.environment.json"), path.with_name("environment.json"))
     file = next((candidate for candidate in candidates if candidate.is_file()), None)
@@ -402,7 +402,8 @@ def environments_of(path: Path) -> tuple[dict[str, Any], ...]:
 
 
 def environments_text(environments: Sequence[Mapping[str, Any]]) -> str:
-    """The content of an ``environment.json``: the newest environment, then those of earlier parts as ``previous``."""
+    """Return the content of an ``environment.json``: the newest environment, then those of earlier parts as
+    ``previous``."""
     newest, *previous = environments
     content = {**newest, "previous": previous} if previous else newest
     return json.dumps(content, indent=2, default=str) + "\n"
@@ -437,7 +438,7 @@ ROWS = RowFormat(
 
 
 def is_date(text: str) -> bool:
-    """Whether ``text`` is a date such as ``2026-11-20``, or empty."""
+    """Return True if ``text`` is a date such as ``2026-11-20``, or empty."""
     try:
         return not text or date.fromisoformat(text).isoformat() == text
     except ValueError:
@@ -449,7 +450,7 @@ _LINK = re.compile(r"https?://[^\s<>()\[\]\"'`\\|]+")
 
 
 def is_link(text: str) -> bool:
-    """Whether ``text`` is an address that may become a link, or empty."""
+    """Return True if ``text`` is a URL that may become a link, or empty."""
     return not text or _LINK.fullmatch(text) is not None
 
 
@@ -464,16 +465,16 @@ row_key = ROWS.key_of
 
 
 def row_to_json(row: Row) -> dict[str, Any]:
-    """The content of a row file: the fields of ``row``, its schema and the version of hashbench."""
+    """Return the content of a row file: the fields of ``row``, its schema and the version of hashbench."""
     return {**versions.stamp(ROW_SCHEMA), **to_json(row)}
 
 
 def row_from_json(value: Any) -> Row:
-    """The row of which :func:`row_to_json` made ``value``.
+    """Parse the content of a row file; the inverse of :func:`row_to_json`.
 
     Raises:
         UnknownContentError: another version wrote it, and this one does not know all of it; both are named.
-        ValueError: it is no row.
+        ValueError: it is not a row.
     """
     content = versions.split(from_json(Mapping[str, object], value, where="not a row: it"), reads=ROW_SCHEMA)
     try:
@@ -483,21 +484,21 @@ def row_from_json(value: Any) -> Row:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of an ``accuracy.csv`` in file order, equal to the rows that were written.
+    """Read the rows of an ``accuracy.csv`` in file order, equal to the rows that were written.
 
     Columns of :class:`Row` that the file lacks read as absent, except the required ones.
 
     Raises:
-        HashbenchError: the file is not a CSV, is damaged or cut off, lacks a required column, has columns that this
-            version does not know, a status that is none, a number that is none, or two rows of the same key; or the
-            ``environment.json`` beside it is of a schema that this version does not read.
+        HashbenchError: the file is not a CSV, is damaged or cut off, lacks a required column, has unknown columns,
+            statuses or invalid numbers, or two rows of the same key; or the ``environment.json`` beside it is of a
+            schema that this version does not read.
     """
     environments_of(path)
     return rows_of(read_table(path))
 
 
 def rows_of(table: Table) -> list[Row]:
-    """The rows of a CSV of ours, each an :class:`ExpectedRow` where it has a column of these alone; see
-    :func:`read_rows`."""
+    """Parse the rows of a CSV of hashbench, each an :class:`ExpectedRow` if the file has one of the columns that only
+    these have; see :func:`read_rows`."""
     is_expected = not _OF_EXPECTED.keys().isdisjoint(table.header)
     return list(EXPECTED_ROWS.rows(table)) if is_expected else ROWS.rows(table)
