@@ -58,10 +58,10 @@ Sweeper = Callable[[Part], None]
 
 
 def night_folder(root: Path, label: str) -> Path:
-    """The folder of the night ``label`` in ``root``.
+    """Return the folder of the night ``label`` in ``root``.
 
     Raises:
-        HashbenchError: the label cannot be the name of a folder.
+        HashbenchError: the label is not a valid folder name.
     """
     if not _LABEL.fullmatch(label):
         raise HashbenchError(
@@ -71,7 +71,7 @@ def night_folder(root: Path, label: str) -> Path:
 
 
 def plan(suites: Sequence[str], modes: Sequence[str], *, folder: Path) -> tuple[Part, ...]:
-    """The parts of a night, suite by suite; a zoo file is called as it is without its ending.
+    """List the parts of a night, suite by suite; a zoo file is named by its stem.
 
     Raises:
         HashbenchError: two suites would have one folder.
@@ -88,8 +88,8 @@ def plan(suites: Sequence[str], modes: Sequence[str], *, folder: Path) -> tuple[
 
 
 def request_of(part: Part, request: SweepRequest) -> SweepRequest:
-    """The sweep of a part: ``request`` says all but which suite, which models and where to. It completes what an
-    earlier one began."""
+    """Return the request of a part: ``request`` with the suite, models and folder of the part. It resumes an earlier
+    sweep."""
     selection = replace(request.selection, suites=(part.suite,), only=part.only)
     return replace(request, selection=selection, output=part.folder, resume=True)
 
@@ -120,12 +120,12 @@ def claimed(folder: Path) -> Iterator[None]:
 
 
 def sweep_all(parts: Sequence[Part], *, folder: Path, sweep: Sweeper, command_line: Sequence[str] = ()) -> None:
-    """Sweep one part after the other and keep in ``night.json`` how each ended; one that cannot be swept stops no
-    other.
+    """Sweep one part after the other and record in ``night.json`` how each ended; a failed part does not stop the
+    others.
 
     Raises:
         HashbenchError: the folder cannot be written.
-        KeyboardInterrupt: and whatever else ends the process; ``night.json`` then says which parts did not end.
+        KeyboardInterrupt: as any exception that ends the process; ``night.json`` then names the parts that did not end.
     """
     began = datetime.now(UTC).isoformat(timespec="seconds")
     # A part that cannot be swept has its reason already.
@@ -175,7 +175,7 @@ def report(root: Path, *, folder: Path, expected: Path | None) -> Judged:
 
 
 def html_of(judged: Judged) -> str:
-    """The HTML page, with the traces that its rows name."""
+    """Render the HTML page, with the traces that its rows name."""
     from hashbench.report.diagnoses import read_excerpts, read_tracebacks
     from hashbench.report.page import render_html
 
@@ -189,7 +189,7 @@ def html_of(judged: Judged) -> str:
 
 
 def junit_of(judged: Judged) -> str:
-    """The JUnit XML, with the tracebacks that the logs of its models end in."""
+    """Render the JUnit XML, with the last tracebacks of the logs of its models."""
     from hashbench.report.diagnoses import read_tracebacks
 
     return as_junit(judged, tracebacks=read_tracebacks(judged.history))

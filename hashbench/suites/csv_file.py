@@ -25,12 +25,12 @@ _Value = TypeVar("_Value")
 
 
 def data_folder() -> Path:
-    """The folder of bundled models. Raises as :func:`hashbench.io.shipped_folder`."""
+    """Return the folder of bundled models. Raises as :func:`hashbench.io.shipped_folder`."""
     return shipped_folder("models", "*.csv")
 
 
 def read_suite(path: Path, *, suite: str) -> tuple[ModelSpec, ...]:
-    """The models that the CSV at ``path`` lists, sorted by name, each with ``suite`` as its suite.
+    """Read the models of the CSV at ``path``, sorted by name, each with ``suite`` as its suite.
 
     Raises:
         HashbenchError: an unknown column, a duplicate name or a bad value; the message has the file and the line.
@@ -95,10 +95,10 @@ def _spec(row: Mapping[str, str], *, suite: str, where: str) -> ModelSpec:
 
 
 def task_of(spec: ModelSpec, tasks: Mapping[str, _Value]) -> _Value:
-    """What ``tasks`` holds for the task of ``spec``.
+    """Return the value of ``tasks`` for the task of ``spec``.
 
     Raises:
-        HashbenchError: it is not among them; the message names those that are.
+        HashbenchError: it has none; the message names the known tasks.
     """
     if spec.task not in tasks:
         raise HashbenchError(

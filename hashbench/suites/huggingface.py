@@ -117,7 +117,7 @@ class Request:
         return (self.batch_size, *self.spec.input_shape)
 
     def length(self, name: str) -> int:
-        """A length that ``arguments`` must have under ``name``."""
+        """Return the length in ``arguments`` under ``name``, which is required."""
         length = self.spec.arguments.get(name)
         if not isinstance(length, int) or length < 1:
             raise HashbenchError(
@@ -128,34 +128,34 @@ class Request:
         return length
 
     def tokens(self, *shape: int, lowest: int = 0, below: int | None = None) -> Tensor:
-        """Ids from ``lowest`` on, ``below`` that one or anywhere in the vocabulary."""
+        """Draw token ids from ``lowest`` up to, but excluding, ``below`` (default: the size of the vocabulary)."""
         vocabulary = self.config.get_text_config().vocab_size
         return torch.randint(lowest, vocabulary if below is None else below, shape)
 
     def token_labels(self, *shape: int, lowest: int = 0) -> Inputs:
-        """In training, a token for each place."""
+        """Draw a token id for each position, in training only."""
         return {"labels": self.tokens(*shape, lowest=lowest)} if self.training else {}
 
     def class_labels(self, *shape: int) -> Inputs:
-        """In training, a class for each example, or for each place of ``shape`` in it."""
+        """Draw a class for each example, or for each position of ``shape`` in it, in training only."""
         if not self.training:
             return {}
         return {"labels": torch.randint(self.config.num_labels, (self.batch_size, *shape))}
 
 
 def _language_model(request: Request) -> Inputs:
-    """A token for every place; masked or causal is the model's affair."""
+    """Draw a token for each position, for masked and causal models alike."""
     return {"input_ids": request.tokens(*request.shape), **request.token_labels(*request.shape)}
 
 
 def _text_to_text(request: Request) -> Inputs:
-    """The decoder reads what the encoder reads, as in dynamo."""
+    """Give the decoder the tokens of the encoder, as dynamo does."""
     inputs = _language_model(request)
     return {**inputs, "decoder_input_ids": inputs["input_ids"].clone()}
 
 
 def _question_answering(request: Request) -> Inputs:
-    """Where in the text the answer begins and where it ends."""
+    """Draw start and end positions of the answer."""
     inputs = {"input_ids": request.tokens(*request.shape)}
     if request.training:
         for end in ("start_positions", "end_positions"):
@@ -164,35 +164,35 @@ def _question_answering(request: Request) -> Inputs:
 
 
 def _sequence_classification(request: Request) -> Inputs:
-    """Tokens without padding (id 0, where the configuration says so), so that the last one is the text's end."""
+    """Draw tokens without padding (id 0, if the configuration says so), so that the last one ends the text."""
     return {"input_ids": request.tokens(*request.shape, lowest=1), **request.class_labels()}
 
 
 def _values(request: Request, *, name: str) -> Inputs:
-    """Pixels, samples or spectrograms with one class for each example."""
+    """Draw pixels, samples or spectrograms, with one class for each example."""
     return {name: torch.randn(request.shape), **request.class_labels()}
 
 
 def _speech_recognition(request: Request) -> Inputs:
-    """Samples of speech, and in training the characters spoken, fewer than the model has frames; 0 is the blank."""
+    """Draw samples of speech, and in training characters, fewer than the model has frames; 0 is the blank."""
     target = (request.batch_size, request.length("target_length"))
     return {"input_values": torch.randn(request.shape), **request.token_labels(*target, lowest=1)}
 
 
 def _speech_to_text(request: Request) -> Inputs:
-    """Spectrograms, and the text so far."""
+    """Draw spectrograms, and the text so far."""
     target = (request.batch_size, request.length("target_length"))
     inputs = {"input_features": torch.randn(request.shape), "decoder_input_ids": request.tokens(*target)}
     return {**inputs, **request.token_labels(*target)}
 
 
 def _semantic_segmentation(request: Request) -> Inputs:
-    """A class for every pixel."""
+    """Draw a class for each pixel."""
     return {"pixel_values": torch.randn(request.shape), **request.class_labels(*request.shape[2:])}
 
 
 def _object_detection(request: Request) -> Inputs:
-    """In training, boxes of each image as centre and size, relative to the image, each with a class."""
+    """In training, draw boxes of each image as centre and size, relative to the image, each with a class."""
     inputs: Inputs = {"pixel_values": torch.randn(request.shape)}
     if request.training:
         inputs["labels"] = [_boxes(request.config.num_labels) for _ in range(request.batch_size)]
@@ -206,14 +206,14 @@ def _boxes(classes: int) -> dict[str, Tensor]:
 
 
 def _image_text_matching(request: Request) -> Inputs:
-    """Pairs of an image and a text, each pair to be told from the others of the batch."""
+    """Draw pairs of an image and a text, to be matched within the batch."""
     text = request.tokens(request.batch_size, request.config.text_config.max_position_embeddings)
     inputs: Inputs = {"input_ids": text, "pixel_values": torch.randn(request.shape)}
     return {**inputs, "return_loss": True} if request.training else inputs
 
 
 def _image_text_to_text(request: Request) -> Inputs:
-    """A text that begins with an image: as many image tokens as the image has patches. They have the last ids."""
+    """Draw a text that begins with an image: one image token, of the last ids, for each patch."""
     vision, image = request.config.vision_config, request.config.image_token_id
     patches = (vision.image_size // vision.patch_size) ** 2
     text = request.tokens(request.batch_size, request.length("text_length"), below=image)

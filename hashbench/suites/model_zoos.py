@@ -54,7 +54,7 @@ def _cross_entropy(output: Tensor | Sequence[Any], *, target: Tensor) -> Tensor:
 
 
 def torchbench_models(known: Sequence[ModelSpec]) -> tuple[ModelSpec, ...]:
-    """The models in the registry of ``torchbenchmark``, sorted by name, each with what is ``known`` of it.
+    """List the models in the registry of ``torchbenchmark``, sorted by name, with the facts of the ``known`` ones.
 
     Raises:
         HashbenchError: its import fails or takes too long.
@@ -67,7 +67,7 @@ def torchbench_models(known: Sequence[ModelSpec]) -> tuple[ModelSpec, ...]:
 
 
 def registered(_argument: str) -> list[dict[str, Any]]:
-    """The names in the registry of ``torchbenchmark``, which is imported here."""
+    """Import ``torchbenchmark`` and list the names in its registry."""
     registry = importlib.import_module("torchbenchmark")
     return [{"name": Path(path).name} for path in registry._list_model_paths()]
 

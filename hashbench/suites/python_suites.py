@@ -121,19 +121,19 @@ def _check(facts: Mapping[str, Any]) -> None:
 
 
 def facts_of(function: Any) -> Facts:
-    """What :func:`model` was told of a function; nothing for one that is not marked."""
+    """Return the facts that :func:`model` attached to a function; empty if it is not marked."""
     facts = getattr(function, _MARK, None)
     return cast(Facts, facts) if isinstance(facts, dict) else Facts()
 
 
 def functions_in(holder: Any) -> dict[str, Callable[..., Any]]:
-    """The functions of ``holder`` by the names of their models: those in its dict ``MODELS`` and those that are marked.
+    """Collect the functions of ``holder`` by model name: those in its dict ``MODELS`` and the marked ones.
 
     Args:
         holder: a module, an object with ``MODELS``, or such a dict itself.
 
     Raises:
-        UnusableError: there are none, or something among them is not a function, or two have one name.
+        UnusableError: there are none, an entry is not a function, or two have one name.
     """
     functions = dict(_dictionary(holder))
     for function in list(getattr(holder, "__dict__", {}).values()):
@@ -200,7 +200,7 @@ class FileSuite:
         return self.path.stem
 
     def catalog(self) -> tuple[ModelSpec, ...]:
-        """The models, sorted by name; ``source`` is the file's path.
+        """List the models, sorted by name; ``source`` is the file's path.
 
         Raises:
             HashbenchError: the file does not exist, is not a Python file, fails on import, hangs, or offers no usable
@@ -222,7 +222,7 @@ class PackageSuite:
     name: str
 
     def catalog(self) -> tuple[ModelSpec, ...]:
-        """The models, sorted by name.
+        """List the models, sorted by name.
 
         Raises:
             HashbenchError: two packages bring it, or it fails on import, hangs, or offers no usable models.
@@ -250,7 +250,7 @@ def _specs(models: Iterable[Mapping[str, Any]], *, suite: str, source: str = "")
 
 
 def package_suites() -> tuple[str, ...]:
-    """Names of all suites that installed packages bring, sorted. Imports none of these packages."""
+    """List the names of the suites of installed packages, sorted, without importing these packages."""
     return tuple(sorted({point.name for point in entry_points(group=GROUP)}))
 
 
@@ -326,8 +326,8 @@ def import_file(path: Path, *, example: str = EXAMPLE) -> ModuleType:
 
 
 def _module_name(path: Path) -> str:
-    """The name by which processes that the file's code starts can import it, since they are given this ``sys.path``: a
-    data loader's worker gets its dataset by the name of its class. Another where that name is somebody else's."""
+    """Return the module name by which child processes with this ``sys.path`` can import the file: a data loader's
+    worker unpickles its dataset by the name of its class. Return another one if that name is taken."""
     stem, module = path.stem, sys.modules.get(path.stem)
     shadowed = "." in stem or stem in sys.stdlib_module_names or (path.with_suffix("") / "__init__.py").exists()
     other = module is not None and getattr(module, "__file__", None) != str(path)
@@ -338,12 +338,12 @@ def _module_name(path: Path) -> str:
 
 
 def offered_by_file(path: str) -> list[dict[str, Any]]:
-    """What the file at ``path`` offers: fields of a ``ModelSpec`` for every model; imports it here."""
+    """Import the file at ``path`` here and return the fields of a ``ModelSpec`` for each of its models."""
     return _offer_of(import_file(Path(path)))
 
 
 def offered_by_package(suite: str) -> list[dict[str, Any]]:
-    """The same for a package's suite; imports the package here."""
+    """Import a package's suite here and return the fields of a ``ModelSpec`` for each of its models."""
     return _offer_of(_entry_point(suite).load())
 
 
@@ -352,9 +352,9 @@ def _offer_of(holder: Any) -> list[dict[str, Any]]:
 
 
 def offered(target: str, argument: str, suite: str, *, hint: str) -> list[dict[str, Any]]:
-    """``target(argument)``, a ``module:function``, called in a child process that may take :data:`LISTING_SECONDS`.
+    """Call ``target(argument)``, a ``module:function``, in a child process with a limit of :data:`LISTING_SECONDS`.
 
-    Error messages call the suite ``suite``, and say ``hint`` where the child died.
+    Error messages call the suite ``suite``, and give ``hint`` if the child died.
 
     Raises:
         HashbenchError: the code fails on import, hangs, ends its process, or offers nothing usable.
@@ -374,7 +374,7 @@ def offered(target: str, argument: str, suite: str, *, hint: str) -> list[dict[s
 
 
 def write_offer(target: str, argument: str, answer: str) -> Never:
-    """What the child does: write the models, or the problem in words, to the file ``answer``, and end."""
+    """Run in the child: write the models, or the problem in words, to the file ``answer``, and exit."""
     sys.argv[:] = [argument]
     try:
         offer: dict[str, Any] = {"models": resolve_name(target)(argument)}

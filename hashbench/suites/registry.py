@@ -45,14 +45,14 @@ class Suite(Protocol):
         """What the rows of its models have as their suite."""
 
     def catalog(self) -> tuple[ModelSpec, ...]:
-        """All models, sorted by name.
+        """List all models, sorted by name.
 
         Raises:
             HashbenchError: the suite cannot be read.
         """
 
     def load(self, spec: ModelSpec, *, batch_size: int | None, mode: str) -> Workload:
-        """One model of the catalog, its inputs and its loss, drawn from torch's global generator.
+        """Build one model of the catalog, its inputs and its loss, drawn from torch's global generator.
 
         Raises:
             HashbenchError: it offers no such model, or not in this form.
@@ -85,7 +85,7 @@ class BundledSuite:
     variant_of: str = ""
 
     def with_variants(self) -> tuple[BundledSuite, ...]:
-        """This suite and its variants."""
+        """Return this suite and its variants."""
         others = (replace(self, name=self.name + ending, variant_of=self.name) for ending in self.variants)
         return (self, *others)
 
@@ -154,12 +154,12 @@ def _importable(module: str) -> bool:
 
 
 def names() -> tuple[str, ...]:
-    """Names of all suites that there are, without the small variants: the bundled ones, then those of packages."""
+    """List the names of all suites, bundled ones first, then those of packages; small variants are left out."""
     return (*(suite.name for suite in BUNDLED.values() if not suite.variant_of), *package_suites())
 
 
 def find(suite: str) -> Suite:
-    """The suite of a name, or of the path of a Python file.
+    """Return the suite of a name, or of the path of a Python file.
 
     Raises:
         HashbenchError: there is no such suite, or two have this name.
@@ -188,7 +188,7 @@ def find(suite: str) -> Suite:
 
 
 def catalog(suite: str) -> tuple[ModelSpec, ...]:
-    """All models of a suite, sorted by name; one of users or packages is imported in a child process.
+    """List all models of a suite, sorted by name; zoo files and packages are imported in a child process.
 
     Raises:
         HashbenchError: there is no such suite, two have this name, or it is wrong.
@@ -263,8 +263,8 @@ class Chosen:
 
 
 def choose(wanted: Sequence[str], *, tiny: bool = False) -> Chosen:
-    """What names on a command line stand for: ``all`` are the bundled suites that can be swept here, paths of zoo files
-    stand for themselves. With ``tiny`` each suite that has a small variant is that.
+    """Expand the suite names of a command line: ``all`` stands for the bundled suites whose packages are installed,
+    paths of zoo files are kept. With ``tiny``, each suite is replaced by its small variant if it has one.
 
     Raises:
         HashbenchError: two zoo files have one name.
@@ -294,7 +294,7 @@ def choose(wanted: Sequence[str], *, tiny: bool = False) -> Chosen:
 
 
 def how_to_install(suite: str) -> str:
-    """What to do so that a suite can be swept; empty where it can."""
+    """Return how to install what a suite lacks; empty if nothing."""
     return BUNDLED[suite].how_to_install if suite in BUNDLED else ""
 
 

@@ -45,8 +45,8 @@ class Selection:
     partition_id: int = 0
 
     def of(self, specs: Iterable[ModelSpec]) -> tuple[ModelSpec, ...]:
-        """The selected ones of ``specs``, sorted by suite and name. Models that cannot run in the sweep's mode or on
-        its device stay in: their row says ``pass_due_to_skip`` and why.
+        """Filter ``specs``, sorted by suite and name. Models that cannot run in the sweep's mode or on its device are
+        kept: their row says ``pass_due_to_skip`` and why.
 
         Raises:
             HashbenchError: an unknown name, an invalid pattern or partition, or nothing is left.
@@ -73,7 +73,7 @@ class Selection:
         return kept
 
     def partition(self, specs: Iterable[ModelSpec]) -> Partition:
-        """Which part of the whole selection this is."""
+        """Return which part of the whole selection this is."""
         if self.total_partitions == 1:
             return Partition()
         whole = replace(self, total_partitions=1, partition_id=0).of(specs)
@@ -109,13 +109,13 @@ class Selection:
             )
 
     def _part_of(self, specs: Sequence[ModelSpec]) -> Sequence[ModelSpec]:
-        """The slice that dynamo's ``get_benchmark_indices`` gives: equal parts, the remainder in the last one."""
+        """Slice as dynamo's ``get_benchmark_indices`` does: equal parts, the remainder in the last one."""
         size, index = len(specs) // self.total_partitions, self.partition_id
         return specs[index * size : (index + 1) * size if index < self.total_partitions - 1 else len(specs)]
 
 
 def unknown_name(what: str, name: str, known: Iterable[str], *, tip: str) -> HashbenchError:
-    """The error for a name that is not among ``known``: it offers the nearest ones, else ``tip``."""
+    """Build the error for a name that is not among ``known``: it suggests the nearest ones, else ``tip``."""
     near = get_close_matches(name, sorted(set(known)), n=3, cutoff=0.5)
     return HashbenchError(
         f"unknown {what} {name!r}",
@@ -125,7 +125,7 @@ def unknown_name(what: str, name: str, known: Iterable[str], *, tip: str) -> Has
 
 
 def pattern_of(patterns: Sequence[str], *, flags: re.RegexFlag = re.IGNORECASE) -> re.Pattern[str] | None:
-    """One expression for any of ``patterns``; ``None`` where there is none.
+    """Compile ``patterns`` into one expression that matches any of them; ``None`` if there are none.
 
     Raises:
         HashbenchError: one is not a regular expression.

@@ -108,13 +108,14 @@ def _key(spec: ModelSpec) -> tuple[str, str]:
 
 
 def _names(specs: Sequence[ModelSpec]) -> dict[tuple[str, str], str]:
-    """What each model is called: its name, or ``suite/name`` where another suite has one of this name as well."""
+    """Map each model to its name, or to ``suite/name`` if another suite has a model of this name."""
     counts = Counter(spec.name for spec in specs)
     return {_key(spec): spec.name if counts[spec.name] == 1 else f"{spec.suite}/{spec.name}" for spec in specs}
 
 
 def _of(model: ModelFingerprint, environment: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The environment with as many threads as the kernels of this model had: ``--threads`` or ``--jobs`` may say."""
+    """Return the environment with the number of threads of this model's kernels, which ``--threads`` or ``--jobs`` may
+    set."""
     threads = environment.get("threads")
     known = threads if isinstance(threads, Mapping) else {}
     return {**environment, "threads": {**known, "intra_op": model.threads}}
@@ -138,7 +139,7 @@ def _task(spec: ModelSpec, options: RunOptions, resources: Resources, slot: int,
 
 
 def _made(result: TaskResult) -> tuple[tuple[ModelFingerprint, ...], str]:
-    """What a worker left, or why it left nothing."""
+    """Return what a worker recorded, or why it recorded nothing."""
     task = result.task
     path = document.path_in(Path(task.options.output), (task.spec.suite, task.spec.name, task.options.mode))
     if path.exists():

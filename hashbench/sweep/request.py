@@ -154,10 +154,9 @@ def run(
 
 @contextlib.contextmanager
 def diagnosis_servers(requests: Collection[SweepRequest]) -> Iterator[None]:
-    """A context in which what these sweeps run in fresh processes are forks of Pythons that have imported torch, and
-    begin when they are first asked: repros of diagnoses, and what is stressed, of one, the runs of an experiment of
-    several, where there is memory for these. None where nothing is diagnosed or stressed on this machine's CPU; those
-    that are there already are shared."""
+    """Start fork servers, with torch imported, for the fresh processes of these sweeps; each starts at its first
+    request. One serves repros and stressed runs, several the runs of an experiment if there is memory for them. None if
+    nothing is diagnosed or stressed on this machine's CPU; existing servers are shared."""
     here = [request.options for request in requests if request.executor == LOCAL and request.options.device == "cpu"]
     diagnosed = [options for options in here if options.diagnose_budget > 0]
     with contextlib.ExitStack() as stack:
@@ -175,8 +174,7 @@ def diagnosis_servers(requests: Collection[SweepRequest]) -> Iterator[None]:
 
 
 def _stress_server(preload: Sequence[str], *, at_once: bool) -> contextlib.AbstractContextManager[None]:
-    """A context in which the fresh process of a stressed model is a fork of a Python that has what workers trace with;
-    of the one that is there, where that has it."""
+    """Start the fork server of stressed models, with what workers preload; reuse the existing server if it has that."""
     if fresh_process.is_served(fresh_process.DEFAULT_TARGET, *preload):
         return contextlib.nullcontext()
     return fresh_process.served(preload=preload, environment=WORKER_VARIABLES, at_once=at_once)
@@ -246,19 +244,20 @@ class LocalDevices:
     preload: tuple[str, ...] = ()
 
     def executor(self, *, jobs: int = 1, memory_mib: float | None = None) -> LocalExecutor:
-        """Runs ``jobs`` workers at once, which are given these devices."""
+        """Create the executor of ``jobs`` workers at once on these devices."""
         return LocalExecutor(jobs=jobs, preload=self.preload, devices=self.assignments, memory_mib=memory_mib)
 
 
 def local_devices(device: str, tracer: str = "python", *, fingerprinted: bool = False) -> LocalDevices:
-    """What workers on ``device`` get, traced by ``tracer``; where ``fingerprinted``, they record kernel fingerprints,
-    too. Its notes say which devices are left out and which variable does not count.
+    """Look at this machine: the environment, and the devices of workers on ``device``, traced by ``tracer``. With
+    ``fingerprinted``, workers also preload what records kernel fingerprints. Notes name the devices that are left out
+    and the variable that is overridden.
 
-    A child process tells: one that has asked CUDA anything cannot fork workers that use it, so this one never asks. On
-    the CPU it is a fork of the server that the workers come from, too.
+    A child process looks, on the CPU a fork of the workers' server: a process that has initialised CUDA cannot fork
+    workers that use it.
 
     Raises:
-        HashbenchError: the device, or the tracer, is not here.
+        HashbenchError: the device, or the tracer, is not available.
     """
     collect = functools.partial(fingerprints.collect_in_child, device=device, variables=WORKER_VARIABLES, tracer=tracer)
     if device == "cpu":
@@ -280,7 +279,8 @@ def local_devices(device: str, tracer: str = "python", *, fingerprinted: bool = 
 
 
 def _earlier(request: SweepRequest, specs: Sequence[ModelSpec], options: RunOptions) -> EarlierSweep:
-    """The sweep that tells how long each model takes. One worker at a time runs the models in their own order."""
+    """Return the sweep whose timings order the models; an empty one for one worker, which keeps the order of the
+    selection."""
     if request.times_from is not None:
         return read_estimates(request.times_from, mode=options.mode, device=options.device)
     if (request.jobs or 1) == 1 and request.executor == LOCAL:
@@ -290,7 +290,8 @@ def _earlier(request: SweepRequest, specs: Sequence[ModelSpec], options: RunOpti
 
 
 def read_estimates(path: Path, *, mode: str, device: str) -> EarlierSweep:
-    """What the sweep at ``path`` (a results folder, or a CSV) tells about the same models in ``mode`` on ``device``.
+    """Read times and memory of models in ``mode`` on ``device`` from the sweep at ``path`` (a results folder, or a
+    CSV).
 
     Raises:
         HashbenchError: it cannot be read, or has no times for any model in this mode on this device.
@@ -313,9 +314,8 @@ def read_estimates(path: Path, *, mode: str, device: str) -> EarlierSweep:
 
 
 def newest_before(output: Path, *, models: Collection[tuple[str, str]], mode: str, device: str) -> EarlierSweep:
-    """The newest sweep in this mode, on this device, of at least half of ``models``, as ``(suite, name)``, that lies
-    beside ``output``, or under the same name beside its parent (``<night>/<suite>_<mode>``); one that says nothing
-    where there is none."""
+    """Find the newest sweep of at least half of ``models``, as ``(suite, name)``, in this mode on this device, beside
+    ``output`` or under the same name beside its parent (``<night>/<suite>_<mode>``); an empty one if there is none."""
     for manifest in _newest_manifests(output.absolute()):
         try:
             content = checked_manifest(read_json(manifest))
@@ -329,7 +329,7 @@ def newest_before(output: Path, *, models: Collection[tuple[str, str]], mode: st
 
 
 def _newest_manifests(output: Path) -> list[Path]:
-    """Of finished sweeps other than ``output``, the newest first."""
+    """List the manifests of finished sweeps other than ``output``, the newest first."""
     try:
         beside = output.parent.glob(f"*/{SELECTION_FILE}")
         other_nights = output.parents[1].glob(f"*/{output.name}/{SELECTION_FILE}") if len(output.parents) > 1 else ()

@@ -1,4 +1,4 @@
-"""Many models: which run, which have run, and what becomes of those that never answer.
+"""Run a sweep: dispatch models, collect rows, synthesise rows for dead workers.
 
 One model at a time goes to a worker (:mod:`hashbench.sweep.executors`), which leaves its row in a file; a worker that
 died or was too slow left none and gets one from here. Whatever ends a sweep early – Ctrl-C, a full disk, ``kill -9`` –
@@ -243,7 +243,7 @@ class _Sweep:
                     self.firsts.pop(key, None)
                     outdated[spec.suite] += 1
             self.folder.clear_leftovers()
-            self._judge_what_a_killed_sweep_did_not()
+            self._reconcile_orphaned_rows()
             self.resumed = len(self.rows)
             self.folder.write_manifest(manifest)
             unreadable = (*kept.unreadable, *self.folder.write_environment(environment))
@@ -267,7 +267,7 @@ class _Sweep:
             raise SweepInterrupted(done=len(self.rows), total=len(self.specs), output=self.folder.path) from None
         except OSError as error:
             raise self._storage_error(error) from error
-        self._refuse_to_leave_out()
+        self._raise_if_rows_missing()
         if gone := len(self.specs) - len(self.rows):
             raise HashbenchError(
                 f"{gone} files in {self.folder.rows} were damaged or removed while the sweep ran",
@@ -276,20 +276,20 @@ class _Sweep:
             )
         return SweepResult(self._ordered_rows(), self.folder.path, len(self.rows) - self.resumed)
 
-    def _refuse_to_leave_out(self) -> None:
-        """Say which models have no row, since what ran them ended each time."""
+    def _raise_if_rows_missing(self) -> None:
+        """Raise :class:`HashbenchError` if models have no row because their worker or machine died every time."""
         lost = {key: reasons for key, reasons in self.losses.items() if key not in self.rows}
         if lost:
             names = a_few([self.specs[key].name for key in lost], 5)
             how = _counted([reason for reasons in lost.values() for reason in reasons])
             raise HashbenchError(
-                f"{count(len(lost), 'model')} without a row: {names}",
-                consequence=f"what ran them ended each time, which says nothing of a model ({how})",
+                f"no result for {count(len(lost), 'model')}: {names}",
+                consequence=f"their worker or machine died every time ({how})",
                 tip="Run the same command with --resume.",
             )
 
-    def _judge_what_a_killed_sweep_did_not(self) -> None:
-        """Rows that a worker left while the sweep ended so suddenly that nobody looked at them."""
+    def _reconcile_orphaned_rows(self) -> None:
+        """Decide on rows that workers wrote while a killed sweep could not: keep them, or run their models again."""
         self.repetitions.update(self.firsts.keys())
         for key, row in list(self.rows.items()):
             if key in self.firsts:
@@ -314,7 +314,7 @@ class _Sweep:
         for key in skipped:  # while the first workers run
             with self.interrupts.allowed():
                 spec = self.specs[key]
-            self._add(key, self._own_row(spec, accuracy=Status.SKIPPED, error=reasons[key]))
+            self._add(key, self._placeholder_row(spec, accuracy=Status.SKIPPED, error=reasons[key]))
         while self.schedule.unfinished:
             with self.interrupts.allowed():
                 ended = self.executor.wait()
@@ -323,7 +323,7 @@ class _Sweep:
             self._start_workers()
 
     def _make_schedule(self, keys: Sequence[str]) -> None:
-        """One worker runs the models in their own order; several in the order that ends soonest."""
+        """Create the schedule: the order of the selection for one worker, longest first for several."""
         resources, workers = self.resources, self.executor.capacity
         mode, device = self.options.mode, self.options.device
         jobs = [
@@ -399,8 +399,8 @@ class _Sweep:
         self._add(key, row if first is None else believed(first, row))
 
     def _lose(self, job: Job, worker: TaskResult) -> None:
-        """Nothing is known of a model but that the machine or the process which ran it ended: it runs again, at last
-        alone. A difference that was seen before is kept, as that of a first attempt."""
+        """Requeue a model whose machine or process ended, from the second time on alone. A draft row that already saw a
+        difference is kept as that of a first attempt."""
         key = job.key
         losses = self.losses.setdefault(key, [])
         losses.append(worker.lost)
@@ -418,9 +418,9 @@ class _Sweep:
             self._add(key, replace(first, retried=_joined(first.retried, _counted(losses))))
 
     def _row_of(self, worker: TaskResult) -> tuple[Row | None, bool]:
-        """The row that ``worker`` left or sent, or the one that is made for it, and whether it died without one. A row
-        that it did not leave because its time was up is not a sudden death; where nobody knows how it ended, there is
-        none."""
+        """Return the row that ``worker`` wrote or sent, else a synthesised one, and whether the worker died without
+        one. A timeout does not count as a death. The row is ``None`` if the worker is lost, since then nothing is known
+        of the model."""
         task = worker.task
         row = self.folder.read_row(task.key, task.spec, mode=self.options.mode)
         if row is None:
@@ -436,13 +436,13 @@ class _Sweep:
         return replace(row, overhead_seconds=overhead, env=row.env or environment, retried=retried), died
 
     def _draft_of(self, worker: TaskResult) -> Row | None:
-        """The row that the runner kept before it looked for the cause, if it came that far."""
+        """Return the row that the runner kept before its diagnosis, if any."""
         spec, mode = worker.task.spec, self.options.mode
         sent = sent_row(worker.draft, spec, mode)
         return self.folder.read_draft(worker.task.key, spec, mode=mode) if sent is None else sent
 
     def _environment_of(self, worker: TaskResult) -> str:
-        """The key of the environment of ``worker``, which is kept when it is seen for the first time."""
+        """Return the key of the environment of ``worker``; keep an environment that is new."""
         if worker.environment is None:
             return self.environment_key
         key = str(worker.environment.get("key", ""))
@@ -462,10 +462,12 @@ class _Sweep:
         draft = self._draft_of(worker)
         if draft is not None:
             return replace(draft, error=f"the diagnosis did not end: {error}")
-        return self._own_row(task.spec, accuracy=Status.TIMEOUT if worker.timed_out else Status.CRASHED, error=error)
+        return self._placeholder_row(
+            task.spec, accuracy=Status.TIMEOUT if worker.timed_out else Status.CRASHED, error=error
+        )
 
-    def _own_row(self, spec: ModelSpec, *, accuracy: str, error: str) -> Row:
-        """A row for a model that could not make one: what was asked for, and what happened."""
+    def _placeholder_row(self, spec: ModelSpec, *, accuracy: str, error: str) -> Row:
+        """Return a row for a model whose worker wrote none: the options of the sweep, the status and the error."""
         options = self.options
         return Row(
             dev=options.device,
@@ -530,19 +532,17 @@ def _refuse_other_sweep(folder: ResultsFolder, manifest: Mapping[str, Any]) -> f
 
 
 def wants_repetition(row: Row, *, died: bool) -> bool:
-    """Whether ``row``, of a worker beside which others ran, says something of which those may be the reason: it ran
-    out of memory, or it died without a result (``died``), perhaps because the system was out of memory. A time limit
-    that was exceeded is believed: the workers have their own cores, and to wait twice that long, with everything
-    else standing still, costs more than it tells."""
+    """Return True if other workers may be the reason for ``row``: it ran out of memory, or its worker died without a
+    result (``died``), perhaps because the system was out of memory. A timeout is believed: workers have their own
+    cores, and a repetition alone would cost twice that time."""
     status = status_of(row.accuracy)
     return died or (status is not None and status.ran_out_of_memory)
 
 
 def believed(first: Row, second: Row) -> Row:
-    """The row of a model whose attempt beside others gave ``first`` and whose attempt alone gave ``second``.
+    """Choose between ``first``, the row of an attempt beside others, and ``second``, that of the attempt alone.
 
-    It is the second one, unless the first had seen two runs differ before it died and the second did not: what was seen
-    is not taken back.
+    The second wins, unless the first saw two runs differ and the second did not: an observed difference is kept.
     """
     if kind_of(first.accuracy) is Kind.DIFFER is not kind_of(second.accuracy):
         return replace(first, retried=_joined(f"alone it ended with {_ending(second)}", second.retried))
@@ -550,12 +550,12 @@ def believed(first: Row, second: Row) -> Row:
 
 
 def _ending(row: Row) -> str:
-    """``crashed: killed by SIGKILL``"""
+    """Format the outcome of an attempt: ``crashed: killed by SIGKILL``."""
     return textwrap.shorten(f"{row.accuracy}: {row.error}" if row.error else row.accuracy, 300)
 
 
 def _counted(losses: Sequence[str]) -> str:
-    """How attempts ended; what happened several times is counted."""
+    """Join the reasons of losses; repeated ones are counted."""
     counts = Counter(losses)
     return "; ".join(f"{how} ({times} times)" if times > 1 else how for how, times in counts.items())
 

@@ -59,7 +59,8 @@ class EarlierSweep:
     device_memory_mib: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
     def job(self, key: str, model: tuple[str, str], *, parameters: int | None, mode: str, device: str) -> Job:
-        """What to expect of ``model``. What the number of ``parameters`` says of memory was measured on CPU only."""
+        """Estimate the time and memory of ``model``. The estimate of memory from ``parameters`` was measured on the CPU
+        only."""
         memory = self.memory_mib.get(model)
         if memory is None and device == "cpu":
             memory = estimated_memory_mib(parameters, mode=mode)
@@ -74,7 +75,8 @@ class EarlierSweep:
 
 
 def estimated_memory_mib(parameters: int | None, *, mode: str) -> float | None:
-    """The peak of the process of a model with so many parameters, in MiB; ``None`` where that is not known."""
+    """Estimate the peak memory, in MiB, of the process of a model with this number of parameters; ``None`` if not
+    known."""
     return None if not parameters else _PROCESS_MIB[mode] + _COPIES[mode] * parameters * 4 / _MIB
 
 
@@ -99,7 +101,7 @@ class _Devices:
         self._jobs: list[dict[str, Job]] = [{} for _ in budgets]
 
     def fits(self, job: Job) -> bool:
-        """Whether ``job`` could start now."""
+        """Return True if ``job`` could start now."""
         return not self._budgets or any(self._fits(job, device) for device in range(len(self._budgets)))
 
     def start(self, job: Job) -> int | None:
@@ -111,7 +113,7 @@ class _Devices:
         return device
 
     def end(self, start: Start) -> None:
-        """The job of ``start`` has ended."""
+        """Release what the job of ``start`` held."""
         if start.device is not None:
             del self._jobs[start.device][start.job.key]
 
@@ -127,7 +129,7 @@ class _Devices:
 
 
 def longest_first(jobs: Iterable[Job]) -> list[Job]:
-    """``jobs`` in the order in which they should start; those that nothing tells apart stay as they are."""
+    """Sort ``jobs`` into the order in which they should start; the sort is stable."""
     return sorted(
         jobs, key=lambda job: (0.0, -job.parameters) if job.seconds is None else (1.0, -max(0.0, job.seconds))
     )
@@ -178,7 +180,7 @@ class Schedule:
         return bool(self._running or self._giants or self._waiting or self._again)
 
     def next(self, *, capacity: int) -> Start | None:
-        """The job that starts now; ``None`` when none may before another one ends."""
+        """Return the job to start now; ``None`` if none may start before another one ends."""
         running = len(self._running)
         if running >= capacity:
             return None
@@ -194,7 +196,7 @@ class Schedule:
         return None
 
     def end(self, key: str) -> tuple[Job, bool]:
-        """The job ``key`` has ended. Returns it, and whether any other ran while it did."""
+        """Mark the job ``key`` as ended; return it, and whether any other ran meanwhile."""
         start = self._running.pop(key)
         running, starts = self._began.pop(key)
         heapq.heappush(self._free_slots, start.slot)
@@ -216,7 +218,7 @@ class Schedule:
         return start
 
     def _position_of_next(self) -> int | None:
-        """The position in the queue of the next job that fits."""
+        """Return the position in the queue of the next job that fits."""
         if self._fits(self._waiting[0]):
             self._overtaken = 0
             return 0

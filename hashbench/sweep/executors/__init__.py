@@ -117,8 +117,8 @@ class Executor(Protocol):
         when :attr:`capacity` grew."""
 
     def phase(self, key: str) -> str:
-        """What the running task of this key is doing, in a few words; empty where that is not known. Any thread may
-        ask, once a second."""
+        """Return what the task of this key is doing, in a few words; empty if not known. Called once a second, from any
+        thread."""
 
     def close(self) -> None:
         """End every running worker and all it started, without a result. Can be called more than once."""

@@ -67,7 +67,7 @@ _answered: int | None = None
 
 class _Popen(popen_forkserver.Popen):
     def poll(self, flag: int = os.WNOHANG) -> int | None:
-        """As inherited, but for a server that is gone, where that says 255, as a worker may."""
+        """Override: :data:`LOST` instead of 255, which a worker may return, if the server is gone."""
         if self.returncode is None and connection.wait([self.sentinel], 0 if flag == os.WNOHANG else None):
             try:
                 self.returncode = forkserver.read_signed(self.sentinel)
@@ -85,8 +85,8 @@ class Worker(ForkServerProcess):
 
 
 def spawn(function: Callable[..., Any], *arguments: object, preload: Sequence[str]) -> tuple[Worker, Connection]:
-    """A worker that calls ``function(*arguments, reports)``, and the end at which its reports arrive. The server has
-    imported ``preload``, as far as that can be.
+    """Fork a worker that calls ``function(*arguments, reports)``; return it, and the receiving end of its reports. The
+    server has imported ``preload``, as far as possible.
 
     Raises:
         HashbenchError: no server could fork it.
@@ -175,7 +175,7 @@ atexit.register(_end_tracker_held_by_others, os.getpid())
 
 
 def watched(pid: int | None) -> psutil.Process | None:
-    """The process, which no other one of the same number is taken for later; ``None`` where it is gone already."""
+    """Return the process, safe against reuse of its number; ``None`` if it is gone already."""
     try:
         return None if pid is None else psutil.Process(pid)
     except psutil.NoSuchProcess:
@@ -183,7 +183,7 @@ def watched(pid: int | None) -> psutil.Process | None:
 
 
 def has_ended(process: psutil.Process | None) -> bool:
-    """Whether it is gone, or waits for its parent to take note of its end."""
+    """Return True if it is gone or a zombie."""
     ended = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     try:
         return process is None or not process.is_running() or process.status() in ended
@@ -192,7 +192,7 @@ def has_ended(process: psutil.Process | None) -> bool:
 
 
 def wait_for_end(process: psutil.Process | None, seconds: float) -> bool:
-    """Whether a process that was killed, of any parent, ends within so many seconds, unless stuck in the kernel."""
+    """Wait for a killed process, of any parent, to end; return False if it is still there after ``seconds``."""
     deadline = monotonic() + seconds
     while not has_ended(process) and monotonic() < deadline:
         sleep(_POLL_SECONDS)
@@ -221,15 +221,15 @@ def _ensure_server(preload: tuple[str, ...]) -> None:
 
 @contextlib.contextmanager
 def _environment(preload: tuple[str, ...]) -> Iterator[None]:
-    """What a server is born with. OpenMP reads its variables once, when torch is loaded."""
+    """Set the environment of a new server. OpenMP reads its variables once, when torch is loaded."""
     kept = {**WORKER_VARIABLES, **_caller_path()}
     with variables(kept, unless_set=True), variables({PRELOAD_VARIABLE: " ".join(preload)}):
         yield
 
 
 def _caller_path() -> dict[str, str]:
-    """What keeps the current folder out of the server's module path unless it is in the caller's: the server is a
-    ``python -c``, which would import ``torch`` from a checkout of PyTorch that the user happens to stand in."""
+    """Return the variable that keeps the current folder out of the server's module path unless the caller has it: the
+    server is a ``python -c``, which would import ``torch`` from a checkout of PyTorch in the current folder."""
     in_path = {"", ".", str(Path.cwd())} & set(sys.path)
     return {} if in_path else {"PYTHONSAFEPATH": SAFE_PATH_MARK}
 

@@ -112,7 +112,7 @@ class _Running:
 
 
 def preload_for(tracer: str, *, fingerprinted: bool = False) -> tuple[str, ...]:
-    """What the server imports and calls where workers trace by ``tracer``; ``auto`` is native wherever it can be. With
+    """List what the server imports and calls for workers traced by ``tracer``; ``auto`` is native if available. With
     ``fingerprinted``, workers record kernel fingerprints, too."""
     native = () if tracer == "python" else (NATIVE_PRELOAD,)
     return (*DEFAULT_PRELOAD, *native, *([FINGERPRINT_PRELOAD] if fingerprinted else []))
@@ -121,8 +121,8 @@ def preload_for(tracer: str, *, fingerprinted: bool = False) -> tuple[str, ...]:
 def answer_of_a_fork(
     target: str, *arguments: str, environment: Mapping[str, str], preload: Sequence[str] = DEFAULT_PRELOAD
 ) -> str:
-    """What ``module:function`` gives, a text, called in a fork of the server with this environment; empty where no
-    server could fork, or the fork gave nothing. It may ask for a device, which the server never does."""
+    """Call ``module:function`` in a fork of the server with this environment and return its text; empty if no server
+    could fork, or the fork sent nothing. The fork may use a device, which the server never does."""
     try:
         process, reports = fork_server.spawn(_answer, target, arguments, dict(environment), preload=preload)
     except HashbenchError:
@@ -196,7 +196,7 @@ class LocalExecutor:
         self._running.append(_Running(task, process, watched, reports, shared, started, deadline))
 
     def phase(self, key: str) -> str:
-        """What the worker of a task has written into the memory that it shares with this process."""
+        """Return what the worker of a task has written into its shared memory."""
         told = (running.shared.phase for running in tuple(self._running) if running.task.key == key)
         return next(told, b"").decode(errors="replace")
 
@@ -220,7 +220,7 @@ class LocalExecutor:
             self._reap(self._running[-1], timed_out=False)
 
     def _problem_with(self, target: str) -> str:
-        """Why a worker cannot import ``target``; empty where it can."""
+        """Return why a worker cannot import ``target``; empty if it can."""
         process, reports = fork_server.spawn(_probe, target, preload=self._preload)
         try:
             heard = connection.wait([reports, process.sentinel], fork_server.START_SECONDS)
@@ -274,7 +274,7 @@ class LocalExecutor:
 
 
 def _last_report(reports: Connection) -> str:
-    """What a worker sent before it ended; empty when it sent nothing."""
+    """Return what a worker sent before it ended; empty if nothing."""
     try:
         return reports.recv_bytes().decode() if reports.poll() else ""
     except (EOFError, OSError):
@@ -367,7 +367,7 @@ def _answer(target: str, arguments: Sequence[str], environment: Mapping[str, str
 
 
 def load_target(target: str) -> Callable[[ModelSpec, RunOptions], Row]:
-    """The function that ``module:function`` names. Raises whatever its import raises."""
+    """Import the function that ``module:function`` names. Raises whatever its import raises."""
     run_model: Callable[[ModelSpec, RunOptions], Row] = resolve_name(target)
     return run_model
 
@@ -394,7 +394,7 @@ def _redirect_output(log: Path) -> None:
 
 
 def _set_variables(wanted: Mapping[str, str]) -> None:
-    """What CUDA and cuBLAS read when they start. In time: the fork server has loaded torch, and started neither."""
+    """Set what CUDA and cuBLAS read at start-up. The fork server has loaded torch, and started neither."""
     given = os.environ.get(WORKSPACE_VARIABLE)
     conflict = workspace_conflict(given)
     if conflict:
@@ -404,8 +404,8 @@ def _set_variables(wanted: Mapping[str, str]) -> None:
 
 
 def _keep_to(cpus: Sequence[int]) -> None:
-    """Pin this process and all threads and processes that it will start. OpenMP and MKL counted the cores when the fork
-    server loaded them and do not count again: the number of threads is the runner's to set."""
+    """Pin this process, its threads and children to ``cpus``. OpenMP and MKL counted the cores when the fork server
+    loaded them and do not count again: the runner sets the number of threads."""
     if not cpus or not hasattr(os, "sched_setaffinity"):
         return
     try:
@@ -418,14 +418,14 @@ def _keep_to(cpus: Sequence[int]) -> None:
 
 
 def cores() -> tuple[int, ...]:
-    """The logical cores that this process may use. Those that share a physical core, then those of one package, stand
-    beside each other, so that a slice of them has as little as possible in common with the rest."""
+    """List the logical cores that this process may use. Those that share a physical core, then those of one package,
+    are adjacent, so that slices share as little as possible."""
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     return tuple(sorted(allowed, key=_location))
 
 
 def _location(core: int) -> tuple[int, int, int]:
-    """Package, physical core, number; Linux alone tells the first two."""
+    """Return package, physical core and number; only Linux knows the first two."""
     topology = Path(f"/sys/devices/system/cpu/cpu{core}/topology")
     try:
         package, physical = (int((topology / name).read_text()) for name in ("physical_package_id", "core_id"))
@@ -435,8 +435,8 @@ def _location(core: int) -> tuple[int, int, int]:
 
 
 def divided(cores: tuple[int, ...], *, workers: int) -> tuple[tuple[int, ...], ...]:
-    """The cores of each of ``workers`` workers: as many for each, since the number of threads is a condition under
-    which results are compared. What is left over stays free. With more workers than cores, they share."""
+    """Split the cores among ``workers`` workers, the same number for each, since the number of threads is a condition
+    of comparison. The remainder stays idle. With more workers than cores, workers share cores."""
     size = len(cores) // workers
     if not size:
         return tuple((cores[worker % len(cores)],) for worker in range(workers))

@@ -26,7 +26,7 @@ class PhaseBoard:
         self._phases[key] = phase
 
     def read(self) -> dict[str, str]:
-        """The phases of all tasks that told any."""
+        """Return the phases of all tasks that sent any."""
         return dict(self._phases)
 
 
@@ -43,7 +43,7 @@ class BoardOfSweep:
         self._phases: Mapping[str, str] = {}
 
     def read(self) -> Mapping[str, str]:
-        """What the board has answered since the last call, by the key of each task; and ask again."""
+        """Return what the board has answered since the last call, by task key, and request the next answer."""
         if self.handle is None:
             return {}
         try:
@@ -59,7 +59,7 @@ class BoardOfSweep:
 
 @contextlib.contextmanager
 def told(phase: Callable[[], str], tell: Callable[[str], object]) -> Iterator[None]:
-    """A context in which ``tell`` is called with what ``phase`` returns whenever that has changed, by a thread."""
+    """Call ``tell`` from a thread whenever the result of ``phase`` changes, until the end of the context."""
     ended = threading.Event()
 
     def watch() -> None:

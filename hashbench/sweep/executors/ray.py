@@ -78,7 +78,7 @@ class Demand:
         return {name: amount for name, amount in named.items() if amount > 0}
 
     def text(self) -> str:
-        """In words for a message: ``CPU 1, hashbench_cuda 1``."""
+        """Format for a message: ``CPU 1, hashbench_cuda 1``."""
         amounts = self.resources()
         memory = amounts.pop("memory", 0.0)
         words = [f"{name} {amount:g}" for name, amount in amounts.items()]
@@ -86,18 +86,19 @@ class Demand:
 
 
 def tasks_at_once(node: Node, demand: Demand) -> int:
-    """How many such tasks the machine can run at once when nothing else runs there."""
+    """Return the number of such tasks that an otherwise idle machine can run at once."""
     parts = [node.resources.get(name, 0.0) / amount for name, amount in demand.resources().items()]
     return int(min(parts, default=1.0))
 
 
 def able(nodes: Iterable[Node], demand: Demand) -> list[Node]:
-    """The machines that can run such a task."""
+    """Filter the machines that can run such a task."""
     return [node for node in nodes if tasks_at_once(node, demand)]
 
 
 def capacity(nodes: Iterable[Node], demand: Demand) -> int:
-    """How many such tasks all machines together can run at once; 1 where none can, so that somebody waits for one."""
+    """Return the number of such tasks that all machines can run at once; 1 if none can, so that the sweep waits for
+    one."""
     return max(1, sum(tasks_at_once(node, demand) for node in nodes))
 
 
@@ -249,7 +250,7 @@ class RayExecutor:
     # ------------------------------------------------------------------------------------------------------ tasks
 
     def submit(self, task: Task) -> None:
-        """Hand ``task`` to the cluster."""
+        """Submit ``task`` to the cluster."""
         self._submit(_Running(task, self._demand, submitted=monotonic()))
 
     def _submit(self, attempt: _Running) -> None:
@@ -283,7 +284,7 @@ class RayExecutor:
         return ()
 
     def phase(self, key: str) -> str:
-        """What the machine of a task told last of what its model is doing."""
+        """Return the last phase that the machine of a task reported."""
         return self._phases.get(key, "")
 
     def close(self) -> None:
@@ -298,7 +299,7 @@ class RayExecutor:
         self._nodes, self._looked = [], 0.0  # a cluster that is started again has other machines
 
     def _settle(self, task: int) -> TaskResult | None:
-        """What became of a task; ``None`` where its machine is asked before it is believed."""
+        """Return the result of a task; ``None`` if its machine is asked first."""
         attempt, answer = self._running.pop(task), self._cluster.answer(task)
         if isinstance(answer, Lost):
             return _lost(attempt, answer.reason)
@@ -327,7 +328,7 @@ class RayExecutor:
         self._running[task] = replace(attempt, answer=answer, believe_by=monotonic() + _CONFIRM_SECONDS)
 
     def _overdue(self) -> list[TaskResult]:
-        """Tasks of which there should have been an answer: something on their machine is stopped, or hangs."""
+        """Return tasks whose answer is overdue: a process on their machine is stopped, or hangs."""
         now, running = monotonic(), self._cluster.running()
         late = {
             task: attempt
@@ -342,7 +343,7 @@ class RayExecutor:
     # ---------------------------------------------------------------------------------------------------- machines
 
     def _look(self, *, now: bool = False) -> None:
-        """See which machines are there, and what models are doing, at most once a second."""
+        """Update the machines and the phases of models, at most once a second."""
         if not now and monotonic() - self._looked < _POLL_SECONDS:
             return
         self._nodes = [
@@ -402,7 +403,7 @@ class RayExecutor:
 
 
 def requested(request: SweepRequest, specs: Sequence[ModelSpec]) -> RayExecutor:
-    """The executor that a request for these models asks for, connected.
+    """Create the executor that a request asks for, connected to its cluster.
 
     Raises:
         HashbenchError: Ray is not installed, or the cluster cannot be reached.
@@ -432,6 +433,6 @@ def _unusable(address: str, problem: str, *, tip: str) -> HashbenchError:
 
 
 def _lost(attempt: _Running, how: str) -> TaskResult:
-    """A task of which there is no answer; nobody knows which machine it was on."""
+    """Return the result of a task without an answer, of an unknown machine."""
     seconds = monotonic() - attempt.submitted
     return TaskResult(attempt.task, seconds, exit_code=-signal.SIGKILL, lost=how, environment={})

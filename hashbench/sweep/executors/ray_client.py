@@ -105,7 +105,7 @@ class RayClient:
             otherwise.pop_all()
 
     def nodes(self) -> list[dict[str, Any]]:
-        """What Ray knows of each machine."""
+        """Return Ray's description of each machine."""
         nodes: list[dict[str, Any]] = self._ask("nodes")
         return nodes
 
@@ -116,24 +116,24 @@ class RayClient:
         return task
 
     def ended(self, tasks: Sequence[int], *, seconds: float, count: int | None = None) -> list[int]:
-        """Which of these tasks have ended: after ``seconds``, or when ``count`` of them have (by default all)."""
+        """Return the tasks that have ended: after ``seconds``, or when ``count`` of them have (by default all)."""
         if not tasks:
             return []
         ended: list[int] = self._ask("ended", list(tasks), seconds, count or len(tasks), extra=seconds)
         return ended
 
     def running(self) -> dict[int, float]:
-        """The seconds since each task began of which that is known and which has not been answered."""
+        """Return the seconds since the start of each running task that is known to have begun."""
         running: dict[int, float] = self._ask("running")
         return running
 
     def answer(self, task: int) -> dict[str, Any] | Lost:
-        """What a task returned that has ended."""
+        """Return the result of a task that has ended."""
         answer: dict[str, Any] | Lost = self._ask("answer", task, extra=FETCH_SECONDS)
         return answer
 
     def phases(self) -> dict[str, str]:
-        """What tasks were doing a moment ago, by their ``phase_key``."""
+        """Return recent phases of tasks, by their ``phase_key``."""
         phases: dict[str, str] = self._ask("phases")
         return phases
 
@@ -179,7 +179,7 @@ class RayClient:
         )
 
     def _exchange(self, method: str, arguments: tuple[Any, ...], seconds: float) -> Any:
-        """The child's answer, never ``None``; ``None`` where there is none in time."""
+        """Send a request to the child and return its answer; ``None`` (never an answer itself) if it came too late."""
         number, budget = next(self._numbers), Budget(seconds)
         self._connection.send((number, method, arguments))
         while self._connection.poll(max(0.0, budget.left())):
@@ -198,7 +198,7 @@ class RayClient:
 
 
 def _knock(address: str) -> None:
-    """See whether anything listens there, which takes no time where nothing does."""
+    """Check that something listens at ``address``, which fails at once if nothing does."""
     if address == "auto":
         return
     host, _, port = address.rpartition(":")
@@ -225,7 +225,7 @@ def _unreachable(address: str, reason: str) -> HashbenchError:
 
 
 def serve(address: str) -> Never:
-    """What the child does: answer questions from its standard input, a socket, until that is closed."""
+    """Run in the child: answer requests from the socket at standard input until it is closed."""
     connection = Connection(os.dup(0))
     empty = os.open(os.devnull, os.O_RDONLY)
     os.dup2(empty, 0)
@@ -346,8 +346,8 @@ class _Driver:
 
 
 def call_on_node(function: str, request: str, board: Any = None, key: str = "") -> Iterator[dict[str, Any]]:
-    """The task itself: say that it begins, call ``module:function`` there, and say where that was; on the ``board``,
-    what it is doing."""
+    """Run the task on a machine: report its start, call ``module:function``, report where that was, and post its phases
+    to the ``board``."""
     import ray
 
     here = ray.get_runtime_context().get_node_id()
@@ -360,9 +360,9 @@ def call_on_node(function: str, request: str, board: Any = None, key: str = "") 
 
 @contextlib.contextmanager
 def _ended_with_raylet() -> Iterator[None]:
-    """A context in which this process, one of Ray's, ends when the raylet of its machine has: first the model, with its
-    temporary folder. Ray looks for the raylet too, but goes on as long as nobody has collected one that is dead, as in
-    a container whose first process does not."""
+    """End this process, one of Ray's, when the raylet of its machine ends: first the model, with its temporary folder.
+    Ray watches the raylet too, but not a dead one that is never reaped, as in a container whose first process does not
+    reap."""
     raylet, over = watched(int(os.environ.get("RAY_RAYLET_PID", "0")) or None), threading.Event()
 
     def watch() -> None:

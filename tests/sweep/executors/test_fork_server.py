@@ -129,7 +129,7 @@ def test_a_model_that_ends_its_server_each_time_is_left_out_in_one_sentence_and_
     with pytest.raises(HashbenchError) as caught:
         sweep([spec("a", "kill_server"), spec("b", "nap"), spec("c", "nap")], output, jobs=2, on_event=events.append)
     assert str(caught.value) == (
-        f"1 model without a row: a: what ran them ended each time, which says nothing of a model ({LOST} (4 times)). "
+        f"no result for 1 model: a: their worker or machine died every time ({LOST} (4 times)). "
         "Run the same command with --resume."
     )
     assert sorted(names_in_csv(output)) == ["b", "c"]

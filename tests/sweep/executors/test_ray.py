@@ -301,7 +301,7 @@ def test_a_model_that_ends_rays_process_each_time_is_left_out_in_one_sentence(ma
     models = {"ray_dies": "kill_ray_worker", "fine": "pass"}
     with pytest.raises(
         HashbenchError,
-        match=r"^1 model without a row: ray_dies: .*says nothing of a model \(WorkerCrashedError.*\(2 times\)\)\. Run",
+        match=r"^no result for 1 model: ray_dies: .*died every time \(WorkerCrashedError.*\(2 times\)\)\. Run",
     ):
         sweep(machines.address, models, tmp_path)
     assert ray_targets.times_run(tmp_path) == {"ray_dies": 2, "fine": 1}
