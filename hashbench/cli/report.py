@@ -80,6 +80,13 @@ def _parser_of_sweep() -> OneLineParser:
 
 
 def _nightly(parsed: argparse.Namespace) -> int:
+    from hashbench.suites.registry import listed_once
+
+    with listed_once():
+        return _night(parsed)
+
+
+def _night(parsed: argparse.Namespace) -> int:
     from hashbench import nightly
     from hashbench.report.exports import as_annotations, as_summary
     from hashbench.report.table import what_passing_means

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.util
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from pkgutil import resolve_name
@@ -193,7 +193,31 @@ def catalog(suite: str) -> tuple[ModelSpec, ...]:
     Raises:
         HashbenchError: there is no such suite, two have this name, or it is wrong.
     """
-    return find(suite).catalog()
+    if _listed is None:
+        return find(suite).catalog()
+    key = (suite, *digests([suite]).values())
+    if key not in _listed:
+        _listed[key] = find(suite).catalog()
+    return _listed[key]
+
+
+_listed: dict[tuple[str, ...], tuple[ModelSpec, ...]] | None = None
+"""The catalogs of this process in :func:`listed_once`, by suite and digest."""
+
+
+@contextlib.contextmanager
+def listed_once() -> Iterator[None]:
+    """Cache what :func:`catalog` returns until the end of the context, or until the file of a suite changes. Listing a
+    zoo file imports torch in a child process, which takes seconds."""
+    global _listed
+    if _listed is not None:
+        yield
+        return
+    _listed = {}
+    try:
+        yield
+    finally:
+        _listed = None
 
 
 def digests(suites: Iterable[str]) -> dict[str, str]:
@@ -242,6 +266,11 @@ def load(spec: ModelSpec, *, batch_size: int | None = None, mode: str) -> Worklo
             tip="Leave the flag out, or change the function.",
         )
     return suite.load(spec, batch_size=spec.batch_size if batch_size is None else batch_size, mode=mode)
+
+
+def is_imported(suite: str) -> bool:
+    """Return True if listing the suite imports code of users or packages, in a child process."""
+    return suite not in BUNDLED
 
 
 def _is_file(suite: str) -> bool:

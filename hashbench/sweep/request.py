@@ -27,7 +27,7 @@ from hashbench.results.load import load_sweep
 from hashbench.run import environment as fingerprints
 from hashbench.suites import registry
 from hashbench.suites.selection import Selection
-from hashbench.sweep.executors import EXECUTORS, LOCAL, Executor
+from hashbench.sweep.executors import EXECUTORS, LOCAL, Executor, fork_server
 from hashbench.sweep.executors.fork_server import WORKER_VARIABLES
 from hashbench.sweep.executors.local import NATIVE_PRELOAD, LocalExecutor, answer_of_a_fork, preload_for
 from hashbench.sweep.fingerprints import record as record_fingerprints
@@ -101,12 +101,19 @@ def run(
         SweepInterrupted: Ctrl-C.
     """
     options = request.options
-    # Before the files are imported: what is changed meanwhile then runs again, next time.
-    digests = registry.digests(request.selection.suites)
-    catalog = [spec for suite in request.selection.suites for spec in registry.catalog(suite)]
-    specs = request.selection.of(catalog)
-    _refuse_batch_size(options, specs)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(registry.listed_once())
+        # Before the files are imported: what is changed meanwhile then runs again, next time.
+        digests = registry.digests(request.selection.suites)
+        if (
+            request.executor == LOCAL
+            and options.device == "cpu"
+            and any(map(registry.is_imported, request.selection.suites))
+        ):
+            fork_server.begin(preload_for(options.tracer, fingerprinted=request.fingerprints))  # while files are listed
+        catalog = [spec for suite in request.selection.suites for spec in registry.catalog(suite)]
+        specs = request.selection.of(catalog)
+        _refuse_batch_size(options, specs)
         cluster: Executor | None = None
         if make := EXECUTORS[request.executor]:
             cluster = stack.enter_context(contextlib.closing(resolve_name(make)(request, specs)))

@@ -155,3 +155,18 @@ def test_a_digest_follows_the_csv_of_a_suite(tmp_path, monkeypatch):
         (tmp_path / f"{name}.csv").write_text("name\n")
     monkeypatch.setattr(csv_file, "data_folder", lambda: tmp_path)
     assert all(digest != first[name] for name, digest in registry.digests(names).items())
+
+
+def test_a_zoo_file_is_listed_once_until_it_changes(zoo, monkeypatch):
+    listed = []
+    monkeypatch.setattr(registry.FileSuite, "catalog", lambda suite: listed.append(suite.name) or ())
+    with registry.listed_once():
+        for _ in range(2):
+            registry.catalog("zoo.py")
+            with registry.listed_once():
+                registry.catalog("zoo.py")
+        assert listed == ["zoo"]
+        (zoo / "zoo.py").write_text(ZOO + "\n")
+        registry.catalog("zoo.py")
+    registry.catalog("zoo.py")
+    assert listed == ["zoo"] * 3

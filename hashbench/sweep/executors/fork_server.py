@@ -114,6 +114,12 @@ def spawn(function: Callable[..., Any], *arguments: object, preload: Sequence[st
     raise AssertionError("the last attempt returns or raises")
 
 
+def begin(preload: Sequence[str]) -> None:
+    """Start the server without waiting for its imports; a failure is left to :func:`spawn`."""
+    with contextlib.suppress(OSError, EOFError), _environment(tuple(preload)):
+        _ensure_server(tuple(preload))
+
+
 def _start(process: Worker, preload: tuple[str, ...]) -> None:
     global _answered
     with _environment(preload):
