@@ -133,6 +133,8 @@ def run(
         def told(event: Event) -> None:
             if isinstance(event, SweepOpened) and (note := fingerprints.tracer_note(environment)):
                 on_note(note)
+            if isinstance(event, SweepOpened):
+                _remove_fingerprints([spec for spec in specs if spec.suite in event.outdated], request)
             on_event(event)
 
         executor = cluster or devices.executor(jobs=request.jobs or 1, memory_mib=request.memory_mib)
@@ -223,6 +225,12 @@ def _record_fingerprints(
         document.write(document.path_in(folder, file.models[0].key), file)
     for name, reason in recording.failures.items():
         on_note(f"no kernel fingerprint of {name}: {reason}")
+
+
+def _remove_fingerprints(outdated: Sequence[ModelSpec], request: SweepRequest) -> None:
+    """Delete the kernel fingerprints of models that run again because the file of their suite has changed."""
+    for spec in outdated:
+        document.path_in(request.output, (spec.suite, spec.name, request.options.mode)).unlink(missing_ok=True)
 
 
 def _refuse_batch_size(options: RunOptions, specs: Sequence[ModelSpec]) -> None:
