@@ -38,7 +38,7 @@ def test_a_model_is_listed_with_its_facts_and_why_what_is_skipped(capsys):
     headers, _, never, sized, _, total = capsys.readouterr().out.splitlines()
     assert headers.split() == ["suite", "name", "task", "parameters", "batch", "size", "input", "default", "notes"]
     assert never.split(maxsplit=2) == ["zoo", "never", "no training or inference: for show"]
-    assert sized.split(maxsplit=5) == ["zoo", "sized", "toy", "3", "yes", "no training: no parameters; a note"]
+    assert sized.split(maxsplit=5) == ["zoo", "sized", "toy", "3", "yes", "a note; no training: no parameters"]
     assert total == "2 models"
 
 
@@ -47,7 +47,7 @@ def test_a_model_of_an_accelerator_says_what_it_needs_in_every_format(capsys, mo
     monkeypatch.setattr(csv_file, "data_folder", lambda: tmp_path)
     assert main(["list", "--suite", "specimens"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if " races " in line]
-    assert line.endswith(" needs cuda or xpu; a note")
+    assert line.endswith(" a note; needs cuda or xpu")
     assert main(["list", "--suite", "specimens", "--format", "csv"]) == 0
     assert [row["devices"] for row in csv.DictReader(io.StringIO(capsys.readouterr().out))] == ["cuda xpu", ""]
     assert main(["list", "--suite", "specimens", "--format", "json"]) == 0
