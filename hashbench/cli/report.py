@@ -217,7 +217,7 @@ def _next_command(judged: Judged, parts: Sequence[Part], *, folder: Path, expect
 
 
 def _sweep_part(request: SweepRequest) -> SweepResult:
-    """Run one sweep and return its result. Its table is printed on standard error: standard output has the report alone."""
+    """Run one sweep and return its result; its table is printed on standard error, beside the report."""
     from hashbench.sweep.run import SweepInterrupted
 
     try:
