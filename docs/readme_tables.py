@@ -40,7 +40,7 @@ README_CAUSES = ("accumulation_order", "write_race", "uninitialized_memory", "ou
 STATUSES = ("pass", "eager_two_runs_differ", "pass_due_to_skip")
 FINDING_COLUMNS = ("accuracy", "kernel", "module", "phase", "cause", "confidence", "because", "error")
 NATIVE_GOALS = "Goals of the native tracer"
-LONGEST = 170
+LONGEST = 145
 """Characters of a cell; whole sentences are in the CSV."""
 
 
