@@ -1,4 +1,4 @@
-"""docs/extending.md: its changes are applied to a copy of hashbench, and seen in every output that should show them."""
+"""Apply the changes of ``docs/extending*.md`` to a copy of hashbench, and check every output that should show them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,13 @@ from xml.etree import ElementTree
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
-CHANGES = dict(re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
-FILES = re.compile(r"^\+\+\+ (hashbench/\S+)", re.MULTILINE)
+GUIDE, *PAGES = (
+    ROOT / "docs" / f"{name}.md"
+    for name in ("extending", "extending_diagnosis", "extending_models", "extending_output")
+)
+SECTION = re.compile(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+CHANGES = {title: text for page in PAGES for title, text in SECTION.findall(page.read_text(encoding="utf-8"))}
+FILES = re.compile(r"^\+\+\+ (\S+)", re.MULTILINE)
 CHECKS = Path(__file__).with_name("extending_checks.py")
 
 
@@ -43,7 +47,7 @@ def unchanged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def problems(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     """By name of a check what is wrong with it, or nothing: all run in one process, whose hashbench has all changes."""
     folder = copy_into(tmp_path_factory.mktemp("changed"))
-    for title in CHANGES:  # which have nothing to do with each other
+    for title in CHANGES:  # independent of each other
         apply(title, folder)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (folder, ROOT)))}
     options = ["-p", "no:cacheprovider", "-p", "no:xdist", "-c", str(ROOT / "pyproject.toml"), "--junitxml=checks.xml"]
@@ -64,21 +68,40 @@ def problems(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
 
 def test_there_are_nine_changes() -> None:
     assert list(CHANGES) == [
-        "A CSV column",
         "A cause",
         "An experiment",
         "A status",
         "A suite",
         "A digest for a dtype",
         "A kind of device",
+        "A CSV column",
         "A report form",
         "An executor",
     ]
 
 
+def test_the_guide_links_each_change_with_its_files() -> None:
+    rows = re.findall(r"^\|[^|]+\| \[(.+)\]\((\S+)\) \| (.+) \|$", GUIDE.read_text(encoding="utf-8"), re.MULTILINE)
+    links = [
+        f"{page.name}#{title.lower().replace(' ', '-')}"
+        for page in PAGES
+        for title, _ in SECTION.findall(page.read_text(encoding="utf-8"))
+    ]
+    assert [(title, link) for title, link, _ in rows] == list(zip(CHANGES, links, strict=True))
+    assert [re.findall(r"`(\S+)`", files) for *_, files in rows] == list(map(FILES.findall, CHANGES.values()))
+
+
+@pytest.mark.parametrize("page", [GUIDE, *PAGES], ids=lambda page: page.stem)
+def test_a_page_is_short(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    prose = re.sub(r"^```diff\n.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    assert text.count("\n") <= 160
+    assert max(map(len, prose.splitlines())) <= 160
+
+
 @pytest.mark.parametrize("title", CHANGES)
 def test_a_change_is_in_two_files_of_the_product_at_most(title: str) -> None:
-    assert 1 <= len(set(FILES.findall(CHANGES[title]))) <= 2
+    assert 1 <= sum(file.startswith("hashbench/") for file in FILES.findall(CHANGES[title])) <= 2
 
 
 @pytest.mark.parametrize("title", CHANGES)
