@@ -4,6 +4,28 @@ files.
 The two runs are aligned (``align``). Each pair of records is judged: it *introduced* a difference (with an origin),
 only propagated one, or agrees (``introduce``). A backward slice from the differing results collects the nodes that
 differ; the first introduction in it is the divergence. Records that differ outside the slice are benign.
+
+Details beyond the table in ``docs/design.md``, "The verdict on a pair":
+
+* Blank memory: an op that reads an unwritten allocation is not blamed; the allocation is
+  (``aten.empty.memory_format``), also where later writes filled only a part. Ops that overwrite without reading
+  (``copy_``, ``uniform_``) stop the slice.
+* Views write nothing: a view that the runs took differently is blamed at its first read, or when it is itself a
+  result.
+* Strides: content is hashed in memory order, so equal digests with other strides are different tensors; the detail
+  shows both.
+* Scalars: a value from ``.item()`` among a later op's arguments is an edge. Where another op follows, the last
+  differing scalar is named in ``steered_by``.
+* Inside an op that calls others (native tracer): a difference that enters there (a tensor, an argument, the order of
+  calls, a generator) is blamed on the outer op if both runs called it alike; the detail names the inner call.
+* Settings are read when a run starts, at each iteration, and when it ends; a difference counts from the earlier
+  reading.
+* A result that differs although its last recorded writer agrees was written by code that bypassed the dispatcher.
+* Collectives: a kernel is named only where none of its inputs came through a collective, and where no collective came
+  before it or inputs were hashed.
+* Early reads of a collective's output are ``ranks``, at the reader, where the traces agree otherwise.
+* Memory that is only filled (``out=``, a DDP bucket, a buffer of ``all_gather``) counts as an allocation.
+* Traces without results are judged by their first differing record.
 """
 
 from __future__ import annotations

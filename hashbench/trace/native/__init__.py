@@ -1,6 +1,31 @@
 """The native tracer: a C++ recorder sees every call, and Python builds a trace from its records.
 
 ``ops`` passes schemas to the recorder, ``tracer`` answers its callbacks during a trace, ``decode`` reads its records.
+
+``recorder.cpp`` is a fallback on the dispatch key ``Fake``, unused in torch 2.13 to 2.15: the last key before
+kernels, so that autograd, autocast, functorch, dispatch modes and tensor subclasses have run, as where a mode sees a
+call.
+
+* Dense CPU calls are recorded in C++, 1 to 2 µs each beside their digests. A table maps storages to their writers;
+  weak references keep the storage's struct, not its memory.
+* About seventy usual ops (``register_usual``) have unboxed kernels at the recorder's key, shared by all ops of a
+  signature; other ops, and the first call of an op, take the boxed fallback.
+* Sparse, quantized and nested tensors, accelerators, collectives, parts of leaves, and calls with an observer
+  (``hash_inputs``, ``source_lines``, a watcher) are forwarded to Python by a second key. Python makes the call
+  through ``hashbench::make``; any other op that arrives meanwhile comes from a signal handler or a finalizer, and is
+  recorded as such.
+* Calls inside an ``aten`` kernel are not recorded: the op is the unit that torch documents and replays. Calls inside
+  other ops (custom ops, extensions) are; the outer op shows what they wrote.
+* Python receives aliases of plain tensors: another Python object would count as another owner, and autograd would
+  accumulate by ``add`` in place of ``add_``.
+* Content above 128 KiB is hashed by torch's own OpenMP threads where that is faster; both ways are timed by size.
+  These threads are ended before a fork.
+* Threads, ``ThreadPoolExecutor`` and ``ThreadPool`` started during a trace run in lanes, which are ordered by the
+  program alone when the trace is finished: ``aten.mm.default#t0.2`` is the third ``mm`` of that module's first
+  thread. Not seen: pool initializers, callbacks of futures, ``imap`` over iterators, threads older than the trace.
+* Equal traces of one process are recognized by 128 bits of digest (``NativeTracer.content``); records are built only
+  on demand.
+* One trace at a time per process; 70 to 90 bytes per record until the trace is finished.
 """
 
 from __future__ import annotations
