@@ -1,4 +1,4 @@
-"""The rules of tracing (docs/design.md), one by one, on real torch ops."""
+"""The rules of tracing (docstring of ``hashbench.trace``), one by one, on real torch ops."""
 
 from __future__ import annotations
 
