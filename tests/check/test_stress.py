@@ -516,7 +516,7 @@ def test_no_perturbation_is_blamed_at_equal_rates() -> None:
     assert "threads 0/1; load 0/1; memory 0/1" in row.stressed
     assert row.stressed.endswith("together 3/11")
     words = "3 of 11 pairs under several perturbations at once"
-    assert f"it differs in {words} (several perturbations at once: none" in sweep_table([row])
+    assert f"it differs in {words} ({Perturbation.TOGETHER.meaning})" in sweep_table([row])
     assert f"they differ in {words}" in five_lines(told(row), folder=Path())
 
 
@@ -820,8 +820,9 @@ def test_the_table_says_what_was_provoked_how_often_and_what_follows() -> None:
     assert "1 latent, 1 pass" in text
     assert "flaky: it differs in 40 % of pairs under threads" in text
     assert "threads in 6 pairs, load in 8 pairs, memory in 8 pairs: 1 model differs" in text
-    assert "up to 53 % of further stressed pairs of any other may still differ" in text
-    assert "none differs; up to 53 % of further stressed pairs of each may still differ" in sweep_table([CLEAN])
+    assert "can miss a difference of the others that shows in up to 53 % of such pairs (95 % confidence)." in text
+    clean = "none differs. That can miss a difference that shows in up to 53 % of such pairs (95 % confidence)."
+    assert clean in sweep_table([CLEAN])
 
 
 def test_a_comparison_knows_what_was_stressed() -> None:
