@@ -43,6 +43,7 @@ def table(document: dict, start: str) -> dict[str, dict[str, object]]:
     return {row[0]: dict(zip(found["headers"], row, strict=False)) for row in found["rows"]}
 
 
+@pytest.mark.exhaustive
 def test_it_says_what_was_measured_on_what(small: tuple[str, dict]) -> None:
     printed, document = small
     for name in ("date", "processor", "torch", "device", "CUDA, HIP", "Triton", "digests made by"):
@@ -50,6 +51,7 @@ def test_it_says_what_was_measured_on_what(small: tuple[str, dict]) -> None:
     assert document["machine"]["torch"] == torch.__version__
 
 
+@pytest.mark.exhaustive
 def test_every_arm_is_measured_on_every_workload(small: tuple[str, dict]) -> None:
     steps = table(small[1], "One training step")
     assert len(steps) == 3
@@ -65,6 +67,7 @@ def test_every_arm_is_measured_on_every_workload(small: tuple[str, dict]) -> Non
     assert {row[2] for row in found["rows"]} == {"", "≤ 1.3"}
 
 
+@pytest.mark.exhaustive
 def test_digests_stand_beside_a_plain_read_and_a_copy(small: tuple[str, dict]) -> None:
     rows = table(small[1], "Digests, GB/s")
     assert list(rows) == ["1 KiB", "16 KiB", "256 KiB"]
@@ -75,6 +78,7 @@ def test_digests_stand_beside_a_plain_read_and_a_copy(small: tuple[str, dict]) -
         assert float(str(row["copy"])) > 0
 
 
+@pytest.mark.exhaustive
 def test_memory_is_that_of_the_buffers(small: tuple[str, dict]) -> None:
     rows = table(small[1], "Memory on the device for a trace of 2000 records")
     assert rows["buffers of digests"] == {

@@ -347,9 +347,9 @@ def ready_by_a_deadline(futures: list[Future[int]]) -> Iterable[Future[int]]:
     ("join", "seconds", "name"),
     [
         pytest.param(ready_by_a_deadline, 0.002, "load", id="by a deadline"),
-        pytest.param(as_completed, 0.1, "load", id="in order of arrival"),
+        pytest.param(as_completed, 0.1, "load", id="in order of arrival", marks=pytest.mark.exhaustive),
         pytest.param(list, 0.002, "", id="all of them"),
-        pytest.param(list, 0.1, "", id="in the order in which they were started"),
+        pytest.param(list, 0.1, "", id="in the order in which they were started", marks=pytest.mark.exhaustive),
     ],
 )
 def test_a_program_that_joins_what_its_threads_have_ready_is_shown(

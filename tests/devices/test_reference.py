@@ -102,6 +102,7 @@ def test_different_content_has_different_digests(name: str) -> None:
     assert len({digest(tensor) for tensor in tensors}) == len(tensors)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.skipif(psutil.virtual_memory().available < 4 << 30, reason="needs 4 GiB of memory")
 def test_places_beyond_two_to_the_31_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -477,10 +477,10 @@ def test_only_rank_at_fault_names_an_op_after_constructor(said: Any, program: st
 
 LOOPS = [
     "clip_grad_norm_",
-    "clip_grad_norm_(foreach=False)",
-    "AdamW(foreach=True)",
-    "AdamW(fused=True)",
-    "SGD(foreach=True)",
+    *(
+        pytest.param(name, marks=pytest.mark.exhaustive)
+        for name in ("clip_grad_norm_(foreach=False)", "AdamW(foreach=True)", "AdamW(fused=True)", "SGD(foreach=True)")
+    ),
 ]
 
 

@@ -298,6 +298,7 @@ def test_set_runs_are_made_also_of_quick_functions(pytester: pytest.Pytester) ->
     assert many.endswith("1 check with 30 equal runs: up to 10 % of further runs may still differ (95 % confidence)")
 
 
+@pytest.mark.exhaustive
 def test_summary_counts_the_checks_of_all_workers(pytester: pytest.Pytester) -> None:
     assert "2 checks with 2 to 3 equal" in summary(pytester, "[(0, {'runs': 3}, 3), (0, {'runs': 2}, 2)]", "-n2")
 

@@ -33,6 +33,7 @@ def test_random_programs_match_untraced_and_python_tracer() -> None:
     assert "50 examples" in parity("programs", "--stop", "50")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_random_programs_match_untraced_under_signals() -> None:
     printed = parity("programs", "--signals", "--stop", "12")
@@ -42,6 +43,7 @@ def test_random_programs_match_untraced_under_signals() -> None:
     assert not any(line.startswith("0 ") for line in recorded)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_ops_on_lists_without_their_data_give_what_they_give_untraced() -> None:
     assert "3 on fake tensors" in parity("lists", "--start", "3", "--step", "36")
