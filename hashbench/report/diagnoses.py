@@ -155,7 +155,7 @@ def sweep_again(
 
     Args:
         row: a row of the sweep.
-        environments: fingerprints by key, as in :attr:`~hashbench.report.history.Night.environments`.
+        environments: environments of machines by key, as in :attr:`~hashbench.report.history.Night.environments`.
         names: the models to run; empty: that of ``row`` alone.
 
     Returns:

@@ -59,7 +59,7 @@ class Selection:
 @dataclass(frozen=True, slots=True)
 class Sweep:
     """What a comparison reads. ``label`` is the path as the user gave it; ``environments`` maps the ``env`` of a row
-    to the fingerprint of its machine; ``selections`` is empty where no ``sweep.json`` says what was asked for.
+    to the environment of its machine; ``selections`` is empty where no ``sweep.json`` says what was asked for.
     ``parts`` are the ``(suite, mode)`` that a night, or one sweep, was asked for (``None``: nothing says)."""
 
     label: str

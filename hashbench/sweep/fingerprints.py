@@ -51,7 +51,7 @@ def record(
         specs: the models; one that cannot run in this mode on this device is left out.
         options: how they run.
         executor: where.
-        environment: the fingerprint of this machine.
+        environment: the environment of this machine.
         timeout: seconds for one model.
         on_progress: told what became of each model, a sentence each.
         target: ``module:function`` that a worker calls.

@@ -77,7 +77,7 @@ class TaskResult:
     worker could not write to its files, since its model has used up or changed what a process needs for that: the
     sweep writes the row. ``lost`` says what became of the machine or process that ran the
     worker: how that ended by itself is not known then, and without a row nothing is said of the model. ``environment``
-    is the fingerprint of the machine where it is not the sweep's own; the row gets its ``key``.
+    is the environment of the machine where it is not the sweep's own; the row gets its ``key``.
     """
 
     task: Task

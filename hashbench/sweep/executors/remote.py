@@ -32,7 +32,7 @@ from hashbench.sweep.executors.phase_board import told
 def prepare(request: str) -> dict[str, Any]:
     """Find out whether models can run here: the same hashbench, the same zoo files, a target that can be imported.
 
-    The answer has ``environment``, the fingerprint of this machine, or ``problem``.
+    The answer has ``environment``, the environment of this machine, or ``problem``.
     """
     asked = json.loads(request)
     try:

@@ -102,7 +102,7 @@ def audit(
     target: str = "",
 ) -> tuple[Any, ...]:
     """Run what is asked for and has no file in the folder ``output`` yet; returns all rows, which are then in the file
-    of the request's kind. The executor is closed at the end. ``environment`` is the fingerprint of this machine;
+    of the request's kind. The executor is closed at the end. ``environment`` is the environment of this machine;
     ``on_progress`` is told after every worker how many ops of all are done, and what became of one that killed its
     process; ``target`` is what workers call for a group of ops, as ``module:function`` (default: that of the kind).
 
