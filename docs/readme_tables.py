@@ -1,4 +1,4 @@
-"""Rewrite the tables in README.md, docs/causes.md, benchmarks/README.md, docs/findings.md and docs/audit_results.md
+"""Rewrite the tables in README.md, docs/causes.md, benchmarks/README.md, docs/findings.md and results/expected/audit.md
 from measured files: no result in them is typed by hand.
 
     python docs/readme_tables.py --specimens results/specimens/* --benchmarks benchmarks.json
@@ -169,13 +169,14 @@ def main() -> None:
     parser.add_argument("--cost", type=Path, help="file of `python -m benchmarks overhead --json`")
     parser.add_argument("--sweeps", type=Path, nargs="+", help="results folders for the totals in docs/findings.md")
     parser.add_argument("--differences", type=Path, nargs="+", help="results folders for the findings there")
-    parser.add_argument("--audit", type=Path, nargs="+", help="audits, for the tables in docs/audit_results.md")
+    parser.add_argument("--audit", type=Path, nargs="+", help="audits, for the tables in results/expected/audit.md")
     given = parser.parse_args()
     findings = ROOT / "docs" / "findings.md"
     if given.sweeps is not None:
         _replace(findings, "sweeps", sweeps(given.sweeps))
     for path in given.audit or ():
-        _replace(ROOT / "docs" / "audit_results.md", "audit rows" if INVARIANCE.lies_at(path) else "audit", audit(path))
+        audits = ROOT / "results" / "expected" / "audit.md"
+        _replace(audits, "audit rows" if INVARIANCE.lies_at(path) else "audit", audit(path))
     if given.differences is not None:
         _replace(findings, "differences", differences(given.differences))
     if given.specimens is not None:

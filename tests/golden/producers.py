@@ -96,7 +96,7 @@ def without_assets(page: str) -> str:
 COMMANDS = (
     *("sweep", "nightly", "report", "expect", "merge", "list", "diff", "compare", "replay", "env", "native"),
     *("docs", "dynamo", "pipeline", "pipeline check", "pipeline compare", "numeric", "audit"),
-    *("fingerprint", "fingerprint record", "fingerprint verify"),
+    *("fingerprint", "fingerprint record", "fingerprint verify", "completion"),
 )
 
 _command("help.txt", "--help", *(f"{command} --help" for command in COMMANDS), "--version", "", "pipeline")

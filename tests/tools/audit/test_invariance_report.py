@@ -99,7 +99,7 @@ def test_the_pages_table_is_that_of_the_baseline() -> None:
     root = Path(__file__).parents[3]
     baseline = root / "results" / "expected" / "audit_rows_cpu.csv"
     table = runpy.run_path(str(root / "docs" / "readme_tables.py"))["audit"](baseline)
-    page = (root / "docs" / "audit_results.md").read_text(encoding="utf-8")
+    page = (root / "results" / "expected" / "audit.md").read_text(encoding="utf-8")
 
     assert audit_kind(baseline) is INVARIANCE
     assert baseline.with_name("audit_rows_cpu.environment.json").is_file()

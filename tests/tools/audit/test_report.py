@@ -225,7 +225,7 @@ def test_the_pages_tables_are_made_from_the_file(tmp_path: Path) -> None:
     assert "| as documented " in text
     assert "overlapping_views" in text
     assert "Measured with torch 2.15.0, a CPU." in text
-    assert "<!-- audit -->" in (root / "docs" / "audit_results.md").read_text(encoding="utf-8")
+    assert "<!-- audit -->" in (root / "results" / "expected" / "audit.md").read_text(encoding="utf-8")
 
 
 def test_the_page_explains_every_column_verdict_and_builder() -> None:
