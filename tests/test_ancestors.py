@@ -51,7 +51,7 @@ def test_every_line_of_python_runs() -> None:
 
 
 # ------------------------------------------------------------------------------------------ what their pages show
-# (the observer's and the bitwise mode's: tools/test_observer.py, tools/test_bitwise.py)
+# (the observer's and the bitwise mode's: tools/observer, tools/bitwise)
 
 
 def test_numeric_check_runs_as_torchs_own_is_called() -> None:

@@ -192,6 +192,7 @@ def test_arrows_point_upwards_from(package: str) -> None:
     assert not downwards
 
 
+@pytest.mark.slow
 def test_no_modules_import_each_other_in_a_circle() -> None:
     arrows = {module: imported_modules(module, lazy=False) - {module} for module in SOURCES}
     list(graphlib.TopologicalSorter(arrows).static_order())  # raises CycleError, which names the circle
@@ -232,6 +233,7 @@ def test_only_the_command_line_exits_with_a_code_of_its_own() -> None:
     assert {name.partition(".")[0] for name in exiting} == {"cli"}
 
 
+@pytest.mark.slow
 def test_modules_without_torch_load_without_it() -> None:
     torch_free = sorted(name for name in set(SOURCES) - BY_NAME if not may_import_torch(name))
     code = (
@@ -255,6 +257,7 @@ def test_package_itself_loads_nothing() -> None:
     assert done.stdout == "[]\n"
 
 
+@pytest.mark.slow
 def test_the_help_loads_no_library() -> None:
     code = (
         "import sys, hashbench.cli\n"

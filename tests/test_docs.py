@@ -52,6 +52,7 @@ def test_every_make_command_names_a_target(page: str, command: str) -> None:
     assert set(named) <= targets, page
 
 
+@pytest.mark.slow
 def test_the_zoo_of_the_documentation_is_a_zoo(tmp_path: Path) -> None:
     from hashbench.suites import registry
 

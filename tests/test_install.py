@@ -65,6 +65,7 @@ def names(wheel: Path) -> list[str]:
         return archive.namelist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path",
     [
@@ -116,6 +117,7 @@ def test_the_wheels_description_links_absolutely(wheel: Path) -> None:
     assert [link for link in links if not link.startswith(("https://", "#"))] == []
 
 
+@pytest.mark.slow
 def test_installed_hashbench_lists_its_own_zoo(installed: Path, tmp_path: Path) -> None:
     found = said_by(LOOK, installed=installed, cwd=tmp_path)
     assert Path(found["package"]).is_relative_to(installed)

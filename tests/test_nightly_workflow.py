@@ -57,10 +57,12 @@ def check(path: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_githubs_schema_accepts_the_workflow() -> None:
     assert check(WORKFLOW).returncode == 0, check(WORKFLOW).stdout
 
 
+@pytest.mark.slow
 def test_the_linter_would_notice_a_mistake(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.yml"
     wrong.write_text(TEXT.replace("runs-on:", "runs_on:", 1), encoding="utf-8")

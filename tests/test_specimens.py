@@ -160,6 +160,7 @@ def agrees(found: object, text: str) -> bool:
     return str(found) == text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "mode"), grouped(RUNNABLE))
 def test_row_says_the_truth(name: str, mode: str, row_of: Callable[[str, str], Row]) -> None:
     row = row_of(name, mode)

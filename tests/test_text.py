@@ -115,6 +115,7 @@ def test_no_diff_of_traces_has_them(tmp_path: Path, main: Main) -> None:
     assert steers(done.stdout) == set()
 
 
+@pytest.mark.slow
 def test_nothing_of_a_call_reaches_the_terminal(tmp_path: Path, main: Main) -> None:
     call = captured(aten.addmv.default, torch.zeros(3), torch.ones(3, 3), torch.ones(3))
     write_repro(tmp_path / "repro", call, said_of(op=call.op))

@@ -195,6 +195,7 @@ def test_rows_sorted_by_expert_are_not_blamed() -> None:
     assert found.difference == RowDifference()  # rows at the same place are other tokens'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [64, 1024])
 def test_of_many_rows_sorted_by_expert_the_sort_is_not_blamed(tokens: int) -> None:
     """1,024 rows are as many as had a digest each once: more were compared in groups, which no sort leaves together."""

@@ -93,6 +93,7 @@ def refuted(evidence: Evidence, tests: Sequence[str]) -> list[ExperimentResult]:
     return made if all(arm.differing or arm.raised for arm in made) else []
 
 
+@pytest.mark.slow
 def test_no_refuted_remedy_is_recommended() -> None:
     """Not helped: each experiment that does the same and was made still differs, or raised."""
     left_out: Counter[str] = Counter()

@@ -36,6 +36,7 @@ def test_a_rate_has_its_clopper_pearson_bounds(differing: int, trials: int, low:
     assert (rate.differing, rate.trials, rate.of, rate.distinct) == (differing, trials, "runs", differing + 1)
 
 
+@pytest.mark.slow
 def test_bounds_are_those_of_scipy() -> None:
     from scipy.stats import binomtest
 

@@ -344,6 +344,7 @@ def private_noise(x: torch.Tensor, *, normal: bool) -> torch.Tensor:
 # ----------------------------------------------------------------------- other ops for another number of items
 
 
+@pytest.mark.slow
 def test_assertion_names_other_ops_by_batch(assert_batch_invariant):
     table = torch.randn(20, 5, generator=torch.Generator().manual_seed(0))
     lines = failed(assert_batch_invariant, lambda x: torch.cdist(x, table), torch.randn(40, 5), sizes=(20,))

@@ -35,6 +35,7 @@ print(int(kept), min(faults() for _ in range(5)))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="this C library has no mallopt")
 def test_freed_memory_is_kept() -> None:
     def faults(*arguments: str) -> tuple[int, int]:
@@ -62,6 +63,7 @@ print(after.vms - before.vms, after.rss - before.rss)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="this C library has no mallopt")
 @pytest.mark.parametrize(("mode", "asks"), [("0", True), ("2", False)])
 def test_memory_is_reserved_where_overcommit_allows(mode: str, asks: bool, tmp_path: Path) -> None:

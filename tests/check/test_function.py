@@ -39,6 +39,7 @@ class Net(nn.Module):
         return self(self(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seconds", "runs", "expected"), [(0.0, None, 5), (1.1, None, 2), (0.0, 2, 2), (0.0, 7, 7)])
 def test_quick_functions_run_more_often(
     seconds: float, runs: int | None, expected: int, monkeypatch: pytest.MonkeyPatch

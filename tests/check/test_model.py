@@ -87,6 +87,7 @@ def test_each_run_resets_copies_makes_an_optimizer_and_steps() -> None:
     assert runner.steps == [f"copy under force_eager with {drawn()}", "optimizer Adam", "step", "step"] * 3
 
 
+@pytest.mark.slow
 def test_whoever_listens_is_told_what_is_being_done() -> None:
     told: list[str] = []
     numbers = itertools.count()

@@ -48,6 +48,7 @@ def replace_clocks(how: str) -> None:
         setattr(time, name, (lambda: 5.0) if how == "stopped" else lambda: next(earlier))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forget")
 @pytest.mark.parametrize("drifts", [False, True], ids=["steady", "drifts"])
 @pytest.mark.parametrize("how", ["stopped", "backwards", "none"])
@@ -77,6 +78,7 @@ def test_clocks_and_entropy_are_frozen_unless_replaced() -> None:
         assert held["second"] - held["first"] == 1_000_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("long", [False, True], ids=["short", "long"])
 @pytest.mark.parametrize("text", ["x", "a line\n", "\n"], ids=["one line", "lines", "blank lines"])
 def test_of_a_long_error_text_as_much_is_kept_as_a_row_can_hold(text: str, long: bool) -> None:

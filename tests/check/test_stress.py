@@ -263,6 +263,7 @@ def test_serial_threads_stay_serial_when_stopped(
         assert ended(start) == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_threads_are_stopped_for_a_while_in_all_not_each() -> None:
     began = time.monotonic()
     with stalled_threads(1):
@@ -365,6 +366,7 @@ def test_a_program_that_joins_what_its_threads_have_ready_is_shown(
 # ------------------------------------------------------------------------------------------------------- a model
 
 
+@pytest.mark.slow
 def test_a_model_that_reads_unwritten_memory_passes_and_is_found() -> None:
     row = row_of(Workspace())
     assert (row.accuracy, row.latent, row.latent_kernel) == ("pass", "memory", "aten.empty.memory_format")
@@ -374,12 +376,14 @@ def test_a_model_that_reads_unwritten_memory_passes_and_is_found() -> None:
     assert "memory 1/1" in row.stressed
 
 
+@pytest.mark.slow
 def test_foreign_memory_that_nobody_wrote_is_found() -> None:
     row = row_of(Scaled(lambda: float(np.empty(MIDDLE * 2, dtype=np.float32)[MIDDLE])))
     assert (row.accuracy, row.latent, row.latent_kernel) == ("pass", "memory", "aten.mul.Tensor")
     assert (row.latent_cause, row.latent_confidence) == ("uninitialized_memory", "proven")
 
 
+@pytest.mark.slow
 def test_the_same_model_with_filled_memory_is_clean() -> None:
     row = row_of(Workspace(), replace(STRESS, deterministic="on"))
     assert (row.accuracy, row.latent, row.latent_cause, row.latent_rate) == ("pass", "", "", None)
@@ -421,6 +425,7 @@ def test_without_stress_nothing_is_provoked() -> None:
     assert (row.accuracy, row.latent, row.stressed) == ("pass", "", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["load", "collector"])
 def test_the_perturbation_that_brings_a_difference_about_is_named(name: str) -> None:
     row = row_of(Scaled(provoking(name)))
@@ -505,6 +510,7 @@ def test_the_collector_is_named_whenever_it_would_have_run_by_itself() -> None:
     assert (row.latent, row.latent_rate) == ("collector", 1.0)
 
 
+@pytest.mark.slow
 def test_no_perturbation_is_blamed_at_equal_rates() -> None:
     """A difference of the first stressed run, and of one run with more threads alone."""
     chances = {"run_1": lambda _: 0.0, "threads_alone": lambda number: float(number != 2)}
@@ -520,6 +526,7 @@ def test_no_perturbation_is_blamed_at_equal_rates() -> None:
     assert f"they differ in {words}" in five_lines(told(row), folder=Path())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("both", "name"), [(lambda _: True, "threads"), (lambda busy: busy, "together")])
 def test_only_contributing_perturbations_are_named(both: Callable[[bool], bool], name: str) -> None:
     """A difference that more threads bring about by chance: in any case, or under load alone."""
@@ -534,6 +541,7 @@ def test_only_contributing_perturbations_are_named(both: Callable[[bool], bool],
     assert (row.accuracy, row.latent) == ("pass", name)
 
 
+@pytest.mark.slow
 def test_a_flaky_row_says_that_the_time_ended_and_what_gives_more() -> None:
     def latent(budget: float) -> Row:
         row = row_of(Scaled(provoking("load")), replace(STRESS, iterations=1, diagnose_budget=budget))
@@ -712,6 +720,7 @@ def test_fresh_process_runs_in_parallel_if_memory_suffices(
     assert "process not run (nothing came back)" in row.stressed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("usual", [0.0, 1e6])
 def test_a_fresh_process_may_take_as_long_as_the_plain_pair_took(usual: float, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[float] = []
@@ -737,6 +746,7 @@ def test_a_fresh_process_may_take_as_long_as_the_plain_pair_took(usual: float, m
     assert max(usual, 0.04) <= seconds <= max(usual, 60)
 
 
+@pytest.mark.slow
 def test_a_function_is_stressed_without_a_fresh_process(tmp_path: Path) -> None:
     def check(function: Callable[[torch.Tensor], torch.Tensor]) -> Row:
         call = FunctionCall(function, (torch.ones(8),))

@@ -64,6 +64,7 @@ def test_twin_of_tokens_has_every_invariance(invariance, specimens):
     assert row.company
 
 
+@pytest.mark.slow
 def test_items_keep_places_only_in_smaller_batches(specimens):
     assert run_model(specimens["position_place"], options("batch")).accuracy == "pass"
     row = run_model(specimens["position_place"], options("position"))

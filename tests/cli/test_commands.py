@@ -31,6 +31,7 @@ sys.meta_path.insert(0, Refuses())
 # ------------------------------------------------------------------------------------------------- without torch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -130,6 +131,7 @@ BAD = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("arguments", "what", "tip"), BAD.values(), ids=BAD)
 def test_bad_input_is_one_line_and_writes_nothing(
     arguments: str, what: str, tip: str, main: Main, folder: Path, recwarn: pytest.WarningsRecorder

@@ -15,6 +15,7 @@ from hashbench.fingerprint.verify import Change, Verification
 RECORD = "fingerprint record --inference --suite zoo.py --output out.hbf"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "said"),
     [

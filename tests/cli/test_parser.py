@@ -189,6 +189,7 @@ def test_no_parser_takes_abbreviated_flags() -> None:
     ] == []
 
 
+@pytest.mark.slow
 def test_options_of_pytest_are_not_abbreviated(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "--hashbench-outp=x"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)

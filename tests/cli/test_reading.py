@@ -58,6 +58,7 @@ IN_PLACE = "import sys; sys.path.remove(''); from hashbench.cli import main; sys
 """As the installed command does: the folder where the user stands is not on the module path."""
 
 
+@pytest.mark.slow
 def test_zoo_file_imports_nothing_from_the_cwd(folder: Path) -> None:
     (folder / "xxhash.py").write_text("raise RuntimeError('the wrong one')\n")
     (folder / "zoos").mkdir()

@@ -28,6 +28,7 @@ def test_folder_of_repros_prints_commands_to_replay(main: Main, tmp_path: Path) 
         assert done.stderr.startswith(f"hashbench: {asked} is not a repro, but has 2 inside: nothing was replayed.")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("form", "words"), [("text", "cause: "), ("json", '"reproduced": true')])
 def test_replay_of_a_call_that_differs_exits_with_1(form: str, words: str, main: Main, tmp_path: Path) -> None:
     write_repro(tmp_path / "racing", adding_rows(), said_of())
@@ -36,6 +37,7 @@ def test_replay_of_a_call_that_differs_exits_with_1(form: str, words: str, main:
     assert words in done.stdout
 
 
+@pytest.mark.slow
 def test_replay_of_a_call_that_agrees_exits_with_0(main: Main, tmp_path: Path) -> None:
     write_repro(tmp_path / "steady", captured(aten.sort.default, torch.randn(100)), said_of())
     done = main("replay", "steady", "--replays", "2", "--budget", "5", cwd=tmp_path)

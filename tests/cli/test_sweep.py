@@ -197,6 +197,7 @@ def test_unused_devices_and_variables_are_named_once(
 # ------------------------------------------------------------------------------------------------- its results
 
 
+@pytest.mark.slow
 def test_without_ray_the_extra_is_named(main: Main, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     done = main(*ZOO_SWEEP, "--executor", "ray", cwd=folder)

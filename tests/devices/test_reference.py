@@ -60,6 +60,7 @@ def test_every_single_bit_is_seen() -> None:
     assert len(found) == 1 + 67 * 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bit", [0, 7, 31, 32, 52, 63], ids="bit {}".format)
 def test_two_equal_changes_never_cancel(bit: int) -> None:
     """The sign of two numbers, the lowest bit of two numbers: what XOR sums and plain sums miss."""
@@ -74,6 +75,7 @@ def test_two_equal_changes_never_cancel(bit: int) -> None:
     assert len(found) == 2001
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int8], ids=str)
 def test_every_swap_of_two_elements_is_seen(dtype: torch.dtype) -> None:
     values = torch.arange(1, 61).to(dtype)
@@ -96,6 +98,7 @@ DIFFERENT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_different_content_has_different_digests(name: str) -> None:
     tensors = [tensor.contiguous().clone() for tensor in DIFFERENT[name]]
@@ -127,6 +130,7 @@ PATTERNS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PATTERNS)
 def test_permutations_of_blocks_are_seen(name: str) -> None:
     """Parts of any size change places: what a kernel that mixes up its tiles writes. Equal content stays equal."""
@@ -140,6 +144,7 @@ def test_permutations_of_blocks_are_seen(name: str) -> None:
     assert len(set(seen.values())) == len(seen)
 
 
+@pytest.mark.slow
 def test_many_random_tensors_of_many_sizes_have_digests_of_their_own() -> None:
     """All 64 bits of 20 000 digests: a collision has a chance of 1e-11."""
     draw, generator = random.Random(6), torch.Generator().manual_seed(7)
@@ -149,6 +154,7 @@ def test_many_random_tensors_of_many_sizes_have_digests_of_their_own() -> None:
     assert len({digest(tensor) for tensor in tensors}) == len(tensors)
 
 
+@pytest.mark.slow
 def test_shortened_digests_collide_as_often_as_chance_has_it() -> None:
     """The birthday test: among n random tensors, n² / 2 / 2**32 pairs have the same 32 bits."""
     from scipy import stats  # 1 s to import, which no other file has to wait for

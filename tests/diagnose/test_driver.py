@@ -173,6 +173,7 @@ def two_sources(x: torch.Tensor) -> torch.Tensor:
 # ------------------------------------------------------------------------------------------------------- causes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("then", "cause", "found"),
     [
@@ -193,6 +194,7 @@ def test_cause(then: Callable[[torch.Tensor], torch.Tensor], cause: str, found: 
         assert diagnosis.decision.confidence == "proven"
 
 
+@pytest.mark.slow
 def test_atomic_additions_with_price_and_documentation() -> None:
     found = diagnosis_of(scattered, rows=LARGE)
     assert (found.decision.cause, found.decision.confidence) == ("accumulation_order", "proven"), found.decision.because
@@ -204,6 +206,7 @@ def test_atomic_additions_with_price_and_documentation() -> None:
     assert found.deterministic_price > 0
 
 
+@pytest.mark.slow
 def test_first_run_alone_is_unreproduced_without_processes() -> None:
     found = diagnosis_of(first_run_only)
     assert (found.decision.cause, found.decision.confidence) == ("unreproduced", "open")
@@ -286,6 +289,7 @@ def test_memory_that_there_was_no_time_to_fill_is_said() -> None:
     assert {(arm.name, arm.note) for arm in arms} == {("no_collector", NO_TIME), ("poison", NO_TIME)}
 
 
+@pytest.mark.slow
 def test_call_above_the_limit_is_not_captured_and_says_so() -> None:
     found = diagnosis_of(scattered, replace(OPTIONS, capture_mib=1.0), rows=LARGE)
     assert found.evidence.call is not None
@@ -532,6 +536,7 @@ def test_fresh_processes_with_other_weights_say_nothing_of_a_counter(
     assert arm in row.evidence.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["counts_twin", "reads_twin", "counted_inputs_twin"])
 def test_what_leaves_nothing_to_the_collector_or_to_memory_is_clean(name: str, tmp_path: Path) -> None:
     assert row_of(name, tmp_path).accuracy == "pass"

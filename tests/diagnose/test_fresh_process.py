@@ -56,11 +56,13 @@ def server_of_fresh_processes() -> psutil.Process:
     return server
 
 
+@pytest.mark.slow
 def test_each_process_makes_its_runs_and_knows_nothing_of_the_others() -> None:
     start = "some model (3, 8) [1, None, 2.5] 99 warn"
     assert told(fresh("tell", processes=3, runs=2)) == [[f"{start} 1", f"{start} 2"]] * 3
 
 
+@pytest.mark.slow
 def test_a_server_makes_single_processes_without_a_new_python(monkeypatch: pytest.MonkeyPatch) -> None:
     start = "some model (3, 8) [1, None, 2.5] 99 warn"
     with fresh_process.served("fresh_targets:Runner"):
@@ -133,6 +135,7 @@ def test_fixed_order_pool_processes_are_forks_of_one(monkeypatch: pytest.MonkeyP
             assert told_by_each == [[f"some model (3, 8) [1, None, 2.5] 99 warn {number}" for number in (2, 3)]] * 2
 
 
+@pytest.mark.slow
 def test_a_new_python_replaces_a_dead_pool_server() -> None:
     with fresh_process.pooled("fresh_targets:Runner"):
         assert not fresh("tell", processes=4).failures
@@ -146,6 +149,7 @@ def test_a_new_python_replaces_a_dead_pool_server() -> None:
         assert len(orders(fresh("order", processes=4, fixed_order=True))) == 1
 
 
+@pytest.mark.slow
 def test_a_process_of_a_pool_that_dies_or_hangs_is_a_failure(tmp_path: Path) -> None:
     with fresh_process.pooled("fresh_targets:Runner"):
         assert len(fresh("killed", processes=3).failures) == 3
@@ -153,6 +157,7 @@ def test_a_process_of_a_pool_that_dies_or_hangs_is_a_failure(tmp_path: Path) -> 
         assert hanging.failures == ("it was out of time",) * 2
 
 
+@pytest.mark.slow
 def test_a_dead_fixed_order_process_is_a_failure(
     tmp_path: Path,
 ) -> None:
@@ -333,6 +338,7 @@ def test_another_torch_or_path_needs_a_new_python(tmp_path: Path, monkeypatch: p
         assert run_python("", seconds=600) == new
 
 
+@pytest.mark.slow
 def test_a_program_out_of_time_ends_with_its_children(tmp_path: Path) -> None:
     code = (
         "import os, subprocess, sys, time; child = subprocess.Popen(['sleep', '600'])\n"
@@ -383,10 +389,12 @@ def test_fixed_order_survives_a_module_to_compile(tmp_path: Path, monkeypatch: p
     assert len(orders(fresh("order", processes=4, fixed_order=True, target="never_imported:Runner"))) == 1
 
 
+@pytest.mark.slow
 def test_without_fixed_order_sets_have_other_orders() -> None:
     assert len(orders(fresh("order", processes=4))) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fixed_order", [True, False])
 def test_order_of_a_set_is_random_as_long_as_it_is_not_fixed(fixed_order: bool) -> None:
     found = fresh("arranged", processes=4, fixed_order=fixed_order)
@@ -439,6 +447,7 @@ def test_two_processes_run_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert told(fresh("meet", processes=2, arguments={"folder": str(tmp_path)})) == [["2"], ["2"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fixed_order", [False, True], ids=["random order", "fixed order"])
 @pytest.mark.parametrize("pooled", [False, True], ids=["of new Pythons", "of a pool"])
 def test_little_memory_runs_one_process_at_a_time(
@@ -481,6 +490,7 @@ def is_running(pid: int) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_what_takes_too_long_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
     for seconds in (1.0, 4.0, 16.0, 64.0, 256.0):  # a busy machine needs longer until two have come so far
         found = fresh("hang", processes=3, timeout=seconds, arguments={"folder": str(tmp_path)})
@@ -495,6 +505,7 @@ def test_what_takes_too_long_is_ended_with_all_that_it_started(tmp_path: Path) -
     assert len(pids) == 4, "two processes and the child of each; the third was never begun"
 
 
+@pytest.mark.slow
 def test_processes_die_with_the_one_that_wants_them(tmp_path: Path) -> None:
     code = (
         "import sys; sys.path[:0] = sys.argv[2:]\n"

@@ -84,6 +84,7 @@ def test_how_far_the_runs_of_pairs_differ_is_not_measured(monkeypatch: pytest.Mo
     assert pairs(lambda: torch.ones(3) * next(counter)).plain().differing == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("odd", "counts", "expected"),
     [
@@ -157,6 +158,7 @@ def test_results_that_follow_the_content_of_fresh_memory_are_counted() -> None:
     assert arm.found == "1 of 1 results follow the value"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "compute",
     [lambda: torch.empty(500).fill_(1.0), lambda: torch.rand(500, generator=ONE)],
@@ -167,6 +169,7 @@ def test_results_that_do_not_follow_fresh_memory_are_not_counted(compute: Callab
     assert (arm.trials, arm.differing) == (5, 0)
 
 
+@pytest.mark.slow
 def test_before_each_run_the_free_blocks_of_the_device_are_filled(monkeypatch: pytest.MonkeyPatch) -> None:
     happened: list[object] = []
     reserve = poison.Reserve(300, 20)
@@ -183,6 +186,7 @@ def test_before_each_run_the_free_blocks_of_the_device_are_filled(monkeypatch: p
     assert happened == [one, "run", two, "run", two, "run", one, "run", two, "run", one, "run"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("period", [2, 3, 4, 6])
 def test_periodic_results_do_not_follow_the_poison(period: int) -> None:
     runs = itertools.count()

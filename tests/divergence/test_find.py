@@ -75,6 +75,7 @@ def test_the_caller_may_name_the_differing_results() -> None:
     assert verdict.divergence is not None
 
 
+@pytest.mark.slow
 def test_a_chain_of_writes_takes_linear_time() -> None:
     def seconds(writes: int) -> float:
         lines = ["x = index_put input/0 -> a|A*100000"]

@@ -36,6 +36,7 @@ os.wait()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="this torch has no MKL")
 @pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="there is no C++ compiler here")
 def test_a_process_whose_parent_knows_the_clock_does_not_measure_it_again(tmp_path: Path) -> None:

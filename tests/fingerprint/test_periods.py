@@ -23,6 +23,7 @@ def test_growing_keeps_modified_numbers() -> None:
     assert not arena.is_intact()
 
 
+@pytest.mark.slow
 def test_any_size_takes_one_period_of_memory() -> None:
     period = np.arange(values.PERIOD, dtype=np.uint32)
     repeated = Periods(period)

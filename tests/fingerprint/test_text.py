@@ -10,6 +10,7 @@ from hashbench.fingerprint.verify import CHANGED, SAME, Checked, summary
 from tests.fingerprint.fingerprint_helpers import PLANTED, planted, verified
 
 
+@pytest.mark.slow
 def test_changes_are_shown_by_library(base: Fingerprints) -> None:
     with planted("silu", PLANTED["silu"]):
         verification = verified(base)

@@ -31,6 +31,7 @@ def difference(name: str, expected: str, found: str) -> str:
     return "\n".join(["", *(shown[:60] or ["only line ends differ"]), *more, "", told])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PRODUCERS)
 def test_output_is_as_its_golden_copy(name: str) -> None:
     if name == "help.txt" and sys.version_info >= (3, 13):

@@ -71,5 +71,6 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_buffers_read_by_python_stay_in_place() -> None:
     alone(_READS)

@@ -55,6 +55,7 @@ RACES: dict[str, Callable[[], CapturedCall]] = {
 }
 
 
+@pytest.mark.slow
 def test_accumulation_ends_with_one_thread_or_exact_values() -> None:
     found = tried(accumulated(), "one_thread", "exact_values", "deterministic", "moved")
     assert found.arm("repeat").differing
@@ -67,6 +68,7 @@ def test_accumulation_ends_with_one_thread_or_exact_values() -> None:
     assert not torch.equal(found.first[0], found.other[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RACES)
 def test_write_race_persists_with_exact_values(name: str) -> None:
     found = tried(RACES[name](), "one_thread", "exact_values")
@@ -84,6 +86,7 @@ def test_missing_deterministic_kernel_is_noted() -> None:
     assert not arm.ran
 
 
+@pytest.mark.slow
 def test_overlap_ends_with_copied_sources() -> None:
     found = tried(overlapping(), "copied_sources", "deterministic")
     assert found.facts.overlap is True
@@ -179,6 +182,7 @@ def in_order_of_completion(x: torch.Tensor) -> torch.Tensor:
 WORLD = ("generators", "entropy", "clocks", "one_worker")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "remover"),
     [("noisy", "entropy"), ("privately_drawn", "generators"), ("timed", "clocks"), ("as_completed", "one_worker")],

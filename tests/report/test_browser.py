@@ -163,6 +163,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ------------------------------------------------------------------------------------------------- one file
 
 
+@pytest.mark.slow
 def test_page_opens_and_requests_nothing(browser: Browser, page: Path) -> None:
     browser.open(page)
     assert browser.logs() == []
@@ -421,6 +422,7 @@ def test_the_first_tab_leads_past_the_heading(browser: Browser, page: Path) -> N
     assert browser.focus == "changes"
 
 
+@pytest.mark.slow
 def test_focusable_elements_have_outline_and_name(browser: Browser, page: Path) -> None:
     browser.open(page)
     seen = []

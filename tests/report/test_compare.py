@@ -439,6 +439,7 @@ def test_both_modes_against_file_without_modes_refused():
 # --------------------------------------------------------------------------------------------- performance
 
 
+@pytest.mark.slow
 def test_many_rows_are_compared_in_linear_time(tmp_path):
     def seconds(count):
         started = time.process_time()

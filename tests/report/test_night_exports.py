@@ -97,6 +97,7 @@ def test_a_link_that_is_none_is_not_one():
     assert exports._link("javascript:alert(1)") == ""
 
 
+@pytest.mark.slow
 def test_markdown_of_many_failures_fits(tmp_path):
     long = "模" * 1000
     rows = [

@@ -139,6 +139,7 @@ FILES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("forge", "words"), FILES.values(), ids=FILES)
 def test_nothing_of_a_hostile_folder_is_run(
     forge: Callable[[Path], object], words: str, folder: Path, main: Main
@@ -156,6 +157,7 @@ def test_nothing_of_a_hostile_folder_is_run(
     assert "evil" not in set(sys.modules) - loaded
 
 
+@pytest.mark.slow
 def test_the_refusal_of_an_op_says_what_to_do(folder: Path, main: Main) -> None:
     calling("aten.from_file.default", "made", shared=True, size=100)(folder)
     said = main("replay", folder, cwd=folder.parent).stderr
@@ -164,6 +166,7 @@ def test_the_refusal_of_an_op_says_what_to_do(folder: Path, main: Main) -> None:
     assert said.endswith("Do not trust this folder, nor its repro.py: no sweep writes the repro of such a call.\n")
 
 
+@pytest.mark.slow
 def test_a_custom_op_gets_no_path(folder: Path, main: Main) -> None:
     source = folder.parent / "own.py"
     source.write_text(
@@ -186,6 +189,7 @@ def test_a_custom_op_gets_no_path(folder: Path, main: Main) -> None:
 POOL = (aten.max_pool2d_with_indices_backward.default, ([2, 2], [2, 2], [0, 0], [1, 1], False))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [0, 2**40])
 def test_an_op_that_checks_no_numbers_is_refused(place: int, tmp_path: Path, main: Main) -> None:
     """The folder is written, since its call was captured here, and its own script runs."""
@@ -227,6 +231,7 @@ ENDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [0, *ENDS])
 def test_a_crash_is_one_line_and_its_near_twin_is_replayed(how: int, tmp_path: Path, main: Main) -> None:
     (tmp_path / "own.py").write_text(CRASHES)
@@ -244,6 +249,7 @@ def test_a_crash_is_one_line_and_its_near_twin_is_replayed(how: int, tmp_path: P
     assert f"the process that replayed repro has no result: {ENDS[how]}. The folder is" in done.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_replay_and_its_child(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         CRASHES.replace("    if how == 1:\n", "    import time; time.sleep(600)\n    if how == 1:\n")

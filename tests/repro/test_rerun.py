@@ -34,6 +34,7 @@ def steady(tmp_path: Path) -> Path:
     return tmp_path / "steady"
 
 
+@pytest.mark.slow
 def test_call_that_differs_is_reproduced(racing: Path) -> None:
     made = rerun(racing, replays=20, budget=300.0)
     assert made.reproduced
@@ -91,6 +92,7 @@ def test_a_missing_device_is_replaced_by_the_first(steady: Path, monkeypatch: py
     assert f"  {said}" in rerun_text(made).splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 def test_a_missing_kind_of_device_is_refused(steady: Path, capfd: pytest.CaptureFixture[str]) -> None:
     found = document_in(steady)

@@ -93,6 +93,7 @@ ODD_NAMES = [
 ]
 
 
+@pytest.mark.slow
 def test_names_that_are_no_file_names_work_and_do_not_collide(output):
     models = [spec(name) for name in ODD_NAMES]
     sweep(models, output)
@@ -151,6 +152,7 @@ def files(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
+@pytest.mark.slow
 def test_the_merged_folder_is_that_of_a_sweep_that_was_never_cut(shards, tmp_path):
     edited(shards[2] / "sweep.json", began="2026-11-19T22:00:00+00:00")
     before = [snapshot(one) for one in shards]

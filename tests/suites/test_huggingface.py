@@ -57,6 +57,7 @@ def test_every_task_is_known_every_family_is_in_the_default_sweep_and_every_task
     assert {name: SPECS[name].task for name in OF_TASK.values()} == {name: task for task, name in OF_TASK.items()}
 
 
+@pytest.mark.slow
 def test_every_class_is_known_to_transformers():
     import transformers
 
@@ -64,6 +65,7 @@ def test_every_class_is_known_to_transformers():
     assert [name for name, spec in SPECS.items() if spec.arguments.get("class", name) not in known] == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_network")
 @pytest.mark.parametrize("name", OF_TASK.values(), ids=OF_TASK)
 def test_a_small_model_of_each_task_runs_and_learns_without_network(name):

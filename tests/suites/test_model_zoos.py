@@ -16,6 +16,7 @@ from hashbench.suites.registry import catalog, load
 SPECS = {spec.name: spec for spec in catalog("timm")}
 
 
+@pytest.mark.slow
 def test_every_name_is_known_to_timm_and_has_what_a_sweep_needs():
     import timm  # 1 s to import, which no other file has to wait for
 
@@ -25,6 +26,7 @@ def test_every_name_is_known_to_timm_and_has_what_a_sweep_needs():
     assert all(spec.note for spec in SPECS.values() if spec.batch_size != 8)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_network")
 @pytest.mark.parametrize(
     ("name", "arguments", "shape"),

@@ -84,6 +84,7 @@ def test_a_zoo_file_may_not_take_the_name_of_a_packages_suite(install):
         catalog(str(folder / "tiny.py"))
 
 
+@pytest.mark.slow
 def test_a_file_that_happens_to_have_its_name_does_not_hide_a_packages_suite(install, monkeypatch):
     folder = install({"tiny": "tiny_zoo"})
     (folder / "tiny").write_text("")

@@ -50,6 +50,7 @@ def spec_of(path: Path, name: str) -> ModelSpec:
     return ModelSpec(suite=path.stem, source=str(path), name=name)
 
 
+@pytest.mark.slow
 def test_a_zoo_file_is_a_suite_of_its_name_and_knows_where_it_lies(zoo, monkeypatch):
     monkeypatch.chdir(zoo.parent)
     specs = catalog("zoo.py")

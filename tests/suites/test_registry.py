@@ -97,6 +97,7 @@ def test_all_says_what_it_leaves_out(capsys):
     assert "hashbench: timm has no small variant: its models have their full size\n" in said.err
 
 
+@pytest.mark.slow
 def test_a_broken_package_does_not_hide_the_other_suites(capsys, monkeypatch, tmp_path):
     metadata = tmp_path / "broken-1.0.dist-info"
     metadata.mkdir()

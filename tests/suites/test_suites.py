@@ -131,6 +131,7 @@ def test_a_zoo_file_may_not_take_the_name_of_a_bundled_suite(tmp_path, name):
         catalog(str(path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("suite", "name"),
     [

@@ -71,6 +71,7 @@ def test_the_cheap_models_cover_every_task_that_trains():
     assert {SPECS[name].task for name in CHEAP} == set(TASKS) - {"quantized"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHEAP)
 def test_a_training_step_has_a_finite_loss_that_reaches_the_parameters(name):
     torch.manual_seed(1337)
@@ -85,6 +86,7 @@ def test_a_training_step_has_a_finite_loss_that_reaches_the_parameters(name):
     assert sum(reached) > 0.7 * len(reached)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*CHEAP, "quantized_shufflenet_v2_x0_5"])
 def test_inference_gives_something_to_compare(name):
     torch.manual_seed(1337)
@@ -103,6 +105,7 @@ def test_detection_has_targets_in_training_only(mode):
     assert [len(part) for part in workload.inputs] == ([3, 3] if mode == "training" else [3])
 
 
+@pytest.mark.slow
 def test_boxes_masks_and_keypoints_agree():
     _, mask_targets = load(SPECS["maskrcnn_resnet50_fpn"], mode="training").inputs
     _, person_targets = load(SPECS["keypointrcnn_resnet50_fpn"], mode="training").inputs

@@ -14,6 +14,7 @@ from hashbench.fingerprint.document import ModelFingerprint
 from tests.report.fingerprints import MM, NET, NEW, OLD, OTHER_MM, PICK
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("new", "said"),
     [

@@ -178,6 +178,7 @@ def test_what_crashes_alone_as_well_is_believed_and_the_first_log_is_kept(output
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("do", "fields"),
     [
@@ -219,6 +220,7 @@ def test_a_model_that_waits_for_its_second_attempt_has_no_row(output):
     assert waiting == [["fake.inference.a.first"]]
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_of_a_retry_nothing_is_lost_or_doubled(output):
     with sweep_process(output, "--jobs", "2", "a=die_once_then_hang", "b=nap", "c=pass") as process:
         wait_until(started(output, 4))

@@ -61,6 +61,7 @@ def test_two_jobs_run_two_models_at_once_and_the_csv_keeps_the_order_of_the_sele
     assert names_in_csv(output) == ["first", "second", "n0", "n1", "n2"]
 
 
+@pytest.mark.slow
 def test_one_job_runs_one_model_at_a_time(output):
     """The first one waits in vain for another; the second one finds the first one's mark."""
     only_the_first = OwnTimes({"a": 1.0})
@@ -190,6 +191,7 @@ def endings(tmp_path_factory):
     return output, {row.name: row for row in sweep(models, output, timeout=300, retries=0, executor=executor).rows}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("do", "accuracy", "words"), ENDINGS, ids=[do for do, _, _ in ENDINGS])
 def test_however_a_worker_ends_its_model_has_a_row(endings, do, accuracy, words):
     _, rows = endings

@@ -46,6 +46,7 @@ def assert_completed_by_resume(output: Path) -> None:
     assert sorted(ran(output)) == ["a", "b", "b", "c", "c", "d"]
 
 
+@pytest.mark.slow
 def test_when_the_parent_is_killed_no_process_survives_and_resume_completes(output):
     with sweep_process(output, "--jobs", "2", *HANGING) as process:
         wait_until(started(output, 3))
@@ -62,6 +63,7 @@ def test_when_the_parent_is_killed_no_process_survives_and_resume_completes(outp
     assert_completed_by_resume(output)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whom", ["the whole process group", "the parent alone"])
 def test_ctrl_c_ends_a_sweep_at_once_and_resume_completes(output, whom):
     with sweep_process(output, "--jobs", "2", *HANGING) as process:
@@ -76,6 +78,7 @@ def test_ctrl_c_ends_a_sweep_at_once_and_resume_completes(output, whom):
     assert_completed_by_resume(output)
 
 
+@pytest.mark.slow
 def test_ctrl_c_at_any_moment_leaves_a_whole_sweep(output):
     """Signals at growing delays over its start, then over its work, which goes on until the signal; each time the CSV
     can be read and resume goes on."""

@@ -83,6 +83,7 @@ def trained(
     return result.detach(), seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("make", [optimized, in_place, function])
 @pytest.mark.parametrize("breaks", [False, True])

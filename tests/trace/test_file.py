@@ -205,6 +205,7 @@ def test_unparsable_line_with_valid_checksum_is_refused(old: str, new: str) -> N
         file.loads(resealed(file.dumps(small_trace()).replace(old, new)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sealed", [False, True], ids=["as it is", "with a closing line that fits"])
 def test_hostile_file_is_refused_in_one_line(sealed: bool, tmp_path: Path) -> None:
     """Whatever a sender writes, whose checksum may be right: no other error, nothing executed, no long wait."""

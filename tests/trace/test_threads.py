@@ -65,6 +65,7 @@ def traced(**options: Any) -> Trace:
     return trace.finish()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("switching_all_the_time")
 @pytest.mark.parametrize("options", [{}, {"digests": "device"}, {"digests": "device", "hash_inputs": True}], ids=str)
 def test_every_record_is_linked_to_the_one_of_its_own_thread(options: dict[str, Any]) -> None:

@@ -22,6 +22,7 @@ def without_times(row: dict[str, str]) -> dict[str, str]:
     return {column: cell for column, cell in row.items() if column != "compilation_latency"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("year", ["2024", "2026"])
 @pytest.mark.parametrize("flags", ["--inference", "--training --backend=aot_eager"])
 def test_harness_row_is_the_same_without_us(
@@ -91,6 +92,7 @@ def test_fault_of_ours_keeps_the_harness_row(standin: Standin, monkeypatch: pyte
     assert "a planted fault" in found.row.error
 
 
+@pytest.mark.slow
 def test_run_ended_by_our_code_is_rerun_untraced(standin: Standin, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TracingMode, "__torch_dispatch__", planted_fault())
     found = with_us(standin, "steady", "--training")
@@ -98,6 +100,7 @@ def test_run_ended_by_our_code_is_rerun_untraced(standin: Standin, monkeypatch: 
     assert "the run failed only under the trace: RuntimeError: a planted fault" in found.row.error
 
 
+@pytest.mark.slow
 def test_failure_only_under_traces_is_the_traces(standin: Standin) -> None:
     plain, found = standin.run("shy"), with_us(standin, "shy", tracer="python")
     assert (plain.theirs["accuracy"], found.theirs["accuracy"]) == ("pass", "pass")

@@ -75,6 +75,7 @@ def test_csv_path_is_read_from_flags(arguments: list[str], expected: str) -> Non
     assert harness.read_flags(arguments).csv == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "to_all", "code"), [(signal.SIGINT, True, 6), (signal.SIGTERM, False, 143)])
 def test_signal_ends_harness_as_without_us(
     miniature: Path, tmp_path: Path, number: int, to_all: bool, code: int

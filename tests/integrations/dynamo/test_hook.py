@@ -22,6 +22,7 @@ from tests.integrations.dynamo.command_helpers import read, wait_for
 from tests.integrations.dynamo.dynamo_helpers import NOISY, SCRIPT, a_session
 
 
+@pytest.mark.slow
 def test_dead_child_has_a_row(
     miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -41,6 +42,7 @@ def test_dead_child_has_a_row(
     assert "ended without a row" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_killed_hashbench_still_has_rows(miniature: Path, tmp_path: Path) -> None:
     go, ours = tmp_path / "go", tmp_path / "a.hashbench"
     command = [
@@ -67,6 +69,7 @@ def test_killed_hashbench_still_has_rows(miniature: Path, tmp_path: Path) -> Non
     assert "killed by SIGKILL" in rows["killed"]["error"]
 
 
+@pytest.mark.slow
 def test_workers_keep_the_note(miniature: Path, tmp_path: Path) -> None:
     assert main(["dynamo", str(miniature), "--accuracy", f"--output={tmp_path / 'a.csv'}", "--only=spawning"]) == 0
 

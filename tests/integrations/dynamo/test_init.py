@@ -29,6 +29,7 @@ def test_other_processes_load_almost_nothing(tmp_path: Path) -> None:
     assert loaded[1] - loaded[0] == {"sitecustomize", *package} - loaded[0]
 
 
+@pytest.mark.slow
 def test_every_module_called_common_is_found(standin: Standin) -> None:
     assert [name for name in standin.found if not name.startswith("torch.")] == ["common"]
 

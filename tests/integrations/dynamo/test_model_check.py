@@ -37,6 +37,7 @@ MODELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "status"), MODELS.values(), ids=MODELS)
 def test_row_of_the_harness_is_what_it_is_without_us(standin: Standin, name: str, status: str) -> None:
     alone = standin.run(name, "--batch-invariant").theirs
@@ -53,6 +54,7 @@ def test_training_is_forward_only_as_there(standin: Standin) -> None:
     assert found.row.differing_results == "result"
 
 
+@pytest.mark.slow
 def test_other_ops_by_size_are_a_choice_by_size(standin: Standin) -> None:
     row = with_batches(standin, "routed", budget=20.0).row
     assert (row.accuracy, row.kernel) == ("fail_batch_invariance_at_4", "aten.mul.Tensor")
@@ -60,6 +62,7 @@ def test_other_ops_by_size_are_a_choice_by_size(standin: Standin) -> None:
     assert with_batches(standin, "routedexactly").row.accuracy == "pass"
 
 
+@pytest.mark.slow
 def test_compiled_results_are_left_to_the_harness(standin: Standin) -> None:
     found = with_batches(standin, "centred", "--backend=aot_eager")
     assert found.row.accuracy == found.theirs["accuracy"] == "fail_batch_invariance_at_4"
@@ -164,6 +167,7 @@ def test_sign_of_zero_differs_only_here(standin: Standin) -> None:
     assert (found.row.accuracy, found.row.representation) == (DIFFER, "sign of zero")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [("--accuracy",), ("--accuracy", "--only=noisy")])
 @pytest.mark.parametrize("age", [10.0, 1990.0])
 def test_diagnosis_needs_time_before_the_timeout(
@@ -181,6 +185,7 @@ def test_diagnosis_needs_time_before_the_timeout(
     assert row.confirmed == ("yes" if in_time else "not tried: the harness's --timeout is too near")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "flags"), [("steady", ["--training"]), ("noisy", []), ("failing", [])])
 def test_fingerprints_are_beside_the_rows(standin: Standin, tmp_path: Path, name: str, flags: list[str]) -> None:
     mode = "training" if flags else "inference"
@@ -209,6 +214,7 @@ def test_no_time_left_no_fingerprint(standin: Standin, tmp_path: Path, monkeypat
     assert not (tmp_path / "ours" / document.FOLDER).exists()
 
 
+@pytest.mark.slow
 def test_passing_model_is_stressed(standin: Standin) -> None:
     found = with_us(standin, "collected", stress=True)
     assert (found.theirs["accuracy"], found.row.accuracy, found.row.latent) == ("pass", "pass", "collector")

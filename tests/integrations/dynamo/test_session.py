@@ -83,6 +83,7 @@ def test_last_model_named_counts(arguments: str, model: str) -> None:
     assert chosen_model(arguments.split()) == model
 
 
+@pytest.mark.slow
 def test_later_command_keeps_row_of_dead_model(miniature: Path, tmp_path: Path) -> None:
     flags = [str(miniature), "--accuracy", f"--output={tmp_path / 'a.csv'}"]
     main(["dynamo", *flags])
@@ -101,6 +102,7 @@ def test_help_of_the_harness_leaves_nothing(miniature: Path, tmp_path: Path, mon
     assert not (tmp_path / "a.hashbench").exists()
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_rows_so_far(miniature: Path, tmp_path: Path) -> None:
     ours = tmp_path / "a.hashbench"
     assert main(["dynamo", str(miniature), "--accuracy", f"--output={tmp_path / 'a.csv'}", "--only=slow"]) == 0

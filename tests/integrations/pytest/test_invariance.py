@@ -48,6 +48,7 @@ def failed(check: Any, *arguments: Any, **more: Any) -> list[str]:
     return str(caught.value).splitlines()
 
 
+@pytest.mark.slow
 def test_invariant_models_pass(assert_batch_invariant: Any) -> None:
     model = Sums().train()
     assert_batch_invariant(model, IDS, invariance="batch,position,padding,decode", tokens=Tokens(padding=20))
@@ -64,6 +65,7 @@ def test_each_broken_invariance_has_five_lines(assert_batch_invariant: Any) -> N
     assert "aten.cumsum.default" in lines[1] + lines[3]
 
 
+@pytest.mark.slow
 def test_the_cause_and_the_repro_are_those_of_a_sweep(assert_batch_invariant: Any) -> None:
     lines = failed(assert_batch_invariant, Sums("mask"), IDS, invariance="right-padding", tokens=Tokens(padding=1))
     assert lines[1].startswith("first kernel: aten.")
@@ -147,6 +149,7 @@ def test_what_the_model_raises_is_the_tests_own(assert_batch_invariant: Any) -> 
     assert "(hashbench: comparing 6 tokens alone, and with 6 of padding on their right)" in caught.value.__notes__
 
 
+@pytest.mark.slow
 def test_documented_failure_is_that_of_its_example(assert_batch_invariant: Any) -> None:
     code, shown = re.findall(
         r"```python\n(import torch\n\n\nclass Encoder.*?)```.*?```text\n(.*?)```", DOCS.read_text(), re.DOTALL

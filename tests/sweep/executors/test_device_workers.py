@@ -45,6 +45,7 @@ def told(row: Row) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("jobs", "devices", "seen"),
     [
@@ -111,6 +112,7 @@ def test_models_that_do_not_fit_on_a_device_together_run_one_after_the_other(
     assert plans[0].resources.memory_mib, "that of the machine counts, too"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "seen", "said"),
     [

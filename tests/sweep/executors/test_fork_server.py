@@ -37,6 +37,7 @@ def assert_nothing_is_left(output):
     assert not list((output / "rows").glob("[!.]*.[df]*")), "neither a draft nor a first attempt"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_a_server_that_is_gone_before_a_worker_is_forked_is_replaced(output, number, monkeypatch):
     monkeypatch.setattr(fork_server, "FORK_SECONDS", 0.5)
@@ -53,6 +54,7 @@ def test_a_server_that_is_gone_before_a_worker_is_forked_is_replaced(output, num
     assert_nothing_is_left(output)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", ["by itself", "killed"])
 def test_server_and_tracker_end_with_the_sweep_whatever_a_model_leaves_behind(output, ends):
     with sweep_process(output, "a=leave_daemons", "b=hang_once", "c=pass") as process:

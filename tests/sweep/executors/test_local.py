@@ -44,12 +44,14 @@ def run_script(folder: Path, *arguments: str, cwd: Path | None = None, **environ
     return (folder / "results" / "rows" / "fake.inference.a.json").read_text()
 
 
+@pytest.mark.slow
 def test_a_preloaded_module_is_imported_once_by_the_server(tmp_path):
     row = run_script(tmp_path, "--preload", "sweep_targets", "a=pass", PYTHONPATH=str(TESTS))
     loaded_in, server = re.search(r"loaded in (\d+), server (\d+)", row).groups()
     assert loaded_in == server
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "content",
     [
@@ -68,6 +70,7 @@ def test_a_library_that_cannot_be_preloaded_does_not_end_the_server(tmp_path, co
     )
 
 
+@pytest.mark.slow
 def test_the_current_folder_is_not_searched_for_modules(tmp_path):
     """A user who stands in a checkout of PyTorch has a folder ``torch`` there that is not the installed one."""
     (tmp_path / "sweep_targets.py").write_text("raise RuntimeError('the wrong file')")
@@ -75,14 +78,17 @@ def test_the_current_folder_is_not_searched_for_modules(tmp_path):
     assert "safe path None" in row
 
 
+@pytest.mark.slow
 def test_a_model_sees_no_blocked_signal_and_ignores_ctrl_c(tmp_path):
     assert "blocked [], SIGINT ignored True" in run_script(tmp_path, "a=signals")
 
 
+@pytest.mark.slow
 def test_what_was_printed_just_before_a_sudden_end_is_quoted(tmp_path):
     assert "exit code 3 and no result | giving up" in run_script(tmp_path, "a=exit3")
 
 
+@pytest.mark.slow
 def test_ctrl_c_during_the_preload_ends_the_sweep_at_once_and_quietly(tmp_path):
     (tmp_path / "slow_to_import.py").write_text(
         "import pathlib, time\nhere = pathlib.Path(__file__)\nhere.with_name('begun').touch()\n"
@@ -106,6 +112,7 @@ def test_ctrl_c_during_the_preload_ends_the_sweep_at_once_and_quietly(tmp_path):
     assert process.stdout.read() == "", "the server, which notices when its import is over"
 
 
+@pytest.mark.slow
 def test_another_preload_gets_another_server_and_the_same_one_is_kept(tmp_path):
     code = (
         "import sys; from pathlib import Path; from multiprocessing import forkserver\n"
@@ -132,6 +139,7 @@ def test_the_server_loads_torch_and_the_recorder_once_and_starts_no_threads(tmp_
 
 
 class TestTheEnvironmentIsToldByAForkOfTheServer:
+    @pytest.mark.slow
     def test_no_python_is_started_for_it_and_it_is_what_one_would_tell(self, monkeypatch):
         monkeypatch.setenv("ATEN_SET_FOR_A_TEST", "1")  # after a server has started, perhaps
         told = environment.collect_in_child(device="cpu", variables=WORKER_VARIABLES, tracer="python")
@@ -147,6 +155,7 @@ class TestTheEnvironmentIsToldByAForkOfTheServer:
         process.join()
         assert (preload, before) == (preload_for("python"), forkserver._forkserver._forkserver_pid)
 
+    @pytest.mark.slow
     def test_its_errors_are_told_as_they_are(self):
         with pytest.raises(HashbenchError, match="invalid tracer"):
             local_devices("cpu", "none")

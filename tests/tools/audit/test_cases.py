@@ -55,6 +55,7 @@ def counting(modulus: int):
     return lambda x: x + next(numbers) % modulus
 
 
+@pytest.mark.slow
 def test_outcomes_are_counted_and_every_run_starts_from_the_same_random_state_and_settings() -> None:
     before = settings()
     seeded = measured(case(torch.nn.functional.dropout, torch.ones(50), 0.5))
@@ -65,6 +66,7 @@ def test_outcomes_are_counted_and_every_run_starts_from_the_same_random_state_an
     assert settings() == before
 
 
+@pytest.mark.slow
 def test_what_a_call_leaves_in_its_arguments_counts_and_reaches_no_other_run() -> None:
     def writes(x: torch.Tensor) -> int:
         x += torch.frombuffer(bytearray(os.urandom(4)), dtype=torch.int32)
@@ -169,6 +171,7 @@ def add_rows_(x: torch.Tensor, other: torch.Tensor) -> None:
         rows[row] += added[row]
 
 
+@pytest.mark.slow
 def test_the_kernel_that_differed_first_is_named_with_its_cause() -> None:
     x = torch.randn(9, 9, generator=torch.Generator().manual_seed(3))
 
@@ -206,6 +209,7 @@ def stress_line(call: str, arguments: str) -> StressLine:
     return StressLine("op", "sample", call, arguments, "float32", "")
 
 
+@pytest.mark.slow
 def test_every_stress_input_can_be_made_and_twice_alike() -> None:
     lines = stress_lines()
 

@@ -147,6 +147,7 @@ def test_workers_get_devices_and_rows_are_of_their_kind(
     assert asked["environment"]["command_line"][0] == "hashbench"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -57,6 +57,7 @@ def ran(output: Path) -> list[str]:
     return (output / "ran.txt").read_text().split()
 
 
+@pytest.mark.slow
 def test_an_op_that_kills_its_process_is_a_row_and_the_others_have_theirs(tmp_path: Path) -> None:
     seen = AuditRow("cpu", "sweep", "aten.put_.default", "float32", "zoo/net training", "backward", "raises")
 
@@ -80,6 +81,7 @@ def test_a_worker_that_cannot_write_ends_the_audit_and_no_op_is_blamed(tmp_path:
     assert [row.op for row in audit(tmp_path / "out", GOOD, resume=True)] == GOOD
 
 
+@pytest.mark.slow
 def test_an_op_that_hangs_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "STARTING_SECONDS", 1.0)
 

@@ -38,7 +38,7 @@ def test_rows_survive_the_file_exactly(tmp_path: Path) -> None:
         ("depends on the number", "depends", "has the verdict 'depends'"),
         (",8,1 2,3,", ",-8,1 2,3,", "'-8' as items: that is not a count"),
         (",8,1 2,3,", ",8,1-2,3,", "'1-2' as sizes: that is not numbers of items"),
-        (",op_db,", ",,", "has no source"),
+        (",op_db,", ",,", "required column 'source' is empty"),
         ("sample,widened", "sample,wider", "columns that this hashbench does not know: wider"),
     ],
 )

@@ -55,7 +55,7 @@ def test_rows_survive_the_file_exactly(tmp_path: Path) -> None:
         (AUDIT_ROWS.text([ROW, ROW]), "holds cpu op_db put float32 0 forward twice"),
         (AUDIT_ROWS.text([ROW]).replace(",20,", ",-20,"), "line 2 of .* '-20' as runs: that is not a count"),
         (AUDIT_ROWS.text([ROW]).replace("as documented", "fine"), "'fine'"),
-        (AUDIT_ROWS.text([ROW]).replace("op_db", ""), "has no source"),
+        (AUDIT_ROWS.text([ROW]).replace("op_db", ""), "required column 'source' is empty"),
         (AUDIT_ROWS.text([ROW])[:-5], "is cut off"),
     ],
 )  # fmt: skip

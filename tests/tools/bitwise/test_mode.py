@@ -336,7 +336,7 @@ def test_a_mismatch_is_recorded_with_its_numbers_and_place_and_the_keys_of_the_o
     assert (found.shape, found.dtype, found.phase) == ((2, 3), "float32", "forward")
     assert found.difference is not None
     assert (found.difference.elements, found.difference.max_abs) == (6, 1.0)
-    assert found.source.startswith("test_bitwise.py:")
+    assert found.source.startswith("test_mode.py:")
     assert "6 of 6 elements, by at most 1" in mode.report()
     assert isinstance(hash(found), int)
     assert mode.mismatches == [found]
@@ -413,9 +413,9 @@ def test_a_backward_op_belongs_to_a_forward_line_and_module() -> None:
     assert backward.module == "Sequential.1"
     assert backward.forward_source == forward.source
     assert forward.source.endswith("forward")
-    assert "forward call: bitwise_test.count.default in Sequential.1, at test_bitwise.py" in mode.report()
+    assert "forward call: bitwise_test.count.default in Sequential.1, at test_mode.py" in mode.report()
 
-    raised = pytest.raises(BitwiseMismatchError, match=r"forward call: .* in Counting, at test_bitwise\.py:\d+ forward")
+    raised = pytest.raises(BitwiseMismatchError, match=r"forward call: .* in Counting, at test_mode\.py:\d+ forward")
     with raised, BitwiseEquivalenceMode(raise_on_mismatch=True, ops="bitwise_test.count_gradient"):
         Counting()(torch.ones(2, requires_grad=True)).sum().backward()
 
@@ -703,6 +703,7 @@ def eight_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("eight_threads")
 @pytest.mark.parametrize(
     ("name", "op", "module"),

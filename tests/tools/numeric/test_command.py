@@ -42,6 +42,7 @@ def test_the_documentations_example_is_equal_within_tolerance(numeric) -> None:
     assert "first apart bit by bit: the parameter 0.weight holds other values" in out
 
 
+@pytest.mark.slow
 def test_the_documentations_python_runs() -> None:
     code = re.search(r"```python\n(import torch\nfrom hashbench.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[1]
     names: dict[str, object] = {}
@@ -66,6 +67,7 @@ def test_both_models_are_built_from_the_same_random_state_and_after_may_take_non
     assert out.startswith("equal bit by bit: parameters equal bit by bit (2)")
 
 
+@pytest.mark.slow
 def test_precision_and_stages_and_rename_of_the_file_are_heeded(numeric) -> None:
     content = SMALL + "def after(model): return torch.nn.Sequential(model, torch.nn.Threshold(-9.0, 0.0))\n"
     assert numeric(content)[0] == 1

@@ -45,6 +45,7 @@ DTYPES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", [1e-4, 0.0, 1e-3, 0.1])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_verdict_on_tensors_is_the_ancestors(ancestor: ModuleType, dtype: torch.dtype, precision: float) -> None:

@@ -244,6 +244,7 @@ def test_no_damage_to_the_tensors_is_overlooked(path: Path) -> None:
     assert read(path) == (None, {})
 
 
+@pytest.mark.slow
 def test_tensors_made_to_harm_are_refused_though_the_checksum_is_theirs(path: Path) -> None:
     [place] = path.parent.glob("*.safetensors")
     document = json.loads(path.read_bytes())
@@ -256,6 +257,7 @@ def test_tensors_made_to_harm_are_refused_though_the_checksum_is_theirs(path: Pa
             assert [(t.dtype, t.shape) for t in tensors.values()] == [(t.dtype, t.shape) for t in TENSORS], name
 
 
+@pytest.mark.slow
 def test_values_made_to_harm_are_refused_or_are_only_values(path: Path) -> None:
     document = json.loads(path.read_bytes())
     outcomes = {True: 0, False: 0}

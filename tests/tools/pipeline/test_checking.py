@@ -13,6 +13,7 @@ from hashbench.tools.pipeline import checking
 from tests.tools.pipeline.pipeline_helpers import is_alive
 
 
+@pytest.mark.slow
 def test_a_run_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     (tmp_path / "sitecustomize.py").write_text(

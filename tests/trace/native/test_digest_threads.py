@@ -152,6 +152,7 @@ sys.exit(0 if torch.ones(10**6).mul(2).sum() == 2e6 else 2)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 @pytest.mark.parametrize("program", [FORKED, FORKED_LATER], ids=["with torch's threads", "with those of digests"])
 def test_forked_child_does_not_wait_for_threads(program: str) -> None:

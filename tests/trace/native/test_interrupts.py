@@ -89,6 +89,7 @@ def test_a_handler_may_call_an_op_of_another_signature(options: dict[str, Any]) 
     assert found["aten.cat.default"] == handler.calls or ("watcher" in options and found["aten.cat.default"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", LOOKING[:2], ids=["source lines", "hashed inputs"])
 def test_a_handler_may_compute_gradients(options: dict[str, Any]) -> None:
     y, weight = torch.zeros(3), torch.ones(2, requires_grad=True)
@@ -128,6 +129,7 @@ class Finalised:
         self.done.append("finalised")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["finaliser", "weak reference"])
 @pytest.mark.parametrize("options", [{}, *LOOKING], ids=["plain", "source lines", "hashed inputs", "watcher"])
 def test_ops_of_finalisers_are_recorded(options: dict[str, Any], way: str) -> None:

@@ -551,6 +551,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_op_may_end_and_drop_its_trace() -> None:
     alone(_ENDS)
 
