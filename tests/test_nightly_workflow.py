@@ -192,16 +192,18 @@ def test_the_last_ninety_nights_are_kept_without_their_traces(tmp_path: Path) ->
 # ---------------------------------------------------------------------------------------------------------- cron
 
 
-def cron_line() -> tuple[list[str], str]:
+def cron_job() -> tuple[list[str], str, str]:
+    """Return the five times of the page's cron line, its command, and the script that this runs."""
     page = (ROOT / "docs" / "nightly.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"^```cron\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     *times, command = block.strip().split(maxsplit=5)
-    return times, command
+    (script,) = re.findall(r"^```sh\n(#!/bin/sh\n.*?)^```", page, re.MULTILINE | re.DOTALL)
+    return times, command, script
 
 
 def test_the_cron_line_has_five_times_and_a_command_that_parses() -> None:
-    times, command = cron_line()
-    match = re.search(r"\.venv/bin/(hashbench .*?) >>", command)
+    times, command, script = cron_job()
+    match = re.search(r"\.venv/bin/(hashbench .*?) >>", script)
 
     assert all(re.fullmatch(r"\*|\d+", time) for time in times)
     assert "%" not in command  # cron ends the line there
@@ -219,7 +221,9 @@ def test_cron_mails_only_what_must_be_known(tmp_path: Path, hashbench: str, mail
     programs.mkdir(parents=True)
     (programs / "hashbench").write_text(f"#!/bin/sh\n{hashbench}\n", encoding="utf-8")
     (programs / "hashbench").chmod(0o755)
-    command = cron_line()[1].replace("/srv/hashbench", str(tmp_path))
+    _, command, script = (part.replace("/srv/hashbench", str(tmp_path)) for part in map(str, cron_job()))
+    Path(command).write_text(script, encoding="utf-8")
+    Path(command).chmod(0o755)
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
 
     assert done.stdout == mailed, done.stderr

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from hashbench.fingerprint import text
 from hashbench.fingerprint.document import Fingerprints
 from hashbench.fingerprint.verify import CHANGED, SAME, Checked, summary
