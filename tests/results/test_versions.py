@@ -98,6 +98,7 @@ def alternating(first: str, second: str) -> list[str]:
     return ([first, second] * changes)[:changes]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_no_row_is_lost_or_deleted_where_versions_change(versions: Versions) -> None:
     assert versions.sweep("here").returncode == 0

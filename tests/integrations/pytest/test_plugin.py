@@ -292,6 +292,7 @@ def test_summary_states_the_bound_of_equal_runs(pytester: pytest.Pytester) -> No
     )
 
 
+@pytest.mark.exhaustive
 def test_set_runs_are_made_also_of_quick_functions(pytester: pytest.Pytester) -> None:
     assert "1 check with 2 equal runs: up to 95 %" in summary(pytester, "[(0, {}, 2)]", "-o", "hashbench_runs=2")
     many = summary(pytester, "[(0, {}, 30)]", "-o", "hashbench_runs=30")
