@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from hashbench.batch.finding import BatchFinding, Comparison
 from hashbench.batch.layout import ItemSubset
-from hashbench.batch.locate import RowsCompared, RunAt, compare_rows
+from hashbench.batch.locate import RowsCompared, RunAt, compare_rows, finding_of
 from hashbench.check.batch_items import compare_items
-from hashbench.records import Failure
+from hashbench.records import Failure, op_of
 from hashbench.run import leaves
 from hashbench.run.outcome import Run, add_result
 from hashbench.run.rng import reset_rng_state
@@ -341,3 +342,29 @@ def random_program(seed: int) -> tuple[Program, int, int]:
 def random_inputs(seed: int, batch: int) -> dict[str, torch.Tensor]:
     """The input of a program."""
     return {"x": torch.randint(-3, 4, (batch, 4, 8), generator=torch.Generator().manual_seed(seed)).float()}
+
+
+BATCH, SIZE = 8, 3
+
+
+def compared(
+    function: Callable[..., Any], *, batch: int = BATCH, size: int = SIZE, above: int = 10**9, tracer: str = "auto"
+) -> Comparison:
+    """Two runs of a function of an input of shape (batch, 4, 8)."""
+    inputs = random_inputs(3, batch)
+    run_at = runner(function, inputs, batch=batch, above=above, tracer=tracer)
+    return compared_runs(run_at, ItemSubset(batch, size)).comparison
+
+
+def located(function: Callable[..., Any], *, above: int = SIZE, tracer: str = "auto") -> BatchFinding:
+    """What is found of a function whose planted op adds where the batch is larger than ``above``."""
+    inputs = random_inputs(3, BATCH)
+    run_at = runner(function, inputs, batch=BATCH, above=above, tracer=tracer)
+    found = finding_of(run_at, compared_runs(run_at, ItemSubset(BATCH, SIZE)))
+    assert isinstance(found, BatchFinding)
+    return found
+
+
+def blamed(found: Comparison) -> list[str]:
+    """The ops in which a difference of items' rows entered."""
+    return [op_of(node) for node in (*found.sources, *found.benign)]

@@ -10,47 +10,25 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from hashbench.batch.finding import BatchFinding, Comparison, RowDifference
+from hashbench.batch.finding import RowDifference
 from hashbench.batch.judged import RowEffect
 from hashbench.batch.layout import MOST_ROWS, ItemSubset
-from hashbench.batch.locate import finding_of
-from hashbench.records import op_of
 from tests.batch.programs import (
+    BATCH,
     PLANTED,
     SEGMENTS,
+    SIZE,
     Program,
+    blamed,
     by_expert,
+    compared,
     compared_runs,
+    located,
     plant,
     random_inputs,
     runner,
     wrong_experts,
 )
-
-BATCH, SIZE = 8, 3
-
-
-def compared(
-    function: Callable[..., Any], *, batch: int = BATCH, size: int = SIZE, above: int = 10**9, tracer: str = "auto"
-) -> Comparison:
-    """Two runs of a function of an input of shape (batch, 4, 8)."""
-    inputs = random_inputs(3, batch)
-    run_at = runner(function, inputs, batch=batch, above=above, tracer=tracer)
-    return compared_runs(run_at, ItemSubset(batch, size)).comparison
-
-
-def located(function: Callable[..., Any], *, above: int = SIZE, tracer: str = "auto") -> BatchFinding:
-    """What is found of a function whose planted op adds where the batch is larger than ``above``."""
-    inputs = random_inputs(3, BATCH)
-    run_at = runner(function, inputs, batch=BATCH, above=above, tracer=tracer)
-    found = finding_of(run_at, compared_runs(run_at, ItemSubset(BATCH, SIZE)))
-    assert isinstance(found, BatchFinding)
-    return found
-
-
-def blamed(found: Comparison) -> list[str]:
-    """The ops in which a difference of items' rows entered."""
-    return [op_of(node) for node in (*found.sources, *found.benign)]
 
 
 def scaled_by_the_batch(x: torch.Tensor) -> torch.Tensor:

@@ -4,53 +4,31 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from hashbench.batch.finding import BatchFinding, Comparison
+from hashbench.batch.finding import BatchFinding
 from hashbench.batch.judged import RowEffect
 from hashbench.batch.layout import ItemAxis, ItemSubset
 from hashbench.batch.locate import compare_rows, finding_of
 from hashbench.records import Failure, op_of
 from tests.batch.programs import (
+    BATCH,
     PLANTED,
     SEGMENTS,
+    SIZE,
     Program,
     Segment,
-    compared_runs,
+    blamed,
+    compared,
+    located,
     plant,
     random_inputs,
     random_program,
     runner,
 )
-
-BATCH, SIZE = 8, 3
-
-
-def compared(
-    function: Callable[..., Any], *, batch: int = BATCH, size: int = SIZE, above: int = 10**9, tracer: str = "auto"
-) -> Comparison:
-    """Two runs of a function of an input of shape (batch, 4, 8)."""
-    inputs = random_inputs(3, batch)
-    run_at = runner(function, inputs, batch=batch, above=above, tracer=tracer)
-    return compared_runs(run_at, ItemSubset(batch, size)).comparison
-
-
-def located(function: Callable[..., Any], *, above: int = SIZE, tracer: str = "auto") -> BatchFinding:
-    """What is found of a function whose planted op adds where the batch is larger than ``above``."""
-    inputs = random_inputs(3, BATCH)
-    run_at = runner(function, inputs, batch=BATCH, above=above, tracer=tracer)
-    found = finding_of(run_at, compared_runs(run_at, ItemSubset(BATCH, SIZE)))
-    assert isinstance(found, BatchFinding)
-    return found
-
-
-def blamed(found: Comparison) -> list[str]:
-    """The ops in which a difference of items' rows entered."""
-    return [op_of(node) for node in (*found.sources, *found.benign)]
 
 
 def check_every_place(program: Program, batch: int, size: int, *, tracer: str = "auto") -> None:
