@@ -77,6 +77,7 @@
 #include <ATen/record_function.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/jit/frontend/function_schema_parser.h>
 #if __has_include(<torch/csrc/autograd/node.h>)
 #include <torch/csrc/autograd/node.h>
@@ -933,6 +934,41 @@ struct Ended {
   }
 };
 
+// Whatever has a Python dispatch of its own in a forwarded call: modes (up to torch 2.14) and tensor subclasses. For these torch
+// looks up a kernel registered from Python by operator name (`python_op_registration_trampoline`), which finds no fallback, so
+// they are hidden while Python runs and back in place for the kernel.
+struct PythonDispatch {
+  using Modes = c10::impl::TorchDispatchModeTLS;
+  const bool any = Modes::any_modes_set();
+  Modes modes;                       // the other state, while `any`
+  std::vector<at::Tensor> subclass;  // arguments
+
+  bool empty() const { return !any && subclass.empty(); }
+  void swap(bool visible) {
+    for (const at::Tensor& tensor : subclass) tensor.unsafeGetTensorImpl()->set_python_dispatch(visible);
+    if (!any) return;
+    Modes current = Modes::get_state();
+    Modes::set_state(std::exchange(modes, std::move(current)));
+  }
+};
+
+// Scope in which what dispatches to Python is hidden, or visible again.
+struct Swapped {
+  PythonDispatch& dispatch;
+  const bool visible;
+  const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();  // `set_state` changes them
+
+  Swapped(PythonDispatch& dispatch, bool visible) : dispatch(dispatch), visible(visible) {
+    if (!dispatch.empty()) dispatch.swap(visible);
+  }
+  Swapped(const Swapped&) = delete;
+  ~Swapped() {
+    if (dispatch.empty()) return;
+    dispatch.swap(!visible);
+    c10::impl::_force_tls_local_dispatch_key_set(keys);
+  }
+};
+
 // A call forwarded to Python. Python receives aliases of plain tensors: a Python object of the tensor, or of its storage,
 // would raise its use count, on which autograd branches later.
 struct Handed {
@@ -942,6 +978,7 @@ struct Handed {
   c10::DispatchKeySet keys;
   c10::Stack* stack;
   c10::impl::LocalDispatchKeySet entry;  // the thread's keys when the call arrived
+  PythonDispatch dispatch;
   std::vector<std::pair<at::Tensor, at::Tensor>> tensors;  // original, alias
   std::vector<std::pair<c10::Storage, c10::Storage>> storages;
 };
@@ -1146,6 +1183,7 @@ void make(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
   TORCH_CHECK(this_thread().handed, "hashbench::make is called where no call was handed over");
   Handed& call = *this_thread().handed;
   {
+    const Swapped visible(call.dispatch, true);
     const InProgram kernel(call.entry);
     call.handle.redispatchBoxed(call.keys & kAfter, call.stack);
   }
@@ -1196,6 +1234,18 @@ bool is_plain(const Recorder& recorder, const c10::IValue& value) {
   return std::all_of(items.begin(), items.end(), [&](const c10::IValue& item) { return is_plain(recorder, item); });
 }
 
+void add_subclass(PythonDispatch& dispatch, const c10::IValue& value) {
+  const auto add = [&](const at::Tensor& tensor) {
+    if (tensor.defined() && tensor.key_set().has(c10::DispatchKey::Python)) dispatch.subclass.push_back(tensor);
+  };
+  if (value.isTensor()) add(value.toTensor());
+  else if (value.isTensorList())
+    for (const at::Tensor& tensor : value.toTensorVector()) add(tensor);
+  else if (value.isOptionalTensorList())
+    for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector())
+      if (tensor) add(*tensor);
+}
+
 // Calls Python with every key above the kernel excluded; Python calls `make`.
 void record_in_python(Recorder& recorder, const Op& op, const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::Stack* stack) {
   const bool modes_off = c10::impl::tls_local_dispatch_key_set().excluded_.has(c10::DispatchKey::Python);
@@ -1211,17 +1261,20 @@ void record_in_python(Recorder& recorder, const Op& op, const c10::OperatorHandl
   const bool calls_no_op = !op.plan.python &&
       std::all_of(arrived, stack->end(), [&](const c10::IValue& value) { return is_plain(recorder, value); });
   Ended ended;
-  Handed call{recorder, op, handle, keys, stack, c10::impl::tls_local_dispatch_key_set(), {}, {}};
+  Handed call{recorder, op, handle, keys, stack, c10::impl::tls_local_dispatch_key_set(), {}, {}, {}};
   if (!op.plan.open) call.entry.included_ = call.entry.included_.remove(kKey);
   c10::Stack arguments;
-  for (size_t i = stack->size() - static_cast<size_t>(op.arguments); i < stack->size(); i++)
+  for (size_t i = stack->size() - static_cast<size_t>(op.arguments); i < stack->size(); i++) {
+    add_subclass(call.dispatch, (*stack)[i]);
     arguments.push_back(shown(recorder, call, (*stack)[i]));
+  }
   Scratch& scratch = this_thread();
   const InPython looking(false);
   Handed* outer = std::exchange(scratch.handed, &call);
   const auto children = scratch.children.size(), lanes = scratch.lanes.size();
   const auto opened = scratch.open;
   try {
+    const Swapped hidden(call.dispatch, false);
     c10::impl::ExcludeDispatchKeyGuard quiet(calls_no_op ? kNotAfter.remove(kKey) : kNotAfter);
     handle.redispatchBoxed((keys & kAfter) | c10::DispatchKeySet(kPythonKey), &arguments);
   } catch (...) {

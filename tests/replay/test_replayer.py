@@ -20,7 +20,7 @@ from hashbench.causes import stats
 from hashbench.processes import Budget, phases_told_to
 from hashbench.records import Evidence, TensorDigest
 from hashbench.replay import Replays, experiments
-from hashbench.replay.call import CallOutcome, CapturedCall, in_force, outcome_of
+from hashbench.replay.call import CallOutcome, CapturedCall, in_force, keys_below_a_mode, outcome_of
 from hashbench.replay.controls import memory as poison_module
 from hashbench.replay.replayer import Replayer, Tally
 from hashbench.run.settings import settings
@@ -329,6 +329,14 @@ def test_poison_fills_free_blocks_of_the_device(monkeypatch: pytest.MonkeyPatch)
     assert {device for _, device in filled} == {torch.device("cpu")}
     assert {value for value, _ in filled} == set(poison_module.POISONS)
     assert len(filled) >= 12, "before each replay"
+
+
+def test_poison_by_dispatch_mode_reaches_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with an accelerator, or a malloc that cannot fill: torch 2.11 asserts that a mode's keys are saved."""
+    monkeypatch.setattr(poison_module, "_reaches_small_tensors", lambda _: False)
+    arm = tried(captured(aten.add.Tensor, numbers(3), numbers(3)), "poison", replays=2).arm("poison")
+    assert (arm.ran, arm.differing) == (True, 0), arm.note
+    assert not keys_below_a_mode().has(torch._C.DispatchKey.PythonTLSSnapshot)
 
 
 @pytest.mark.gpu

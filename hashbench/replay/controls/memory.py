@@ -42,11 +42,12 @@ class Reserve:
 
     Attributes:
         large: bytes in one block.
-        small: bytes in segments for requests up to :data:`SMALL`.
+        small: bytes in segments for requests up to :data:`SMALL`; by default one segment of ``kSmallBuffer``
+            (c10/core/AllocatorConfig.h), so that the first small request is not served by the driver.
     """
 
     large: int = 2**26
-    small: int = 0
+    small: int = 2**21
 
 
 USUAL_RESERVE = Reserve()
@@ -112,7 +113,7 @@ def reserve_for_a_run(device: torch.device) -> Reserve:
         peak, current = (stats.get(f"allocated_bytes.{pool}.{name}", 0) for name in ("peak", "current"))
         return int(peak - current)
 
-    return Reserve(max(USUAL_RESERVE.large, returned("large_pool")), returned("small_pool"))
+    return Reserve(max(USUAL_RESERVE.large, returned("large_pool")), max(USUAL_RESERVE.small, returned("small_pool")))
 
 
 def _fill_free_blocks(value: int, device: torch.device, reserve: Reserve) -> None:

@@ -223,25 +223,29 @@ USUAL = memory.USUAL_RESERVE
 
 
 REQUESTS: dict[str, tuple[list[Any], memory.Reserve, list[int]]] = {
-    "nothing is there: a reserve": ([], USUAL, [64 * MIB]),
-    "a large block serves as reserve": ([segment("large", (FREE, 96 * MIB))], USUAL, [96 * MIB]),
+    "nothing is there: a reserve": ([], USUAL, [64 * MIB, MIB, MIB]),
+    "a large block serves as reserve": ([segment("large", (FREE, 96 * MIB))], USUAL, [96 * MIB, MIB, MIB]),
     "what is in use is left alone": (
         [segment("large", (USED, 96 * MIB), (FREE, 10 * MIB))],
-        *(USUAL, [64 * MIB, 10 * MIB]),
+        *(USUAL, [64 * MIB, 10 * MIB, MIB, MIB]),
     ),
     "the largest first": (
         [segment("large", (FREE, 8 * MIB), (FREE, 96 * MIB)), segment("small", (FREE, 512))],
-        *(USUAL, [96 * MIB, 8 * MIB, 512]),
+        *(USUAL, [96 * MIB, 8 * MIB, MIB, MIB, 512]),
     ),
     "a small segment is taken in pieces that are asked of it": (
         [segment("small", (FREE, 2 * MIB)), segment("small", (USED, 512), (FREE, 2 * MIB - 512))],
         *(USUAL, [64 * MIB, MIB, MIB, MIB, MIB - 512]),
     ),
-    "scraps that nobody can be given": ([segment("large", (FREE, MIB), (FREE, 512))], USUAL, [64 * MIB]),
-    "another device": ([segment("small", (FREE, 512), device=1)], USUAL, [64 * MIB]),
-    "another stream": ([segment("small", (FREE, 512), stream=7)], USUAL, [64 * MIB]),
-    "the pool of a graph": ([segment("small", (FREE, 512), pool=(0, 3))], USUAL, [64 * MIB]),
-    "another stream has yet to let it go": ([segment("small", ("active_awaiting_free", 512))], USUAL, [64 * MIB]),
+    "scraps that nobody can be given": ([segment("large", (FREE, MIB), (FREE, 512))], USUAL, [64 * MIB, MIB, MIB]),
+    "another device": ([segment("small", (FREE, 512), device=1)], USUAL, [64 * MIB, MIB, MIB]),
+    "another stream": ([segment("small", (FREE, 512), stream=7)], USUAL, [64 * MIB, MIB, MIB]),
+    "the pool of a graph": ([segment("small", (FREE, 512), pool=(0, 3))], USUAL, [64 * MIB, MIB, MIB]),
+    "another stream has yet to let it go": (
+        [segment("small", ("active_awaiting_free", 512))],
+        USUAL,
+        [64 * MIB, MIB, MIB],
+    ),
     "a larger reserve: one block": ([], memory.Reserve(300 * MIB, 0), [300 * MIB]),
     "a reserve of small segments": ([], memory.Reserve(64 * MIB, 2 * MIB + 1), [64 * MIB, MIB, MIB, MIB]),
     "a reserve in which what is free counts": (
@@ -257,13 +261,13 @@ def test_requests_take_every_free_block(segments: list[Any], reserve: memory.Res
 
 
 def test_reserve_is_peak_minus_current(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert memory.reserve_for_a_run(torch.device("cpu")) == memory.Reserve(64 * MIB, 0)
+    assert memory.reserve_for_a_run(torch.device("cpu")) == USUAL
     stats = {
         **{f"allocated_bytes.large_pool.{name}": size * MIB for name, size in {"peak": 900, "current": 200}.items()},
         **{f"allocated_bytes.small_pool.{name}": size * MIB for name, size in {"peak": 5, "current": 2}.items()},
     }
     monkeypatch.setattr(memory, "_free_memory", lambda _: [])
-    for known, reserve in ((stats, memory.Reserve(700 * MIB, 3 * MIB)), ({}, memory.Reserve(64 * MIB, 0))):
+    for known, reserve in ((stats, memory.Reserve(700 * MIB, 3 * MIB)), ({}, USUAL)):
         monkeypatch.setattr(torch.accelerator, "memory_stats", lambda _, known=known: known)
         assert memory.reserve_for_a_run(torch.device("cuda")) == reserve
 
@@ -287,8 +291,11 @@ def test_free_blocks_are_filled_together(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(torch, "full", full)
     with poisoned_memory(POISONS[1], device=torch.device("cpu")):
-        assert made == [(64 * MIB, POISONS[1], 1), (1024, POISONS[1], 2), (512, POISONS[1], 3)]
-        assert [found() for found in held] == [None] * 3
+        assert [(size, value, alive) for size, value, alive in made if size < MIB] == [
+            (1024, POISONS[1], 4),
+            (512, POISONS[1], 5),
+        ]
+        assert [found() for found in held] == [None] * 5
 
 
 def test_reach_with_free_blocks_names_exceptions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -457,6 +457,29 @@ def test_programs_own_dispatch_mode_sees_each_op_once(options: dict[str, Any]) -
     assert names(trace) == seen == compute()
 
 
+class Bare(torch.Tensor):
+    """A subclass whose ops reach the kernels with the subclass itself, as torch's ``no_dispatch`` does."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C._DisableTorchDispatch():
+            return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("options", [{}, {"hash_inputs": True}], ids=["plain", "hashed inputs"])
+def test_subclass_below_its_dispatch_is_recorded(options: dict[str, Any]) -> None:
+    """torch looks up what Python registered by an argument's own interpreter, which knows no fallback."""
+    x, plain = torch.Tensor._make_subclass(Bare, torch.ones(3)), torch.ones(3)
+    trace, total = traced(lambda: torch.stack([x * x, x]).sum(), **options)
+    expected, _ = traced(lambda: torch.stack([plain * plain, plain]).sum(), **options)
+    assert names(trace) == names(expected)
+    assert float(total) == 6
+    assert torch._C._dispatch_keys(x).has(torch._C.DispatchKey.Python)  # as before the trace
+    assert (x + 1).tolist() == [2, 2, 2]
+
+
 @pytest.mark.parametrize("tracer", ["native", "python"])
 def test_a_trace_is_released_with_its_last_reference(tracer: str) -> None:
     model = nn.Linear(2, 2)
