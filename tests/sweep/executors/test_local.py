@@ -148,6 +148,7 @@ class TestTheEnvironmentIsToldByAForkOfTheServer:
         assert devices.environment == told
         assert told["variables"]["ATEN_SET_FOR_A_TEST"] == "1"
 
+    @pytest.mark.slow
     def test_workers_come_from_the_same_server(self):
         preload = local_devices("cpu", "python").preload
         before = forkserver._forkserver._forkserver_pid
