@@ -63,14 +63,20 @@ class CountedOtherwise(Counted):
 @pytest.mark.parametrize(
     ("name", "decided", "arm"),
     [
-        ("Counted", ("surviving_state", "proven"), "process/fresh_process 0/3"),
-        (
+        pytest.param(
+            "Counted",
+            ("surviving_state", "proven"),
+            "process/fresh_process 0/3",
+            id="weights of the global generators",
+        ),
+        pytest.param(
             "CountedOtherwise",
             ("initial_state", "likely"),
             "process/fresh_process not run (its model has other weights)",
+            id="weights of the system's entropy",
+            marks=pytest.mark.exhaustive,  # tests/diagnose/test_driver.py has one of a zoo
         ),
     ],
-    ids=["weights of the global generators", "weights of the system's entropy"],
 )
 def test_file_model_has_equal_weights_in_fresh_processes(
     tmp_path: Path, name: str, decided: tuple[str, str], arm: str

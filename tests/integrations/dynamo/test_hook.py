@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,13 +82,24 @@ def test_performance_run_leaves_no_dead_model(
     assert "ran no accuracy check" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "wrong",
-    [["--accuracy", "--inferense", "--only=steady"], ["--only=steady", "--iterations=x"], ["--accuracy", "--nosuch"]],
-    ids=" ".join,
+WRONG = (
+    ["--accuracy", "--nosuch"],
+    ["--only=steady", "--iterations=x"],
+    ["--accuracy", "--inferense", "--only=steady"],
 )
-def test_refused_flag_begins_no_model(tmp_path: Path, capfd: pytest.CaptureFixture[str], wrong: list[str]) -> None:
+
+
+def sampled(number: int) -> list[Any]:
+    """The wrong flags: ``make test`` takes those of this number, each of which starts a process that imports torch."""
+    marks = [() if place == number else (pytest.mark.exhaustive,) for place in range(len(WRONG))]
+    return [pytest.param(wrong, marks=mark, id=" ".join(wrong)) for wrong, mark in zip(WRONG, marks, strict=True)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", sampled(0))
+def test_refused_flag_keeps_earlier_results(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], wrong: list[str]
+) -> None:
     ours = tmp_path / "a.hashbench"
     session = a_session(ours, run="an earlier one")
     session.prepare(anew=True)
@@ -102,6 +114,10 @@ def test_refused_flag_begins_no_model(tmp_path: Path, capfd: pytest.CaptureFixtu
     after = {path: path.read_bytes() for path in ours.rglob("*") if path.is_file()}
     assert after == {**before, ours / ".lock": b""}
 
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", sampled(1))
+def test_refused_flag_makes_no_folder(tmp_path: Path, wrong: list[str]) -> None:
     assert main(["dynamo", str(SCRIPT), *wrong, f"--output={tmp_path / 'b.csv'}"]) == 2
     assert not (tmp_path / "b.hashbench").exists()
 
