@@ -25,8 +25,9 @@ CHECKS = Path(__file__).with_name("extending_checks.py")
 
 
 def copy_into(folder: Path) -> Path:
+    """Copy the package with what Python has compiled of it, which holds for files of the same time."""
     for name in ("hashbench", "models"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, folder / name)
     return folder
 
 
