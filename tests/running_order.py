@@ -13,7 +13,9 @@ LONGEST_FIRST = (
     *(
         "specimens batches",
         "tests/sweep/executors/test_ray.py",
+        "tests/integrations/dynamo/test_fresh.py",
         "tests/diagnose/test_driver.py",
+        "tests/integrations/dynamo/test_hook.py",
         "tests/check/test_stress.py",
     ),
     *("tests/integrations/dynamo/test_eager_runs.py", "tests/cli/test_commands.py", "tests/cli/test_report.py"),
