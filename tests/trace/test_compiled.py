@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import subprocess
 import sys
 import warnings
@@ -83,10 +84,18 @@ def trained(
     return result.detach(), seen
 
 
+def compilations() -> list[Any]:
+    """Return every way to compile, backend, and with or without graph break; those beside a sample that has every two
+    of them are exhaustive."""
+    found = itertools.product(enumerate((optimized, in_place, function)), enumerate(BACKENDS), (False, True))
+    return [
+        pytest.param(make, backend, breaks, marks=pytest.mark.exhaustive if (one + other + breaks) % 2 else ())
+        for (one, make), (other, backend), breaks in found
+    ]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("make", [optimized, in_place, function])
-@pytest.mark.parametrize("breaks", [False, True])
+@pytest.mark.parametrize(("make", "backend", "breaks"), compilations())
 def test_a_trace_adds_no_graph_break_and_no_recompile(make: Any, backend: str, breaks: bool) -> None:
     alone, expected = trained(make, backend, None, breaks=breaks)
     traced, seen = trained(make, backend, HashDebugTrace(hash_inputs=True, source_lines=True), breaks=breaks)
@@ -168,9 +177,15 @@ def gradient(x: torch.Tensor, compiled: Any) -> torch.Tensor:
     return leaf.grad * 1
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("results", [True, False], ids=["by results", "by records"])
-@pytest.mark.parametrize("hash_inputs", [False, True])
+def ways() -> list[Any]:
+    """Return every backend, with traces compared by results or records, without and with hashed inputs; those beside a
+    sample that has every two of them are exhaustive."""
+    all_ways = itertools.product(BACKENDS, (True, False), (False, True))
+    sampled = {way: ((way[0] == "eager") + way[1] + way[2]) % 2 == 0 for way in all_ways}
+    return [pytest.param(*way, marks=() if sample else pytest.mark.exhaustive) for way, sample in sampled.items()]
+
+
+@pytest.mark.parametrize(("backend", "results", "hash_inputs"), ways())
 @pytest.mark.parametrize(
     "what", [pytest.param(OWN_RESULT, marks=needs_result), *[n for n in PROGRAMS if n != OWN_RESULT]]
 )
