@@ -6,8 +6,10 @@ MODELS  ?= default
 MODES   ?= training inference
 ONLY    ?=
 FLAGS   ?=
-# One more test at a time than there are cores: many wait for processes that they have started.
-WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+CORES   := $(shell getconf _NPROCESSORS_ONLN)
+# One more test at a time than there are cores: many wait for processes that they have started. Those of quick do not,
+# and each worker imports torch and collects the tests for ten seconds.
+WORKERS ?= $(if $(filter quick,$@),$(CORES),$(shell expr $(CORES) + 1))
 NIGHTS  ?= results/nightly
 AUDIT   ?= results/audit
 WRITE   ?=
