@@ -149,7 +149,11 @@ def test_bad_input_is_one_line_and_writes_nothing(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "bad", ["unknown model", "a device that is not there", "a repro that is missing", "a misspelt command"]
+    "bad",
+    [
+        *("unknown model", "a device that is not there", "a misspelt command"),
+        pytest.param("a repro that is missing", marks=pytest.mark.exhaustive),  # imports torch, as the device's does
+    ],
 )
 def test_a_real_process_says_it_in_the_same_words(bad: str, main: Main, folder: Path) -> None:
     arguments = BAD[bad][0].split()
