@@ -59,7 +59,7 @@ def test_a_model_may_replace_the_clocks_of_its_process(how: str, drifts: bool) -
         replace_clocks(how)
         return x + next(runs) * drifts
 
-    row = row_of(forward, RunOptions(diagnose_budget=5.0 if drifts else 0.0))
+    row = row_of(forward, RunOptions(diagnose_budget=12.0 if drifts else 0.0))
     assert row.accuracy == ("eager_two_runs_differ" if drifts else "pass")
     assert row.seconds is not None
     assert row.seconds >= 0.0
