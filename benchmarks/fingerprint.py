@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.table import Table, against
 from hashbench.check.fingerprint import fingerprint_of
-from hashbench.check.model import BenchmarkRunner
+from hashbench.check.model import BenchmarkRunner, run_factory
 from hashbench.fingerprint import document
 from hashbench.fingerprint.calls import KernelCollector
 from hashbench.fingerprint.checking import check
@@ -55,7 +55,7 @@ def _row(spec: ModelSpec) -> tuple[object, ...]:
     with preserved_rng(), deterministic_settings("on", threads=None), runner.pick_grad():
         workload = runner.prepare(runner.load_model(spec))
         runner.load_model(spec)  # imports are not counted
-        prepare = runner._preparing(workload, spec.optimizer)
+        prepare = run_factory(runner, workload, spec.optimizer)
         attempt(prepare, options, traced=False)
         untraced, _ = _timed(lambda: attempt(prepare, options, traced=False))
         collecting, _ = _timed(lambda: attempt(prepare, options, watcher=KernelCollector()))

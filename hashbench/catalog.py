@@ -1,5 +1,7 @@
-"""The vocabulary: one table each for statuses, origins, causes, confidences and experiments, read by everything that
-reports or sorts them. A new experiment also has its function in ``replay/methods``. Imports no other part of hashbench.
+"""The vocabulary: one table each for statuses, invariances, origins, perturbations, causes, confidences and
+experiments, read by everything that reports or sorts them. A new experiment also has its function in
+``replay/methods``, an invariance in ``check/variants``, a perturbation in ``replay/controls/perturbations``. Imports no
+other part of hashbench.
 """
 
 from __future__ import annotations
@@ -183,6 +185,45 @@ def letter_of(word: str) -> str:
 
 LETTERS: Mapping[str, str] = MappingProxyType({status.letter: status.short for status in Status})
 """Letter → its meaning in a word or two."""
+
+# ------------------------------------------------------------------------------------------------------- invariances
+
+
+@dataclass(frozen=True, slots=True)
+class Invariance:
+    """What must not change the results of an item or a token. ``check/variants`` has its function.
+
+    Attributes:
+        name: as ``--invariance`` takes it.
+        group: word of ``--invariance`` that stands for it.
+        differs: status of a model that lacks it; :meth:`Status.at` adds the batch size, if it names one.
+        fails: status of a model whose other run fails.
+        unit: what is compared.
+    """
+
+    name: str
+    group: str
+    differs: Status
+    fails: Status = Status.INVARIANCE_RUN_FAIL
+    unit: str = "tokens"
+
+    @property
+    def mode(self) -> str:
+        """The mode of a sweep that checks it."""
+        return f"{self.name}-invariance"
+
+
+_INVARIANCES = (
+    Invariance("batch", "batch", Status.BATCH_DIFFERS, Status.BATCH_RUN_FAIL, unit="items"),
+    Invariance("position", "position", Status.POSITION_DIFFERS, unit="items"),
+    Invariance("right-padding", "padding", Status.RIGHT_PADDING_DIFFERS),
+    Invariance("left-padding", "padding", Status.LEFT_PADDING_DIFFERS),
+    Invariance("cached-decode", "decode", Status.CACHED_DECODE_DIFFERS),
+    Invariance("chunked-prefill", "decode", Status.CHUNKED_PREFILL_DIFFERS),
+)
+
+INVARIANCES: Mapping[str, Invariance] = MappingProxyType({one.mode: one for one in _INVARIANCES})
+"""Mode → the invariance that it checks."""
 
 # ------------------------------------------------------------------------------------------- origins and confidences
 

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
+from hashbench.catalog import INVARIANCES
+
 TRACE_SCHEMA = 1
 """Version of the text form of a trace; a file of another version is refused."""
 
@@ -28,15 +30,10 @@ MODES = ("training", "inference")
 
 BATCH_INVARIANCE = "batch-invariance"
 INVARIANCE_GROUPS: Mapping[str, tuple[str, ...]] = {
-    "batch": ("batch",),
-    "position": ("position",),
-    "padding": ("right-padding", "left-padding"),
-    "decode": ("cached-decode", "chunked-prefill"),
+    group: tuple(one.name for one in INVARIANCES.values() if one.group == group)
+    for group in dict.fromkeys(one.group for one in INVARIANCES.values())
 }
 """What ``--invariance`` takes, and the invariances that each word stands for; these are taken, too."""
-
-INVARIANCES = {f"{name}-invariance": name for names in INVARIANCE_GROUPS.values() for name in names}
-"""Mode → the invariance that it checks; ``batch``: the items of smaller and smaller batches."""
 
 
 def invariances_of(words: Sequence[str]) -> tuple[str, ...]:
@@ -45,7 +42,7 @@ def invariances_of(words: Sequence[str]) -> tuple[str, ...]:
     Raises:
         ValueError: a word stands for none.
     """
-    known = {**INVARIANCE_GROUPS, **{name: (name,) for name in INVARIANCES.values()}}
+    known = {**INVARIANCE_GROUPS, **{one.name: (one.name,) for one in INVARIANCES.values()}}
     for word in words:
         if word not in known:
             raise ValueError(f"{word!r} is none of {', '.join(known)}")
@@ -121,7 +118,8 @@ def flags_of_mode(mode: str) -> tuple[str, ...]:
     """Return the command line flags that select this mode of a sweep."""
     if mode not in INVARIANCES:
         return (f"--{mode}",)
-    return ("--inference", "--batch-invariant", *(("--invariance", INVARIANCES[mode]) * (mode != BATCH_INVARIANCE)))
+    named = ("--invariance", INVARIANCES[mode].name) if mode != BATCH_INVARIANCE else ()
+    return ("--inference", "--batch-invariant", *named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +182,8 @@ class RunOptions:
 
     @property
     def invariance(self) -> str:
-        """The invariance that is checked, a value of ``INVARIANCES``; empty in other modes."""
-        return INVARIANCES.get(self.mode, "")
+        """Name of the invariance that is checked; empty in other modes."""
+        return INVARIANCES[self.mode].name if self.batch_invariant else ""
 
     @property
     def model_mode(self) -> str:
@@ -194,7 +192,8 @@ class RunOptions:
 
     def batch_size_of(self, spec: ModelSpec) -> int | None:
         """Return the examples per step of a model; ``None`` if its function makes the inputs."""
-        if self.batch_size is not None or spec.batch_size is None or self.invariance not in ("batch", "position"):
+        of_items = self.batch_invariant and INVARIANCES[self.mode].unit == "items"
+        if self.batch_size is not None or spec.batch_size is None or not of_items:
             return self.batch_size or spec.batch_size
         return max(SMALLEST_BATCH, spec.batch_size)
 

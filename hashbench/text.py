@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hashbench.catalog import CAUSES, LATENT, Confidence, Limit, Origin, Perturbation, Status
-from hashbench.records import BATCH_INVARIANCE, INVARIANCES, Row
+from hashbench.catalog import CAUSES, INVARIANCES, LATENT, Confidence, Limit, Origin, Perturbation, Status
+from hashbench.records import Row
 
 _FLATTENED = frozenset({"Cc", "Zl", "Zp"})
 """Unicode categories: control characters, line separators, paragraph separators."""
@@ -280,7 +280,7 @@ def five_lines(row: Row, *, folder: Path) -> str:
 
 def _of_batches(row: Row, folder: Path) -> Sequence[str]:
     """Return what differs, the kernel and its place, its shapes, why, and what to do."""
-    what = "items" if row.mode in (BATCH_INVARIANCE, "position-invariance") else "tokens"
+    what = INVARIANCES[row.mode].unit
     sizes = row.company or f"a batch of {row.batch_sizes.rpartition(' ')[2]} and one of {row.batch_size}"
     place = _in_brackets(f"in {row.module}" if row.module else "", f"at {row.source}" if row.source else "")
     shapes = f"shapes: {row.shapes} and {row.reference_shapes}" if row.shapes else "shapes: of no kernel"

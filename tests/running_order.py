@@ -21,9 +21,9 @@ LONGEST_FIRST = (
     *("tests/integrations/dynamo/test_eager_runs.py", "tests/cli/test_commands.py", "tests/cli/test_report.py"),
     *(
         "tests/trace/test_compiled.py",
-        "tests/check/test_batch_invariance.py",
+        "tests/check/test_invariance.py",
         "tests/test_extending.py",
-        "tests/check/test_token_invariance.py",
+        "tests/check/test_variants.py",
     ),
     "tests/integrations/dynamo/test_session.py",
     *(

@@ -50,15 +50,17 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
         "check",
         frozenset(
             {
-                "batch_invariance",
                 "batch_items",
                 "fingerprint",
                 "function",
+                "invariance",
+                "invariance_cause",
                 "model",
                 "pair",
                 "row",
                 "stress",
-                "token_invariance",
+                "subject",
+                "variants",
             }
         ),
     ),

@@ -60,7 +60,7 @@ BY_TORCH = "by torch alone"
 PLANTED = [name for name in BATCHED if SPECIMENS[name.removesuffix("_twin")][f"{TRUTH_OF_BATCHES}accuracy"] != BY_TORCH]
 """Those of them whose truth is the same on every machine, with their twins."""
 WITH_TOKENS = [name for name, line in SPECIMENS.items() if line[TRUTH_OF_INVARIANCE]]
-"""Those of tokens beside padding and after a cache, of which two equal runs agree, too; ``test_token_invariance.py``
+"""Those of tokens beside padding and after a cache, of which two equal runs agree, too; ``test_variants.py``
 runs them."""
 HERE = {
     name: line for name, line in SPECIMENS.items() if not (line["devices"] or name in BATCHED or name in WITH_TOKENS)

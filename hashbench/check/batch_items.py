@@ -50,7 +50,7 @@ def first_items(inputs: Any, size: int, batch: int, beside: Neighbours | None = 
     def cut(tensor: torch.Tensor) -> torch.Tensor:
         if not _has_batch(tensor, batch):
             return tensor
-        items = tensor[:size].clone()
+        items = tensor.detach()[:size].clone().requires_grad_(tensor.requires_grad)
         if beside is not None:
             beside.change(items)
         return items
@@ -90,15 +90,24 @@ Rows = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor] 
 """Returns the compared parts of a tensor of the reference and of the other run; ``None``: nothing is compared."""
 
 
-def compare_items(
-    reference: outputs.Results, small: outputs.Results, *, batch: int, size: int, rows: Rows | None = None
-) -> Compared:
-    """Compare the first ``size`` items of the outputs of a ``batch`` with those of a batch of ``size``, bit by bit;
-    with ``rows`` these parts of each output.
+def item_rows(batch: int, size: int) -> Rows:
+    """Return the rows by which the first ``size`` items of a ``batch`` are compared with a batch of ``size``: those of
+    tensors whose first dimension is the batch. Others (a loss, a table) show nothing about single items."""
 
-    Only tensors whose first dimension is ``batch`` in one run and ``size`` in the other are compared: others (a loss, a
-    table) show nothing about single items, whatever their size. Outputs of another structure differ.
-    """
+    def rows(reference: torch.Tensor, small: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        return (reference[:size], small) if _has_batch(reference, batch) and _has_batch(small, size) else None
+
+    return rows
+
+
+NO_ITEMS = "its first dimension is not the batch"
+
+
+def compare_items(
+    reference: outputs.Results, small: outputs.Results, rows: Rows, *, missing: str = NO_ITEMS
+) -> Compared:
+    """Compare the ``rows`` of the outputs of two runs, bit by bit. Outputs of another structure differ; ``missing`` is
+    why an output without rows is left out."""
     kinds = [{name: isinstance(value, torch.Tensor) for name, value in run.items()} for run in (reference, small)]
     if kinds[0] != kinds[1]:
         only = sorted(name for name in {*kinds[0], *kinds[1]} if kinds[0].get(name) != kinds[1].get(name))
@@ -110,15 +119,10 @@ def compare_items(
         other = small[name]
         if not isinstance(value, torch.Tensor) or not isinstance(other, torch.Tensor):
             left_out.append(str(value) if isinstance(value, LeftOut) else f"{name}: not a tensor")
-        elif rows is not None:
-            if (pair := rows(value, other)) is None:
-                left_out.append(f"{name}: it has no dimension of tokens")
-            else:
-                first[name], second[name] = pair
-        elif _has_batch(value, batch) and _has_batch(other, size):
-            first[name], second[name] = value[:size], other
+        elif (both := rows(value, other)) is None:
+            left_out.append(f"{name}: {missing}")
         else:
-            left_out.append(f"{name}: its first dimension is not the batch")
+            first[name], second[name] = both
     return Compared(len(first), outputs.compare(first, second), tuple(left_out))
 
 
@@ -131,11 +135,11 @@ def outputs_of(run: Run) -> dict[str, Any]:
     return {name: value for name, value in run.results.items() if name == prefix or name.startswith(f"{prefix}.")}
 
 
-def differing_earlier(names: Sequence[str], reference: Run, small: Run, *, batch: int, size: int) -> tuple[str, ...]:
+def differing_earlier(names: Sequence[str], reference: Run, small: Run, rows: Rows) -> tuple[str, ...]:
     """Return the names of outputs that differ, and of the same outputs of earlier iterations that differ."""
     numbered = [match for name in names if (match := _OF_ITERATION.fullmatch(name))]
     earlier = [f"output.{n}{match['place']}" for match in numbered for n in range(int(match["iteration"]))]
     known = [name for name in earlier if name in reference.results and name in small.results]
-    runs = ({name: run.results[name] for name in known} for run in (reference, small))
-    found = compare_items(*runs, batch=batch, size=size).difference
+    first, second = ({name: run.results[name] for name in known} for run in (reference, small))
+    found = compare_items(first, second, rows).difference
     return (*(found.names if found is not None else ()), *names)

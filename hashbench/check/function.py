@@ -20,15 +20,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from hashbench.batch.neighbours import Neighbours
-from hashbench.check import batch_items
-from hashbench.check.batch_invariance import BatchCheck, RunAt
+from hashbench.check.batch_items import batch_of
+from hashbench.check.invariance import InvarianceCheck
 from hashbench.check.pair import PairCheck, retried_with_warnings
 from hashbench.check.row import row_of
-from hashbench.check.token_invariance import NotApplicableError, Pair, pair_of, turned
+from hashbench.check.subject import Given, Subject
+from hashbench.check.variants import NotApplicableError, smaller_batches, variants_of
 from hashbench.errors import HashbenchError
 from hashbench.fingerprint.calls import KernelCollector
-from hashbench.records import Failure, ModelSpec, Result, Row, RunOptions, TensorDigest, Trace
+from hashbench.records import BATCH_INVARIANCE, Failure, ModelSpec, Result, Row, RunOptions, TensorDigest, Trace
 from hashbench.run import leaves, outputs
 from hashbench.run.outcome import Outcome, Run, add_result, failure_of
 from hashbench.run.rng import GENERATORS, preserved_rng, reset_rng_state
@@ -39,9 +39,6 @@ from hashbench.trace.arguments import items_of, named_tensors
 from hashbench.trace.callbacks import TraceCallback
 from hashbench.trace.compiled import kept_eager
 from hashbench.trace.tracer import choose
-
-_row_of_outcome = functools.partial(row_of, budget_flag="hashbench_diagnose_budget")
-"""Return the row of an outcome as a failed test shows it, with the setting of ``pytest``."""
 
 SUITE = "pytest"
 _ALWAYS_RAISED = (KeyboardInterrupt, SystemExit, GeneratorExit)
@@ -172,114 +169,78 @@ def check_function(
         HashbenchError: nothing was there to compare, an argument or a result is of a kind that cannot be, or the tracer
             that is asked for cannot be used.
     """
-    choose(options.tracer)
-    started = perf_counter()
-    claim_workspace(options.device)
     # Not to be written as JSON, so that no fresh process tries to build what only lives here.
     spec = ModelSpec(SUITE, name, arguments={"function": call.function})
     runs = _Runs(call, options, every_op=every_op, allow_empty=allow_empty, quick_runs=quick_runs)
-
-    def check(level: str) -> Outcome:
-        in_force = deterministic_settings(level, threads=options.threads) if options.deterministic else None
-        with in_force or contextlib.nullcontext():
-            return PairCheck(
-                runs.further,
-                options,
-                level,
-                runs=runs.count,
-                runs_after_first=lambda: runs.count,
-                numbered=runs.compared,
-                spec=spec,
-                same_structure=True,
-            ).run()
-
-    with preserved(), preserved_rng():
-        outcome = retried_with_warnings(check, options.deterministic or settings()["deterministic_algorithms"])
-    return _row_of_outcome(spec, options, outcome, seconds=perf_counter() - started), runs.first_value
+    subject = Subject(runs, spec, runs=lambda: runs.count, same_structure=True)
+    row = _row_of_check(subject, options, lambda level: PairCheck(subject, options, level).run())
+    return row, runs.first_value
 
 
-def check_batches(call: FunctionCall, name: str, options: RunOptions, *, sizes: Sequence[int] = ()) -> Row:
-    """Call a function with its batch and with the first items of it, and compare the items.
+def check_invariance(
+    call: FunctionCall, name: str, options: RunOptions, *, sizes: Sequence[int] = (), tokens: Tokens | None = None
+) -> Row:
+    """Call a function with its items in a smaller batch or in another order, or with its tokens beside padding or after
+    a cache, as the mode of ``options`` says, and compare what the calls return.
 
     Modules among the arguments, and the function itself, are in ``eval`` mode. Exceptions are raised unchanged.
 
     Args:
-        call: the function and its arguments; the batch is the first dimension of all tensors among them.
+        call: the function and its arguments. Items are the first dimension of all tensors among them that have the same
+            first dimension; arguments of tokens are all by name.
         name: its name in the row.
-        options: as in :func:`check_function`; its mode is batch invariance.
-        sizes: numbers of items; none: halves of the batch.
-
-    Raises:
-        HashbenchError: no smaller batch can be run or compared, or a copy, a result or the tracer is unusable.
-    """
-    choose(options.tracer)
-    call = _in_eval(call)
-    given = (list(call.args), dict(call.kwargs or {}))
-    batch = batch_items.batch_of(given, None)
-    why_not = batch_items.why_not(given, batch)
-    if batch is not None and not why_not and any(not 1 <= size < batch for size in sizes):
-        why_not = f"sizes={tuple(sizes)} are not all from 1 to {batch - 1}, one less than its batch"
-    if why_not or batch is None:
-        raise HashbenchError("no smaller batch can be run", consequence=why_not, tip="Give tensors with one batch.")
-
-    def runs_at(size: int, beside: Neighbours | None) -> _Runs:
-        args, kwargs = batch_items.first_items(given, size, batch, beside)
-        return _Runs(FunctionCall(call.function, tuple(args), kwargs), options, every_op=False, allow_empty=True)
-
-    run_at = _SeenFirst(runs_at, lambda size: f"with {size} of {batch} items")
-    check = BatchCheck(run_at, batch, options, "", outputs=_outputs, spec=ModelSpec(SUITE, name))
-    return _row_of_check(replace(check, sizes=tuple(sorted(sizes, reverse=True))))
-
-
-def check_invariance(call: FunctionCall, name: str, options: RunOptions, *, tokens: Tokens | None = None) -> Row:
-    """Call a function with its items in another order, or with its tokens beside padding or after a cache, as the
-    mode of ``options`` says, and compare what both calls return. All else is as in :func:`check_batches`.
-
-    Args:
-        call: the function and its arguments; of tokens all are by name.
-        name: what the row calls it.
         options: as in :func:`check_function`; its mode is that of one invariance.
+        sizes: of smaller batches; none: halves of the batch.
         tokens: which arguments hold the tokens, their mask, positions and cache; ``None``: those of these names that it
             takes.
 
     Raises:
         HashbenchError: the invariance cannot be checked on it, nothing can be compared, or a copy, a result or the
-            tracer is amiss.
+            tracer is unusable.
     """
-    choose(options.tracer)
     call = _in_eval(call)
-    try:
-        pair = _pair_of(call, options.invariance, tokens)
-    except NotApplicableError as error:
-        raise HashbenchError(f"{options.invariance} invariance cannot be checked", consequence=str(error)) from None
-
-    def runs_of(pair: Pair) -> RunAt:
-        def runs_at(size: int, _: Neighbours | None) -> _Runs:
-            def changed(call: FunctionCall) -> FunctionCall:
-                args, kwargs = call.args, dict(call.kwargs or {})
-                if pair.subset.turned:
-                    args, kwargs = pair.given(size)(call.function, (args, kwargs))
-                else:
-                    kwargs = pair.given(size)(call.function, kwargs)
-                return replace(call, args=tuple(args), kwargs=kwargs)
-
-            return _Runs(call, options, every_op=False, allow_empty=True, changed=changed)
-
-        return _SeenFirst(runs_at, lambda _: f"comparing {pair.words}")
-
-    return _row_of_check(
-        BatchCheck(
-            runs_of(pair),
-            pair.subset.batch,
-            options,
-            "",
-            sizes=(pair.subset.asked,),
-            outputs=_outputs,
-            spec=ModelSpec(SUITE, name),
-            pair=pair,
-            runs_of=runs_of,
-        )
+    inputs = _inputs_of(call)
+    subject = Subject(
+        _Runs(call, options, every_op=False, allow_empty=True),
+        ModelSpec(SUITE, name),
+        model=call.function,
+        inputs=inputs,
+        batch=batch_of(inputs, None),
+        tokens=tokens,
+        outputs=_outputs,
     )
+    of_sizes = options.mode == BATCH_INVARIANCE
+    try:
+        variants = smaller_batches(subject, sizes) if of_sizes else variants_of(subject, options.invariance)
+    except NotApplicableError as error:
+        what = "no smaller batch can be run" if of_sizes else f"{options.invariance} invariance cannot be checked"
+        tip = "Give tensors with one batch." if of_sizes else ""
+        raise HashbenchError(what, consequence=str(error), tip=tip) from None
+    return _row_of_check(subject, options, lambda level: InvarianceCheck(subject, options, level, variants).run())
+
+
+def _row_of_check(subject: Subject, options: RunOptions, check: Callable[[str], Outcome]) -> Row:
+    """Return the row of a check under the caller's settings, or those that its options request."""
+    choose(options.tracer)
+    started = perf_counter()
+    claim_workspace(options.device)
+
+    def outcome_of(level: str) -> Outcome:
+        with _requested_settings(options, level):
+            return check(level)
+
+    with preserved(), preserved_rng():
+        outcome = retried_with_warnings(outcome_of, options.deterministic or settings()["deterministic_algorithms"])
+    assert subject.spec is not None
+    seconds = perf_counter() - started
+    return row_of(subject.spec, options, outcome, seconds=seconds, budget_flag="hashbench_diagnose_budget")
+
+
+def _requested_settings(options: RunOptions, level: str) -> contextlib.AbstractContextManager[Any]:
+    """Set the deterministic level if the options request one, else leave torch's settings as they are."""
+    if not options.deterministic:
+        return contextlib.nullcontext()
+    return deterministic_settings(level, threads=options.threads)
 
 
 def _in_eval(call: FunctionCall) -> FunctionCall:
@@ -291,58 +252,9 @@ def _in_eval(call: FunctionCall) -> FunctionCall:
     return call
 
 
-def _pair_of(call: FunctionCall, invariance: str, tokens: Tokens | None) -> Pair:
-    """Return the two runs of a call that check this invariance.
-
-    Raises:
-        NotApplicableError: it does not apply.
-    """
-    if invariance != "position":
-        return pair_of(invariance, call.function, None if call.args else call.kwargs, tokens)
-    given = (call.args, dict(call.kwargs or {}))
-    batch = batch_items.batch_of(given, None)
-    if (why_not := batch_items.why_not(given, batch)) or batch is None:
-        raise NotApplicableError(why_not)
-    return turned(batch)
-
-
-class _SeenFirst:
-    """Run factory by batch size; the first run of each size propagates exceptions, with a note, experiments
-    (``beside``) do not."""
-
-    def __init__(self, runs_at: Callable[[int, Neighbours | None], _Runs], note: Callable[[int], str]) -> None:
-        self._runs_at, self._note = runs_at, note
-        self._seen: set[int] = set()
-
-    def __call__(
-        self, size: int, *, watcher: TraceCallback | None = None, beside: Neighbours | None = None
-    ) -> Run | Failure:
-        runs = self._runs_at(size, beside)
-        if size in self._seen or beside is not None:
-            return runs.further(watcher=watcher)
-        self._seen.add(size)
-        try:
-            return runs.compared(1, watcher=watcher)
-        except Exception as error:
-            error.add_note(f"(hashbench: {self._note(size)})")
-            raise
-
-
-def _row_of_check(check: BatchCheck) -> Row:
-    """Return the row of a check under the caller's settings, or those that its options request."""
-    started = perf_counter()
-    options, spec = check.options, check.spec
-    assert spec is not None
-    claim_workspace(options.device)
-
-    def outcome_of(level: str) -> Outcome:
-        in_force = deterministic_settings(level, threads=options.threads) if options.deterministic else None
-        with in_force or contextlib.nullcontext():
-            return replace(check, level=level).run()
-
-    with preserved(), preserved_rng():
-        outcome = retried_with_warnings(outcome_of, options.deterministic or settings()["deterministic_algorithms"])
-    return _row_of_outcome(spec, options, outcome, seconds=perf_counter() - started)
+def _inputs_of(call: FunctionCall) -> Any:
+    """Return the arguments as ``given`` of a subject maps them: by name, else positional ones and those by name."""
+    return (call.args, dict(call.kwargs or {})) if call.args else dict(call.kwargs or {})
 
 
 def collected_kernels(call: FunctionCall, options: RunOptions) -> KernelCollector:
@@ -359,8 +271,7 @@ def collected_kernels(call: FunctionCall, options: RunOptions) -> KernelCollecto
     """
     choose(options.tracer)
     collector = KernelCollector()
-    in_force = deterministic_settings(options.deterministic, threads=options.threads) if options.deterministic else None
-    with preserved(), preserved_rng(), in_force or contextlib.nullcontext():
+    with preserved(), preserved_rng(), _requested_settings(options, options.deterministic):
         _Runs(call, options, every_op=False, allow_empty=True).collected_by(collector)
     return collector
 
@@ -372,32 +283,35 @@ def _outputs(run: Run) -> dict[str, Any]:
 class _Runs:
     """Runs of one function.
 
-    ``first_value`` is the return value of the first compared run. ``changed`` maps the copied call of a run to the one
-    that is made. ``count`` runs are made; that of a quick function is known after its first run.
+    ``first_value`` is the return value of the first compared run. ``count`` runs are made; that of a quick function is
+    known after its first run.
     """
 
     def __init__(
-        self,
-        call: FunctionCall,
-        options: RunOptions,
-        *,
-        every_op: bool,
-        allow_empty: bool,
-        quick_runs: int = 2,
-        changed: Callable[[FunctionCall], FunctionCall] = lambda call: call,
+        self, call: FunctionCall, options: RunOptions, *, every_op: bool, allow_empty: bool, quick_runs: int = 2
     ) -> None:
         self.call, self.options, self.every_op, self.allow_empty = call, options, every_op, allow_empty
-        self._changed = changed
         self.count = max(2, options.runs or 2)
         self._quick_count = self.count if options.runs else max(self.count, quick_runs)
         self.first_value: Any = None
         self._failed_op = ""
 
-    def compared(self, number: int, *, watcher: TraceCallback | None = None) -> Run | Failure:
-        """Make one of the compared runs; exceptions propagate."""
+    def __call__(self, given: Given | None = None, *, number: int | None = None, **how: Any) -> Run | Failure:
+        """Make a run. Output and exceptions of those that are not compared are hidden."""
+        if number is not None:
+            return self._compared(number, given, **how)
+        with quiet():
+            try:
+                return self._run(given, **how)[0]
+            except _ALWAYS_RAISED:
+                raise
+            except BaseException as error:
+                return failure_of(error, op=self._failed_op)
+
+    def _compared(self, number: int, given: Given | None, **how: Any) -> Run | Failure:
         began = perf_counter()
         try:
-            run, value = self._run(watcher=watcher)
+            run, value = self._run(given, **how)
             if number == 1 and value is None and not self.allow_empty:
                 _require_ops(run)
         except leaves.NotComparableError as error:
@@ -419,31 +333,25 @@ class _Runs:
                 self.count = self._quick_count
         return run
 
-    def further(
-        self, *, traced: bool = True, diagnosing: bool = False, watcher: TraceCallback | None = None
-    ) -> Run | Failure:
-        """Make a run of the diagnosis; its output and exceptions are hidden."""
-        with quiet():
-            try:
-                return self._run(traced=traced, diagnosing=diagnosing, watcher=watcher)[0]
-            except _ALWAYS_RAISED:
-                raise
-            except BaseException as error:
-                return failure_of(error, op=self._failed_op)
-
     def collected_by(self, watcher: TraceCallback) -> None:
         """Make a run with ``watcher``; exceptions propagate."""
         with contextlib.suppress(leaves.NotComparableError):  # of what it returned, when all has run
             self._run(watcher=watcher)
 
     def _run(
-        self, *, traced: bool = True, diagnosing: bool = False, watcher: TraceCallback | None = None
+        self,
+        given: Given | None = None,
+        *,
+        traced: bool = True,
+        diagnosing: bool = False,
+        watcher: TraceCallback | None = None,
     ) -> tuple[Run, Any]:
         """Make one run from the reset state; return it with the function's return value."""
         with contextlib.chdir(Path.cwd()), preserved(), kept_eager() as compiled:
             call = fresh_copy(self.call)
             reset_rng_state(self.options.seed)
-            call = self._changed(call)
+            if given is not None:
+                call = _with_inputs(call, given(call.function, _inputs_of(call)))
             trace = None
             if traced:
                 trace = HashDebugTrace(
@@ -472,6 +380,11 @@ class _Runs:
             results.update({result.name: result.digest.value for result in added})
             finished = replace(finished, results=(*finished.results, *added))
         return Run(finished, results, compiled=tuple(compiled)), value
+
+
+def _with_inputs(call: FunctionCall, inputs: Any) -> FunctionCall:
+    args, kwargs = inputs if call.args else ((), inputs)
+    return replace(call, args=tuple(args), kwargs=kwargs)
 
 
 def _results_of(value: Any, call: FunctionCall) -> Iterator[tuple[str, Any]]:

@@ -17,13 +17,12 @@ from typing import Any, ClassVar
 
 import torch
 
-from hashbench.batch.neighbours import Neighbours
 from hashbench.catalog import Status
-from hashbench.check import batch_invariance, batch_items
-from hashbench.check.batch_invariance import BatchCheck
+from hashbench.check.batch_items import batch_of
+from hashbench.check.invariance import check_invariance
 from hashbench.check.pair import PairCheck, retried_with_warnings
 from hashbench.check.row import row_of
-from hashbench.check.token_invariance import Given, NotApplicableError, Pair, pair_of, turned
+from hashbench.check.subject import Given, Subject
 from hashbench.diagnose import fresh_process
 from hashbench.processes import preserved_umask, tell_phase
 from hashbench.records import BATCH_INVARIANCE, Failure, ModelSpec, Row, RunOptions, Trace
@@ -87,8 +86,6 @@ class BenchmarkRunner:
         choose(options.tracer)
         claim_workspace(options.device)
 
-    # ------------------------------------------------------------------------------------------ one model
-
     def run_model(self, spec: ModelSpec) -> Row:
         """Load a model, check it, keep its traces, and describe it all in one row. Settings and random state of the
         caller are restored, and the model's memory is free again."""
@@ -133,11 +130,11 @@ class BenchmarkRunner:
         given, and the model is built without them: what initializes it may give something else with other threads."""
         with preserved_rng(), deterministic_settings(level, threads=self.options.threads), self.pick_grad():
             workload = self.prepare(self.load_model(spec))
-            return traces_of(self._preparing(workload, spec.optimizer), self.options, runs=runs, threads=threads)
+            return traces_of(run_factory(self, workload, spec.optimizer), self.options, runs=runs, threads=threads)
 
     def watched_run(self, spec: ModelSpec, watcher: TraceCallback, *, level: str) -> Run | Failure:
-        """Build the model and make one traced run of it, without results, of which ``watcher`` sees every call. Its
-        memory is for the caller to give back.
+        """Build the model and make one traced run of it, without results, with ``watcher`` on every call. The caller
+        must release its memory.
 
         It is one step, after which the optimizer makes another: its first one has other kernels than all later ones,
         forward and backward pass do not. With ``options.iterations`` there are so many whole steps.
@@ -145,22 +142,7 @@ class BenchmarkRunner:
         with deterministic_settings(level, threads=self.options.threads), self.pick_grad():
             workload = self.prepare(self.load_model(spec))
             workload = replace(workload, iterations=self.options.iterations or 1)
-
-            def prepare() -> Prepared:  # nobody runs it again: no copy
-                model, inputs = workload.module, self.fresh_inputs(workload)
-                optimizer = self.init_optimizer(workload, model, spec.optimizer)
-
-                def execute(trace: HashDebugTrace | None) -> dict[str, Any]:
-                    with trace or contextlib.nullcontext():
-                        for _ in self._steps(workload, model, inputs, optimizer, trace):
-                            pass
-                        if optimizer is not None and self.options.iterations is None:
-                            optimizer.step()
-                    return {}
-
-                return Prepared(model, inputs, execute)
-
-            return watched(prepare, self.options, watcher)
+            return watched(functools.partial(_uncopied, self, workload, spec.optimizer), self.options, watcher)
 
     def load_model(self, spec: ModelSpec) -> Workload:
         """Build the model and its inputs from the seed."""
@@ -177,8 +159,6 @@ class BenchmarkRunner:
             module = module.to(dtype)
         return replace(workload, module=module)
 
-    # --------------------------------------------------------------------------------------- the comparison
-
     def check_accuracy(
         self,
         workload: Workload,
@@ -194,97 +174,19 @@ class BenchmarkRunner:
         and the outcome names the op. ``spec`` is how a fresh process can build the model again.
         """
 
+        if self.options.batch_invariant and self.options.mode != BATCH_INVARIANCE:
+            workload = replace(workload, iterations=1)  # a cache holds what one step left
+        subject = subject_of(self, workload, spec, optimizer=optimizer)
+
         def check(level: str) -> Outcome:
             with deterministic_settings(level, threads=self.options.threads), self.pick_grad():
                 if self.options.batch_invariant:
-                    check = self._check_batches if self.options.mode == BATCH_INVARIANCE else self._check_invariance
-                    return check(workload, level, spec)
-                return PairCheck(
-                    functools.partial(attempt, self._preparing(workload, optimizer), self.options),
-                    self.options,
-                    level,
-                    runs=max(2, self.options.runs or (spec.runs if spec is not None else None) or 2),
-                    iterations=workload.iterations,
-                    spec=spec,
-                    target=self.fresh_target,
-                    loading_seconds=loading_seconds,
-                ).run()
+                    return check_invariance(subject, self.options, level)
+                return PairCheck(subject, self.options, level, loading_seconds=loading_seconds).run()
 
         outcome = retried_with_warnings(check, deterministic)
         lost = compiled_in_place(workload.module)  # by a deep copy
         return replace(outcome, compiled=tuple(dict.fromkeys((*lost, *outcome.compiled))))
-
-    def _check_batches(self, workload: Workload, level: str, spec: ModelSpec | None) -> Outcome:
-        """Compare runs of smaller and smaller batches with that of the full one."""
-        stated = self.options.batch_size if spec is None else self.options.batch_size_of(spec)
-        inputs = workload.inputs if workload.make_inputs is None else self.fresh_inputs(workload)
-        batch = batch_items.batch_of(inputs, stated)
-        why_not = batch_items.why_not(inputs, batch)
-        if why_not or batch is None:
-            return batch_invariance.skipped(level, why_not, batch=batch, iterations=workload.iterations)
-
-        def run_at(size: int, *, beside: Neighbours | None = None, **more: Any) -> Run | Failure:
-            def given(_: Callable[..., Any], inputs: Any) -> Any:
-                return batch_items.first_items(inputs, size, batch, beside)
-
-            return attempt(self._preparing(workload, "", given=given), self.options, **more)
-
-        runs = max(2, self.options.runs or (spec.runs if spec is not None else None) or 2)
-        return BatchCheck(run_at, batch, self.options, level, runs, workload.iterations, spec=spec).run()
-
-    def _check_invariance(self, workload: Workload, level: str, spec: ModelSpec | None) -> Outcome:
-        """Compare two runs of the same tokens, of one step each: a cache holds what one step left."""
-        workload = replace(workload, iterations=1)
-        inputs = workload.inputs if workload.make_inputs is None else self.fresh_inputs(workload)
-        try:
-            pair = self._pair(workload, inputs, spec)
-        except NotApplicableError as error:
-            return batch_invariance.skipped(level, str(error), batch=None, iterations=1)
-
-        def runs_of(pair: Pair) -> batch_invariance.RunAt:
-            def run_at(size: int, **more: Any) -> Run | Failure:
-                return attempt(self._preparing(workload, "", given=pair.given(size)), self.options, **more)
-
-            return run_at
-
-        return BatchCheck(
-            runs_of(pair),
-            pair.subset.batch,
-            self.options,
-            level,
-            max(2, self.options.runs or (spec.runs if spec is not None else None) or 2),
-            iterations=1,
-            sizes=(pair.subset.asked,),
-            spec=spec,
-            pair=pair,
-            runs_of=runs_of,
-        ).run()
-
-    def _pair(self, workload: Workload, inputs: Any, spec: ModelSpec | None) -> Pair:
-        if self.options.invariance != "position":
-            return pair_of(self.options.invariance, workload.module, inputs, workload.tokens)
-        batch = batch_items.batch_of(
-            inputs, self.options.batch_size if spec is None else self.options.batch_size_of(spec)
-        )
-        why_not = batch_items.why_not(inputs, batch)
-        if why_not or batch is None:
-            raise NotApplicableError(why_not)
-        return turned(batch)
-
-    # ------------------------------------------------------------------------------------------------ one run
-
-    def _preparing(self, workload: Workload, optimizer: str, *, given: Given | None = None) -> Callable[[], Prepared]:
-        """Return a factory for one run: deep copy, optimizer, inputs (mapped by ``given``)."""
-
-        def prepare() -> Prepared:
-            model = self.deepcopy_model(workload.module)
-            chosen = self.init_optimizer(workload, model, optimizer)
-            inputs = self.fresh_inputs(workload)
-            if given is not None:
-                inputs = given(model, inputs)
-            return Prepared(model, inputs, functools.partial(self.run_n_iterations, workload, model, inputs, chosen))
-
-        return prepare
 
     def deepcopy_model(self, module: torch.nn.Module) -> torch.nn.Module:
         """Copy the module, for one run to change."""
@@ -411,6 +313,64 @@ class BenchmarkRunner:
 
 
 # --------------------------------------------------------------------------------------------------- helpers
+
+
+def subject_of(
+    runner: BenchmarkRunner, workload: Workload, spec: ModelSpec | None = None, *, optimizer: str = ""
+) -> Subject:
+    """Return a prepared model as a check runs it."""
+    options = runner.options
+
+    def run(given: Given | None = None, *, number: int | None = None, **how: Any) -> Run | Failure:  # noqa: ARG001
+        return attempt(run_factory(runner, workload, optimizer, given=given), options, **how)
+
+    runs = max(2, options.runs or (spec.runs if spec is not None else None) or 2)
+    inputs = None
+    if options.batch_invariant:
+        inputs = workload.inputs if workload.make_inputs is None else runner.fresh_inputs(workload)
+    return Subject(
+        run,
+        spec,
+        target=runner.fresh_target,
+        runs=lambda: runs,
+        iterations=workload.iterations,
+        model=workload.module,
+        inputs=inputs,
+        batch=batch_of(inputs, options.batch_size if spec is None else options.batch_size_of(spec)),
+        tokens=workload.tokens,
+    )
+
+
+def run_factory(
+    runner: BenchmarkRunner, workload: Workload, optimizer: str, *, given: Given | None = None
+) -> Callable[[], Prepared]:
+    """Return a factory for one run: deep copy, optimizer, inputs (mapped by ``given``)."""
+
+    def prepare() -> Prepared:
+        model = runner.deepcopy_model(workload.module)
+        chosen = runner.init_optimizer(workload, model, optimizer)
+        inputs = runner.fresh_inputs(workload)
+        if given is not None:
+            inputs = given(model, inputs)
+        return Prepared(model, inputs, functools.partial(runner.run_n_iterations, workload, model, inputs, chosen))
+
+    return prepare
+
+
+def _uncopied(runner: BenchmarkRunner, workload: Workload, name: str) -> Prepared:
+    """Prepare the only run of a workload, for its kernels alone."""
+    model, inputs = workload.module, runner.fresh_inputs(workload)
+    optimizer = runner.init_optimizer(workload, model, name)
+
+    def execute(trace: HashDebugTrace | None) -> dict[str, Any]:
+        with trace or contextlib.nullcontext():
+            for _ in runner._steps(workload, model, inputs, optimizer, trace):
+                pass
+            if optimizer is not None and runner.options.iterations is None:
+                optimizer.step()
+        return {}
+
+    return Prepared(model, inputs, execute)
 
 
 def _setup_failure(accuracy: str, level: str, error: Exception, what: str) -> Outcome:

@@ -10,7 +10,8 @@ from typing import Protocol, TypeVar
 from hashbench.catalog import Confidence, Status
 from hashbench.check.row import keep_draft
 from hashbench.check.stress import Stress, latent_outcome
-from hashbench.diagnose import driver, fresh_process
+from hashbench.check.subject import RunMaker, Subject
+from hashbench.diagnose import driver
 from hashbench.divergence import find as find_divergence
 from hashbench.errors import bounded, ran_out_of_memory
 from hashbench.processes import tell_phase
@@ -19,14 +20,12 @@ from hashbench.records import (
     Diagnosis,
     Evidence,
     Failure,
-    ModelSpec,
     RunCounts,
     RunOptions,
 )
 from hashbench.run import outputs
 from hashbench.run.leaves import NotComparableError
 from hashbench.run.outcome import (
-    Attempt,
     Outcome,
     Run,
     confirmation,
@@ -54,34 +53,19 @@ def _as_it_is(outcome: Outcome) -> Outcome:
 class PairCheck:
     """Compares repeated runs and finds out why they differ.
 
-    It serves models, functions and PyTorch's own harness, which differ in how one run is made. Each stage takes the
-    outcome so far and returns the outcome with what it found out.
+    Each stage takes the outcome so far and returns the outcome with what it found out.
 
     Args:
-        attempt: makes one run from the reset state.
+        subject: what is run.
         options: the budget of the diagnosis, and whether an untraced pair is compared too.
         level: the deterministic level that is in force.
-        runs: how many runs in all; every later one is compared with the first.
-        runs_after_first: returns the same when the first run has ended, in place of ``runs``.
-        numbered: makes the run of this number, from 1, among those that are compared; default: ``attempt``.
-        spec, target: how a fresh process builds the same thing again; see
-            :func:`~hashbench.diagnose.fresh_process.fresh_traces`.
-        iterations: of each run, for the row.
-        same_structure: results of another structure are a difference, not results that cannot be compared.
-        loading_seconds: what it took to make what is run, which is part of what a stressed check is measured by.
+        loading_seconds: what it took to build the subject, part of the time by which a stressed check is limited.
         drafted: what is written down of an outcome before the cause is looked for.
     """
 
-    attempt: Attempt
+    subject: Subject
     options: RunOptions
     level: str
-    runs: int = 2
-    runs_after_first: Callable[[], int] | None = None
-    numbered: Callable[[int], Run | Failure] | None = None
-    spec: ModelSpec | None = None
-    target: str = fresh_process.DEFAULT_TARGET
-    iterations: int | None = None
-    same_structure: bool = False
     loading_seconds: float = 0.0
     drafted: Callable[[Outcome], Outcome] = _as_it_is
 
@@ -97,9 +81,9 @@ class PairCheck:
     # ------------------------------------------------------------------------------------------------- stages
 
     def repeat(self) -> Outcome:
-        """Make ``runs`` traced runs, and compare each with the first."""
+        """Make the runs of the subject, traced, and compare each with the first."""
         tracer = choose(self.options.tracer).tracer
-        outcome = Outcome(Status.PASS, self.level, iterations=self.iterations, tracer=tracer)
+        outcome = Outcome(Status.PASS, self.level, iterations=self.subject.iterations, tracer=tracer)
         first = self._numbered(1)
         if isinstance(first, Failure):
             return replace(outcome, accuracy=failed_status(first, number=1), failure=first)
@@ -107,8 +91,7 @@ class PairCheck:
         if self.options.stress:
             outcome = replace(outcome, first=first)
         fingerprints = [fingerprint(first)]
-        runs = self.runs if self.runs_after_first is None else self.runs_after_first()
-        for number in range(2, runs + 1):
+        for number in range(2, self.subject.runs() + 1):
             other = self._numbered(number)
             if isinstance(other, Failure):
                 return _ended(outcome, other, number)
@@ -119,7 +102,7 @@ class PairCheck:
                     first,
                     other,
                     number=number,
-                    same_structure=self.same_structure,
+                    same_structure=self.subject.same_structure,
                     keep_traces=self.options.keep_traces,
                 )
             except Exception as error:
@@ -143,7 +126,7 @@ class PairCheck:
         self._keep_draft(outcome)
         for number in range(1, CONFIRMING_PAIRS + 1):
             tell_phase(f"confirming pair {number}")
-            first, second = (self.attempt(diagnosing=True) for _ in range(2))
+            first, second = (self.subject.attempt(diagnosing=True) for _ in range(2))
             if isinstance(first, Failure) or isinstance(second, Failure) or first.trace is None or second.trace is None:
                 return replace(outcome, confirmed="no: a further run failed")
             try:
@@ -171,15 +154,7 @@ class PairCheck:
         if not self.options.stress or outcome.accuracy != Status.PASS or first is None or first.recorded is None:
             return outcome
         self._keep_draft(outcome)
-        stress = Stress(
-            self.attempt,
-            self.options,
-            self.level,
-            first=first,
-            seconds=seconds,
-            spec=self.spec,
-            target=self.target,
-        )
+        stress = Stress(self.subject, self.options, self.level, first=first, seconds=seconds)
         provoked = stress.look()
         outcome = replace(outcome, stressed=stress.results())
         if provoked is None:
@@ -188,10 +163,10 @@ class PairCheck:
         def drafted(latent: Outcome) -> Outcome:
             return self.drafted(replace(outcome, perturbation=provoked.name, latent=latent))
 
-        def explain(make: Attempt, again: Attempt, found: Outcome) -> Outcome:
-            check = replace(self, attempt=make, drafted=drafted)
+        def explain(make: RunMaker, again: RunMaker, found: Outcome) -> Outcome:
+            check = replace(self, subject=replace(self.subject, attempt=make), drafted=drafted)
             confirmed = found if found.between_processes else check.confirm(found)
-            return replace(check, attempt=again).diagnose(confirmed)
+            return replace(check, subject=replace(self.subject, attempt=again)).diagnose(confirmed)
 
         perturbation, latent = latent_outcome(outcome, provoked, stress, explain)
         return replace(outcome, perturbation=perturbation, latent=latent)
@@ -201,8 +176,8 @@ class PairCheck:
         if not self.options.untraced_pair or outcome.run_counts is None:
             return outcome
         tell_phase("untraced pair")
-        first, second = (self.attempt(traced=False) for _ in range(2))
-        traced = self.attempt()
+        first, second = (self.subject.attempt(traced=False) for _ in range(2))
+        traced = self.subject.attempt()
         if isinstance(first, Failure) or isinstance(second, Failure) or isinstance(traced, Failure):
             return replace(outcome, untraced="failed")
         try:
@@ -224,7 +199,8 @@ class PairCheck:
         if outcome.accuracy != Status.TWO_RUNS_DIFFER or self.options.diagnose_budget <= 0:
             return outcome
         self._keep_draft(outcome)
-        case = driver.Case(self.attempt, self.options, outcome, spec=self.spec, target=self.target)
+        subject = self.subject
+        case = driver.Case(subject.attempt, self.options, outcome, spec=subject.spec, target=subject.target)
         try:
             return replace(outcome, diagnosis=driver.diagnose(case))
         except Exception as error:
@@ -234,12 +210,12 @@ class PairCheck:
             return replace(outcome, diagnosis=Diagnosis(failed, Evidence(origin="")))
 
     def _keep_draft(self, outcome: Outcome) -> None:
-        if self.spec is not None:
-            keep_draft(self.spec, self.options, self.drafted(outcome))
+        if self.subject.spec is not None:
+            keep_draft(self.subject.spec, self.options, self.drafted(outcome))
 
     def _numbered(self, number: int) -> Run | Failure:
-        tell_phase(f"run {number} of {self.runs}")
-        return self.attempt() if self.numbered is None else self.numbered(number)
+        tell_phase(f"run {number} of {self.subject.runs()}")
+        return self.subject.attempt(number=number)
 
 
 def compared(

@@ -20,6 +20,7 @@ import torch
 from hashbench.catalog import Confidence, Origin, Perturbation, Status
 from hashbench.causes import stats
 from hashbench.causes.evidence import removes
+from hashbench.check.subject import Given, RunMaker, Subject
 from hashbench.diagnose import fresh_process
 from hashbench.divergence import find as find_divergence
 from hashbench.processes import (
@@ -38,7 +39,6 @@ from hashbench.records import (
     Evidence,
     ExperimentResult,
     Failure,
-    ModelSpec,
     RunCounts,
     RunOptions,
     Trace,
@@ -46,7 +46,7 @@ from hashbench.records import (
 )
 from hashbench.replay import controls
 from hashbench.run.leaves import NotComparableError
-from hashbench.run.outcome import Attempt, Outcome, Run, difference_between, results_that_differ, told_by_digests
+from hashbench.run.outcome import Outcome, Run, difference_between, results_that_differ, told_by_digests
 from hashbench.trace.callbacks import TraceCallback
 
 SHARE = 1.3
@@ -109,20 +109,26 @@ class StressedAttempt:
     """
 
     def __init__(
-        self, attempt: Attempt, names: Sequence[str], variations: tuple[int, int], *, device: torch.device
+        self, attempt: RunMaker, names: Sequence[str], variations: tuple[int, int], *, device: torch.device
     ) -> None:
         self.attempt, self.names, self.variations, self.device = attempt, names, variations, device
         self.made = 0
 
     def __call__(
-        self, *, traced: bool = True, diagnosing: bool = False, watcher: TraceCallback | None = None
+        self,
+        given: Given | None = None,
+        *,
+        number: int | None = None,
+        traced: bool = True,
+        diagnosing: bool = False,
+        watcher: TraceCallback | None = None,
     ) -> Run | Failure:
         variation = self.variations[self.made % 2]
         if self.made % 2 and varies(self.names, self.variations):
             variation += self.made // 2
         self.made += 1
         with controls.provoked(self.names, variation, device=self.device):
-            return self.attempt(traced=traced, diagnosing=diagnosing, watcher=watcher)
+            return self.attempt(given, number=number, traced=traced, diagnosing=diagnosing, watcher=watcher)
 
 
 def varies(names: Sequence[str], variations: tuple[int, int]) -> bool:
@@ -134,27 +140,24 @@ class Stress:
     """Makes the stressed runs of one model.
 
     Args:
-        attempt: makes one run.
+        subject: what is run.
         options: the device, and what the diagnosis may take.
         level: the deterministic level in force.
         first: the first run of the plain pair.
         seconds: what the plain pair took, from which the model was loaded on.
-        spec, target: how a fresh process builds the model; see :func:`~hashbench.diagnose.fresh_process.fresh_traces`.
     """
 
     def __init__(
         self,
-        attempt: Attempt,
+        subject: Subject,
         options: RunOptions,
         level: str,
         *,
         first: Run,
         seconds: float,
-        spec: ModelSpec | None,
-        target: str,
     ) -> None:
-        self.attempt, self.options, self.level = attempt, options, level
-        self.first, self.seconds, self.spec, self.target = first, seconds, spec, target
+        self.subject, self.options, self.level = subject, options, level
+        self.first, self.seconds = first, seconds
         self.device = torch.device(options.device)
         self.began = perf_counter()
         self.took = self.spent = 0.0
@@ -250,18 +253,18 @@ class Stress:
 
         Yields a function that waits for the run; it returns ``None``, and the reason is noted, if there is none.
         """
-        if self.spec is None:
+        if self.subject.spec is None:
             yield lambda: None
             return
         with fresh_process.begun(
-            self.spec,  # built with as many threads as the model of this process
+            self.subject.spec,  # built with as many threads as the model of this process
             replace(self.options, tracer=self.first.tracer, threads=torch.get_num_threads()),
             level=self.level,
             processes=1,
             runs=1,
             fixed_order=False,
             threads=threads,
-            target=self.target,
+            target=self.subject.target,
         ) as waited:
             yield lambda: self._run_of(waited)
 
@@ -433,7 +436,7 @@ class Stress:
     def _run(self, names: Sequence[str], variation: int) -> Run | Failure:
         began, computed = perf_counter(), process_time()
         try:
-            return StressedAttempt(self.attempt, names, (variation, variation), device=self.device)()
+            return StressedAttempt(self.subject.attempt, names, (variation, variation), device=self.device)()
         finally:
             self.took = perf_counter() - began
             self.spent += self.took
@@ -469,7 +472,7 @@ def differing_results(first: Run, second: Run) -> tuple[str, ...]:
     return (*differing, *(name for name in (*first.noted, *second.noted) if name in alone))
 
 
-Explain = Callable[[Attempt, Attempt, Outcome], Outcome]
+Explain = Callable[[RunMaker, RunMaker, Outcome], Outcome]
 """The outcome of a pair that differs with its cause, from what makes pairs that differ, and what experiments repeat."""
 
 
@@ -493,7 +496,7 @@ def latent_outcome(outcome: Outcome, provoked: Provoked, stress: Stress, explain
     if provoked.name == Perturbation.PROCESS:
         verdict = find_divergence(*traces, differing=differing_results(first, second))
         found = replace(plain, verdict=verdict, between_processes=True)
-        return provoked.name, explain(stress.attempt, stress.attempt, found)
+        return provoked.name, explain(stress.subject.attempt, stress.subject.attempt, found)
     try:
         difference = difference_between(first, second)
     except NotComparableError:
@@ -501,9 +504,9 @@ def latent_outcome(outcome: Outcome, provoked: Provoked, stress: Stress, explain
     verdict = find_divergence(*traces, differing=() if difference is None else difference.names)
     counts = RunCounts(trials, differing, distinct=2)
     found = replace(plain, verdict=verdict, difference=difference, run_counts=counts)
-    make = StressedAttempt(stress.attempt, provoked.names, provoked.variations, device=stress.device)
+    make = StressedAttempt(stress.subject.attempt, provoked.names, provoked.variations, device=stress.device)
     # Experiments fill memory themselves.
-    again = stress.attempt if provoked.names == (Perturbation.MEMORY,) else make
+    again = stress.subject.attempt if provoked.names == (Perturbation.MEMORY,) else make
     explained = explain(make, again, found)
     return perturbation_of(provoked.name, explained.diagnosis), explained
 

@@ -14,13 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hashbench.catalog import INVARIANCES
 from hashbench.cli import flags, sweep
 from hashbench.cli.flags import made_of, say
 from hashbench.cli.parser import EXIT_DIFFERENCE, Commands, OneLineParser
 from hashbench.cli.reading import add_suites, suites_to_sweep
 from hashbench.errors import HashbenchError
 from hashbench.io import write_file
-from hashbench.records import INVARIANCES, MODES, SWEEP_MODES, ModelSpec, Row, flags_of_mode
+from hashbench.records import MODES, SWEEP_MODES, ModelSpec, Row, flags_of_mode
 
 if TYPE_CHECKING:
     from hashbench.nightly import Part

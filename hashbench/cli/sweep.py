@@ -21,13 +21,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
-from hashbench.catalog import Status, kind_of
+from hashbench.catalog import INVARIANCES, Status, kind_of
 from hashbench.cli import flags
 from hashbench.cli.flags import at_least, made_of, say
 from hashbench.cli.parser import EXIT_DIFFERENCE, EXIT_INTERRUPTED, Commands, Flags, OneLineParser
 from hashbench.cli.reading import add_suites, suites_to_sweep
 from hashbench.errors import HashbenchError
-from hashbench.records import INVARIANCES, Row, RunOptions
+from hashbench.records import Row, RunOptions
 from hashbench.sweep.executors import EXECUTORS, LOCAL
 from hashbench.sweep.run import (
     Event,

@@ -15,14 +15,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hashbench.catalog import EXPERIMENTS, Kind, Role, kind_of
+from hashbench.catalog import EXPERIMENTS, INVARIANCES, Kind, Role, kind_of
 from hashbench.causes.evidence import base_of, effect
 from hashbench.causes.stats import MOST_TRIALS, Effect, rate_of
 from hashbench.divergence.align import align
 from hashbench.errors import HashbenchError
 from hashbench.records import (
     DTYPES,
-    INVARIANCES,
     Evidence,
     ExperimentResult,
     OpRecord,

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hashbench.records import INVARIANCES
+from hashbench.catalog import INVARIANCES
 
 PATIENCE = 8
 """How often the next model may be overtaken by others because it does not fit."""

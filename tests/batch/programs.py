@@ -18,7 +18,7 @@ from torch.nn import functional
 from hashbench.batch.finding import BatchFinding, Comparison
 from hashbench.batch.layout import ItemSubset
 from hashbench.batch.locate import RowsCompared, RunAt, compare_rows, finding_of
-from hashbench.check.batch_items import compare_items
+from hashbench.check.batch_items import compare_items, item_rows
 from hashbench.records import Failure, op_of
 from hashbench.run import leaves
 from hashbench.run.outcome import Run, add_result
@@ -106,7 +106,7 @@ def compared_runs(run_at: RunAt, subset: ItemSubset) -> RowsCompared:
     found = compare_rows(run_at, subset)
     assert not isinstance(found, Failure)
     whole, part = (run.results for run in found.runs)
-    difference = compare_items(whole, part, batch=subset.batch, size=subset.size).difference
+    difference = compare_items(whole, part, item_rows(subset.batch, subset.size)).difference
     names = () if difference is None else difference.names
     return replace(found, comparison=replace(found.comparison, differing=names))
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from hashbench.check.batch_items import batch_of, compare_items, first_items, halves, why_not
+from hashbench.check.batch_items import batch_of, compare_items, first_items, halves, item_rows, why_not
 from hashbench.records import BATCH_INVARIANCE, Row
 from tests.check.batch_invariance_helpers import checked
 
@@ -55,8 +55,8 @@ def test_the_sizes_are_halves_down_to_one(batch, sizes):
 
 def test_strides_are_no_difference_and_signs_of_zero_are():
     first, second = torch.zeros(4, 3, 2), torch.zeros(2, 2, 3).transpose(1, 2)
-    assert compare_items({"output.0": first}, {"output.0": second}, batch=4, size=2).difference is None
-    found = compare_items({"output.0": first}, {"output.0": -second}, batch=4, size=2)
+    assert compare_items({"output.0": first}, {"output.0": second}, item_rows(4, 2)).difference is None
+    found = compare_items({"output.0": first}, {"output.0": -second}, item_rows(4, 2))
     assert found.difference is not None
     assert found.difference.representation == "sign of zero"
 

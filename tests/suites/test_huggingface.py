@@ -10,7 +10,8 @@ import pytest
 import torch
 from runner_helpers import FunctionRunner
 
-from hashbench.check.token_invariance import pair_of
+from hashbench.check.subject import Subject
+from hashbench.check.variants import variants_of
 from hashbench.errors import HashbenchError
 from hashbench.records import ModelSpec, RunOptions
 from hashbench.run.leaves import leaves
@@ -165,7 +166,9 @@ def test_a_small_text_model_is_given_a_cache_by_the_name_that_it_takes(name: str
     workload = load(SMALL[name], mode="inference")
     assert workload.tokens is not None
     assert workload.tokens.cache in inspect.signature(workload.module.forward).parameters
-    pair = pair_of("cached-decode", workload.module.eval(), workload.inputs, workload.tokens)
+    model = workload.module.eval()
+    subject = Subject(model, model=model, inputs=workload.inputs, tokens=workload.tokens)
+    (variant,) = variants_of(subject, "cached-decode")
     with torch.no_grad():
-        given = pair.given(pair.subset.size)(workload.module, workload.inputs)
+        given = variant.given(variant.subset.size)(workload.module, workload.inputs)
     assert given[workload.tokens.cache] is not None

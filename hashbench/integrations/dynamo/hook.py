@@ -150,7 +150,7 @@ def _checked(
             if not given.keys() >= {"name", "model", "example_inputs"}:
                 raise TypeError(f"{CANNOT_FOLLOW}: {original.__name__} is not given a name, a model and example_inputs")
             rename_note(session, chosen, given["name"])
-            return getattr(model_check, check)(
+            case = model_check.HarnessModel.begun(
                 session,
                 self,
                 names,
@@ -159,6 +159,7 @@ def _checked(
                 inputs=given["example_inputs"],
                 generators=generators,
             )
+            return getattr(model_check, check)(case)
 
         chosen = name_of(chosen_model(sys.argv))
         ours = guarded(session, chosen, begin)
@@ -166,7 +167,7 @@ def _checked(
             return original(self, *arguments, **named)
         with ours.watched():
             status = original(self, *arguments, **named)
-        guarded(session, ours.name, lambda: ours.conclude(str(status)))
+        guarded(session, ours.case.spec.name, lambda: ours.conclude(str(status)))
         return status
 
     return checked

@@ -6,25 +6,25 @@ such runs goes to a file: the terminal is the harness's.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from hashbench.batch.neighbours import Neighbours
 from hashbench.catalog import Kind, Status, kind_of
-from hashbench.check import batch_items
-from hashbench.check.batch_invariance import BatchCheck
 from hashbench.check.fingerprint import SECONDS, fingerprint_from
+from hashbench.check.invariance import check_invariance
 from hashbench.check.pair import PairCheck, compared
 from hashbench.check.row import row_of
+from hashbench.check.subject import Given, Subject
 from hashbench.divergence import find as find_divergence
 from hashbench.fingerprint import document
 from hashbench.fingerprint.calls import KernelCollector
@@ -43,7 +43,7 @@ from hashbench.records import BATCH_INVARIANCE, DTYPES, Failure, ModelSpec, RunC
 from hashbench.results.folder import file_key
 from hashbench.run import environment, outputs
 from hashbench.run.leaves import LeftOut
-from hashbench.run.outcome import Attempt, Outcome, Prepared, Run, add_result, attempt
+from hashbench.run.outcome import Outcome, Prepared, Run, add_result, attempt
 from hashbench.run.settings import claim_workspace, settings
 from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.digest import untraced
@@ -69,17 +69,12 @@ _STRESSED_RUNS = 4
 
 
 def preparing(
-    harness: Any,
-    names: Mapping[str, Any],
-    model: Any,
-    inputs: Any,
-    *,
-    step: Any = None,
-    part: Callable[[Any], Any] = lambda cloned: cloned,
-) -> Callable[[], Prepared]:
-    """Return a factory for one run of the harness's model, exactly as the harness makes it, within its settings.
+    harness: Any, names: Mapping[str, Any], model: Any, inputs: Any, *, step: Any = None
+) -> Callable[..., Prepared]:
+    """Return a factory for runs of the harness's model, exactly as the harness makes one, within its settings.
 
-    The model is cast once, when the first run is made.
+    The model is cast once, when the first run is made. The factory takes an optional
+    :data:`~hashbench.check.subject.Given`.
 
     Args:
         harness: the harness's runner.
@@ -87,18 +82,19 @@ def preparing(
         model: as the harness has it.
         inputs: likewise.
         step: one iteration, in ``eval`` mode; ``None``: the harness's own step.
-        part: selects the inputs of the run.
     """
     cast = functools.cache(lambda: harness.maybe_cast(model, inputs))
 
-    def prepare() -> Prepared:
+    def prepare(given: Given | None = None) -> Prepared:
         its_model, its_inputs = cast()
         copied = harness.deepcopy_and_maybe_parallelize(its_model)
         if step is None:
             harness.init_optimizer(*optimizer_arguments(names, copied))
         else:
             copied.eval()
-        cloned = part(names["clone_inputs"](its_inputs))
+        cloned = names["clone_inputs"](its_inputs)
+        if given is not None:
+            cloned = given(copied, cloned)
         return Prepared(copied, cloned, functools.partial(_iterate, harness, copied, cloned, step))
 
     return prepare
@@ -121,29 +117,41 @@ def _compared(outcome: Outcome, first: Run, second: Run) -> Outcome:
     return replace(outcome, run_counts=RunCounts(1, differing, distinct=1 + differing))
 
 
-def _further_pair(outcome: Outcome, make: Attempt) -> Outcome:
+def _further_pair(outcome: Outcome, subject: Subject) -> Outcome:
     """Compare one more pair of traced runs."""
-    first, second = (make() for _ in range(2))
+    first, second = (subject.attempt() for _ in range(2))
     if isinstance(first, Failure) or isinstance(second, Failure):
         return replace(outcome, confirmed="no: a further run failed")
     return _compared(outcome, first, second)
 
 
-class ModelCheck:
-    """One model from the call of ``check_accuracy`` to our row.
+@dataclass(frozen=True, slots=True)
+class HarnessModel:
+    """One model that the harness checks.
 
-    Args:
+    Attributes:
         session: of this command.
         harness: the harness's runner.
         names: the globals of its module.
-        name: of the model.
         model: as the harness built it.
         inputs: likewise.
-        generators: states of the global random generators before it built the model, by name.
+        options: what the harness's flags mean.
+        spec: names it, and says how a fresh process builds it.
+        unsupported: why this harness is unsupported, or "".
     """
 
-    def __init__(
-        self,
+    session: Session
+    harness: Any
+    names: dict[str, Any]
+    model: Any
+    inputs: Any
+    options: RunOptions
+    spec: ModelSpec
+    unsupported: str
+
+    @classmethod
+    def begun(
+        cls,
         session: Session,
         harness: Any,
         names: dict[str, Any],
@@ -152,13 +160,91 @@ class ModelCheck:
         model: Any,
         inputs: Any,
         generators: Mapping[str, Sequence[int]],
+    ) -> HarnessModel:
+        """Return the model whose check begins, and describe the machine once.
+
+        ``generators``: states of the global random generators before the harness built it, by name.
+        """
+        options = options_of(session, harness.args, device=str(names.get("current_device", "cpu")))
+        spec = ModelSpec(
+            suite=session.suite,
+            name=name,
+            batch_size=_whole(names.get("current_batch_size")),
+            arguments={
+                "script": session.script,
+                "arguments": list(session.arguments),
+                "only": harness.args.only,
+                "generators": generators,
+            },
+        )
+        claim_workspace(options.device)
+        unlike = unsupported_reason(harness, names)
+        amend_note(session, name, device=options.device, mode=options.mode)
+        if not session.machine.exists():
+            replace_file(session.machine, json.dumps(environment.collect(options.device, tracer=session.tracer)))
+        if unlike:
+            tell(unlike)
+        return cls(session, harness, names, model, inputs, options, spec, unlike)
+
+    def subject(self, *, step: Any = None) -> Subject:
+        """Return it as a check runs it; ``step`` as in :func:`preparing`."""
+        prepare = preparing(self.harness, self.names, self.model, self.inputs, step=step)
+
+        def run(given: Given | None = None, *, number: int | None = None, **how: Any) -> Run | Failure:  # noqa: ARG001
+            return attempt(functools.partial(prepare, given), self.options, **how)
+
+        return Subject(
+            run,
+            self.spec,
+            target=FRESH_TARGET,
+            iterations=self.options.iterations,
+            inputs=self.inputs,
+            batch=self.spec.batch_size,
+            outputs=lambda one: one.results,
+        )
+
+    def seconds_left(self) -> float:
+        """Return the seconds that the diagnosis may take. Only a child of the harness's sweep is ended by its
+        ``--timeout``."""
+        if chosen_model(self.session.arguments):
+            return math.inf
+        return _TIME_SHARE * (float(getattr(self.harness.args, "timeout", 2000)) - _age())
+
+    def within(self, left: float) -> RunOptions:
+        """Return options whose diagnosis ends within ``left`` seconds."""
+        return replace(self.options, diagnose_budget=min(self.session.budget, left))
+
+    def write_row(
+        self, status: str, began: float, judged: Callable[[], tuple[Outcome, str]], *, why_not: str, problem: str = ""
     ) -> None:
-        self.session, self.harness, self.names, self.name = session, harness, names, name
+        """Write our row beside the harness's ``status``.
+
+        ``judged`` returns the outcome and an error; it is called in the harness's gradient mode, its output in a file,
+        unless ``why_not`` says why the runs cannot be repeated.
+        """
+        key = file_key(suite=self.spec.suite, mode=self.options.mode, name=self.spec.name)
+        csv = str(self.names.get("output_filename") or "")
+        amend_note(self.session, self.spec.name, status=status, csv=csv, problem=problem, key=key)
+        with contextlib.ExitStack() as stack:
+            if not why_not:
+                stack.enter_context(printing_to(self.session.results.log_path(key)))
+                stack.enter_context(self.harness.pick_grad(self.spec.name, self.harness.args.training))
+            outcome, error = judged()
+        row = row_of(self.spec, self.options, outcome, seconds=time.perf_counter() - began)
+        self.session.results.write_row(key, replace(row, error="; ".join(filter(None, (row.error, error)))))
+
+
+class ModelCheck:
+    """One model from the call of ``check_accuracy`` to our row."""
+
+    def __init__(self, case: HarnessModel) -> None:
+        self.case = case
         self.began = time.perf_counter()
-        self.options, self.spec, self.unsupported = _begun(session, harness, names, name, generators)
-        self.model, self.inputs = model, inputs
-        traced = session.trace == "always" and not self.unsupported
-        self.eager = EagerRuns(harness, names, model=model, inputs=inputs, tracer=session.tracer if traced else "")
+        session, harness = case.session, case.harness
+        self.subject = case.subject()
+        traced = session.trace == "always" and not case.unsupported
+        tracer = session.tracer if traced else ""
+        self.eager = EagerRuns(harness, case.names, model=case.model, inputs=case.inputs, tracer=tracer)
         self.eager.on_compared = self._measure_difference
         self.outcome = Outcome(Status.PASS, settings()["deterministic_algorithms"], iterations=harness.args.iterations)
 
@@ -193,28 +279,23 @@ class ModelCheck:
 
     def conclude(self, status: str) -> None:
         """Write our row. ``status`` is the harness's word."""
-        key = file_key(suite=self.spec.suite, mode=self.options.mode, name=self.name)
-        csv, problem = str(self.names.get("output_filename") or ""), "; ".join(self.eager.problems)[:500]
-        amend_note(self.session, self.name, status=status, csv=csv, problem=problem, key=key)
-        if why := self.unsupported or self._unrecognised(status):
-            outcome, error = self._not_judged(status, why)
-        else:
-            printed = printing_to(self.session.results.log_path(key))
-            with printed, self.harness.pick_grad(self.name, self.harness.args.training):
-                prepare = preparing(self.harness, self.names, self.model, self.inputs)
-                make = functools.partial(attempt, prepare, self.options)
-                outcome, error = self._judged(make, status)
-                error = "; ".join(filter(None, (error, self._record_kernels(make, outcome))))
-        row = row_of(self.spec, self.options, outcome, seconds=time.perf_counter() - self.began)
-        self.session.results.write_row(key, replace(row, error="; ".join(filter(None, (row.error, error)))))
+        why_not = self.case.unsupported or self._unrecognised(status)
+        problem = "; ".join(self.eager.problems)[:500]
 
-    def _judged(self, make: Attempt, status: str) -> tuple[Outcome, str]:
-        outcome, error = self._eager_outcome(make, status)
+        def judged() -> tuple[Outcome, str]:
+            return self._not_judged(status, why_not) if why_not else self._judged(status)
+
+        self.case.write_row(status, self.began, judged, why_not=why_not, problem=problem)
+
+    def _judged(self, status: str) -> tuple[Outcome, str]:
+        outcome, error = self._eager_outcome(status)
         if outcome.accuracy == Status.TWO_RUNS_DIFFER:
-            return self._diagnose(make, outcome), error
-        return (self._stress(make, outcome) if outcome.accuracy == Status.PASS else outcome), error
+            outcome = self._diagnose(outcome)
+        elif outcome.accuracy == Status.PASS:
+            outcome = self._stress(outcome)
+        return outcome, "; ".join(filter(None, (error, self._record_kernels(outcome))))
 
-    def _eager_outcome(self, make: Attempt, status: str) -> tuple[Outcome, str]:
+    def _eager_outcome(self, status: str) -> tuple[Outcome, str]:
         """Return the outcome of the two eager runs, and an explanation if the harness wrote something else."""
         eager = self.eager
         if eager.pair is None and status in _FAILED_RUNS:
@@ -223,11 +304,11 @@ class ModelCheck:
             return replace(self.outcome, accuracy=Status.SKIPPED), "the harness ran no eager pair"
         if eager.compare_error:
             return self._not_compared()
-        outcome = self.outcome if eager.answer is not None else self._compare_unasked(make)
+        outcome = self.outcome if eager.answer is not None else self._compare_unasked()
         if eager.answer is False and outcome.difference is None:
             return outcome, "same() of the harness said no to two runs of equal bits (a NaN equals nothing there)"
         if outcome.accuracy == Status.TWO_RUNS_DIFFER and outcome.verdict is None:
-            outcome = self._reproduce_traced(make, outcome)
+            outcome = self._reproduce_traced(outcome)
         hidden = outcome.accuracy == Status.TWO_RUNS_DIFFER != status
         return outcome, f"the harness wrote {status}" if hidden else ""
 
@@ -269,86 +350,67 @@ class ModelCheck:
         bits = replace(bits, accuracy=Status.NOT_COMPARABLE, failure=Failure(said), difference=None)
         return bits, f"{what} {'do not agree' if differ else 'agree'}"
 
-    def _compare_unasked(self, make: Attempt) -> Outcome:
+    def _compare_unasked(self) -> Outcome:
         """Compare a pair that the harness ran and did not compare: its list says that they differ."""
         if self.traced_runs:
             return _compared(self._begun(), *self.traced_runs)
-        return _further_pair(replace(self.outcome, runs=2), make)
+        return _further_pair(replace(self.outcome, runs=2), self.subject)
 
-    def _reproduce_traced(self, make: Attempt, outcome: Outcome) -> Outcome:
+    def _reproduce_traced(self, outcome: Outcome) -> Outcome:
         """Reproduce, in traced pairs, a difference of two untraced runs."""
         for _ in range(PAIRS_ON_DEMAND):
-            further = _further_pair(replace(outcome, accuracy=Status.PASS), make)
+            further = _further_pair(replace(outcome, accuracy=Status.PASS), self.subject)
             if further.accuracy != Status.PASS:
                 return further
         return replace(outcome, confirmed=f"no: {PAIRS_ON_DEMAND} further pairs agreed")
 
-    def _diagnose(self, make: Attempt, outcome: Outcome) -> Outcome:
-        left = _seconds_left(self.session, self.harness.args)
-        if self.session.budget <= 0 or left < _CONFIRMING_RUNS * max(run.seconds for run in self.eager.runs):
-            why = "no experiments were asked for" if self.session.budget <= 0 else "the harness's --timeout is too near"
+    def _diagnose(self, outcome: Outcome) -> Outcome:
+        left = self.case.seconds_left()
+        if self.case.session.budget <= 0 or left < _CONFIRMING_RUNS * max(run.seconds for run in self.eager.runs):
+            asked = self.case.session.budget > 0
+            why = "the harness's --timeout is too near" if asked else "no experiments were asked for"
             return replace(outcome, confirmed=f"not tried: {why}")
-        check = self._check(make, outcome, left)
+        check = PairCheck(self.subject, self.case.within(left), outcome.deterministic)
         return check.diagnose(check.confirm(outcome))
 
-    def _stress(self, make: Attempt, outcome: Outcome) -> Outcome:
+    def _stress(self, outcome: Outcome) -> Outcome:
         """Rerun pairs under perturbations, if asked for and if the harness's ``--timeout`` leaves the time."""
-        seconds, left = sum(run.seconds for run in self.eager.runs), _seconds_left(self.session, self.harness.args)
-        if not self.options.stress or left < _STRESSED_RUNS * seconds:
+        seconds, left = sum(run.seconds for run in self.eager.runs), self.case.seconds_left()
+        if not self.case.options.stress or left < _STRESSED_RUNS * seconds:
             return outcome
-        first = make()
+        first = self.subject.attempt()
         if isinstance(first, Failure):
             return outcome
-        return self._check(make, outcome, left).stress(replace(outcome, first=first), seconds=seconds)
+        check = PairCheck(self.subject, self.case.within(left), outcome.deterministic)
+        return check.stress(replace(outcome, first=first), seconds=seconds)
 
-    def _check(self, make: Attempt, outcome: Outcome, left: float) -> PairCheck:
-        """Return a check whose diagnosis ends within ``left`` seconds."""
-        options = replace(self.options, diagnose_budget=min(self.session.budget, left))
-        return PairCheck(make, options, outcome.deterministic, spec=self.spec, target=FRESH_TARGET)
-
-    def _record_kernels(self, make: Attempt, outcome: Outcome) -> str:
+    def _record_kernels(self, outcome: Outcome) -> str:
         """Write the fingerprint of the model's kernels if asked for; return why there is none, or ""."""
-        if not self.session.fingerprints or kind_of(outcome.accuracy) not in (Kind.PASS, Kind.DIFFER):
+        session = self.case.session
+        if not session.fingerprints or kind_of(outcome.accuracy) not in (Kind.PASS, Kind.DIFFER):
             return ""
-        seconds, left = sum(run.seconds for run in self.eager.runs), _seconds_left(self.session, self.harness.args)
+        seconds, left = sum(run.seconds for run in self.eager.runs), self.case.seconds_left()
         if left < _FINGERPRINT_RUNS * seconds:
             return "no kernel fingerprint: the harness's --timeout is too near"
         kernels = KernelCollector()
-        run = make(watcher=kernels)
+        run = self.subject.attempt(watcher=kernels)
         if isinstance(run, Failure):
             return f"no kernel fingerprint: {run.error}"
-        model = fingerprint_from(
-            kernels, self.spec, self.options, level=outcome.deterministic, seconds=min(SECONDS, left / 2)
-        )
-        machine = read_json_object(self.session.machine)
-        document.write(document.path_in(Path(self.session.folder), model.key), Fingerprints(machine, (model,)))
+        limit = min(SECONDS, left / 2)
+        model = fingerprint_from(kernels, self.case.spec, self.case.options, level=outcome.deterministic, seconds=limit)
+        machine = read_json_object(session.machine)
+        document.write(document.path_in(Path(session.folder), model.key), Fingerprints(machine, (model,)))
         return ""
-
-
-# ------------------------------------------------------------------------------------------------ batch invariance
 
 
 class BatchModelCheck:
     """One model from the call of ``check_batch_invariance`` to our row.
 
-    What the harness compared is compared again without its compiler, and the kernel is named. The arguments are those
-    of :class:`ModelCheck`.
+    What the harness compared is compared again without its compiler, and the kernel is named.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        harness: Any,
-        names: dict[str, Any],
-        *,
-        name: str,
-        model: Any,
-        inputs: Any,
-        generators: Mapping[str, Sequence[int]],
-    ) -> None:
-        self.session, self.harness, self.names, self.name = session, harness, names, name
-        self.model, self.inputs, self.seconds = model, inputs, 0.0
-        self.options, self.spec, self.unsupported = _begun(session, harness, names, name, generators)
+    def __init__(self, case: HarnessModel) -> None:
+        self.case, self.seconds = case, 0.0
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -361,23 +423,22 @@ class BatchModelCheck:
 
     def conclude(self, status: str) -> None:
         """Write our row. ``status`` is the harness's word."""
-        began, key = time.perf_counter(), file_key(suite=self.spec.suite, mode=self.options.mode, name=self.name)
-        amend_note(self.session, self.name, status=status, csv=str(self.names.get("output_filename") or ""), key=key)
-        level = settings()["deterministic_algorithms"]
-        outcome, error = Outcome(status, level, iterations=self.options.iterations), self._why_not(status)
-        if not error:
-            printed = printing_to(self.session.results.log_path(key))
-            with printed, self.harness.pick_grad(self.name, self.harness.args.training):
-                outcome = self._compared(level)
-            error = "" if outcome.accuracy == status else f"the harness wrote {status}"
-        row = row_of(self.spec, self.options, outcome, seconds=time.perf_counter() - began)
-        self.session.results.write_row(key, replace(row, error="; ".join(filter(None, (row.error, error)))))
+        why_not, level = self._why_not(status), settings()["deterministic_algorithms"]
+
+        def judged() -> tuple[Outcome, str]:
+            if why_not:
+                return Outcome(status, level, iterations=self.case.options.iterations), why_not
+            options = self.case.within(self.case.seconds_left() - _BATCH_RUNS * self.seconds)
+            outcome = check_invariance(self.case.subject(step=self.case.harness.forward_pass), options, level)
+            return outcome, "" if outcome.accuracy == status else f"the harness wrote {status}"
+
+        self.case.write_row(status, time.perf_counter(), judged, why_not=why_not)
 
     def _why_not(self, status: str) -> str:
         """Return why the harness's runs cannot be repeated, or ""."""
-        args = self.harness.args
-        if self.unsupported:
-            return self.unsupported
+        args = self.case.harness.args
+        if self.case.unsupported:
+            return self.case.unsupported
         if status == Status.SKIPPED:
             return "the harness ran nothing"
         if not getattr(args, "nothing", False) and args.backend not in _EAGER:
@@ -385,69 +446,9 @@ class BatchModelCheck:
                 f"only outputs were compared, by the harness: no kernel inside of what --backend {args.backend} "
                 "compiled can be named"
             )
-        if _seconds_left(self.session, args) < _BATCH_RUNS * self.seconds:
+        if self.case.seconds_left() < _BATCH_RUNS * self.seconds:
             return "no kernel was looked for: the harness's --timeout is too near"
         return ""
-
-    def _compared(self, level: str) -> Outcome:
-        batch = self.spec.batch_size or 0
-
-        def run_at(size: int, *, beside: Neighbours | None = None, **more: Any) -> Run | Failure:
-            prepare = preparing(
-                self.harness,
-                self.names,
-                self.model,
-                self.inputs,
-                step=self.harness.forward_pass,
-                part=functools.partial(batch_items.first_items, size=size, batch=batch, beside=beside),
-            )
-            return attempt(prepare, self.options, **more)
-
-        left = _seconds_left(self.session, self.harness.args) - _BATCH_RUNS * self.seconds
-        options = replace(self.options, diagnose_budget=min(self.session.budget, left))
-        iterations = self.options.iterations
-        return BatchCheck(run_at, batch, options, level, iterations=iterations, outputs=_results, spec=self.spec).run()
-
-
-def _results(run: Run) -> Mapping[str, Any]:
-    return run.results
-
-
-def _begun(
-    session: Session, harness: Any, names: Mapping[str, Any], name: str, generators: Mapping[str, Sequence[int]]
-) -> tuple[RunOptions, ModelSpec, str]:
-    """Return the options that the harness's flags mean, the model's spec, and why this harness is unsupported (or "").
-
-    Describes the machine once.
-    """
-    options = options_of(session, harness.args, device=str(names.get("current_device", "cpu")))
-    spec = ModelSpec(
-        suite=session.suite,
-        name=name,
-        batch_size=_whole(names.get("current_batch_size")),
-        arguments={
-            "script": session.script,
-            "arguments": list(session.arguments),
-            "only": harness.args.only,
-            "generators": generators,
-        },
-    )
-    claim_workspace(options.device)
-    unlike = unsupported_reason(harness, names)
-    amend_note(session, name, device=options.device, mode=options.mode)
-    if not session.machine.exists():
-        replace_file(session.machine, json.dumps(environment.collect(options.device, tracer=session.tracer)))
-    if unlike:
-        tell(unlike)
-    return options, spec, unlike
-
-
-def _seconds_left(session: Session, args: Any) -> float:
-    """Return the seconds that the diagnosis may take. Only a child of the harness's sweep is ended by its
-    ``--timeout``."""
-    if chosen_model(session.arguments):
-        return math.inf
-    return _TIME_SHARE * (float(getattr(args, "timeout", 2000)) - _age())
 
 
 def options_of(session: Session, args: Any, *, device: str) -> RunOptions:

@@ -382,9 +382,10 @@ class BatchInvariant:
         __tracebackhide__ = True
         if not callable(model):
             pytest.fail(f"{_OF_BATCHES} needs a model to call, not a {type(model).__name__}.")
+        from hashbench.catalog import INVARIANCES
         from hashbench.check.batch_items import batch_of
-        from hashbench.check.function import FunctionCall, check_batches, check_invariance
-        from hashbench.records import BATCH_INVARIANCE, invariances_of
+        from hashbench.check.function import FunctionCall, check_invariance
+        from hashbench.records import invariances_of
 
         try:
             invariances = invariances_of(
@@ -396,7 +397,7 @@ class BatchInvariant:
             pytest.fail("invariance must not be empty")
         if sizes is not None and "batch" not in invariances:
             pytest.fail(f"sizes= requires invariance 'batch', got {invariance!r}")
-        if tokens is not None and not any(one not in ("batch", "position") for one in invariances):
+        if tokens is not None and not any(INVARIANCES[f"{one}-invariance"].unit == "tokens" for one in invariances):
             pytest.fail(f"tokens= requires an invariance of tokens (padding, decode), got {invariance!r}")
         call, name = FunctionCall.of(model, *_given(inputs)), _name_of(model)
         batch = batch_of(inputs, None) or 0
@@ -404,10 +405,7 @@ class BatchInvariant:
         messages = []
         for one in invariances:
             options = self._test.run_options(call, _options(asked), mode=f"{one}-invariance")
-            if options.mode == BATCH_INVARIANCE:
-                check = functools.partial(check_batches, call, name, options, sizes=chosen)
-            else:
-                check = functools.partial(check_invariance, call, name, options, tokens=tokens)
+            check = functools.partial(check_invariance, call, name, options, sizes=chosen, tokens=tokens)
             messages.append(self._failure(name, check))
         if any(messages):
             pytest.fail("\n\n".join(filter(None, messages)))

@@ -206,7 +206,7 @@ def test_fingerprints_are_beside_the_rows(standin: Standin, tmp_path: Path, name
 
 
 def test_no_time_left_no_fingerprint(standin: Standin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_check, "_seconds_left", lambda *_: 0.0)
+    monkeypatch.setattr(model_check.HarnessModel, "seconds_left", lambda _: 0.0)
     found = standin.run("steady", session=a_session(tmp_path / "ours", fingerprints=True))
 
     assert found.row.accuracy == "pass"

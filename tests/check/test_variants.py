@@ -17,12 +17,13 @@ from hashbench import cli
 from hashbench.batch import call_pair, locate
 from hashbench.batch.layout import Cut, ItemAxis, ItemSubset
 from hashbench.batch.match import Agreement, Match
-from hashbench.catalog import Kind, kind_of, letter_of
-from hashbench.check import batch_invariance
+from hashbench.catalog import INVARIANCES, Kind, Status, kind_of, letter_of
+from hashbench.check import invariance_cause
 from hashbench.check.model import run_model
-from hashbench.check.token_invariance import DIFFERS, NotApplicableError, pair_of
+from hashbench.check.subject import Subject
+from hashbench.check.variants import VARIANTS, NotApplicableError, Variant, variants_of
 from hashbench.cli.flags import invariances_of
-from hashbench.records import INVARIANCES, SWEEP_MODES, ModelSpec, Row, RunOptions, flags_of_mode
+from hashbench.records import SWEEP_MODES, ModelSpec, Row, RunOptions, flags_of_mode
 from hashbench.results.load import load_sweep
 from hashbench.results.rows import read_rows
 from hashbench.run.workload import Tokens, Workload
@@ -49,6 +50,11 @@ def specimens() -> dict[str, ModelSpec]:
     return {spec.name: spec for spec in registry.catalog("specimens")}
 
 
+def variant(invariance: str, model: nn.Module, inputs: Any, tokens: Tokens | None = None) -> Variant:
+    (made,) = variants_of(Subject(model, model=model, inputs=inputs, tokens=tokens), invariance)
+    return made
+
+
 @pytest.mark.parametrize("name", TRUTHS)
 def test_specimen_is_named_and_its_twin_passes(name, specimens):
     line = TRUTHS[name]
@@ -57,7 +63,7 @@ def test_specimen_is_named_and_its_twin_passes(name, specimens):
     assert {column: getattr(row, column) for column in said} == said, f"{row.detail} {row.because} {row.error}"
 
 
-@pytest.mark.parametrize("invariance", DIFFERS)
+@pytest.mark.parametrize("invariance", [name for name in VARIANTS if name != "batch"])
 def test_twin_of_tokens_has_every_invariance(invariance, specimens):
     row = run_model(specimens["decode_cache_twin"], options(invariance))
     assert (row.accuracy, row.benign, row.batch_sizes) == ("pass", 0, "")
@@ -192,13 +198,13 @@ def test_loop_over_tokens_is_not_attributable():
 )
 def test_which_tokens_come_after_a_cache_of_which(invariance, count, expected):
     model, inputs = Attends(), {"input_ids": torch.arange(2 * count).view(2, count)}
-    pair = pair_of(invariance, model, inputs)
-    assert (pair.subset, pair.before.subset) == (expected, ItemSubset(12, expected.first, together=True))
-    given = pair.given(expected.size)(model, inputs)
+    it = variant(invariance, model, inputs)
+    assert (it.subset, it.before.subset) == (expected, ItemSubset(12, expected.first, together=True))
+    given = it.given(expected.size)(model, inputs)
     assert given["input_ids"].tolist() == inputs["input_ids"][:, expected.first : 12].tolist()
     assert given["past_key_values"].shape[1] == expected.first
     same = torch.ones(2, 5)
-    assert pair.rows(same, same) is None, "of all tokens in the one run, of the last ones in the other"
+    assert it.rows(same, same) is None, "of all tokens in the one run, of the last ones in the other"
 
 
 def test_tokens_for_tokens_are_an_items_in_both_dimensions():
@@ -231,7 +237,7 @@ def test_of_a_call_the_tokens_are_watched_that_both_runs_have(invariance, watche
         calls.append(call)
         return call_pair.diagnose(call, pair, budget=budget)
 
-    monkeypatch.setattr(batch_invariance, "diagnose", noted)
+    monkeypatch.setattr(invariance_cause, "diagnose", noted)
     runner = FunctionRunner(options(invariance))
     runner.build = lambda: Workload(ByTokens(), {"input_ids": torch.arange(24).view(2, 12)})
     row = runner.run_model(ModelSpec("zoo", "by_tokens"))
@@ -383,7 +389,7 @@ class Takes(nn.Module):
 def test_inapplicable_model_is_skipped_with_a_reason(invariance, inputs, tokens, reason):
     workload = Workload(Takes(), inputs, tokens=tokens)
     with pytest.raises(NotApplicableError, match=reason):
-        pair_of(invariance, workload.module, inputs, tokens)
+        variant(invariance, workload.module, inputs, tokens)
     runner = FunctionRunner(options(invariance))
     runner.build = lambda: workload
     row = runner.run_model(ModelSpec("zoo", "takes"))
@@ -408,14 +414,14 @@ def test_a_model_that_returns_no_cache_is_skipped():
 def test_padding_is_masked_and_positions_are_those_of_the_tokens():
     ids = torch.arange(12).view(2, 6)
     inputs = {"input_ids": ids, "token_type_ids": ids + 50, "decoder_input_ids": ids}
-    pair = pair_of("left-padding", Takes(), inputs, Tokens(padding=9))
-    made = pair.given(6)(Takes(), inputs)
+    it = variant("left-padding", Takes(), inputs, Tokens(padding=9))
+    made = it.given(6)(Takes(), inputs)
     assert made["input_ids"][0].tolist() == [9, 9, 9, 0, 1, 2]
     assert made["token_type_ids"][0].tolist() == [0, 0, 0, 50, 51, 52]
     assert made["attention_mask"][0].tolist() == [0, 0, 0, 1, 1, 1]
     assert made["position_ids"][0].tolist() == [0, 0, 0, 0, 1, 2]
     assert made["decoder_input_ids"] is ids
-    alone = pair.given(3)(Takes(), inputs)
+    alone = it.given(3)(Takes(), inputs)
     assert alone["position_ids"][0].tolist() == [0, 1, 2]
     assert alone["input_ids"][0].tolist() == [0, 1, 2]
 
@@ -423,37 +429,36 @@ def test_padding_is_masked_and_positions_are_those_of_the_tokens():
 def test_a_mask_and_positions_that_the_inputs_have_are_kept():
     ids = torch.arange(12).view(2, 6)
     inputs = {"input_ids": ids, "attention_mask": ids % 2, "position_ids": ids + 7}
-    made = pair_of("left-padding", Takes(), inputs, Tokens()).given(6)(Takes(), inputs)
+    made = variant("left-padding", Takes(), inputs, Tokens()).given(6)(Takes(), inputs)
     assert made["attention_mask"][0].tolist() == [0, 0, 0, 0, 1, 0]
     assert made["position_ids"][0].tolist() == [0, 0, 0, 7, 8, 9]
 
 
 def test_common_part_of_an_output_is_compared():
-    pair = pair_of("left-padding", Takes(), {"input_ids": torch.arange(12).view(2, 6)}, Tokens())
+    it = variant("left-padding", Takes(), {"input_ids": torch.arange(12).view(2, 6)}, Tokens())
     whole = torch.arange(12.0).view(2, 6)
-    there, here = pair.rows(whole, whole[:, :3])
+    there, here = it.rows(whole, whole[:, :3])
     assert (there.tolist(), here.shape) == ([[3.0, 4.0, 5.0], [9.0, 10.0, 11.0]], (2, 3))
-    assert pair.rows(whole, whole) == (whole, whole), "of no token"
-    assert pair.rows(torch.ones(2, 12), torch.ones(2, 6)) is None, "two places a token, in an order that is not known"
-    assert pair.rows(whole, whole[0]) is None
+    assert it.rows(whole, whole) == (whole, whole), "of no token"
+    assert it.rows(torch.ones(2, 12), torch.ones(2, 6)) is None, "two places a token, in an order that is not known"
+    assert it.rows(whole, whole[0]) is None
 
 
 # --------------------------------------------------------------------------------------------- modes and their rows
 
 
 def test_every_invariance_has_a_mode_status_and_flags():
-    assert set(DIFFERS) == set(INVARIANCES.values()) - {"batch"}
+    assert [one.name for one in INVARIANCES.values()] == list(VARIANTS)
     assert set(INVARIANCES) <= set(SWEEP_MODES)
-    for invariance, status in DIFFERS.items():
-        assert str(status) == f"fail_{invariance.replace('-', '_')}_invariance"
-        assert (kind_of(status), letter_of(status)) == (Kind.DIFFER, "I")
-        assert flags_of_mode(f"{invariance}-invariance") == (
-            "--inference",
-            "--batch-invariant",
-            "--invariance",
-            invariance,
-        )
-        assert RunOptions(mode=f"{invariance}-invariance").model_mode == "inference"
+    assert len({one.differs for one in INVARIANCES.values()}) == len(INVARIANCES)
+    for mode, one in INVARIANCES.items():
+        differs, fails = one.differs.at(4), one.fails.at(4)
+        assert (kind_of(differs), kind_of(fails)) == (Kind.DIFFER, Kind.FAIL)
+        assert differs.startswith(f"fail_{mode.replace('-', '_')}")
+        assert letter_of(differs) == ("B" if one.differs is Status.BATCH_DIFFERS else "I")
+        named = () if one.differs is Status.BATCH_DIFFERS else ("--invariance", one.name)
+        assert flags_of_mode(mode) == ("--inference", "--batch-invariant", *named)
+        assert (RunOptions(mode=mode).model_mode, RunOptions(mode=mode).invariance) == ("inference", one.name)
 
 
 def test_words_stand_for_one_or_several_invariances():
@@ -511,7 +516,7 @@ def first_place(x: torch.Tensor) -> torch.Tensor:
     ],
 )
 def test_a_repro_compares_the_tokens_and_places_in_question(invariance, build, script, monkeypatch, tmp_path):
-    monkeypatch.setattr(batch_invariance, "run_item_repro", lambda folder, timeout: f"{folder.name} {timeout > 0}")
+    monkeypatch.setattr(invariance_cause, "run_item_repro", lambda folder, timeout: f"{folder.name} {timeout > 0}")
     runner = FunctionRunner(options(invariance, output=str(tmp_path)))
     runner.build = build
     row = runner.run_model(ModelSpec("zoo", "model"))

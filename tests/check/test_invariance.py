@@ -18,7 +18,7 @@ from runner_helpers import FunctionRunner
 
 from hashbench import cli
 from hashbench.catalog import WRITTEN, Kind, Status, family_of, kind_of, letter_of, status_of
-from hashbench.check import batch_invariance
+from hashbench.check import invariance
 from hashbench.io import to_json
 from hashbench.records import BATCH_INVARIANCE, ModelSpec, Row, RunOptions
 from hashbench.report.compare import Outcome, compare
@@ -301,7 +301,7 @@ def test_kernel_has_place_shapes_and_smallest_batch():
         "kernel",
         "batch_test.split_sum.default",
     )
-    assert (row.module, row.source.split()[0][:24]) == ("Sequential.1", "test_batch_invariance.py")
+    assert (row.module, row.source.partition(":")[0]) == ("Sequential.1", "test_invariance.py")
     assert (row.shapes, row.reference_shapes, row.smallest_batch) == ("(4,1024)", "(8,1024)", 5)
     assert (row.cause, row.confidence, row.phase) == ("shape_dependent_kernel", "proven", "forward")
     assert (row.iteration, row.benign) == (0, 0), "the other iteration's is the same"
@@ -397,7 +397,7 @@ def test_a_search_that_fails_leaves_the_status(monkeypatch, part):
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("a fault of ours")
 
-    monkeypatch.setattr(batch_invariance, part, broken)
+    monkeypatch.setattr(invariance, part, broken)
     row = checked(lambda x: x - x.mean(0))
     assert (row.accuracy, row.cause) == ("fail_batch_invariance_at_4", "unknown")
     assert "looking for the kernel failed: RuntimeError: a fault of ours" in row.because
