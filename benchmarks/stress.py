@@ -25,7 +25,7 @@ from unittest import mock
 import psutil
 
 from benchmarks.table import Table, against
-from hashbench.check import model, pair, stress
+from hashbench.check import model, pair, perturbed
 from hashbench.diagnose import fresh_process
 from hashbench.records import ModelSpec, Row, RunOptions
 from hashbench.suites import registry
@@ -165,15 +165,15 @@ def measured_row(spec: ModelSpec, options: RunOptions) -> Row:
 
         return mock.patch.object(owner, function, call)
 
-    def provoked(run: stress.StressedAttempt) -> str:
+    def provoked(run: perturbed.StressedAttempt) -> str:
         return f"run of {', '.join(run.names)}; variation {(run.variations[0])}"
 
     with (
         timed(registry, "load", "load"),
         timed(pair.PairCheck, "repeat", "plain pair"),
-        timed(stress.StressedAttempt, "__call__", provoked),
-        timed(stress.Stress, "_run_of", "waiting for the fresh process"),
-        timed(stress, "_differ", "compare"),
+        timed(perturbed.StressedAttempt, "__call__", provoked),
+        timed(perturbed.StressedRuns, "_waited", "waiting for the fresh process"),
+        timed(perturbed, "differ", "compare"),
     ):
         row = model.run_model(spec, options)
     Path(options.output, _STAGES).write_text(json.dumps(seconds))

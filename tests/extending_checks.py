@@ -28,7 +28,7 @@ from hashbench.report.text import as_json
 from hashbench.repro import report
 from hashbench.results.rows import read_rows, row_from_json, row_to_json
 from hashbench.run.outcome import Outcome
-from hashbench.text import five_lines
+from hashbench.text import five_lines, told
 from hashbench.trace.digest import digest
 from tests.experiment_texts import result
 from tests.report.histories import DIAGNOSED, failed, judged, passing
@@ -37,7 +37,7 @@ from tests.repro_helpers import aten, captured
 
 NIGHTS = Path(__file__).parent / "golden" / "inputs" / "nights"
 ZOO = """
-import os, torch, hashbench
+import os, sys, torch, hashbench
 
 @torch.library.custom_op("stranger::noise", mutates_args=())
 def noise(x: torch.Tensor) -> torch.Tensor:
@@ -49,6 +49,20 @@ def differs():
         def forward(self, x):
             return noise(x)
     return Noise(), (torch.ones(4),)
+
+@hashbench.model
+def looks_ahead():
+    class LooksAhead(torch.nn.Module):
+        def forward(self, input_ids):
+            return input_ids - input_ids.float().mean(1, keepdim=True)
+    return LooksAhead(), {"input_ids": torch.arange(24).view(2, 12)}
+
+@hashbench.model
+def switches():
+    class Switches(torch.nn.Module):
+        def forward(self, x):
+            return x * (sys.getswitchinterval() > 1e-3)
+    return Switches(), (torch.ones(4),)
 
 @hashbench.model
 def not_finite():
@@ -156,6 +170,35 @@ def test_a_status(swept: Path, tmp_path: Path) -> None:
     assert silent(texts, "results_not_finite") == {"pytest"}
     assert "the results hold a NaN or an infinity" in texts["page"]
     assert ">N<" in texts["page"]
+
+
+def test_an_invariance(swept: Path, tmp_path: Path, main: Main) -> None:
+    only = ("--suite", "zoo.py", "--only", "looks_ahead", "--inference", "--threads", "1", "--diagnose-budget", "20")
+    assert main("sweep", *only, "--invariance", "prefix", "--output", "prefix", cwd=swept).returncode == 0
+    row = lines_of(swept / "prefix")["looks_ahead"]
+    assert (row["mode"], row["accuracy"]) == ("prefix-invariance", "fail_prefix_invariance")
+    assert (row["kernel"], row["company"]) == ("aten.mean.dim", "6 tokens alone, and as the first of 12")
+    assert row["cause"], row["because"]
+    texts = outputs(
+        dataclasses.replace(DIAGNOSED, mode="prefix-invariance", accuracy="fail_prefix_invariance"), tmp_path
+    )
+    assert silent(texts, "fail_prefix_invariance") == {"pytest"}
+    assert "later tokens change the results of earlier ones" in texts["page"]
+    assert "the same tokens differ" in texts["pytest"]
+    assert "padding, decode, prefix" in main("sweep", "--help", cwd=swept).stdout
+
+
+def test_a_perturbation(swept: Path, tmp_path: Path, main: Main) -> None:
+    only = ("--suite", "zoo.py", "--only", "switches", "--inference", "--threads", "1", "--diagnose-budget", "0")
+    assert main("sweep", *only, "--stress", "--output", "stress", cwd=swept).returncode == 0
+    row = lines_of(swept / "stress")["switches"]
+    assert (row["accuracy"], row["latent"], row["latent_kernel"]) == ("pass", "switching", "aten.mul.Tensor")
+    assert "switching" in row["stressed"]
+    flaky = dataclasses.replace(
+        DIAGNOSED, accuracy="pass", latent="switching", latent_rate=1.0, stressed="switching 4/4"
+    )
+    assert silent(outputs(flaky, tmp_path), "switching") == {"junit", "pytest", "annotations"}, "they show it as told"
+    assert "(Python threads that take turns more often)" in five_lines(told(flaky), folder=Path("kept"))
 
 
 def test_a_suite(swept: Path, main: Main) -> None:

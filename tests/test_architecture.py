@@ -57,6 +57,7 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
                 "invariance_cause",
                 "model",
                 "pair",
+                "perturbed",
                 "row",
                 "stress",
                 "subject",

@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 GUIDE, *PAGES = (
     ROOT / "docs" / f"{name}.md"
-    for name in ("extending", "extending_diagnosis", "extending_models", "extending_output")
+    for name in ("extending", "extending_diagnosis", "extending_checks", "extending_models", "extending_output")
 )
 SECTION = re.compile(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 CHANGES = {title: text for page in PAGES for title, text in SECTION.findall(page.read_text(encoding="utf-8"))}
@@ -67,11 +67,13 @@ def problems(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     return {case.attrib["name"]: "\n".join(filter(None, case.itertext())) for case in cases}
 
 
-def test_there_are_nine_changes() -> None:
+def test_there_are_eleven_changes() -> None:
     assert list(CHANGES) == [
         "A cause",
         "An experiment",
         "A status",
+        "An invariance",
+        "A perturbation",
         "A suite",
         "A digest for a dtype",
         "A kind of device",

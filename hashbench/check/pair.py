@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import Protocol, TypeVar
 
 from hashbench.catalog import Confidence, Status
+from hashbench.check.perturbed import StressedRuns, StressPlan, Tally
 from hashbench.check.row import keep_draft
 from hashbench.check.stress import Stress, latent_outcome
 from hashbench.check.subject import RunMaker, Subject
@@ -154,9 +155,10 @@ class PairCheck:
         if not self.options.stress or outcome.accuracy != Status.PASS or first is None or first.recorded is None:
             return outcome
         self._keep_draft(outcome)
-        stress = Stress(self.subject, self.options, self.level, first=first, seconds=seconds)
+        plan = StressPlan(self.subject, self.options, self.level, first, seconds)
+        stress = Stress(StressedRuns(plan), Tally())
         provoked = stress.look()
-        outcome = replace(outcome, stressed=stress.results())
+        outcome = replace(outcome, stressed=stress.tally.results())
         if provoked is None:
             return outcome
 
@@ -168,7 +170,7 @@ class PairCheck:
             confirmed = found if found.between_processes else check.confirm(found)
             return replace(check, subject=replace(self.subject, attempt=again)).diagnose(confirmed)
 
-        perturbation, latent = latent_outcome(outcome, provoked, stress, explain)
+        perturbation, latent = latent_outcome(outcome, provoked, plan, explain)
         return replace(outcome, perturbation=perturbation, latent=latent)
 
     def compare_untraced(self, outcome: Outcome) -> Outcome:

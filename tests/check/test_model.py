@@ -37,11 +37,6 @@ from tests.check.model_helpers import (
 )
 
 
-@pytest.fixture(autouse=True)
-def _from_the_first_run() -> None:
-    RUNS[0] = 0
-
-
 def differing(outcome: Outcome) -> tuple[str, ...]:
     assert outcome.difference is not None, outcome
     return outcome.difference.names

@@ -13,11 +13,6 @@ from hashbench.run.workload import Workload
 from tests.check.model_helpers import INFERENCE, RUNS, _put, check, row_of, workload
 
 
-@pytest.fixture(autouse=True)
-def _from_the_first_run() -> None:
-    RUNS[0] = 0
-
-
 def test_nondeterministic_op_is_named_and_warned_about() -> None:
     for outcome in (row_of(lambda: workload(_put)), check(workload(_put), deterministic="on")):
         expected = ("pass", "warn", "aten.put_.default")

@@ -27,11 +27,6 @@ from tests.check.model_helpers import (
 )
 
 
-@pytest.fixture(autouse=True)
-def _from_the_first_run() -> None:
-    RUNS[0] = 0
-
-
 def test_numbers_of_a_row_have_no_digits_that_mean_nothing(tmp_path: Path) -> None:
     def a_third(model, out):
         return out + _in_second_run(model) / 3

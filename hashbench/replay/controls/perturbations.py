@@ -10,6 +10,7 @@ import gc
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
@@ -37,17 +38,11 @@ def oversubscribed() -> int:
 
 @contextmanager
 def provoked(names: Sequence[str], variation: int, *, device: torch.device) -> Iterator[None]:
-    """Apply the named perturbations in one variation.
-
-    ``threads`` applies in every variation, 0 included: runs with different thread counts may sum in different order.
-    """
+    """Apply the named perturbations in one variation."""
     with ExitStack() as stack:
-        for (
-            name,
-            change,
-        ) in _CONTEXTS.items():  # memory is filled last: whatever is allocated before would be filled too
-            if name in names and (variation or name == Perturbation.THREADS):
-                stack.enter_context(change(variation, device))
+        for name, condition in CONDITIONS.items():
+            if name in names and (variation or condition.always):
+                stack.enter_context(condition.change(variation, device))
         yield
 
 
@@ -128,18 +123,43 @@ def _load(variation: int, device: torch.device) -> Iterator[None]:
 
 _BUSY_STREAM_SECONDS = 0.5
 
-_CONTEXTS: Mapping[str, Callable[[int, torch.device], AbstractContextManager[None]]] = MappingProxyType(
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """How a perturbation is provoked within a run.
+
+    Attributes:
+        change: returns the context of a run, by variation (from 1) and device.
+        sides: pairs of variations that always differ if the perturbation matters, in which it is tried alone; empty:
+            the same variation may have another effect each time.
+        always: variation 0 is perturbed, too: runs with different thread counts may sum in different order.
+    """
+
+    change: Callable[[int, torch.device], AbstractContextManager[None]]
+    sides: tuple[tuple[int, int], ...] = ()
+    always: bool = False
+
+    @property
+    def by_chance(self) -> bool:
+        """True if each further run needs another variation: two runs of one may agree."""
+        return not self.sides and not self.always
+
+
+CONDITIONS: Mapping[str, Condition] = MappingProxyType(
     {
-        Perturbation.THREADS: _threads,
-        Perturbation.COLLECTOR: _collector,
-        Perturbation.ADDRESS: _address,
-        Perturbation.MEMORY: _memory,
-        Perturbation.LOAD: _load,
+        Perturbation.THREADS: Condition(_threads, always=True),
+        # Left alone, the collector runs when it happens to, and foreign memory lies where it happens to. Objects, whose
+        # order is random in each variation of ``address``, lie alike in runs that are left alone.
+        Perturbation.COLLECTOR: Condition(_collector, sides=((2, 1),)),
+        Perturbation.ADDRESS: Condition(_address, sides=((0, 1), (1, 2))),
+        # After what allocates, which would be filled too. An earlier run may have left what memory was filled with.
+        Perturbation.MEMORY: Condition(_memory, sides=((1, 2),)),
+        Perturbation.LOAD: Condition(_load),
     }
 )
-"""Perturbations within a run; ``fresh process`` is not a context."""
+"""Perturbations within a run, in the order in which they are applied; a fresh process is none of them."""
 
-WITHIN_A_RUN: tuple[str, ...] = tuple(_CONTEXTS)
+WITHIN_A_RUN: tuple[str, ...] = tuple(CONDITIONS)
 
 # ------------------------------------------------------------------------------------------------ the heap of malloc
 

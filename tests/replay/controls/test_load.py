@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import threading
 import time
 from unittest import mock
 
@@ -9,6 +12,7 @@ import pytest
 import torch
 
 from hashbench.replay.controls import load
+from hashbench.replay.controls.load import LONGEST, SHORTEST, Episode, episodes, uneven_load
 
 pytestmark = pytest.mark.usefixtures("eight_threads")
 
@@ -60,3 +64,22 @@ def test_second_stream_is_busy_on_gpu() -> None:
         begin = time.perf_counter()
         torch.accelerator.synchronize(device)
         assert 0.02 < time.perf_counter() - begin < 0.5
+
+
+def test_each_variation_of_load_is_another_sequence_of_all_episodes() -> None:
+    sequences = [list(itertools.islice(episodes(variation), 200)) for variation in range(1, 7)]
+    assert len(set(map(str, sequences))) == len(sequences)
+    for sequence in sequences:
+        assert {episode for episode, *_ in sequence} == set(Episode)
+        assert sequence[0][0] in (Episode.BURST, Episode.STARVED)
+        assert all(SHORTEST <= seconds <= LONGEST for _, seconds, _ in sequence)
+    assert list(itertools.islice(episodes(1), 200)) == sequences[0], "which can be repeated"
+
+
+def test_load_leaves_no_threads_and_no_affinity() -> None:
+    before, cores = threading.active_count(), os.sched_getaffinity(0)
+    with uneven_load(2):
+        time.sleep(0.2)
+        assert threading.active_count() > before
+        assert os.sched_getaffinity(0) == cores
+    assert (threading.active_count(), os.sched_getaffinity(0)) == (before, cores)

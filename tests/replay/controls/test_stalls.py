@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.pool import ThreadPool
 
 import pytest
 
-from hashbench.replay.controls import stalls
+from hashbench.replay.controls import single_worker_pools, stalls
 from hashbench.replay.controls.stalls import MOST_SECONDS, SECONDS, stalled_threads
 
 
@@ -65,3 +67,86 @@ def test_threads_start_undelayed_afterwards(slept: list[float]) -> None:
     thread.join()
     assert threading.Thread.start is started
     assert slept == []
+
+
+# ------------------------------------------------------------------------------------------------- threads that wait
+
+
+def ended(start: Callable[[list[int], Callable[[int], None]], object]) -> list[int]:
+    """The numbers of four pieces of work in the order in which they end, which ``start`` begins one after the other."""
+    order: list[int] = []
+
+    def work(number: int) -> None:
+        time.sleep(0.05 * number)
+        order.append(number)
+
+    start([0, 1, 2], work)
+    return order
+
+
+def by_threads(numbers: list[int], work: Callable[[int], None]) -> None:
+    threads = [threading.Thread(target=work, args=(number,)) for number in numbers]
+    _join(threads)
+
+
+def by_a_subclass(numbers: list[int], work: Callable[[int], None]) -> None:
+    class Working(threading.Thread):
+        def run(self) -> None:
+            work(numbers[self.number])
+
+        number = 0
+
+    threads = [Working() for _ in numbers]
+    for number, thread in enumerate(threads):
+        thread.number = number
+    _join(threads)
+    assert all("run" not in vars(thread) for thread in threads)
+
+
+def _join(threads: Sequence[threading.Thread]) -> None:
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def by_an_executor(numbers: list[int], work: Callable[[int], None]) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(work, numbers))
+
+
+def by_a_pool(numbers: list[int], work: Callable[[int], None]) -> None:
+    with ThreadPool(3) as pool:
+        pool.map(work, numbers, chunksize=1)
+
+
+def by_a_pool_one_by_one(numbers: list[int], work: Callable[[int], None]) -> None:
+    with ThreadPool(3) as pool:
+        for result in [pool.apply_async(work, (number,)) for number in numbers]:
+            result.get()
+
+
+WAYS = [by_threads, by_a_subclass, by_an_executor, by_a_pool, by_a_pool_one_by_one]
+
+
+@pytest.mark.parametrize("start", WAYS)
+def test_variation_decides_the_order_of_stopped_threads(
+    start: Callable[[list[int], Callable[[int], None]], object],
+) -> None:
+    code = threading.Thread.start.__code__
+    orders = []
+    for variation in (1, 2):
+        with stalled_threads(variation):
+            orders.append(ended(start))
+    assert threading.Thread.start.__code__ is code
+    assert orders[0][-1] == 0
+    assert orders[1][-1] == 1
+    assert ended(start) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("start", WAYS)
+def test_serial_threads_stay_serial_when_stopped(
+    start: Callable[[list[int], Callable[[int], None]], object],
+) -> None:
+    with single_worker_pools(), stalled_threads(1):
+        assert ended(start) == [0, 1, 2]
