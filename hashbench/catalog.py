@@ -42,6 +42,10 @@ class Kind(StrEnum):
         return self in (Kind.DIFFER, Kind.LATENT)
 
 
+_LACK = Kind.DIFFER, "I", "not invariant"
+"""Of the statuses of models that lack an invariance."""
+
+
 class Status(StrEnum):
     """The status words of ``benchmarks/dynamo``, and two that it lacks: ``crashed`` (there a dead child leaves no row)
     and ``results_not_comparable`` (there an unknown type is reported as ``eager_two_runs_differ``). A third one,
@@ -82,24 +86,13 @@ class Status(StrEnum):
         *("fail_batch_invariance_at_<n>", Kind.DIFFER, "B", "differs by batch"),
         "results at batch size n differ from the full batch",
     )
-    POSITION_DIFFERS = (
-        *("fail_position_invariance", Kind.DIFFER, "I", "not invariant"),
-        "results change with the position in the batch",
-    )
-    RIGHT_PADDING_DIFFERS = (
-        *("fail_right_padding_invariance", Kind.DIFFER, "I", "not invariant"),
-        "right padding changes the results",
-    )
-    LEFT_PADDING_DIFFERS = (
-        *("fail_left_padding_invariance", Kind.DIFFER, "I", "not invariant"),
-        "left padding changes the results",
-    )
-    CACHED_DECODE_DIFFERS = (
-        *("fail_cached_decode_invariance", Kind.DIFFER, "I", "not invariant"),
-        "cached decoding differs from the full forward",
-    )
+    POSITION_DIFFERS = "fail_position_invariance", *_LACK, "results change with the position in the batch"
+    RIGHT_PADDING_DIFFERS = "fail_right_padding_invariance", *_LACK, "right padding changes the results"
+    LEFT_PADDING_DIFFERS = "fail_left_padding_invariance", *_LACK, "left padding changes the results"
+    CACHED_DECODE_DIFFERS = "fail_cached_decode_invariance", *_LACK, "cached decoding differs from the full forward"
     CHUNKED_PREFILL_DIFFERS = (
-        *("fail_chunked_prefill_invariance", Kind.DIFFER, "I", "not invariant"),
+        "fail_chunked_prefill_invariance",
+        *_LACK,
         "chunked prefill differs from the full forward",
     )
     INVARIANCE_RUN_FAIL = "fail_to_run_in_company", Kind.FAIL, "F", "fails", "the compared run raised an error"
@@ -190,7 +183,7 @@ LETTERS: Mapping[str, str] = MappingProxyType({status.letter: status.short for s
 
 
 @dataclass(frozen=True, slots=True)
-class Invariance:
+class InvarianceKind:
     """What must not change the results of an item or a token. ``check/variants`` has its function.
 
     Attributes:
@@ -214,15 +207,15 @@ class Invariance:
 
 
 _INVARIANCES = (
-    Invariance("batch", "batch", Status.BATCH_DIFFERS, Status.BATCH_RUN_FAIL, unit="items"),
-    Invariance("position", "position", Status.POSITION_DIFFERS, unit="items"),
-    Invariance("right-padding", "padding", Status.RIGHT_PADDING_DIFFERS),
-    Invariance("left-padding", "padding", Status.LEFT_PADDING_DIFFERS),
-    Invariance("cached-decode", "decode", Status.CACHED_DECODE_DIFFERS),
-    Invariance("chunked-prefill", "decode", Status.CHUNKED_PREFILL_DIFFERS),
+    InvarianceKind("batch", "batch", Status.BATCH_DIFFERS, Status.BATCH_RUN_FAIL, unit="items"),
+    InvarianceKind("position", "position", Status.POSITION_DIFFERS, unit="items"),
+    InvarianceKind("right-padding", "padding", Status.RIGHT_PADDING_DIFFERS),
+    InvarianceKind("left-padding", "padding", Status.LEFT_PADDING_DIFFERS),
+    InvarianceKind("cached-decode", "decode", Status.CACHED_DECODE_DIFFERS),
+    InvarianceKind("chunked-prefill", "decode", Status.CHUNKED_PREFILL_DIFFERS),
 )
 
-INVARIANCES: Mapping[str, Invariance] = MappingProxyType({one.mode: one for one in _INVARIANCES})
+INVARIANCES: Mapping[str, InvarianceKind] = MappingProxyType({one.mode: one for one in _INVARIANCES})
 """Mode → the invariance that it checks."""
 
 # ------------------------------------------------------------------------------------------- origins and confidences

@@ -13,7 +13,7 @@ import torch
 
 from hashbench.batch.locate import RowsCompared, compare_rows, finding_of
 from hashbench.batch.rows import ShapeNotes
-from hashbench.catalog import INVARIANCES, Invariance, Status
+from hashbench.catalog import INVARIANCES, InvarianceKind, Status
 from hashbench.check import invariance_cause
 from hashbench.check.batch_items import differing_earlier
 from hashbench.check.invariance_cause import VariantRuns
@@ -66,7 +66,7 @@ class InvarianceCheck:
             return self._checked()
 
     @property
-    def _invariance(self) -> Invariance:
+    def _invariance(self) -> InvarianceKind:
         return INVARIANCES[self.options.mode]
 
     def _checked(self) -> Outcome:

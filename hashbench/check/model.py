@@ -22,7 +22,7 @@ from hashbench.check.batch_items import batch_of
 from hashbench.check.invariance import check_invariance
 from hashbench.check.pair import PairCheck, retried_with_warnings
 from hashbench.check.row import row_of
-from hashbench.check.subject import Given, Subject
+from hashbench.check.subject import Given, Subject, prepared_runs
 from hashbench.diagnose import fresh_process
 from hashbench.processes import preserved_umask, tell_phase
 from hashbench.records import BATCH_INVARIANCE, Failure, ModelSpec, Row, RunOptions, Trace
@@ -32,7 +32,6 @@ from hashbench.run.outcome import (
     Prepared,
     Run,
     add_result,
-    attempt,
     failed_status,
     failure_of,
     log_error,
@@ -320,16 +319,12 @@ def subject_of(
 ) -> Subject:
     """Return a prepared model as a check runs it."""
     options = runner.options
-
-    def run(given: Given | None = None, *, number: int | None = None, **how: Any) -> Run | Failure:  # noqa: ARG001
-        return attempt(run_factory(runner, workload, optimizer, given=given), options, **how)
-
     runs = max(2, options.runs or (spec.runs if spec is not None else None) or 2)
     inputs = None
     if options.batch_invariant:
         inputs = workload.inputs if workload.make_inputs is None else runner.fresh_inputs(workload)
     return Subject(
-        run,
+        prepared_runs(run_factory(runner, workload, optimizer), options),
         spec,
         target=runner.fresh_target,
         runs=lambda: runs,
@@ -341,12 +336,10 @@ def subject_of(
     )
 
 
-def run_factory(
-    runner: BenchmarkRunner, workload: Workload, optimizer: str, *, given: Given | None = None
-) -> Callable[[], Prepared]:
-    """Return a factory for one run: deep copy, optimizer, inputs (mapped by ``given``)."""
+def run_factory(runner: BenchmarkRunner, workload: Workload, optimizer: str) -> Callable[..., Prepared]:
+    """Return a factory for runs: deep copy, optimizer, inputs (mapped by an optional ``given``)."""
 
-    def prepare() -> Prepared:
+    def prepare(given: Given | None = None) -> Prepared:
         model = runner.deepcopy_model(workload.module)
         chosen = runner.init_optimizer(workload, model, optimizer)
         inputs = runner.fresh_inputs(workload)

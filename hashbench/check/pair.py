@@ -8,9 +8,9 @@ from time import perf_counter
 from typing import Protocol, TypeVar
 
 from hashbench.catalog import Confidence, Status
-from hashbench.check.perturbed import StressedRuns, StressPlan, Tally
+from hashbench.check.perturbed import StressPlan
 from hashbench.check.row import keep_draft
-from hashbench.check.stress import Stress, latent_outcome
+from hashbench.check.stress import latent_outcome, look
 from hashbench.check.subject import RunMaker, Subject
 from hashbench.diagnose import driver
 from hashbench.divergence import find as find_divergence
@@ -156,9 +156,8 @@ class PairCheck:
             return outcome
         self._keep_draft(outcome)
         plan = StressPlan(self.subject, self.options, self.level, first, seconds)
-        stress = Stress(StressedRuns(plan), Tally())
-        provoked = stress.look()
-        outcome = replace(outcome, stressed=stress.tally.results())
+        provoked, counts = look(plan)
+        outcome = replace(outcome, stressed=counts)
         if provoked is None:
             return outcome
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from time import perf_counter, process_time
+from typing import Any
 
 import torch
 
@@ -22,7 +23,6 @@ from hashbench.records import NO_TIME, ExperimentResult, Failure, RunOptions
 from hashbench.replay import controls
 from hashbench.run.leaves import NotComparableError
 from hashbench.run.outcome import Run, results_that_differ
-from hashbench.trace.callbacks import TraceCallback
 
 SHORT_SECONDS = 1.0
 """Seconds of an idle machine that stressed runs of this process may take in any case: small models are run often."""
@@ -115,21 +115,13 @@ class StressedAttempt:
         self.attempt, self.names, self.variations, self.device = attempt, names, variations, device
         self.made = 0
 
-    def __call__(
-        self,
-        given: Given | None = None,
-        *,
-        number: int | None = None,
-        traced: bool = True,
-        diagnosing: bool = False,
-        watcher: TraceCallback | None = None,
-    ) -> Run | Failure:
+    def __call__(self, given: Given | None = None, **how: Any) -> Run | Failure:
         variation = self.variations[self.made % 2]
         if self.made % 2 and varies(self.names, self.variations):
             variation += self.made // 2
         self.made += 1
         with controls.provoked(self.names, variation, device=self.device):
-            return self.attempt(given, number=number, traced=traced, diagnosing=diagnosing, watcher=watcher)
+            return self.attempt(given, **how)
 
 
 def varies(names: Sequence[str], variations: tuple[int, int]) -> bool:
@@ -201,7 +193,7 @@ class StressedRuns:
         return Failure(fresh.failures[0] if fresh.failures else "nothing came back")
 
 
-class Tally:
+class PairTally:
     """Counts pairs under each perturbation; ``pairs`` are those under several of them."""
 
     def __init__(self) -> None:
@@ -226,11 +218,11 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
+class PerturbationSearch:
     """Finds the one perturbation of several that made two runs differ."""
 
     runs: StressedRuns
-    tally: Tally
+    tally: PairTally
     budget: Budget
 
     @property

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -69,22 +70,13 @@ def row_of(
         dev=options.device,
         name=spec.name,
         batch_size=options.batch_size_of(spec),
-        accuracy=outcome.accuracy,
         suite=spec.suite,
         mode=options.mode,
         dtype=options.dtype_column,
-        iterations=outcome.iterations,
         runs=outcome.runs or None,
         threads=(options.threads or torch.get_num_threads()) if outcome.runs else None,
-        deterministic=outcome.deterministic,
-        nondeterministic_op=outcome.nondeterministic_op,
-        ops=outcome.ops,
         benign=None if outcome.benign is None else len(outcome.benign),
         benign_ops=_op_names(outcome.benign or ()),
-        confirmed=outcome.confirmed,
-        untraced=outcome.untraced,
-        tracer=outcome.tracer,
-        perturbed_ops=outcome.perturbed_ops,
         settings_changed="; ".join(outcome.settings_changed),
         not_compared=a_few(outcome.not_compared),
         compiled=f"ran eagerly: {a_few(outcome.compiled)}" if outcome.compiled else "",
@@ -93,6 +85,7 @@ def row_of(
         peak_memory_mib=round(peak_memory_mib(), 1),
         device_memory_mib=None if on_device is None else round(on_device, 1),
         error="; ".join(errors),
+        **_same(outcome, _OF_OUTCOME),
     )
     if difference is not None:
         row = replace(
@@ -100,10 +93,9 @@ def row_of(
             differing_results=a_few(difference.names),
             differing_elements=difference.elements,
             max_abs_diff=stats.significant(difference.max_abs),
-            max_ulp=difference.max_ulp,
             mean_relative_variability=stats.significant(difference.mean_relative),
             count_variability=stats.significant(difference.share),
-            representation=difference.representation,
+            **_same(difference, ("max_ulp", "representation")),
         )
     row = _with_rate(row, stats.rate_of_runs(outcome.run_counts))
     if outcome.diagnosis is not None:
@@ -115,15 +107,26 @@ def row_of(
             company=batch.compared,
             batch_sizes=" ".join(map(str, batch.sizes)),
             smallest_batch=batch.smallest,
-            shapes=batch.shapes,
-            reference_shapes=batch.reference_shapes,
-            not_attributable=batch.not_attributable,
+            **_same(batch, ("shapes", "reference_shapes", "not_attributable")),
         )
     if outcome.stressed:
         row = replace(row, stressed=_stressed_text(outcome.stressed))
     if outcome.latent is not None:
         row = _with_latent(row, outcome.perturbation, outcome.latent, budget_flag)
     return row if divergence is None else _with_divergence(row, divergence)
+
+
+_OF_OUTCOME = (
+    *("accuracy", "iterations", "deterministic", "nondeterministic_op", "ops"),
+    *("confirmed", "untraced", "tracer", "perturbed_ops"),
+)
+
+_OF_DIAGNOSIS = ("deterministic_doc", "deterministic_here", "repro", "reproduced")
+
+
+def _same(source: object, names: Sequence[str]) -> dict[str, Any]:
+    """Return the fields that are columns of the same name."""
+    return {name: getattr(source, name) for name in names}
 
 
 def keep_draft(spec: ModelSpec, options: RunOptions, outcome: Outcome) -> None:
@@ -164,11 +167,8 @@ def _with_diagnosis(row: Row, diagnosis: Diagnosis, budget_flag: str) -> Row:
         evidence=RowEvidence.of(diagnosis.evidence.arms),
         other_sources="; ".join(diagnosis.other_sources),
         capture=facts.limits if facts is not None else "",
-        deterministic_doc=diagnosis.deterministic_doc,
-        deterministic_here=diagnosis.deterministic_here,
         deterministic_price=stats.significant(price),
-        repro=diagnosis.repro,
-        reproduced=diagnosis.reproduced,
+        **_same(diagnosis, _OF_DIAGNOSIS),
     )
 
 
@@ -223,8 +223,7 @@ def _with_divergence(row: Row, divergence: Divergence) -> Row:
     if steering is not None:
         steered = f"{steering.record}: {steering.first} and {steering.second}"
         steered += f", from {steering.kernel}" if steering.kernel else ""
-    same = {name: getattr(divergence, name) for name in _OF_DIVERGENCE}
-    return replace(row, **same, detail=detail[:500], steered_by=steered)
+    return replace(row, **_same(divergence, _OF_DIVERGENCE), detail=detail[:500], steered_by=steered)
 
 
 def _op_names(nodes: Sequence[str]) -> str:

@@ -3,7 +3,7 @@
 All perturbations share one run, with more threads than cores, which is compared with a run of a fresh process with as
 many threads: two runs show whether anything differs. As long as there is time, further runs in other variations follow;
 if the number of threads is the plain pair's, its first run is the other side. If a pair differs, further pairs find the
-perturbation (:class:`~hashbench.check.perturbed.Search`).
+perturbation (:class:`~hashbench.check.perturbed.PerturbationSearch`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,15 @@ import torch
 
 from hashbench.catalog import Confidence, Origin, Perturbation, Status
 from hashbench.causes.evidence import removes
-from hashbench.check.perturbed import Provoked, Search, StressedAttempt, StressedRuns, StressPlan, Tally, differ
+from hashbench.check.perturbed import (
+    PairTally,
+    PerturbationSearch,
+    Provoked,
+    StressedAttempt,
+    StressedRuns,
+    StressPlan,
+    differ,
+)
 from hashbench.check.subject import RunMaker
 from hashbench.divergence import find as find_divergence
 from hashbench.processes import available_memory_mib, peak_memory_mib, return_free_memory, tell_phase
@@ -46,21 +54,21 @@ TOGETHER = tuple(name for name, condition in controls.CONDITIONS.items() if not 
 """Those that share one run with the threads of the plain pair."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stress:
-    """Makes the stressed runs of a plan, and counts their pairs."""
+def look(plan: StressPlan) -> tuple[Provoked | None, tuple[ExperimentResult, ...]]:
+    """Stress a subject; return what first made two runs differ, if anything did, and the counts of pairs."""
+    tally = PairTally()
+    found = _Stress(StressedRuns(plan), tally).look()
+    if found is not None and found.name == Perturbation.TOGETHER:
+        tally.differing[found.name], tally.trials[found.name] = found.counts
+    return found, tally.results()
 
+
+@dataclass(frozen=True, slots=True)
+class _Stress:
     runs: StressedRuns
-    tally: Tally
+    tally: PairTally
 
     def look(self) -> Provoked | None:
-        """Return what first made two runs differ, else ``None``."""
-        found = self._look()
-        if found is not None and found.name == Perturbation.TOGETHER:
-            self.tally.differing[found.name], self.tally.trials[found.name] = found.counts
-        return found
-
-    def _look(self) -> Provoked | None:
         began = perf_counter()
         with self.runs.fresh(controls.oversubscribed()) as waited:
             beside = peak_memory_mib() <= available_memory_mib() / 2  # of the run and of the process, at the same time
@@ -122,8 +130,8 @@ class Stress:
                 return found
         return None
 
-    def _search(self) -> Search:
-        return Search(self.runs, self.tally, self.runs.plan.naming_budget())
+    def _search(self) -> PerturbationSearch:
+        return PerturbationSearch(self.runs, self.tally, self.runs.plan.naming_budget())
 
     def _found(
         self, names: Sequence[str], variations: tuple[int, int], first: Run | Failure, second: Run | Failure

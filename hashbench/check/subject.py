@@ -3,14 +3,15 @@ made; everything after that is the same for all of them: a new kind is one funct
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hashbench.check.batch_items import outputs_of
 from hashbench.diagnose.fresh_process import DEFAULT_TARGET
-from hashbench.records import Failure, ModelSpec
-from hashbench.run.outcome import Run
+from hashbench.records import Failure, ModelSpec, RunOptions
+from hashbench.run.outcome import Prepared, Run, attempt
 from hashbench.run.workload import Tokens
 from hashbench.trace.callbacks import TraceCallback
 
@@ -41,6 +42,15 @@ class RunMaker(Protocol):
             watcher: called around every call.
         """
         ...
+
+
+def prepared_runs(prepare: Callable[[Given | None], Prepared], options: RunOptions) -> RunMaker:
+    """Return the maker of runs of a model, whose copies ``prepare`` makes; exceptions of a run are values."""
+
+    def run(given: Given | None = None, *, number: int | None = None, **how: Any) -> Run | Failure:  # noqa: ARG001
+        return attempt(functools.partial(prepare, given), options, **how)
+
+    return run
 
 
 def two() -> int:

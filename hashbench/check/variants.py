@@ -1,6 +1,6 @@
 """Other runs of the same items or tokens that must not change them: in a smaller batch, in reverse order, beside
 padding, after a KV cache of the tokens before. ``VARIANTS`` has a function for each
-:class:`~hashbench.catalog.Invariance`.
+:class:`~hashbench.catalog.InvarianceKind`.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from hashbench.check.fingerprint import SECONDS, fingerprint_from
 from hashbench.check.invariance import check_invariance
 from hashbench.check.pair import PairCheck, compared
 from hashbench.check.row import row_of
-from hashbench.check.subject import Given, Subject
+from hashbench.check.subject import Given, Subject, prepared_runs
 from hashbench.divergence import find as find_divergence
 from hashbench.fingerprint import document
 from hashbench.fingerprint.calls import KernelCollector
@@ -43,7 +43,7 @@ from hashbench.records import BATCH_INVARIANCE, DTYPES, Failure, ModelSpec, RunC
 from hashbench.results.folder import file_key
 from hashbench.run import environment, outputs
 from hashbench.run.leaves import LeftOut
-from hashbench.run.outcome import Outcome, Prepared, Run, add_result, attempt
+from hashbench.run.outcome import Outcome, Prepared, Run, add_result
 from hashbench.run.settings import claim_workspace, settings
 from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.digest import untraced
@@ -189,12 +189,8 @@ class HarnessModel:
     def subject(self, *, step: Any = None) -> Subject:
         """Return it as a check runs it; ``step`` as in :func:`preparing`."""
         prepare = preparing(self.harness, self.names, self.model, self.inputs, step=step)
-
-        def run(given: Given | None = None, *, number: int | None = None, **how: Any) -> Run | Failure:  # noqa: ARG001
-            return attempt(functools.partial(prepare, given), self.options, **how)
-
         return Subject(
-            run,
+            prepared_runs(prepare, self.options),
             self.spec,
             target=FRESH_TARGET,
             iterations=self.options.iterations,

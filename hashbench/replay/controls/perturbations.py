@@ -125,7 +125,7 @@ _BUSY_STREAM_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class RunCondition:
     """How a perturbation is provoked within a run.
 
     Attributes:
@@ -145,16 +145,16 @@ class Condition:
         return not self.sides and not self.always
 
 
-CONDITIONS: Mapping[str, Condition] = MappingProxyType(
+CONDITIONS: Mapping[str, RunCondition] = MappingProxyType(
     {
-        Perturbation.THREADS: Condition(_threads, always=True),
+        Perturbation.THREADS: RunCondition(_threads, always=True),
         # Left alone, the collector runs when it happens to, and foreign memory lies where it happens to. Objects, whose
         # order is random in each variation of ``address``, lie alike in runs that are left alone.
-        Perturbation.COLLECTOR: Condition(_collector, sides=((2, 1),)),
-        Perturbation.ADDRESS: Condition(_address, sides=((0, 1), (1, 2))),
+        Perturbation.COLLECTOR: RunCondition(_collector, sides=((2, 1),)),
+        Perturbation.ADDRESS: RunCondition(_address, sides=((0, 1), (1, 2))),
         # After what allocates, which would be filled too. An earlier run may have left what memory was filled with.
-        Perturbation.MEMORY: Condition(_memory, sides=((1, 2),)),
-        Perturbation.LOAD: Condition(_load),
+        Perturbation.MEMORY: RunCondition(_memory, sides=((1, 2),)),
+        Perturbation.LOAD: RunCondition(_load),
     }
 )
 """Perturbations within a run, in the order in which they are applied; a fresh process is none of them."""

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from hashbench import repro
+from hashbench.check import subject
 from hashbench.fingerprint import document
 from hashbench.fingerprint.checking import check
 from hashbench.fingerprint.verify import SAME
@@ -97,7 +98,7 @@ def test_kernel_survives_death_in_first_further_run(standin: Standin, monkeypatc
     def ends(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(model_check, "attempt", ends)
+    monkeypatch.setattr(subject, "attempt", ends)
     with pytest.raises(KeyboardInterrupt):
         with_us(standin, "noisy", budget=60)
     (row,) = collect(a_session(standin.folder.parent / "ours"))
