@@ -64,14 +64,10 @@ class VariantRuns:
         tell_phase(self.variant.said(size))
         return self.subject.attempt(self.variant.given(size))
 
-    def watched(self, size: int, watcher: TraceCallback) -> Run | Failure:
-        """Make a run of ``size`` with a callback around every call."""
-        return self.beside(size, watcher=watcher)
-
-    def beside(
-        self, size: int, *, watcher: TraceCallback | None = None, beside: Neighbours | None = None
+    def watched(
+        self, size: int, watcher: TraceCallback | None = None, beside: Neighbours | None = None
     ) -> Run | Failure:
-        """Make a run of ``size`` in which some items have other content."""
+        """Make a run of ``size`` with a callback around every call; ``beside``: some items have other content."""
         return self.subject.attempt(self.variant.given(size, beside), watcher=watcher)
 
 
@@ -137,7 +133,7 @@ def _diagnosed(outcome: Outcome, runs: VariantRuns, rows: RowsCompared, found: B
     if found.entry is not None:
         tell_phase("experiments on whole runs")
         repeated = 2 * (runs.subject.runs() - 1)
-        evidence = diagnose_runs(runs.beside, rows, found.entry, repeated=repeated, budget=options.diagnose_budget)
+        evidence = diagnose_runs(runs.watched, rows, found.entry, repeated=repeated, budget=options.diagnose_budget)
         reproduced = "no repro: it takes whole runs to show it"
         return _with_diagnosis(outcome, evidence, Diagnosis(decide(evidence), _seen(evidence), reproduced=reproduced))
     tell_phase("experiments on the kernel's call")

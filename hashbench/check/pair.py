@@ -46,10 +46,6 @@ CONFIRMING_PAIRS = 3
 """How often a difference is looked for again with inputs hashed before it is called rare."""
 
 
-def _as_it_is(outcome: Outcome) -> Outcome:
-    return outcome
-
-
 @dataclass(frozen=True, slots=True)
 class PairCheck:
     """Compares repeated runs and finds out why they differ.
@@ -68,7 +64,7 @@ class PairCheck:
     options: RunOptions
     level: str
     loading_seconds: float = 0.0
-    drafted: Callable[[Outcome], Outcome] = _as_it_is
+    drafted: Callable[[Outcome], Outcome] = lambda outcome: outcome
 
     def run(self) -> Outcome:
         """Run all stages in their order."""
@@ -239,33 +235,29 @@ def compared(
     if outcome.accuracy != Status.PASS or first.recorded is None or other.recorded is None:
         return outcome
     outcome = replace(outcome, tracer=first.tracer)
-    difference, incomparable = None, None
+    difference, names, error = None, None, ""
     try:
         difference = difference_between(first, other)
-    except NotComparableError as error:
-        incomparable = error
-    if difference is None and incomparable is None and not keep_traces and first.agrees_with(other):
+        names = () if difference is None else difference.names
+    except NotComparableError as caught:
+        if same_structure:
+            difference = outputs.Difference((f"their structure: {caught}",))
+        else:
+            error = f"the results of two runs cannot be compared: {caught}"
+    if names == () and not keep_traces and first.agrees_with(other):
         return replace(outcome, benign=outcome.benign or ())
     assert first.trace is not None
     assert other.trace is not None
     traces = (first.trace, other.trace)
-    if incomparable is not None:
-        verdict = find_divergence(*traces)
-        outcome = replace(outcome, verdict=verdict, benign=verdict.benign, traces=traces)
-        if same_structure:
-            difference = outputs.Difference((f"their structure: {incomparable}",))
-            return replace(outcome, accuracy=Status.TWO_RUNS_DIFFER, difference=difference)
-        failure = Failure(f"the results of two runs cannot be compared: {incomparable}")
-        return replace(outcome, accuracy=Status.NOT_COMPARABLE, failure=failure)
-    verdict = find_divergence(*traces, differing=() if difference is None else difference.names)
-    if difference is None and verdict.early_reads and verdict.divergence is not None:
-        failure = Failure(f"the results are not those of an untraced run: {verdict.divergence.detail}")
-        outcome = replace(outcome, verdict=verdict, benign=verdict.benign, traces=traces)
-        return replace(outcome, accuracy=Status.NOT_COMPARABLE, failure=failure)
-    if difference is None:
+    verdict = find_divergence(*traces, differing=names)
+    if names == () and verdict.early_reads and verdict.divergence is not None:
+        error = f"the results are not those of an untraced run: {verdict.divergence.detail}"
+    if difference is None and not error:
         benign = tuple(dict.fromkeys((*(outcome.benign or ()), *verdict.benign)))
         return replace(outcome, benign=benign, traces=traces)
     outcome = replace(outcome, verdict=verdict, benign=verdict.benign, traces=traces)
+    if error:
+        return replace(outcome, accuracy=Status.NOT_COMPARABLE, failure=Failure(error))
     return replace(outcome, accuracy=Status.TWO_RUNS_DIFFER, difference=difference)
 
 

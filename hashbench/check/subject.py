@@ -53,11 +53,6 @@ def prepared_runs(prepare: Callable[[Given | None], Prepared], options: RunOptio
     return run
 
 
-def two() -> int:
-    """Return the number of runs that are compared unless more are requested."""
-    return 2
-
-
 @dataclass(frozen=True, slots=True)
 class Subject:
     """A model or function as a check sees it.
@@ -80,7 +75,7 @@ class Subject:
     attempt: RunMaker
     spec: ModelSpec | None = None
     target: str = DEFAULT_TARGET
-    runs: Callable[[], int] = two
+    runs: Callable[[], int] = lambda: 2
     iterations: int | None = None
     same_structure: bool = False
     model: Callable[..., Any] | None = None

@@ -87,14 +87,13 @@ class Variant:
 
     def kept(self, reference: Results, other: Results) -> dict[str, torch.Tensor]:
         """Return the parts of the reference's outputs that are compared with the other run."""
-        kept = {}
-        for name, value in self.without_cache(reference).items():
-            beside = other.get(name)
-            if isinstance(value, torch.Tensor) and isinstance(beside, torch.Tensor):
-                rows = self.rows(value, beside)
-                if rows is not None:
-                    kept[name] = rows[0]
-        return kept
+        return {
+            name: rows[0]
+            for name, value in self.without_cache(reference).items()
+            if isinstance(value, torch.Tensor)
+            and isinstance(there := other.get(name), torch.Tensor)
+            and (rows := self.rows(value, there)) is not None
+        }
 
     def why_not(self, reference: Results) -> str:
         """Return why nothing can be compared with a reference of these results, else ""."""
