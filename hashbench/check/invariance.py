@@ -52,7 +52,7 @@ class InvarianceCheck:
             sizes: a model that differs from itself shows nothing about its variants.
         options: the mode, and the budget of the diagnosis.
         level: the deterministic level in force.
-        variants: in the order in which they are compared, all of one reference.
+        variants: in the order in which they are compared, the largest first, all of one reference.
     """
 
     subject: Subject
@@ -70,17 +70,17 @@ class InvarianceCheck:
         return INVARIANCES[self.options.mode]
 
     def _checked(self) -> Outcome:
-        any_variant, noted = self.variants[0], ShapeNotes()
-        batch = any_variant.subset.batch
-        facts = BatchFacts(0 if any_variant.subset.together else batch, compared=any_variant.words)
+        first, noted = self.variants[0], ShapeNotes()
+        batch = first.subset.batch
+        facts = BatchFacts(0 if first.subset.together else batch, compared=first.words)
         outcome = Outcome(Status.PASS, self.level, iterations=self.subject.iterations, batch=facts)
-        reference = self._compared_run(any_variant, batch, noted)
+        reference = self._compared_run(first, batch, noted)
         if isinstance(reference, Failure):
             return replace(outcome, accuracy=_failed(reference, Status.REFERENCE_FAIL), failure=reference)
         outcome = replace(with_facts(outcome, reference), tracer=reference.tracer)
-        if why_not := any_variant.why_not(reference.results):
+        if why_not := first.why_not(reference.results):
             return _skipped(outcome, why_not)
-        compared, largest = 0, None
+        compared, first_runs = 0, None
         for variant in self.variants:
             size = variant.subset.asked
             other = self._compared_run(variant, size)
@@ -98,12 +98,13 @@ class InvarianceCheck:
             outcome = replace(outcome, runs=outcome.runs + 1, not_compared=left_out, batch=facts)
             if found.difference is not None:
                 return self._explained(replace(outcome, difference=found.difference), runs)
-            largest = runs if largest is None or size > largest.variant.subset.asked else largest
-        if not compared or largest is None:
-            together = any_variant.subset.together
-            missing = "a dimension of tokens" if together else f"the batch of {batch} as its first dimension"
+            first_runs = first_runs or runs
+        if not compared or first_runs is None:
+            missing = (
+                "a dimension of tokens" if first.subset.together else f"the batch of {batch} as its first dimension"
+            )
             return _skipped(outcome, f"no output has {missing}")
-        return _with_benign(outcome, largest)
+        return _with_benign(outcome, first_runs)
 
     def _compared_run(self, variant: Variant, size: int, watcher: TraceCallback | None = None) -> Run | Failure:
         """Make a run whose results are compared; what it raises is told which run it was."""

@@ -101,7 +101,7 @@ def preparing(
 
 
 def _iterate(harness: Any, model: Any, inputs: Any, step: Any, trace: HashDebugTrace | None) -> dict[str, Any]:
-    """Run the harness's iterations and return what the harness compares: the results of the last one."""
+    """Run the harness's iterations; return the results of the last one, which alone are compared."""
     returned = run_once(harness, model, inputs, trace, step=step)
     results: dict[str, Any] = {}
     for name, value in named_results(returned).items():
@@ -110,7 +110,6 @@ def _iterate(harness: Any, model: Any, inputs: Any, step: Any, trace: HashDebugT
 
 
 def _compared(outcome: Outcome, first: Run, second: Run) -> Outcome:
-    """Compare two runs as in a sweep."""
     with untraced():
         outcome = compared(outcome, first, second)
     differing = int(outcome.accuracy != Status.PASS)
@@ -118,7 +117,6 @@ def _compared(outcome: Outcome, first: Run, second: Run) -> Outcome:
 
 
 def _further_pair(outcome: Outcome, subject: Subject) -> Outcome:
-    """Compare one more pair of traced runs."""
     first, second = (subject.attempt() for _ in range(2))
     if isinstance(first, Failure) or isinstance(second, Failure):
         return replace(outcome, confirmed="no: a further run failed")
