@@ -317,8 +317,8 @@ def _samples_lost(sound: Any, bad: Any) -> bool:
 def _make_repro(folder: Path) -> None:
     import torch
 
+    from hashbench.calls.capture import capture
     from hashbench.records import Decision, Diagnosis, Evidence
-    from hashbench.replay.capture import capture
     from hashbench.repro import write_repro
 
     x = torch.arange(8.0)

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from hashbench.calls.call import CapturedCall
+from hashbench.calls.capture import capture
 from hashbench.records import CallFacts, Decision, Diagnosis, Evidence, ExperimentResult, Rate
-from hashbench.replay.call import CapturedCall
-from hashbench.replay.capture import capture
 
 aten: Any = torch.ops.aten
 

@@ -37,6 +37,6 @@ LONGEST_FIRST = (
     *("tests/devices/test_triton_kernel.py", "tests/trace/test_collectives.py"),
     *("tests/suites/test_torchvision.py", "tests/report/test_browser.py", "tests/diagnose/test_fresh_process.py"),
     *("tests/golden/test_golden.py", "tests/tools/observer/test_docs.py", "tests/sweep/test_fingerprints.py"),
-    *("tests/replay/test_capture.py", "tests/tools/numeric/test_compare.py", "tests/replay/test_replayer.py"),
+    *("tests/calls/test_capture.py", "tests/tools/numeric/test_compare.py", "tests/replay/test_replayer.py"),
 )
 """The groups and files that take longest, in this order: on two cores the rest then fills what they leave."""

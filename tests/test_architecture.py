@@ -40,6 +40,7 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     ("run", frozenset({"leaves", "outcome", "outputs", "rng", "settings", "workload"})),
     ("results", NO_MODULE),
     ("causes", NO_MODULE),
+    ("calls", frozenset({"call", "capture", "live", "ops"})),
     ("replay", EVERY_MODULE),
     ("repro", EVERY_MODULE),
     ("fingerprint", frozenset({"calls", "checking", "library", "measure", "values"})),

@@ -20,12 +20,12 @@ import torch
 
 from hashbench.batch.cause import CONTROLS, ON, ItemEvidence, Remedy
 from hashbench.batch.item_call import SEED, ItemCall, NotItemwiseError, Rows, in_force
+from hashbench.calls.ops import calls_others
 from hashbench.catalog import EXPERIMENTS
 from hashbench.errors import named_line
 from hashbench.processes import Budget
 from hashbench.records import NO_TIME, ExperimentResult
 from hashbench.replay.methods import METHODS, Around
-from hashbench.replay.ops import calls_others
 
 REPEATS = 3
 """Runs of the same call that must agree before another one is compared with it."""

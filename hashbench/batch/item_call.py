@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from hashbench.batch.layout import ItemAxis
-from hashbench.replay.call import LINE, keys_below_a_mode, wait_for
-from hashbench.replay.capture import is_plain
+from hashbench.calls.call import LINE
+from hashbench.calls.capture import is_plain
+from hashbench.calls.live import keys_below_a_mode, wait_for
 from hashbench.replay.methods import exact_numbers
 from hashbench.run.rng import preserved_rng, random_states, reset_rng_state, seed_host, state_digest, states_differ
 from hashbench.run.settings import applied

@@ -18,13 +18,13 @@ from hashbench.batch.call_pair import CallPair
 from hashbench.batch.item_call import SEED, ItemCall, NotItemwiseError, in_force
 from hashbench.batch.layout import Cut, ItemAxis
 from hashbench.batch.match import Agreement, Match
+from hashbench.calls.call import CapturedCall
+from hashbench.calls.capture import CaptureError, capture
+from hashbench.calls.ops import needs_definition
 from hashbench.diagnose.fresh_process import run_python
 from hashbench.errors import HashbenchError, first_line
 from hashbench.io import replace_file
 from hashbench.records import Decision
-from hashbench.replay.call import CapturedCall
-from hashbench.replay.capture import CaptureError, capture
-from hashbench.replay.ops import needs_definition
 from hashbench.repro import script
 from hashbench.repro.call_arguments import BadCallError
 from hashbench.repro.call_file import TENSORS_FILE

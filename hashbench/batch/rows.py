@@ -15,8 +15,8 @@ from xxhash import xxh3_64_digest
 
 from hashbench.batch.layout import WHOLE, Cut, ItemSubset, Shape
 from hashbench.batch.match import CallRows, Draw, TensorRows
-from hashbench.replay.capture import is_plain
-from hashbench.replay.ops import is_custom
+from hashbench.calls.capture import is_plain
+from hashbench.calls.ops import is_custom
 from hashbench.trace.arguments import generator_digest, leaves, named_arguments, tensors_in
 from hashbench.trace.callbacks import TraceCallback
 from hashbench.trace.digest import dtype_name, raw_digest, readable

@@ -104,7 +104,7 @@ def in_child(asked: str, stderr: str) -> int:
 
 def _replay_here(*, folder: str, replays: int, budget: float, imports: list[str], format: str) -> int:  # noqa: A002
     from hashbench import repro
-    from hashbench.replay import ops
+    from hashbench.calls import ops
 
     for definition in imports:
         ops.load(definition)

@@ -18,6 +18,9 @@ import psutil
 import torch
 
 from hashbench import causes, replay, repro
+from hashbench.calls.call import MIB, CapturedCall
+from hashbench.calls.capture import CaptureError, capture
+from hashbench.calls.ops import definition_of
 from hashbench.catalog import Confidence, Limit, Origin, Perturbation, Status
 from hashbench.causes import stats
 from hashbench.diagnose import fresh_process
@@ -38,9 +41,6 @@ from hashbench.records import (
     op_of,
 )
 from hashbench.replay import facts
-from hashbench.replay.call import MIB, CapturedCall
-from hashbench.replay.capture import CaptureError, capture
-from hashbench.replay.ops import definition_of
 from hashbench.repro import torch_docs
 from hashbench.results.folder import file_key
 from hashbench.run.outcome import Attempt, Outcome, results_that_differ

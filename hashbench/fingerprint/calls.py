@@ -11,6 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from hashbench.calls.call import CapturedCall, Memory, Slot, TensorForm
+from hashbench.calls.capture import CaptureError, Windows, is_plain, may_resize, refuse_shadows
+from hashbench.calls.ops import TORCH_NAMESPACES, path_among, why_refused
 from hashbench.fingerprint.document import Kernel, TensorWord, tensor_word
 from hashbench.fingerprint.values import (
     ANY,
@@ -25,9 +28,6 @@ from hashbench.fingerprint.values import (
     fill,
     range_of,
 )
-from hashbench.replay.call import CapturedCall, Memory, Slot, TensorForm
-from hashbench.replay.capture import CaptureError, Windows, is_plain, may_resize, refuse_shadows
-from hashbench.replay.ops import TORCH_NAMESPACES, path_among, why_refused
 from hashbench.repro.call_arguments import Arguments, BadCallError, check_arguments, encoded, find_op
 from hashbench.trace.arguments import leaves, mapped
 from hashbench.trace.callbacks import TraceCallback

@@ -15,6 +15,8 @@ from types import MappingProxyType
 
 import torch
 
+from hashbench.calls.call import CapturedCall
+from hashbench.calls.ops import load
 from hashbench.errors import HashbenchError, named_line
 from hashbench.fingerprint.calls import call_of
 from hashbench.fingerprint.distance import Distance, distance
@@ -25,8 +27,6 @@ from hashbench.fingerprint.values import Arena
 from hashbench.fingerprint.verify import CHANGED, NOT_RUN, SAME, Checked, Request
 from hashbench.io import from_json, to_json
 from hashbench.processes import exit_at_once
-from hashbench.replay.call import CapturedCall
-from hashbench.replay.ops import load
 from hashbench.run.settings import applied
 
 REPEATS = 5

@@ -16,13 +16,14 @@ import numpy as np
 import torch
 import xxhash
 
+from hashbench.calls.call import CapturedCall, Slot, TensorForm
+from hashbench.calls.capture import is_plain, may_resize
+from hashbench.calls.live import captured_environment, keys_below_a_mode, laid_over, wait_for
 from hashbench.errors import HashbenchError, named_line
 from hashbench.fingerprint.calls import KernelCollector, call_of
 from hashbench.fingerprint.document import Fingerprints, Kernel, ModelFingerprint, TensorWord
 from hashbench.fingerprint.library import Listener, listener
 from hashbench.fingerprint.values import Arena, bits_of, scrambled
-from hashbench.replay.call import CapturedCall, Slot, TensorForm, in_force, keys_below_a_mode, laid_over, wait_for
-from hashbench.replay.capture import is_plain, may_resize
 from hashbench.run.rng import random_states, states_differ
 from hashbench.run.settings import deterministic_settings
 from hashbench.trace.api import HashDebugTrace
@@ -73,8 +74,7 @@ class NotRepeatableError(Exception):
 @contextlib.contextmanager
 def isolation(*, deterministic: str, threads: int | None) -> Iterator[None]:
     """Set up the state in which signatures run: sweep settings, no grad, no dispatch modes."""
-    nothing = CapturedCall("", None, (), {}, (), ())
-    with deterministic_settings(deterministic, threads=threads), in_force(nothing):
+    with deterministic_settings(deterministic, threads=threads), captured_environment():
         yield
 
 

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from hashbench.calls.call import LINE
 from hashbench.fingerprint.distance import FLOATS
 from hashbench.fingerprint.periods import Periods, can_repeat
-from hashbench.replay.call import LINE
 from hashbench.trace.digest import dtype_name
 
 PERIOD = 17 * 2**16

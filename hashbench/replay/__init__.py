@@ -14,15 +14,15 @@ import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
+from hashbench.calls.call import CapturedCall, plan_for
+from hashbench.calls.live import OutcomeDigests, captured_environment
 from hashbench.catalog import EXPERIMENTS, Experiment, Role
 from hashbench.processes import Budget, tell_phase
 from hashbench.records import NO_TIME, CallFacts, ExperimentResult, TensorDigest
 from hashbench.replay import facts as callfacts
-from hashbench.replay.call import CallOutcome, CapturedCall, in_force
 from hashbench.replay.facts import Snapshot
 from hashbench.replay.methods import METHODS
 from hashbench.replay.replayer import InapplicableError, Replayer
-from hashbench.trace.op_schema import plan_of
 
 Recorded = Sequence[tuple[TensorDigest, ...]]
 
@@ -69,7 +69,7 @@ def experiments(
         recorded: the outputs that the traces of the differing runs recorded for this call.
         arms: names of experiments to run; ``repeat``, their baseline, always runs.
     """
-    with warnings.catch_warnings(), in_force(call):
+    with warnings.catch_warnings(), captured_environment(call):
         warnings.simplefilter("ignore")  # the replays repeat what the runs have said already
         replayer = Replayer(call, replays=replays, budget=budget)
         tell_phase("experiments: repeat")
@@ -123,7 +123,7 @@ def _facts(replayer: Replayer, seen: Sequence[Snapshot], recorded: Recorded) -> 
     facts = CallFacts(
         call.op,
         custom=replayer.custom,
-        allocation=plan_of(call.func).blank,
+        allocation=plan_for(call.func).blank,
         overlap=callfacts.has_overlap(call),
         matches_record=_matches_record(replayer, recorded),
     )
@@ -144,7 +144,7 @@ def _matches_record(replayer: Replayer, recorded: Recorded) -> bool | None:
     A call with several outcomes need not repeat any recorded one, so only a call with a single outcome can mismatch.
     """
     known = [outputs for outputs in recorded if outputs]
-    if not known or not replayer.repeated.outcomes or plan_of(replayer.call.func).blank:
+    if not known or not replayer.repeated.outcomes or plan_for(replayer.call.func).blank:
         return None
     seen = [*replayer.repeated.outcomes, *replayer.elsewhere]
     if any(_is_recorded(outcome, outputs) for outcome in seen for outputs in known):
@@ -152,7 +152,7 @@ def _matches_record(replayer: Replayer, recorded: Recorded) -> bool | None:
     return None if replayer.repeated.differing else False
 
 
-def _is_recorded(outcome: CallOutcome, outputs: tuple[TensorDigest, ...]) -> bool:
+def _is_recorded(outcome: OutcomeDigests, outputs: tuple[TensorDigest, ...]) -> bool:
     """Return whether the outcome equals the recorded outputs.
 
     Behind the outputs that the schema declares, a trace with hashed inputs also records arguments that changed

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from hashbench.replay.call import CapturedCall, Slot, TensorForm
+from hashbench.calls.call import CapturedCall, Slot, TensorForm, plan_for
+from hashbench.calls.live import LiveCall
 from hashbench.run import outputs
 from hashbench.trace.arguments import leaves
 from hashbench.trace.digest import components
-from hashbench.trace.op_schema import plan_of
 
 Snapshot = tuple[torch.Tensor, ...]
 
@@ -28,7 +28,7 @@ Snapshot = tuple[torch.Tensor, ...]
 
 def written_slots(call: CapturedCall) -> frozenset[int]:
     """Return the indices (into the call's tensors) of arguments that the schema declares as written."""
-    written = leaves(plan_of(call.func).written_values(call.args, call.kwargs))
+    written = leaves(plan_for(call.func).written_values(call.args, call.kwargs))
     return frozenset(leaf.index for leaf in written if isinstance(leaf, Slot))
 
 
@@ -114,7 +114,7 @@ def have_same_values(snapshots: Sequence[Snapshot]) -> bool:
 
 def have_chosen_values(call: CapturedCall, snapshots: Sequence[Snapshot]) -> bool:
     """Return whether, wherever two snapshots differ, both hold an element of some input of the same dtype."""
-    inputs = _typed_bits(call.materialise().tensors)
+    inputs = _typed_bits(LiveCall(call).tensors)
     contents = [_typed_bits(snapshot) for snapshot in snapshots]
     return all(_are_chosen(one, other, inputs) for one, other in pairwise(contents))
 
@@ -125,7 +125,7 @@ def have_tied_places(call: CapturedCall, snapshots: Sequence[Snapshot]) -> bool:
 
     This is how ops differ that return the index of a median, of a maximum, of a free slot.
     """
-    tensors = [tensor for tensor in call.materialise().tensors if tensor.layout is torch.strided]
+    tensors = [tensor for tensor in LiveCall(call).tensors if tensor.layout is torch.strided]
     inputs = [tensor for tensor in tensors if not (tensor.is_nested or tensor.is_quantized)]
     return all(_are_tied(one, other, inputs) for one, other in pairwise(snapshots))
 

@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from hashbench.calls.call import CapturedCall, TensorForm, held_bytes, plan_for
+from hashbench.calls.live import LiveCall
+from hashbench.calls.ops import calls_others
 from hashbench.processes import Budget
 from hashbench.records import NO_TIME, ExperimentResult
 from hashbench.replay import controls
-from hashbench.replay.call import CapturedCall, Materialised, TensorForm, held_bytes, outcome_of
 from hashbench.replay.facts import have_same_form, snapshot_bits, written_slots
-from hashbench.replay.ops import calls_others
 from hashbench.replay.replayer import Change, InapplicableError, Replayer, Tally
 from hashbench.run.settings import applied, preserved
-from hashbench.trace.op_schema import plan_of
 
 Method = Callable[[str, Replayer, Budget], ExperimentResult]
 """Runs the named experiment on a call within a time budget."""
@@ -126,7 +126,7 @@ def exact_values(name: str, replayer: Replayer, left: Budget) -> ExperimentResul
     """Replace all contents by small integers: sums become exact, so their order no longer matters."""
     changed = with_exact_values(replayer.call)
     if changed is not None:
-        return replayer.compared(name, left, live=changed.materialise())
+        return replayer.compared(name, left, live=LiveCall(changed))
     forms = replayer.call.tensors
     if forms and all(isinstance(form, TensorForm) and not _is_inexact(form.dtype) for form in forms):
         return replayer.repeated.result(name, note="all inputs are whole numbers as they are")
@@ -183,7 +183,7 @@ def copied_sources(name: str, replayer: Replayer, left: Budget) -> ExperimentRes
     changed = with_copied_sources(replayer.call)
     if changed is None:
         raise InapplicableError("nothing that is written shares memory with what is read")
-    return replayer.compared(name, left, live=changed.materialise())
+    return replayer.compared(name, left, live=LiveCall(changed))
 
 
 def with_copied_sources(call: CapturedCall) -> CapturedCall | None:
@@ -215,14 +215,14 @@ def fresh_memory(name: str, replayer: Replayer, left: Budget) -> ExperimentResul
     tally, call = replayer.against_in_place(), replayer.call
     sizes = [memory.content.nbytes for memory in call.memories]
     sizes += [held_bytes(tensor) for copy in replayer.repeated.copies[:1] for tensor in copy]
-    held: list[Materialised] = []
+    held: list[LiveCall] = []
 
     def block(count: int) -> None:
         for _ in range(count):
             byte = (37 * len(tally.seconds) + 1) & 0xFF
             freed = [torch.full((size,), byte, dtype=torch.uint8, device=call.device) for size in sizes]
             del freed  # what is allocated next holds other bytes than before
-            held.append(call.materialise())
+            held.append(LiveCall(call))
             replayer.replay(tally, live=held[-1])
             del held[:-1]  # not before: the next memory must be another
 
@@ -255,7 +255,7 @@ def moved(name: str, replayer: Replayer, left: Budget) -> ExperimentResult:
         if tried and left.left() <= 0:
             break
         tried += 1
-        there, live = Tally(), call.materialise(shift, only=memory)
+        there, live = Tally(), LiveCall(call, shift, only=memory)
         for _ in range(times):
             replayer.replay(there, live=live)
         if there.differing:  # then it is not the address alone that decides
@@ -354,7 +354,7 @@ def poison(name: str, replayer: Replayer, left: Budget) -> ExperimentResult:
     second. Trials are the replays under the second fill; all of them differ, or none.
     """
     call, live = replayer.call, replayer.live
-    if plan_of(call.func).blank:
+    if plan_for(call.func).blank:
         raise InapplicableError("the op hands out memory for others to write")
     sides = (_StableBits(), _StableBits())
     for number in range(2 * max(replayer.replays, POISON_WANTED)):
@@ -363,8 +363,8 @@ def poison(name: str, replayer: Replayer, left: Budget) -> ExperimentResult:
         which = (0, 1, 1, 0)[number % 4]
         live.reset()
         with controls.poisoned_memory(controls.POISONS[which], device=call.device):
-            output = live.run()
-        sides[which].add(snapshot_bits(replayer.snapshot(output, live, outcome_of(output, live))))
+            outcome = live.run()
+        sides[which].add(snapshot_bits(replayer.snapshot(live, outcome, outcome.digests())))
     first, second = sides
     if second.replays < POISON_FEWEST:
         raise InapplicableError(NO_TIME)

@@ -1,6 +1,6 @@
 """Replay a captured call: live copy, single replays, controlled series, plain repetition, and a tally of outcomes.
 
-Use inside :func:`hashbench.replay.call.in_force`.
+Use inside :func:`hashbench.calls.live.captured_environment`.
 """
 
 from __future__ import annotations
@@ -12,20 +12,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
 
+from hashbench.calls.call import CapturedCall, held_bytes
+from hashbench.calls.live import CallOutcome, LiveCall, OutcomeDigests
+from hashbench.calls.ops import is_custom
 from hashbench.causes import stats
 from hashbench.processes import Budget
 from hashbench.records import NO_TIME, ExperimentResult
-from hashbench.replay.call import (
-    CallOutcome,
-    CapturedCall,
-    Materialised,
-    held_bytes,
-    outcome_of,
-    wait_for,
-    written_tensors,
-)
 from hashbench.replay.facts import Snapshot
-from hashbench.replay.ops import is_custom
 
 Change = Callable[[], AbstractContextManager[object]]
 """Context manager factory around replays; if the context yields a function, that is called before each replay."""
@@ -56,16 +49,16 @@ class Tally:
     Outcomes are kept as digests; contents are copied for the first and a few others.
     """
 
-    def __init__(self, reference: CallOutcome | None = None) -> None:
+    def __init__(self, reference: OutcomeDigests | None = None) -> None:
         self.reference = reference
         self.trials = self.differing = 0
         self.seconds: list[float] = []
         self.copies: list[Snapshot] = []
-        self.outcomes: list[CallOutcome] = []
+        self.outcomes: list[OutcomeDigests] = []
         self._seen: Counter[int] = Counter() if reference is None else Counter({hash(reference): 1})
         self._copied_bytes = 0
 
-    def add(self, outcome: CallOutcome, *, seconds: float, copy: Callable[[], Snapshot]) -> None:
+    def add(self, outcome: OutcomeDigests, *, seconds: float, copy: Callable[[], Snapshot]) -> None:
         """Add an outcome; ``copy`` is called only if its content is kept."""
         self.seconds.append(seconds)
         if self.reference is None:
@@ -100,15 +93,14 @@ class Replayer:
         self.call, self.replays, self.budget = call, replays, budget
         self.trials = replays
         self.custom = is_custom(call.func)
-        self.devices = call.accelerators
-        self.live = call.materialise()
+        self.live = LiveCall(call)
         self.repeated = Tally()
         self.cost = 0.0  # seconds of the last plain replay, with resetting and hashing
         self.provoked: list[Snapshot] = []
-        self.elsewhere: list[CallOutcome] = []  # of inputs at other addresses
+        self.elsewhere: list[OutcomeDigests] = []  # of inputs at other addresses
 
     @property
-    def in_place(self) -> CallOutcome | None:
+    def in_place(self) -> OutcomeDigests | None:
         """The single outcome of the unchanged call, apart from rare exceptions; ``None`` if it has several."""
         return self.repeated.reference if stats.is_rare(self.repeated.result("repeat")) else None
 
@@ -122,28 +114,24 @@ class Replayer:
             raise InapplicableError("the outcome differs in place")
         return Tally(self.in_place)
 
-    def replay(self, tally: Tally, *, live: Materialised | None = None, change: Change = UNCHANGED) -> None:
+    def replay(self, tally: Tally, *, live: LiveCall | None = None, change: Change = UNCHANGED) -> None:
         """Reset, run under ``change``, and add the outcome to the tally."""
         live = live or self.live
         begin = perf_counter()
         live.reset()
-        wait_for(self.devices)  # for the reset, which is not to be timed
         with change():
-            start = perf_counter()
-            output = live.run()
-            wait_for(self.devices)
-            seconds = max(0.0, perf_counter() - start)  # a model may have stopped the clock or set it back
-        outcome = outcome_of(output, live)
-        live.mark_unchanged(outcome.arguments)
-        tally.add(outcome, seconds=seconds, copy=lambda: self.snapshot(output, live, outcome))
+            outcome = live.run()
+        digests = outcome.digests()
+        live.mark_unchanged(digests.arguments)
+        tally.add(digests, seconds=outcome.seconds, copy=lambda: self.snapshot(live, outcome, digests))
         if tally is self.repeated:
             self.cost = perf_counter() - begin
 
-    def snapshot(self, output: object, live: Materialised, outcome: CallOutcome) -> Snapshot:
+    def snapshot(self, live: LiveCall, outcome: CallOutcome, digests: OutcomeDigests) -> Snapshot:
         """Copy all that a run wrote, including arguments that the schema does not declare as written."""
-        written = written_tensors(output, live)
+        written = outcome.written
         known = {id(tensor) for tensor in written}
-        changed = zip(live.tensors, outcome.arguments, live.content, strict=True)
+        changed = zip(outcome.tensors, digests.arguments, live.content, strict=True)
         undeclared = [tensor for tensor, after, before in changed if after != before and id(tensor) not in known]
         return tuple(tensor.detach().clone() for tensor in [*written, *undeclared])
 
@@ -152,7 +140,7 @@ class Replayer:
         name: str,
         left: Budget,
         *,
-        live: Materialised | None = None,
+        live: LiveCall | None = None,
         change: Change = UNCHANGED,
         each: bool = False,
         tally: Tally | None = None,

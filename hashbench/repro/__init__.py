@@ -27,13 +27,13 @@ import torch
 
 import hashbench
 from hashbench import causes, io, replay
+from hashbench.calls.call import LINE, CapturedCall, TensorForm
+from hashbench.calls.ops import Definition, definition_of, needs_definition
 from hashbench.catalog import CAUSES, EXPERIMENTS, REPEATED, Confidence
 from hashbench.causes import evidence
 from hashbench.errors import HashbenchError
 from hashbench.processes import Budget, Finished, new_python
 from hashbench.records import Decision, Diagnosis, Evidence, ExperimentResult
-from hashbench.replay.call import LINE, CapturedCall, TensorForm
-from hashbench.replay.ops import Definition, definition_of, needs_definition
 from hashbench.repro import call_file, script
 from hashbench.results.folder import CALL_FILE
 from hashbench.run import environment
@@ -306,7 +306,7 @@ def run_in_fresh_process(
 
     Args:
         timeout: seconds.
-        definition: what defines a custom op, as ``repro.py`` takes it; see :class:`~hashbench.replay.ops.Definition`.
+        definition: what defines a custom op, as ``repro.py`` takes it; see :class:`~hashbench.calls.ops.Definition`.
         by: runs the program.
 
     Returns:

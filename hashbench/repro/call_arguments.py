@@ -10,9 +10,9 @@ from typing import Any, Never
 
 import torch
 
+from hashbench.calls.call import GeneratorSlot, Slot
+from hashbench.calls.ops import why_refused
 from hashbench.errors import HashbenchError
-from hashbench.replay.call import GeneratorSlot, Slot
-from hashbench.replay.ops import why_refused
 
 LARGEST = 2**62
 """Upper limit of numbers in a file."""
@@ -45,7 +45,7 @@ def find_op(name: str) -> Any:
 
     Raises:
         HashbenchError: its library is not loaded.
-        BadCallError: it is not an op, or does something else (:func:`~hashbench.replay.ops.why_refused`).
+        BadCallError: it is not an op, or does something else (:func:`~hashbench.calls.ops.why_refused`).
     """
     parts = name.split(".")
     if len(parts) != 3 or not all(re.fullmatch(r"[A-Za-z_]\w*", part, re.ASCII) for part in parts):

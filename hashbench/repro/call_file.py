@@ -22,10 +22,10 @@ from typing import Any
 
 import torch
 
+from hashbench.calls.call import CapturedCall, Memory, TensorForm, generator_slots
+from hashbench.calls.ops import path_among, why_unchecked
 from hashbench.errors import HashbenchError, first_line
 from hashbench.io import document_digest, from_json, open_file, read_json, to_json
-from hashbench.replay.call import CapturedCall, Memory, TensorForm, generator_slots
-from hashbench.replay.ops import path_among, why_unchecked
 from hashbench.repro.call_arguments import (
     LARGEST,
     Arguments,

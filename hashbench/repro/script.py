@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from hashbench.calls.call import LINE, CapturedCall, GeneratorSlot, Slot, TensorForm, generator_slots
+from hashbench.calls.capture import may_resize
+from hashbench.calls.ops import needs_definition
 from hashbench.catalog import EXPERIMENTS
 from hashbench.records import Evidence, ExperimentResult
-from hashbench.replay.call import LINE, CapturedCall, GeneratorSlot, Slot, TensorForm, generator_slots
-from hashbench.replay.capture import may_resize
 from hashbench.replay.methods import possible_shifts
-from hashbench.replay.ops import needs_definition
 from hashbench.repro.call_arguments import bad, is_named
 from hashbench.trace.op_schema import plan_of
 

@@ -10,7 +10,7 @@ import torch
 from command_helpers import Main, run
 from repro_helpers import adding_rows, aten, captured, said_of
 
-from hashbench.replay import ops
+from hashbench.calls import ops
 from hashbench.repro import write_repro
 
 

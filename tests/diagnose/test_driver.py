@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from hashbench import replay
+from hashbench.calls.ops import Definition
 from hashbench.check.function import FunctionCall, check_function
 from hashbench.check.model import BenchmarkRunner
 from hashbench.diagnose import driver, fresh_process
@@ -37,7 +38,6 @@ from hashbench.records import (
     RunOptions,
     Verdict,
 )
-from hashbench.replay.ops import Definition
 from hashbench.run.outcome import Outcome
 from hashbench.run.settings import settings
 from hashbench.run.workload import Workload

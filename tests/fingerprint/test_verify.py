@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from hashbench import cli
+from hashbench.calls.ops import load
 from hashbench.fingerprint import document
 from hashbench.fingerprint.document import Fingerprints
 from hashbench.fingerprint.measure import record
 from hashbench.fingerprint.verify import CHANGED, Checked, summary
-from hashbench.replay.ops import load
 
 OPS = """
 import os

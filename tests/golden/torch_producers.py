@@ -22,9 +22,9 @@ import torch
 
 import hashbench
 from hashbench import HashbenchError, HashDebugTrace, Trace, find_divergence
+from hashbench.calls.call import CapturedCall, Memory, TensorForm
+from hashbench.calls.capture import capture
 from hashbench.records import CallFacts, Decision, Diagnosis, Evidence, ExperimentResult, Rate
-from hashbench.replay.call import CapturedCall, Memory, TensorForm
-from hashbench.replay.capture import capture
 from hashbench.repro import Recorded, Rerun, rerun_json, rerun_text, script, write_repro
 from hashbench.run import environment
 from hashbench.run.outputs import Difference

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
+from hashbench.calls.call import CapturedCall
+from hashbench.calls.capture import capture
 from hashbench.catalog import EXPERIMENTS
 from hashbench.processes import Budget
 from hashbench.replay import Replays, experiments
-from hashbench.replay.call import CapturedCall
-from hashbench.replay.capture import capture
 
 aten = torch.ops.aten
 

@@ -7,9 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from hashbench.calls.call import CapturedCall
+from hashbench.calls.live import captured_environment
 from hashbench.processes import Budget
 from hashbench.replay import experiments
-from hashbench.replay.call import CapturedCall, in_force
 from hashbench.replay.facts import have_chosen_values, have_same_values, have_tied_places, representation_of
 from tests.replay.replay_helpers import aten, captured, numbers
 
@@ -77,7 +78,7 @@ CHOSEN = {
 @pytest.mark.parametrize(("source", "one", "other", "expected"), CHOSEN.values(), ids=CHOSEN)
 def test_have_chosen_values(source: torch.Tensor, one: list[float], other: list[float], expected: bool) -> None:
     call = captured(aten.clone.default, source)
-    with in_force(call):
+    with captured_environment(call):
         assert have_chosen_values(call, [(torch.tensor(one),), (torch.tensor(other),)]) is expected
 
 
@@ -105,7 +106,7 @@ def places(*values: int) -> torch.Tensor:
 )
 def test_have_tied_places(one: tuple[torch.Tensor, ...], other: tuple[torch.Tensor, ...], expected: bool) -> None:
     call = captured(aten.median.dim, SCORES, 1)
-    with in_force(call):
+    with captured_environment(call):
         assert have_tied_places(call, [one, other]) is expected
 
 

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from hashbench import replay as replay_module
+from hashbench.calls.call import TensorForm
+from hashbench.calls.live import LiveCall, captured_environment
 from hashbench.catalog import EXPERIMENTS
 from hashbench.replay import methods
-from hashbench.replay.call import TensorForm, in_force
 from hashbench.replay.methods import with_copied_sources, with_exact_values
 from hashbench.run.settings import preserved, settings
 from tests.replay.replay_helpers import DETERMINISTIC, aten, captured, numbers, overlapping, tried
@@ -130,8 +131,8 @@ def test_exact_values_keep_indices_and_aliasing() -> None:
     call = captured(aten.index_put_.default, base[:20], [torch.tensor([3, 4])], base[20:22])
     changed = with_exact_values(call)
     assert changed is not None
-    with in_force(call):
-        old, new = call.materialise().tensors, changed.materialise().tensors
+    with captured_environment(call):
+        old, new = LiveCall(call).tensors, LiveCall(changed).tensors
     assert new[0].tolist() == new[0].round().clamp(-8, 8).tolist() != old[0].tolist()
     assert torch.equal(old[1], new[1])
     assert new[0].untyped_storage()._cdata == new[2].untyped_storage()._cdata
@@ -141,8 +142,8 @@ def test_exact_values_keep_indices_and_aliasing() -> None:
 def test_exact_values_of_small_dtypes_are_ones(dtype: torch.dtype) -> None:
     changed = with_exact_values(captured(aten.clone.default, numbers(100).to(dtype)))
     assert changed is not None
-    with in_force(changed):
-        assert set(changed.materialise().tensors[0].float().tolist()) == {-1.0, 0.0, 1.0}
+    with captured_environment(changed):
+        assert set(LiveCall(changed).tensors[0].float().tolist()) == {-1.0, 0.0, 1.0}
 
 
 def test_only_aliasing_sources_are_copied() -> None:

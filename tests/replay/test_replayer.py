@@ -16,11 +16,12 @@ import torch
 from address_ops import goes_by_addresses
 
 from hashbench import processes
+from hashbench.calls.call import CapturedCall
+from hashbench.calls.live import LiveCall, OutcomeDigests, captured_environment, keys_below_a_mode
 from hashbench.causes import stats
 from hashbench.processes import Budget, phases_told_to
 from hashbench.records import Evidence, TensorDigest
 from hashbench.replay import Replays, experiments
-from hashbench.replay.call import CallOutcome, CapturedCall, in_force, keys_below_a_mode, outcome_of
 from hashbench.replay.controls import memory as poison_module
 from hashbench.replay.replayer import Replayer, Tally
 from hashbench.run.settings import settings
@@ -288,9 +289,9 @@ def test_global_state_is_restored() -> None:
 
 
 def digest_of(call: CapturedCall) -> tuple[TensorDigest, ...]:
-    with in_force(call):
-        live = call.materialise()
-        return outcome_of(live.run(), live).written
+    with captured_environment(call):
+        live = LiveCall(call)
+        return live.run().digests().written
 
 
 def test_replay_matches_the_record() -> None:
@@ -365,7 +366,7 @@ def test_each_attention_backend_runs_alone_on_gpu() -> None:
 
 def test_tally_copies_first_and_few_differing_outcomes() -> None:
     tally = Tally()
-    outcomes = [CallOutcome((TensorDigest("float32", (), (), str(number % 7)),), (), ()) for number in range(70)]
+    outcomes = [OutcomeDigests((TensorDigest("float32", (), (), str(number % 7)),), (), ()) for number in range(70)]
     for number, outcome in enumerate(outcomes):
         tally.add(outcome, seconds=1.0, copy=lambda number=number: (torch.tensor(number),))
     assert (tally.trials, tally.differing, tally.distinct) == (69, 60, 7)
@@ -374,7 +375,7 @@ def test_tally_copies_first_and_few_differing_outcomes() -> None:
 
 def test_undeclared_writes_are_seen() -> None:
     call = captured(torch.ops.replayed.writes_behind.default, numbers(3))
-    with in_force(call):
+    with captured_environment(call):
         lab = Replayer(call, replays=2, budget=Budget(5))
         lab.repeat(Budget(5))
     assert len(lab.repeated.copies[0]) == 2

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from hashbench.calls.call import GeneratorSlot, Slot
 from hashbench.errors import HashbenchError
-from hashbench.replay.call import GeneratorSlot, Slot
 from hashbench.repro.call_arguments import Arguments, BadCallError, check_arguments, encoded, find_op, fits
 
 

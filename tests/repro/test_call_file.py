@@ -12,8 +12,9 @@ import pytest
 import torch
 from repro_helpers import PLACE, aten, captured, document_in, signed_again
 
+from hashbench.calls.call import CapturedCall, GeneratorSlot
+from hashbench.calls.live import LiveCall, captured_environment
 from hashbench.errors import HashbenchError
-from hashbench.replay.call import CapturedCall, GeneratorSlot, in_force
 from hashbench.repro import call_file
 from hashbench.repro.call_arguments import Arguments
 from hashbench.repro.call_file import _Tensors, named_in, substitutes
@@ -58,8 +59,8 @@ def test_whole_files_are_read(folder: Path) -> None:
 
 def test_tensors_share_memory_again(folder: Path) -> None:
     call = call_file.read(folder).call
-    with in_force(call):
-        live = call.materialise()
+    with captured_environment(call):
+        live = LiveCall(call)
     assert live.tensors[0].untyped_storage().data_ptr() == live.tensors[2].untyped_storage().data_ptr()
 
 

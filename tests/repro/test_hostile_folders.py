@@ -19,8 +19,8 @@ import torch
 from command_helpers import Main
 from repro_helpers import aten, captured, document_in, said_of, signed_again
 
+from hashbench.calls import ops
 from hashbench.io import read_file
-from hashbench.replay import ops
 from hashbench.repro import write_repro
 
 HARM = "open('harmed', 'w').close()\n"

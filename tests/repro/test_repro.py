@@ -15,11 +15,12 @@ from repro_helpers import adding_rows, aten, captured
 from torch.testing._internal.two_tensor import TwoTensor
 
 from hashbench import replay, repro
+from hashbench.calls import ops
+from hashbench.calls.call import CapturedCall
+from hashbench.calls.live import LiveCall, captured_environment
 from hashbench.errors import HashbenchError
 from hashbench.processes import Budget
 from hashbench.records import ExperimentResult
-from hashbench.replay import ops
-from hashbench.replay.call import CapturedCall, in_force, outcome_of
 from hashbench.repro import call_file, run_in_fresh_process
 from tests.repro.writing import REPEAT, differs, ran, written
 
@@ -114,9 +115,9 @@ def run_here(folder: Path) -> tuple[Any, dict[str, Any]]:
 
 
 def outcome(call: CapturedCall) -> Any:
-    with in_force(call):
-        live = call.materialise()
-        return outcome_of(live.run(), live)
+    with captured_environment(call):
+        live = LiveCall(call)
+        return live.run().digests()
 
 
 @quietly
@@ -135,9 +136,9 @@ def test_files_and_script_have_the_call_as_it_was(make: Callable[[], CapturedCal
     assert outcome(again) == outcome(call)
     code, names = run_here(folder)
     assert code == 0
-    with in_force(call):
-        live = call.materialise()
-        expected = names["leaves"]([live.run(), live.tensors])
+    with captured_environment(call):
+        live = LiveCall(call)
+        expected = names["leaves"]([live.run().output, live.tensors])
     assert names["digest"](names["first"]) == names["digest"](expected)
 
 
@@ -145,8 +146,8 @@ def test_inputs_lie_at_the_addresses_that_they_had(tmp_path: Path) -> None:
     call = at_an_odd_address()
     folder = written(tmp_path / "repro", call, ExperimentResult("repeat", "call", trials=20, seconds=1.0))
     _, names = run_here(folder)
-    with in_force(call):
-        there = [tensor.data_ptr() % 64 for tensor in call.materialise().tensors]
+    with captured_environment(call):
+        there = [tensor.data_ptr() % 64 for tensor in LiveCall(call).tensors]
     assert there[0] % 64 != 0
     assert [tensor.data_ptr() % 64 for tensor in names["tensors"](names["memories"]())] == there
     moved = names["tensors"](names["memories"]((16,)))

@@ -18,9 +18,9 @@ import pytest
 import torch
 from repro_helpers import adding_rows, aten, captured, said_of
 
+from hashbench.calls.call import CapturedCall, Memory
 from hashbench.catalog import EXPERIMENTS, places
 from hashbench.records import ExperimentResult
-from hashbench.replay.call import CapturedCall, Memory
 from hashbench.replay.controls.memory import requests
 from hashbench.replay.methods import METHODS
 from hashbench.repro import script

@@ -8,8 +8,8 @@ from typing import Any
 
 from repro_helpers import said_of
 
+from hashbench.calls.call import CapturedCall
 from hashbench.records import ExperimentResult
-from hashbench.replay.call import CapturedCall
 from hashbench.repro import run_in_fresh_process, write_repro
 
 REPEAT = ExperimentResult("repeat", "call", trials=20, differing=20, distinct=21, seconds=0.002)

@@ -16,7 +16,7 @@ import torch
 
 from hashbench.batch.item_call import SEED, ItemCall, NotItemwiseError, items_first
 from hashbench.batch.layout import ItemAxis
-from hashbench.replay.capture import is_plain
+from hashbench.calls.capture import is_plain
 from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.arguments import mapped, tensors_in
 from hashbench.trace.callbacks import TraceCallback

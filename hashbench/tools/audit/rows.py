@@ -19,14 +19,14 @@ from typing import Any
 import torch
 
 from hashbench import causes, replay
+from hashbench.calls.call import CapturedCall
+from hashbench.calls.capture import CaptureError, capture
 from hashbench.catalog import CAUSES, Confidence, Kind, Origin, Status, kind_of
 from hashbench.check.function import FunctionCall, check_function, fresh_copy, quiet
 from hashbench.errors import named_line
 from hashbench.io import from_json, replace_file
 from hashbench.processes import Budget, variables
 from hashbench.records import BATCH_INVARIANCE, Evidence, ModelSpec, Row, RunOptions
-from hashbench.replay.call import CapturedCall
-from hashbench.replay.capture import CaptureError, capture
 from hashbench.repro import torch_docs
 from hashbench.repro.torch_docs import NOT_LISTED, Documentation
 from hashbench.results.audit_table import VARYING, AuditOptions, AuditRow, AuditVerdict, Measured, op_file, write_op

@@ -20,10 +20,10 @@ from torch.utils._python_dispatch import (
     is_traceable_wrapper_subclass_type,
 )
 
+from hashbench.calls.capture import CaptureError
+from hashbench.calls.ops import is_custom
 from hashbench.errors import HashbenchError
 from hashbench.native.library import is_recorded
-from hashbench.replay.capture import CaptureError
-from hashbench.replay.ops import is_custom
 from hashbench.run.leaves import NotComparableError
 from hashbench.run.outcome import failure_of
 from hashbench.tools.bitwise.findings import (

@@ -12,10 +12,11 @@ from typing import Any, Literal
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from hashbench.replay.call import LiveMemory, Memory, TensorForm, laid_over
-from hashbench.replay.capture import CaptureError, Windows, is_plain, may_resize, refuse_shadows
+from hashbench.calls.call import Memory, TensorForm
+from hashbench.calls.capture import CaptureError, Windows, is_plain, may_resize, refuse_shadows
+from hashbench.calls.live import LiveMemory, laid_over
+from hashbench.calls.ops import is_custom
 from hashbench.replay.controls import POISONS, poisoned_memory
-from hashbench.replay.ops import is_custom
 from hashbench.run.leaves import flatten
 from hashbench.run.outcome import failure_of
 from hashbench.run.outputs import Difference, bitwise_equal, integer_view, measure

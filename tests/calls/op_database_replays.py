@@ -1,7 +1,7 @@
 """Prints how many calls of torch's own op database replay to the recorded digests, and which do not.
 
 
-``python tests/replay/op_database_replays.py``: a script of its own, since importing the database freezes backend flags.
+``python tests/calls/op_database_replays.py``: a script of its own, since importing the database freezes backend flags.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch.testing._internal.common_methods_invocations import op_db
 
+from hashbench.calls.call import CapturedCall
+from hashbench.calls.capture import capture
+from hashbench.calls.live import LiveCall, OutcomeDigests, captured_environment
 from hashbench.records import TensorDigest
-from hashbench.replay.call import CallOutcome, CapturedCall, in_force, outcome_of
-from hashbench.replay.capture import capture
 from hashbench.run.rng import preserved_rng
 from hashbench.trace import arguments
 from hashbench.trace.api import HashDebugTrace
@@ -61,12 +62,12 @@ def traced_samples() -> Iterator[tuple[CapturedCall, tuple[TensorDigest, ...]]]:
             yield from ((captured.calls[record.id], record.outputs) for record in trace)
 
 
-def replayed(call: CapturedCall) -> CallOutcome:
+def replayed(call: CapturedCall) -> OutcomeDigests:
     """What one replay of ``call`` leaves."""
-    with in_force(call):
-        live = call.materialise(0)
+    with captured_environment(call):
+        live = LiveCall(call)
         live.reset()
-        return outcome_of(live.run(), live)
+        return live.run().digests()
 
 
 def main() -> None:

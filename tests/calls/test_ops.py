@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from hashbench.replay.capture import CaptureError, capture
-from hashbench.replay.ops import (
+from hashbench.calls.capture import CaptureError, capture
+from hashbench.calls.ops import (
     MODE_ARGUMENTS,
     OTHER_NAMESPACES,
     TENSOR_NAMESPACES,

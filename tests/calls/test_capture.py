@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,9 +15,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hashbench.replay.call import CallOutcome, CapturedCall, Slot, TensorForm, in_force, outcome_of
-from hashbench.replay.capture import CaptureError, capture
-from hashbench.replay.ops import is_custom
+from hashbench.calls.call import CapturedCall, Slot, TensorForm, plan_for
+from hashbench.calls.capture import CaptureError, capture, capture_arguments, copied
+from hashbench.calls.live import CallOutcome, LiveCall, OutcomeDigests, captured_environment
+from hashbench.calls.ops import is_custom
 from hashbench.run.rng import preserved_rng
 from hashbench.run.settings import preserved, settings
 from hashbench.trace import arguments
@@ -49,22 +49,22 @@ def filled_behind(x: torch.Tensor) -> torch.Tensor:
     return x.sum()
 
 
-def original(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[CapturedCall, CallOutcome]:
+def original(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[CapturedCall, OutcomeDigests]:
     """Capture a call, make it, and take its outcome from the very tensors that it was made with."""
     call = capture(func, args, kwargs, limit_bytes=LIMIT)
     with torch.no_grad():
         output = func(*args, **kwargs)
     tensors = [tensor for _, tensor in arguments.named_arguments(args, kwargs)]
-    return call, outcome_of(output, SimpleNamespace(call=call, args=args, kwargs=kwargs, tensors=tensors))
+    return call, CallOutcome(plan_for(func), args, kwargs, tensors, output).digests()
 
 
-def replayed(call: CapturedCall, *, times: int = 2, moved: int = 0) -> list[CallOutcome]:
-    with in_force(call):
-        live = call.materialise(moved)
+def replayed(call: CapturedCall, *, times: int = 2, moved: int = 0) -> list[OutcomeDigests]:
+    with captured_environment(call):
+        live = LiveCall(call, moved)
         found = []
         for _ in range(times):
             live.reset()
-            found.append(outcome_of(live.run(), live))
+            found.append(live.run().digests())
         return found
 
 
@@ -275,7 +275,7 @@ def test_settings_are_captured_and_applied() -> None:
         call = capture(aten.relu.default, (values(3),), {}, limit_bytes=LIMIT)
     outside = settings()
     assert (call.threads, call.grad_enabled, call.settings["deterministic_algorithms"]) == (3, False, "warn")
-    with in_force(call):
+    with captured_environment(call):
         assert settings() == call.settings
     assert settings() == outside
 
@@ -299,8 +299,8 @@ def test_replay_under_autocast_matches() -> None:
         torch.mm(values(4, 4) / 3, values(4, 4))
     assert {output.dtype for _, output in mode.kept} >= {torch.float32, torch.bfloat16}
     for call, output in mode.kept:
-        with in_force(call):
-            again = call.materialise().run()
+        with captured_environment(call):
+            again = LiveCall(call).run().output
         assert (again.dtype, again.tolist()) == (output.dtype, output.tolist())
 
 
@@ -309,8 +309,8 @@ def test_replay_takes_the_branch_below_a_mode() -> None:
     with Keeping() as mode, torch.inference_mode():
         torch.linalg.pinv(matrix)
     (call, output) = next(kept for kept in mode.kept if "pinv" in kept[0].op)
-    with in_force(call):
-        assert torch.equal(call.materialise().run(), output)
+    with captured_environment(call):
+        assert torch.equal(LiveCall(call).run().output, output)
     assert not torch.equal(torch.linalg.pinv(matrix), output)
 
 
@@ -336,8 +336,8 @@ def test_replays_restore_global_generators() -> None:
 
 def test_a_reset_restores_content_in_the_same_memory() -> None:
     call = capture(*aliased(), limit_bytes=LIMIT)
-    with in_force(call):
-        live = call.materialise()
+    with captured_environment(call):
+        live = LiveCall(call)
         addresses = [tensor.data_ptr() for tensor in live.tensors]
         before = [tensor.tolist() for tensor in live.tensors]
         live.run()
@@ -350,8 +350,8 @@ def test_a_reset_restores_content_in_the_same_memory() -> None:
 
 def test_reset_restores_resized_storage() -> None:
     call = capture(aten.resize_.default, (values(6), [3000]), {}, limit_bytes=LIMIT)
-    with in_force(call):
-        live = call.materialise()
+    with captured_environment(call):
+        live = LiveCall(call)
         live.run()
         assert live.tensors[0].shape == (3000,)
         live.reset()
@@ -364,17 +364,17 @@ def test_memory_keeps_alignment_plus_shift(moved: int) -> None:
     room = torch.zeros(100)
     start = (64 - room.data_ptr() % 64 + 12) // 4
     call = capture(aten.dot.default, (room[start : start + 9], values(9)), {}, limit_bytes=LIMIT)
-    with in_force(call):
-        found = [tensor.data_ptr() % 64 for tensor in call.materialise(moved).tensors]
-        alone = [tensor.data_ptr() % 64 for tensor in call.materialise(moved, only=0).tensors]
+    with captured_environment(call):
+        found = [tensor.data_ptr() % 64 for tensor in LiveCall(call, moved).tensors]
+        alone = [tensor.data_ptr() % 64 for tensor in LiveCall(call, moved, only=0).tensors]
     assert found == [(12 + moved) % 64, moved]
     assert sorted([alone[0] - 12, alone[1]]) in ([0, moved], [moved - 64, 0])
 
 
 def test_parameters_and_gradients_are_what_they_were() -> None:
     call = capture(aten.add.Tensor, (torch.nn.Parameter(values(3)), values(3).requires_grad_()), {}, limit_bytes=LIMIT)
-    with in_force(call):
-        first, second = call.materialise().tensors
+    with captured_environment(call):
+        first, second = LiveCall(call).tensors
     assert isinstance(first, torch.nn.Parameter)
     assert (first.requires_grad, second.requires_grad) == (True, True)
     assert not isinstance(second, torch.nn.Parameter)
@@ -416,6 +416,72 @@ REFUSED = {
 def test_refused_with_the_reason(words: str) -> None:
     with pytest.raises(CaptureError, match=words):
         capture(aten.relu.default, ([REFUSED[words]()],), {}, limit_bytes=LIMIT)
+
+
+# ------------------------------------------------------------------------------------------ some of the arguments
+
+
+def test_only_targets_are_copied_with_what_shares_their_memory() -> None:
+    memory, read = torch.zeros(8), torch.ones(4)
+    target = memory[:4]
+    call = capture_arguments(aten.add_.Tensor, (target, read), {}, targets=[target])
+    shared = capture_arguments(aten.add_.Tensor, (target, memory[2:6]), {}, targets=[target])
+    assert (call.args, call.nbytes) == ((Slot(0), read), 16)
+    assert (shared.args, [form.offset for form in shared.tensors]) == ((Slot(0), Slot(1)), [0, 2])
+    one, other = LiveCall(shared).tensors
+    assert one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr() != memory.data_ptr()
+
+
+def test_windows_between_the_targets_are_left_out() -> None:
+    written = [values(3), values(5)]
+    lists = capture_arguments(aten._foreach_add_.List, (written, [values(3), values(5)]), {}, targets=written[1:])
+    assert (lists.args[0][1], lists.args[0][0] is written[0], lists.nbytes) == (Slot(0), True, 20)
+    assert LiveCall(lists).args[0][1].tolist() == values(5).tolist()
+
+
+def test_a_sparse_tensor_given_twice_stays_one() -> None:
+    one = sparse()
+    live = LiveCall(capture(aten.add_.Tensor, (one, one), {}, limit_bytes=LIMIT))
+    assert live.args[0] is live.args[1]
+
+
+def test_written_memory_shared_with_a_sparse_tensor_is_refused() -> None:
+    held = values(3)
+    holder = torch.sparse_coo_tensor(torch.tensor([[0, 1, 2]]), held, (3,))
+    words = "it writes memory that a sparse_coo tensor shares with another argument"
+    with pytest.raises(CaptureError, match=words):
+        capture(aten.add_.Tensor, (held, holder), {}, limit_bytes=LIMIT)
+    with pytest.raises(CaptureError, match=words):
+        capture(aten.mul_.Tensor, (holder, held), {}, limit_bytes=LIMIT)
+    assert len(capture(aten.mul.Tensor, (held, holder), {}, limit_bytes=LIMIT).tensors) == 2
+
+
+# -------------------------------------------------------------------------------------------------- single tensors
+
+PLACED = {
+    "a slice with holes": values(4, 8)[:, 3:5],
+    "an expanded row": values(1, 3).expand(4, 3),
+    "a conjugated view": values(3, 3, dtype=torch.complex64).mul(1j)[1:].conj(),
+    "no elements": torch.empty(0, 3),
+    "sparse": sparse(),
+}
+
+
+@pytest.mark.parametrize("name", PLACED)
+def test_copy_keeps_strides_and_address(name: str) -> None:
+    tensor = PLACED[name]
+    copy = copied(tensor)
+    assert torch.equal(copy.to_dense(), tensor.to_dense())
+    if tensor.layout is torch.strided:
+        assert (copy.stride(), copy.is_conj()) == (tensor.stride(), tensor.is_conj())
+        assert copy.data_ptr() % 64 == tensor.data_ptr() % 64
+        assert not tensor.numel() or copy.data_ptr() != tensor.data_ptr()
+
+
+@pytest.mark.parametrize("address", [0, 4, 12, 60, 64])
+def test_copy_lies_at_the_address_that_is_asked_for(address: int) -> None:
+    copy = copied(values(4, 8)[:, 3:5], address=address)
+    assert (copy.data_ptr() % 64, copy.stride(), copy.tolist()) == (address % 64, (8, 1), values(4, 8)[:, 3:5].tolist())
 
 
 # ----------------------------------------------------------------------------------------------- who owns an op
