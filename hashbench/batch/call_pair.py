@@ -28,11 +28,13 @@ from hashbench.batch.experiments import (
     price,
     tried,
 )
-from hashbench.batch.item_call import ItemCall, NotItemwiseError, copied, in_force
+from hashbench.batch.item_call import ItemCall, NotItemwiseError
 from hashbench.batch.judged import Judged
 from hashbench.batch.layout import Cut, ItemSubset
 from hashbench.batch.match import Agreement, CallRows, Match, TensorRows, match, places
 from hashbench.batch.rows import row_digests
+from hashbench.calls.capture import copied
+from hashbench.calls.live import captured_environment
 from hashbench.catalog import EXPERIMENTS
 from hashbench.processes import Budget
 from hashbench.records import ExperimentResult
@@ -79,7 +81,7 @@ def diagnose(call: ItemCall | None, pair: CallPair | None, *, budget: float) -> 
 
 def diagnose_pair(pair: CallPair, *, budget: float = 20.0) -> ItemEvidence:
     """Run the experiments on the two calls; restore settings, random state and their tensors."""
-    with warnings.catch_warnings(), in_force(pair.reference):
+    with warnings.catch_warnings(), captured_environment(pair.reference):
         warnings.simplefilter("ignore")
         return _Experiments(pair, Budget(budget)).evidence()
 

@@ -19,7 +19,8 @@ from dataclasses import replace
 import torch
 
 from hashbench.batch.cause import CONTROLS, ON, ItemEvidence, Remedy
-from hashbench.batch.item_call import SEED, ItemCall, NotItemwiseError, Rows, in_force
+from hashbench.batch.item_call import SEED, ItemCall, NotItemwiseError, Rows
+from hashbench.calls.live import captured_environment
 from hashbench.calls.ops import calls_others
 from hashbench.catalog import EXPERIMENTS
 from hashbench.errors import named_line
@@ -60,7 +61,7 @@ def diagnose_item_call(call: ItemCall, *, budget: float = 20.0, remedies: bool =
         budget: seconds after which no further experiment is started.
         remedies: whether remedies are tried and timed.
     """
-    with warnings.catch_warnings(), in_force(call):
+    with warnings.catch_warnings(), captured_environment(call):
         warnings.simplefilter("ignore")
         return _Experiments(call, Budget(budget)).evidence(remedies=remedies)
 

@@ -7,8 +7,7 @@ said by :class:`~hashbench.batch.layout.ItemAxis`; a tensor without one is share
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -16,15 +15,13 @@ from typing import Any
 import torch
 
 from hashbench.batch.layout import ItemAxis
-from hashbench.calls.call import LINE
-from hashbench.calls.capture import is_plain
-from hashbench.calls.live import keys_below_a_mode, wait_for
+from hashbench.calls.call import TensorForm, plan_for
+from hashbench.calls.capture import copied, is_plain, own_copy
+from hashbench.calls.live import LiveCall, flat_memory, laid_over
 from hashbench.replay.methods import exact_numbers
-from hashbench.run.rng import preserved_rng, random_states, reset_rng_state, seed_host, state_digest, states_differ
-from hashbench.run.settings import applied
+from hashbench.run.rng import random_states, reset_rng_state, seed_host, states_differ
 from hashbench.trace.arguments import leaves, mapped, tensors_in
-from hashbench.trace.digest import hash_memory, unobserved
-from hashbench.trace.op_schema import plan_of
+from hashbench.trace.digest import hash_memory
 
 Rows = dict[int, tuple[int, ...]]
 """By the item's number: the digest of its rows in each tensor that the call left."""
@@ -72,8 +69,7 @@ class ItemCall:
     @property
     def name(self) -> str:
         """The op, as a trace names it, or the function's name."""
-        is_op = isinstance(self.func, torch._ops.OpOverload)
-        return str(self.func) if is_op else getattr(self.func, "__name__", type(self.func).__name__)
+        return plan_for(self.func).name
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -172,29 +168,12 @@ class ItemCall:
 
         Generators among the arguments are in the state of the capture, or seeded if ``seed`` is not :data:`SEED`.
         """
-        args, kwargs = self._copied_arguments()
-        for generator in generators_in(args, kwargs) if seed != SEED else ():
+        live = own_copy(self.func, self.args, self.kwargs)
+        for generator in _generators_in(live) if seed != SEED else ():
             generator.manual_seed(seed)
-        left, seconds = self._run(args, kwargs, seed, clock)
-        return [tensor.detach() for tensor in left], seconds
-
-    def _copied_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Copy the arguments for one run; a generator that is passed twice stays one."""
-        with unobserved():
-            return copied_arguments(self.args, self.kwargs)
-
-    def _run(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], seed: int, clock: Callable[[], float]
-    ) -> tuple[list[torch.Tensor], float]:
         self._seed(seed)
-        is_op = isinstance(self.func, torch._ops.OpOverload)
-        with torch._C._ExcludeDispatchKeyGuard(keys_below_a_mode()) if is_op else nullcontext():
-            wait_for(self.accelerators)
-            start = clock()
-            value = self.func(*args, **kwargs)
-            wait_for(self.accelerators)
-            seconds = clock() - start
-        return left_by(self.func, args, kwargs, value) if is_op else tensors_in(value), seconds
+        outcome = live.run(clock=clock)
+        return [tensor.detach() for tensor in outcome.left], outcome.seconds
 
     def _seed(self, seed: int) -> None:
         """Seed the generators that the call may use. Those of devices that it does not touch are left out: a process
@@ -207,22 +186,22 @@ class ItemCall:
     def draws(self) -> bool:
         """Return True if a run draws from a generator among its arguments or a global one, even if it discards the
         numbers."""
-        device = next(iter(self.accelerators), torch.device("cpu"))
-        args, kwargs = self._copied_arguments()
-        given = generators_in(args, kwargs)
-        states = [state_digest(generator) for generator in given]
+        live = own_copy(self.func, self.args, self.kwargs)
         self._seed(SEED)
-        before = random_states(device, outside_torch=True)
-        self._run(args, kwargs, SEED, perf_counter)  # which seeds the shared ones as here
-        if states != [state_digest(generator) for generator in given]:
-            return True
-        return states_differ(before, random_states(device, outside_torch=True))
+        before = _states(live)
+        live.run()
+        return states_differ(before, _states(live))
 
     @property
     def accelerators(self) -> tuple[torch.device, ...]:
         """The devices of its tensors, without the host."""
         devices = dict.fromkeys(tensor.device for tensor in self.tensors)
         return tuple(device for device in devices if device.type not in ("cpu", "meta"))
+
+    @property
+    def device(self) -> torch.device:
+        """The first accelerator of the call, else the CPU."""
+        return next(iter(self.accelerators), torch.device("cpu"))
 
     def rows(self, *, seed: int = SEED) -> tuple[tuple[int, ...], ...]:
         """Run the call and return for each place in the batch the digests of its rows, one for each tensor with an item
@@ -241,11 +220,16 @@ class ItemCall:
         return {item: rows[place] for place, item in reversed([*enumerate(chosen)])}
 
 
-@contextmanager
-def in_force(call: ItemCall) -> Iterator[None]:
-    """Restore the captured settings, without gradients and dispatch modes; on exit restore settings and generators."""
-    with unobserved(), preserved_rng(), applied(call.settings), torch.no_grad():
-        yield
+def _generators_in(live: LiveCall) -> list[torch.Generator]:
+    """Return the generators among the arguments, each once."""
+    found = [leaf for leaf in leaves([live.args, live.kwargs]) if isinstance(leaf, torch.Generator)]
+    return [*{id(generator): generator for generator in found}.values()]
+
+
+def _states(live: LiveCall) -> dict[str, torch.Tensor]:
+    """Return the states of the generators among the arguments and of the global ones."""
+    given = {f"argument {place}": generator.get_state() for place, generator in enumerate(_generators_in(live))}
+    return given | random_states(live.call.device, outside_torch=True)
 
 
 # ------------------------------------------------------------------------------------------------------- tensors
@@ -306,50 +290,6 @@ def digests_of(
     return tuple(zip(*columns, strict=True))
 
 
-def left_by(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> list[torch.Tensor]:
-    """Return all tensors that a call of an op left: its outputs, then the arguments that it changed and did not
-    return."""
-    returned = tensors_in(output)
-    known = {id(tensor) for tensor in returned}
-    return [*returned, *(one for one in plan_of(func).written_tensors(args, kwargs) if id(one) not in known)]
-
-
-def copied_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Copy the tensors (:func:`copied`) and generators among the arguments; pass on everything else."""
-    generators: dict[int, torch.Generator] = {}
-
-    def copy(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Generator):
-            if id(leaf) not in generators:
-                generators[id(leaf)] = torch.Generator(leaf.device).set_state(leaf.get_state())
-            return generators[id(leaf)]
-        return copied(leaf) if isinstance(leaf, torch.Tensor) else leaf
-
-    return mapped(tuple(args), copy), mapped(dict(kwargs), copy)
-
-
-def generators_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Generator]:
-    """Return the generators among the arguments, each once."""
-    found = [leaf for leaf in leaves([*args, *kwargs.values()]) if isinstance(leaf, torch.Generator)]
-    return [*{id(generator): generator for generator in found}.values()]
-
-
-def copied(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a detached copy with the same strides and the same offset in a cache line: kernels are selected by
-    both."""
-    if not is_plain(tensor) or not tensor.numel() or tensor.is_conj() or tensor.is_neg():
-        return tensor.detach().clone()
-    span = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    window = tensor.detach().as_strided((span,), (1,))
-    return _placed(span, tensor).copy_(window).as_strided(tensor.shape, tensor.stride())
-
-
-def _placed(span: int, like: torch.Tensor) -> torch.Tensor:
-    """Allocate flat memory for ``span`` elements, at the offset in a cache line that ``like`` has."""
-    lead = like.data_ptr() % LINE // like.itemsize if like.is_cpu else 0
-    return torch.empty(lead + span, dtype=like.dtype, device=like.device)[lead:]
-
-
 def _selected(tensor: torch.Tensor, axis: ItemAxis, items: int, indices: torch.Tensor) -> torch.Tensor:
     """Return the tensor of the chosen items, with the memory order of its dimensions kept."""
     if not is_plain(tensor):
@@ -363,17 +303,6 @@ def _selected(tensor: torch.Tensor, axis: ItemAxis, items: int, indices: torch.T
     return _like(_items_back(rows, axis), tensor, axis.dim)
 
 
-def _is_disjoint(tensor: torch.Tensor) -> bool:
-    """Return True if, by the strides, every element has memory of its own."""
-    reach = 0
-    for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1:
-            if step <= reach:
-                return False
-            reach += (size - 1) * step
-    return True
-
-
 def _like(values: torch.Tensor, tensor: torch.Tensor, dim: int) -> torch.Tensor:
     """Copy ``values`` to new memory laid out as ``tensor``, which has other items along ``dim``.
 
@@ -382,10 +311,11 @@ def _like(values: torch.Tensor, tensor: torch.Tensor, dim: int) -> torch.Tensor:
     """
     strides = tensor.stride()
     outermost = all(strides[dim] >= step for at, step in enumerate(strides) if tensor.shape[at] > 1)
-    if outermost and values.numel() and _is_disjoint(tensor) and not (tensor.is_conj() or tensor.is_neg()):
-        span = 1 + sum((size - 1) * step for size, step in zip(values.shape, strides, strict=True))
-        laid_out = _placed(span, tensor).as_strided(values.shape, strides)
-        return laid_out.copy_(values)
+    disjoint = TensorForm(0, tensor.dtype, tuple(tensor.shape), strides).is_injective()
+    if outermost and values.numel() and disjoint and not (tensor.is_conj() or tensor.is_neg()):
+        form = TensorForm(0, tensor.dtype, tuple(values.shape), strides)
+        room = flat_memory(form.span()[1], tensor.device, address=tensor.data_ptr())
+        return laid_over(room, form).copy_(values)
     order = [*range(tensor.dim())]
     if not tensor.is_contiguous():
         order.sort(key=lambda at: -strides[at])

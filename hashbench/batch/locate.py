@@ -12,19 +12,13 @@ import torch
 
 from hashbench.batch.call_pair import CallPair
 from hashbench.batch.finding import BatchFinding, Comparison, RowDifference, entry_of
-from hashbench.batch.item_call import (
-    ItemCall,
-    NotItemwiseError,
-    copied,
-    copied_arguments,
-    in_force,
-    items_first,
-    left_by,
-)
+from hashbench.batch.item_call import ItemCall, NotItemwiseError, items_first
 from hashbench.batch.judged import Judged, RowRun
 from hashbench.batch.layout import Cut, ItemAxis, ItemSubset, Shape
 from hashbench.batch.match import Agreement, Match
 from hashbench.batch.rows import NodeShapes, RowDigests, ShapeNotes, whole_numbers, written_by
+from hashbench.calls.capture import copied, own_copy
+from hashbench.calls.live import CallOutcome, captured_environment
 from hashbench.divergence.align import align
 from hashbench.records import Failure, Trace
 from hashbench.run import outputs
@@ -187,7 +181,8 @@ class _Capture(TraceCallback):
         """Copy what the call is given."""
         if node == self._node:
             self.func, self.settings, self.numbers = func, settings(), whole_numbers(args, kwargs)
-            self.args, self.kwargs = copied_arguments(args, kwargs)
+            live = own_copy(func, args, kwargs)
+            self.args, self.kwargs = live.args, live.kwargs
             self.tensors = len(tensors_in([*args, *kwargs.values()]))
             self.line = caller_line(sys._getframe(1))
 
@@ -196,7 +191,7 @@ class _Capture(TraceCallback):
         if node == self._node:
             plan = plan_of(func)
             written = [id(tensor) for tensor in written_by(plan, args, kwargs, output)]
-            left = left_by(func, args, kwargs, output)
+            left = CallOutcome(plan, args, kwargs, output).left
             self.written = [written.index(id(tensor)) if id(tensor) in written else None for tensor in left]
             given = tensors_in([*args, *kwargs.values()])
             self.targets = [written.index(id(tensor)) if id(tensor) in written else None for tensor in given]
@@ -342,7 +337,7 @@ def _isolated_difference(call: ItemCall, captured: _Capture, subset: ItemSubset)
     """Measure the distance of the call's rows on fewer items from those in the run; ``None`` if it does not differ
     alone."""
     try:
-        with in_force(call):
+        with captured_environment(call):
             rows = subset.batch // call.items
             place, number = subset.first // rows, subset.size // rows
             chosen = range(place, place + number)

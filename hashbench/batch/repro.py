@@ -15,11 +15,12 @@ import torch
 
 import hashbench
 from hashbench.batch.call_pair import CallPair
-from hashbench.batch.item_call import SEED, ItemCall, NotItemwiseError, in_force
+from hashbench.batch.item_call import SEED, ItemCall, NotItemwiseError
 from hashbench.batch.layout import Cut, ItemAxis
 from hashbench.batch.match import Agreement, Match
 from hashbench.calls.call import CapturedCall
 from hashbench.calls.capture import CaptureError, capture
+from hashbench.calls.live import captured_environment
 from hashbench.calls.ops import needs_definition
 from hashbench.diagnose.fresh_process import run_python
 from hashbench.errors import HashbenchError, first_line
@@ -69,7 +70,7 @@ def write_item_repro(
     """
     _require_torch_op(call)
     try:
-        with in_force(call):
+        with captured_environment(call):
             calls, places = _both(call, chosen, first)
             captured = [capture(one.func, one.args, one.kwargs, limit_bytes=MOST_BYTES) for one in calls]
             layout = [None if axis is None else (axis.dim, axis.outer, axis.inner) for axis in call.outputs]
@@ -104,7 +105,7 @@ def write_part_repro(
     call = made.reference if isinstance(made, CallPair) else made
     _require_torch_op(call)
     try:
-        with in_force(call):
+        with captured_environment(call):
             if isinstance(made, CallPair):
                 calls, parts = (made.other, made.reference), _parts_of_pair(made)
             else:

@@ -62,6 +62,15 @@ class TensorForm:
         """Return the byte range ``[first, end)`` within the memory; both are 0 if there are no elements."""
         return byte_span(self.shape, self.stride, self.offset, self.dtype.itemsize)
 
+    def is_injective(self) -> bool:
+        """Return whether each dimension steps over the reach of the smaller ones; if not, elements may still differ."""
+        reach = 1
+        for step, size in sorted((step, size) for step, size in zip(self.stride, self.shape, strict=True) if size > 1):
+            if step < reach:
+                return False
+            reach += step * (size - 1)
+        return True
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Memory:

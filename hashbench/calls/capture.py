@@ -25,13 +25,13 @@ from hashbench.calls.call import (
     held_bytes,
     plan_for,
 )
-from hashbench.calls.live import flat_memory, laid_over
+from hashbench.calls.live import LiveCall, flat_memory, laid_over
 from hashbench.calls.ops import is_custom, why_refused
 from hashbench.errors import bounded
 from hashbench.run.rng import random_states
 from hashbench.run.settings import settings
 from hashbench.trace.arguments import leaves, mapped
-from hashbench.trace.digest import components, untraced
+from hashbench.trace.digest import components, unobserved, untraced
 from hashbench.trace.storage_writers import storage_key
 
 _PAGE = 4096
@@ -144,8 +144,8 @@ def _refuse_shared(odd: torch.Tensor, others: Sequence[torch.Tensor]) -> None:
 
 def may_resize(func: Any) -> bool:
     """Return whether the op may resize an argument, so that it depends on the whole storage."""
-    schema = getattr(func, "_schema", None)
-    return plan_for(func).resizes or (schema is not None and any(item.is_out for item in schema.arguments))
+    is_op = isinstance(func, torch._ops.OpOverload)
+    return plan_for(func).resizes or (is_op and any(item.is_out for item in func._schema.arguments))
 
 
 def refuse_shadows(tensor: torch.Tensor) -> None:
@@ -163,6 +163,17 @@ def is_plain(tensor: torch.Tensor) -> bool:
     if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ or tensor.layout is not torch.strided:
         return False
     return not (tensor.is_nested or tensor.is_quantized or tensor._is_zerotensor())
+
+
+def own_copy(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> LiveCall:
+    """Return a live copy of a call for one run: the memory that is copied is the one that it runs in. Tensors are
+    detached."""
+    detached = mapped(
+        (tuple(args), dict(kwargs)), lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
+    )
+    with unobserved():
+        call = capture_arguments(func, *detached)
+        return LiveCall(call, rooms=[memory.content for memory in call.memories])
 
 
 def copied(tensor: torch.Tensor, *, address: int | None = None) -> torch.Tensor:

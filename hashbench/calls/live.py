@@ -120,7 +120,7 @@ class LiveCall:
             output = self.call.func(*self.args, **self.kwargs)
             wait_for(self._devices)
             seconds = max(0.0, clock() - start)  # a model may have stopped the clock or set it back
-        return CallOutcome(self._plan, self.args, self.kwargs, self.tensors, output, seconds)
+        return CallOutcome(self._plan, self.args, self.kwargs, output, self.tensors, seconds)
 
     def mark_unchanged(self, arguments: Sequence[TensorDigest]) -> None:
         """Skip the next restore of memories whose tensors are unchanged: most of the cost of replaying a large call.
@@ -301,16 +301,16 @@ class CallOutcome:
         plan: what the callee declares.
         args: positional arguments after the run.
         kwargs: keyword arguments after the run.
-        tensors: the copied tensors among the arguments (:attr:`LiveCall.tensors`).
         output: the returned value.
+        tensors: the copied tensors among the arguments (:attr:`LiveCall.tensors`).
         seconds: time of the run.
     """
 
     plan: OpPlan
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
-    tensors: Sequence[torch.Tensor]
     output: Any
+    tensors: Sequence[torch.Tensor] = ()
     seconds: float = 0.0
 
     @property

@@ -41,7 +41,7 @@ def has_overlap(call: CapturedCall) -> bool:
         view, (start, end) = _view_key(target), target.span()
         others = [form for form in forms.values() if form.storage == target.storage and _view_key(form) != view]
         meeting = [form for form in others if form.span()[0] < end and start < form.span()[1]]
-        if not meeting and _is_injective(target):
+        if not meeting and target.is_injective():
             continue
         marks = torch.zeros(call.memories[target.storage].content.nbytes, dtype=torch.uint8)
         _bytes_of(target, marks).fill_(1)
@@ -53,16 +53,6 @@ def has_overlap(call: CapturedCall) -> bool:
 
 def _view_key(form: TensorForm) -> tuple[object, ...]:
     return form.offset, form.shape, form.stride, form.dtype
-
-
-def _is_injective(form: TensorForm) -> bool:
-    """Return whether each dimension steps over the reach of the smaller ones; if not, elements may still differ."""
-    reach = 1
-    for step, size in sorted((step, size) for step, size in zip(form.stride, form.shape, strict=True) if size > 1):
-        if step < reach:
-            return False
-        reach += step * (size - 1)
-    return True
 
 
 def _bytes_of(form: TensorForm, memory: torch.Tensor) -> torch.Tensor:

@@ -55,7 +55,7 @@ def original(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple
     with torch.no_grad():
         output = func(*args, **kwargs)
     tensors = [tensor for _, tensor in arguments.named_arguments(args, kwargs)]
-    return call, CallOutcome(plan_for(func), args, kwargs, tensors, output).digests()
+    return call, CallOutcome(plan_for(func), args, kwargs, output, tensors).digests()
 
 
 def replayed(call: CapturedCall, *, times: int = 2, moved: int = 0) -> list[OutcomeDigests]:

@@ -16,8 +16,9 @@ import torch
 
 from hashbench.batch.cause import decide
 from hashbench.batch.experiments import diagnose_item_call
-from hashbench.batch.item_call import ItemCall, NotItemwiseError, digests_of, in_force
+from hashbench.batch.item_call import ItemCall, NotItemwiseError, digests_of
 from hashbench.batch.repro import run_item_repro, write_item_repro
+from hashbench.calls.live import captured_environment
 from hashbench.check.function import FunctionCall
 from hashbench.errors import HashbenchError, named_line
 from hashbench.io import from_json
@@ -81,7 +82,7 @@ class _Search:
         )
         try:
             call = _whole(case.call)
-            with warnings.catch_warnings(), in_force(call):
+            with warnings.catch_warnings(), captured_environment(call):
                 warnings.simplefilter("ignore")
                 if (drawing := draws(call)) is not False:
                     yield replace(row, verdict=Invariance.RANDOM if drawing else Invariance.UNSTEADY)

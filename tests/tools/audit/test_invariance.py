@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from hashbench import cli
-from hashbench.batch.item_call import ItemCall, in_force
+from hashbench.batch.item_call import ItemCall
+from hashbench.calls.live import captured_environment
 from hashbench.check.function import FunctionCall
 from hashbench.results.audit_table import AuditOptions
 from hashbench.results.invariance_table import INVARIANCE_ROWS, Invariance, InvarianceRow
@@ -39,7 +40,7 @@ SMALL = ROWS[:5]
 )
 def test_what_becomes_of_the_rows(function: Callable[..., Any], verdict: str, sizes: tuple[int, ...]) -> None:
     call = ItemCall(function, (ROWS,), {}, 8, (FIRST,), (FIRST,))
-    with in_force(call):
+    with captured_environment(call):
         assert invariance.measured(call) == (verdict, sizes)
 
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from hashbench.batch.finding import BatchFinding
-from hashbench.batch.item_call import ItemCall, in_force
+from hashbench.batch.item_call import ItemCall
+from hashbench.calls.live import captured_environment
 from hashbench.tools.audit.kernel import another_order, kernel_of, located
 from tests.batch.test_experiments import ROWS, in_blocks
 from tests.tools.audit.invariance_helpers import FIRST, planted_place
@@ -29,7 +30,7 @@ def test_the_kernel_is_the_first_whose_inputs_rows_are_equal(
     function: Callable[..., Any], sizes: tuple[int, ...], kernel: str
 ) -> None:
     call = ItemCall(lambda rows: function(rows.neg()).exp() + 1, (ROWS,), {}, 8, (FIRST,), (FIRST,))
-    with in_force(call):
+    with captured_environment(call):
         found = kernel_of(call, sizes)
 
     assert found is not None
@@ -40,7 +41,7 @@ def test_the_kernel_is_the_first_whose_inputs_rows_are_equal(
 
 def test_the_kernel_is_named_where_the_runs_make_other_calls() -> None:
     call = ItemCall(lambda rows: in_blocks(planted(rows)), (ROWS,), {}, 8, (FIRST,), (FIRST,))
-    with in_force(call):
+    with captured_environment(call):
         found = kernel_of(call, (2,))
 
     assert found is not None
@@ -49,7 +50,7 @@ def test_the_kernel_is_named_where_the_runs_make_other_calls() -> None:
 
 def test_of_several_numbers_that_is_taken_whose_call_can_be_repeated() -> None:
     call = ItemCall(lambda rows: planted(rows) if len(rows) > 1 else rows.exp(), (ROWS,), {}, 8, (FIRST,), (FIRST,))
-    with in_force(call):
+    with captured_environment(call):
         found = kernel_of(call, (1, 2))
 
     assert found is not None
@@ -58,7 +59,7 @@ def test_of_several_numbers_that_is_taken_whose_call_can_be_repeated() -> None:
 
 def test_other_numbers_are_tried_where_the_first_and_the_last_name_none() -> None:
     call, tried = ItemCall(planted, (ROWS,), {}, 8, (FIRST,), (FIRST,)), []
-    with in_force(call), pytest.MonkeyPatch.context() as patch:
+    with captured_environment(call), pytest.MonkeyPatch.context() as patch:
 
         def only_of_two(call: ItemCall, chosen: range) -> BatchFinding | None:
             tried.append(len(chosen))
@@ -73,5 +74,5 @@ def test_other_numbers_are_tried_where_the_first_and_the_last_name_none() -> Non
 
 def test_an_order_in_which_items_come_out_otherwise_is_found() -> None:
     call = ItemCall(planted_place, (ROWS,), {}, 8, (FIRST,), (FIRST,))
-    with in_force(call):
+    with captured_environment(call):
         assert another_order(call) == [1, 2, 3, 4, 5, 6, 7, 0]
