@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import ctypes
 import functools
 import time
 from collections import Counter, defaultdict
@@ -16,9 +15,9 @@ import numpy as np
 import torch
 import xxhash
 
-from hashbench.calls.call import CapturedCall, Slot, TensorForm
+from hashbench.calls.call import CapturedCall, plan_for
 from hashbench.calls.capture import is_plain, may_resize
-from hashbench.calls.live import captured_environment, keys_below_a_mode, laid_over, wait_for
+from hashbench.calls.live import LiveCall, captured_environment
 from hashbench.errors import HashbenchError, named_line
 from hashbench.fingerprint.calls import KernelCollector, call_of
 from hashbench.fingerprint.document import Fingerprints, Kernel, ModelFingerprint, TensorWord
@@ -36,7 +35,6 @@ from hashbench.trace.digest import (
     readable,
     without_repetition,
 )
-from hashbench.trace.op_schema import plan_of
 
 REPEATS = 3
 """Runs of each signature; if they disagree, it has no fingerprint."""
@@ -94,56 +92,25 @@ def result_of(call: CapturedCall, repetition: int = 0, *, arena: Arena | None = 
 
 def _written(call: CapturedCall, repetition: int, arena: Arena, *, last: bool = False) -> Sequence[torch.Tensor]:
     """Run a call once and return the tensors it wrote, which the next run in this arena overwrites."""
-    plan = plan_of(call.func)
-    before = random_states(call.device, outside_torch=False) if plan.seeded else {}
-    args, kwargs = _run_arguments(call, repetition, arena, last=last)
-    with torch._C._ExcludeDispatchKeyGuard(keys_below_a_mode()):
-        output = call.func(*args, **kwargs)
-    wait_for(call.accelerators)
-    if plan.seeded and states_differ(before, random_states(call.device, outside_torch=False)):
+    seeded = plan_for(call.func).seeded
+    before = random_states(call.device, outside_torch=False) if seeded else {}
+    written = LiveCall(call, rooms=_rooms(call, repetition, arena, last=last)).run().written
+    if seeded and states_differ(before, random_states(call.device, outside_torch=False)):
         raise NotRepeatableError(RANDOM)
-    written = plan.written_by(args, kwargs, output)
     if any(tensor.is_nested or tensor.layout is not torch.strided for tensor in written):
         raise NotRepeatableError("writes a tensor of a special kind")
     return written
 
 
-def _run_arguments(call: CapturedCall, repetition: int, arena: Arena, *, last: bool) -> tuple[Any, dict[str, Any]]:
-    """Return the arguments of one run."""
-    resizable, contents = may_resize(call.func), [memory.content for memory in call.memories]
-    memories = contents if last and not resizable else _copies(contents, repetition, resizable, arena)
-    tensors = [laid_over(memories[form.storage], form) for form in call.tensors if isinstance(form, TensorForm)]
-    kwargs = {name: _with_tensors(value, tensors) for name, value in call.kwargs.items()}
-    return _with_tensors(call.args, tensors), kwargs
-
-
-def _with_tensors(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
-    """Replace the slots in an argument by tensors. It was read from a file, so there are no other containers."""
-    kind = type(value)
-    if kind is Slot:
-        return tensors[value.index]
-    if kind is tuple or kind is list:
-        return kind([_with_tensors(item, tensors) for item in value])
-    if kind is dict:
-        return {name: _with_tensors(item, tensors) for name, item in value.items()}
-    return value
-
-
-def _copies(contents: Sequence[torch.Tensor], repetition: int, resizable: bool, arena: Arena) -> Sequence[torch.Tensor]:
-    """Copy flat bytes, on the host without torch kernels.
-
-    Only memory that torch allocated and NumPy never viewed can be resized.
-    """
-    if not all(content.is_cpu for content in contents):
-        return [content.clone() for content in contents]
-    if resizable:
-        memories = [torch.empty_like(content) for content in contents]
-    else:
-        rooms = arena.rooms([content.nbytes for content in contents], repetition=repetition)
-        memories = list(map(torch.from_numpy, rooms))
-    for memory, content in zip(memories, contents, strict=True):
-        ctypes.memmove(memory.data_ptr(), content.data_ptr(), content.nbytes)
-    return memories
+def _rooms(call: CapturedCall, repetition: int, arena: Arena, *, last: bool) -> Sequence[torch.Tensor] | None:
+    """Return the memory of one run; ``None`` for memory that torch allocates, which alone can be resized."""
+    contents = [memory.content for memory in call.memories]
+    if may_resize(call.func) or not (last or all(content.is_cpu for content in contents)):
+        return None
+    if last:
+        return contents
+    rooms = arena.rooms([content.nbytes for content in contents], repetition=repetition)
+    return list(map(torch.from_numpy, rooms))
 
 
 def _result(written: Sequence[torch.Tensor], digests: Sequence[RawDigest]) -> Result:

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from hashbench.calls.call import CapturedCall
 from hashbench.fingerprint import document, measure
 from hashbench.fingerprint.calls import KernelCollector
 from hashbench.fingerprint.measure import RANDOM, VARIES, record
+from hashbench.fingerprint.values import Arena
 from hashbench.trace.api import HashDebugTrace
 from tests.fingerprint.fingerprint_helpers import verified
 
@@ -87,13 +89,13 @@ def test_repetitions_differ_by_address_only(large: int, copied_in: list[int], mo
         x.numpy()[:] = 1.0
 
     library.impl("kernel", kernel, "CPU")
-    copy = measure._copies
+    rooms = measure._rooms
 
-    def copied(contents: Any, repetition: int, resizable: bool, arena: Any) -> Any:
-        copies.extend([repetition] * len(contents))
-        return copy(contents, repetition, resizable, arena)
+    def copied(call: CapturedCall, repetition: int, arena: Arena, *, last: bool) -> Any:
+        copies.extend([] if last else [repetition] * len(call.memories))
+        return rooms(call, repetition, arena, last=last)
 
-    monkeypatch.setattr(measure, "_copies", copied)
+    monkeypatch.setattr(measure, "_rooms", copied)
     (model,) = record(lambda: torch.ops.fingerprint_places.kernel(torch.ones(3)), name="places").models
     library._destroy()
     runs = [address for address, _ in seen[1:]]  # after that of the recording
