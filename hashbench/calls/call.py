@@ -157,9 +157,9 @@ class CapturedCall:
 
     @property
     def accelerators(self) -> tuple[torch.device, ...]:
-        """The distinct devices of tensors and arguments, with their index, without the CPU."""
+        """The distinct devices of copied tensors and ``torch.device`` arguments, with index, without the CPU."""
         held = [memory.content for memory in self.memories]
-        held += [each for each in (*self.tensors, *leaves([self.args, self.kwargs])) if isinstance(each, torch.Tensor)]
+        held += [each for each in self.tensors if isinstance(each, torch.Tensor)]
         given = [value for value in self.kwargs.values() if isinstance(value, torch.device)]
         named = [
             device for device in [*(tensor.device for tensor in held), *given] if device.type not in ("cpu", "meta")

@@ -30,7 +30,7 @@ from hashbench.calls.ops import is_custom, why_refused
 from hashbench.errors import bounded
 from hashbench.run.rng import random_states
 from hashbench.run.settings import settings
-from hashbench.trace.arguments import leaves, mapped
+from hashbench.trace.arguments import leaves, mapped, tensors_in
 from hashbench.trace.digest import components, unobserved, untraced
 from hashbench.trace.storage_writers import storage_key
 
@@ -90,11 +90,13 @@ def capture_arguments(
         CaptureError: an argument has no data (fake, meta, of a transform) or cannot be copied; a tensor without plain
             memory shares that of a target; or the copies take more than ``limit_bytes``.
     """
-    plan, everything = plan_for(func), targets is None
-    wanted = {id(tensor) for tensor in targets or (plan.written_tensors(args, kwargs) if everything else ())}
-    given = [value for value in leaves([args, kwargs]) if isinstance(value, torch.Tensor)]
+    plan, everything, values = plan_for(func), targets is None, [*args, *kwargs.values()]
+    given = tensors_in(values)
     for tensor in given:
         refuse_shadows(tensor)
+    if not (everything or targets or any(isinstance(value, torch.Generator) for value in values)):
+        return CapturedCall(plan.name, func, tuple(args), dict(kwargs), (), ())  # most calls write no argument
+    wanted = {id(tensor) for tensor in targets or (plan.written_tensors(args, kwargs) if everything else ())}
     plain = [tensor for tensor in given if is_plain(tensor)] if everything or wanted else []
     windows = Windows(plain, whole=may_resize(func))
     touched = {windows.number(tensor) for tensor in plain if id(tensor) in wanted}

@@ -92,7 +92,14 @@ class LiveCall:
             _tensor(held, memories) if isinstance(held, TensorForm) else copies.setdefault(id(held), _clone(held))
             for held in self.call.tensors
         ]
-        slots = generator_slots([self.call.args, self.call.kwargs]) if self.call.generators else []
+        self.args, self.kwargs = self.call.args, self.call.kwargs
+        if self.tensors or self.call.generators:
+            self._fill_slots()
+        restore_random_states(self.call.random_states)
+        wait_for(self._devices)
+
+    def _fill_slots(self) -> None:
+        slots = generator_slots([self.args, self.kwargs]) if self.call.generators else []
         generators = {
             slot.index: torch.Generator(slot.device).set_state(self.call.generators[slot.index]) for slot in slots
         }
@@ -102,9 +109,7 @@ class LiveCall:
                 return self.tensors[leaf.index]
             return generators[leaf.index] if isinstance(leaf, GeneratorSlot) else leaf
 
-        self.args, self.kwargs = mapped(self.call.args, argument), mapped(self.call.kwargs, argument)
-        restore_random_states(self.call.random_states)
-        wait_for(self._devices)
+        self.args, self.kwargs = mapped(self.args, argument), mapped(self.kwargs, argument)
 
     def run(self, *, clock: Callable[[], float] = perf_counter) -> CallOutcome:
         """Make the call, an op below autograd and autocast as under a dispatch mode, and wait for it.

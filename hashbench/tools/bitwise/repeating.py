@@ -12,9 +12,8 @@ from typing import Any, Literal
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from hashbench.calls.call import Memory, TensorForm
-from hashbench.calls.capture import CaptureError, Windows, is_plain, may_resize, refuse_shadows
-from hashbench.calls.live import LiveMemory, laid_over
+from hashbench.calls.capture import CaptureError, capture_arguments, is_plain, refuse_shadows
+from hashbench.calls.live import CallOutcome, LiveCall
 from hashbench.calls.ops import is_custom
 from hashbench.replay.controls import POISONS, poisoned_memory
 from hashbench.run.leaves import flatten
@@ -22,8 +21,8 @@ from hashbench.run.outcome import failure_of
 from hashbench.run.outputs import Difference, bitwise_equal, integer_view, measure
 from hashbench.run.rng import random_states, restore_random_states
 from hashbench.tools.bitwise.findings import Mismatch, Place
-from hashbench.trace.arguments import mapped, named_arguments, tensors_in
-from hashbench.trace.digest import components, dtype_name, raw_digest
+from hashbench.trace.arguments import named_arguments, tensors_in
+from hashbench.trace.digest import dtype_name, raw_digest
 from hashbench.trace.op_schema import OpPlan, Pattern
 from hashbench.trace.storage_writers import storage_bytes, storage_key
 
@@ -63,60 +62,26 @@ def treatment_of(plan: OpPlan, *, wanted: bool, schema: bool, custom: bool, trus
 # ----------------------------------------------------------------------------------------------- arguments, generators
 
 
-def refuse_without_content(tensor: torch.Tensor) -> None:
-    """Raise :class:`CaptureError` for a tensor without content; also for one of a class that answers every op itself:
-    nobody else knows what it holds."""
-    refuse_shadows(tensor)
+def _refuse_opaque(tensor: torch.Tensor) -> None:
+    """Raise :class:`CaptureError` for a tensor of a class that answers every op itself: nobody else knows what it
+    holds."""
     answers = type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
     if answers and not is_traceable_wrapper_subclass(tensor):
+        refuse_shadows(tensor)
         raise CaptureError(f"a tensor is a {type(tensor).__name__}, which answers every op itself")
 
 
-def _refuse_shared(plain: Sequence[torch.Tensor], odd: Sequence[torch.Tensor]) -> None:
-    """Refuse shared memory: a sparse tensor whose values lie in memory that is copied would go on reading the original,
-    and the other way round."""
-    keys = {storage_key(tensor) for tensor in plain}
-    for tensor in odd:
-        if keys & {storage_key(part) for part in components(tensor)} - {None}:
-            raise CaptureError(f"it writes memory that a {_kind_of(tensor)} tensor shares with another argument")
+def generator_states(args: Sequence[Any], kwargs: Mapping[str, Any], *, outside_torch: bool) -> dict[str, torch.Tensor]:
+    """Return the states of all generators that a call may draw from: the default ones of the host and of every device
+    in use, those among its arguments (``argument 0``, ``argument 1`` and so on), and for a custom op Python's and
+    NumPy's."""
+    given = (value for value in (*args, *kwargs.values()) if isinstance(value, torch.Generator))
+    named = {f"argument {number}": generator.get_state() for number, generator in enumerate(given)}
+    return random_states(None, outside_torch=outside_torch) | named
 
 
-def _clone(tensor: torch.Tensor) -> torch.Tensor:
-    try:
-        return tensor.detach().clone()
-    except (RuntimeError, NotImplementedError, TypeError) as error:
-        raise CaptureError(f"an argument, a {_kind_of(tensor)} tensor, cannot be copied: {error}") from error
-
-
-def _kind_of(tensor: torch.Tensor) -> str:
-    """Return ``sparse_coo``, ``quantized``, ``nested``, or the name of a class."""
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-        return type(tensor).__name__
-    if tensor.is_nested or tensor.is_quantized:
-        return "nested" if tensor.is_nested else "quantized"
-    return str(tensor.layout).removeprefix("torch.")
-
-
-class Generators:
-    """The states of all generators that a call may draw from: the default ones of the host and of every device in use,
-    those among its arguments (``argument 0``, ``argument 1`` and so on), and for a custom op Python's and NumPy's."""
-
-    def __init__(self, args: Sequence[Any], kwargs: Mapping[str, Any], *, outside_torch: bool) -> None:
-        self._outside_torch = outside_torch
-        given = (value for value in (*args, *kwargs.values()) if isinstance(value, torch.Generator))
-        self._given = {f"argument {number}": generator for number, generator in enumerate(given)}
-        self.before = self.now()
-
-    def now(self) -> dict[str, torch.Tensor]:
-        """Return the states by name."""
-        given = {name: generator.get_state() for name, generator in self._given.items()}
-        return random_states(None, outside_torch=self._outside_torch) | given
-
-    def restore(self, states: Mapping[str, torch.Tensor]) -> None:
-        """Put all back to ``states``."""
-        for name, generator in self._given.items():
-            generator.set_state(states[name])
-        restore_random_states({name: state for name, state in states.items() if name not in self._given})
+def _restore_defaults(states: Mapping[str, torch.Tensor]) -> None:
+    restore_random_states({name: state for name, state in states.items() if not name.startswith("argument ")})
 
 
 def moved(before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor]) -> list[str]:
@@ -250,52 +215,22 @@ class Call:
     def __init__(
         self, func: Any, plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any], *, copy_all: bool
     ) -> None:
-        self._func, self._plan, self._all = func, plan, copy_all
-        self._args, self._kwargs = args, kwargs
-        self._forms: dict[int, TensorForm] = {}
-        self._clones: dict[int, torch.Tensor] = {}
-        self._memories: dict[int, Memory] = {}
-        self._live: dict[int, LiveMemory] = {}  # of the runs after the first
         values = [*args, *kwargs.values()]
         tensors = tensors_in(values)
         for tensor in tensors:
-            refuse_without_content(tensor)
-        if copy_all:
-            for value in values:
-                if isinstance(value, torch.ScriptObject):
-                    raise CaptureError(f"an argument is a {type(value).__name__}, which it may change")
-            self._copy(tensors, tensors)
-        elif plan.writes_arguments:
-            self._copy(tensors, plan.written_tensors(args, kwargs))
-        self._generators = Generators(args, kwargs, outside_torch=is_custom(func))
-        self._moved = False  # whether generators may not be as they were before the call
-
-    def _copy(self, tensors: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
-        plain = [tensor for tensor in tensors if is_plain(tensor)]
-        odd = [tensor for tensor in tensors if not is_plain(tensor)]
-        windows = Windows(plain, whole=may_resize(self._func))
-        forms = {id(tensor): windows.form(tensor) for tensor in plain}
-        storages = {forms[id(tensor)].storage for tensor in targets if id(tensor) in forms}
-        self._forms = {key: form for key, form in forms.items() if form.storage in storages}
-        odd_targets = [tensor for tensor in targets if not is_plain(tensor)]
-        _refuse_shared([tensor for tensor in plain if id(tensor) in self._forms], odd)
-        _refuse_shared(plain, odd_targets)
-        self._clones = {id(tensor): _clone(tensor) for tensor in odd_targets}
-        self._memories = {storage: windows.memory(storage) for storage in storages}
-
-    def arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """Return the arguments for one more run, with the content from before the first. Those of the last such call
-        are overwritten."""
-        if not self._forms and not self._clones:
-            return self._args, self._kwargs
-        self._live = self._live or {storage: LiveMemory(memory) for storage, memory in self._memories.items()}
-        for live in self._live.values():
-            live.touched = True
-            live.restore()
-        made: dict[int, Any] = {key: clone.clone() for key, clone in self._clones.items()}
-        made |= {key: laid_over(self._live[form.storage].tensor, form) for key, form in self._forms.items()}
-        args, kwargs = mapped((list(self._args), dict(self._kwargs)), lambda leaf: made.get(id(leaf), leaf))
-        return args, kwargs
+            _refuse_opaque(tensor)
+        script = next((value for value in values if isinstance(value, torch.ScriptObject)), None)
+        if copy_all and script is not None:
+            raise CaptureError(f"an argument is a {type(script).__name__}, which it may change")
+        written = tensors if copy_all else plan.written_tensors(args, kwargs)
+        paths = {id(tensor): path for path, tensor in named_arguments(args, kwargs)} if written else {}
+        self._written = {paths[id(tensor)] for tensor in written}
+        self._plan, self._args, self._kwargs = plan, args, kwargs
+        self._captured = capture_arguments(func, args, kwargs, targets=written)
+        self._live: LiveCall | None = None  # of the runs after the first
+        self._outside_torch = is_custom(func)
+        self._before = generator_states(args, kwargs, outside_torch=self._outside_torch)
+        self._moved = False  # whether default generators may not be as they were before the call
 
     def repeat(self, output: Any, *, runs: int, equal: Equality, count_unwritten: bool) -> Repetitions:
         """Make the call again, which gave ``output``, so that there are ``runs``; afterwards generators are as one run
@@ -306,9 +241,9 @@ class Call:
             CaptureError: a result has no content (meta, fake), or all runs write the same memory.
         """
         result = Repetitions()
-        first = self._left(self._args, self._kwargs, output)
-        after = self._generators.now()
-        self._moved = bool(moved(self._generators.before, after))
+        outcome = CallOutcome(self._plan, self._args, self._kwargs, output)
+        first, after = self._left(outcome), self._states(outcome)
+        self._moved = bool(moved(self._before, after))
         if not first and not self._moved:
             return result  # a view, or a call that left nothing: to make it again would show nothing
         try:
@@ -322,30 +257,36 @@ class Call:
                     self._look_for_unwritten(name, first, result)
         finally:
             if self._moved:
-                self._generators.restore(after)
+                _restore_defaults(after)
         return result
 
-    def _make(self) -> Left:
-        """Make one more run, from the same arguments and generator states; return its results."""
+    def _make(self) -> CallOutcome:
+        """Make one more run, from the same arguments and generator states, in the memory of the last."""
         if self._moved:
-            self._generators.restore(self._generators.before)
+            _restore_defaults(self._before)
         self._moved = True  # for all that is known until it is looked at again
-        args, kwargs = self.arguments()
-        return self._left(args, kwargs, self._func(*args, **kwargs))
+        if self._live is None:
+            self._live = LiveCall(self._captured)
+        else:
+            self._live.reset()
+        return self._live.run()
 
-    def _left(self, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> Left:
+    def _states(self, outcome: CallOutcome) -> dict[str, torch.Tensor]:
+        return generator_states(outcome.args, outcome.kwargs, outside_torch=self._outside_torch)
+
+    def _left(self, outcome: CallOutcome) -> Left:
         """Return new outputs and numbers, and the arguments that the call wrote (or all of them). A view of an argument
         is nothing new."""
-        arguments = tensors_in([*args, *kwargs.values()])
+        arguments = tensors_in([*outcome.args, *outcome.kwargs.values()])
         known, given = {id(tensor) for tensor in arguments}, {storage_key(tensor) for tensor in arguments} - {None}
-        written = arguments if self._all else self._plan.written_tensors(args, kwargs)
-        names = {id(tensor): f"argument {path}" for path, tensor in named_arguments(args, kwargs)} if written else {}
-        left: Left = {names[id(tensor)]: tensor for tensor in written}
-        for name, value in flatten(output, "output") if output is not None else ():
+        named = named_arguments(outcome.args, outcome.kwargs) if self._written else ()
+        left: Left = {f"argument {path}": tensor for path, tensor in named if path in self._written}
+        for name, value in flatten(outcome.output, "output") if outcome.output is not None else ():
             if not isinstance(value, torch.Tensor):
                 left[name] = value
             elif id(value) not in known and storage_key(value) not in given:
-                refuse_without_content(value)
+                refuse_shadows(value)
+                _refuse_opaque(value)
                 left[name] = value
         return left
 
@@ -355,7 +296,8 @@ class Call:
         """Make one more run and note where it differs; returns why it could not be made."""
         mismatch = functools.partial(Mismatch, self._plan.name, 0, run=run, where=_NOWHERE)
         try:
-            left = self._make()
+            outcome = self._make()
+            left = self._left(outcome)
         except Exception as error:
             failure = failure_of(error, op=self._plan.name)
             if failure.out_of_memory:
@@ -373,8 +315,8 @@ class Call:
                 sides: dict[str, Any] = {"shape": _shape(old), "dtype": _dtype(old)}
                 sides |= {"other_shape": _shape(new), "other_dtype": _dtype(new)}
                 result.add(mismatch(name, difference=numbers, **sides), new)
-        now = self._generators.now()
-        self._moved = bool(moved(self._generators.before, now))
+        now = self._states(outcome)
+        self._moved = bool(moved(self._before, now))
         for name in moved(after, now):
             result.add(mismatch(f"generator {name}"))
             self._moved = True
@@ -389,7 +331,7 @@ class Call:
             try:
                 with poisoned_memory(poison):
                     _fill_freed_memory(first, poison)
-                    filled.append(self._make().get(name))
+                    filled.append(self._left(self._make()).get(name))
             except Exception:
                 return
         counts = [

@@ -12,7 +12,6 @@ import torch
 from hashbench.run.outputs import Difference, measure
 from hashbench.tools.bitwise.findings import Mismatch, Place, Places, message
 from hashbench.tools.bitwise.repeating import (
-    Call,
     Treatment,
     same,
     same_on_device,
@@ -80,21 +79,6 @@ def test_collectives_are_known_by_their_schemas(op: str, expected: bool) -> None
     namespace, name = op.split(".")
     packet = getattr(getattr(torch.ops, namespace), name)
     assert {plan_of(getattr(packet, overload)).collective for overload in packet.overloads()} == {expected}
-
-
-# -------------------------------------------------------------------------------------------------------- copies
-
-
-def test_only_what_is_written_is_copied() -> None:
-    func, memory, read = torch.ops.aten.add_.Tensor, torch.zeros(8), torch.ones(4)
-    call = Call(func, plan_of(func), [memory[:4], read], {}, copy_all=False)
-    overlapping = Call(func, plan_of(func), [memory[:4], memory[2:6]], {}, copy_all=False)
-
-    written, kept = call.arguments()[0]
-    assert written is not memory
-    assert kept is read
-    one, other = overlapping.arguments()[0]
-    assert one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr() != memory.data_ptr()
 
 
 # ------------------------------------------------------------------------------------------------------ comparing
