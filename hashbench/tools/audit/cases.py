@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from hashbench.calls.capture import copied
 from hashbench.check.function import FunctionCall, fresh_copy, quiet
 from hashbench.errors import HashbenchError, named_line
 from hashbench.replay import controls
@@ -260,23 +261,20 @@ def _value(node: ast.expr, builders: Builders, named: dict[str, Any]) -> Any:
 
 
 SHIFTS = (0, 1, 2, 3, 4, 6, 8, 12)
-"""Elements. The offsets at which the moved inputs of successive runs lie, as views of larger tensors do."""
+"""Elements behind a cache line at which the moved inputs of successive runs begin, as views of larger tensors do."""
 
 
 def at_offset(call: FunctionCall, run: int) -> FunctionCall:
-    """Return the call with every plain tensor among its arguments at the offset of run number ``run`` in a larger
-    one."""
+    """Return the call with a copy of every tensor among its arguments, which begins as many elements behind a cache
+    line as run number ``run`` has it."""
     shift = SHIFTS[run % len(SHIFTS)]
-    args = tuple(_shifted(value, shift) if isinstance(value, torch.Tensor) else value for value in call.args)
-    return FunctionCall(call.function, args, call.kwargs)
 
+    def moved(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return copied(value, address=shift * value.itemsize).requires_grad_(value.requires_grad)
 
-def _shifted(tensor: torch.Tensor, shift: int) -> torch.Tensor:
-    if tensor.layout is not torch.strided or not tensor.is_contiguous():
-        return tensor
-    room = torch.zeros(tensor.numel() + shift, dtype=tensor.dtype, device=tensor.device)
-    placed = room[shift:].view(tensor.shape)
-    return placed.copy_(tensor.detach()).requires_grad_(tensor.requires_grad)
+    return FunctionCall(call.function, tuple(map(moved, call.args)), call.kwargs)
 
 
 # -------------------------------------------------------------------------------------------------- measuring

@@ -244,7 +244,7 @@ def test_overlapping_views_share_memory_in_every_run_and_moved_inputs_lie_elsewh
     assert copied.args[0].data_ptr() == copied.args[1].data_ptr() != call.args[0].data_ptr()
 
     call = FunctionCall(torch.dot, (torch.arange(9.0), torch.ones(9)))
-    assert {at_offset(call, run).args[0].storage_offset() for run in range(8)} == set(cases.SHIFTS)
+    assert {at_offset(call, run).args[0].data_ptr() % 64 // 4 for run in range(8)} == set(cases.SHIFTS)
     assert torch.equal(at_offset(call, 5).args[0], call.args[0])
 
 
