@@ -6,26 +6,26 @@ or belong to tokens sorted by expert. Rows are compared as the runs compared the
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
 
-from hashbench.batch.cause import CONTROLS, ItemEvidence, Remedy
+from hashbench.batch.cause import ItemEvidence
 from hashbench.batch.experiments import (
     FACTORS,
     POSITIVE_FACTORS,
     REPEATS,
-    Setting,
+    Change,
     adds_up,
-    applies,
+    compared_under,
+    controls,
     diagnose_item_call,
-    out_of_reach,
-    price,
+    remedies_among,
     tried,
 )
 from hashbench.batch.item_call import ItemCall, NotItemwiseError
@@ -35,10 +35,7 @@ from hashbench.batch.match import Agreement, CallRows, Match, TensorRows, match,
 from hashbench.batch.rows import row_digests
 from hashbench.calls.capture import copied
 from hashbench.calls.live import captured_environment
-from hashbench.catalog import EXPERIMENTS
 from hashbench.processes import Budget
-from hashbench.records import ExperimentResult
-from hashbench.replay.methods import METHODS, Around
 from hashbench.run import outputs
 from hashbench.trace.digest import dtype_name
 
@@ -83,66 +80,58 @@ def diagnose_pair(pair: CallPair, *, budget: float = 20.0) -> ItemEvidence:
     """Run the experiments on the two calls; restore settings, random state and their tensors."""
     with warnings.catch_warnings(), captured_environment(pair.reference):
         warnings.simplefilter("ignore")
-        return _Experiments(pair, Budget(budget)).evidence()
+        return _Pair(pair, Budget(budget)).evidence()
 
 
-class _Experiments:
+class _Pair:
+    """A call as two runs made it; what it reads in each, by path."""
+
     def __init__(self, pair: CallPair, budget: Budget) -> None:
-        self.pair, self.budget = pair, budget
+        self.pair, self.call, self.budget = pair, pair.reference, budget
         self.read = dict(pair.rows[0].read), dict(pair.rows[1].read)
 
     def evidence(self) -> ItemEvidence:
         """Run all experiments, the most decisive first."""
-        pair = self.pair
-        first = pair.reference.run()[0]
-        same = self._tried("same_items", lambda: (not _equal(pair.reference.run()[0], first) for _ in range(REPEATS)))
-        alone = self._tried("as_in_runs", lambda: (self._differ() for _ in range(REPEATS)))
-        known = ItemEvidence(pair.subset.batch, (same, alone))
+        tries, first = functools.partial(tried, budget=self.budget), self.call.run()[0]
+        same = tries("same_items", lambda: (not _equal(self.call.run()[0], first) for _ in range(REPEATS)))
+        unchanged = itertools.repeat(Change("as_in_runs"), REPEATS)
+        alone = tries("as_in_runs", lambda: itertools.chain.from_iterable(map(self.differs, unchanged)))
+        known = ItemEvidence(self.pair.subset.batch, (same, alone))
         if same.differing or not alone.differing:
             return known
-        content = self._tried("other_content", self._content)
+        content = tries("other_content", self._content)
         known = replace(known, arms=(*known.arms, content))
         if content.differing:
             return known
-        arms, remedies = [], []
-        for name, change, setting, words in self._changes():
-            arm = self._tried(name, lambda change=change, setting=setting: iter([self._differ(change, setting)]))  # type: ignore[misc]
-            arms.append(arm)
-            if words and arm.ran:
-                cost = price(pair.reference, _changed(pair.reference, change), setting)
-                remedies.append(Remedy(words, arm.trials, arm.differing, cost))
-        return replace(known, arms=(*known.arms, *arms, *out_of_reach(pair.reference)), remedies=tuple(remedies))
+        changes = [*self._changes()]
+        arms = compared_under(changes, self, self.budget)
+        return replace(known, arms=(*known.arms, *arms), remedies=tuple(remedies_among(changes, self.call, arms)))
 
-    def _tried(self, name: str, outcomes: Callable[[], Iterator[bool]]) -> ExperimentResult:
-        return tried(name, outcomes, self.budget)
-
-    def _changes(self) -> Iterator[tuple[str, Change, Setting, str]]:
-        """Yield by experiment the change of every tensor, the setting around the call, and the advice in words."""
+    def _changes(self) -> Iterator[Change]:
         sides = (self.pair.reference, self.pair.other)
         if not all(tensor.is_contiguous() for side in sides for tensor in side.tensors if not tensor.is_sparse):
-            yield "same_strides", _contiguous, nullcontext, "make its inputs contiguous"
-        if adds_up(self.pair.reference):
-            yield "exact_values", _whole_numbers(sides[0]), nullcontext, ""
-        for name in CONTROLS:
-            method = METHODS.get(name)
-            if isinstance(method, Around) and applies(name, self.pair.reference):
-                yield name, _same, method.change, f"compute {EXPERIMENTS[name].phrase}"
+            contiguous = functools.partial(_changed, change=lambda _, tensor: tensor.contiguous())
+            yield Change("same_strides", call=contiguous, advice="make its inputs contiguous")
+        if adds_up(self.call):
+            yield Change("exact_values", call=functools.partial(_changed, change=_whole_numbers(self.call)))
+        yield from controls(self.call)
 
     # ------------------------------------------------------------------------------------------ comparisons
 
-    def _differ(self, change: Change | None = None, setting: Setting = nullcontext) -> bool:
-        """Return True if rows that differed in the runs differ between the two calls alone."""
+    def differs(self, change: Change) -> Iterator[bool]:
+        """Yield whether rows that differed in the runs differ between the two calls alone, under the change."""
         pair = self.pair
-        with setting():
-            both = [_changed(side, change or _same).run()[0] for side in (pair.reference, pair.other)]
+        with change.around():
+            both = [change.call(side).run()[0] for side in (pair.reference, pair.other)]
+        yield any(itertools.starmap(self._rows_differ, zip(pair.written, *both, strict=True)))
+
+    def _rows_differ(self, at: int | None, whole: torch.Tensor, part: torch.Tensor) -> bool:
+        pair = self.pair
+        if at is None or pair.judged.written[at].equal:
+            return False
+        cuts = [run.written[at].cut for run in pair.rows]
         inherited = tuple(pair.judged.read.values())
-        for at, whole, part in zip(pair.written, *both, strict=True):
-            if at is None or pair.judged.written[at].equal:
-                continue
-            cuts = [run.written[at].cut for run in pair.rows]
-            if not match(_rows(whole, cuts[0]), _rows(part, cuts[1]), pair.subset, inherited).equal:
-                return True
-        return False
+        return not match(_rows(whole, cuts[0]), _rows(part, cuts[1]), pair.subset, inherited).equal
 
     def _content(self) -> Iterator[bool]:
         """Yield whether rows change with other content in the rows that only the reference has."""
@@ -210,24 +199,16 @@ class _Experiments:
 Kept = Mapping[tuple[int, int] | None, Sequence[int]]
 """Sizes of a dimension in both runs → the rows of the reference that are those of the smaller run."""
 
-Change = Callable[[int, torch.Tensor], torch.Tensor]
+TensorChange = Callable[[int, torch.Tensor], torch.Tensor]
 """Replacement of a tensor argument, by its index among these."""
 
 
-def _changed(side: ItemCall, change: Change) -> ItemCall:
+def _changed(side: ItemCall, change: TensorChange) -> ItemCall:
     numbers = itertools.count()
     return side.with_tensors(lambda tensor: change(next(numbers), tensor))
 
 
-def _same(_: int, tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
-
-
-def _contiguous(_: int, tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous()
-
-
-def _whole_numbers(reference: ItemCall) -> Change:
+def _whole_numbers(reference: ItemCall) -> TensorChange:
     """Return a change that replaces each element by a small whole number, the same for equal ones in both calls."""
     largest = [float(one.detach().abs().max()) if one.numel() else 0.0 for one in reference.tensors]
 

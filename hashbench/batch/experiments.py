@@ -12,9 +12,10 @@ import functools
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 
@@ -27,6 +28,7 @@ from hashbench.errors import named_line
 from hashbench.processes import Budget
 from hashbench.records import NO_TIME, ExperimentResult
 from hashbench.replay.methods import METHODS, Around
+from hashbench.replay.replayer import Change as Setting
 
 REPEATS = 3
 """Runs of the same call that must agree before another one is compared with it."""
@@ -50,24 +52,72 @@ is watched, so that what is masked (0, minus infinity) stays so."""
 MULTIPLES = (2, 4, 8, 16, 32, 64)
 """Numbers of items to whose multiples a batch is padded."""
 
-Setting = Callable[[], AbstractContextManager[object]]
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change under which a subject is compared again.
+
+    Attributes:
+        name: of the experiment.
+        around: makes the context of all its runs.
+        call: replaces each call; raises :class:`NotItemwiseError` where that is no experiment.
+        advice: the change as a remedy; empty if it is none.
+    """
+
+    name: str
+    around: Setting = nullcontext
+    call: Callable[[ItemCall], ItemCall] = lambda call: call
+    advice: str = ""
 
 
-def diagnose_item_call(call: ItemCall, *, budget: float = 20.0, remedies: bool = True) -> ItemEvidence:
+class Subject(Protocol):
+    """What is compared: the items of a call, a call as two runs made it."""
+
+    @property
+    def call(self) -> ItemCall:
+        """The call of the reference."""
+
+    def differs(self, change: Change) -> Iterator[bool]:
+        """Yield whether each comparison under the change differs."""
+
+
+def compared_under(changes: Iterable[Change], subject: Subject, budget: Budget) -> tuple[ExperimentResult, ...]:
+    """Run an experiment for each change; add the settings that come too late for the call."""
+    arms = [tried(change.name, functools.partial(subject.differs, change), budget) for change in changes]
+    return (*arms, *out_of_reach(subject.call))
+
+
+def remedies_among(changes: Iterable[Change], call: ItemCall, arms: Iterable[ExperimentResult]) -> Iterator[Remedy]:
+    """Yield the changes that may be advised, with the price of those that leave no difference."""
+    ran = {arm.name: arm for arm in arms if arm.ran}
+    for change in changes:
+        if change.advice and (arm := ran.get(change.name)) is not None:
+            cost = None if arm.differing else price(call, change.call(call), change.around)
+            yield Remedy(change.advice, arm.trials, arm.differing, cost)
+
+
+def controls(call: ItemCall) -> Iterator[Change]:
+    """Yield the settings that can reach the call."""
+    for name in CONTROLS:
+        method = METHODS.get(name)
+        if isinstance(method, Around) and applies(name, call):
+            yield Change(name, method.change, advice=f"compute {EXPERIMENTS[name].phrase}")
+
+
+def diagnose_item_call(call: ItemCall, *, budget: float = 20.0) -> ItemEvidence:
     """Run the experiments on the call; restore settings, random state and the call's tensors.
 
     Args:
         call: on as many items as the reference run had.
         budget: seconds after which no further experiment is started.
-        remedies: whether remedies are tried and timed.
     """
     with warnings.catch_warnings(), captured_environment(call):
         warnings.simplefilter("ignore")
-        return _Experiments(call, Budget(budget)).evidence(remedies=remedies)
+        return _Items(call, Budget(budget)).evidence()
 
 
-class _Experiments:
-    """One call and the results of its experiments so far. ``reference``: the rows of each of its items."""
+class _Items:
+    """The items of one call. ``reference``: the rows of each; ``sizes``: the numbers of them that are compared."""
 
     def __init__(self, call: ItemCall, budget: Budget) -> None:
         self.call, self.budget = call, budget
@@ -75,8 +125,18 @@ class _Experiments:
         self.watched = self.everybody if call.watched is None else (call.watched,)
         self.reference = call.rows_of(self.everybody)
         self.reduced = not any(axis is not None for axis in call.outputs)
+        self.sizes: tuple[int, ...] = ()
+        self._tried = functools.partial(tried, budget=budget)
 
-    def evidence(self, *, remedies: bool) -> ItemEvidence:
+    def differs(self, change: Change) -> Iterator[bool]:
+        """Yield whether each of the ``sizes`` differs, all runs under the change."""
+        call = change.call(self.call)
+        with change.around():
+            reference = call.rows_of(self.everybody)
+            for size in self.sizes:
+                yield self._rows_differ(call.rows_of(self._some(size)), reference)
+
+    def evidence(self) -> ItemEvidence:
         """Run all experiments, the most decisive first."""
         same = self._tried("same_items", self._same)
         known = ItemEvidence(self.call.items, (same,), reduced=self.reduced)
@@ -100,11 +160,11 @@ class _Experiments:
             return known
         if self._is_counted(sizes):
             return replace(known, counted=True)
-        sizes_tried = _spread(sizes)
-        controls = [self._control(name, sizes_tried) for name in CONTROLS if applies(name, self.call)]
-        exact = self._tried("exact_values", lambda: self._exact(sizes_tried))
-        known = replace(known, arms=(*known.arms, exact, *controls, *out_of_reach(self.call)))
-        return replace(known, remedies=tuple(self._remedies(known))) if remedies else known
+        self.sizes = _spread(sizes)
+        settings = [*controls(self.call)]
+        arms = compared_under([Change("exact_values", call=_exact), *settings], self, self.budget)
+        remedies = (*self._other_numbers(), *remedies_among(settings, self.call, arms))
+        return replace(known, arms=(*known.arms, *arms), remedies=remedies)
 
     def _follows_seed(self) -> bool:
         """Return True if rows change with the seed, so that they follow from random numbers that the call draws."""
@@ -125,9 +185,6 @@ class _Experiments:
         """Return True if the rows of a run on these items (of ``only`` these) differ from those in the run on all."""
         rows = self.call.rows_of(chosen)
         return self._rows_differ({item: rows[item] for item in (rows if only is None else only)})
-
-    def _tried(self, name: str, outcomes: Callable[[], Iterator[bool]]) -> ExperimentResult:
-        return tried(name, outcomes, self.budget)
 
     def _same(self) -> Iterator[bool]:
         return (self._compared(self.everybody) for _ in range(REPEATS))
@@ -222,34 +279,10 @@ class _Experiments:
                 return None, True
         return None, self.call.items > CHEAP_SIZES
 
-    def _exact(self, sizes: Sequence[int]) -> Iterator[bool]:
-        exact = self.call.with_exact_values()
-        if not adds_up(self.call):
-            raise NotItemwiseError("it computes each element by itself, and adds nothing up")
-        if exact is None:
-            raise NotItemwiseError("no floating-point input in plain memory")
-        reference = exact.rows_of(self.everybody)
-        for size in sizes:
-            yield self._rows_differ(exact.rows_of(self._some(size)), reference)
-
-    # ---------------------------------------------------------------------------------------------- settings
-
-    def _control(self, name: str, sizes: Sequence[int]) -> ExperimentResult:
-        """Count the numbers of items that differ, all runs under one setting."""
-        method = METHODS[name]
-        assert isinstance(method, Around)
-        return self._tried(name, lambda: self._under(method.change, sizes))
-
-    def _under(self, setting: Setting, sizes: Sequence[int]) -> Iterator[bool]:
-        with setting():
-            reference = self.call.rows_of(self.everybody)
-            for size in sizes:
-                yield self._rows_differ(self.call.rows_of(self._some(size)), reference)
-
     # ---------------------------------------------------------------------------------------------- remedies
 
-    def _remedies(self, known: ItemEvidence) -> Iterator[Remedy]:
-        """Yield the remedies that make the rows agree at every number of items that differed, with their price."""
+    def _other_numbers(self) -> Iterator[Remedy]:
+        """Yield the numbers of items to compute at once at which rows agree, with their price."""
         call, alone = self.call, self.call.at(1)
         if call.watched is None:
             yield from self._padding(alone)
@@ -257,11 +290,6 @@ class _Experiments:
             each = price(call, alone)
             words = "compute one item at a time"
             yield Remedy(words, one_by_one.trials, one_by_one.differing, each and each * call.items, "all at once")
-        for name in CONTROLS:
-            arm, method = known.arm(name), METHODS.get(name)
-            if arm.ran and isinstance(method, Around):
-                cost = None if arm.differing else price(call, call, method.change)
-                yield Remedy(f"compute {EXPERIMENTS[name].phrase}", arm.trials, arm.differing, cost)
 
     def _padding(self, alone: ItemCall) -> Iterator[Remedy]:
         """Yield padding to the smallest multiple that helps; the batch size itself is tried last."""
@@ -294,6 +322,15 @@ class _Experiments:
         for item in sorted({0, self.call.items - 1}):
             first = self.call.rows_of([item])
             yield any(self.call.rows_of([item]) != first for _ in range(REPEATS - 1))
+
+
+def _exact(call: ItemCall) -> ItemCall:
+    exact = call.with_exact_values()
+    if not adds_up(call):
+        raise NotItemwiseError("it computes each element by itself, and adds nothing up")
+    if exact is None:
+        raise NotItemwiseError("no floating-point input in plain memory")
+    return exact
 
 
 def tried(name: str, outcomes: Callable[[], Iterator[bool]], budget: Budget) -> ExperimentResult:
