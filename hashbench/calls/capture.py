@@ -100,27 +100,15 @@ def capture_arguments(
     plain = [tensor for tensor in given if is_plain(tensor)] if everything or wanted else []
     windows = Windows(plain, whole=may_resize(func))
     touched = {windows.number(tensor) for tensor in plain if id(tensor) in wanted}
-    sharing = {id(tensor) for tensor in plain if windows.number(tensor) in touched}
+    sharing = wanted | {id(tensor) for tensor in plain if windows.number(tensor) in touched}
     for tensor in given if len(plain) < len(given) and wanted else ():
         if not is_plain(tensor):
-            _refuse_shared(tensor, [one for one in plain if id(one) in sharing or id(tensor) in wanted])
+            _refuse_shared(tensor, [one for one in plain if {id(one), id(tensor)} & sharing])
     if not everything:
         windows.keep(touched)
-    tensors: list[torch.Tensor] = []
-    generators: list[torch.Generator] = []
-
-    def slot(value: Any) -> Any:
-        """Replace a tensor to copy or a generator by its slot; return any other value unchanged."""
-        if isinstance(value, torch.Tensor) and (everything or id(value) in sharing or id(value) in wanted):
-            tensors.append(value)
-            return Slot(len(tensors) - 1)
-        if isinstance(value, torch.Generator):
-            known = next((at for at, one in enumerate(generators) if one is value), len(generators))
-            generators.extend([value] if known == len(generators) else [])
-            return GeneratorSlot(known, str(value.device))
-        return value
-
-    new_args, new_kwargs = mapped(tuple(args), slot), mapped(dict(kwargs), slot)
+    slots = Slots(None if everything else sharing)
+    new_args, new_kwargs = mapped(tuple(args), slots.slot), mapped(dict(kwargs), slots.slot)
+    tensors = slots.tensors
     needed = windows.nbytes + sum(held_bytes(tensor) for tensor in tensors if not is_plain(tensor))
     if limit_bytes is not None and needed > limit_bytes:
         sizes = f"{needed / MIB:.1f} MiB of inputs, more than the limit of {limit_bytes / MIB:.1f} MiB"
@@ -133,8 +121,28 @@ def capture_arguments(
         kwargs=new_kwargs,
         tensors=tuple(clones[id(tensor)] if id(tensor) in clones else windows.form(tensor) for tensor in tensors),
         memories=windows.memories(),
-        generators=tuple(generator.get_state().clone() for generator in generators),
+        generators=tuple(generator.get_state().clone() for generator in slots.generators),
     )
+
+
+class Slots:
+    """Numbers the tensors (with these ids; by default all) and generators among arguments, a generator only once."""
+
+    def __init__(self, ids: Collection[int] | None = None) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self.generators: list[torch.Generator] = []
+        self._ids = ids
+
+    def slot(self, value: Any) -> Any:
+        """Return the slot of a tensor or generator, and any other value unchanged."""
+        if isinstance(value, torch.Tensor) and (self._ids is None or id(value) in self._ids):
+            self.tensors.append(value)
+            return Slot(len(self.tensors) - 1)
+        if isinstance(value, torch.Generator):
+            known = next((at for at, one in enumerate(self.generators) if one is value), len(self.generators))
+            self.generators.extend([value] if known == len(self.generators) else [])
+            return GeneratorSlot(known, str(value.device))
+        return value
 
 
 def _refuse_shared(odd: torch.Tensor, others: Sequence[torch.Tensor]) -> None:

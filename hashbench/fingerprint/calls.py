@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from hashbench.calls.call import CapturedCall, Memory, Slot, TensorForm
-from hashbench.calls.capture import CaptureError, Windows, is_plain, may_resize, refuse_shadows
+from hashbench.calls.capture import CaptureError, Slots, Windows, is_plain, may_resize, refuse_shadows
 from hashbench.calls.ops import TORCH_NAMESPACES, path_among, why_refused
 from hashbench.fingerprint.document import Kernel, TensorWord, tensor_word
 from hashbench.fingerprint.values import (
@@ -93,20 +93,15 @@ class KernelCollector(TraceCallback):
         return ""
 
     def _kernel(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Kernel:
-        tensors: list[torch.Tensor] = []
-
-        def slot(value: Any) -> Any:
-            if isinstance(value, torch.Generator):
-                raise CaptureError("draws random numbers")
-            if not isinstance(value, torch.Tensor):
-                return value
-            refuse_shadows(value)
-            if not is_plain(value) or value.is_conj() or value.is_neg():
+        slots = Slots()
+        new_args, new_kwargs = mapped(tuple(args), slots.slot), mapped(dict(kwargs), slots.slot)
+        tensors = slots.tensors
+        if slots.generators:
+            raise CaptureError("draws random numbers")
+        for tensor in tensors:
+            refuse_shadows(tensor)
+            if not is_plain(tensor) or tensor.is_conj() or tensor.is_neg():
                 raise CaptureError("an argument is a tensor of a special kind")
-            tensors.append(value)
-            return Slot(len(tensors) - 1)
-
-        new_args, new_kwargs = mapped(tuple(args), slot), mapped(dict(kwargs), slot)
         windows = Windows(tensors, whole=may_resize(func))
         if windows.nbytes > MOST_BYTES:
             raise CaptureError(f"its inputs take more than {MOST_BYTES // 2**20} MiB")
