@@ -232,7 +232,7 @@ def _memory(device: torch.device, *, records: int) -> Table:
     with HashDebugTrace(digests="device") as trace, torch.no_grad():
         for _ in range(records):
             value.mul_(1.0)
-    buffers, held = trace._tracer._ledger.nbytes / 1e6, (_allocated(device) - before) / 1e6
+    buffers, held = trace._tracer.raw.ledger.nbytes / 1e6, (_allocated(device) - before) / 1e6
     begin = time.perf_counter()
     found = len(trace.finish().records)
     seconds = time.perf_counter() - begin

@@ -72,11 +72,11 @@ def _arms(step: TrainingStep, library: Library) -> dict[str, Arm]:
     ) -> Arm:
         def arm() -> AbstractContextManager[object]:
             trace = _trace(library, hashes=hashes)
-            tracer = trace._tracer
+            raw = trace._tracer.raw
             if named:
-                tracer.register_model(step.model)
+                raw.register_model(step.model)
             if not follow:
-                tracer._modules.install_hooks = tracer._modules.remove_hooks = _nothing  # type: ignore[method-assign]
+                raw.modules.install_hooks = raw.modules.remove_hooks = _nothing  # type: ignore[method-assign]
             if passed_on:
                 return _passed_on(library, trace, other)
             return trace if calls else _unseen(trace)
@@ -121,7 +121,7 @@ def _unseen(trace: HashDebugTrace) -> Iterator[None]:
 def _passed_on(library: Library, trace: HashDebugTrace, other: HashDebugTrace) -> Iterator[None]:
     """The trace, and every call comes to the recorder's fallback, which passes it on, as in another trace's thread."""
     with trace:
-        state = library.enter(other._tracer._recorder, 0)
+        state = library.enter(other._tracer.nodes.recorder, 0)
         try:
             yield
         finally:

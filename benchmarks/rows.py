@@ -40,9 +40,9 @@ from hashbench.sweep.executors import Task
 from hashbench.sweep.executors.local import LocalExecutor, preload_for
 from hashbench.trace import native
 from hashbench.trace.api import HashDebugTrace
-from hashbench.trace.mode import TracingMode
 from hashbench.trace.module_paths import ModulePaths
 from hashbench.trace.native.tracer import NativeTracer
+from hashbench.trace.raw import RawTrace
 
 GOAL = 1.15
 ROUNDS = 3
@@ -271,7 +271,7 @@ def _counted(stages: Stages) -> list[mock._patch[Any]]:
         *(stages.count(outcome, name, SETTINGS) for name in ("settings", "reset_rng_state")),
         stages.count(HashDebugTrace, "mark", SETTINGS),
         stages.count(ModulePaths, "register", NAMES),
-        *(stages.count(TracingMode, name, INITIAL) for name in ("register_model", "register_inputs")),
+        *(stages.count(RawTrace, name, INITIAL) for name in ("register_model", "register_inputs")),
         *(
             stages.count(kind, name, ENTER)
             for kind in (NativeTracer, HashDebugTrace)

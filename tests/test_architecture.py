@@ -33,8 +33,9 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     ("devices", frozenset({"ledger", "reference", "triton_kernel"})),
     (
         "trace",
-        frozenset({"api", "arguments", "build", "callbacks", "collectives", "compiled", "digest", "mode"})
-        | {"module_paths", "native", "op_schema", "registered", "storage_writers"},
+        frozenset({"api", "arguments", "build", "callbacks", "calls", "collectives", "compiled", "compiled_records"})
+        | {"digest", "mode", "module_paths", "native", "nodes", "op_schema", "raw", "reads", "registered"}
+        | {"storage_writers"},
     ),
     ("divergence", NO_MODULE),
     ("run", frozenset({"leaves", "outcome", "outputs", "rng", "settings", "workload"})),

@@ -31,6 +31,7 @@ from hashbench.records import OpRecord, Ref, TensorDigest, Trace
 from hashbench.trace import file, native
 from hashbench.trace.callbacks import TraceCallback, TraceOptions
 from hashbench.trace.mode import TracingMode, is_tracing
+from hashbench.trace.native.tracer import NativeTracer
 from hashbench.trace.tracer import choose
 
 
@@ -96,14 +97,16 @@ class HashDebugTrace:
             callback=watcher,
             digests=digests,
         )
-        self._tracer = TracingMode(options) if self._choice.tracer == "python" else native.make_tracer(options)
+        self._tracer: TracingMode | NativeTracer = (
+            TracingMode(options) if self._choice.tracer == "python" else native.make_tracer(options)
+        )
         self._settings = settings
         self._finished: Trace | None = None
         self._notes: Mapping[int, Mapping[str, Any]] = {}
         if model is not None:
-            self._tracer.register_model(model)
+            self._tracer.raw.register_model(model)
         if inputs is not None:
-            self._tracer.register_inputs(inputs)
+            self._tracer.raw.register_inputs(inputs)
 
     # ----------------------------------------------------------------------------------------------- recording
 
@@ -143,41 +146,41 @@ class HashDebugTrace:
 
     def is_active(self) -> bool:
         """Return True if ops are being recorded."""
-        return self._tracer.active
+        return self._tracer.raw.active
 
     @property
     def iteration(self) -> int | None:
         """Iteration number written into every record. Set it at the start of each iteration, or call :meth:`step` at
         its end. By default it counts the steps of the most frequently stepped optimizer, and is ``None`` before the
         first."""
-        return self._tracer.iteration
+        return self._tracer.raw.iteration
 
     @iteration.setter
     def iteration(self, number: int) -> None:
-        self._tracer.begin_iteration(number)
+        self._tracer.raw.begin_iteration(number)
 
     def step(self) -> None:
         """End an iteration: later records belong to the next one. Once called, steps of optimizers are no longer
         counted."""
-        self._tracer.begin_iteration()
+        self._tracer.raw.begin_iteration()
 
     @property
     def failed_op(self) -> str:
         """Name of the op that raised last; ``""`` if none did."""
-        return self._tracer.failed_op
+        return self._tracer.raw.failed_op
 
     def mark(self, label: str) -> None:
         """Record torch's global settings at this point of the run. No effect unless ``settings=`` was passed."""
         if self._settings is not None:
-            self._tracer.mark(label, self._settings())
+            self._tracer.raw.mark(label, self._settings())
 
     def register_inputs(self, inputs: Any) -> None:
         """Name the tensors in ``inputs`` by their path and hash them now."""
-        self._tracer.register_inputs(inputs)
+        self._tracer.raw.register_inputs(inputs)
 
     def add_result(self, name: str, value: Any) -> None:
         """Add a result by which runs are compared, hashed now: a tensor, or a plain Python value."""
-        self._tracer.add_result(name, value)
+        self._tracer.raw.add_result(name, value)
 
     # ------------------------------------------------------------------------------------------ the finished trace
 
@@ -305,13 +308,13 @@ class Recording:
         finished = self._trace._finished
         if finished is not None:
             return {result.name: result.digest for result in finished.results}
-        return self._trace._tracer.noted()
+        return self._trace._tracer.raw.noted()
 
     @property
     def ops(self) -> int:
         """Number of recorded ops."""
         finished = self._trace._finished
-        return self._trace._tracer.recorded if finished is None else len(finished.records)
+        return self._trace._tracer.raw.nodes.record_count() if finished is None else len(finished.records)
 
     @functools.cached_property
     def content(self) -> bytes:

@@ -73,6 +73,28 @@ class TraceOptions:
     callback: TraceCallback | None = None
     digests: str = "fast"
 
+    @property
+    def wants_records(self) -> bool:
+        """True if the callback is passed every finished record."""
+        return self.callback is not None and self.callback.wants_records
+
+    @property
+    def records_nothing(self) -> bool:
+        """True if calls are shown to the callback only."""
+        return self.callback is not None and not self.callback.wants_trace
+
+    @property
+    def notes_calls(self) -> bool:
+        """True if anything is noted around every call."""
+        return (
+            self.hash_inputs
+            or self.source_lines
+            or self.verbose
+            or self.include_timestamp
+            or self.show_exec_time
+            or self.wants_records
+        )
+
 
 _FIRST = 1 << 30
 """First number of possible writes; records count from 0, leaves from -1 down. The native recorder keeps numbers in 32
@@ -145,16 +167,7 @@ class CallObserver:
 
     def __init__(self, options: TraceOptions, token: object, ledger: Ledger, records: list[tuple[Any, ...]]) -> None:
         self.callback = options.callback
-        self.wants_records = self.callback is not None and self.callback.wants_records
-        self.records_nothing = self.callback is not None and not self.callback.wants_trace
-        self.wanted = (
-            options.hash_inputs
-            or options.source_lines
-            or options.verbose
-            or options.include_timestamp
-            or options.show_exec_time
-            or self.wants_records
-        )
+        self.wants_records, self.wanted = options.wants_records, options.notes_calls
         self.kept: dict[int, dict[str, Any]] = {}
         self.ids = Ids()
         self._options, self._token, self._ledger, self._records = options, token, ledger, records

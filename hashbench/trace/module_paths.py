@@ -41,6 +41,10 @@ class NamedState(NamedTuple):
     first: int
     tensors: list[torch.Tensor | None]
 
+    def numbers(self) -> dict[int, int]:
+        """Return the numbers by the ids of the tensors."""
+        return dict(zip(map(id, reversed(self.tensors)), count(self.first + len(self.tensors) - 1, -1)))
+
 
 class Contexts:
     """Numbers of call contexts: module, iteration, and whether an optimizer steps.

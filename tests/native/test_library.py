@@ -12,7 +12,7 @@ from torch import nn
 
 from hashbench import HashDebugTrace
 from hashbench.native.library import xxh3
-from hashbench.trace.native.tracer import NativeTracer
+from hashbench.trace.native.forwarded import ForwardedCalls
 from hashbench.trace.tracer import native_unavailable
 from tests.trace.native.tracer_helpers import alone, names, traced
 
@@ -47,7 +47,7 @@ def test_subclass_constructors_are_unrecorded(options: dict[str, bool]) -> None:
 
 def test_ctrl_c_in_a_callback_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.ones(3)
-    monkeypatch.setattr(NativeTracer, "name_of_leaf", lambda *_: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(ForwardedCalls, "name_of_leaf", lambda *_: signal.raise_signal(signal.SIGINT))
     with pytest.raises(KeyboardInterrupt), HashDebugTrace(tracer="native"):
         x.sin()
 
@@ -61,7 +61,7 @@ x, size = torch.ones(3), ctypes.c_int64()
 with HashDebugTrace(tracer="native") as trace:
     for number in range(100):
         x.add(number)
-    library, recorder = trace._tracer._library, trace._tracer._recorder
+    library, recorder = trace._tracer._library, trace._tracer.nodes.recorder
     address = library.text(recorder, OTHERS, 50, ctypes.byref(size))
     before = ctypes.string_at(address, size.value)
     for number in range(100, 3000):

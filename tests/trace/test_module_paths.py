@@ -499,8 +499,9 @@ def test_trace_is_released_without_garbage_collection(tracer: str, finished: boo
             (sparse * 2).to_dense().sin()
         if finished:
             trace.finish()
-        kept = [weakref.ref(one) for one in (trace._tracer, trace._tracer._modules, trace._tracer._observer)]
-        del trace
-        assert [one() for one in kept] == [None, None, None]
+        raw = trace._tracer.raw
+        kept = [weakref.ref(one) for one in (trace._tracer, raw, raw.modules, raw.observer, raw.nodes)]
+        del trace, raw
+        assert [one() for one in kept] == [None] * len(kept)
     finally:
         gc.enable()

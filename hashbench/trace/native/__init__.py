@@ -1,6 +1,7 @@
 """The native tracer: a C++ recorder sees every call, and Python builds a trace from its records.
 
-``ops`` passes schemas to the recorder, ``tracer`` answers its callbacks during a trace, ``decode`` reads its records.
+``ops`` passes schemas to the recorder, ``forwarded`` answers its callbacks during a trace, ``nodes`` shares numbers and
+marks with it, ``threads`` begins lanes, ``decode`` reads its records, and ``tracer`` builds the trace.
 
 ``recorder.cpp`` is a fallback on the dispatch key ``Fake``, unused in torch 2.13 to 2.15: the last key before
 kernels, so that autograd, autocast, functorch, dispatch modes and tensor subclasses have run, as where a mode sees a
@@ -100,7 +101,7 @@ def _find_fault(library: Library, ops: Ops) -> str:
         third = torch.add(first, second, alpha=2)
         third.mul_(2)
         part = third.t()[1]
-    tracer.add_result("part", part)
+    tracer.raw.add_result("part", part)
     trace, _ = tracer.finish()
     seen = [(record.op, record.arguments, [ref.source for ref in record.inputs]) for record in trace.records]
     written = [[output.value for output in record.outputs] for record in trace.records]

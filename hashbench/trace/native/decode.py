@@ -16,9 +16,9 @@ from hashbench.trace import arguments
 from hashbench.trace.build import RawLeaf, RawRecord
 from hashbench.trace.digest import RawDigest, dtype_name
 from hashbench.trace.lanes import Lane
-from hashbench.trace.mode import PLAIN_TYPES
 from hashbench.trace.module_paths import Contexts
 from hashbench.trace.native.ops import Op
+from hashbench.trace.reads import PLAIN_TYPES
 from hashbench.trace.registered import Registered
 
 _RECORD = struct.Struct("=qQiIIIIIiIII")

@@ -22,7 +22,7 @@ from hashbench.errors import HashbenchError
 from hashbench.native.library import Library, is_recorded
 from hashbench.records import Trace
 from hashbench.replay.controls.perturbations import _heap
-from hashbench.trace import callbacks, file, mode, native
+from hashbench.trace import callbacks, file, native, raw, reads
 from hashbench.trace.callbacks import TraceCallback
 from hashbench.trace.digest import digest, untraced
 from hashbench.trace.tracer import native_unavailable
@@ -152,7 +152,7 @@ def test_nothing_is_hashed_for_a_watcher_that_needs_no_trace(tracer: str, monkey
     def refused(*_: Any) -> Any:
         raise AssertionError("hashed")
 
-    for module, name in ((mode, "raw_digest"), (mode, "_hash"), (callbacks, "raw_digest")):
+    for module, name in ((raw, "raw_digest"), (raw, "_hash"), (reads, "raw_digest"), (callbacks, "raw_digest")):
         monkeypatch.setattr(module, name, refused)
     watcher, model = Looking(), Residual()
     with HashDebugTrace(tracer=tracer, watcher=watcher, model=model, inputs=torch.ones(2)) as trace:
@@ -187,7 +187,7 @@ def inside(library: Library) -> int:
     with HashDebugTrace(tracer="native") as trace:
         torch.ones(3)
         found = int(library.open())
-        library.close(trace._tracer._recorder, found, -1)  # type: ignore[union-attr]
+        library.close(trace._tracer.nodes.recorder, found, -1)  # type: ignore[union-attr]
     return found
 
 
@@ -355,7 +355,7 @@ def test_record_with_failed_digest_is_dropped(monkeypatch: pytest.MonkeyPatch) -
         first = torch.rand(3)
         sparse = first.to_sparse()
         with monkeypatch.context() as patch:
-            patch.setattr(mode, "raw_digest", fails)
+            patch.setattr(raw, "raw_digest", fails)
             with pytest.raises(FailingError):
                 sparse.neg()
         second = first * 2
@@ -595,7 +595,7 @@ def test_an_error_of_a_trace_that_raised_is_not_the_next_ones(monkeypatch: pytes
 
     def compute() -> None:
         with monkeypatch.context() as patch:
-            patch.setattr("hashbench.trace.native.tracer.raw_digest", fails)
+            patch.setattr("hashbench.trace.native.forwarded.raw_digest", fails)
             torch.ones(2).to_sparse()
         raise KeyError
 
