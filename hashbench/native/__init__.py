@@ -2,9 +2,18 @@
 
 ``build`` finds or compiles the library, ``cache`` keeps it. Without one, the Python tracer is used.
 
-A wheel holds the source, ``recorder.cpp``: ATen has no stable ABI. ``make setup``, ``hashbench native`` or the first
-trace compiles it (10 to 25 s of CPU, 1 GB of memory). ``build()`` returns the library or the reason why there is
-none.
+A wheel holds the source, since ATen has no stable ABI. ``make setup``, ``hashbench native`` or the first trace compiles
+it (10 to 25 s of CPU, 1 GB of memory). ``build()`` returns the library or the reason why there is none.
+
+``recorder.cpp`` is one translation unit with these headers, each of which includes those above it:
+
+* ``tables.h``: raw records, last writers of storages, names of tensors, modules; the recorder of one trace.
+* ``ops.h``: plans of ops, and the defaults of their arguments.
+* ``digest.h``, ``arguments.h``: contents of tensors, and bytes of other arguments.
+* ``thread.h``: a thread's state, and its callbacks into Python.
+* ``forward.h``: calls forwarded to Python. ``call.h``: calls recorded in C++.
+* ``unboxed.h``: kernels of usual ops that spare boxing a call. Optional: without it (or with
+  ``HASHBENCH_CXXFLAGS=-DHASHBENCH_ONLY_BOXED``) every call is boxed, with the same records.
 
 * Compiler: ``$CXX``, else ``c++``, ``g++``, ``clang++``. Headers come from torch's wheel; Python's are not needed.
 * Key: a digest of source, flags, torch's version, commit, ABI and library sizes, architecture, Python, C and C++

@@ -16,7 +16,7 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from hashbench.processes import describe_end, python_calling, run, tell_phase
 from hashbench.text import one_line, shorten
 
 RECORDER = Path(__file__).with_name("recorder.cpp")
-"""Source of the recorder: one file, besides torch's headers and the standard library's."""
+"""Source of the recorder: this file and the headers beside it, besides torch's and the standard library's."""
 
 TRIAL = "hashbench.trace.native:trial"
 """Test of the recorder in a subprocess (see :func:`build`)."""
@@ -84,7 +84,7 @@ def build(
 
     Args:
         cache: folder of libraries; default: the first usable one of ``cache.folders``.
-        source: one C++ file.
+        source: C++ file, compiled with the headers (``*.h``) in its folder.
         trial: ``module:function`` of this package, which a fresh Python calls with the path of the compiled library; a
             library that crashes that process, or for which the function does not return 0, is discarded.
         retry: compile although the same compilers failed within the last day.
@@ -201,8 +201,9 @@ def _compile(folder: Path, recipe: Recipe, compiler: Compiler) -> Path:
         with tempfile.TemporaryDirectory(prefix=caches.SCRATCH, dir=folder, ignore_cleanup_errors=True) as name:
             scratch = Path(name)
             tell_phase("compiling the native tracer, once for this torch")
-            # The text read before, not the file: an update may have replaced it.
-            (scratch / recipe.source).write_bytes(recipe.content)
+            # The texts read before, not the files: an update may have replaced them.
+            for file, content in recipe.files.items():
+                (scratch / file).write_bytes(content)
             product = scratch / "library.so"
             _run(recipe.command(compiler, scratch, product), scratch)
             if recipe.trial:
@@ -247,10 +248,17 @@ def _try(product: Path, trial: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Inputs of a library, and the prefix of its file name, which depends on source, torch and architecture."""
+    """Inputs of a library, and the prefix of its file name, which depends on source, torch and architecture.
+
+    Attributes:
+        source: name of the file to compile.
+        files: contents of that file and its headers, by name.
+        prefix: start of the library's file name.
+        trial: see :func:`build`.
+    """
 
     source: str
-    content: bytes
+    files: Mapping[str, bytes]
     prefix: str
     trial: str
 
@@ -258,10 +266,11 @@ class Recipe:
     def of(cls, source: Path, trial: str) -> Recipe:
         """Return the recipe for the torch of this process. Raises ``OSError`` if the source or torch's files are
         missing."""
-        content = source.read_bytes()
-        parts = [hashlib.sha256(content).hexdigest(), _compile_flags(), LINK_FLAGS, _torch_identity(), _machine()]
+        files = {path.name: path.read_bytes() for path in (source, *sorted(source.parent.glob("*.h")))}
+        contents = [(name, hashlib.sha256(content).hexdigest()) for name, content in files.items()]
+        parts = [contents, _compile_flags(), LINK_FLAGS, _torch_identity(), _machine()]
         key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-        return cls(source.name, content, f"{source.stem}-{key[:16]}", trial)
+        return cls(source.name, files, f"{source.stem}-{key[:16]}", trial)
 
     def command(self, compiler: Compiler, scratch: Path, product: Path) -> list[str]:
         """Return the command line that compiles the copy of the source in ``scratch`` to ``product``."""

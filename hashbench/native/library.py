@@ -77,7 +77,7 @@ KNOWN = 1
 
 
 class CPlan(ctypes.Structure):
-    """``Plan`` of ``recorder.cpp``."""
+    """``Plan`` of ``ops.h``."""
 
     _fields_ = (
         ("written", ctypes.c_uint64),

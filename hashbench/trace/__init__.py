@@ -1,5 +1,12 @@
 """Tracing: each dispatched op becomes one record, and a run becomes a :class:`~hashbench.records.Trace`.
 
+Both tracers, the dispatch mode (``mode``) and the native one (``native.tracer``), hold the same parts:
+
+* ``nodes``: numbers of records and leaves, and the last writer of each storage; in Python or in the C++ recorder.
+* ``raw``: results, settings marks, modules and iterations; ``RawTrace.built`` makes the finished trace (``build``).
+* ``calls``: a call's reads (``reads``), its record's id, its writes; ``compiled_records`` does so for compiled code,
+  and ``collectives`` for outputs that arrive later.
+
 Rules:
 
 1. Every byte written by a kernel is hashed once: all outputs, including those of ops that return tuples, lists or

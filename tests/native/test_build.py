@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -20,7 +21,9 @@ from sweep_helpers import alive, wait_until
 
 from hashbench.native import build as building
 from hashbench.native.build import Built, Unavailable, build
+from hashbench.native.library import NATIVE_KEY
 from hashbench.processes import Child, Finished, phases_told_to
+from hashbench.trace.tracer import native_unavailable
 from tests.native.build_helpers import COPIES, FakeCompiler, built, reason
 
 FAILS = 'echo "In file included from x:" >&2; echo "$source:3:7: error: no member named y" >&2; exit 1'
@@ -35,6 +38,17 @@ def test_a_compiler_of_this_machine_makes_a_library_that_loads(
 ) -> None:
     monkeypatch.delenv("CXX", raising=False)
     assert ctypes.CDLL(str(built(build(cache=folder, source=source)))).answer() == 42
+
+
+@pytest.mark.skipif(not any(map(shutil.which, building.COMPILERS)), reason="there is no C++ compiler here")
+def test_headers_are_compiled_and_named_in_errors(source: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    source.write_text('#include "part.h"\nextern "C" int answer() { return part(); }\n')
+    header = source.with_name("part.h")
+    header.write_text("#pragma once\nint part() { return 43; }\n")
+    assert ctypes.CDLL(str(built(build(cache=folder, source=source)))).answer() == 43
+    header.write_text("#pragma once\nint part() { return nothing; }\n")
+    assert re.search(r": part\.h:2:\d+: error: .*nothing", reason(build(cache=folder, source=source)))
 
 
 def test_it_is_compiled_once(source: Path, folder: Path, compiler: FakeCompiler) -> None:
@@ -58,7 +72,7 @@ def test_cached_library_needs_no_compiler(
 
 
 @pytest.mark.parametrize(
-    "what", ["source", "version", "commit", "abi", "machine", "python", "libc", "libstdc++", "headers"]
+    "what", ["source", "header", "version", "commit", "abi", "machine", "python", "libc", "libstdc++", "headers"]
 )
 def test_another_makes_another_library(
     what: str, source: Path, folder: Path, compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch
@@ -66,6 +80,7 @@ def test_another_makes_another_library(
     first = built(build(cache=folder, source=source))
     changes: dict[str, Callable[[], object]] = {
         "source": lambda: source.write_text("int other;"),
+        "header": lambda: source.with_name("part.h").write_text("int other;"),
         "version": lambda: monkeypatch.setattr(torch, "__version__", "9.9.0"),
         "commit": lambda: monkeypatch.setattr(torch.version, "git_version", "0123"),
         "abi": lambda: monkeypatch.setattr(torch, "compiled_with_cxx11_abi", lambda: False),
@@ -97,6 +112,37 @@ def test_the_recorder_compiles_and_loads_beside_this_torch(folder: Path, monkeyp
     path = built(build(cache=folder))
     code = "import ctypes, sys, torch; ctypes.CDLL(sys.argv[1])"
     subprocess.run([sys.executable, "-c", code, str(path)], check=True)
+
+
+STEP = f"""
+import torch
+from hashbench import HashDebugTrace
+from hashbench.trace import file
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+with HashDebugTrace(model=model, tracer="native") as trace:
+    model(torch.rand(2, 3)).mean().backward()
+    optimizer.step()
+trace.add_result("weight", model[0].weight)
+print(torch._C._dispatch_has_kernel_for_dispatch_key("aten::relu", "{NATIVE_KEY}"))
+print(file.dumps(trace.finish()))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(native_unavailable()), reason="the native tracer cannot be built here")
+def test_recorder_without_unboxed_kernels_records_the_same(folder: Path) -> None:
+    variables = (("HASHBENCH_CXXFLAGS", "-DHASHBENCH_ONLY_BOXED"), ("HASHBENCH_CACHE", str(folder)))
+    unboxed, boxed = (
+        subprocess.run(
+            [sys.executable, "-c", STEP], env={**os.environ, **more}, capture_output=True, text=True, check=True
+        ).stdout.split("\n", 1)
+        for more in ({}, dict(variables))
+    )
+    assert (unboxed[0], boxed[0]) == ("True", "False")
+    assert unboxed[1] == boxed[1]
+    assert "aten.addmm.default" in boxed[1]
 
 
 # ---------------------------------------------------------------------------------------------- several processes

@@ -9,7 +9,7 @@ call.
 
 * Dense CPU calls are recorded in C++, 1 to 2 µs each beside their digests. A table maps storages to their writers;
   weak references keep the storage's struct, not its memory.
-* About seventy usual ops (``register_usual``) have unboxed kernels at the recorder's key, shared by all ops of a
+* About seventy usual ops (``native/unboxed.h``) have unboxed kernels at the recorder's key, shared by all ops of a
   signature; other ops, and the first call of an op, take the boxed fallback.
 * Sparse, quantized and nested tensors, accelerators, collectives, parts of leaves, and calls with an observer
   (``hash_inputs``, ``source_lines``, a watcher) are forwarded to Python by a second key. Python makes the call

@@ -1,4 +1,4 @@
-"""Decode the native recorder's structures, with the layouts of ``recorder.cpp``."""
+"""Decode the native recorder's structures, with the layouts of ``native/tables.h``."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ class Kept:
 def _meta(
     text: bytes, dtypes: Mapping[int, torch.dtype]
 ) -> tuple[torch.dtype, tuple[int, ...], tuple[int, ...] | None]:
-    """Unpack dtype, shape and stride as packed by ``meta_of`` of ``recorder.cpp``; stride ``None`` means contiguous."""
+    """Unpack dtype, shape and stride as packed by ``meta_of`` of ``digest.h``; stride ``None`` means contiguous."""
     head, *sizes = struct.unpack(f"={len(text) // 8}q", text)
     if not head & _STRIDED:
         return dtypes[head], tuple(sizes), None
@@ -239,7 +239,7 @@ class _Unknown:
 
 
 class _Values:
-    """Reader for values written by ``put_value`` of ``recorder.cpp``."""
+    """Reader for values written by ``put_value`` of ``arguments.h``."""
 
     def __init__(self, text: bytes, enumerated: Mapping[str, Mapping[int, Any]]) -> None:
         self._text, self._at, self._enumerated = text, 0, enumerated

@@ -36,7 +36,7 @@ def plan_of(func: Any) -> OpPlan:
 
 
 class _Places(dict[int, "int | str"]):
-    """Cache of argument names in records, by ``Read::argument`` of ``recorder.cpp``."""
+    """Cache of argument names in records, by ``Read::argument`` of ``tables.h``."""
 
     def __init__(self, names: Sequence[int | str]) -> None:
         super().__init__()
