@@ -18,6 +18,7 @@ from hashbench import HashDebugTrace, cli, find_divergence, replay
 from hashbench.causes import decide
 from hashbench.check.row import row_of
 from hashbench.devices.ledger import chosen
+from hashbench.native.library import NATIVE_KEY
 from hashbench.processes import Budget
 from hashbench.records import CallFacts, Diagnosis, Evidence, ModelSpec, Row, RowEvidence, RunOptions
 from hashbench.report.compare import compare
@@ -226,6 +227,15 @@ def test_a_digest_for_a_dtype() -> None:
 def test_a_kind_of_device() -> None:
     kind, accumulate = chosen(torch.device("mps"))
     assert (kind.name, accumulate.__module__) == ("mps", "hashbench.devices.mps")
+
+
+def test_a_usual_op_of_the_native_tracer() -> None:
+    with HashDebugTrace(tracer="native") as trace:
+        values = [torch.zeros(2).exp() for _ in range(2)]
+    records = [record for record in trace.finish().records if record.op == "aten.exp.default"]
+    assert [record.outputs for record in records] == [(digest(value),) for value in values]
+    unboxed = {op: torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{op}", NATIVE_KEY) for op in ("exp", "cos")}
+    assert unboxed == {"exp": True, "cos": False}
 
 
 def test_a_report_form(tmp_path: Path, main: Main) -> None:
