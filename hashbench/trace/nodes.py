@@ -25,7 +25,7 @@ Describe = Callable[[int, LeafViews | None], RawLeaf]
 """Hash, name and mark the leaf of this number; the views are the known parts of a storage seen in parts."""
 
 
-class Place(NamedTuple):
+class CallPlace(NamedTuple):
     """Place of a call in the program.
 
     Attributes:
@@ -66,7 +66,7 @@ class Nodes(Protocol):
         """Return the number of leaves so far."""
         ...
 
-    def place(self) -> Place:
+    def place(self) -> CallPlace:
         """Return the place of this thread's next call."""
         ...
 
@@ -133,9 +133,9 @@ class PythonNodes:
     def leaf_count(self) -> int:
         return len(self.leaves)
 
-    def place(self) -> Place:
+    def place(self) -> CallPlace:
         _, iteration, optimizing = self._modules.contexts.steps[-1]
-        return Place(self._modules.current, iteration, optimizing)
+        return CallPlace(self._modules.current, iteration, optimizing)
 
     def name(self, state: NamedState) -> None:
         self._state.update(state.numbers())

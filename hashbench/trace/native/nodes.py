@@ -20,7 +20,7 @@ from hashbench.trace.build import RawLeaf
 from hashbench.trace.digest import components, local_tensor
 from hashbench.trace.module_paths import ModulePaths, ModuleStack, NamedState
 from hashbench.trace.native.decode import leaf_storages
-from hashbench.trace.nodes import Describe, Place, is_marked, own_mark
+from hashbench.trace.nodes import CallPlace, Describe, is_marked, own_mark
 from hashbench.trace.storage_writers import LeafViews, Mark, storage_key, view_key
 
 if TYPE_CHECKING:
@@ -92,10 +92,10 @@ class RecorderNodes:
         lane = self.thread.lane
         return int(self._context.value) if lane is None else lane.context
 
-    def place(self) -> Place:
+    def place(self) -> CallPlace:
         lane = self.thread.lane
         mark = int(self.library.thread_mark(self.recorder))
-        return Place(*self.modules.contexts[self.context], "" if lane is None else lane.name, mark)
+        return CallPlace(*self.modules.contexts[self.context], "" if lane is None else lane.name, mark)
 
     def name(self, state: NamedState) -> None:
         with torch._C.DisableTorchFunction():  # hide attribute access from the program's own modes

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from hashbench.integrations.dynamo import eager_runs
 from hashbench.trace.api import HashDebugTrace
-from hashbench.trace.mode import TracingMode
+from hashbench.trace.calls import CallRecorder
 from tests.integrations.dynamo.dynamo_helpers import NOISY, Standin
 from tests.integrations.dynamo.standin_helpers import DIFFER, SKIPPED, planted_fault, with_us
 
@@ -94,7 +94,7 @@ def test_fault_of_ours_keeps_the_harness_row(standin: Standin, monkeypatch: pyte
 
 @pytest.mark.slow
 def test_run_ended_by_our_code_is_rerun_untraced(standin: Standin, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TracingMode, "__torch_dispatch__", planted_fault())
+    monkeypatch.setattr(CallRecorder, "record", planted_fault())
     found = with_us(standin, "steady", "--training")
     assert found.theirs["accuracy"] == "pass"
     assert "the run failed only under the trace: RuntimeError: a planted fault" in found.row.error
