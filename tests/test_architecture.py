@@ -37,6 +37,7 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
         | {"digest", "mode", "module_paths", "native", "nodes", "op_schema", "raw", "reads", "registered"}
         | {"storage_writers"},
     ),
+    ("compare", NO_MODULE),
     ("divergence", NO_MODULE),
     ("run", frozenset({"leaves", "outcome", "outputs", "rng", "settings", "workload"})),
     ("results", NO_MODULE),
@@ -92,6 +93,7 @@ NEVER_TORCH = (
     "sweep.executors.local",
     "sweep.executors.ray",
     "sweep.executors.ray_client",
+    "compare",
     "divergence",
     "trace.file",
     "tools.pipeline.comparing",

@@ -1,0 +1,1 @@
+"""Compare two runs record by record. Pure: no torch, no files."""
