@@ -14,11 +14,11 @@ import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hashbench.compare.slice import backward_slice
 from hashbench.divergence.align import Pair, align
 from hashbench.records import Leaf, OpRecord, Ref, Trace
 from hashbench.run.workload import clone_inputs
@@ -231,6 +231,11 @@ class Node:
     replaced: bool = False
 
     @property
+    def items(self) -> tuple[OpRecord | Leaf | None, OpRecord | Leaf | None]:
+        """That of the first execution and that of the second."""
+        return self.a, self.b
+
+    @property
     def is_pair(self) -> bool:
         """Whether both executions have it."""
         return self.a is not None and self.b is not None
@@ -260,14 +265,26 @@ def find(
         differ: whether what two records or leaves left, given by the ids in both traces, differs at this level.
         differing: names of the results that differ at this level; at least one.
     """
-    search = _Search(first, second, differ)
-    reached = search.back_from(search.sources(differing))
-    known = min((node for node in reached if node.is_pair), key=attrgetter("number"), default=None)
-    way = reached if known is None else search.back_from([known])
-    entered = [node for node in way if not any(read.number in search.differs for read in search.read_by(node))]
-    records = [node for node in search.nodes if isinstance(node.item, OpRecord)]
+    nodes = _nodes(first, second)
+    numbers = [{item.id: node.number for node in nodes if (item := node.items[side]) is not None} for side in (0, 1)]
+    differ_at = {node.number for node in nodes if _parts_at(node, differ)}
+    roots = [
+        ids[result.source]
+        for trace, ids in zip((first, second), numbers, strict=True)
+        for result in trace.results
+        if result.name in differing and result.source
+    ]
+
+    def read_by(number: int) -> Iterator[int]:
+        for record, ids in zip(nodes[number].items, numbers, strict=True):
+            if isinstance(record, OpRecord):
+                yield from (ids[ref.source] for ref in record.inputs if not _is_filled(ref, nodes[ids[ref.source]]))
+
+    blamed = backward_slice(roots, read_by, differ_at.__contains__)
+    known = min((number for number in blamed.reached if nodes[number].is_pair), default=None)
+    way = blamed if known is None else backward_slice([known], read_by, differ_at.__contains__)
+    records = [node for node in nodes if isinstance(node.item, OpRecord)]
     pairs = [node for node in records if node.is_pair and not any(record.opaque for record in _records_of([node]))]
-    blamed = {node.number for node in reached}
     unseen = Parting(
         level,
         "unseen",
@@ -276,58 +293,21 @@ def find(
         phase="",
         iteration=0,
         detail=f"no recorded op explains that {differing[0]} differs",
-        healed=sum(node.number in search.differs and node.number not in blamed for node in pairs),
+        healed=sum(node.number in differ_at and node.number not in blamed.reached for node in pairs),
         aligned=len(pairs),
         only_before=sum(node.b is None for node in records),
         only_after=sum(node.a is None for node in records),
     )
-    if not entered:
+    if not way.frontier:
         return unseen
-    node = min(entered, key=attrgetter("number"))
-    gap = _compiled_gap(search.nodes, node)
+    node = nodes[min(way.frontier)]
+    gap = _compiled_gap(nodes, node)
     if gap is not None:
         return _inside_compiled(unseen, node, *gap)
-    parting = replace(unseen, until=str(known) if known is not None and node is not known else "")
+    parting = replace(unseen, until=str(nodes[known]) if known is not None and known != node.number else "")
     if isinstance(node.item, Leaf):
         return _at_leaf(parting, node.item, first if node.a is not None else second, is_first=node.a is not None)
     return _at_record(parting, node, first)
-
-
-class _Search:
-    """The nodes of two executions, which of them differ, and how they read each other."""
-
-    def __init__(self, first: Trace, second: Trace, differ: Callable[[str, str], bool]) -> None:
-        self.nodes = _nodes(first, second)
-        self.sides = (
-            (first, {node.a.id: node for node in self.nodes if node.a is not None}),
-            (second, {node.b.id: node for node in self.nodes if node.b is not None}),
-        )
-        self.differs = {node.number for node in self.nodes if _parts_at(node, differ)}
-
-    def sources(self, differing: Sequence[str]) -> list[Node]:
-        """Return the nodes that wrote the results that differ."""
-        return [
-            nodes[result.source]
-            for trace, nodes in self.sides
-            for result in trace.results
-            if result.name in differing and result.source
-        ]
-
-    def back_from(self, nodes: Sequence[Node]) -> list[Node]:
-        """Return whatever differs and leads to one of these, which are among them if they do."""
-        waiting, reached = list(nodes), dict[int, Node]()
-        while waiting:
-            node = waiting.pop()
-            if node.number in self.differs and node.number not in reached:
-                reached[node.number] = node
-                waiting.extend(self.read_by(node))
-        return list(reached.values())
-
-    def read_by(self, node: Node) -> Iterator[Node]:
-        """Yield the nodes that the records of a node read."""
-        for record, (_, nodes) in zip((node.a, node.b), self.sides, strict=True):
-            if isinstance(record, OpRecord):
-                yield from (nodes[ref.source] for ref in record.inputs if not _is_filled(ref, nodes))
 
 
 def _parts_at(node: Node, differ: Callable[[str, str], bool]) -> bool:
@@ -344,11 +324,10 @@ def _parts_at(node: Node, differ: Callable[[str, str], bool]) -> bool:
     return differ(a.id, b.id)
 
 
-def _is_filled(ref: Ref, nodes: Mapping[str, Node]) -> bool:
+def _is_filled(ref: Ref, source: Node) -> bool:
     """Return whether ``ref`` is memory that the op only fills: an ``out=``, which is passed by name, or memory that
     nothing recorded has written."""
-    source = nodes[ref.source].item
-    is_new = isinstance(source, Leaf) and source.kind == "other"
+    is_new = isinstance(source.item, Leaf) and source.item.kind == "other"
     return ref.written and (is_new or not ref.argument[:1].isdigit())
 
 
@@ -401,7 +380,7 @@ def _is_anchor(node: Node) -> bool:
 
 
 def _records_of(nodes: Iterable[Node]) -> Iterator[OpRecord]:
-    return (item for node in nodes for item in (node.a, node.b) if isinstance(item, OpRecord))
+    return (item for node in nodes for item in node.items if isinstance(item, OpRecord))
 
 
 def _place(node: Node) -> Place:
