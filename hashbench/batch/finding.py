@@ -19,7 +19,7 @@ from hashbench.batch.judged import Judged, RowEffect, RowRun, reads_by_view
 from hashbench.batch.layout import ItemSubset
 from hashbench.batch.match import Agreement, CallRows, Match, TensorRows, match
 from hashbench.batch.twins import Twins
-from hashbench.divergence.align import OVERWRITING, name_of
+from hashbench.compare.align import OVERWRITING, name_of
 from hashbench.records import OpRecord, Ref
 
 _ADDING = frozenset({"_index_put_impl_", "index_copy_", "index_fill_", "index_put_", "put_", "scatter_"})

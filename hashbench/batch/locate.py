@@ -19,7 +19,7 @@ from hashbench.batch.match import Agreement, Match
 from hashbench.batch.rows import NodeShapes, RowDigests, ShapeNotes, whole_numbers, written_by
 from hashbench.calls.capture import copied, own_copy
 from hashbench.calls.live import CallOutcome, captured_environment
-from hashbench.divergence.align import align
+from hashbench.compare.align import align
 from hashbench.records import Failure, Trace
 from hashbench.run import outputs
 from hashbench.run.outcome import Run

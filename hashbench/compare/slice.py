@@ -74,7 +74,8 @@ def backward_slice(
         roots: where to begin, such as the writers of the results that differ. A root that agrees leads nowhere.
         edges: the predecessors of a node that differs: the nodes from which a difference may have come.
         differs: whether a node differs between the runs; ``None`` where nothing is known of it (the trace of its rank
-            is missing, a kernel that no trace looks into), which ends the walk and is reported. Asked once a node.
+            is missing, a kernel that no trace looks into), which ends the walk and is reported. Asked once a node. True
+            of every node where ``edges`` gives those alone through which a difference came.
     """
     known: dict[Node, bool | None] = {}
 

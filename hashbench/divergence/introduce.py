@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from hashbench.catalog import Origin
-from hashbench.divergence.align import OVERWRITING, SECOND, PairedRuns, name_of, thread_of
+from hashbench.compare.align import OVERWRITING, SECOND, PairedRuns, name_of, thread_of
 from hashbench.records import Leaf, OpRecord, Ref, TensorDigest, op_of
 
 
@@ -144,7 +144,7 @@ class Differences:
 def find_differences(runs: PairedRuns) -> Differences:
     """Judge leaves, then every pair of records in order."""
     known = Differences(runs)
-    opaque = first_opaque(runs)
+    opaque = runs.opaque
     last = runs.position.get(opaque, len(runs.first.records))
     others = {leaf.id: leaf for leaf in runs.second.leaves}
     for leaf in runs.first.leaves:
@@ -225,12 +225,6 @@ def _born_inside(runs: PairedRuns, leaf: str) -> OpRecord | None:
         callers = runs.records.get(outer.inside, (None, None))
         outer = next(record for record in callers if record is not None)
     return reader
-
-
-def first_opaque(runs: PairedRuns) -> str:
-    """Return the node of the first record, of either run, that a trace cannot look into, or ``""``."""
-    pairs = runs.records.items()
-    return next((node for node, pair in pairs if any(record is not None and record.opaque for record in pair)), "")
 
 
 def opaque_source(runs: PairedRuns, node: str) -> Source:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from hashbench.divergence.align import align
+from hashbench.compare.align import align
 from hashbench.records import Divergence, EarlyRead, Trace, Verdict
 from hashbench.text import a_few, count, when
 from hashbench.trace.file import record_line, short_digest

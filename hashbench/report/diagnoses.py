@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from hashbench.catalog import EXPERIMENTS, INVARIANCES, Kind, Role, kind_of
 from hashbench.causes.evidence import base_of, effect
 from hashbench.causes.stats import MOST_TRIALS, Effect, rate_of
-from hashbench.divergence.align import align
+from hashbench.compare.align import align
 from hashbench.errors import HashbenchError
 from hashbench.records import (
     DTYPES,

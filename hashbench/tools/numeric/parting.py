@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hashbench.compare.align import Pair, align
 from hashbench.compare.slice import backward_slice
-from hashbench.divergence.align import Pair, align
 from hashbench.records import Leaf, OpRecord, Ref, Trace
 from hashbench.run.workload import clone_inputs
 from hashbench.tools.numeric.compare import compare_mappings, compare_values, renamed, without_wrapper

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from tabulate import tabulate
 
-from hashbench.divergence.align import EDIT_LIMIT, align
+from hashbench.compare.align import EDIT_LIMIT, align
 from hashbench.records import OpRecord, TensorDigest
 from hashbench.report.compare import EnvironmentChange
 from hashbench.text import a_few, one_line, shorten

@@ -345,6 +345,12 @@ class PairedRuns:
         return changed
 
     @functools.cached_property
+    def opaque(self) -> str:
+        """The node of the first record, of either run, that a trace cannot look into, or ``""``."""
+        pairs = self.records.items()
+        return next((node for node, pair in pairs if any(record is not None and record.opaque for record in pair)), "")
+
+    @functools.cached_property
     def order(self) -> Mapping[str, int]:
         """The index of every node, leaves before records."""
         return {node: index for index, node in enumerate([*(leaf.id for leaf in self.first.leaves), *self.records])}
@@ -356,6 +362,23 @@ class PairedRuns:
             yield from (ref.source for ref in a.inputs)
         if b is not None:
             yield from (self.node_of[ref.source] for ref in b.inputs)
+
+    def carried_by(self, node: str) -> Iterator[str]:
+        """Yield the nodes from which a difference may have come through a tensor that a record read."""
+        a, b = self.records.get(node, (None, None))
+        if a is not None and b is not None and len(a.inputs) == len(b.inputs):
+            for ref_a, ref_b in zip(a.inputs, b.inputs, strict=True):
+                if self.carries(ref_a, ref_b) and not self.replaced(a, b, ref_a, ref_b):
+                    yield from (ref_a.source, self.node_of[ref_b.source])
+            return
+        if a is not None:
+            yield from (ref.source for ref in a.inputs if not self.coverage.replaces(a, ref))
+        if b is not None:
+            yield from (self.node_of[ref.source] for ref in b.inputs if not self.other_coverage.replaces(b, ref))
+
+    def wrote(self, node: str) -> bool:
+        """Return True if either record wrote a tensor or returned a scalar; a view does neither."""
+        return any(record is not None and (record.outputs or record.scalar) for record in self.records[node])
 
     def same_place(self, a: Ref, b: Ref) -> bool:
         """Return True if two reads cover the same part of the same node's output."""

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from hashbench.divergence import align as alignment
-from hashbench.divergence.align import align
+from hashbench.compare import align as alignment
+from hashbench.compare.align import align
 from hashbench.records import OpRecord
 
 

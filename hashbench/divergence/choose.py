@@ -1,0 +1,171 @@
+"""Choose the difference that reached the results: of all that entered in their backward slice, the first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from hashbench.catalog import Origin
+from hashbench.compare.align import PairedRuns
+from hashbench.compare.slice import backward_slice
+from hashbench.divergence.introduce import (
+    Differences,
+    Source,
+    contents_in_words,
+    layouts_differ,
+    opaque_source,
+    unwritten_memory,
+)
+from hashbench.records import Result, Steering
+
+_RANK: Mapping[str, int] = {Origin.INPUT: 0, Origin.STATE: 1}
+"""Origins that lie before the first op, wherever the tensor is first read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The difference that reached the results.
+
+    Attributes:
+        source: where it entered; ``None`` if no result differs.
+        reached: the nodes on its ways to the results.
+        steered_by: the scalar by which the runs went on with other ops or arguments.
+    """
+
+    source: Source | None = None
+    reached: frozenset[str] = frozenset()
+    steered_by: Steering | None = None
+
+
+def choose(known: Differences, differing: Sequence[str]) -> Choice:
+    """Choose the difference that reached the results that differ; without any results, that of all records."""
+    runs = known.runs
+    old, new = ({result.name: result for result in run.results} for run in (runs.first, runs.second))
+    pairs = [(old.get(name), new.get(name)) for name in differing]
+    if (old or new) and not pairs:
+        return Choice()
+    reached = _slice(known, _roots(known, pairs) if old or new else sorted(known.differs))
+    source = _first(known, reached)
+    if source is None and pairs and runs.opaque:
+        source = opaque_source(runs, runs.opaque)
+    elif source is None and pairs:
+        viewed = _slice(known, _odd_views(known, *pairs[0]))
+        reached = reached + viewed
+        source = _first(known, viewed) or _written_after_the_last_record(known, differing[0], *pairs[0])
+    if source is None:
+        return Choice(None, frozenset(reached))
+    if source.origin in (Origin.SEQUENCE, Origin.OUTSIDE, Origin.RANKS):
+        reached = reached + _slice(known, _scalars_that_chose(known, source))
+    steered_by = _steering(known, source) if source.origin in (Origin.SEQUENCE, Origin.OUTSIDE) else None
+    return Choice(source, frozenset(reached), steered_by)
+
+
+def _slice(known: Differences, roots: Iterable[str]) -> tuple[str, ...]:
+    """Return the nodes that lead to the roots by what differs. A node that is blamed for what differs at another one
+    may agree, as blank memory does: only that other one leads to it."""
+    suspects = known.differs | known.tainted
+
+    def edges(node: str) -> Iterator[str]:
+        source = known.sources.get(node)
+        if source is not None:
+            yield source.node
+        yield from filter(suspects.__contains__, known.edges.get(node, ()))
+        yield from filter(suspects.__contains__, known.runs.carried_by(node))
+
+    return tuple(backward_slice(filter(suspects.__contains__, roots), edges, lambda _: True).reached)
+
+
+def _roots(known: Differences, pairs: Iterable[tuple[Result | None, Result | None]]) -> Iterator[str]:
+    """Yield the nodes that wrote the results; for a result that is a Python value, the records that returned it."""
+    for a, b in pairs:
+        if a is not None and a.source:
+            yield a.source
+        if b is not None and b.source:
+            yield known.runs.node_of[b.source]
+        values = [result.digest.value for result in (a, b) if result is not None and not result.source]
+        for node in known.scalars if values else ():
+            if any(record is not None and record.scalar in values for record in known.runs.records[node]):
+                yield node
+
+
+def _first(known: Differences, reached: Iterable[str]) -> Source | None:
+    """Return the first introduction in a slice; a setting that changed before all of them takes their place."""
+    first, settings = _earliest(known, reached), _settings_source(known.runs)
+    if settings is None or (first is not None and (first.origin in _RANK or first.position < settings.position)):
+        return first
+    return replace(settings, felt_at=(first or settings).node)
+
+
+def _earliest(known: Differences, nodes: Iterable[str]) -> Source | None:
+    """Return the earliest introduction: inputs and state before any op, then by position; node order breaks ties."""
+    return min(
+        (known.sources[node] for node in nodes if node in known.sources),
+        key=lambda source: (_RANK.get(source.origin, 2), source.position, known.runs.order.get(source.node, 0)),
+        default=None,
+    )
+
+
+def _settings_source(runs: PairedRuns) -> Source | None:
+    """Return the first global torch setting in which the runs differ; its position is where it was last known equal."""
+    position = 0
+    for a, b in zip(runs.first.marks, runs.second.marks, strict=False):
+        old, new = dict(a.settings), dict(b.settings)
+        changed = [name for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
+        if changed:
+            name = changed[0]
+            detail = f"the runs differ in torch's global settings at {a.label}: {', '.join(changed)}"
+            shown = (f"{name}={old.get(name, 'absent')}", f"{name}={new.get(name, 'absent')}")
+            return Source(Origin.SETTINGS, f"setting:{name}", position, detail, *shown)
+        position = a.position
+    return None
+
+
+def _odd_views(known: Differences, a: Result | None, b: Result | None) -> Iterator[str]:
+    """Yield the views of a result's writer that the two runs took differently: the result may be another view of it."""
+    if a is None or b is None or not a.source or unwritten_memory(known.runs, a.source) is not None:
+        return
+    for node, records in known.runs.records.items():
+        view = node in known.differs and not known.runs.wrote(node) and not any(r and r.opaque for r in records)
+        if view and a.source in known.runs.read_by(node):
+            yield node
+
+
+def _written_after_the_last_record(known: Differences, name: str, a: Result | None, b: Result | None) -> Source:
+    """Return the source of a result that differs although every record agrees: it was written without torch."""
+    runs, writer = known.runs, a.source if a is not None else ""
+    memory = unwritten_memory(runs, writer)
+    if memory is not None:
+        return known.traceable(writer, memory)
+    if a is None or b is None:
+        detail = f"the result {name} exists in one run only"
+    elif writer:
+        detail = f"the result {name} was written behind torch's back after its last recorded write"
+    else:
+        detail = f"the result {name} was not computed by any recorded op"
+    at = runs.position.get(writer, max(0, len(runs.first.records) - 1))
+    old, new = ("absent" if x is None else x.digest.value for x in (a, b))
+    if a is not None and b is not None and layouts_differ([a.digest], [b.digest]):
+        old, new = contents_in_words([a.digest], [b.digest])
+    hidden = bool(writer) and a is not None and b is not None
+    return known.traceable(writer, Source(Origin.OUTSIDE, writer, at, detail, old, new, opaque_producer=hidden))
+
+
+def _scalars_that_chose(known: Differences, chosen: Source) -> list[str]:
+    """List the scalars read out before the runs part: they reach the results by choosing what is run."""
+    last = chosen.position if chosen.origin == Origin.OUTSIDE else len(known.runs.first.records)
+    return [node for node in (*known.scalars, *known.lone_scalars) if known.runs.position[node] <= last]
+
+
+def _steering(known: Differences, source: Source) -> Steering | None:
+    """Return the last differing scalar before ``source`` and the kernel where its difference entered."""
+    earlier = [node for node in known.scalars if known.runs.position[node] <= source.position]
+    if not earlier:
+        return None
+    name = earlier[-1]
+    old, new = known.runs.records[name]
+    chosen = _earliest(known, _slice(known, [name]))
+    kernel = ""
+    if chosen is not None:
+        record = next((record for record in known.runs.records.get(chosen.node, ()) if record is not None), None)
+        kernel = record.op if record is not None else chosen.node
+    return Steering(name, old.scalar if old else "", new.scalar if new else "", kernel)
