@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from hashbench.batch.call_pair import CallPair
-from hashbench.batch.finding import BatchFinding, Comparison, RowDifference, entry_of
+from hashbench.batch.finding import BatchFinding, RowComparison, RowDifference, entry_of, find_sources
 from hashbench.batch.item_call import ItemCall, NotItemwiseError, items_first
-from hashbench.batch.judged import Judged, RowRun
+from hashbench.batch.judged import Judged, RowRun, RowRuns, judge_calls
 from hashbench.batch.layout import Cut, ItemAxis, ItemSubset, Shape
 from hashbench.batch.match import Agreement, Match
 from hashbench.batch.rows import NodeShapes, RowDigests, ShapeNotes, whole_numbers, written_by
@@ -47,7 +47,7 @@ class RowsCompared:
     ``numbers`` the whole numbers that each call of the smaller one was given; ``shapes`` what each of the two was cut
     by, the shapes at the same calls of the other."""
 
-    comparison: Comparison
+    comparison: RowComparison
     runs: tuple[Run, Run]
     numbers: Mapping[str, tuple[int | None, ...]]
     shapes: tuple[NodeShapes, NodeShapes]
@@ -85,9 +85,8 @@ def compare_rows(
     assert whole.trace is not None, "rows are digested in traced runs"
     assert part.trace is not None, "rows are digested in traced runs"
     rows = RowRun(whole.trace, reference.calls), RowRun(part.trace, other.calls, other.views)
-    return RowsCompared(
-        Comparison(subset, *rows, counterparts, tuple(differing)), (whole, part), other.numbers, (here, there)
-    )
+    runs = RowRuns(subset, *rows, counterparts)
+    return RowsCompared(find_sources(runs, judge_calls(runs), differing), (whole, part), other.numbers, (here, there))
 
 
 def _shapes_of_half(run_at: RunAt, subset: ItemSubset, reference: Trace) -> NodeShapes | Failure:
@@ -125,7 +124,7 @@ def finding_of(run_at: RunAt, compared: RowsCompared) -> BatchFinding | Failure:
 
     Runs the whole batch once more, up to the kernel's call, which is captured.
     """
-    comparison, subset = compared.comparison, compared.comparison.subset
+    comparison, subset = compared.comparison, compared.comparison.runs.subset
     finding = BatchFinding(
         subset.size,
         subset.batch,
@@ -135,7 +134,7 @@ def finding_of(run_at: RunAt, compared: RowsCompared) -> BatchFinding | Failure:
         detail=comparison.detail,
         coupled=comparison.couples_items,
         drawn=comparison.drawn,
-        entry=None if comparison.drawn else entry_of(comparison),
+        entry=entry_of(comparison),
     )
     if not comparison.sources:
         return finding
@@ -205,20 +204,20 @@ def _described(
 ) -> BatchFinding:
     """Add to the finding what the captured call shows."""
     comparison = compared.comparison
-    judged, subset = comparison.judged[node], comparison.subset
-    record = next(record for record in comparison.other.trace.records if record.id == node)
+    judged, subset = comparison.judged[node], comparison.runs.subset
+    record = comparison.runs.records[node]
     finding = replace(
         finding,
         kernel=record.op,
         record=node,
         module=record.module,
         source_line=captured.line,
-        shapes=_shapes(comparison.other, node),
+        shapes=_shapes(comparison.runs.other, node),
     )
     if not judged.reference:
         return finding
     if finding.drawn or finding.entry is not None:
-        return replace(finding, reference_shapes=_shapes(comparison.reference, judged.reference))
+        return replace(finding, reference_shapes=_shapes(comparison.runs.reference, judged.reference))
     call, why = _item_call(comparison, judged, compared.numbers.get(node, ()), captured)
     difference = _isolated_difference(call, captured, subset) if call is not None else None
     pair = None
@@ -229,7 +228,7 @@ def _described(
             pair = None if subset.turned else _pair(comparison, node, captured, here)
     return replace(
         finding,
-        reference_shapes=_shapes(comparison.reference, judged.reference),
+        reference_shapes=_shapes(comparison.runs.reference, judged.reference),
         difference=difference or RowDifference(),
         detail="; ".join(filter(None, (finding.detail, why if pair is None else ""))),
         call=call,
@@ -237,10 +236,10 @@ def _described(
     )
 
 
-def _pair(comparison: Comparison, node: str, there: _Capture, here: _Capture) -> CallPair | None:
+def _pair(comparison: RowComparison, node: str, there: _Capture, here: _Capture) -> CallPair | None:
     """Return the call as both runs made it; ``None`` if what it wrote differs only by place, or follows from other
     arguments in the other batch."""
-    judged, subset = comparison.judged[node], comparison.subset
+    judged, subset = comparison.judged[node], comparison.runs.subset
     if judged.coupled and not subset.together:
         return None
     if there.written != here.written or all(one.equal for one in judged.written):
@@ -249,7 +248,7 @@ def _pair(comparison: Comparison, node: str, there: _Capture, here: _Capture) ->
         ItemCall(made.func, made.args, made.kwargs, items, (None,) * made.tensors, (), settings=made.settings)
         for made, items in ((there, subset.batch), (here, subset.size))
     )
-    rows = comparison.reference.calls[judged.reference], comparison.other.calls[node]
+    rows = comparison.runs.reference.calls[judged.reference], comparison.runs.other.calls[node]
     return CallPair(whole, part, subset, judged, rows, tuple(there.written))
 
 
@@ -259,11 +258,11 @@ def _shapes(run: RowRun, node: str) -> str:
 
 
 def _item_call(
-    comparison: Comparison, judged: Judged, numbers: Sequence[int | None], captured: _Capture
+    comparison: RowComparison, judged: Judged, numbers: Sequence[int | None], captured: _Capture
 ) -> tuple[ItemCall | None, str]:
     """Return the captured call with its item axes, or why these do not suffice to run it on other items."""
-    subset = comparison.subset
-    reference = comparison.reference.calls[judged.reference]
+    subset = comparison.runs.subset
+    reference = comparison.runs.reference.calls[judged.reference]
     matches = [judged.read.get(path) for path, _ in reference.read]
     cuts = [rows.cut for _, rows in reference.read]
     written = [None if at is None else judged.written[at] for at in captured.written]

@@ -70,7 +70,7 @@ def diagnose_runs(
 class _Experiments:
     def __init__(self, run_at: RunBeside, compared: RowsCompared, entry: Entry, budget: Budget) -> None:
         self.run_at, self.compared, self.entry, self.budget = run_at, compared, entry, budget
-        self.subset = compared.comparison.subset
+        self.subset = compared.comparison.runs.subset
 
     def evidence(self, repeated: int) -> ItemEvidence:
         same = ExperimentResult("same_items", ON, repeated, 0)
@@ -99,8 +99,8 @@ class _Experiments:
     def _differs(self, size: int, beside: Neighbours, *, of_all: bool) -> bool | None:
         """Return True if the kept items read other values than before; ``None`` if that shows nothing: the run fails,
         nothing has other content, or it differs before."""
-        comparison = self.compared.comparison
-        known = comparison.reference if of_all else comparison.other
+        runs = self.compared.comparison.runs
+        known = runs.reference if of_all else runs.other
         rows = RowDigests(self.subset, self.compared.shapes[0 if of_all else 1], reference=of_all)
         run = self.run_at(size, watcher=rows, beside=beside)
         if isinstance(run, Failure) or run.trace is None or _inputs(run.trace) == _inputs(known.trace):

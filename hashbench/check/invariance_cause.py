@@ -10,7 +10,7 @@ from typing import Any
 
 from hashbench.batch.call_pair import diagnose
 from hashbench.batch.cause import DRAW_APART, ItemEvidence, advice_for, decide
-from hashbench.batch.finding import BatchFinding
+from hashbench.batch.finding import BatchFinding, find_sources
 from hashbench.batch.locate import PlainRuns, RowsCompared, compare_rows, finding_of
 from hashbench.batch.neighbours import Neighbours, diagnose_runs
 from hashbench.batch.repro import run_item_repro, write_item_repro, write_part_repro
@@ -85,7 +85,7 @@ def earlier(runs: VariantRuns, found: BatchFinding | Failure) -> BatchFinding | 
     difference = before.compare(*map(runs.subject.outputs, rows.runs)).difference
     if difference is None:
         return found
-    comparison = replace(rows.comparison, differing=difference.names)
+    comparison = find_sources(rows.comparison.runs, rows.comparison.judged, difference.names)
     first = finding_of(runs.watched, replace(rows, comparison=comparison))
     if isinstance(first, Failure) or not first.kernel:
         return found

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from hashbench.batch.finding import BatchFinding, Comparison
+from hashbench.batch.finding import BatchFinding, RowComparison, find_sources
 from hashbench.batch.layout import ItemSubset
 from hashbench.batch.locate import RowsCompared, RunAt, compare_rows, finding_of
 from hashbench.check.batch_items import compare_items, item_rows
@@ -108,7 +108,7 @@ def compared_runs(run_at: RunAt, subset: ItemSubset) -> RowsCompared:
     whole, part = (run.results for run in found.runs)
     difference = compare_items(whole, part, item_rows(subset.batch, subset.size)).difference
     names = () if difference is None else difference.names
-    return replace(found, comparison=replace(found.comparison, differing=names))
+    return replace(found, comparison=find_sources(found.comparison.runs, found.comparison.judged, names))
 
 
 Plant = Callable[[torch.Tensor], torch.Tensor]
@@ -349,7 +349,7 @@ BATCH, SIZE = 8, 3
 
 def compared(
     function: Callable[..., Any], *, batch: int = BATCH, size: int = SIZE, above: int = 10**9, tracer: str = "auto"
-) -> Comparison:
+) -> RowComparison:
     """Two runs of a function of an input of shape (batch, 4, 8)."""
     inputs = random_inputs(3, batch)
     run_at = runner(function, inputs, batch=batch, above=above, tracer=tracer)
@@ -365,6 +365,6 @@ def located(function: Callable[..., Any], *, above: int = SIZE, tracer: str = "a
     return found
 
 
-def blamed(found: Comparison) -> list[str]:
+def blamed(found: RowComparison) -> list[str]:
     """The ops in which a difference of items' rows entered."""
     return [op_of(node) for node in (*found.sources, *found.benign)]
