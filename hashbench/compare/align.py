@@ -10,7 +10,7 @@ import itertools
 import math
 import re
 from bisect import bisect_left
-from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hashbench.records import Leaf, OpRecord, Ref, TensorDigest, Trace
@@ -332,17 +332,24 @@ class PairedRuns:
     def only_filled(self) -> Mapping[str, tuple[Leaf, Leaf]]:
         """Leaves whose content differs between the runs and that are written before any op reads them, such as a buffer
         for an ``out=``: their old content has no effect."""
-        others = {leaf.id: leaf for leaf in self.second.leaves}
         changed = {
-            leaf.id: (leaf, others[leaf.id])
-            for leaf in self.first.leaves
-            if leaf.kind == "other" and leaf.digest != others.get(leaf.id, leaf).digest
+            node: (a, b)
+            for node, (a, b) in self.leaves.items()
+            if a is not None and b is not None and a.kind == "other" and a.digest != b.digest
         }
         for record in (record for pair in self.records.values() for record in pair if changed and record is not None):
             for ref in record.inputs:
                 if ref.source in changed and _reads(record, ref):
                     del changed[ref.source]
         return changed
+
+    @functools.cached_property
+    def leaves(self) -> Mapping[str, tuple[Leaf | None, Leaf | None]]:
+        """The pairs of leaves by node."""
+        others = {self.node_of[leaf.id]: leaf for leaf in self.second.leaves}
+        return {leaf.id: (leaf, others.pop(leaf.id, None)) for leaf in self.first.leaves} | {
+            node: (None, leaf) for node, leaf in others.items()
+        }
 
     @functools.cached_property
     def opaque(self) -> str:
@@ -353,15 +360,19 @@ class PairedRuns:
     @functools.cached_property
     def order(self) -> Mapping[str, int]:
         """The index of every node, leaves before records."""
-        return {node: index for index, node in enumerate([*(leaf.id for leaf in self.first.leaves), *self.records])}
+        return {node: index for index, node in enumerate([*self.leaves, *self.records])}
+
+    def reads(self, node: str) -> Iterator[tuple[str, Ref]]:
+        """Yield what a record read, in either run, and the node that wrote it."""
+        a, b = self.records.get(node, (None, None))
+        if a is not None:
+            yield from ((ref.source, ref) for ref in a.inputs)
+        if b is not None:
+            yield from ((self.node_of[ref.source], ref) for ref in b.inputs)
 
     def read_by(self, node: str) -> Iterator[str]:
         """Yield the nodes that a record read, in either run."""
-        a, b = self.records.get(node, (None, None))
-        if a is not None:
-            yield from (ref.source for ref in a.inputs)
-        if b is not None:
-            yield from (self.node_of[ref.source] for ref in b.inputs)
+        return (source for source, _ in self.reads(node))
 
     def carried_by(self, node: str) -> Iterator[str]:
         """Yield the nodes from which a difference may have come through a tensor that a record read."""
@@ -403,14 +414,15 @@ class PairedRuns:
         return a.offset != b.offset or not self.same_content(a, b)
 
 
-def pair(first: Trace, second: Trace) -> PairedRuns:
-    """Align two runs and assign every record and leaf of both to a node."""
+def pair(first: Trace, second: Trace, pairs: Iterable[Pair] | None = None) -> PairedRuns:
+    """Align two runs, unless the ``pairs`` of their records are given, and assign every record and leaf of both to a
+    node."""
     leaves = {leaf.id: leaf.position for leaf in first.leaves}
     node_of = {leaf.id: leaf.id if leaf.id in leaves else SECOND + leaf.id for leaf in second.leaves}
     position = {**{node_of[leaf.id]: leaf.position for leaf in second.leaves}, **leaves}
     records: dict[str, tuple[OpRecord | None, OpRecord | None]] = {}
     last = 0
-    for index_a, index_b in align(first.records, second.records):
+    for index_a, index_b in align(first.records, second.records) if pairs is None else pairs:
         a = None if index_a is None else first.records[index_a]
         b = None if index_b is None else second.records[index_b]
         last = last if index_a is None else index_a

@@ -100,7 +100,7 @@ def _verdict(known: Differences, choice: Choice, differing: tuple[str, ...]) -> 
         divergence,
         tuple(node for node in nodes if node in idle and runs.wrote(node)),
         _unseen(runs),
-        leaves=tuple(leaf for leaf in _differing_leaves(first, second) if leaf not in choice.reached),
+        leaves=tuple(leaf.removeprefix(SECOND) for leaf in _differing_leaves(runs) if leaf not in choice.reached),
         early_reads=early,
         first=first,
         second=second,
@@ -121,10 +121,11 @@ def _unseen(runs: PairedRuns) -> str:
     ).rstrip()
 
 
-def _differing_leaves(first: Trace, second: Trace) -> Iterator[str]:
-    """Yield the ids of leaves that differ between the traces or exist in one of them only."""
-    old, new = ({leaf.id: (leaf.kind, leaf.digest, leaf.initial) for leaf in run.leaves} for run in (first, second))
-    return (leaf for leaf in dict.fromkeys([*old, *new]) if old.get(leaf) != new.get(leaf))
+def _differing_leaves(runs: PairedRuns) -> Iterator[str]:
+    """Yield the leaves that differ between the traces or exist in one of them only."""
+    for node, (a, b) in runs.leaves.items():
+        if a is None or b is None or (a.kind, a.digest, a.initial) != (b.kind, b.digest, b.initial):
+            yield node
 
 
 def _divergence(runs: PairedRuns, source: Source, steered_by: Steering | None = None) -> Divergence:

@@ -146,10 +146,8 @@ def find_differences(runs: PairedRuns) -> Differences:
     known = Differences(runs)
     opaque = runs.opaque
     last = runs.position.get(opaque, len(runs.first.records))
-    others = {leaf.id: leaf for leaf in runs.second.leaves}
-    for leaf in runs.first.leaves:
-        other = others.get(leaf.id, leaf)
-        if leaf.id in runs.only_filled:
+    for leaf, other in runs.leaves.values():
+        if leaf is None or other is None or leaf.id in runs.only_filled:
             continue
         if leaf.digest != other.digest or leaf.initial != other.initial:
             known.differs.add(leaf.id)

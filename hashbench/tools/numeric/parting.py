@@ -12,13 +12,13 @@ from __future__ import annotations
 import functools
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hashbench.compare.align import Pair, align
+from hashbench.compare.align import Pair, PairedRuns, align, pair
 from hashbench.compare.slice import backward_slice
 from hashbench.records import Leaf, OpRecord, Ref, Trace
 from hashbench.run.workload import clone_inputs
@@ -221,37 +221,8 @@ def notes_on(before: Execution, after: Execution, *, parted: bool) -> Iterator[s
 # -------------------------------------------------------------------------------------------------- the search
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A place in one or both executions: records that correspond, or a leaf. ``number`` orders them."""
-
-    number: int
-    a: OpRecord | Leaf | None
-    b: OpRecord | Leaf | None
-    replaced: bool = False
-
-    @property
-    def items(self) -> tuple[OpRecord | Leaf | None, OpRecord | Leaf | None]:
-        """That of the first execution and that of the second."""
-        return self.a, self.b
-
-    @property
-    def is_pair(self) -> bool:
-        """Whether both executions have it."""
-        return self.a is not None and self.b is not None
-
-    @property
-    def item(self) -> OpRecord | Leaf:
-        """That of the first execution, else of the second."""
-        item = self.a or self.b
-        assert item is not None
-        return item
-
-    def __str__(self) -> str:
-        item = self.item
-        if isinstance(item, Leaf):
-            return f"the {item.kind} {item.id.partition('/')[2]}"
-        return f"{item.op}{f' in {item.module}' if item.module else ''} ({item.phase})"
+Item = OpRecord | Leaf
+"""What a node of two executions holds of either."""
 
 
 def find(
@@ -265,26 +236,23 @@ def find(
         differ: whether what two records or leaves left, given by the ids in both traces, differs at this level.
         differing: names of the results that differ at this level; at least one.
     """
-    nodes = _nodes(first, second)
-    numbers = [{item.id: node.number for node in nodes if (item := node.items[side]) is not None} for side in (0, 1)]
-    differ_at = {node.number for node in nodes if _parts_at(node, differ)}
-    roots = [
-        ids[result.source]
-        for trace, ids in zip((first, second), numbers, strict=True)
-        for result in trace.results
-        if result.name in differing and result.source
-    ]
+    aligned, replacing = correspondence(first.records, second.records)
+    runs, replaced = pair(first, second, aligned), {first.records[a].id for a, _ in replacing if a is not None}
+    items: Mapping[str, tuple[Item | None, Item | None]] = {**runs.leaves, **runs.records}
+    differs = {node for node, (a, b) in items.items() if _parts_at(a, b, differ)}.__contains__
+    roots = [result.source for result in first.results if result.name in differing and result.source]
+    roots += [runs.node_of[one.source] for one in second.results if one.name in differing and one.source]
 
-    def read_by(number: int) -> Iterator[int]:
-        for record, ids in zip(nodes[number].items, numbers, strict=True):
-            if isinstance(record, OpRecord):
-                yield from (ids[ref.source] for ref in record.inputs if not _is_filled(ref, nodes[ids[ref.source]]))
+    def read_by(node: str) -> Iterator[str]:
+        return (source for source, ref in runs.reads(node) if not _is_filled(ref, items[source]))
 
-    blamed = backward_slice(roots, read_by, differ_at.__contains__)
-    known = min((number for number in blamed.reached if nodes[number].is_pair), default=None)
-    way = blamed if known is None else backward_slice([known], read_by, differ_at.__contains__)
-    records = [node for node in nodes if isinstance(node.item, OpRecord)]
-    pairs = [node for node in records if node.is_pair and not any(record.opaque for record in _records_of([node]))]
+    def place(node: str) -> tuple[int, bool, int]:  # a leaf is before the record that reads it first
+        return runs.position[node], node in runs.records, runs.order[node]
+
+    blamed = backward_slice(roots, read_by, differs)
+    known = min((node for node in blamed.reached if None not in items[node]), key=place, default=None)
+    way = blamed if known is None else backward_slice([known], read_by, differs)
+    both = [node for node in runs.records if _is_seen_in_both(runs, node)]
     unseen = Parting(
         level,
         "unseen",
@@ -293,29 +261,29 @@ def find(
         phase="",
         iteration=0,
         detail=f"no recorded op explains that {differing[0]} differs",
-        healed=sum(node.number in differ_at and node.number not in blamed.reached for node in pairs),
-        aligned=len(pairs),
-        only_before=sum(node.b is None for node in records),
-        only_after=sum(node.a is None for node in records),
+        healed=sum(differs(node) and node not in blamed.reached for node in both),
+        aligned=len(both),
+        only_before=sum(b is None for _, b in runs.records.values()),
+        only_after=sum(a is None for a, _ in runs.records.values()),
     )
     if not way.frontier:
         return unseen
-    node = nodes[min(way.frontier)]
-    gap = _compiled_gap(nodes, node)
+    node = min(way.frontier, key=place)
+    gap = _compiled_gap(runs, replaced, node)
     if gap is not None:
-        return _inside_compiled(unseen, node, *gap)
-    parting = replace(unseen, until=str(nodes[known]) if known is not None and known != node.number else "")
-    if isinstance(node.item, Leaf):
-        return _at_leaf(parting, node.item, first if node.a is not None else second, is_first=node.a is not None)
-    return _at_record(parting, node, first)
+        return _inside_compiled(unseen, _records_of(runs, [node])[0], *gap)
+    parting = replace(unseen, until=_named(items[known]) if known is not None and known != node else "")
+    if node in runs.leaves:
+        return _at_leaf(parting, runs, node)
+    return _at_record(parting, runs, node, is_replaced=node in replaced)
 
 
-def _parts_at(node: Node, differ: Callable[[str, str], bool]) -> bool:
+def _parts_at(a: Item | None, b: Item | None, differ: Callable[[str, str], bool]) -> bool:
     """Return True if what is left at a node differs. An op that only one execution runs does, unless it leaves nothing;
     a tensor that only one reads does not, for the op that reads it says more."""
-    a, b = node.a, node.b
     if a is None or b is None:
-        return isinstance(node.item, OpRecord) and not _is_silent(node.item)
+        lone = a or b
+        return isinstance(lone, OpRecord) and not _is_silent(lone)
     if isinstance(a, OpRecord) and isinstance(b, OpRecord):
         if a.scalar != b.scalar:
             return True
@@ -324,10 +292,11 @@ def _parts_at(node: Node, differ: Callable[[str, str], bool]) -> bool:
     return differ(a.id, b.id)
 
 
-def _is_filled(ref: Ref, source: Node) -> bool:
+def _is_filled(ref: Ref, source: tuple[Item | None, Item | None]) -> bool:
     """Return whether ``ref`` is memory that the op only fills: an ``out=``, which is passed by name, or memory that
     nothing recorded has written."""
-    is_new = isinstance(source.item, Leaf) and source.item.kind == "other"
+    item = source[0] or source[1]
+    is_new = isinstance(item, Leaf) and item.kind == "other"
     return ref.written and (is_new or not ref.argument[:1].isdigit())
 
 
@@ -339,57 +308,45 @@ def _is_silent(record: OpRecord) -> bool:
 # ------------------------------------------------------------------------------------------------ compiled code
 
 
-def _compiled_gap(nodes: Sequence[Node], node: Node) -> tuple[Place | None, Place | None] | None:
+def _compiled_gap(runs: PairedRuns, replaced: Container[str], node: str) -> tuple[Place | None, Place | None] | None:
     """Return the records around ``node`` that both executions have, where compiled code ran between these in place of
     recorded ops; ``None`` where none did.
 
     Compiled code leaves one opaque record in the forward, and in the backward none, or the out-variants that it calls:
-    there, it is told by the modules whose forward it ran.
+    there, it is told by the modules whose forward it ran. Views and allocations are no landmarks.
     """
-    gaps = [
-        list(gap)
-        for is_anchor, gap in itertools.groupby((one for one in nodes if _is_record(one)), key=_is_anchor)
-        if not is_anchor
-    ]
-    compiled = {
-        record.module
-        for gap in gaps
-        if any(record.opaque for record in _records_of(gap))
-        for record in _records_of(gap)
-        if not record.opaque
-    }
-    gap = next((gap for gap in gaps if node.number in (one.number for one in gap)), [])
-    if not any(
-        record.opaque or (record.phase == "backward" and record.module in compiled) for record in _records_of(gap)
-    ):
+    landmarks = [one for one in runs.records if not _is_silent(_records_of(runs, [one])[0])]
+    stretches = itertools.groupby(landmarks, lambda one: one not in replaced and _is_seen_in_both(runs, one))
+    gaps = [list(gap) for is_anchor, gap in stretches if not is_anchor]
+    compiled: set[str] = set()
+    for gap in gaps:
+        if any(record.opaque for record in _records_of(runs, gap)):
+            compiled.update(record.module for record in _records_of(runs, gap) if not record.opaque)
+    gap = next((gap for gap in gaps if node in gap), [])
+    if not any(one.opaque or (one.phase == "backward" and one.module in compiled) for one in _records_of(runs, gap)):
         return None
-    anchors = [one for one in nodes if _is_record(one) and _is_anchor(one)]
-    before = [one for one in anchors if one.number < gap[0].number]
-    after = [one for one in anchors if one.number > gap[-1].number]
-    return _place(before[-1]) if before else None, _place(after[0]) if after else None
+    begin = landmarks.index(gap[0])
+    end = begin + len(gap)
+    return _place(runs, landmarks[max(0, begin - 1) : begin]), _place(runs, landmarks[end : end + 1])
 
 
-def _is_record(node: Node) -> bool:
-    """Return whether a node is of records that leave something: views and allocations are no landmarks."""
-    return isinstance(node.item, OpRecord) and not _is_silent(node.item)
+def _is_seen_in_both(runs: PairedRuns, node: str) -> bool:
+    """Return whether both executions ran this op themselves."""
+    return None not in runs.records[node] and not any(record.opaque for record in _records_of(runs, [node]))
 
 
-def _is_anchor(node: Node) -> bool:
-    """Return whether both executions ran this op themselves, in the same place."""
-    return node.is_pair and not node.replaced and not any(record.opaque for record in _records_of([node]))
+def _records_of(runs: PairedRuns, nodes: Iterable[str]) -> list[OpRecord]:
+    return [record for node in nodes for record in runs.records[node] if record is not None]
 
 
-def _records_of(nodes: Iterable[Node]) -> Iterator[OpRecord]:
-    return (item for node in nodes for item in node.items if isinstance(item, OpRecord))
-
-
-def _place(node: Node) -> Place:
-    a, b = _records_of([node])
+def _place(runs: PairedRuns, nodes: Sequence[str]) -> Place | None:
+    if not nodes:
+        return None
+    a, b = _records_of(runs, nodes)
     return Place(a.op, a.module, a.phase, a.iteration, a.id, b.id)
 
 
-def _inside_compiled(parting: Parting, node: Node, before: Place | None, after: Place | None) -> Parting:
-    record = next(_records_of([node]))
+def _inside_compiled(parting: Parting, record: OpRecord, before: Place | None, after: Place | None) -> Parting:
     around = f"{before or 'the start of the trace'} and {after or 'the end of the trace'}"
     return replace(
         parting,
@@ -405,11 +362,17 @@ def _inside_compiled(parting: Parting, node: Node, before: Place | None, after: 
 # -------------------------------------------------------------------------------------------------------- words
 
 
-def _at_record(parting: Parting, node: Node, first: Trace) -> Parting:
-    a, b = (item if isinstance(item, OpRecord) else None for item in (node.a, node.b))
-    record = a or b
-    assert record is not None
-    kind = "only before" if b is None else "only after" if a is None else "replaced" if node.replaced else "op"
+def _named(items: tuple[Item | None, Item | None]) -> str:
+    item = items[0] or items[1]
+    if isinstance(item, Leaf):
+        return f"the {item.kind} {item.id.partition('/')[2]}"
+    return f"{item.op}{f' in {item.module}' if item.module else ''} ({item.phase})" if item is not None else ""
+
+
+def _at_record(parting: Parting, runs: PairedRuns, node: str, *, is_replaced: bool) -> Parting:
+    a, b = runs.records[node]
+    record = _records_of(runs, [node])[0]
+    kind = "only before" if b is None else "only after" if a is None else "replaced" if is_replaced else "op"
     return replace(
         parting,
         kind=kind,
@@ -422,7 +385,7 @@ def _at_record(parting: Parting, node: Node, first: Trace) -> Parting:
         after="" if b is None else f"{b.op}({b.arguments})",
         name="" if a is None else a.id,
         other="" if b is None else b.id,
-        index=None if a is None else next(n for n, item in enumerate(first.records) if item.id == a.id),
+        index=None if a is None else runs.position[node],
     )
 
 
@@ -438,7 +401,10 @@ def _detail(kind: str, a: OpRecord | None, b: OpRecord | None) -> str:
     return "what it leaves differs although everything that it reads agrees"
 
 
-def _at_leaf(parting: Parting, leaf: Leaf, trace: Trace, *, is_first: bool) -> Parting:
+def _at_leaf(parting: Parting, runs: PairedRuns, node: str) -> Parting:
+    a, b = runs.leaves[node]
+    leaf, trace = (a, runs.first) if a is not None else (b, runs.second)
+    assert leaf is not None
     name = leaf.id.partition("/")[2]
     what = f"the {leaf.kind} {name}" if leaf.kind != "other" else f"a tensor that no recorded op wrote ({leaf.id})"
     parting = replace(
@@ -447,7 +413,7 @@ def _at_leaf(parting: Parting, leaf: Leaf, trace: Trace, *, is_first: bool) -> P
         detail=f"{what} holds other values",
         name=leaf.id,
         other=leaf.id,
-        index=leaf.position if is_first else None,
+        index=leaf.position if a is not None else None,
     )
     if leaf.position >= len(trace.records):
         return parting
@@ -456,26 +422,6 @@ def _at_leaf(parting: Parting, leaf: Leaf, trace: Trace, *, is_first: bool) -> P
 
 
 # ----------------------------------------------------------------------------------------------- correspondence
-
-
-def _nodes(first: Trace, second: Trace) -> list[Node]:
-    """List leaves, each before the first record that reads it, and records, in order of execution."""
-    pairs, replaced = correspondence(first.records, second.records)
-    numbers = [{pair[side]: number for number, pair in enumerate(pairs)} for side in (0, 1)]
-    leaves_b = {leaf.id: leaf for leaf in second.leaves}
-    leaves: list[tuple[int, Leaf | None, Leaf | None]] = [
-        (numbers[0].get(leaf.position, len(pairs)), leaf, leaves_b.pop(leaf.id, None)) for leaf in first.leaves
-    ]
-    leaves += [(numbers[1].get(leaf.position, len(pairs)), None, leaf) for leaf in leaves_b.values()]
-    leaves.sort(key=lambda item: item[0])
-    nodes: list[Node] = []
-    for number, (a, b) in enumerate([*pairs, (None, None)]):
-        while leaves and leaves[0][0] == number:
-            nodes.append(Node(len(nodes), *leaves.pop(0)[1:]))
-        if number < len(pairs):
-            records = (None if a is None else first.records[a], None if b is None else second.records[b])
-            nodes.append(Node(len(nodes), *records, replaced=(a, b) in replaced))
-    return nodes
 
 
 def correspondence(first: Sequence[OpRecord], second: Sequence[OpRecord]) -> tuple[list[Pair], set[Pair]]:
