@@ -37,7 +37,7 @@ from dataclasses import replace
 
 from hashbench.catalog import OPAQUE, Origin
 from hashbench.compare.align import SECOND, PairedRuns, pair
-from hashbench.divergence.choose import Choice, choose
+from hashbench.divergence.choose import ChosenSource, choose
 from hashbench.divergence.introduce import Differences, Source, find_differences
 from hashbench.divergence.text import PairVerdict
 from hashbench.errors import HashbenchError
@@ -85,7 +85,7 @@ def _differing_results(first: Trace, second: Trace) -> Iterator[str]:
 # ------------------------------------------------------------------------------------------------- the verdict
 
 
-def _verdict(known: Differences, choice: Choice, differing: tuple[str, ...]) -> PairVerdict:
+def _verdict(known: Differences, choice: ChosenSource, differing: tuple[str, ...]) -> PairVerdict:
     runs, first, second = known.runs, known.runs.first, known.runs.second
     nodes: Iterable[str] = runs.records
     if runs.opaque and choice.source is not None:  # whether what lies behind reaches a result is not known

@@ -23,7 +23,7 @@ _RANK: Mapping[str, int] = {Origin.INPUT: 0, Origin.STATE: 1}
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChosenSource:
     """The difference that reached the results.
 
     Attributes:
@@ -37,13 +37,13 @@ class Choice:
     steered_by: Steering | None = None
 
 
-def choose(known: Differences, differing: Sequence[str]) -> Choice:
+def choose(known: Differences, differing: Sequence[str]) -> ChosenSource:
     """Choose the difference that reached the results that differ; without any results, that of all records."""
     runs = known.runs
     old, new = ({result.name: result for result in run.results} for run in (runs.first, runs.second))
     pairs = [(old.get(name), new.get(name)) for name in differing]
     if (old or new) and not pairs:
-        return Choice()
+        return ChosenSource()
     reached = _slice(known, _roots(known, pairs) if old or new else sorted(known.differs))
     source = _first(known, reached)
     if source is None and pairs and runs.opaque:
@@ -53,11 +53,11 @@ def choose(known: Differences, differing: Sequence[str]) -> Choice:
         reached = reached + viewed
         source = _first(known, viewed) or _written_after_the_last_record(known, differing[0], *pairs[0])
     if source is None:
-        return Choice(None, frozenset(reached))
+        return ChosenSource(None, frozenset(reached))
     if source.origin in (Origin.SEQUENCE, Origin.OUTSIDE, Origin.RANKS):
         reached = reached + _slice(known, _scalars_that_chose(known, source))
     steered_by = _steering(known, source) if source.origin in (Origin.SEQUENCE, Origin.OUTSIDE) else None
-    return Choice(source, frozenset(reached), steered_by)
+    return ChosenSource(source, frozenset(reached), steered_by)
 
 
 def _slice(known: Differences, roots: Iterable[str]) -> tuple[str, ...]:

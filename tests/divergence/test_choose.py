@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 
 from hashbench.compare.align import pair
-from hashbench.divergence.choose import Choice, choose
+from hashbench.divergence.choose import ChosenSource, choose
 from hashbench.divergence.introduce import find_differences
 from hashbench.records import op_of
 from tests.divergence.runs import Run
 
 
-def chosen(lines: str, *differing: str) -> Choice:
+def chosen(lines: str, *differing: str) -> ChosenSource:
     runs = pair(*(Run(lines, second=second).trace() for second in (False, True)))
     return choose(find_differences(runs), differing)
 
 
-def told(choice: Choice) -> tuple[str, str, str]:
+def told(choice: ChosenSource) -> tuple[str, str, str]:
     source = choice.source
     reached = sorted(op_of(node) or node for node in choice.reached)
     return (source.origin, op_of(source.felt_at or source.node), " ".join(reached)) if source else ("", "", "")
@@ -59,4 +59,4 @@ def test_the_difference_that_reached_the_result(lines: str, expected: tuple[str,
 
 
 def test_a_result_that_agrees_has_none() -> None:
-    assert chosen(f"x = {RELU} input/0 -> r|R\ny = {ADD} x -> s\nresult y s") == Choice()
+    assert chosen(f"x = {RELU} input/0 -> r|R\ny = {ADD} x -> s\nresult y s") == ChosenSource()
