@@ -29,7 +29,7 @@ from hashbench.batch.experiments import (
     tried,
 )
 from hashbench.batch.item_call import ItemCall, NotItemwiseError
-from hashbench.batch.judged import Judged
+from hashbench.batch.judged import JudgedCall
 from hashbench.batch.layout import Cut, ItemSubset
 from hashbench.batch.match import Agreement, CallRows, Match, TensorRows, match, places
 from hashbench.batch.rows import row_digests
@@ -57,7 +57,7 @@ class CallPair:
     reference: ItemCall
     other: ItemCall
     subset: ItemSubset
-    judged: Judged
+    judged: JudgedCall
     rows: tuple[CallRows, CallRows]
     written: tuple[int | None, ...]
 

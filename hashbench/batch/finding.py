@@ -8,12 +8,12 @@ them is the kernel. Origins that are not reached are benign.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hashbench.batch.draws import drawer_before
-from hashbench.batch.judged import Judged, RowEffect, RowRuns, reads_by_view
+from hashbench.batch.judged import JudgedCall, RowEffect, RowRuns, reads_by_view
 from hashbench.batch.match import Match
 from hashbench.compare.slice import backward_slice
 from hashbench.records import OpRecord
@@ -25,7 +25,6 @@ class RowComparison:
 
     Attributes:
         runs: the two.
-        judged: id of a record of the other run → its effect on the rows of the items, in order.
         differing: names of the results that differ.
         sources: ids, in the other run, of the records in which a difference entered that reached a result, in order.
         detail: what is special about the sources, or why there is none.
@@ -33,7 +32,6 @@ class RowComparison:
     """
 
     runs: RowRuns
-    judged: Mapping[str, Judged]
     differing: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
     detail: str = ""
@@ -45,7 +43,7 @@ class RowComparison:
         return tuple(
             node
             for node in self._beside(RowEffect.ORIGIN)
-            if any(one.sizes and not one.equal for one in self.judged[node].written)
+            if any(one.sizes and not one.equal for one in self.runs.judged[node].written)
         )
 
     @property
@@ -56,7 +54,7 @@ class RowComparison:
     @property
     def couples_items(self) -> bool:
         """Whether the first source makes an item depend on others by definition, not by the order of sums."""
-        one = self.judged[self.sources[0]] if self.sources else None
+        one = self.runs.judged[self.sources[0]] if self.sources else None
         if one is None or not one.reference:
             return False
         reduces = any(m.sizes for m in one.read.values()) and all(m.equal or m.sizes is None for m in one.written)
@@ -64,20 +62,20 @@ class RowComparison:
 
     def _beside(self, effect: RowEffect) -> Iterator[str]:
         """Yield the calls with this effect that are no sources."""
-        return (node for node, one in self.judged.items() if one.effect is effect and node not in self.sources)
+        return (node for node, one in self.runs.judged.items() if one.effect is effect and node not in self.sources)
 
 
-def find_sources(runs: RowRuns, judged: Mapping[str, Judged], differing: Sequence[str]) -> RowComparison:
-    """Find where a difference entered that reached the results named, in runs whose calls are judged."""
-    compared = RowComparison(runs, judged, tuple(differing))
+def find_sources(runs: RowRuns, differing: Sequence[str]) -> RowComparison:
+    """Find where a difference entered that reached the results named."""
+    compared = RowComparison(runs, tuple(differing))
     if not differing:
         return compared
     reached = _reached(compared, strictly=False)
-    origins = tuple(node for node in reached if _is_source(runs, judged, node))
+    origins = tuple(node for node in reached if _is_source(runs, node))
     if not origins:
         sources, detail = _without_origin(compared, reached)
         return replace(compared, sources=sources, detail=detail)
-    one = judged[origins[0]]
+    one = runs.judged[origins[0]]
     drawn = one.redrawn and one.effect is RowEffect.ORIGIN
     sources, detail = (_with_drawer if drawn else _with_detail)(compared, origins)
     return replace(compared, sources=sources, detail=detail, drawn=drawn)
@@ -86,7 +84,7 @@ def find_sources(runs: RowRuns, judged: Mapping[str, Judged], differing: Sequenc
 def _reached(compared: RowComparison, *, strictly: bool) -> Sequence[str]:
     """Return the calls from which a difference may have reached the results that differ, in order; ``strictly``: or
     rows at another place."""
-    runs, judged = compared.runs, compared.judged
+    runs, judged = compared.runs, compared.runs.judged
 
     def equal(one: Match) -> bool:
         return one.strictly_equal if strictly else one.surely_equal
@@ -96,7 +94,7 @@ def _reached(compared: RowComparison, *, strictly: bool) -> Sequence[str]:
         if one.effect is RowEffect.ORIGIN and not strictly:
             return
         if not one.reference:
-            yield from _unclean(runs, judged, node)
+            yield from _unclean(runs, node)
         # An item's rows that are equal here, and reach a reader that sees others, were written by an earlier call
         # into the same memory.
         wrote_equal = one.written and all(map(equal, one.written))
@@ -110,30 +108,30 @@ def _reached(compared: RowComparison, *, strictly: bool) -> Sequence[str]:
     return [node for node in judged if node in reached]
 
 
-def _is_source(runs: RowRuns, judged: Mapping[str, Judged], node: str) -> bool:
-    one = judged[node]
-    return one.effect is RowEffect.ORIGIN or _parts(runs, judged, node) or bool(reads_by_view(runs, judged, node))
+def _is_source(runs: RowRuns, node: str) -> bool:
+    one = runs.judged[node]
+    return one.effect is RowEffect.ORIGIN or _parts(runs, node) or bool(reads_by_view(runs, node))
 
 
-def _parts(runs: RowRuns, judged: Mapping[str, Judged], node: str) -> bool:
+def _parts(runs: RowRuns, node: str) -> bool:
     """Return True if only the smaller run makes this call, on equal inputs. Masks and positions of tokens do not count:
     they are made in other ways for other numbers of tokens."""
     if runs.subset.together and (not runs.records[node].inputs or _made_before(runs, node)):
         return False
-    return not judged[node].reference and not _unclean(runs, judged, node)
+    return not runs.judged[node].reference and not _unclean(runs, node)
 
 
-def _unclean(runs: RowRuns, judged: Mapping[str, Judged], node: str) -> list[str]:
+def _unclean(runs: RowRuns, node: str) -> list[str]:
     """Return the calls that wrote what a call read, and may have left other rows than their counterparts."""
     writers = dict.fromkeys(runs.unit(ref.source) for ref in runs.records[node].inputs)
-    known = (writer for writer in writers if writer in judged and writer != node)
-    return [writer for writer in known if judged[writer].effect is not RowEffect.SAME]
+    known = (writer for writer in writers if writer in runs.judged and writer != node)
+    return [writer for writer in known if runs.judged[writer].effect is not RowEffect.SAME]
 
 
 def _made_before(runs: RowRuns, node: str) -> str:
     """Return the id of what a call reads from before its run and the reference lacks, else ""."""
-    known = runs.leaves[0].keys() | runs.records.keys()
-    return next((ref.source for ref in runs.records[node].inputs if ref.source not in known), "")
+    sources = (ref.source for ref in runs.records[node].inputs)
+    return next((one for one in sources if one not in runs.leaves[0] and one not in runs.records), "")
 
 
 # --------------------------------------------------------------------------------------------- what is said of it
@@ -145,7 +143,7 @@ _Said = tuple[tuple[str, ...], str]
 def _with_drawer(compared: RowComparison, origins: tuple[str, ...]) -> _Said:
     """Put the call that drew another amount of random numbers before a source that differs only by these."""
     runs = compared.runs
-    first, twin = runs.records[origins[0]], compared.judged[origins[0]].reference
+    first, twin = runs.records[origins[0]], compared.runs.judged[origins[0]].reference
     drawer = drawer_before(runs.other, runs.reference, (first.id, twin), _names(runs))
     node = runs.unit(drawer.node) if drawer.node else first.id
     before = f", so that the generator stands elsewhere before {_named(first)}" if node != first.id else ""
@@ -154,17 +152,17 @@ def _with_drawer(compared: RowComparison, origins: tuple[str, ...]) -> _Said:
 
 
 def _with_detail(compared: RowComparison, origins: tuple[str, ...]) -> _Said:
-    runs, judged, first = compared.runs, compared.judged, origins[0]
-    views = [runs.other.views.get(first, {}).get(path, ()) for path in reads_by_view(runs, judged, first)]
+    runs, first = compared.runs, origins[0]
+    views = [runs.other.views.get(first, {}).get(path, ()) for path in reads_by_view(runs, first)]
     if views:
         through = ", ".join(dict.fromkeys(op for chain in views for op in chain)) or "a view"
         return origins, f"through {through} it reads memory that holds other content for another {runs.varied}"
-    return origins, judged[first].coupled or _instead_of(runs, judged, first)
+    return origins, runs.judged[first].coupled or _instead_of(runs, first)
 
 
-def _instead_of(runs: RowRuns, judged: Mapping[str, Judged], node: str) -> str:
+def _instead_of(runs: RowRuns, node: str) -> str:
     """Name the ops that only the reference calls, if only the smaller run makes this call, else return ""."""
-    if judged[node].reference:
+    if runs.judged[node].reference:
         return ""
     alone = runs.references.keys() - set(runs.counterparts.values())
     module = runs.records[node].module
@@ -176,7 +174,7 @@ def _instead_of(runs: RowRuns, judged: Mapping[str, Judged], node: str) -> str:
 
 def _without_origin(compared: RowComparison, reached: Sequence[str]) -> _Said:
     """Return the call that permutes rows, or why no call is named."""
-    runs, judged, together = compared.runs, compared.judged, compared.runs.subset.together
+    runs, judged, together = compared.runs, compared.runs.judged, compared.runs.subset.together
     strict = [] if together else _reached(compared, strictly=True)
     moved = next((node for node in strict if _permutes_rows_first(judged[node])), "")
     hidden = any(one.grouped for node in reached for one in judged[node].written)
@@ -196,7 +194,7 @@ def _without_origin(compared: RowComparison, reached: Sequence[str]) -> _Said:
     return (), _shown_by_view(compared) or "no call differs whose rows could be followed to the outputs"
 
 
-def _permutes_rows_first(one: Judged) -> bool:
+def _permutes_rows_first(one: JudgedCall) -> bool:
     return all(m.strictly_equal for m in one.read.values()) and not all(m.strictly_equal for m in one.written)
 
 
@@ -204,7 +202,7 @@ def _shown_by_view(compared: RowComparison) -> str:
     """Describe the result that is a view of other memory, else return ""."""
     for result in compared.runs.other.trace.results:
         node = compared.runs.unit(result.source)
-        one = compared.judged.get(node) if result.name in compared.differing else None
+        one = compared.runs.judged.get(node) if result.name in compared.differing else None
         if one is not None and one.reference and all(match.strictly_equal for match in one.written):
             return f"{result.name} is a view, and shows other memory of what {node} left"
     return ""
@@ -246,13 +244,13 @@ class Entry:
 
 def entry_of(found: RowComparison) -> Entry | None:
     """Return where the difference of the first source is read; ``None`` where experiments on its call can tell."""
-    runs, judged = found.runs, found.judged
+    runs, judged = found.runs, found.runs.judged
     if not found.sources or found.drawn or runs.subset.together or runs.subset.turned:
         return None
     first = found.sources[0]
     writers = dict.fromkeys(runs.unit(ref.source) for ref in runs.records[first].inputs)
     before = tuple((node, judged[node].reference) for node in writers if node in judged and judged[node].reference)
-    if paths := reads_by_view(runs, judged, first):
+    if paths := reads_by_view(runs, first):
         return Entry(tuple((first, judged[first].reference, path) for path in paths), (), before)
     if judged[first].reference:
         return None

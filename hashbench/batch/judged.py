@@ -75,6 +75,13 @@ class RowRuns:
         first, second = ({leaf.id: leaf.digest for leaf in run.trace.leaves} for run in (self.reference, self.other))
         return first, second
 
+    @cached_property
+    def judged(self) -> Mapping[str, JudgedCall]:
+        """The effect of every call of the other run that wrote something, by id, in order. Calls inside a custom op are
+        left out: the op is the unit."""
+        calls = self.other.calls
+        return {one.id: _judge(self, one) for one in self.records.values() if one.id in calls and not one.inside}
+
     def unit(self, node: str) -> str:
         """Return the id of the custom op inside which a record was made; for most records their own id."""
         while node in self.records and self.records[node].inside:
@@ -143,7 +150,7 @@ class RowEffect(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgedCall:
     """One call of the smaller run, compared with its counterpart.
 
     Attributes:
@@ -163,14 +170,7 @@ class Judged:
     redrawn: bool = False
 
 
-def judge_calls(runs: RowRuns) -> Mapping[str, Judged]:
-    """Map the id of every call of the other run that wrote something to its effect, in order. Calls inside a custom op
-    are left out: the op is the unit."""
-    calls = runs.other.calls
-    return {one.id: _judge(runs, one) for one in runs.records.values() if one.id in calls and not one.inside}
-
-
-def _judge(runs: RowRuns, record: OpRecord) -> Judged:
+def _judge(runs: RowRuns, record: OpRecord) -> JudgedCall:
     rows, node = runs.other.calls[record.id], runs.counterparts.get(record.id, "")
     matched = _compared(runs, record, rows, node)
     if matched is None or matched.redrawn or not all(one.surely_equal for one in matched.read.values()):
@@ -178,10 +178,10 @@ def _judge(runs: RowRuns, record: OpRecord) -> Judged:
     if matched is not None and matched.redrawn:
         others = (_compared(runs, record, rows, twin) for twin in runs.of_state(record, rows))
         matched = next((one for one in others if one is not None and one.effect is RowEffect.SAME), matched)
-    return matched or Judged(RowEffect.UNKNOWN if rows.written else RowEffect.SAME)
+    return matched or JudgedCall(RowEffect.UNKNOWN if rows.written else RowEffect.SAME)
 
 
-def _compared(runs: RowRuns, record: OpRecord, rows: CallRows, node: str) -> Judged | None:
+def _compared(runs: RowRuns, record: OpRecord, rows: CallRows, node: str) -> JudgedCall | None:
     """Compare a call with one of the reference; ``None`` if that lacks an input of this call.
 
     The reference may have more inputs (as many tensors as there are items). With tokens either may: a mask that the
@@ -211,7 +211,7 @@ def _compared(runs: RowRuns, record: OpRecord, rows: CallRows, node: str) -> Jud
         reordered = {one.sizes for one in held if one.agreement is Agreement.FOUND}
         weighed = held if any(one.sizes in reordered for one in written if not one.equal) else inherited
         effect, coupled = _effect(runs, record, runs.references[node], weighed, written, redrawn=redrawn)
-    return Judged(effect, node, given, written, coupled, redrawn)
+    return JudgedCall(effect, node, given, written, coupled, redrawn)
 
 
 def _effect(
@@ -275,10 +275,11 @@ def _has_mixed_row_order(given: Sequence[Match]) -> bool:
     return any(len(found) > 1 for found in orders.values())
 
 
-def reads_by_view(runs: RowRuns, judged: Mapping[str, Judged], node: str) -> tuple[str, ...]:
+def reads_by_view(runs: RowRuns, node: str) -> tuple[str, ...]:
     """Return the arguments in which a call reads other rows although whatever wrote their memory left equal ones, at
     the places of their items: a view shows it other memory."""
-    record, one = runs.records[node], judged[node]
+    record, judged = runs.records[node], runs.judged
+    one = judged[node]
     if runs.subset.together or not one.reference or runs.shifted(record):
         return ()
 

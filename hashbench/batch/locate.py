@@ -13,7 +13,7 @@ import torch
 from hashbench.batch.call_pair import CallPair
 from hashbench.batch.finding import BatchFinding, RowComparison, RowDifference, entry_of, find_sources
 from hashbench.batch.item_call import ItemCall, NotItemwiseError, items_first
-from hashbench.batch.judged import Judged, RowRun, RowRuns, judge_calls
+from hashbench.batch.judged import JudgedCall, RowRun, RowRuns
 from hashbench.batch.layout import Cut, ItemAxis, ItemSubset, Shape
 from hashbench.batch.match import Agreement, Match
 from hashbench.batch.rows import NodeShapes, RowDigests, ShapeNotes, whole_numbers, written_by
@@ -85,8 +85,8 @@ def compare_rows(
     assert whole.trace is not None, "rows are digested in traced runs"
     assert part.trace is not None, "rows are digested in traced runs"
     rows = RowRun(whole.trace, reference.calls), RowRun(part.trace, other.calls, other.views)
-    runs = RowRuns(subset, *rows, counterparts)
-    return RowsCompared(find_sources(runs, judge_calls(runs), differing), (whole, part), other.numbers, (here, there))
+    comparison = find_sources(RowRuns(subset, *rows, counterparts), differing)
+    return RowsCompared(comparison, (whole, part), other.numbers, (here, there))
 
 
 def _shapes_of_half(run_at: RunAt, subset: ItemSubset, reference: Trace) -> NodeShapes | Failure:
@@ -139,7 +139,7 @@ def finding_of(run_at: RunAt, compared: RowsCompared) -> BatchFinding | Failure:
     if not comparison.sources:
         return finding
     node = comparison.sources[0]
-    there = comparison.judged[node].reference
+    there = comparison.runs.judged[node].reference
     captured = _captured(run_at, subset.batch if there else subset.asked, there or node)
     return captured if isinstance(captured, Failure) else _described(finding, compared, node, captured, run_at)
 
@@ -204,7 +204,7 @@ def _described(
 ) -> BatchFinding:
     """Add to the finding what the captured call shows."""
     comparison = compared.comparison
-    judged, subset = comparison.judged[node], comparison.runs.subset
+    judged, subset = comparison.runs.judged[node], comparison.runs.subset
     record = comparison.runs.records[node]
     finding = replace(
         finding,
@@ -239,7 +239,7 @@ def _described(
 def _pair(comparison: RowComparison, node: str, there: _Capture, here: _Capture) -> CallPair | None:
     """Return the call as both runs made it; ``None`` if what it wrote differs only by place, or follows from other
     arguments in the other batch."""
-    judged, subset = comparison.judged[node], comparison.runs.subset
+    judged, subset = comparison.runs.judged[node], comparison.runs.subset
     if judged.coupled and not subset.together:
         return None
     if there.written != here.written or all(one.equal for one in judged.written):
@@ -258,7 +258,7 @@ def _shapes(run: RowRun, node: str) -> str:
 
 
 def _item_call(
-    comparison: RowComparison, judged: Judged, numbers: Sequence[int | None], captured: _Capture
+    comparison: RowComparison, judged: JudgedCall, numbers: Sequence[int | None], captured: _Capture
 ) -> tuple[ItemCall | None, str]:
     """Return the captured call with its item axes, or why these do not suffice to run it on other items."""
     subset = comparison.runs.subset
@@ -360,7 +360,7 @@ def _in_order(rows: torch.Tensor, subset: ItemSubset) -> torch.Tensor:
 
 
 def _difference(
-    judged: Judged, captured: _Capture, left: Sequence[torch.Tensor], subset: ItemSubset
+    judged: JudgedCall, captured: _Capture, left: Sequence[torch.Tensor], subset: ItemSubset
 ) -> RowDifference | None:
     """Measure the distance of the call's rows in the two runs; ``None`` if they are at other places."""
     if subset.turned:

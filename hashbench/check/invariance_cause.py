@@ -85,7 +85,7 @@ def earlier(runs: VariantRuns, found: BatchFinding | Failure) -> BatchFinding | 
     difference = before.compare(*map(runs.subject.outputs, rows.runs)).difference
     if difference is None:
         return found
-    comparison = find_sources(rows.comparison.runs, rows.comparison.judged, difference.names)
+    comparison = find_sources(rows.comparison.runs, difference.names)
     first = finding_of(runs.watched, replace(rows, comparison=comparison))
     if isinstance(first, Failure) or not first.kernel:
         return found

@@ -108,7 +108,7 @@ def compared_runs(run_at: RunAt, subset: ItemSubset) -> RowsCompared:
     whole, part = (run.results for run in found.runs)
     difference = compare_items(whole, part, item_rows(subset.batch, subset.size)).difference
     names = () if difference is None else difference.names
-    return replace(found, comparison=find_sources(found.comparison.runs, found.comparison.judged, names))
+    return replace(found, comparison=find_sources(found.comparison.runs, names))
 
 
 Plant = Callable[[torch.Tensor], torch.Tensor]

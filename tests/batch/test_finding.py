@@ -162,7 +162,7 @@ def test_reversed_loop_over_items_blames_no_call() -> None:
 
     found = compared(function)
     assert found.differing == ()
-    assert not [node for node, one in found.judged.items() if one.effect is RowEffect.ORIGIN]
+    assert not [node for node, one in found.runs.judged.items() if one.effect is RowEffect.ORIGIN]
 
 
 def test_rows_sorted_by_expert_are_not_blamed() -> None:

@@ -95,7 +95,7 @@ def test_loops_over_items_are_matched_by_content() -> None:
 
     found = compared_runs(runner(function, random_inputs(0, 8), batch=8), SUBSET).comparison
     assert (found.not_attributable, found.differing) == ((), ())
-    references = [found.judged[f"forward.0//aten.mul.Tensor#{number}"].reference for number in (4, 7)]
+    references = [found.runs.judged[f"forward.0//aten.mul.Tensor#{number}"].reference for number in (4, 7)]
     assert references == ["forward.0//aten.mul.Tensor#8", "forward.0//aten.mul.Tensor#11"]
 
 
@@ -107,5 +107,5 @@ def test_cut_for_another_call_is_not_different() -> None:
         return x * 2 if len(x) == 8 else x * 2 + 0 * own.sum() + 0 * torch.arange(24.0).sum()
 
     found = compared_runs(runner(function, random_inputs(0, 8), batch=8), SUBSET).comparison
-    twin = found.judged["forward.0//aten.arange.default#1"]
+    twin = found.runs.judged["forward.0//aten.arange.default#1"]
     assert (twin.reference, twin.effect) == ("forward.0//aten.arange.default#0", RowEffect.UNKNOWN)

@@ -191,8 +191,9 @@ def test_calls_of_real_layers_are_attributed(
 ) -> None:
     torch.manual_seed(0)
     found = compared(module().eval(), size=1)
-    assert all(found.judged[node].reference == "" for node in found.not_attributable)  # torch takes another op for one
+    judged = found.runs.judged
+    assert all(judged[node].reference == "" for node in found.not_attributable)  # torch takes another op for one
     assert not [op for op in blamed(found) if op.partition(".")[2].startswith(_MOVING)]
-    effects = {one.effect for one in found.judged.values()}
+    effects = {one.effect for one in judged.values()}
     assert effects - {RowEffect.UNKNOWN}  # which calls differ is the processor's doing
     assert blamed(found) or found.not_attributable or RowEffect.PROPAGATED not in effects

@@ -11,7 +11,7 @@ import torch
 
 from hashbench.batch.call_pair import CallPair
 from hashbench.batch.item_call import ItemCall
-from hashbench.batch.judged import Judged, RowEffect
+from hashbench.batch.judged import JudgedCall, RowEffect
 from hashbench.batch.layout import Cut, ItemAxis, ItemSubset
 from hashbench.batch.match import Agreement, CallRows, Match, TensorRows
 from hashbench.batch.repro import SCRIPT_FILE, run_item_repro, write_item_repro, write_part_repro
@@ -173,7 +173,7 @@ def pair_of(first: int, match: Match, *, flat: bool = False) -> CallPair:
     ]
     rows = [TensorRows("float32", tuple(call.tensors[0].shape), Cut(dim)) for call in calls]
     noted = [CallRows((("0", one),), (one,)) for one in rows]
-    judged = Judged(
+    judged = JudgedCall(
         RowEffect.ORIGIN, "there", {"0": Match(Agreement.SAME, match.sizes, frozenset({2 if flat else 1}))}, (match,)
     )
     return CallPair(calls[0], calls[1], subset, judged, (noted[0], noted[1]), (0,))
