@@ -37,7 +37,7 @@ class Source:
     felt_at: str = ""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Differences:
     """The differences between two runs, for the records judged so far.
 
@@ -50,7 +50,7 @@ class Differences:
         lone_scalars: scalar records of one run only.
         odd_views: by viewed node, a view that the runs took differently.
         lone_draws: by generator state before it, a seeded op of one run only.
-        shifted_by: the extra draw that put one run's generator ahead.
+        shifts: the extra draws that put one run's generator ahead; the first explains all later states.
         exchanges: the collectives so far, in order.
         received: by node, the collective through which data of other ranks reached what it read.
     """
@@ -64,7 +64,7 @@ class Differences:
     lone_scalars: list[str] = field(default_factory=list)
     odd_views: dict[str, str] = field(default_factory=dict)
     lone_draws: dict[tuple[bool, str], str] = field(default_factory=dict)
-    shifted_by: str = ""
+    shifts: list[str] = field(default_factory=list)
     exchanges: dict[str, None] = field(default_factory=dict)
     received: dict[str, str] = field(default_factory=dict)
 
@@ -325,8 +325,9 @@ def _introduced(known: Differences, node: str, a: OpRecord, b: OpRecord, wrote: 
 def _extra_draw(known: Differences, a: OpRecord, b: OpRecord) -> str:
     """Return the draw that only one run made: its generator is ahead from then on, in every later state."""
     extra = known.lone_draws.get((False, a.rng)) or known.lone_draws.get((True, b.rng))
-    known.shifted_by = known.shifted_by or extra or ""
-    return known.shifted_by
+    if extra:
+        known.shifts.append(extra)
+    return known.shifts[0] if known.shifts else ""
 
 
 def _scalar_among_arguments(known: Differences, a: OpRecord, b: OpRecord) -> str:
