@@ -43,6 +43,7 @@ __all__ = [
 ]
 
 _current: ContextVar[Observer | None] = ContextVar("hashbench_observer", default=None)
+_KEY = "hashbench_observer"
 
 
 class ObserverContext:
@@ -73,7 +74,7 @@ class ObserverContext:
     ) -> None:
         self._path = files.path_of(dump_dir, name)
         self._name, self._reference, self._raise = name, reference_hash_file, raise_on_mismatch
-        self._entered: tuple[Observer, Token[Observer | None]] | None = None
+        self._entered: tuple[Observer, Token[Observer | None], Observer | None] | None = None
 
     def __enter__(self) -> Observer:
         if self._entered is not None:
@@ -89,13 +90,15 @@ class ObserverContext:
                 tip="Give the check another name or dump_dir.",
             )
         observer = Observer(self._name, self._reference, self._raise)
-        self._entered = observer, _current.set(observer)
+        self._entered = observer, _current.set(observer), _stashed()
+        _stash(observer)
         return observer
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         assert self._entered is not None
-        observer, token = self._entered
+        observer, token, outer = self._entered
         _current.reset(token)
+        _stash(outer)
         failure: HashbenchError | None = None
         try:
             observer.cleanup()
@@ -123,10 +126,19 @@ class ObserverContext:
 def current_observer() -> Observer | None:
     """Return the observer of the innermost context; also in a thread of autograd's that runs the backward of a GPU."""
     observer = _current.get()
-    if observer is None and torch._C._is_key_in_tls("context"):
-        # torch hands the context of whoever called backward() to its device threads under this key.
-        observer = torch._C._get_obj_in_tls("context").get(_current)
-    return observer
+    return _stashed() if observer is None else observer
+
+
+def _stashed() -> Observer | None:
+    return torch._C._get_obj_in_tls(_KEY) if torch._C._is_key_in_tls(_KEY) else None  # type: ignore[no-any-return]
+
+
+def _stash(observer: Observer | None) -> None:
+    """Store the observer where torch hands it to the threads of a backward pass, which have no context variables."""
+    if observer is not None:
+        torch._C._stash_obj_in_tls(_KEY, observer)
+    elif torch._C._is_key_in_tls(_KEY):
+        torch._C._remove_obj_from_tls(_KEY)
 
 
 def observe(name: str, value: Any) -> None:

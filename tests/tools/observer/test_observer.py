@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextvars
 import json
 import logging
 import threading
@@ -677,18 +676,43 @@ def test_two_hash_modes_at_once_are_refused_and_each_is_its_observers_own(tmp_pa
 
 
 def test_other_threads_have_no_observer_but_those_of_autograd_do(pair: Pair) -> None:
-    seen: list[Observer | None] = []
+    seen: dict[int, Observer | None] = {}
 
-    def other(*, context: contextvars.Context | None) -> None:
-        if context is not None:  # as torch does for the threads that run the backward of a GPU
-            torch._C._stash_obj_in_tls("context", context)
-        seen.append(current_observer())
-        if context is not None:
-            torch._C._remove_obj_from_tls("context")
+    class Nested(torch.autograd.Function):
+        """Its backward runs another: torch moves such a chain to a thread of its own after 60 of them."""
 
+        @staticmethod
+        def forward(context: Any, x: torch.Tensor, below: int) -> torch.Tensor:
+            context.below = below
+            return x.clone()
+
+        @staticmethod
+        def backward(context: Any, *grads: torch.Tensor) -> Any:
+            seen[threading.get_ident()] = current_observer()
+            if context.below:
+                run(context.below - 1)
+            return grads[0], None
+
+    def run(below: int) -> None:
+        with torch.enable_grad():
+            Nested.apply(torch.ones(1, requires_grad=True), below).backward()
+
+    other: list[Observer | None] = []
     with pair.reference() as observer:
-        for context in (None, contextvars.copy_context()):
-            thread = threading.Thread(target=other, kwargs={"context": context})
-            thread.start()
-            thread.join()
-    assert seen == [None, observer]
+        run(100)
+        thread = threading.Thread(target=lambda: other.append(current_observer()))
+        thread.start()
+        thread.join()
+    assert other == [None]
+    assert len(seen) > 1, "torch ran the whole chain in this thread: the test shows nothing"
+    assert set(seen.values()) == {observer}
+
+
+def test_torch_keeps_the_observer_of_the_innermost_context_and_none_after_the_last(tmp_path: Path) -> None:
+    key = "hashbench_observer"
+    with ObserverContext(tmp_path, "outer") as outer:
+        assert torch._C._get_obj_in_tls(key) is outer
+        with ObserverContext(tmp_path, "inner") as inner:
+            assert torch._C._get_obj_in_tls(key) is inner
+        assert torch._C._get_obj_in_tls(key) is outer
+    assert not torch._C._is_key_in_tls(key)
