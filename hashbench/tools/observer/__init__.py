@@ -130,7 +130,7 @@ def current_observer() -> Observer | None:
 
 
 def _stashed() -> Observer | None:
-    return torch._C._get_obj_in_tls(_KEY) if torch._C._is_key_in_tls(_KEY) else None  # type: ignore[no-any-return]
+    return torch._C._get_obj_in_tls(_KEY) if torch._C._is_key_in_tls(_KEY) else None
 
 
 def _stash(observer: Observer | None) -> None:
@@ -177,7 +177,7 @@ def marking_non_deterministic() -> Iterator[None]:
 
 
 def enable_hash_mode() -> None:
-    """Observe every op from now on."""
+    """Observe every op from now on; ``with observer.hash_mode:`` does so for a block."""
     if (observer := current_observer()) is not None:
         observer.enable_mode()
     else:

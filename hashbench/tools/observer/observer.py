@@ -1,5 +1,5 @@
 """The observer: collects the observations of one run, and in a check puts saved values back and compares; and the trace
-that reports every op to it, which can be disabled anywhere in the stack of dispatch modes."""
+that reports every op to it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils import _python_dispatch as modes
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hashbench.errors import HashbenchError
@@ -77,14 +76,13 @@ class Observer:
         self.run = run
         self.raise_on_mismatch = raise_on_mismatch
         self.is_verification_run = reference_hash_file is not None
-        self.put_back: list[PutBack] = []
-        self.saved_tensors: list[torch.Tensor] = []
         self.hash_mode = HashMode()
         self.hash_mode.register_observer(self)
-        self._reference, self._kept = Recording("", ()), dict[int, torch.Tensor]()
+        self._reference, self._values = Recording("", ()), MarkedValues()
         if reference_hash_file is not None:
-            self._reference, self._kept = files.read_reference(reference_hash_file)
-        self._to_put_back = {seen.record.id: seen.saved for seen in self._reference.observations if seen.saved}
+            self._reference, tensors = files.read_reference(reference_hash_file)
+            saved = {seen.record.id: seen.saved for seen in self._reference.observations if seen.saved}
+            self._values = MarkedValues(saved, tensors)
         self.environment = _environment(self.hash_mode.tracer)
         if self.is_verification_run:
             names = (f"the reference {self._reference.name}", "the hash mode here")
@@ -105,6 +103,16 @@ class Observer:
     def observations(self) -> tuple[Observation, ...]:
         """This run's, in order."""
         return tuple(self._observations)
+
+    @property
+    def put_back(self) -> list[PutBack]:
+        """Values that came from the reference, in order."""
+        return self._values.put_back
+
+    @property
+    def saved_tensors(self) -> list[torch.Tensor]:
+        """Values that a reference run saved, in order, on the CPU."""
+        return self._values.saved
 
     def observe(self, kind: str, value: Any) -> None:
         """Record the digests of all tensors, and the plain values, in ``value``, any nesting of them."""
@@ -132,9 +140,9 @@ class Observer:
         if any(tensors_in(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor)):
             raise _cannot_observe(name, "a tensor in it cannot be put back, for an object of another kind holds it")
         unique, op = self._numbered(name), f"{_MARK} {name}"
-        with _quietly():
+        with untraced():
             old = [leaves[number] for number in numbers]
-            new, saved, note = self._exchange(_id(op, unique), old, in_place=True, name=unique)
+            new, saved, note = self._values.exchange(_id(op, unique), old, in_place=True, name=unique)
         for number, replacement in zip(numbers, new, strict=True):
             if replacement is not leaves[number]:
                 with unobserved():
@@ -154,8 +162,8 @@ class Observer:
 
         def exchange(grad: torch.Tensor) -> torch.Tensor:
             unique, op = self._numbered(grad_name), f"{_MARK} {grad_name}"
-            with _quietly():  # a hook must not write to the gradient it gets
-                (new,), saved, note = self._exchange(_id(op, unique), [grad], in_place=False, name=unique)
+            with untraced():  # a hook must not write to the gradient it gets
+                (new,), saved, note = self._values.exchange(_id(op, unique), [grad], in_place=False, name=unique)
             self._add(unique, op, new, source=source, saved=saved, note=note)
             return new
 
@@ -184,11 +192,11 @@ class Observer:
     # ------------------------------------------------------------------------------------------- ops under the mode
 
     def enable_mode(self) -> None:
-        """Observe every op from now on. The mode goes on top of the stack of dispatch modes."""
+        """Observe every op from now on; ``with observer.hash_mode:`` does so for a block."""
         self.hash_mode.enable()
 
     def disable_mode(self) -> None:
-        """Observe ops no longer. Modes that were entered since stay in force."""
+        """Observe ops no longer; see :meth:`HashMode.disable`."""
         self.hash_mode.disable()
 
     def op_wrote(self, node: str, tensors: Sequence[torch.Tensor]) -> None:
@@ -196,7 +204,7 @@ class Observer:
         self._exchanged = (), ""
         if self._marking and tensors:
             self._marked += 1
-            self._exchanged = self._exchange(node, tensors, in_place=True)[1:]
+            self._exchanged = self._values.exchange(node, tensors, in_place=True)[1:]
 
     def op_recorded(self, record: OpRecord) -> None:
         """Take the record of an op from the hash mode."""
@@ -204,38 +212,6 @@ class Observer:
         self._exchanged = (), ""
         name = self._numbered(f"__torch_dispatch__{record.op.partition('.')[2] or record.op}")
         self._append(Observation(name, record, saved, note))
-
-    # ------------------------------------------------------------------------------------------ saving, putting back
-
-    def _exchange(
-        self, node: str, tensors: Sequence[torch.Tensor], *, in_place: bool, name: str = ""
-    ) -> tuple[list[torch.Tensor], tuple[Saved, ...], str]:
-        """Save the tensors of the record ``node`` in a reference run, or put the saved ones in their place; call with
-        dispatch modes off.
-
-        Returns the tensors that hold the value now, what was saved, and why nothing could be put back.
-        """
-        copies = [files.savable(tensor, name or node) for tensor in tensors]
-        if not self.is_verification_run:
-            return list(tensors), tuple(map(self._save, tensors, copies)), ""
-        saved = self._to_put_back.get(node, ())
-        note = _misfit(saved, copies)
-        if note:
-            return list(tensors), (), note
-        new, differed, moved = [], False, set()
-        for tensor, copy, kept in zip(tensors, copies, saved, strict=True):
-            content = self._kept[kept.number]
-            other = _bits(copy) != _bits(content)
-            new.append(_with_content(tensor, content, in_place=in_place) if other else tensor)
-            differed |= other
-            if kept.device != str(tensor.device):
-                moved.add(f"{kept.device} to {tensor.device}")
-        self.put_back.append(PutBack(name or node, differed, ", ".join(sorted(moved))))
-        return new, (), ""
-
-    def _save(self, tensor: torch.Tensor, copy: torch.Tensor) -> Saved:
-        self.saved_tensors.append(copy)
-        return Saved(len(self.saved_tensors) - 1, dtype_name(copy.dtype), tuple(copy.shape), str(tensor.device))
 
     # ----------------------------------------------------------------------------------------------------- records
 
@@ -246,23 +222,7 @@ class Observer:
     def _add(
         self, name: str, op: str, value: Any, *, source: str, saved: tuple[Saved, ...] = (), note: str = ""
     ) -> None:
-        try:
-            with _quietly():
-                parts = list(flatten(value, ""))
-                digests = [digest(part) if isinstance(part, torch.Tensor) else python_digest(part) for _, part in parts]
-        except NotComparableError as error:
-            raise _cannot_observe(name, f"its bits cannot be compared: it{error}") from None
-        record = OpRecord(
-            id=_id(op, name),
-            phase="backward" if torch._C._current_autograd_node() is not None else "forward",
-            iteration=None,
-            module="",
-            op=op,
-            arguments=", ".join(path.removeprefix(".") for path, _ in parts),
-            outputs=tuple(digests),
-            source=source,
-        )
-        self._append(Observation(name, record, saved, note))
+        self._append(Observation(name, _record_of(name, op, value, source), saved, note))
 
     def _append(self, observation: Observation) -> None:
         self._observations.append(observation)
@@ -323,18 +283,82 @@ class Observer:
         )
 
     def cleanup(self) -> None:
-        """Take every hook off and the mode from the stack."""
+        """Remove every hook and disable the mode; one that cannot be disabled reports no more ops."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        self.disable_mode()
+        try:
+            self.disable_mode()
+        finally:
+            self.hash_mode.register_observer(None)
 
 
-@contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """Disable dispatch modes and gradients: what happens here is not observed itself."""
-    with untraced():
-        yield
+# -------------------------------------------------------------------------------------------- saving, putting back
+
+
+class MarkedValues:
+    """Values marked as nondeterministic: saved in a reference run (``kept`` is ``None``), put back in a check.
+
+    Args:
+        kept: what the reference saved, by the id of the record.
+        tensors: its tensors, by :attr:`Saved.number`.
+    """
+
+    def __init__(
+        self, kept: Mapping[str, tuple[Saved, ...]] | None = None, tensors: Mapping[int, torch.Tensor] | None = None
+    ) -> None:
+        self.put_back: list[PutBack] = []
+        self.saved: list[torch.Tensor] = []
+        self._kept, self._tensors = kept, tensors or {}
+
+    def exchange(
+        self, node: str, tensors: Sequence[torch.Tensor], *, in_place: bool, name: str = ""
+    ) -> tuple[list[torch.Tensor], tuple[Saved, ...], str]:
+        """Save the tensors of the record ``node``, or put the saved ones in their place; call with dispatch modes off.
+
+        Returns the tensors that hold the value now, what was saved, and why nothing could be put back.
+        """
+        copies = [files.savable(tensor, name or node) for tensor in tensors]
+        if self._kept is None:
+            return list(tensors), tuple(map(self._save, tensors, copies)), ""
+        saved = self._kept.get(node, ())
+        note = _misfit(saved, copies)
+        if note:
+            return list(tensors), (), note
+        new, differed, moved = [], False, set()
+        for tensor, copy, kept in zip(tensors, copies, saved, strict=True):
+            content = self._tensors[kept.number]
+            other = _bits(copy) != _bits(content)
+            new.append(_with_content(tensor, content, in_place=in_place) if other else tensor)
+            differed |= other
+            if kept.device != str(tensor.device):
+                moved.add(f"{kept.device} to {tensor.device}")
+        self.put_back.append(PutBack(name or node, differed, ", ".join(sorted(moved))))
+        return new, (), ""
+
+    def _save(self, tensor: torch.Tensor, copy: torch.Tensor) -> Saved:
+        self.saved.append(copy)
+        return Saved(len(self.saved) - 1, dtype_name(copy.dtype), tuple(copy.shape), str(tensor.device))
+
+
+def _record_of(name: str, op: str, value: Any, source: str) -> OpRecord:
+    """Hash all parts of a named observation."""
+    try:
+        with untraced():
+            parts = list(flatten(value, ""))
+            digests = [digest(part) if isinstance(part, torch.Tensor) else python_digest(part) for _, part in parts]
+    except NotComparableError as error:
+        raise _cannot_observe(name, f"its bits cannot be compared: it{error}") from None
+    return OpRecord(
+        id=_id(op, name),
+        phase="backward" if torch._C._current_autograd_node() is not None else "forward",
+        iteration=None,
+        module="",
+        op=op,
+        arguments=", ".join(path.removeprefix(".") for path, _ in parts),
+        outputs=tuple(digests),
+        source=source,
+    )
 
 
 def _id(op: str, name: str) -> str:
@@ -397,56 +421,63 @@ class _Substitute(torch.autograd.Function):
 
 
 class HashMode(HashDebugTrace):
-    """Hashes what every dispatched op writes, and reports each to the observer that is registered.
+    """Hash what every dispatched op writes, and report each to the registered observer, in a ``with`` block.
 
-    It is a :class:`~hashbench.trace.api.HashDebugTrace` by the Python dispatch mode, whose place among other modes it
-    keeps, and sees what that sees. ``enabled`` says whether it is on.
+    It is a :class:`~hashbench.trace.api.HashDebugTrace` by the Python dispatch mode, and sees what that sees.
     """
 
     def __init__(self) -> None:
-        self.enabled = False
         self.observer: Observer | None = None
-        self._below: tuple[TorchDispatchMode, ...] = ()
         super().__init__(source_lines=True, watcher=_Relay(self), tracer="python")
+
+    @property
+    def enabled(self) -> bool:
+        """Whether it is on."""
+        return self.is_active()
 
     def register_observer(self, observer: Observer | None) -> None:
         """Report every op to this observer from now on."""
         self.observer = observer
 
     def enable(self) -> None:
-        """Put the mode on top of the stack of dispatch modes; does nothing where it is on.
+        """Enter the mode; does nothing where it is on.
 
         Raises:
             HashbenchError: another trace is active in this thread.
         """
         if not self.enabled:
-            self._below = tuple(_get_current_dispatch_mode_stack())
             self.__enter__()
-            self.enabled = True
 
     def disable(self) -> None:
-        """Take the mode off the stack, also from below modes that were entered later and stay in force; does nothing
-        where it is off.
+        """Leave the mode; does nothing where it is off.
 
         Raises:
-            HashbenchError: a mode that was entered before this one was left while it was on, by which torch took this
-                one off the stack. That other mode is taken off now.
+            HashbenchError: a mode that was entered later is on (nothing is changed then), or one that was entered
+                earlier has been left, by which torch left this one.
         """
+        self.__exit__(None, None, None)
+
+    def __exit__(self, *exception: Any) -> None:
         if not self.enabled:
             return
-        self.enabled = False
-        below, self._below = self._below, ()
-        assert isinstance(self._tracer, TorchDispatchMode)
-        if _leave(self._tracer):
-            return
-        stale = [mode for mode in _get_current_dispatch_mode_stack() if any(mode is other for other in below)]
-        if stale:
-            _take_off(stale[-1])
-        raise HashbenchError(
-            "the hash mode was taken off the stack of dispatch modes",
-            consequence="ops since then were not observed: a mode entered before it was left while it was on",
-            tip="Disable the hash mode first, then leave modes that were entered before it was enabled.",
-        )
+        stack = _get_current_dispatch_mode_stack()
+        if stack and stack[-1] is self._tracer:
+            super().__exit__(*exception)
+        elif any(mode is self._tracer for mode in stack):
+            raise HashbenchError(
+                "cannot disable the hash mode while a dispatch mode is on that was entered after it",
+                consequence="torch would leave that one in its place, so the hash mode stays on",
+                tip="Leave that mode first, or use `with observer.hash_mode:`.",
+            )
+        else:
+            self._tracer._end(*exception)
+            raise HashbenchError(
+                "the hash mode was taken off the stack of dispatch modes",
+                consequence="ops since then were not observed: a mode entered before it was left while it was on, and "
+                "torch keeps that one on in its place",
+                tip="Disable the hash mode before leaving modes that were entered before it, or use "
+                "`with observer.hash_mode:`.",
+            )
 
 
 class _Relay(TraceCallback):
@@ -468,58 +499,3 @@ class _Relay(TraceCallback):
     def recorded(self, record: OpRecord) -> None:
         if self._mode.observer is not None:
             self._mode.observer.op_recorded(record)
-
-
-def _leave(mode: TorchDispatchMode) -> bool:
-    """Take ``mode`` off the stack of dispatch modes as if those above it had been entered without it.
-
-    A mode remembers, for when it is left, torch's flags from before it was entered (``_is_in_torch_dispatch_mode`` and
-    its like, by which torch.compile decides). So those above are left and entered again, in the base class alone: what
-    they do of their own when entered or left is not repeated.
-
-    Returns whether it was on the stack. It is not where a mode below it was left first: torch then takes the uppermost
-    away in the place of that one.
-    """
-    stack = _get_current_dispatch_mode_stack()
-    place = next((number for number, other in enumerate(stack) if other is mode), None)
-    if place is None:
-        _leave_in_absence(mode)
-        return False
-    above = [other for other in stack[place + 1 :] if "_mode_key" not in other.__dict__]
-    by_hand = [_lifted(other) for other in reversed(above)][::-1]
-    mode.__exit__(None, None, None)
-    for other, pushed in zip(above, by_hand, strict=True):
-        if pushed:
-            torch._C._push_on_torch_dispatch_stack(other)
-        else:
-            TorchDispatchMode.__enter__(other)
-    return True
-
-
-def _lifted(mode: TorchDispatchMode) -> bool:
-    """Take the uppermost mode off; returns whether it was pushed by hand, without flags, as some libraries do."""
-    if not mode.old_dispatch_mode_flags:
-        torch._C._pop_torch_dispatch_stack(None)
-        return True
-    TorchDispatchMode.__exit__(mode, None, None, None)
-    return False
-
-
-def _leave_in_absence(mode: TorchDispatchMode) -> None:
-    """Undo what entering ``mode`` did beside the stack; the flags stay as whoever took its place left them."""
-    mode.old_dispatch_mode_flags[-1] = modes._is_in_torch_dispatch_mode
-    mode.old_non_infra_dispatch_mode_flags[-1] = modes._is_in_non_infra_torch_dispatch_mode
-    mode.old_without_ignore_compile_internals_dispatch_mode_flags[-1] = (
-        modes._is_in_any_mode_without_ignore_compile_internals
-    )
-    torch._C._push_on_torch_dispatch_stack(mode)
-    mode.__exit__(None, None, None)
-
-
-def _take_off(mode: TorchDispatchMode) -> None:
-    """Remove a mode from the stack that has been left already: the flags are as they should be."""
-    above = []
-    while (top := torch._C._pop_torch_dispatch_stack(None)) is not mode:
-        above.append(top)
-    for other in reversed(above):
-        torch._C._push_on_torch_dispatch_stack(other)

@@ -1,4 +1,4 @@
-"""The hash mode on torch's stack of modes: on and off in any order, with whatever else is on it."""
+"""The hash mode among the dispatch modes of others: last on, first off; what cannot nest is an error, not a loss."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch.utils import _python_dispatch as modes
-from torch.utils.flop_counter import FlopCounterMode
 
 from hashbench.errors import HashbenchError
 from hashbench.records import OpRecord
@@ -18,19 +17,11 @@ from hashbench.trace.callbacks import TraceCallback
 
 
 class Counting(modes.TorchDispatchMode):
-    """Counts the ops that it sees, and how often it was entered and left."""
+    """Counts the ops that it sees."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.ops = self.entered = self.left = 0
-
-    def __enter__(self) -> Any:
-        self.entered += 1
-        return super().__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        self.left += 1
-        super().__exit__(*error)
+        self.ops = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.ops += 1
@@ -82,53 +73,49 @@ def test_a_jagged_batch_is_observed_through_its_backward(tmp_path: Path) -> None
     assert {"sin", "sum", "cos"} <= set(ops(observer))
 
 
-@pytest.mark.parametrize("above", [Counting, lambda: FlopCounterMode(display=False)], ids=["mode", "flop counter"])
-def test_it_is_taken_out_from_below_another_mode(tmp_path: Path, above: Any) -> None:
-    x = torch.ones(2, 2)
-    with ObserverContext(tmp_path, "run") as observer:
-        observer.enable_mode()
-        with above() as other:
-            x @ x
+@pytest.mark.parametrize("by", ["with", "enabling"])
+def test_between_two_modes_it_observes_what_runs_inside_it(tmp_path: Path, by: str) -> None:
+    with ObserverContext(tmp_path, "run") as observer, Counting() as below:
+        if by == "with":
+            with observer.hash_mode, Counting() as above:
+                assert observer.hash_mode.enabled
+                torch.full((2,), 1.0)
+        else:
+            observer.enable_mode()
+            with Counting() as above:
+                torch.full((2,), 1.0)
             observer.disable_mode()
-            assert flags()[0] is True
-            x @ x
-        assert flags() == (False, False, False)
-        assert stack() == []
-        x @ x
-    assert ops(observer) == ["mm"]
-    if isinstance(other, Counting):
-        assert (other.ops, other.entered, other.left) == (2, 1, 1)
-    else:
-        assert other.get_total_flops() == 2 * 2 * 2**3
-
-
-@pytest.mark.parametrize("by", ["disabling it", "leaving its context"])
-def test_between_two_modes_it_is_the_one_that_goes(tmp_path: Path, by: str) -> None:
-    context, below, above = ObserverContext(tmp_path, "run"), Counting(), Counting()
-    observer = context.__enter__()
-    with below:
-        observer.enable_mode()
-        with above:
-            observer.disable_mode() if by == "disabling it" else context.__exit__(None, None, None)
-            assert stack() == [below, above]
-            torch.full((2,), 1.0)
         assert stack() == [below]
         assert flags()[0] is True
-    if by == "disabling it":
-        context.__exit__(None, None, None)
-    assert (below.ops, above.ops) == (1, 1)
-    assert ops(observer) == []
+        torch.full((2,), 1.0)
+    assert (below.ops, above.ops) == (2, 1)
+    assert ops(observer) == ["full"]
 
 
-def test_a_mode_that_a_library_pushed_by_hand_stays(tmp_path: Path) -> None:
-    by_hand = Counting()
+def test_below_another_mode_it_cannot_be_disabled_and_stays_on(tmp_path: Path) -> None:
     with ObserverContext(tmp_path, "run") as observer:
         observer.enable_mode()
-        torch._C._push_on_torch_dispatch_stack(by_hand)
+        with Counting() as above:
+            with pytest.raises(HashbenchError, match="a dispatch mode is on that was entered after it"):
+                observer.disable_mode()
+            torch.full((2,), 1.0)
         observer.disable_mode()
-        assert stack() == [by_hand]
-        torch._C._pop_torch_dispatch_stack(None)
-        assert flags() == (False, False, False)
+    assert above.ops == 1
+    assert ops(observer) == ["full"]
+
+
+def test_a_context_that_is_left_below_another_mode_ends_with_an_error_and_observes_no_more(tmp_path: Path) -> None:
+    context = ObserverContext(tmp_path, "run")
+    observer = context.__enter__()
+    observer.enable_mode()
+    with Counting():
+        with pytest.raises(HashbenchError, match="entered after it"):
+            context.__exit__(None, None, None)
+        torch.full((2,), 1.0)
+    assert ops(observer) == []
+    assert not (tmp_path / "run.json").exists()
+    assert (tmp_path / "run.incomplete.json").exists()
+    observer.disable_mode()
 
 
 def test_a_mode_below_it_that_is_left_first_is_an_error_not_a_silent_loss(tmp_path: Path) -> None:
@@ -141,9 +128,12 @@ def test_a_mode_below_it_that_is_left_first_is_an_error_not_a_silent_loss(tmp_pa
     with pytest.raises(HashbenchError, match="ops since then were not observed"):
         context.__exit__(None, None, None)
     assert ops(observer) == ["full"]
-    assert below.ops == 3  # torch kept it on the stack in the place of the other
     assert not (tmp_path / "run.json").exists()
-    assert (tmp_path / "run.incomplete.json").exists()
+    assert stack() == [below]  # as the error says
+    torch._C._pop_torch_dispatch_stack(None)
+    with HashDebugTrace() as trace:
+        torch.nn.ReLU()(torch.ones(1))
+    assert len(trace.finish().records) == 2
 
 
 def test_it_is_a_trace_of_its_own(tmp_path: Path) -> None:
