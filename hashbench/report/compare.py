@@ -22,8 +22,13 @@ from hashbench.text import a_few, count, told
 from hashbench.trace.file import OTHER_OPS
 
 
-class Became(StrEnum):
-    """Outcomes of one row, the worst first. ``worse``: it makes a comparison exit with 1."""
+class Outcome(StrEnum):
+    """Outcomes of one row, the worst first; some are of models alone, some of audits, of nondeterminism or of batch
+    invariance. Not worse: what is as bad as before (``still …``), unknown to BASE (``new``), or not asked of NEW.
+
+    Attributes:
+        worse: it makes a comparison exit with 1.
+    """
 
     worse: bool
 
@@ -33,24 +38,29 @@ class Became(StrEnum):
         member.worse = worse
         return member
 
-
-class Outcome(Became):
-    """Outcomes of a model, the worst first. Not worse: models as bad as before (``still …``), models unknown to BASE
-    (``new``), and models that NEW was not asked to run."""
-
     REGRESSED = "regressed", True  # it was no failure and now it is one
+    BECAME_NONDETERMINISTIC = "became nondeterministic", True
+    BECAME_DEPENDENT = "became dependent", True
+    NOW_RAISES = "now raises", True
     NOW_SKIPPED = "now skipped", True  # what was looked at is not looked at any more: a difference could hide there
+    NOT_MEASURED = "not measured any more", True  # likewise
     MISSING = "missing", True  # it was asked for and left no result: absent is never equal
     MOVED = "moved", True  # a kernel that nobody knew to differ, or one that differs for another reason
     FAILS_OTHERWISE = "fails otherwise", True  # the failure that is known is not the failure that is seen
     NOT_COMPARABLE = "not comparable", True  # it may have got worse; unknown is never equal
+    DIFFERS_OTHERWISE = "differs otherwise"
+    DEPENDS_OTHERWISE = "depends otherwise"
     STILL_DIFFERS = "still differs"
     STILL_FAILS = "still fails"
     FIXED = "fixed"
+    BECAME_INVARIANT = "became invariant"
     NOT_SEEN = "not seen"
+    MEASURED_NOW = "measured now"
     NEW = "new"
     STILL_SKIPPED = "still skipped"
     NOT_SELECTED = "not selected"
+    NOT_ASKED = "not asked for"
+    DOCUMENTED_OTHERWISE = "documented otherwise"
     UNCHANGED = "unchanged"
 
 
@@ -62,11 +72,10 @@ PLACE = ("origin", "kernel", "module")
 
 
 R = TypeVar("R")
-B = TypeVar("B", bound=Became)
 
 
 @dataclass(frozen=True, slots=True)
-class Change(Generic[R, B]):
+class Change(Generic[R]):
     """The outcome of one row.
 
     Attributes:
@@ -78,7 +87,7 @@ class Change(Generic[R, B]):
     """
 
     key: tuple[str, ...]
-    outcome: B
+    outcome: Outcome
     base: R | None
     new: R | None
     note: str = ""
@@ -86,7 +95,7 @@ class Change(Generic[R, B]):
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison(Generic[R, B]):
+class Comparison(Generic[R]):
     """Two tables compared.
 
     Attributes:
@@ -99,11 +108,11 @@ class Comparison(Generic[R, B]):
     base: str
     new: str
     environment: tuple[EnvironmentChange, ...]
-    changes: tuple[Change[R, B], ...]
+    changes: tuple[Change[R], ...]
     remarks: tuple[str, ...] = ()
 
     @property
-    def counts(self) -> dict[B, int]:
+    def counts(self) -> dict[Outcome, int]:
         """Number of rows with each outcome, the worst first, without zeros."""
         return dict(Counter(change.outcome for change in self.changes))
 
@@ -123,10 +132,10 @@ class Comparison(Generic[R, B]):
         return sum(change.new is None for change in self.changes), sum(change.base is None for change in self.changes)
 
 
-ModelChange = Change[Row, Outcome]
+ModelChange = Change[Row]
 
 
-def require_overlap(comparison: Comparison[Any, Any]) -> None:
+def require_overlap(comparison: Comparison[Any]) -> None:
     """Raise :class:`HashbenchError` if no row is on both sides: whether anything got worse is unknown then."""
     if comparison.compared:
         return
@@ -145,15 +154,16 @@ def require_overlap(comparison: Comparison[Any, Any]) -> None:
     )
 
 
-def _groups(comparison: Comparison[Any, Any], side: str) -> str:
+def _groups(comparison: Comparison[Any], side: str) -> str:
     """Return the suites, modes, dtypes and devices of the rows of a side."""
     keys = (change.key[:-1] for change in comparison.changes if getattr(change, side) is not None)
     return a_few(list(dict.fromkeys(" ".join(filter(None, key)) for key in keys)), 3)
 
 
-def worst_first(changes: Iterable[Change[R, B]]) -> tuple[Change[R, B], ...]:
+def worst_first(changes: Iterable[Change[R]]) -> tuple[Change[R], ...]:
     """Sort ``changes`` by outcome, stably."""
-    return tuple(sorted(changes, key=lambda change: list(type(change.outcome).__members__).index(change.outcome.name)))
+    order = list(Outcome)
+    return tuple(sorted(changes, key=lambda change: order.index(change.outcome)))
 
 
 # ------------------------------------------------------------------------------------------------ the rule
@@ -231,7 +241,7 @@ Pairs = Sequence[tuple[Row, Row]]
 """The rows of models on both sides."""
 
 
-def compare(base: Sweep, new: Sweep, *, scoped: bool = False) -> Comparison[Row, Outcome]:
+def compare(base: Sweep, new: Sweep, *, scoped: bool = False) -> Comparison[Row]:
     """Compare every model of ``base`` and ``new``.
 
     Rows are paired by equal keys; against dynamo's files, by device and name (by name where there is no device). A row

@@ -101,7 +101,7 @@ _STATUS_OF = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement(Change[Row, Outcome]):
+class Judgement(Change[Row]):
     """One model of a night, compared with ``base``: an expected row or the row of the night before.
 
     Attributes:

@@ -36,14 +36,14 @@ ENVIRONMENT_HEADERS = ("environment", "base", "new")
 CHANGE_HEADERS = ("outcome", "model", "mode", "base", "new", "note")
 
 
-def as_text(comparison: Comparison[Row, Outcome]) -> str:
+def as_text(comparison: Comparison[Row]) -> str:
     """Return the comparison for a terminal: changes of the environment, changes of models with the worst first, and a
     line of counts."""
     title = f"{one_line(comparison.base)} → {one_line(comparison.new)}"
     return "\n\n".join([title, *_sections(comparison, style="simple", cell=one_line, bold=str)]) + "\n"
 
 
-def as_markdown(comparison: Comparison[Row, Outcome]) -> str:
+def as_markdown(comparison: Comparison[Row]) -> str:
     """Return the same as GitHub's Markdown; texts from models (names, errors) are escaped."""
     title = f"## hashbench compare: {escape_markdown(comparison.base)} → {escape_markdown(comparison.new)}"
     sections = _sections(comparison, style="pipe", cell=escape_markdown, bold="**{}**".format)
@@ -60,7 +60,7 @@ def escape_markdown(text: str) -> str:
 Cell = Callable[[str], str]
 
 
-def _sections(comparison: Comparison[Row, Outcome], *, style: str, cell: Cell, bold: Cell) -> Iterator[str]:
+def _sections(comparison: Comparison[Row], *, style: str, cell: Cell, bold: Cell) -> Iterator[str]:
     listed, collapsed = _split(comparison.changes)
     if comparison.environment:
         lines = [[cell(shorten(text, 50)) for text in (one.key, one.base, one.new)] for one in comparison.environment]
@@ -74,7 +74,7 @@ def _sections(comparison: Comparison[Row, Outcome], *, style: str, cell: Cell, b
     yield bold(summary(comparison))
 
 
-def summary(comparison: Comparison[Row, Outcome]) -> str:
+def summary(comparison: Comparison[Row]) -> str:
     """Return one line: whether anything got worse, the number of rows with each outcome, the worst first, and the
     number without a partner."""
     counts = ", ".join(f"{number} {outcome}" for outcome, number in comparison.counts.items())
@@ -136,7 +136,7 @@ def _shared(change: ModelChange) -> tuple[str, ...]:
 # ------------------------------------------------------------------------------------------- for other programs
 
 
-def as_json(comparison: Comparison[Row, Outcome]) -> str:
+def as_json(comparison: Comparison[Row]) -> str:
     """Return one JSON object with every model, also the unchanged ones; empty fields of rows are left out."""
     content = {
         "base": comparison.base,
@@ -175,7 +175,7 @@ def _filled(row: Row | None) -> dict[str, object] | None:
 SIDE_COLUMNS = ("accuracy", "origin", "kernel", "module", "error")
 
 
-def as_csv(comparison: Comparison[Row, Outcome]) -> str:
+def as_csv(comparison: Comparison[Row]) -> str:
     """Return one line for each model, also unchanged ones: outcome, key, note, and status and place in both rows."""
     sides = [f"{side}_{column}" for side in ("base", "new") for column in SIDE_COLUMNS]
     lines = [csv_line(["outcome", "worse", *ROW_KEY, "note", *sides])]

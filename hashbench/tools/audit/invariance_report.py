@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 
 from tabulate import tabulate
 
-from hashbench.report.compare import Became, Change, Comparison
-from hashbench.results.audit_table import Audit, AuditManifest
+from hashbench.report.compare import Comparison, Outcome
+from hashbench.results.audit_table import Audit
 from hashbench.results.invariance_table import INVARIANCE_ROWS, Invariance, InvarianceRow
 from hashbench.text import a_few
-from hashbench.tools.audit.report import compared, other_conditions, table_of_counts, values_of
+from hashbench.tools.audit.report import compared, table_of_counts, values_of
 
 COLUMNS = ("verdict", "op", "dtypes", "samples", "smallest batch", "kernel", "because", "repro")
 _WIDTH = 60
@@ -73,21 +73,6 @@ def summary(rows: Sequence[InvarianceRow], *, style: str = "simple") -> str:
 # ------------------------------------------------------------------------------------------------ two audits
 
 
-class InvarianceOutcome(Became):
-    """What became of one sample, the worst first."""
-
-    BECAME_DEPENDENT = "became dependent", True
-    NOT_MEASURED = "not measured any more", True  # a dependence could hide there
-    MISSING = "missing", True  # absent is never equal
-    NOT_COMPARABLE = "not comparable", True
-    MOVED = "depends otherwise"
-    BECAME_INVARIANT = "became invariant"
-    MEASURED_NOW = "measured now"
-    NEW = "new"
-    NOT_ASKED = "not asked for"
-    UNCHANGED = "unchanged"
-
-
 _DEGREES = {
     Invariance.INVARIANT: 0,
     Invariance.PLACE: 1,
@@ -99,48 +84,32 @@ _DEGREES = {
 _NOTHING_TO_MEASURE = (Invariance.NO_AXIS, Invariance.RANDOM)
 
 
-def decide(base: str, new: str, *, asked: bool = True) -> InvarianceOutcome:
-    """Return the outcome of a sample whose verdict was ``base`` and is ``new``; empty: no row, which only one of the
-    two may be."""
-    if not base and not new:
-        raise ValueError("neither audit has this sample")
-    if not new:
-        return InvarianceOutcome.MISSING if asked else InvarianceOutcome.NOT_ASKED
-    if not base:
-        return InvarianceOutcome.NEW
+def decide(base: str, new: str) -> Outcome:
+    """Return the outcome of a sample whose verdict was ``base`` and is ``new``."""
     old, now = _DEGREES.get(Invariance(base)), _DEGREES.get(Invariance(new))
     if now is None:
         same = old is None and (base not in _NOTHING_TO_MEASURE or new in _NOTHING_TO_MEASURE)
-        return InvarianceOutcome.UNCHANGED if same else InvarianceOutcome.NOT_MEASURED
+        return Outcome.UNCHANGED if same else Outcome.NOT_MEASURED
     if now > (old or 0):
-        return InvarianceOutcome.BECAME_DEPENDENT
+        return Outcome.BECAME_DEPENDENT
     if old is None:
-        return InvarianceOutcome.MEASURED_NOW
+        return Outcome.MEASURED_NOW
     if now < old:
-        return InvarianceOutcome.BECAME_INVARIANT if not now else InvarianceOutcome.MOVED
-    return InvarianceOutcome.UNCHANGED if base == new else InvarianceOutcome.MOVED
+        return Outcome.DEPENDS_OTHERWISE if now else Outcome.BECAME_INVARIANT
+    return Outcome.UNCHANGED if base == new else Outcome.DEPENDS_OTHERWISE
 
 
-def compare(base: Audit, new: Audit) -> Comparison[InvarianceRow, InvarianceOutcome]:
+def compare(base: Audit, new: Audit) -> Comparison[InvarianceRow]:
     """Compare two audits of batch invariance, sample by sample. A change of torch's version is said first."""
-    return compared(base, new, INVARIANCE_ROWS, functools.partial(_change, asked=new.asked))
+    return compared(base, new, INVARIANCE_ROWS, _judged, conditions=("inputs", "threads", "items"))
 
 
-def _change(
-    key: tuple[str, ...], base: InvarianceRow | None, new: InvarianceRow | None, *, asked: AuditManifest | None
-) -> Change[InvarianceRow, InvarianceOutcome]:
-    verdicts = ["" if row is None else row.verdict for row in (base, new)]
-    if base is None or new is None:
-        was_asked = asked is None or base is None or asked.covers(base)
-        return Change(key, decide(*verdicts, asked=was_asked), base, new)
-    if other := other_conditions(base, new, ("inputs", "threads", "items")):
-        return Change(key, InvarianceOutcome.NOT_COMPARABLE, base, new, other)
-    outcome, moved = decide(*verdicts), _moved(base, new)
-    if outcome is InvarianceOutcome.UNCHANGED:
-        outcome = InvarianceOutcome.MOVED if moved else outcome
-    else:
-        moved = "; ".join(filter(None, (" → ".join(verdicts) if verdicts[0] != verdicts[1] else "", moved)))
-    return Change(key, outcome, base, new, moved)
+def _judged(base: InvarianceRow, new: InvarianceRow) -> tuple[Outcome, str]:
+    outcome, moved = decide(base.verdict, new.verdict), _moved(base, new)
+    if outcome is Outcome.UNCHANGED:
+        return Outcome.DEPENDS_OTHERWISE if moved else outcome, moved
+    verdicts = f"{base.verdict} → {new.verdict}" if base.verdict != new.verdict else ""
+    return outcome, "; ".join(filter(None, (verdicts, moved)))
 
 
 def _moved(base: InvarianceRow, new: InvarianceRow) -> str:

@@ -11,14 +11,13 @@ from typing import Any, TypeVar
 
 from tabulate import tabulate
 
-from hashbench.report.compare import Became, Change, Comparison, environment_changes, worst_first
+from hashbench.report.compare import Change, Comparison, Outcome, environment_changes, worst_first
 from hashbench.results.audit_table import (
     AUDIT_ROWS,
     KEY,
     UNMEASURED,
     VARYING,
     Audit,
-    AuditManifest,
     AuditRow,
     AuditVerdict,
     Measured,
@@ -32,6 +31,8 @@ from hashbench.trace.file import OTHER_OPS
 
 COLUMNS = ("verdict", "op", "pass", "dtypes", "samples", "kernel", "cause", "documented")
 _WIDTH = 60
+
+R = TypeVar("R")
 
 
 def counts(rows: Iterable[AuditRow | InvarianceRow], verdicts: Iterable[str]) -> list[tuple[str, int, int]]:
@@ -118,30 +119,6 @@ def table_of_counts(rows: Iterable[AuditRow | InvarianceRow], verdicts: Iterable
 # ------------------------------------------------------------------------------------------------ two audits
 
 
-class AuditOutcome(Became):
-    """What became of one sample, the worst first."""
-
-    BECAME_NONDETERMINISTIC = "became nondeterministic", True
-    NOW_RAISES = "now raises", True
-    NOT_MEASURED = "not measured any more", True  # a difference could hide there
-    MISSING = "missing", True  # absent is never equal
-    NOT_COMPARABLE = "not comparable", True
-    MOVED = "differs otherwise"
-    FIXED = "fixed"
-    MEASURED_NOW = "measured now"
-    NEW = "new"
-    NOT_ASKED = "not asked for"
-    OTHERWISE_DOCUMENTED = "documented otherwise"
-    UNCHANGED = "unchanged"
-
-
-R = TypeVar("R")
-B = TypeVar("B", bound=Became)
-
-AuditChange = Change[AuditRow, AuditOutcome]
-AuditComparison = Comparison[AuditRow, AuditOutcome]
-
-
 def kind_of(row: AuditRow) -> str:
     """Classify a row: ``differs``, ``differs under the flag``, ``raises`` under it, ``unmeasured`` or ``agrees``, as
     far as results go; what is documented plays no part, so that a new sentence in torch's documentation fixes nothing.
@@ -156,43 +133,67 @@ def kind_of(row: AuditRow) -> str:
     return "raises" if row.on == Measured.RAISES else "agrees"
 
 
-def decide(base: str, new: str, *, asked: bool = True) -> AuditOutcome:
-    """Return the outcome of a sample of kind ``base`` (see :func:`kind_of`) that is now of kind ``new``; empty: no row,
-    which only one of the two may be."""
-    if not base and not new:
-        raise ValueError("neither audit has this sample")
-    if not new:
-        return AuditOutcome.MISSING if asked else AuditOutcome.NOT_ASKED
-    if not base:
-        return AuditOutcome.NEW
+def decide(base: str, new: str) -> Outcome:
+    """Return the outcome of a sample of kind ``base`` (see :func:`kind_of`) that is now of kind ``new``."""
     if base == new:
-        return AuditOutcome.UNCHANGED
+        return Outcome.UNCHANGED
     if new == "unmeasured":
-        return AuditOutcome.NOT_MEASURED
+        return Outcome.NOT_MEASURED
     if base == "unmeasured":
-        return AuditOutcome.BECAME_NONDETERMINISTIC if new.startswith("differs") else AuditOutcome.MEASURED_NOW
+        return Outcome.BECAME_NONDETERMINISTIC if new.startswith("differs") else Outcome.MEASURED_NOW
     if new == "differs under the flag" or (new == "differs" and base in ("agrees", "raises")):
-        return AuditOutcome.BECAME_NONDETERMINISTIC
-    return AuditOutcome.NOW_RAISES if new == "raises" else AuditOutcome.FIXED
+        return Outcome.BECAME_NONDETERMINISTIC
+    return Outcome.NOW_RAISES if new == "raises" else Outcome.FIXED
 
 
-def compare(base: Audit, new: Audit) -> AuditComparison:
+def compare(base: Audit, new: Audit) -> Comparison[AuditRow]:
     """Compare two audits, sample by sample. A change of torch's version is said first."""
     named = (change for change in environment_changes(base.environments, new.environments) if change.key == "tracer")
     tracers = next((f"{change.base} → {change.new}" for change in named if change.base and change.new), "")
     remarks = [f"the tracer is another ({tracers}): {OTHER_OPS}, so kernels are not compared"] if tracers else []
-    return compared(base, new, AUDIT_ROWS, functools.partial(_change, asked=new.asked, tracers=tracers), remarks)
+    judged = functools.partial(_judged, tracers=tracers)
+    return compared(base, new, AUDIT_ROWS, judged, conditions=("inputs", "threads"), remarks=remarks)
+
+
+def _judged(base: AuditRow, new: AuditRow, *, tracers: str) -> tuple[Outcome, str]:
+    outcome = decide(kind_of(base), kind_of(new))
+    if outcome is not Outcome.UNCHANGED:
+        return outcome, f"{base.verdict} → {new.verdict}"
+    moved = base.kernel and new.kernel and base.kernel != new.kernel
+    if tracers:
+        return outcome, f"tracer {tracers}, so kernels are not compared" if moved else ""
+    if moved:
+        return Outcome.DIFFERS_OTHERWISE, f"{base.kernel} → {new.kernel}"
+    if base.documented != new.documented:
+        return Outcome.DOCUMENTED_OTHERWISE, f"{base.documented} → {new.documented}"
+    return outcome, ""
 
 
 def compared(
     base: Audit,
     new: Audit,
     rows: RowFormat[R],
-    change: Callable[[tuple[str, ...], R | None, R | None], Change[R, B]],
+    judged: Callable[[R, R], tuple[Outcome, str]],
+    *,
+    conditions: Sequence[str],
     remarks: Iterable[str] = (),
-) -> Comparison[R, B]:
-    """Compare two audits of these ``rows``, what became of each sample told by ``change``, of its key and both its
-    rows; with ``remarks`` on the whole."""
+) -> Comparison[R]:
+    """Compare two audits of these ``rows``; ``judged`` gives outcome and note of a sample that both have under the same
+    ``conditions`` (columns)."""
+
+    def change(key: tuple[str, ...]) -> Change[R]:
+        before, after = old.get(key), now.get(key)
+        if before is None or after is None:
+            asked = new.asked is None or before is None or new.asked.covers(before)
+            gone = Outcome.MISSING if asked else Outcome.NOT_ASKED
+            return Change(key, Outcome.NEW if before is None else gone, before, after)
+        values = ((name, getattr(before, name), getattr(after, name)) for name in conditions)
+        others = (f"{name}: {was} → {is_}" for name, was, is_ in values if was and is_ and was != is_)
+        if other := next(others, ""):
+            return Change(key, Outcome.NOT_COMPARABLE, before, after, other)
+        outcome, note = judged(before, after)
+        return Change(key, outcome, before, after, note)
+
     old, now = ({rows.key_of(row): row for row in audit.rows} for audit in (base, new))
     machines = environment_changes(base.environments, new.environments)
     unknown = [
@@ -202,46 +203,18 @@ def compared(
         base.label,
         new.label,
         tuple(sorted(machines, key=lambda change: change.key != "packages.torch")),
-        worst_first(change(key, old.get(key), now.get(key)) for key in old | now),
+        worst_first(map(change, old | now)),
         (*unknown, *remarks),
     )
 
 
-def other_conditions(base: Any, new: Any, names: Iterable[str]) -> str:
-    """Return the first of these columns in which two rows are not about the same, ``threads: 2 → 4``; empty where none
-    is."""
-    values = ((name, getattr(base, name), getattr(new, name)) for name in names)
-    return next((f"{name}: {old} → {now}" for name, old, now in values if old and now and old != now), "")
-
-
-def _change(
-    key: tuple[str, ...], base: AuditRow | None, new: AuditRow | None, *, asked: AuditManifest | None, tracers: str
-) -> AuditChange:
-    if base is None or new is None:
-        was_asked = asked is None or base is None or asked.covers(base)
-        kinds = ("" if row is None else kind_of(row) for row in (base, new))
-        return Change(key, decide(*kinds, asked=was_asked), base, new)
-    if other := other_conditions(base, new, ("inputs", "threads")):
-        return Change(key, AuditOutcome.NOT_COMPARABLE, base, new, other)
-    outcome, note = decide(kind_of(base), kind_of(new)), f"{base.verdict} → {new.verdict}"
-    if outcome is AuditOutcome.UNCHANGED:
-        note, moved = "", base.kernel and new.kernel and base.kernel != new.kernel
-        if tracers:
-            note = f"tracer {tracers}, so kernels are not compared" if moved else ""
-        elif moved:
-            outcome, note = AuditOutcome.MOVED, f"{base.kernel} → {new.kernel}"
-        elif base.documented != new.documented:
-            outcome, note = AuditOutcome.OTHERWISE_DOCUMENTED, f"{base.documented} → {new.documented}"
-    return Change(key, outcome, base, new, note)
-
-
-COUNTED_ONLY = frozenset({"unchanged", "not asked for", "new"})
-"""Outcomes, of either kind of audit, whose samples are not listed."""
+COUNTED_ONLY = frozenset({Outcome.UNCHANGED, Outcome.NOT_ASKED, Outcome.NEW})
+"""Outcomes whose samples are not listed."""
 MOST_LISTED = 200
 """Samples listed of one outcome; their number is always said."""
 
 
-def as_text(comparison: Comparison[Any, Any]) -> str:
+def as_text(comparison: Comparison[Any]) -> str:
     """Format for a terminal; what is different between the machines comes first, torch's version before all."""
     machines = [
         f"{one_line(change.key)}: {one_line(change.base) or '(none)'} → {one_line(change.new) or '(none)'}"
@@ -253,7 +226,7 @@ def as_text(comparison: Comparison[Any, Any]) -> str:
     return "\n\n".join("\n".join(lines) for lines in blocks if lines)
 
 
-def _listed(comparison: Comparison[Any, Any]) -> Iterator[list[str]]:
+def _listed(comparison: Comparison[Any]) -> Iterator[list[str]]:
     """Yield for each outcome that asks for attention a title and its samples."""
     for outcome, count in comparison.counts.items():
         if outcome not in COUNTED_ONLY:
@@ -263,12 +236,12 @@ def _listed(comparison: Comparison[Any, Any]) -> Iterator[list[str]]:
             yield [f"{outcome} ({count})", *(f"  {line}" for line in lines)]
 
 
-def as_markdown(comparison: Comparison[Any, Any]) -> str:
+def as_markdown(comparison: Comparison[Any]) -> str:
     """Format for a pull request."""
     return "```text\n" + as_text(comparison).replace("```", "'''") + "\n```"
 
 
-def as_json(comparison: Comparison[Any, Any]) -> str:
+def as_json(comparison: Comparison[Any]) -> str:
     """Format everything but what is unchanged, for another program."""
     content = {
         "base": comparison.base,
@@ -280,13 +253,13 @@ def as_json(comparison: Comparison[Any, Any]) -> str:
         "changes": [
             {**_fields(change), "note": change.note}
             for change in comparison.changes
-            if change.outcome != AuditOutcome.UNCHANGED
+            if change.outcome != Outcome.UNCHANGED
         ],
     }
     return json.dumps(content, indent=1)
 
 
-def as_csv(comparison: Comparison[Any, Any]) -> str:
+def as_csv(comparison: Comparison[Any]) -> str:
     """Format one line for each sample, the worst first."""
     columns = next((_columns(change) for change in comparison.changes), KEY)
     lines = [csv_line([*columns, "outcome", "base", "new", "note"])]
@@ -296,13 +269,13 @@ def as_csv(comparison: Comparison[Any, Any]) -> str:
     return "".join(lines)
 
 
-def _fields(change: Change[Any, Any]) -> Mapping[str, str | None]:
+def _fields(change: Change[Any]) -> Mapping[str, str | None]:
     """Return the key, the outcome and both verdicts (``None``: no row) of a sample, by column."""
     verdicts = (None if row is None else row.verdict for row in (change.base, change.new))
     columns = (*_columns(change), "outcome", "base", "new")
     return dict(zip(columns, (*change.key, change.outcome, *verdicts), strict=True))
 
 
-def _columns(change: Change[Any, Any]) -> tuple[str, ...]:
+def _columns(change: Change[Any]) -> tuple[str, ...]:
     row = change.base if change.base is not None else change.new
     return KEY if isinstance(row, AuditRow) else INVARIANCE_ROWS.key

@@ -161,11 +161,6 @@ def test_what_became_of_a_sample(
     assert change.note == note or expected == "unchanged"
 
 
-def test_neither_row_is_no_comparison() -> None:
-    with pytest.raises(ValueError, match="neither"):
-        invariance_report.decide("", "")
-
-
 def written(folder: Path, *rows: InvarianceRow) -> Path:
     folder.mkdir()
     (folder / "invariance.csv").write_text(INVARIANCE_ROWS.text(rows))
