@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter, defaultdict
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,6 @@ from hashbench.fingerprint.document import Kernel, TensorWord, tensor_word
 from hashbench.fingerprint.values import (
     ANY,
     POSITIVE,
-    SHARED,
     UNIT,
     Arena,
     NoValuesError,
@@ -202,8 +201,7 @@ def call_of(
 ) -> CapturedCall:
     """Rebuild the call of a signature with synthetic values on ``device``.
 
-    Its memories are allocated in the ``arena``, on the host, at the offset of this ``repetition``; memory that the op
-    only reads may be shared with other calls of that arena.
+    Its memories are allocated in the ``arena``, on the host, at the offset of this ``repetition``.
 
     Raises:
         HashbenchError: the op is not loaded.
@@ -219,12 +217,7 @@ def call_of(
     reason = why_left_out(func) or path_among(func, leaves([args, kwargs]))
     if reason:
         raise BadCallError(f"{func}: {reason}")
-    written = {
-        forms[slot.index].storage
-        for slot in leaves(plan_of(func).written_values(args, kwargs))
-        if isinstance(slot, Slot)
-    }
-    rooms = _filled_rooms(forms, words, contents, arena or Arena(), repetition, written)
+    rooms = _filled_rooms(forms, words, contents, arena or Arena(), repetition)
     return CapturedCall(
         op=str(func),
         func=func,
@@ -261,25 +254,16 @@ def _filled_rooms(
     contents: Sequence[str],
     arena: Arena,
     repetition: int,
-    written: Collection[int],
 ) -> list[np.ndarray[Any, Any]]:
-    """Return the memories of a call as flat bytes; those that are ``written`` are never shared."""
+    """Return the memories of a call as flat bytes."""
     held: defaultdict[int, list[tuple[TensorForm, TensorWord]]] = defaultdict(list)
     for form, word in zip(forms, words, strict=True):
         held[form.storage].append((form, word))
-    sizes = {number: max(form.span()[1] for form, _ in held[number]) for number in sorted(held)}
-    rooms = {}
-    for number, size in sizes.items():
-        values = _range(held[number])
-        if arena.shares and size >= SHARED and number not in written and values is not None:
-            dtype = held[number][0][0].dtype
-            rooms[number] = arena.shared(size, dtype, values=values, number=number)
-    own = [number for number in sizes if number not in rooms]
-    memory = arena.rooms([sizes[number] for number in own], repetition=repetition)
-    for number, room in zip(own, memory, strict=True):
+    sizes = [max(form.span()[1] for form, _ in held[number]) for number in sorted(held)]
+    rooms = arena.rooms(sizes, repetition=repetition)
+    for number, room in enumerate(rooms):
         _fill(room, number, held[number], contents)
-        rooms[number] = room
-    return [rooms[number] for number in sizes]
+    return rooms
 
 
 def _range(held: _Held) -> str | None:

@@ -210,17 +210,7 @@ def measure(collected: KernelCollector, *, device: torch.device, seconds: float 
 
     Signatures not started after so many CPU ``seconds`` of this thread are left out.
     """
-    arenas = Arena(shares=True), Arena()
-    measured = _all_measured(collected, arenas, device=device, seconds=seconds)
-    if arenas[0].is_intact():
-        return measured
-    arenas = Arena(), Arena()  # a kernel has written what others read, too
-    return _all_measured(collected, arenas, device=device, seconds=seconds)
-
-
-def _all_measured(
-    collected: KernelCollector, arenas: tuple[Arena, Arena], *, device: torch.device, seconds: float
-) -> Measured:
+    arenas = Arena(), Arena()
     began, contents = time.thread_time(), tuple(collected.contents)
     left_out: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for reason, ops in collected.left_out.items():

@@ -21,13 +21,11 @@ import torch
 
 from hashbench.calls.call import LINE
 from hashbench.fingerprint.distance import FLOATS
-from hashbench.fingerprint.periods import Periods, can_repeat
 from hashbench.trace.digest import dtype_name
 
 PERIOD = 17 * 2**16
-"""Period of the numbers: a million; with any element size it fills whole pages (of up to 64 KiB). Rows of a matrix
-repeat after this divided by its greatest common divisor with their length: rows of 4096 numbers after 272, of 768 after
-4,352, of 1000 after 139,264."""
+"""Period of the numbers: a million. Rows of a matrix repeat after this divided by its greatest common divisor with
+their length: rows of 4096 numbers after 272, of 768 after 4,352, of 1000 after 139,264."""
 
 _STEP = 7919 * 131
 """Distance between the starts of successive memories, before :func:`_begin` rounds it down."""
@@ -127,24 +125,15 @@ def _begin(number: int) -> int:
     return number * _STEP % PERIOD // LINE * LINE
 
 
-SHARED = 2**20
-"""Bytes. Read-only inputs of at least this size are mapped instead of written."""
-
 _AHEAD = 2**30
 """Bytes. Below this, twice the needed memory is allocated for later calls."""
 
 
 class Arena:
-    """Reusable memory for successive calls, as large as the largest: fresh memory costs up to ten times a write to it.
+    """Reusable memory for successive calls, as large as the largest: fresh memory costs ten times a write to it."""
 
-    With ``shares``, calls may read the same memory, if this system supports it
-    (:class:`~hashbench.fingerprint.periods.Periods`).
-    """
-
-    def __init__(self, *, shares: bool = False) -> None:
-        self.shares = shares and can_repeat(numbers=PERIOD)
+    def __init__(self) -> None:
         self._memory = np.empty(0, np.uint8)
-        self._shared: dict[tuple[torch.dtype, str], Periods] = {}
 
     def rooms(self, sizes: Sequence[int], *, repetition: int) -> list[np.ndarray[Any, Any]]:
         """Return buffers of these sizes, replacing the previous ones.
@@ -159,26 +148,6 @@ class Arena:
             memory = self._memory = np.empty(max(needed, min(2 * needed, _AHEAD)), np.uint8)
         start = -memory.ctypes.data % _PAGE + repetition * LINE % _PAGE
         return [memory[start + begin : start + begin + size] for begin, size in zip(begins, sizes, strict=True)]
-
-    def shared(self, size: int, dtype: torch.dtype, *, values: str, number: int) -> np.ndarray[Any, Any]:
-        """Return ``size`` read-only bytes with the content that :func:`fill` would write, aligned to 64, possibly
-        shared.
-
-        Raises:
-            NoValuesError: the dtype is not supported, or the range unknown.
-        """
-        kind = _PARTS.get(dtype, dtype)
-        if (kind, values) not in self._shared:
-            self._shared[kind, values] = Periods(_float_bits(kind, values))
-        return self._shared[kind, values].room(size, begin=_begin(number))
-
-    def is_intact(self) -> bool:
-        """Return whether shared memory is unchanged: a kernel may write what its schema declares as read-only."""
-        return all(periods.is_intact() for periods in self._shared.values())
-
-    def forget(self) -> None:
-        """Drop shared memory; it is written again when needed."""
-        self._shared.clear()
 
 
 def _repeat(period: np.ndarray[Any, Any], numbers: np.ndarray[Any, Any], *, begin: int) -> None:

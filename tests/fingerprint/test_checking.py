@@ -162,7 +162,7 @@ def test_varying_kernel_is_not_changed() -> None:
 
 @pytest.fixture
 def spoiling() -> Iterator[Callable[[], None]]:
-    """A program of two kernels that read much; the first one also writes there, which its schema does not say."""
+    """A program of two kernels that read the same; the first one also writes there, which its schema does not say."""
     library = torch.library.Library("fingerprint_spoils", "DEF")
     library.define("first(Tensor x) -> Tensor")
     library.define("second(Tensor x) -> Tensor")
@@ -174,7 +174,7 @@ def spoiling() -> Iterator[Callable[[], None]]:
 
     library.impl("first", first, "CPU")
     library.impl("second", lambda x: x[:50].sum(), "CPU")
-    x = torch.ones(values.SHARED // 4)
+    x = torch.ones(2**18)
 
     def program() -> None:
         torch.ops.fingerprint_spoils.first(x)
@@ -187,7 +187,7 @@ def spoiling() -> Iterator[Callable[[], None]]:
 def test_undeclared_writes_reach_no_other_kernel(spoiling: Callable[[], None]) -> None:
     made = record(spoiling, name="both")
     first, second = (kernel for kernel in made.models[0].kernels if kernel.op.startswith("fingerprint_spoils."))
-    (alone,) = record(lambda: torch.ops.fingerprint_spoils.second(torch.ones(values.SHARED // 4)), name="one").models
+    (alone,) = record(lambda: torch.ops.fingerprint_spoils.second(torch.ones(2**18)), name="one").models
     assert (first.op, second.op) == ("fingerprint_spoils.first.default", "fingerprint_spoils.second.default")
     assert second.outputs == alone.kernels[-1].outputs
     assert {checked.status for checked in check(made)} == {SAME}
