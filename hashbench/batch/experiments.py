@@ -158,7 +158,8 @@ class _Items:
             known = replace(known, smallest_batch=smallest, skipped=skipped)
         if not sizes:
             return known
-        if self._is_counted(sizes):
+        self.sizes = sizes
+        if self._is_counted():
             return replace(known, counted=True)
         self.sizes = _spread(sizes)
         settings = [*controls(self.call)]
@@ -181,10 +182,9 @@ class _Items:
 
     # ------------------------------------------------------------------------------------------ comparisons
 
-    def _compared(self, chosen: Sequence[int], *, only: Sequence[int] | None = None) -> bool:
-        """Return True if the rows of a run on these items (of ``only`` these) differ from those in the run on all."""
-        rows = self.call.rows_of(chosen)
-        return self._rows_differ({item: rows[item] for item in (rows if only is None else only)})
+    def _compared(self, chosen: Sequence[int]) -> bool:
+        """Return True if the rows of a run on these items differ from those in the run on all."""
+        return self._rows_differ(self.call.rows_of(chosen), self.reference)
 
     def _same(self) -> Iterator[bool]:
         return (self._compared(self.everybody) for _ in range(REPEATS))
@@ -230,22 +230,19 @@ class _Items:
 
         return self._tried("other_number", outcomes), tuple(sorted(differing))
 
-    def _is_counted(self, sizes: Sequence[int]) -> bool:
-        """Return True if rows agree at these numbers of items as long as plain numbers that count items are kept.
+    def _is_counted(self) -> bool:
+        """Return True if rows agree at all ``sizes`` as long as plain numbers that count items are kept.
 
         No size of a tensor can be kept so: the program itself computes with the number of items.
         """
         if not self.call.scaled:
             return False
-        fixed = replace(self.call, scaled=())
-        result = self._tried(
-            "other_number", lambda: (self._rows_differ(fixed.rows_of(self._some(size))) for size in sizes)
-        )
+        fixed = Change("other_number", call=lambda call: replace(call, scaled=()))
+        result = self._tried(fixed.name, lambda: self.differs(fixed))
         return result.ran and not result.differing and not result.note
 
-    def _rows_differ(self, rows: Rows, reference: Rows | None = None) -> bool:
-        known = self.reference if reference is None else reference
-        return any(rows[item] != known[item] for item in rows if item in self.watched)
+    def _rows_differ(self, rows: Rows, reference: Rows) -> bool:
+        return any(rows[item] != reference[item] for item in rows if item in self.watched)
 
     def _some(self, size: int) -> range:
         """Return the first ``size`` items, or the last ones if the last one is watched."""
