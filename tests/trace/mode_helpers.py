@@ -75,3 +75,41 @@ def text_of(model: nn.Module, x: torch.Tensor) -> list[str]:
 
 def values(found: OpRecord) -> list[str]:
     return [output.value for output in found.outputs]
+
+
+def written(trace: HashDebugTrace) -> list[str]:
+    """The digests of all that the ops of a trace wrote."""
+    return [value for record in trace.finish().records for value in values(record)]
+
+
+class Dropping(nn.Sequential):
+    """A small network with a dropout."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.GELU(), nn.Linear(8, 2))
+
+
+class Attending(nn.Module):
+    """A small transformer layer over tokens, with an embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(10, 8)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.embed((x * 9).long().abs() % 10))
+
+
+def train(kind: type[nn.Module], steps: int = 2, **options: Any) -> list[torch.Tensor]:
+    """What two steps of training leave, from a fixed seed."""
+    torch.manual_seed(3)
+    model = kind()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, **options)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        out = model(torch.rand(5, 6))
+        out.square().mean().backward()
+        optimizer.step()
+    state = [entry for parameter in optimizer.state.values() for entry in parameter.values()]
+    return [out.detach(), *model.parameters(), *model.buffers(), *state, torch.get_rng_state()]
