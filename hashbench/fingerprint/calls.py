@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hashbench.calls.call import CapturedCall, Memory, Slot, TensorForm
+from hashbench.calls.call import CapturedCall, Memory, TensorForm
 from hashbench.calls.capture import CaptureError, Slots, Windows, is_plain, may_resize, refuse_shadows
 from hashbench.calls.ops import TORCH_NAMESPACES, path_among, why_refused
 from hashbench.fingerprint.document import Kernel, TensorWord, tensor_word

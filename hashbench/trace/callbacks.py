@@ -16,7 +16,7 @@ from hashbench.native.library import unrecorded
 from hashbench.records import OpRecord, TensorDigest
 from hashbench.trace import arguments
 from hashbench.trace.build import Ids, RawRecord, RawResult, RecordIdentity, build_record, without_gaps
-from hashbench.trace.digest import PENDING, RawDigest, is_waiting, raw_digest, readable
+from hashbench.trace.digest import PENDING, UNDEFINED, RawDigest, is_waiting, raw_digest, readable
 from hashbench.trace.op_schema import OpPlan
 from hashbench.trace.storage_writers import (
     LeafViews,
@@ -223,6 +223,9 @@ class CallObserver:
         if self._options.hash_inputs:
             named = arguments.named_arguments(args, kwargs)
             noted["inputs"] = {path: self._input_digest(tensor) for path, tensor in named}
+            if unused := plan.unused_state(args, kwargs):
+                digests = noted["inputs"]
+                digests |= {path: (*digests[path][:3], UNDEFINED) for path, tensor in named if id(tensor) in unused}
         if self._options.source_lines:
             noted["source"] = arguments.caller_line(sys._getframe(1).f_back)
         noted["time"], noted["clock"] = time.time(), time.perf_counter()
@@ -298,7 +301,7 @@ class CallObserver:
         declared = {id(tensor) for tensor in arguments.tensors_in(plan.written_values(args, kwargs))}
         changed = []
         for path, tensor in arguments.named_arguments(args, kwargs):
-            if id(tensor) in declared or plan.resizes or is_in_flight(tensor):
+            if id(tensor) in declared or before[path][3] is UNDEFINED or plan.resizes or is_in_flight(tensor):
                 continue
             after = raw_digest(tensor, self._ledger)
             if after == before[path]:

@@ -21,7 +21,7 @@ import torch
 
 from hashbench.trace import arguments, op_schema
 from hashbench.trace.build import RecordIdentity
-from hashbench.trace.digest import RawDigest
+from hashbench.trace.digest import UNDEFINED, RawDigest
 from hashbench.trace.op_schema import OpPlan, Pattern
 from hashbench.trace.raw import PLAIN_TENSORS, RawTrace, WithoutContentError
 from hashbench.trace.reads import PLAIN_TYPES, Reads
@@ -166,7 +166,13 @@ class CallRecorder:
         if plan.collective:
             once = plan.receives_once
             return self._trace.collectives.begin(mark[1], [*fresh, *targets], output, receives_once=once)
-        return tuple([self._write(tensor, mark, plan.blank) for tensor in fresh + targets])
+        written = tuple([self._write(tensor, mark, plan.blank) for tensor in fresh + targets])
+        if unused := plan.unused_state(args, kwargs, output):
+            return tuple(
+                (*digest[:3], UNDEFINED) if id(tensor) in unused else digest
+                for tensor, digest in zip(fresh + targets, written, strict=True)
+            )
+        return written
 
     def _is_view_of_known(self, tensor: torch.Tensor, storage: Any) -> bool:
         """Return True if a view shares ``storage`` (the last-read argument's), or any other storage known to this

@@ -108,6 +108,9 @@ class PendingHash:
 PENDING = "pending"
 """Placeholder digest: data from other processes had not arrived when the trace ended."""
 
+UNDEFINED = "undefined"
+"""Value of a digest in place of content that no kernel defines: the generator's state in attention without dropout."""
+
 
 class Arrival:
     """Digest of a tensor that a collective fills: :data:`PENDING` until its ``value`` is known."""

@@ -51,6 +51,10 @@ _WRITES_SHOWN = {"fsdp::all_gather_copy_in": ("all_gather_output", 0)}
 """Ops with an output that aliases a written argument, though the schema declares neither: the argument, and that output
 (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py)."""
 
+_GENERATOR_STATE = frozenset({"philox_seed", "philox_offset", "rng_state", "unused"})
+"""Arguments and outputs of attention that hold the generator's state for dropout (``dropout_p``); without dropout they
+are allocated and neither written nor read (aten/src/ATen/native/transformers/cuda/attention.cu)."""
+
 GROUP = "<group>"
 """Placeholder for the name of a process group in a record's arguments: a recreated group has another name."""
 
@@ -94,6 +98,8 @@ class OpPlan:
             record of an inner op if one draws.
         leading: the positions of the tensor arguments, if those are plain tensors before all other arguments; ``None``
             if each argument must be checked.
+        dropout: position of ``dropout_p``, where arguments or outputs hold the generator's state for it.
+        state_outputs, state_arguments: positions of these outputs and arguments.
         opaque: description of a call that does more than a trace sees (:class:`OpRecord`).
     """
 
@@ -117,7 +123,19 @@ class OpPlan:
     shown: int | None = None
     leading: tuple[int, ...] | None = None
     writes_arguments: bool = False
+    dropout: int = -1
+    state_outputs: tuple[int, ...] = ()
+    state_arguments: tuple[int, ...] = ()
     opaque: str = ""
+
+    def unused_state(self, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any = None) -> set[int]:
+        """Return the ``id`` of each tensor among arguments and output that a call without dropout leaves undefined."""
+        if self.dropout < 0 or (args[self.dropout] if len(args) > self.dropout else kwargs.get("dropout_p", 0.0)):
+            return set()
+        found = [args[position] for position in self.state_arguments if position < len(args)]
+        if isinstance(output, tuple):
+            found += [output[position] for position in self.state_outputs]
+        return {id(tensor) for tensor in found}
 
     def writes(self, argument: int | str) -> bool:
         """Return True if ``argument`` (position, name, or ``position.index`` in a list) is written."""
@@ -181,6 +199,13 @@ def plan_of(func: Any) -> OpPlan:
         or not {"group_name", "ranks", "peer"}.isdisjoint(names)
     )
     pattern = _pattern(schema, metadata_only=metadata_only, undeclared=bool(statistics))
+    dropout = names.index("dropout_p") if "dropout_p" in names else -1
+    state_outputs, state_arguments = (
+        tuple(position for position, item in enumerate(items) if dropout >= 0 and item.name in _GENERATOR_STATE)
+        for items in (schema.returns, arguments)
+    )
+    if state_outputs:
+        pattern = Pattern.GENERAL
     if collective or waits or shown_in:
         pattern = Pattern.VIEW if waits and pattern is Pattern.FRESH else Pattern.GENERAL
     return OpPlan(
@@ -208,6 +233,9 @@ def plan_of(func: Any) -> OpPlan:
         waits=waits,
         shown=shown,
         leading=None if collective else _leading_tensors(arguments),
+        dropout=dropout if state_outputs or state_arguments else -1,
+        state_outputs=state_outputs,
+        state_arguments=state_arguments,
     )
 
 

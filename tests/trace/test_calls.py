@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from hashbench import HashDebugTrace
+from hashbench import HashDebugTrace, Trace, find_divergence
+from hashbench.records import op_of
 from hashbench.trace import file
 from hashbench.trace.callbacks import TraceOptions
 from hashbench.trace.digest import digest
@@ -285,3 +287,44 @@ def test_tensors_without_memory_are_recorded() -> None:
     assert records[0].op == "aten._efficientzerotensor.default"
     assert records[0].outputs == (digest(torch.zeros(3)),)
     assert records[-1].op == "aten.view.default"
+
+
+@pytest.fixture(scope="module")
+def attention() -> Any:
+    """Ops with the schemas of torch's attention on accelerators: outputs for dropout that are undefined without it."""
+    library = torch.library.Library("hashbench_attention", "DEF")
+    state = "Tensor philox_seed, Tensor philox_offset"
+    library.define(f"forward(Tensor query, float dropout_p=0.) -> (Tensor output, {state})")
+    library.define(f"backward(Tensor grad, {state}, float dropout_p) -> (Tensor, Tensor)")
+    garbage = itertools.count()
+
+    def forward(query: torch.Tensor, *_: float) -> tuple[torch.Tensor, ...]:
+        return query * 2, torch.tensor(next(garbage)), torch.tensor(next(garbage))
+
+    def backward(grad: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return grad * 2, grad + next(garbage)
+
+    library.impl("forward", forward, "CPU")
+    library.impl("backward", backward, "CPU")
+    yield torch.ops.hashbench_attention
+    library._destroy()
+
+
+@pytest.mark.parametrize("hash_inputs", [False, True])
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_state_of_the_generator_counts_with_dropout_only(attention: Any, dropout: float, hash_inputs: bool) -> None:
+    """Else every attention on a GPU is blamed for what follows it."""
+
+    def run() -> Trace:
+        with HashDebugTrace(hash_inputs=hash_inputs) as trace:
+            output, seed, offset = attention.forward(torch.ones(3), dropout)
+            trace.add_result("grad", attention.backward(output, seed, offset, dropout)[1])
+        return trace.finish()
+
+    first, second = run(), run()
+    divergence = find_divergence(first, second).divergence
+    assert divergence is not None
+    name = "backward" if dropout == 0 else "forward"
+    assert (divergence.inside or op_of(divergence.node)) == f"hashbench_attention.{name}.default"
+    written = next(record for record in first.records if record.op.endswith("forward.default")).outputs
+    assert [digest.value == "undefined" for digest in written] == [False, dropout == 0, dropout == 0]

@@ -70,7 +70,7 @@ class Ops:
             training=plan.training,
             traced=plan.traced,
             decomposes=decomposes(name, overload),
-            python=originals or odd,
+            python=originals or odd or plan.dropout >= 0,
             fresh=plan.fresh,
             blank=plan.blank,
             seeded=plan.seeded,
