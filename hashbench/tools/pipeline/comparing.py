@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import zip_longest
 from operator import attrgetter
 from types import MappingProxyType
+from typing import TypeVar
 
 from hashbench.catalog import Origin
 from hashbench.divergence import find as find_divergence
@@ -46,26 +48,12 @@ from hashbench.tools.pipeline.observed import (
 from hashbench.tools.pipeline.reasons import SEEDS, Draw, Evidence, Reason, Seeding, decide
 from hashbench.trace.file import OTHER_OPS
 
-STAGES = (
-    *("environment", "file list", "order", "before transform", "after transform"),
-    *("initial weights", "first output", "kernel"),
-)
 EQUAL, DIFFERS, UNSEEN, FOLLOWS = "equal", "differs", "unseen", "follows"
 
 _ASKED = SPANS[LOADER][0]
 _IMPORTED, _SEEDED = MOMENTS[1:3]
 _SHOWN = 3
-_SET_BY_USERS = MappingProxyType(
-    {
-        "order": ("seed", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"),
-        "before transform": ("seed", "num_workers", "worker_init_fn"),
-        "after transform": ("seed", "num_workers", "worker_init_fn"),
-        "initial weights": ("seed",),
-    }
-)
-"""Fields of :class:`Loader` that decide a stage; for the order also which generators were passed."""
-_OF_MODEL = ("after transform", "initial weights")
-"""The stages that compare the inputs of a model."""
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,35 +116,62 @@ def compare(first: Check, second: Check, *, hash_order: bool | None = None) -> V
     Raises:
         HashbenchError: they recorded different numbers of batches, or neither recorded anything that can be compared.
     """
-    seen = first.seen, second.seen
-    steps = [side.batches.asked_for for side in seen]
+    both = Both(first.seen, second.seen)
+    steps = both.of(lambda seen: seen.batches.asked_for)
     if steps[0] != steps[1]:
         raise HashbenchError(
             f"the checks are of {steps[0]} and {steps[1]} steps",
             consequence="nothing was compared",
             tip="Make both with the same `steps`.",
         )
-    pairs = _samples_in_common(*seen)
-    stages, divergence = _stages(*seen, pairs)
-    if all(stage.status == UNSEEN for stage in stages):
+    stages: dict[str, Stage] = {}
+    for name, kind in _KINDS.items():
+        stage = replace(kind.compare(both, stages), name=name)
+        follows = kind.follows and any(earlier.status == DIFFERS for earlier in stages.values())
+        stages[name] = replace(stage, status=FOLLOWS) if follows and stage.status == DIFFERS else stage
+    if all(stage.status == UNSEEN for stage in stages.values()):
         raise HashbenchError(
             f"neither {first.name} nor {second.name} saw anything that can be compared",
             consequence="that is not the same as equal",
             tip="Let the loader yield tensors, arrays, images or plain values.",
         )
-    findings, used = [], []
-    for stage in stages:
-        if stage.status == DIFFERS:
-            tried = _hash_order(stage.name, first, second) if hash_order is None else hash_order
-            evidence = _evidence(stages, stage, *seen, pairs or (), divergence)
-            used.append(evidence)
-            findings.append(Finding(stage, decide(replace(evidence, hash_order=tried))))
-    all_stages = (_environment(*seen), *stages)
-    stage_name = findings[0].stage.name if findings else ""
-    return Verdict(all_stages, tuple(findings), stage_name, divergence, _missing_seeding(used, *seen))
+    used = {name: _evidence(both, stages, stage) for name, stage in stages.items() if stage.status == DIFFERS}
+    findings = []
+    for name, evidence in used.items():
+        tried = _hash_order(name, first, second) if hash_order is None else hash_order
+        findings.append(Finding(stages[name], decide(replace(evidence, hash_order=tried))))
+    all_stages = (replace(_environment(both), name="environment"), *stages.values())
+    return Verdict(all_stages, tuple(findings), next(iter(used), ""), both.traces[1], _missing_seeding(used, both))
 
 
 # ------------------------------------------------------------------------------------------------------ samples
+
+
+@dataclass(frozen=True)
+class Both:
+    """Two records side by side, and what is derived from both."""
+
+    first: Observed
+    second: Observed
+
+    def of(self, get: Callable[[Observed], _Value]) -> tuple[_Value, _Value]:
+        """Return ``get`` of each."""
+        return get(self.first), get(self.second)
+
+    @cached_property
+    def samples(self) -> tuple[_Pair, ...] | None:
+        """Each sample that both recorded, in the order of the first, matched by its files, else by its index; ``None``
+        where samples cannot be identified."""
+        by_file = all(self.of(lambda seen: bool(seen.batches.samples) and all(s.files for s in seen.batches.samples)))
+        named, twins = self.of(lambda seen: _by_name(seen, by_file=by_file))
+        if not twins:
+            return None
+        return tuple(_Pair(name, one, twins[name][0], batch) for name, (one, batch) in named.items() if name in twins)
+
+    @cached_property
+    def traces(self) -> tuple[Stage, Divergence | None]:
+        """The comparison of the traces, and their first divergence."""
+        return _compare_traces(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,19 +210,6 @@ def _contents(sample: Sample) -> tuple[str | None, tuple[str, ...] | None]:
     return sample.before, sample.file_digests
 
 
-def _samples_in_common(first: Observed, second: Observed) -> tuple[_Pair, ...] | None:
-    """Pair each sample that both checks recorded, in the order of the first: by its files, else by its index.
-
-    ``None`` where samples cannot be identified.
-    """
-    samples = [seen.batches.samples for seen in (first, second)]
-    by_file = all(samples) and all(sample.files for side in samples for sample in side)
-    named, twins = (_by_name(seen, by_file=by_file) for seen in (first, second))
-    if not twins:
-        return None
-    return tuple(_Pair(name, sample, twins[name][0], batch) for name, (sample, batch) in named.items() if name in twins)
-
-
 def _by_name(seen: Observed, *, by_file: bool) -> dict[str, tuple[Sample, Batch]]:
     """Map a unique name to each sample and its batch; a sample that was drawn twice has a count in its name."""
     named: dict[str, tuple[Sample, Batch]] = {}
@@ -223,44 +225,19 @@ def _by_name(seen: Observed, *, by_file: bool) -> dict[str, tuple[Sample, Batch]
 
 # ----------------------------------------------------------------------------------------------- the single stages
 
-
-def _stages(
-    first: Observed, second: Observed, pairs: Sequence[_Pair] | None
-) -> tuple[tuple[Stage, ...], Divergence | None]:
-    """Return all stages but the environment in order, and the first divergence where both checks have a trace."""
-    order = _order(first, second)
-    after = _after(first, second, pairs, order=order.status)
-    differing = [pair for pair in pairs or () if pair.differs(before=False)]
-    if order.status == after.status == DIFFERS and all(pair.drew() for pair in differing):
-        after = replace(after, status=FOLLOWS)  # who draws for another sample, or from another worker, draws otherwise
-    kernel, divergence = _kernel(first, second)
-    if (
-        after.status == UNSEEN
-        and order.status != DIFFERS
-        and divergence is not None
-        and divergence.origin == Origin.INPUT
-    ):
-        after = replace(after, status=DIFFERS, detail=f"{divergence.detail}; as a whole: {after.detail}")
-    stages = [_files(first, second), order, _before(first, second, pairs), after, _weights(first, second)]
-    last = [_output(first, second), kernel]
-    known = any(stage.status == DIFFERS for stage in stages)
-    for stage in last:
-        stages.append(replace(stage, status=FOLLOWS) if known and stage.status == DIFFERS else stage)
-        known = known or stage.status == DIFFERS  # the kernel explains the first output
-    return tuple(stages), divergence
+Known = Mapping[str, "Stage"]
+"""The stages so far, by name."""
 
 
-def _environment(first: Observed, second: Observed) -> Stage:
-    sides: list[dict[str, object]] = []
-    for seen in (first, second):
+def _environment(both: Both) -> Stage:
+    def facts(seen: Observed) -> dict[str, object]:
         around = seen.surroundings
-        sides.append({"tracer": "python", **around.machine, "settings": dict(around.settings)})
-        if around.hash_seed_by == "user":
-            sides[-1]["PYTHONHASHSEED"] = around.hash_seed
-        sides[-1]["seed of the pipeline"] = str(seen.loader.seed)
-    changes = _changes(*sides)
-    changes += _order_words("the user's modules", first.surroundings.imports, second.surroundings.imports)
-    return _stage("environment", changes)
+        by_user = {"PYTHONHASHSEED": around.hash_seed} if around.hash_seed_by == "user" else {}
+        machine = {"tracer": "python", **around.machine, "settings": dict(around.settings)}
+        return machine | by_user | {"seed of the pipeline": str(seen.loader.seed)}
+
+    imports = both.of(lambda seen: seen.surroundings.imports)
+    return _stage([*_changes(*both.of(facts)), *_order_words("the user's modules", *imports)])
 
 
 def _changes(first: Mapping[str, object], second: Mapping[str, object]) -> list[str]:
@@ -268,16 +245,13 @@ def _changes(first: Mapping[str, object], second: Mapping[str, object]) -> list[
     return [f"{change.key} {change.base or 'absent'} / {change.new or 'absent'}" for change in changes]
 
 
-def _files(first: Observed, second: Observed) -> Stage:
-    name = "file list"
-    files, other_files = _listed(first), _listed(second)
-    if files is None and other_files is None:
-        why = first.batches.absent.get("files") or first.loader.absent.get("listing")
-        return Stage(name, UNSEEN, why or "neither check saw all files")
-    if files is None or other_files is None:
-        return Stage(name, DIFFERS, f"only the {_which(files)} check saw the files", one_sided=True)
-    sides = (("first", Counter(files) - Counter(other_files)), ("second", Counter(other_files) - Counter(files)))
-    return _stage(name, [f"only in the {which}: {a_few(sorted(names), _SHOWN)}" for which, names in sides if names])
+def _files(both: Both, _known: Known) -> Stage:
+    files, others = both.of(_listed)
+    if files is None or others is None:
+        why = both.first.batches.absent.get("files") or both.first.loader.absent.get("listing")
+        return _half_seen(files, others, "check saw the files", why or "neither check saw all files")
+    sides = (("first", Counter(files) - Counter(others)), ("second", Counter(others) - Counter(files)))
+    return _stage([f"only in the {which}: {a_few(sorted(names), _SHOWN)}" for which, names in sides if names])
 
 
 def _listed(seen: Observed) -> tuple[str, ...] | None:
@@ -293,61 +267,60 @@ def _listed(seen: Observed) -> tuple[str, ...] | None:
     return tuple(file for sample in seen.batches.samples for file in sample.files or ())
 
 
-def _order(first: Observed, second: Observed) -> Stage:
+def _order(both: Both, _known: Known) -> Stage:
     words, one_sided = [], []
-    lists = first.loader.listing, second.loader.listing
-    known = None not in lists
-    if lists[0] is not None and lists[1] is not None and sorted(lists[0].files) == sorted(lists[1].files):
-        words += _order_words(f"the dataset's list ({lists[0].attribute})", lists[0].files, lists[1].files)
-    for what, seen, other_seen in (
-        ("indices", first.batches.indices, second.batches.indices),
-        ("files in the batches", first.batches.files, second.batches.files),
+    first, second = both.of(lambda seen: seen.loader.listing)
+    known = first is not None and second is not None
+    if first is not None and second is not None and sorted(first.files) == sorted(second.files):
+        words += _order_words(f"the dataset's list ({first.attribute})", first.files, second.files)
+    for what, (seen, other_seen) in (
+        ("indices", both.of(lambda seen: seen.batches.indices)),
+        ("files in the batches", both.of(lambda seen: seen.batches.files)),
     ):
-        if (seen is None) != (other_seen is None):
-            one_sided.append(f"only the {_which(seen)} check saw the {what}")
-        elif seen is not None and other_seen is not None:
+        if seen is not None and other_seen is not None:
             known = True
             words += _order_words(what, seen, other_seen)
+        elif seen is not None or other_seen is not None:
+            one_sided.append(_half_seen(seen, other_seen, f"check saw the {what}").detail)
     if words or one_sided:
-        return Stage("order", DIFFERS, "; ".join([*words, *one_sided]), one_sided=not words)
-    return Stage("order", EQUAL) if known else _order_of_contents(first, second)
+        return Stage("", DIFFERS, "; ".join([*words, *one_sided]), one_sided=not words)
+    return _stage([]) if known else _order_of_contents(both)
 
 
-def _order_of_contents(first: Observed, second: Observed) -> Stage:
+def _order_of_contents(both: Both) -> Stage:
     """Compare the order of samples, else of batches, by content.
 
     The same content at another position is another order; other content may be either.
     """
     what = "samples"
-    digests, others = ([sample.after for sample in seen.batches.samples] for seen in (first, second))
+    digests, others = both.of(lambda seen: [sample.after for sample in seen.batches.samples])
     if not digests or not others or None in digests or None in others:
         what = "batches"
-        digests, others = _whole(first), _whole(second)
+        digests, others = both.of(_whole)
     if digests == others and None not in digests:
-        return Stage("order", EQUAL, "by content alone: neither indices nor files were seen")
+        return Stage("", EQUAL, "by content alone: neither indices nor files were seen")
     if None not in digests and Counter(digests) == Counter(others):
-        return Stage("order", DIFFERS, f"the same {what} come in another order")
+        return _stage([f"the same {what} come in another order"])
     places, other_places = (
         {digest: place for place, digest in enumerate(side) if digest is not None and side.count(digest) == 1}
         for side in (digests, others)
     )
     for digest, place in places.items():
         if other_places.get(digest, place) != place:
-            words = f"of the {what}, the second has at {other_places[digest]} what the first has at {place}"
-            return Stage("order", DIFFERS, words)
-    return Stage("order", UNSEEN, first.batches.absent.get("index") or "neither indices nor files of samples were seen")
+            return _stage([f"of the {what}, the second has at {other_places[digest]} what the first has at {place}"])
+    why = both.first.batches.absent.get("index") or "neither indices nor files of samples were seen"
+    return Stage("", UNSEEN, why)
 
 
 def _whole(seen: Observed) -> list[str | None]:
     return [batch.digest for batch in seen.batches.batches]
 
 
-def _before(first: Observed, second: Observed, pairs: Sequence[_Pair] | None) -> Stage:
-    name = "before transform"
-    if not pairs:
-        return Stage(name, UNSEEN, _no_pairs(first, second, pairs))
-    contents = [(str(pair), _contents_seen(pair.first), _contents_seen(pair.second)) for pair in pairs]
-    return _judged(name, contents, "samples", first.batches.absent.get("before", "it was not seen"))
+def _before(both: Both, _known: Known) -> Stage:
+    if not both.samples:
+        return _no_pairs(both)
+    contents = [(str(pair), _contents_seen(pair.first), _contents_seen(pair.second)) for pair in both.samples]
+    return _judged(contents, "samples", both.first.batches.absent.get("before", "it was not seen"))
 
 
 def _contents_seen(sample: Sample) -> object:
@@ -355,66 +328,72 @@ def _contents_seen(sample: Sample) -> object:
     return None if contents == (None, None) else contents
 
 
-def _after(first: Observed, second: Observed, pairs: Sequence[_Pair] | None, *, order: str) -> Stage:
-    """Compare collated samples and whole batches; whole batches only where ``order``, the status of that stage, allows
-    it."""
-    name = "after transform"
-    why = first.batches.absent.get("digest", "it was not seen")
-    if pairs and any(sample.after is not None for pair in pairs for sample in (pair.first, pair.second)):
-        of_samples = _judged(name, [(str(pair), pair.first.after, pair.second.after) for pair in pairs], "samples", why)
+def _after(both: Both, known: Known) -> Stage:
+    """Compare collated samples and whole batches; a random transform differs as a consequence of another order, and
+    what the trace saw of the inputs stands in for batches that cannot be hashed."""
+    order, stage = known["order"].status, _after_as_collated(both, known["order"].status)
+    divergence = both.traces[1]
+    if order == stage.status == DIFFERS:
+        differing = (pair for pair in both.samples or () if pair.differs(before=False))
+        # who draws for another sample, or from another worker, draws otherwise
+        return replace(stage, status=FOLLOWS) if all(pair.drew() for pair in differing) else stage
+    if stage.status == UNSEEN and order != DIFFERS and divergence is not None and divergence.origin == Origin.INPUT:
+        return _stage([divergence.detail, f"as a whole: {stage.detail}"])
+    return stage
+
+
+def _after_as_collated(both: Both, order: str) -> Stage:
+    """Compare collated samples, and whole batches only where ``order``, the status of that stage, allows it."""
+    why = both.first.batches.absent.get("digest", "it was not seen")
+    samples = [(str(pair), pair.first.after, pair.second.after) for pair in both.samples or ()]
+    if any(digest is not None for _, *digests in samples for digest in digests):
+        of_samples = _judged(samples, "samples", why)
         if of_samples.status == DIFFERS or order != EQUAL:
             return of_samples
     if order == DIFFERS:
-        return Stage(name, UNSEEN, _no_pairs(first, second, pairs))
-    batches = enumerate(zip_longest(_whole(first), _whole(second), fillvalue="no batch"))
-    of_batches = _judged(name, [(f"batch {number}", *pair) for number, pair in batches], "batches", why)
+        return _no_pairs(both)
+    batches = enumerate(zip_longest(*both.of(_whole), fillvalue="no batch"))
+    of_batches = _judged([(f"batch {number}", *pair) for number, pair in batches], "batches", why)
     if of_batches.status == DIFFERS and order == UNSEEN:
-        words = f"{of_batches.detail}; whether by their order or by their content was not seen"
-        return replace(of_batches, detail=words)
+        return _stage([of_batches.detail, "whether by their order or by their content was not seen"])
     return of_batches
 
 
-def _judged(name: str, items: Sequence[tuple[str, object, object]], what: str, why: str) -> Stage:
+def _judged(items: Sequence[tuple[str, object, object]], what: str, why: str) -> Stage:
     """Compare items of (name, first value, second value), where ``None`` means not recorded.
 
     An item that neither check recorded is not equal: where no item differs, the stage is then unseen, with the reason
     ``why``.
     """
     differing = [item for item, seen, other_seen in items if seen != other_seen]
-    if differing:
-        return _stage(name, _counted(differing, len(items), f" {what}"))
     unseen = sum(seen is None for _, seen, _ in items)
-    if unseen:
-        rest = f" ({unseen} of {len(items)} {what}; the others are equal)" if unseen < len(items) else ""
-        return Stage(name, UNSEEN, why + rest)
-    return Stage(name, EQUAL)
+    if differing or not unseen:
+        return _stage(_counted(differing, len(items), f" {what}"))
+    rest = f" ({unseen} of {len(items)} {what}; the others are equal)" if unseen < len(items) else ""
+    return Stage("", UNSEEN, why + rest)
 
 
-def _weights(first: Observed, second: Observed) -> Stage:
-    name = "initial weights"
-    weights, other_weights = first.weights.by_name, second.weights.by_name
-    if weights is None and other_weights is None:
-        return Stage(name, UNSEEN, first.weights.absent.get("parameters", "they were not seen"))
-    if weights is None or other_weights is None:
-        return Stage(name, DIFFERS, f"only the {_which(weights)} check has a model", one_sided=True)
-    return _stage(name, _counted(_names_apart(weights, other_weights), len({**weights, **other_weights})))
+def _weights(both: Both, _known: Known) -> Stage:
+    first, second = both.of(lambda seen: seen.weights.by_name)
+    if first is None or second is None:
+        why = both.first.weights.absent.get("parameters", "they were not seen")
+        return _half_seen(first, second, "check has a model", why)
+    return _stage(_counted(_names_apart(first, second), len({**first, **second})))
 
 
-def _output(first: Observed, second: Observed) -> Stage:
-    name = "first output"
-    outputs, other_outputs = first.outputs.predictions, second.outputs.predictions
-    layers, other_layers = first.layers, second.layers
-    if outputs is None and other_outputs is None and layers is None and other_layers is None:
-        return Stage(name, UNSEEN, first.outputs.absent.get("predictions", "it was not seen"))
-    for seen, other_seen in ((outputs, other_outputs), (layers, other_layers)):
+def _output(both: Both, _known: Known) -> Stage:
+    outputs, layers = both.of(lambda seen: seen.outputs.predictions), both.of(lambda seen: seen.layers)
+    if outputs == layers == (None, None):
+        return Stage("", UNSEEN, both.first.outputs.absent.get("predictions", "it was not seen"))
+    for seen, other_seen in (outputs, layers):
         if (seen is None) != (other_seen is None):
-            return Stage(name, DIFFERS, f"only the {_which(seen)} check saw it", one_sided=True)
+            return _half_seen(seen, other_seen, "check saw it")
     words = []
-    if outputs != other_outputs:
-        words.append(a_few(_names_apart(outputs or {}, other_outputs or {}), _SHOWN))
-    if layers != other_layers:
-        words.append(f"first layer that differs: {_first_layer(layers or (), other_layers or ())}")
-    return _stage(name, words)
+    if outputs[0] != outputs[1]:
+        words.append(a_few(_names_apart(outputs[0] or {}, outputs[1] or {}), _SHOWN))
+    if layers[0] != layers[1]:
+        words.append(f"first layer that differs: {_first_layer(layers[0] or (), layers[1] or ())}")
+    return _stage(words)
 
 
 def _first_layer(first: Sequence[Sequence[str]], second: Sequence[Sequence[str]]) -> str:
@@ -424,41 +403,48 @@ def _first_layer(first: Sequence[Sequence[str]], second: Sequence[Sequence[str]]
     return f"{len(first)} rows / {len(second)} rows"
 
 
-def _kernel(first: Observed, second: Observed) -> tuple[Stage, Divergence | None]:
-    name = "kernel"
-    if first.trace is None and second.trace is None:
-        return Stage(name, UNSEEN, first.outputs.absent.get("predictions", "there is no trace")), None
-    if first.trace is None or second.trace is None:
-        return Stage(name, DIFFERS, f"only the {_which(first.trace)} check has a trace", one_sided=True), None
-    empty = [not trace.records and not trace.results for trace in (first.trace, second.trace)]
+def _compare_traces(both: Both) -> tuple[Stage, Divergence | None]:
+    first, second = both.of(lambda seen: seen.trace)
+    if first is None or second is None:
+        why = both.first.outputs.absent.get("predictions", "there is no trace")
+        return _half_seen(first, second, "check has a trace", why), None
+    empty = [not trace.records and not trace.results for trace in (first, second)]
     if any(empty):
-        return Stage(name, UNSEEN if all(empty) else DIFFERS, "the model ran no op of torch"), None
-    tracers = [trace.tracer for trace in (first.trace, second.trace)]
-    if tracers[0] != tracers[1]:
-        return Stage(name, UNSEEN, f"not compared: the traces are of {' and '.join(tracers)}, and {OTHER_OPS}"), None
-    verdict = find_divergence(first.trace, second.trace)
+        return Stage("", UNSEEN if all(empty) else DIFFERS, "the model ran no op of torch"), None
+    if first.tracer != second.tracer:
+        why = f"not compared: the traces are of {first.tracer} and {second.tracer}, and {OTHER_OPS}"
+        return Stage("", UNSEEN, why), None
+    verdict = find_divergence(first, second)
     entered = verdict.divergence
     if entered is not None:
         where = ", ".join(part for part in (entered.origin, entered.phase, entered.module) if part)
-        return Stage(name, DIFFERS, f"{entered.kernel or entered.node} ({where}): {entered.detail}"), entered
+        return _stage([f"{entered.kernel or entered.node} ({where}): {entered.detail}"]), entered
     if verdict.differing:
-        return Stage(name, DIFFERS, f"{a_few(verdict.differing, _SHOWN)} differ"), None
-    return _stage(name, ["the losses differ"] if first.outputs.losses != second.outputs.losses else []), None
+        return _stage([f"{a_few(verdict.differing, _SHOWN)} differ"]), None
+    losses = both.of(lambda seen: seen.outputs.losses)
+    return _stage(["the losses differ"] if losses[0] != losses[1] else []), None
 
 
-def _stage(name: str, words: Sequence[str]) -> Stage:
-    return Stage(name, DIFFERS, "; ".join(words)) if words else Stage(name, EQUAL)
+def _stage(words: Sequence[str]) -> Stage:
+    return Stage("", DIFFERS, "; ".join(words)) if words else Stage("", EQUAL)
+
+
+def _half_seen(first: object, second: object, what: str, why: str = "") -> Stage:
+    """Return the stage where a check did not record it: its value is ``None``."""
+    if first is None and second is None:
+        return Stage("", UNSEEN, why)
+    return Stage("", DIFFERS, f"only the {'second' if first is None else 'first'} {what}", one_sided=True)
 
 
 def _counted(differing: Sequence[str], total: int, what: str = "") -> list[str]:
     return [f"{len(differing)} of {total}{what}: {a_few(differing, _SHOWN)}"] if differing else []
 
 
-def _no_pairs(first: Observed, second: Observed, pairs: Sequence[_Pair] | None) -> str:
-    if pairs is not None:
-        return "no sample is in both checks; look at more steps"
-    absent = {**second.batches.absent, **first.batches.absent}
-    return absent.get("index") or absent.get("samples") or "single samples were not seen"
+def _no_pairs(both: Both) -> Stage:
+    if both.samples is not None:
+        return Stage("", UNSEEN, "no sample is in both checks; look at more steps")
+    absent = {**both.second.batches.absent, **both.first.batches.absent}
+    return Stage("", UNSEEN, absent.get("index") or absent.get("samples") or "single samples were not seen")
 
 
 def _order_words(what: str, first: Sequence[str], second: Sequence[str]) -> list[str]:
@@ -471,56 +457,32 @@ def _names_apart(first: Mapping[str, object], second: Mapping[str, object]) -> l
     return [name for name in {**first, **second} if first.get(name) != second.get(name)]
 
 
-def _which(value: object) -> str:
-    return "second" if value is None else "first"
-
-
 # ------------------------------------------------------------------------------------------------- the evidence
 
 
-def _evidence(
-    stages: Sequence[Stage],
-    stage: Stage,
-    first: Observed,
-    second: Observed,
-    pairs: Sequence[_Pair],
-    divergence: Divergence | None,
-) -> Evidence:
-    imports = [seen.surroundings.imports for seen in (first, second)]
-    sides = [seen.surroundings.machine.get("packages") for seen in (first, second)]
+def _evidence(both: Both, stages: Known, stage: Stage) -> Evidence:
+    kind = _KINDS[stage.name]
+    imports = both.of(lambda seen: seen.surroundings.imports)
+    packages = both.of(lambda seen: seen.surroundings.machine.get("packages"))
     evidence = Evidence(
         stage.name,
         one_sided=stage.one_sided,
         imports=imports[0] != imports[1] and sorted(imports[0]) == sorted(imports[1]),
-        packages=", ".join(_changes(*(side if isinstance(side, Mapping) else {} for side in sides))),
-        asked_otherwise=_asked_otherwise(stage.name, first, second),
+        packages=", ".join(_changes(*(side if isinstance(side, Mapping) else {} for side in packages))),
+        asked_otherwise=_asked_otherwise(kind, both),
+        unseen=tuple(name for name in ("after transform", "initial weights") if stages[name].status == UNSEEN),
     )
-    if stage.name == "order":
-        return _of_order(evidence, first, second)
-    if stage.name in ("before transform", "after transform"):
-        return _of_samples(evidence, first, second, pairs, before=stage.name == "before transform")
-    if stage.name == "initial weights":
-        forms = [
-            {name: word.partition(":")[0] for name, word in (seen.weights.by_name or {}).items()}
-            for seen in (first, second)
-        ]
-        draws, drew = _drawn_in((MAKE_MODEL, MAKE_LOADER, IMPORT), first, second)
-        return replace(evidence, names_differ=forms[0] != forms[1], draws=draws, drew=drew)
-    unseen = tuple(other.name for other in stages if other.name in _OF_MODEL and other.status == UNSEEN)
-    evidence = replace(evidence, unseen=unseen)
-    if divergence is not None:
-        return replace(evidence, origin=divergence.origin, kernel=divergence.kernel or divergence.node)
-    return evidence
+    return kind.facts(both, evidence)
 
 
-def _asked_otherwise(stage: str, first: Observed, second: Observed) -> tuple[str, ...]:
+def _asked_otherwise(kind: _StageKind, both: Both) -> tuple[str, ...]:
     """List the settings of the user that differ: a difference that follows from them needs no other reason."""
-    a, b = (
-        {name: getattr(seen.loader, name) for name in _SET_BY_USERS.get(stage, ())}
-        | ({"generators": sorted(seen.loader.generators) or "none"} if stage == "order" else {})
-        for seen in (first, second)
-    )
-    return tuple(f"{name} {a[name]} / {b[name]}" for name in a if a[name] != b[name])
+
+    def setting(seen: Observed, name: str) -> object:
+        return sorted(seen.loader.generators) or "none" if name == "generators" else getattr(seen.loader, name)
+
+    values = [(name, setting(both.first, name), setting(both.second, name)) for name in kind.settings]
+    return tuple(f"{name} {a} / {b}" for name, a, b in values if a != b)
 
 
 def _hash_order(stage: str, first: Check, second: Check) -> bool | None:
@@ -536,26 +498,26 @@ def _hash_order(stage: str, first: Check, second: Check) -> bool | None:
     return False if by_us and len(repetitions) == 2 and all(item.repeats for item in repetitions) else None
 
 
-def _of_order(evidence: Evidence, first: Observed, second: Observed) -> Evidence:
-    indices = first.batches.indices, second.batches.indices
-    lists = first.loader.listing, second.loader.listing
-    by_default = first.loader.draws_by_default
+def _facts_of_order(both: Both, evidence: Evidence) -> Evidence:
+    indices = both.of(lambda seen: seen.batches.indices)
+    first, second = both.of(lambda seen: seen.loader.listing)
+    by_default = both.of(lambda seen: seen.loader.draws_by_default)
     evidence = replace(
         evidence,
         same_indices=None if None in indices else indices[0] == indices[1],
-        listing=lists[0] is not None and lists[1] is not None and lists[0].files != lists[1].files,
-        folder=_folder(first, second),
-        no_generator=by_default if by_default == second.loader.draws_by_default else None,
-        given_moved=moved(first.loader.generators, second.loader.generators),
-        whole=_whole_made_by(first, second),
+        listing=first is not None and second is not None and first.files != second.files,
+        folder=_folder(both),
+        no_generator=by_default[0] if by_default[0] == by_default[1] else None,
+        given_moved=moved(*both.of(lambda seen: seen.loader.generators)),
+        whole=_whole_made_by(both),
     )
     if evidence.same_indices is None:
-        evidence = _drawn_by_batches(evidence, first, second)
+        evidence = _drawn_by_batches(both, evidence)
     spans = (MAKE_LOADER, IMPORT) if evidence.same_indices is not False else (LOADER, MAKE_LOADER, IMPORT)
-    draws, drew = _drawn_in(spans, first, second)
+    draws, drew = _drawn_in(both, *spans)
     elsewhere = {
         name
-        for seen in (first, second)
+        for seen in (both.first, both.second)
         for batch in seen.batches.batches[:1]
         if batch.worker is None  # what its samples and collate_fn drew, no sampler did
         for names in (batch.drew, *(sample.drew for sample in batch.samples or ()))
@@ -566,43 +528,53 @@ def _of_order(evidence: Evidence, first: Observed, second: Observed) -> Evidence
         evidence,
         draws=(*evidence.draws, *(draw for draw in draws if draw.generators)),
         drew=tuple(dict.fromkeys((*evidence.drew, *drew))),
-        moved=_moved_at(_ASKED, first, second),
+        moved=_moved_at(_ASKED, both),
     )
 
 
-def _folder(first: Observed, second: Observed) -> str:
+def _folder(both: Both) -> str:
     """Return a folder that has the same names in both checks, listed by the system in another order; else an empty
     string."""
-    twins = {folder.path: folder for folder in second.loader.folders}
-    for folder in first.loader.folders:
+    twins = {folder.path: folder for folder in both.second.loader.folders}
+    for folder in both.first.loader.folders:
         twin = twins.get(folder.path)
         if twin is not None and folder.as_set == twin.as_set and folder.in_order != twin.in_order:
             return "the folder of the files" if folder.path == "." else folder.path
     return ""
 
 
-def _drawn_in(spans: Sequence[str], first: Observed, second: Observed) -> tuple[tuple[Draw, ...], tuple[str, ...]]:
+def _drawn_in(both: Both, *spans: str) -> tuple[tuple[Draw, ...], tuple[str, ...]]:
     """Return the draws in these of :data:`SPANS` from generators whose states differed before, and all generators drawn
     from."""
     draws: list[Draw] = []
     drew: dict[str, None] = {}
     for span in spans:
         begin, end = SPANS[span]
-        names = dict.fromkeys(name for seen in (first, second) for name in seen.random_state.drew(begin, end))
+        names = _drew_between(begin, end, both)
         drew |= names
-        apart, apart_after = (_moved_at(moment, first, second) for moment in (begin, end))
+        apart, apart_after = _moved_at(begin, both), _moved_at(end, both)
         for seeded in (False, True):
             drawn = tuple(name for name in apart if name in names and (name not in apart_after) == seeded)
             draws += [Draw(span, drawn, seeded=seeded)] if drawn else []
     return tuple(draws), tuple(drew)
 
 
-def _drawn_by_batches(evidence: Evidence, first: Observed, second: Observed, *, last: int | None = None) -> Evidence:
+def _drew_between(begin: str, end: str, both: Both) -> dict[str, None]:
+    names, others = both.of(lambda seen: seen.random_state.drew(begin, end))
+    return dict.fromkeys((*names, *others))
+
+
+def _moved_at(moment: str, both: Both) -> tuple[str, ...]:
+    """Return the global generators whose states differ at this moment."""
+    return moved(*both.of(lambda seen: seen.random_state.moments.get(moment, {})))
+
+
+def _drawn_by_batches(both: Both, evidence: Evidence, *, last: int | None = None) -> Evidence:
     """Add the generators drawn from while batches were made.
 
     With ``last``, only batches up to that number, by the process that made it.
     """
-    pairs = list(zip(first.batches.batches, second.batches.batches, strict=False))
+    pairs = list(zip(both.first.batches.batches, both.second.batches.batches, strict=False))
     if last is not None:
         pairs = [(a, b) for a, b in pairs[: last + 1] if a.worker == pairs[min(last, len(pairs) - 1)][0].worker]
     drew: dict[str, None] = {}
@@ -615,51 +587,38 @@ def _drawn_by_batches(evidence: Evidence, first: Observed, second: Observed, *, 
     return replace(evidence, drew=tuple(drew), moved=tuple(apart), draws=draws)
 
 
-def _moved_at(moment: str, first: Observed, second: Observed) -> tuple[str, ...]:
-    """Return the global generators whose states differ at this moment."""
-    return moved(*(seen.random_state.moments.get(moment, {}) for seen in (first, second)))
-
-
-def _of_samples(
-    evidence: Evidence, first: Observed, second: Observed, pairs: Sequence[_Pair], *, before: bool
-) -> Evidence:
-    pair = next((pair for pair in pairs if pair.differs(before=before)), None)
+def _facts_of_samples(both: Both, evidence: Evidence) -> Evidence:
+    """Add the facts on the first sample that differs, else on the first whole batch."""
+    before = evidence.stage == "before transform"
+    pair = next((pair for pair in both.samples or () if pair.differs(before=before)), None)
     if pair is None:
-        return _of_batches(evidence, first, second)
-    names = [None if step is None or before else step.transform for step in pair.steps_apart()]
-    digests = pair.first.file_digests
-    evidence = replace(
-        evidence,
-        transform=names[0] or "",
-        other_transforms=names[0] != names[1],
-        drew=pair.first.drew_outside if before else pair.drew(),
-        moved=moved(pair.first.generators or {}, pair.second.generators or {}),
-        same_files=None if digests is None else digests == pair.second.file_digests,
-        worker=pair.batch.worker,
-    )
-    draws, _ = _drawn_in((MAKE_LOADER, IMPORT), first, second)
-    return replace(_of_worker(evidence, first, second), draws=draws)
+        batches = both.first.batches.batches
+        pairs = enumerate(zip(*both.of(_whole), strict=False))
+        last = next((number for number, (a, b) in pairs if a != b), len(batches) - 1)
+        worker = batches[last].worker if batches else None
+        evidence = _drawn_by_batches(both, replace(evidence, whole=_whole_made_by(both, last)), last=last)
+    else:
+        names = [None if step is None or before else step.transform for step in pair.steps_apart()]
+        digests, worker = pair.first.file_digests, pair.batch.worker
+        evidence = replace(
+            evidence,
+            transform=names[0] or "",
+            other_transforms=names[0] != names[1],
+            drew=pair.first.drew_outside if before else pair.drew(),
+            moved=moved(pair.first.generators or {}, pair.second.generators or {}),
+            same_files=None if digests is None else digests == pair.second.file_digests,
+        )
+    draws = (*evidence.draws, *_drawn_in(both, MAKE_LOADER, IMPORT)[0])
+    return _facts_of_worker(both, replace(evidence, worker=worker, draws=draws))
 
 
-def _of_batches(evidence: Evidence, first: Observed, second: Observed) -> Evidence:
-    """Add the evidence on the first whole batch that differs, where no sample in it is known to differ."""
-    digests = zip(_whole(first), _whole(second), strict=False)
-    last = next((number for number, (a, b) in enumerate(digests) if a != b), len(first.batches.batches) - 1)
-    batches = first.batches.batches
-    worker = batches[last].worker if batches else None
-    evidence = replace(evidence, whole=_whole_made_by(first, second, last), worker=worker)
-    evidence = _of_worker(_drawn_by_batches(evidence, first, second, last=last), first, second)
-    draws, _ = _drawn_in((MAKE_LOADER, IMPORT), first, second)
-    return replace(evidence, draws=(*evidence.draws, *draws))
-
-
-def _whole_made_by(first: Observed, second: Observed, number: int | None = None) -> str:
+def _whole_made_by(both: Both, number: int | None = None) -> str:
     """Name the code that made whole batches: of the batch ``number``, else of all."""
-    if any("loader" in seen.loader.absent for seen in (first, second)):
+    if any(both.of(lambda seen: "loader" in seen.loader.absent)):
         return LOADER
     samples = [
         sample
-        for seen in (first, second)
+        for seen in (both.first, both.second)
         for batch in seen.batches.batches
         if number in (None, batch.number)
         for sample in batch.samples or (Sample(),)
@@ -669,12 +628,10 @@ def _whole_made_by(first: Observed, second: Observed, number: int | None = None)
     return "collate_fn" if all(sample.after is not None for sample in samples) else "the dataset or collate_fn"
 
 
-def _of_worker(evidence: Evidence, first: Observed, second: Observed) -> Evidence:
+def _facts_of_worker(both: Both, evidence: Evidence) -> Evidence:
     """Add the generators whose states differed when the worker began, and those that only ``worker_init_fn`` moved
     apart."""
-    workers = [
-        [worker for worker in seen.random_state.workers if worker.worker == evidence.worker] for seen in (first, second)
-    ]
+    workers = both.of(lambda seen: [one for one in seen.random_state.workers if one.worker == evidence.worker])
     if not all(workers):
         return evidence
     (a, *_), (b, *_) = workers
@@ -683,26 +640,80 @@ def _of_worker(evidence: Evidence, first: Observed, second: Observed) -> Evidenc
     return replace(evidence, moved_at_start=at_start, moved_by_init=by_init)
 
 
-def _missing_seeding(used: Sequence[Evidence], first: Observed, second: Observed) -> Seeding | None:
+def _facts_of_weights(both: Both, evidence: Evidence) -> Evidence:
+    forms = both.of(lambda seen: {name: word.partition(":")[0] for name, word in (seen.weights.by_name or {}).items()})
+    draws, drew = _drawn_in(both, MAKE_MODEL, MAKE_LOADER, IMPORT)
+    return replace(evidence, names_differ=forms[0] != forms[1], draws=draws, drew=drew)
+
+
+def _facts_of_model(both: Both, evidence: Evidence) -> Evidence:
+    entered = both.traces[1]
+    return (
+        evidence if entered is None else replace(evidence, origin=entered.origin, kernel=entered.kernel or entered.node)
+    )
+
+
+def _missing_seeding(used: Mapping[str, Evidence], both: Both) -> Seeding | None:
     """Return the generators that are seeded and those that are not, if a difference was drawn from one of the latter.
 
     A generator that ``set_seed`` seeds is in another state in the two checks before it, and in the same state after it.
     """
-    if first.loader.seed != second.loader.seed:
+    if both.first.loader.seed != both.second.loader.seed:
         return None
-    before, after = (_moved_at(moment, first, second) for moment in (_IMPORTED, _SEEDED))
-    drawn = {name for evidence in used for draw in evidence.draws for name in draw.generators}
-    for evidence in used:
-        drawn |= {name for name in evidence.drew if name in evidence.moved}
-        if evidence.no_generator:  # a sampler of torch's own
-            drawn |= {name for name in evidence.moved if name == "torch"}
-        if evidence.moved_at_start and "loader.generator" not in first.loader.generators:
+    before, after = _moved_at(_IMPORTED, both), _moved_at(_SEEDED, both)
+    drawn: set[str] = set()
+    for evidence in used.values():
+        drawn.update(name for draw in evidence.draws for name in draw.generators)
+        drawn.update(name for name in evidence.drew if name in evidence.moved)
+        if evidence.no_generator and "torch" in evidence.moved:  # a sampler of torch's own
+            drawn.add("torch")
+        if evidence.moved_at_start and "loader.generator" not in both.first.loader.generators:
             drawn.add("torch")  # of which a loader draws the seeds of its workers
     unseeded = tuple(name for name in SEEDS if name in after and name in drawn)
     if not unseeded:
         return None
-    changed = {name for seen in (first, second) for name in seen.random_state.drew(_IMPORTED, _SEEDED)}
+    changed = _drew_between(_IMPORTED, _SEEDED, both)
     return Seeding(tuple(name for name in SEEDS if name in before and name not in after and name in changed), unseeded)
+
+
+# ------------------------------------------------------------------------------------------------- the stages
+
+
+def _no_more_facts(_both: Both, evidence: Evidence) -> Evidence:
+    return evidence
+
+
+@dataclass(frozen=True, slots=True)
+class _StageKind:
+    """How one stage is compared; the reasons are found by :func:`~hashbench.tools.pipeline.reasons.decide`.
+
+    Attributes:
+        compare: from the two records and the stages before it, to its verdict.
+        facts: adds to the evidence what is known of this stage.
+        settings: fields of :class:`Loader` by which the user decides the stage.
+        follows: a difference is a consequence where any earlier stage differs.
+    """
+
+    compare: Callable[[Both, Known], Stage]
+    facts: Callable[[Both, Evidence], Evidence] = _no_more_facts
+    settings: tuple[str, ...] = ()
+    follows: bool = False
+
+
+_ORDER_SETTINGS = ("seed", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "generators")
+_SAMPLE_SETTINGS = ("seed", "num_workers", "worker_init_fn")
+_KINDS: Mapping[str, _StageKind] = MappingProxyType(
+    {
+        "file list": _StageKind(_files),
+        "order": _StageKind(_order, _facts_of_order, _ORDER_SETTINGS),
+        "before transform": _StageKind(_before, _facts_of_samples, _SAMPLE_SETTINGS),
+        "after transform": _StageKind(_after, _facts_of_samples, _SAMPLE_SETTINGS),
+        "initial weights": _StageKind(_weights, _facts_of_weights, ("seed",)),
+        "first output": _StageKind(_output, _facts_of_model, follows=True),
+        "kernel": _StageKind(lambda both, _known: both.traces[0], _facts_of_model, follows=True),
+    }
+)
+STAGES = ("environment", *_KINDS)
 
 
 # -------------------------------------------------------------------------------------------------------- words

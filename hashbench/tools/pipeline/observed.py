@@ -397,7 +397,7 @@ def read(folder: Path) -> Check:
         HashbenchError: it is missing, incomplete, damaged, or of another version.
     """
     with _damage_refused(folder, CHECK_FILE):
-        document = _json(_file(folder, CHECK_FILE))
+        document = read_json(_file(folder, CHECK_FILE))
         if not isinstance(document, dict):
             raise _unreadable(folder, f"{CHECK_FILE} is not one")
         if document.get("schema") != CHECK_SCHEMA:
@@ -420,7 +420,7 @@ def read(folder: Path) -> Check:
                 parts["layers"] = _layers(path)
             else:
                 part, kind = _DOCUMENTS[name]
-                parts[part] = from_json(kind, _json(path))
+                parts[part] = from_json(kind, read_json(path))
     return Check(str(folder), Observed(**parts), manifest.repetition)
 
 
@@ -432,10 +432,6 @@ def _file(folder: Path, name: str) -> Path:
     if path.stat().st_size > _LARGEST:
         raise _unreadable(folder, f"{name} has more than {_LARGEST // 2**20} MiB")
     return path
-
-
-def _json(path: Path) -> Any:
-    return read_json(path)
 
 
 def _layers(path: Path) -> tuple[tuple[str, ...], ...]:

@@ -7,7 +7,7 @@ exclude the others was not recorded. The names of transforms and samplers decide
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -169,26 +169,24 @@ class Seeding:
 
 def decide(evidence: Evidence) -> tuple[Reason, ...]:
     """Return the reasons that the evidence allows, the likeliest first; never empty, and one alone where it decides."""
+    if evidence.one_sided and evidence.stage == "initial weights":
+        return (_proven("other model", "only one of the two pipelines has a model"),)
     if evidence.one_sided:
-        return (_of_one_side(evidence),)
+        return (_likely("seen once", "only one of the two checks saw it: whether it differs is not known"),)
     if evidence.asked_otherwise and _could_follow(evidence):
-        asked = ", ".join(evidence.asked_otherwise)
-        confidence = "likely" if evidence.whole == LOADER and not evidence.drew else "proven"
-        return (Reason("asked otherwise", confidence, f"the two were not told to do the same: {asked}"),)
-    reason = _order_of_python(evidence)
-    if reason is not None:
-        return (reason,)
-    if evidence.stage == "order":
-        return _of_shuffle(evidence) if evidence.same_indices is False else _of_listing(evidence)
-    if evidence.stage == "file list":
-        because = "the dataset has files in one check that it lacks in the other"
-        return (Reason("other files", "proven", because),)
-    rules = {
-        "before transform": _of_content,
-        "after transform": _of_transforms,
-        "initial weights": _of_weights,
-    }
-    return (rules.get(evidence.stage, _of_model)(evidence),)
+        because = f"the two were not told to do the same: {', '.join(evidence.asked_otherwise)}"
+        certain = evidence.whole != LOADER or bool(evidence.drew)
+        return (Reason("asked otherwise", "proven" if certain else "likely", because),)
+    by_python = _order_of_python(evidence)
+    return (by_python,) if by_python is not None else _ADVICE.get(evidence.stage, _of_model)(evidence)
+
+
+def _proven(name: str, because: str) -> Reason:
+    return Reason(name, "proven", because)
+
+
+def _likely(name: str, because: str) -> Reason:
+    return Reason(name, "likely", because)
 
 
 def _could_follow(evidence: Evidence) -> bool:
@@ -200,13 +198,6 @@ def _could_follow(evidence: Evidence) -> bool:
     return bool(evidence.drew) and evidence.same_files is not False and not evidence.names_differ
 
 
-def _of_one_side(evidence: Evidence) -> Reason:
-    if evidence.stage == "initial weights":
-        return Reason("other model", "proven", "only one of the two pipelines has a model")
-    because = "only one of the two checks saw it: whether it differs is not known"
-    return Reason("seen once", "likely", because)
-
-
 def _spans(draws: Sequence[Draw]) -> str:
     return " and ".join(f"{draw.span} drew from {' and '.join(draw.generators)}" for draw in draws)
 
@@ -214,96 +205,90 @@ def _spans(draws: Sequence[Draw]) -> str:
 def _order_of_python(evidence: Evidence) -> Reason | None:
     """Check for the effects of the hash seed: the order of sets, and with it perhaps that of imports."""
     imported = "the user's modules were imported in another order"
+    gone = "two runs with the same PYTHONHASHSEED agree, with another they do not"
+    if evidence.hash_order and evidence.imports:
+        return _proven("import order", f"{imported}; {gone}, so a set decides it")
     if evidence.hash_order:
-        gone = "two runs with the same PYTHONHASHSEED agree, with another they do not"
-        if evidence.imports:
-            return Reason("import order", "proven", f"{imported}; {gone}, so a set decides it")
-        return Reason("set order", "proven", gone)
+        return _proven("set order", gone)
     if evidence.imports and (evidence.other_transforms or not evidence.drew):
         why = "the transforms are others" if evidence.other_transforms else "no generator was drawn from"
-        return Reason("import order", "likely", f"{imported}, and {why}")
+        return _likely("import order", f"{imported}, and {why}")
     return None
 
 
-def _of_shuffle(evidence: Evidence) -> tuple[Reason, ...]:
+def _of_files(_evidence: Evidence) -> tuple[Reason, ...]:
+    return (_proven("other files", "the dataset has files in one check that it lacks in the other"),)
+
+
+def _of_order(evidence: Evidence) -> tuple[Reason, ...]:
+    return (_of_shuffle(evidence),) if evidence.same_indices is False else _of_listing(evidence)
+
+
+def _of_shuffle(evidence: Evidence) -> Reason:
     """Decide where the sampler asked for other indices."""
-    asked = "the sampler asked for other indices"
+    asked, when = "the sampler asked for other indices", "was in another state when the first batch was asked for"
     if evidence.given_moved:
-        because = f"{' and '.join(evidence.given_moved)} was in another state when the first batch was asked for"
-        return (Reason("unseeded shuffle", "proven", because),)
+        return _proven("unseeded shuffle", f"{' and '.join(evidence.given_moved)} {when}")
     if evidence.no_generator and "torch" in evidence.moved:
-        state = "torch's was in another state when the first batch was asked for"
-        return (Reason("unseeded shuffle", "proven", f"the sampler has no generator of its own, and {state}"),)
+        return _proven("unseeded shuffle", f"the sampler has no generator of its own, and torch's {when}")
     # a loader always draws one number from torch's
     others = [draw.without(("torch",)) if draw.span == LOADER else draw for draw in evidence.draws]
     known = replace(evidence, draws=tuple(draw for draw in others if draw.generators) or evidence.draws)
     if known.draws and evidence.no_generator is None:
-        return (Reason("unseeded shuffle", "likely", f"{asked}, and {known.drawn_earlier}"),)
-    because = f"{asked}, and no generator that it can have drawn from was in another state"
-    return (Reason("unknown order", "likely", because),)
+        return _likely("unseeded shuffle", f"{asked}, and {known.drawn_earlier}")
+    return _likely("unknown order", f"{asked}, and no generator that it can have drawn from was in another state")
 
 
 def _of_listing(evidence: Evidence) -> tuple[Reason, ...]:
     """Decide where the same indices lead to other files."""
-    if not (evidence.listing or evidence.same_indices):
-        if evidence.draws:
-            because = f"equal content comes at other places, and {evidence.drawn_earlier}"
-            return (Reason("unseeded shuffle", "likely", because),)
-        because = "the samples come in another order, but neither indices nor a list of files were seen"
-        return (Reason("unknown order", "likely", because),)
-    if evidence.folder:
+    is_listed = evidence.listing or evidence.same_indices
+    if is_listed and evidence.folder:
         because = f"the system lists {evidence.folder} in another order, and the dataset's list is not sorted"
-        return (Reason("unsorted file listing", "proven", because),)
+        return (_proven("unsorted file listing", because),)
     if evidence.draws:
-        because = f"the dataset's list is in another order, and {evidence.drawn_earlier}"
-        return (Reason("unseeded shuffle", "likely", because),)
+        what = "the dataset's list is in another order" if is_listed else "equal content comes at other places"
+        return (_likely("unseeded shuffle", f"{what}, and {evidence.drawn_earlier}"),)
+    if not is_listed:
+        because = "the samples come in another order, but neither indices nor a list of files were seen"
+        return (_likely("unknown order", because),)
     because = "the same indices lead to other files: the dataset's list is in another order and not sorted"
-    listing = Reason("unsorted file listing", "likely", because)
-    if evidence.hash_order is not None:
-        return (listing,)
-    return (listing, Reason("set order", "likely", "the hash seeds differ, and no experiment excludes them"))
+    by_set = _likely("set order", "the hash seeds differ, and no experiment excludes them")
+    return (_likely("unsorted file listing", because), *([by_set] if evidence.hash_order is None else []))
 
 
-def _of_content(evidence: Evidence) -> Reason:
+def _of_content(evidence: Evidence) -> tuple[Reason, ...]:
     if evidence.same_files is False:
-        return Reason("other file content", "proven", "files of the same name hold other bytes")
+        return (_proven("other file content", "files of the same name hold other bytes"),)
     if evidence.drawn:
-        return _random("random dataset", evidence, f"the dataset drew from {evidence.drawn} before any transform")
+        return (_random("random dataset", evidence, f"the dataset drew from {evidence.drawn} before any transform"),)
     if evidence.packages:
         because = f"the files are equal, what was read from them is not; versions: {evidence.packages}"
-        return Reason("other packages", "likely", because)
+        return (_likely("other packages", because),)
     if evidence.draws:
-        return Reason("unseeded construction", "likely", f"what was read differs, and {evidence.drawn_earlier}")
-    because = "what was read differs, though no generator that was seen was drawn from"
-    return Reason("unknown content", "likely", because)
+        return (_likely("unseeded construction", f"what was read differs, and {evidence.drawn_earlier}"),)
+    return (_likely("unknown content", "what was read differs, though no generator that was seen was drawn from"),)
 
 
-def _of_loader(evidence: Evidence) -> Reason:
-    """Decide for whole batches of an iterable other than ``DataLoader``."""
-    if evidence.draws:
-        return Reason("unseeded loader", "likely", evidence.drawn_earlier)
-    drawing = "no generator that was seen and drawn from was in another state: a clock, os.urandom, uuid, a set, a file"
-    return Reason("unknown content", "likely", f"the loader gave other batches, and {drawing}")
-
-
-def _of_transforms(evidence: Evidence) -> Reason:
-    if evidence.whole == LOADER:
-        return _of_loader(evidence)
+def _of_transforms(evidence: Evidence) -> tuple[Reason, ...]:
+    if evidence.whole == LOADER and evidence.draws:
+        return (_likely("unseeded loader", evidence.drawn_earlier),)
+    if evidence.whole == LOADER:  # an iterable other than DataLoader
+        drawing = "no generator that was seen and drawn from was in another state"
+        because = f"the loader gave other batches, and {drawing}: a clock, os.urandom, uuid, a set, a file"
+        return (_likely("unknown content", because),)
     if evidence.other_transforms:
-        because = "the samples went through other transforms, or in another order"
-        return Reason("other transforms", "likely", because)
+        return (_likely("other transforms", "the samples went through other transforms, or in another order"),)
     what = evidence.transform or evidence.whole or "the dataset"
     name = "random transform" if evidence.transform or evidence.whole == "collate_fn" else "random dataset"
     if evidence.drawn:
-        return _random(name, evidence, f"{what} drew from {evidence.drawn}")
+        return (_random(name, evidence, f"{what} drew from {evidence.drawn}"),)
     if evidence.draws:
-        because = f"{what} gave another result, and {evidence.drawn_earlier}"
-        return Reason("unseeded construction", "likely", because)
+        return (_likely("unseeded construction", f"{what} gave another result, and {evidence.drawn_earlier}"),)
     if evidence.drew:
         because = f"{what} drew from {' and '.join(evidence.drew)}, whose state was the same before the sample"
-        return Reason(name, "likely", because)
+        return (_likely(name, because),)
     drawing = "without drawing from any generator that was seen: a clock, os.urandom, uuid, a set"
-    return Reason("unknown content", "likely", f"{what} gave another result {drawing}")
+    return (_likely("unknown content", f"{what} gave another result {drawing}"),)
 
 
 def _random(name: str, evidence: Evidence, because: str) -> Reason:
@@ -313,50 +298,58 @@ def _random(name: str, evidence: Evidence, because: str) -> Reason:
     worker = f"worker {evidence.worker}"
     if evidence.worker is not None and by_init:
         because += f"; workers begin in the same state, and worker_init_fn moves {by_init} apart ({worker})"
-        return Reason("worker seeds", "proven", because)
+        return _proven("worker seeds", because)
     if any(generator not in GLOBAL for generator in drawn):
-        return Reason(name, "proven", f"{because}, a generator of its own, which was in another state")
+        return _proven(name, f"{because}, a generator of its own, which was in another state")
     if evidence.worker is None:
-        return Reason(name, "proven", f"{because}, which was in another state")
+        return _proven(name, f"{because}, which was in another state")
     if any(generator in evidence.moved_at_start for generator in drawn):
-        because += f"; {worker} began in another state, which the loader draws from torch's generator"
-        return Reason(name, "proven", because)
-    because += f"; {worker} began in the same state, and something drew from it before this sample"
-    return Reason(name, "likely", because)
+        began = f"{worker} began in another state, which the loader draws from torch's generator"
+        return _proven(name, f"{because}; {began}")
+    return _likely(name, f"{because}; {worker} began in the same state, and something drew from it before this sample")
 
 
-def _of_weights(evidence: Evidence) -> Reason:
+def _of_weights(evidence: Evidence) -> tuple[Reason, ...]:
     if evidence.names_differ:
-        return Reason("other model", "proven", "the models have other parameters")
+        return (_proven("other model", "the models have other parameters"),)
     if evidence.draws:
         is_known = any(draw.span == MAKE_MODEL and not draw.seeded for draw in evidence.draws)
-        confidence = "proven" if is_known else "likely"
-        return Reason("unseeded initialisation", confidence, evidence.drawn_earlier)
+        return (Reason("unseeded initialisation", "proven" if is_known else "likely", evidence.drawn_earlier),)
     because = "no generator that was seen was in another state: a checkpoint, or entropy"
-    return Reason("unknown weights", "likely", because)
+    return (_likely("unknown weights", because),)
 
 
-def _of_model(evidence: Evidence) -> Reason:
-    kernel = evidence.kernel
+def _of_model(evidence: Evidence) -> tuple[Reason, ...]:
+    kernel, origin = evidence.kernel, evidence.origin
     given = [what for stage, what in _GIVEN.items() if stage not in evidence.unseen]
     equal = f"{' and '.join(given)} are equal" if given else "what the model was given was not seen"
     if evidence.unseen and given:
         equal += f" ({' and '.join(evidence.unseen)} was not seen)"
-    if evidence.origin in (Origin.INPUT, Origin.STATE):
-        what = "input" if evidence.origin == Origin.INPUT else "parameters or buffers"
+    if origin in (Origin.INPUT, Origin.STATE):
+        what = "input" if origin == Origin.INPUT else "parameters or buffers"
         because = f"{equal}, and {kernel} got other {what}: something changed them before the model ran"
-        return Reason("changed later", "likely", because)
-    if evidence.origin == Origin.RNG:
-        return Reason("random model", "proven", f"{kernel} drew from a generator in another state")
-    if evidence.origin == Origin.SETTINGS:
-        because = f"torch's settings differ; the first op that they reached is {kernel}"
-        return Reason("other settings", "proven", because)
-    if evidence.origin == Origin.KERNEL:
-        return Reason("kernel", "likely", f"{kernel} gave another result from equal inputs")
+        return (_likely("changed later", because),)
+    if origin == Origin.RNG:
+        return (_proven("random model", f"{kernel} drew from a generator in another state"),)
+    if origin == Origin.SETTINGS:
+        return (_proven("other settings", f"torch's settings differ; the first op that they reached is {kernel}"),)
+    if origin == Origin.KERNEL:
+        return (_likely("kernel", f"{kernel} gave another result from equal inputs"),)
     if evidence.packages:
-        return Reason("other packages", "likely", f"{equal}; {evidence.packages}")
-    return Reason("unknown model", "likely", f"{equal}, the model's results are not")
+        return (_likely("other packages", f"{equal}; {evidence.packages}"),)
+    return (_likely("unknown model", f"{equal}, the model's results are not"),)
 
+
+_ADVICE: Mapping[str, Callable[[Evidence], tuple[Reason, ...]]] = MappingProxyType(
+    {
+        "file list": _of_files,
+        "order": _of_order,
+        "before transform": _of_content,
+        "after transform": _of_transforms,
+        "initial weights": _of_weights,
+    }
+)
+"""How each stage is judged; every other one as a result of the model."""
 
 FIXES: Mapping[str, str] = MappingProxyType(
     {
