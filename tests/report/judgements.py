@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
+from hashbench.catalog import Status
 from hashbench.records import Row
-from hashbench.report.compare import Outcome
+from hashbench.report.compare import Outcome, decide
 from hashbench.report.expectations import ExpectationStatus, Judged, Judgement
 from hashbench.report.page import render_html
 from tests.report.histories import diagnosed, history
 from tests.report.rows import row
+
+FLAGS = ("selected", "comparable", "same_place", "always", "stressed")
+OF_MODELS = {
+    decide(base, new, **dict(zip(FLAGS, values, strict=True)))
+    for base, new in product(("", *Status), repeat=2)
+    if base or new
+    for values in product((True, False), repeat=len(FLAGS))
+}
+"""Outcomes of models; the others are of audits."""
 
 DIFFERS, PASSES = diagnosed("a"), row("a")
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from hashbench.report.compare import Outcome, compare
+from hashbench.report.compare import compare
 from hashbench.report.expectations import STALE_AFTER, ExpectationStatus, expectation_status, judge, unseen_nights
 from hashbench.report.history import History, Interval, ModelHistory, Night
 from hashbench.results.load import Selection, Sweep
+from tests.report.judgements import OF_MODELS
 
 from .rows import DIFFER, SINCE, differing, expecting, row, sweep
 
@@ -87,12 +88,12 @@ def test_compare_agrees_for_a_model_that(expected, new, worse):
 
 
 def test_every_outcome_has_a_standing():
-    assert {expectation_status(outcome, PASS) for outcome in Outcome} <= set(ExpectationStatus)
+    assert {expectation_status(outcome, PASS) for outcome in OF_MODELS} <= set(ExpectationStatus)
 
 
 @pytest.mark.parametrize("unseen", [0, STALE_AFTER - 1, STALE_AFTER, 999])
 def test_no_number_of_nights_makes_what_is_worse_stale(unseen):
-    for outcome in filter(lambda one: one.worse, Outcome):
+    for outcome in filter(lambda one: one.worse, OF_MODELS):
         assert expectation_status(outcome, DIFFER, unseen=unseen) is not ExpectationStatus.STALE
 
 

@@ -11,8 +11,8 @@ import pytest
 from hashbench.catalog import Origin, Status
 from hashbench.divergence import find as find_divergence
 from hashbench.records import ROW_COLUMNS, Leaf, OpRecord, Result, Trace
-from hashbench.report.compare import Outcome
 from tests.report.histories import digest, record
+from tests.report.judgements import OF_MODELS
 
 # ------------------------------------------------------------------------------------------------- two traces
 
@@ -115,4 +115,4 @@ def test_every_origin_is_documented():
 
 def test_every_outcome_is_documented_with_whether_it_is_worse():
     told = {word: worse == "yes" for word, _, worse in documented("Baselines")}
-    assert told == {str(outcome): outcome.worse for outcome in Outcome}
+    assert told == {str(outcome): outcome.worse for outcome in OF_MODELS}
