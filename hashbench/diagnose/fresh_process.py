@@ -27,6 +27,7 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 from pkgutil import resolve_name
 from time import monotonic, sleep
@@ -81,11 +82,20 @@ _PRINTED = ("stdout", "stderr")
 _POLL_SECONDS = 0.02
 _DONE = b"."
 """Sent by a server's process once its answer is written."""
-_SERVER_ENDED = "the server of fresh processes has ended"
+
 _RANDOM = {"PYTHONHASHSEED": "random"}
 # Without the second one, the C library would give threads memory of their own in the order in which they happen to ask;
 # without the third one, the first fork would compile what the next ones find compiled, which takes other memory.
 _FIXED = {"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+class _End(StrEnum):
+    """How a process of a server ended without an answer."""
+
+    SILENT = "it left no answer"
+    EARLY = "it ended before it had an answer"
+    OUT_OF_TIME = "it was out of time"
+    WITH_SERVER = "the server of fresh processes has ended"
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +245,7 @@ def _read(folders: Sequence[str], ended: Mapping[str, str]) -> FreshRuns:
         except HashbenchError as error:
             answer = replace(answer, failure=answer.failure or str(error))
         except (OSError, ValueError):
-            answer = _Answer(failure=ended.get(folder, "it was out of time"))
+            answer = _Answer(failure=ended.get(folder, _End.OUT_OF_TIME))
         if answer.failure:
             failures.append(answer.failure)
         else:
@@ -327,7 +337,7 @@ def is_pooled() -> bool:
 
 
 @contextmanager
-def _asked_of(server: str, task: str) -> Iterator[Callable[[float], str]]:
+def _asked_of(server: str, task: str) -> Iterator[Callable[[float], _End]]:
     """Send ``task`` (one process) to a server; yield a function that waits and says how the process ended.
 
     It may have left an answer.
@@ -337,14 +347,14 @@ def _asked_of(server: str, task: str) -> Iterator[Callable[[float], str]]:
             connection.connect(server)
             connection.sendall(f"{task}\n".encode())
 
-        def ended(seconds: float) -> str:
+        def ended(seconds: float) -> _End:
             connection.settimeout(seconds)
             try:
-                return "it left no answer" if connection.recv(1) else "it ended before it had an answer"
+                return _End.SILENT if connection.recv(1) else _End.EARLY
             except TimeoutError:
-                return "it was out of time"
+                return _End.OUT_OF_TIME
             except OSError:
-                return _SERVER_ENDED
+                return _End.WITH_SERVER
 
         yield ended
 
@@ -408,7 +418,7 @@ def _run_in_pool(
             for group, waited in begun_now:
                 ended |= dict.fromkeys(group, waited(max(0.001, deadline - monotonic())))
         del asked[:at_once]
-    lost = {group: task for group, task in tasks.items() if ended.get(group[0]) == _SERVER_ENDED}
+    lost = {group: task for group, task in tasks.items() if ended.get(group[0]) is _End.WITH_SERVER}
     return ended | _run_all(lost, environment, at_once=at_once, deadline=deadline)
 
 

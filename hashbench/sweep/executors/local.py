@@ -175,8 +175,8 @@ class LocalExecutor:
     def start(self, *, target: str) -> None:
         """Start the fork server, if it does not run yet, and let a first process import ``target``."""
         for _ in range(_ATTEMPTS):
-            problem = self._problem_with(target)
-            if problem != _LOST_TEXT:
+            problem, is_lost = self._problem_with(target)
+            if not is_lost:
                 break
         if problem:
             raise HashbenchError(
@@ -219,8 +219,8 @@ class LocalExecutor:
         while self._running:
             self._reap(self._running[-1], timed_out=False)
 
-    def _problem_with(self, target: str) -> str:
-        """Return why a worker cannot import ``target``; empty if it can."""
+    def _problem_with(self, target: str) -> tuple[str, bool]:
+        """Return why a worker cannot import ``target`` (empty if it can), and whether the fork server was lost."""
         process, reports = fork_server.spawn(_probe, target, preload=self._preload)
         try:
             heard = connection.wait([reports, process.sentinel], fork_server.START_SECONDS)
@@ -229,10 +229,10 @@ class LocalExecutor:
         finally:
             process.kill()
         if not heard:
-            return f"the import did not end within {fork_server.START_SECONDS:g} s"
+            return f"the import did not end within {fork_server.START_SECONDS:g} s", False
         if process.exitcode == LOST and not problem:
-            return _LOST_TEXT
-        return problem or (f"exit code {process.exitcode}" if process.exitcode else "")
+            return _LOST_TEXT, True
+        return problem or (f"exit code {process.exitcode}" if process.exitcode else ""), False
 
     def _replace_silent_server(self, *, heard: bool, now: float) -> None:
         """Kill a server that has not told for a while that a worker ended: it is stopped, and nobody would ever know.
