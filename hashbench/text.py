@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from hashbench.catalog import CAUSES, INVARIANCES, LATENT, Confidence, Limit, Origin, Perturbation, Status
-from hashbench.records import Row
+from hashbench.records import ExperimentResult, Row
 
 _FLATTENED = frozenset({"Cc", "Zl", "Zp"})
 """Unicode categories: control characters, line separators, paragraph separators."""
@@ -44,6 +44,16 @@ def one_line(text: str) -> str:
     flat = "".join("\n" if unicodedata.category(letter) in _FLATTENED else letter for letter in text)
     parts = filter(None, re.split(r"[ ]*\n[\n ]*", flat))
     return printable(" ".join(parts))
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return ``a, b and c``."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
+def cut(text: str, length: int) -> str:
+    """Return ``text`` in at most ``length`` characters, cut at its end."""
+    return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
 def squeezed(text: str, limit: int = 0) -> str:
@@ -158,28 +168,47 @@ def as_written(row: Row) -> Row:
     return replace(row, accuracy=str(Status.PASS), kernel="", module="", phase="", cause="", confidence="")
 
 
-_PERTURBATIONS = "|".join(Perturbation)
-_STRESSED = re.compile(rf"({_PERTURBATIONS}) (?:([0-9]{{1,9}})/([0-9]{{1,9}})|not run \(.*\))")
-"""An entry of the column ``stressed``, on one perturbation."""
+_PERTURBATIONS = frozenset(Perturbation)
 
 
-def _each_stressed(text: str) -> list[str]:
-    return re.split(rf"; (?=(?:{_PERTURBATIONS}) )", text)
+def stressed_text(results: Iterable[ExperimentResult]) -> str:
+    """Return the column ``stressed``: ``threads 0/4; process not run (timeout)``."""
+    return "; ".join(result.word().partition("/")[2].replace("; ", ", ") for result in results)
+
+
+def _stress_entries(text: str) -> dict[str, str]:
+    """Return perturbation → ``0/4`` or ``not run (timeout)``; under ``""`` what belongs to none."""
+    entries: dict[str, str] = {}
+    for part in text.split("; ") if text else ():
+        name, _, outcome = part.partition(" ")
+        if name in _PERTURBATIONS and name not in entries:
+            entries[name] = outcome
+        else:
+            last = next(reversed(entries), "")
+            entries[last] = f"{entries.get(last, '')}; {part}"
+    return entries
+
+
+def _pairs(outcome: str) -> tuple[int, int] | None:
+    differing, _, trials = outcome.partition("/")
+    counted = all(number.isascii() and number.isdigit() and len(number) < 10 for number in (differing, trials))
+    return (int(differing), int(trials)) if counted else None
 
 
 def stress_counts(row: Row) -> dict[str, tuple[int, int]]:
     """Return perturbation → (pairs that differ, pairs); empty where the row was not stressed."""
-    found = map(_STRESSED.fullmatch, _each_stressed(row.stressed))
-    return {one[1]: (int(one[2]), int(one[3])) for one in found if one is not None and one[2]}
+    found = {name: _pairs(outcome) for name, outcome in _stress_entries(row.stressed).items()}
+    return {name: pairs for name, pairs in found.items() if pairs is not None}
 
 
 def is_stressed(text: str) -> bool:
     """Return True for a valid value of the column ``stressed``: each perturbation once, with counts ``differing/pairs``
     or the reason why it was not run; also for an empty one."""
-    found = [_STRESSED.fullmatch(one) for one in _each_stressed(text)] if text else []
-    known = [one for one in found if one is not None]
-    once = len({one[1] for one in known}) == len(found)
-    return once and all(int(one[2]) <= int(one[3]) and int(one[3]) > 0 for one in known if one[2])
+    entries = _stress_entries(text)
+    ran = {
+        name: outcome for name, outcome in entries.items() if not (outcome[:9] == "not run (" and outcome[-1] == ")")
+    }
+    return "" not in entries and all((pairs := _pairs(one)) and pairs[0] <= pairs[1] > 0 for one in ran.values())
 
 
 _SINGULAR = {"runs": "run", "replays": "replay", "pairs": "pair", "processes": "process"}
@@ -272,26 +301,22 @@ _LONGEST = 500
 def five_lines(row: Row, *, folder: Path) -> str:
     """Return what differs, where the runs diverge first, why, the evidence, and what to do. ``folder`` has repro and
     traces."""
-    if row.mode in INVARIANCES:
-        return "\n".join(map(cut_line, _of_batches(row, folder)))
     why = f"cause: {row.cause}, {row.confidence}: {row.because}" if row.cause else "cause: not looked for"
-    return "\n".join(map(cut_line, (_what(row), _where(row), why, _evidence(row), _remedy(row, folder))))
+    lines = (*_of_batches(row), why) if row.mode in INVARIANCES else (_what(row), _where(row), why, _evidence(row))
+    return "\n".join(map(cut_line, (*lines, _remedy(row, folder))))
 
 
-def _of_batches(row: Row, folder: Path) -> Sequence[str]:
-    """Return what differs, the kernel and its place, its shapes, why, and what to do."""
+def _of_batches(row: Row) -> Sequence[str]:
+    """Return what differs, the kernel and its place, and its shapes."""
     what = INVARIANCES[row.mode].unit
     sizes = row.company or f"a batch of {row.batch_sizes.rpartition(' ')[2]} and one of {row.batch_size}"
     place = _in_brackets(f"in {row.module}" if row.module else "", f"at {row.source}" if row.source else "")
     shapes = f"shapes: {row.shapes} and {row.reference_shapes}" if row.shapes else "shapes: of no kernel"
     from_on = f"; from {count(row.smallest_batch, 'item')} on" if row.smallest_batch is not None else ""
-    why = f"cause: {row.cause}, {row.confidence}: {row.because}" if row.cause else "cause: not looked for"
     return (
         f"{row.name}: the same {what} differ between {sizes} in {row.differing_results}{_how_far(row)}",
         f"first kernel: {row.kernel or 'none was found'}{place}{f': {row.detail}' if row.detail else ''}",
         f"{shapes}{from_on}",
-        why,
-        _remedy(row, folder),
     )
 
 
@@ -359,5 +384,4 @@ def _in_brackets(*parts: str) -> str:
 
 def cut_line(text: str) -> str:
     """Return ``text`` on one printable line, cut to the length of a line in a failed test's message."""
-    text = squeezed(one_line(text))
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+    return cut(squeezed(one_line(text)), _LONGEST)

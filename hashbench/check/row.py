@@ -18,7 +18,6 @@ from hashbench.processes import peak_memory_mib, send_draft
 from hashbench.records import (
     Diagnosis,
     Divergence,
-    ExperimentResult,
     ModelSpec,
     Rate,
     Row,
@@ -29,7 +28,7 @@ from hashbench.records import (
 from hashbench.results.folder import ResultsFolder, file_key
 from hashbench.results.rows import row_to_json
 from hashbench.run.outcome import Outcome, peak_mib
-from hashbench.text import a_few
+from hashbench.text import a_few, stressed_text
 from hashbench.trace import file
 
 BUDGET_FLAG = "--diagnose-budget"
@@ -110,7 +109,7 @@ def row_of(
             **_same(batch, ("shapes", "reference_shapes", "not_attributable")),
         )
     if outcome.stressed:
-        row = replace(row, stressed=_stressed_text(outcome.stressed))
+        row = replace(row, stressed=stressed_text(outcome.stressed))
     if outcome.latent is not None:
         row = _with_latent(row, outcome.perturbation, outcome.latent, budget_flag)
     return row if divergence is None else _with_divergence(row, divergence)
@@ -170,11 +169,6 @@ def _with_diagnosis(row: Row, diagnosis: Diagnosis, budget_flag: str) -> Row:
         deterministic_price=stats.significant(price),
         **_same(diagnosis, _OF_DIAGNOSIS),
     )
-
-
-def _stressed_text(results: Sequence[ExperimentResult]) -> str:
-    """Format ``threads 0/4; process not run (timeout)``."""
-    return "; ".join(result.word().partition("/")[2].replace("; ", ", ") for result in results)
 
 
 def _with_latent(row: Row, perturbation: str, latent: Outcome, budget_flag: str) -> Row:

@@ -209,16 +209,15 @@ def _print(specs: Sequence[ModelSpec], form: str) -> None:
 
 
 def _as_csv(specs: Sequence[ModelSpec]) -> str:
-    from hashbench.results.rows import csv_line, defuse
+    from hashbench.results.rows import csv_text
 
-    lines = [csv_line(field.name for field in dataclasses.fields(ModelSpec))]
+    lines = []
     for spec in specs:
         values = {**dataclasses.asdict(spec), "input_shape": _shape(spec), "default": "yes" if spec.default else ""}
         values["devices"] = " ".join(spec.devices)
         values["arguments"] = json.dumps(spec.arguments) if spec.arguments else ""
-        # Names and notes come from packages and zoo files: a spreadsheet must not execute them.
-        lines.append(csv_line("" if cell is None else defuse(one_line(str(cell))) for cell in values.values()))
-    return "".join(lines)
+        lines.append(values.values())
+    return csv_text((field.name for field in dataclasses.fields(ModelSpec)), lines)
 
 
 def _listed(spec: ModelSpec) -> tuple[object, ...]:

@@ -462,6 +462,9 @@ class EnvironmentChange:
     base: str
     new: str
 
+    def __str__(self) -> str:
+        return f"{self.key}: {self.base or '(none)'} → {self.new or '(none)'}"
+
 
 def environment_changes(
     base: Iterable[Mapping[str, Any]], new: Iterable[Mapping[str, Any]]

@@ -21,7 +21,7 @@ from hashbench.report.history import History, Interval, ModelHistory, Night, loa
 from hashbench.report.kernels import kernel_remarks
 from hashbench.results.load import Sweep, load_files, load_sweep
 from hashbench.results.rows import row_key
-from hashbench.text import count, told
+from hashbench.text import count, listed, told
 
 STALE_AFTER = 30
 """Nights in which a model ran without showing what is expected, after which the expectation is stale."""
@@ -146,12 +146,20 @@ class Judgement(Change[Row]):
     @property
     def message(self) -> str:
         """One line: what was seen, what was expected, and why."""
-        since = f" since {self.since}" if self.since else ""
         source = "expected" if self.expected or self.base is None else "last night"
-        nights = f", not seen for {count(self.unseen, 'night')}" if self.unseen else ""
         note = f"; {self.note}" if self.note else ""
         link = f" {self.link}" if self.link else ""
-        return f"{self.word}: {seen(self.new)} ({source}: {self.before or 'nothing'}{since}{nights}){note}{link}"
+        before = self.expected_as(self.before or "nothing") + self.not_seen
+        return f"{self.word}: {seen(self.new)} ({source}: {before}){note}{link}"
+
+    def expected_as(self, status: str) -> str:
+        """Return ``status``, and the date since which it is expected."""
+        return f"{status} since {self.since}" if self.since else status
+
+    @property
+    def not_seen(self) -> str:
+        """``, not seen for 3 nights``; empty where the last night shows it."""
+        return f", not seen for {count(self.unseen, 'night')}" if self.unseen else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +226,7 @@ class Judged:
 
     def word_of(self, one: Judgement) -> str:
         """Return the status of a judgement in words; of a night :attr:`alone`, what is seen."""
-        return _SEEN[kind_of(one.now)][0] if self.alone else one.word
+        return VERBS[kind_of(one.now)][0] if self.alone else one.word
 
     def message_of(self, one: Judgement) -> str:
         """Return one line: what is seen, what was expected, and why; of a night :attr:`alone`, what and where."""
@@ -227,7 +235,7 @@ class Judged:
         return one.message
 
 
-_SEEN = {
+VERBS = {
     Kind.DIFFER: ("differs", "differ"),
     Kind.LATENT: ("is flaky", "are flaky"),
     Kind.FAIL: ("fails", "fail"),
@@ -258,8 +266,7 @@ def rows_of_models(judgements: Collection[Judgement]) -> str:
 def _kinds_in_words(judgements: Iterable[Judgement]) -> str:
     """Return ``1 differs, 2 fail and 3 pass``, the worst first."""
     counts = Counter(kind_of(one.now) for one in judgements)
-    parts = [f"{counts[kind]} {words[counts[kind] != 1]}" for kind, words in _SEEN.items() if counts[kind]]
-    return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
+    return listed([f"{counts[kind]} {words[counts[kind] != 1]}" for kind, words in VERBS.items() if counts[kind]])
 
 
 def expectation_status(outcome: Outcome, accuracy: str, *, expected: bool = True, unseen: int = 0) -> ExpectationStatus:

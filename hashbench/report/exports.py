@@ -152,15 +152,11 @@ def _model(key: Sequence[str]) -> Cells:
     return {"model": name, "suite": suite, "mode": mode, "dtype": dtype, "device": device}
 
 
-def _since(one: Judgement, expected: str) -> str:
-    return f"{expected} since {one.since}" if one.since else expected
-
-
 def _worse(one: Judgement) -> Cells:
     before = one.before or "no row"
     expected = before if one.expected or one.since else f"{before} (last night)"
-    cells = {"expected": _since(one, expected), "now": one.now or "no row", "why": one.note, "link": _link(one.link)}
-    return {"what": one.word, **_model(one.key), **cells}
+    cells = {"expected": one.expected_as(expected), "now": one.now or "no row", "why": one.note}
+    return {"what": one.word, **_model(one.key), **cells, "link": _link(one.link)}
 
 
 def _changed(judged: Judged) -> list[Cells]:
@@ -234,9 +230,8 @@ def _expectations(judged: Judged) -> Iterator[tuple[str, list[Cells]]]:
 
 
 def _expected(one: Judgement) -> Cells:
-    unseen, expected = str(one.unseen or ""), _since(one, one.before)
-    cells = {"expected": expected, "nights not seen": unseen, "last seen": one.seen, "link": _link(one.link)}
-    return {**_model(one.key), **cells}
+    seen_cells = {"nights not seen": str(one.unseen or ""), "last seen": one.seen, "link": _link(one.link)}
+    return {**_model(one.key), "expected": one.expected_as(one.before), **seen_cells}
 
 
 # ------------------------------------------------------------------------------------------------- JUnit XML
@@ -327,8 +322,8 @@ def as_annotations(judged: Judged) -> str:
     errors += [_annotation_of("error", one, judged) for one in worse]
     warnings = [_annotation_of("warning", one, judged) for one in judged.judgements if _asks_for_attention(one)]
     if judged.night.changed:
-        changes = (f"{one.key}: {one.base or '(none)'} → {one.new or '(none)'}" for one in judged.night.changed)
-        warnings.insert(0, _annotation("warning", "The environment changed", "; ".join(changes)))
+        changes = "; ".join(map(str, judged.night.changed))
+        warnings.insert(0, _annotation("warning", "The environment changed", changes))
     counts = ", ".join(f"{number} {word}" for word, number in Counter(one.word for one in worse).items())
     in_all = f" In all: {counts}." if counts else ""
     found = [_annotation("notice", f"hashbench {judged.night.label}", judged.verdict)] if judged.alone else []

@@ -10,7 +10,7 @@ from hashbench.catalog import Kind, kind_of
 from hashbench.records import Row
 from hashbench.report.charts import KIND_WORDS
 from hashbench.report.expectations import ExpectationStatus, Judgement
-from hashbench.text import count, shorten
+from hashbench.text import shorten
 
 MEMBERS = 100
 """Maximum models named in a group."""
@@ -172,5 +172,4 @@ def expectation_of(one: Judgement) -> str:
     """Format the expectation of a baseline CSV: status, since when, nights not seen; "" without one."""
     if not one.expected:
         return ""
-    text = f"{one.before} expected" + (f" since {one.since}" if one.since else "")
-    return text + (f", not seen for {count(one.unseen, 'night')}" if one.unseen else "")
+    return one.expected_as(f"{one.before} expected") + one.not_seen

@@ -21,7 +21,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from hashbench.catalog import CAUSES, LETTERS, REPEATED, Kind, kind_of, letter_of, status_of
+from hashbench.catalog import CAUSES, LETTERS, REPEATED, kind_of, letter_of, status_of
 from hashbench.records import LABELS, Row
 from hashbench.report.charts import (
     KIND_WORDS,
@@ -36,7 +36,7 @@ from hashbench.report.charts import (
 )
 from hashbench.report.compare import merged
 from hashbench.report.diagnoses import Excerpt, anchor_of, model_views, sweep_again
-from hashbench.report.expectations import Judged, Judgement, counted, rows_of_models
+from hashbench.report.expectations import VERBS, Judged, Judgement, counted, rows_of_models
 from hashbench.report.groups import Group, expectation_of, groups_of, is_known, is_news
 from hashbench.report.history import Night
 from hashbench.results.rows import is_link
@@ -45,6 +45,7 @@ from hashbench.text import (
     deterministic_here,
     how_much,
     how_often,
+    listed,
     one_line,
     printable,
     rate,
@@ -213,12 +214,7 @@ NAMED = 3
 def _names(judgements: Iterable[Judgement]) -> str:
     """Join the names as ``a, b and c``; return "" for more than :data:`NAMED` models."""
     names = list(dict.fromkeys(shorten(one_line(one.key[-1]), 40) for one in judgements))
-    if len(names) > NAMED:
-        return ""
-    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
-
-
-_VERBS = {Kind.DIFFER: ("differs", "differ"), Kind.LATENT: ("is flaky", "are flaky"), Kind.FAIL: ("fails", "fail")}
+    return listed(names) if len(names) <= NAMED else ""
 
 
 def _found(judged: Judged) -> str:
@@ -228,7 +224,7 @@ def _found(judged: Judged) -> str:
     if not trouble or not _names(trouble):
         return counted(judged.judgements)
     parts = []
-    for kind, verbs in _VERBS.items():
+    for kind, verbs in VERBS.items():
         if same := [one for one in trouble if kind_of(one.now) is kind]:
             parts.append(f"{_names(same)} {verbs[len({one.key[-1] for one in same}) > 1]}")
     return f"Of {rows_of_models(rows)}, {', '.join(parts)}"

@@ -13,7 +13,7 @@ from tabulate import tabulate
 
 from hashbench.records import ROW_COLUMNS, ROW_KEY, Row
 from hashbench.report.compare import Comparison, ModelChange, Outcome
-from hashbench.results.rows import csv_line, defuse
+from hashbench.results.rows import csv_text
 from hashbench.text import as_written, count, one_line, shorten
 
 COUNTED_ONLY = frozenset({Outcome.UNCHANGED, Outcome.STILL_SKIPPED, Outcome.NOT_SELECTED})
@@ -178,10 +178,9 @@ SIDE_COLUMNS = ("accuracy", "origin", "kernel", "module", "error")
 def as_csv(comparison: Comparison[Row]) -> str:
     """Return one line for each model, also unchanged ones: outcome, key, note, and status and place in both rows."""
     sides = [f"{side}_{column}" for side in ("base", "new") for column in SIDE_COLUMNS]
-    lines = [csv_line(["outcome", "worse", *ROW_KEY, "note", *sides])]
+    lines = []
     for change in comparison.changes:
         worse = "yes" if change.outcome.worse else "no"
         rows = [getattr(row, column) if row else "" for row in (change.base, change.new) for column in SIDE_COLUMNS]
-        cells = (change.outcome, worse, *change.key, change.note, *rows)
-        lines.append(csv_line(defuse(one_line(cell)) for cell in cells))
-    return "".join(lines)
+        lines.append((change.outcome, worse, *change.key, change.note, *rows))
+    return csv_text(["outcome", "worse", *ROW_KEY, "note", *sides], lines)

@@ -357,6 +357,12 @@ def csv_line(cells: Iterable[str]) -> str:
     return line.getvalue()
 
 
+def csv_text(header: Iterable[str], lines: Iterable[Iterable[object]]) -> str:
+    """Return a CSV; ``None`` is an empty cell, other cells are texts on one line, defused."""
+    texts = ((defuse(one_line("" if cell is None else str(cell))) for cell in cells) for cells in lines)
+    return "".join(map(csv_line, (header, *texts)))
+
+
 # ----------------------------------------------------------------------------------------------- one cell
 
 

@@ -11,8 +11,8 @@ from tabulate import tabulate
 from hashbench.report.compare import Comparison, Outcome
 from hashbench.results.audit_table import Audit
 from hashbench.results.invariance_table import INVARIANCE_ROWS, Invariance, InvarianceRow
-from hashbench.text import a_few
-from hashbench.tools.audit.report import compared, table_of_counts, values_of
+from hashbench.text import a_few, cut
+from hashbench.tools.audit.report import by_verdict, compared, table_of_counts, values_of
 
 COLUMNS = ("verdict", "op", "dtypes", "samples", "smallest batch", "kernel", "because", "repro")
 _WIDTH = 60
@@ -22,17 +22,11 @@ _LISTED = (Invariance.DEPENDS, Invariance.PLACE, Invariance.UNSTEADY, Invariance
 
 def findings(rows: Iterable[InvarianceRow]) -> list[tuple[str, ...]]:
     """Format one line for each op whose rows depend on the batch, with how many of its samples with a batch axis do."""
-    groups: dict[tuple[Invariance, str], list[InvarianceRow]] = {}
-    measured: Counter[str] = Counter()
-    for row in rows:
-        measured[row.op] += row.items is not None
-        if row.verdict in _LISTED:
-            groups.setdefault((Invariance(row.verdict), row.op), []).append(row)
-    order = list(Invariance)
-    return [
-        _line(*key, groups[key], measured[key[1]])
-        for key in sorted(groups, key=lambda key: (order.index(key[0]), key[1]))
-    ]
+    kept = tuple(rows)
+    measured = Counter(row.op for row in kept if row.items is not None)
+    shown = (row for row in kept if row.verdict in _LISTED)
+    grouped = by_verdict(shown, list(Invariance), lambda row: (row.verdict, row.op))
+    return [_line(verdict, op, same, measured[op]) for (verdict, op), same in grouped]
 
 
 def coupled(rows: Iterable[InvarianceRow]) -> str:
@@ -40,7 +34,7 @@ def coupled(rows: Iterable[InvarianceRow]) -> str:
     return ", ".join(sorted({row.op for row in rows if row.verdict == Invariance.COUPLED}))
 
 
-def _line(verdict: Invariance, op: str, rows: Sequence[InvarianceRow], measured: int) -> tuple[str, ...]:
+def _line(verdict: str, op: str, rows: Sequence[InvarianceRow], measured: int) -> tuple[str, ...]:
     values = functools.partial(values_of, rows)
     smallest = [row.smallest_batch for row in rows if row.smallest_batch is not None]
     said = "; ".join(values("error" if verdict in (Invariance.TIMEOUT, Invariance.CRASHED) else "because")[:1])
@@ -51,7 +45,7 @@ def _line(verdict: Invariance, op: str, rows: Sequence[InvarianceRow], measured:
         f"{len(rows)} of {measured}" if measured else str(len(rows)),
         str(min(smallest)) if smallest else "",
         a_few(values("kernel"), limit=2),
-        said if len(said) <= _WIDTH else f"{said[: _WIDTH - 1]}…",
+        cut(said, _WIDTH),
         next(iter(values("repro")), ""),
     )
 

@@ -23,8 +23,8 @@ from hashbench.results.audit_table import (
     Measured,
 )
 from hashbench.results.invariance_table import INVARIANCE_ROWS, InvarianceRow
-from hashbench.results.rows import RowFormat, csv_line, defuse
-from hashbench.text import a_few, one_line
+from hashbench.results.rows import RowFormat, csv_text
+from hashbench.text import a_few, cut, one_line
 from hashbench.trace.file import OTHER_OPS
 
 # ------------------------------------------------------------------------------------------------ one audit
@@ -65,11 +65,18 @@ def _confirms(row: AuditRow) -> bool:
 
 
 def _lines(rows: Iterable[AuditRow]) -> list[dict[str, str]]:
-    groups: dict[tuple[AuditVerdict, str, str], list[AuditRow]] = {}
+    grouped = by_verdict(rows, list(AuditVerdict), lambda row: (row.verdict, row.op, row.phase))
+    return [_line(key, same) for key, same in grouped]
+
+
+def by_verdict(
+    rows: Iterable[R], verdicts: Sequence[str], key: Callable[[R], tuple[str, ...]]
+) -> list[tuple[tuple[str, ...], list[R]]]:
+    """Group rows by ``key``, which begins with the verdict, in the order of ``verdicts``."""
+    groups: dict[tuple[str, ...], list[R]] = {}
     for row in rows:
-        groups.setdefault((AuditVerdict(row.verdict), row.op, row.phase), []).append(row)
-    order = list(AuditVerdict)
-    return [_line(*key, groups[key]) for key in sorted(groups, key=lambda key: (order.index(key[0]), *key[1:]))]
+        groups.setdefault(key(row), []).append(row)
+    return sorted(groups.items(), key=lambda group: (verdicts.index(group[0][0]), *group[0][1:]))
 
 
 def values_of(rows: Iterable[AuditRow | InvarianceRow], column: str) -> list[str]:
@@ -77,7 +84,8 @@ def values_of(rows: Iterable[AuditRow | InvarianceRow], column: str) -> list[str
     return list(dict.fromkeys(filter(None, (getattr(row, column) for row in rows))))
 
 
-def _line(verdict: AuditVerdict, op: str, phase: str, rows: Sequence[AuditRow]) -> dict[str, str]:
+def _line(key: tuple[str, ...], rows: Sequence[AuditRow]) -> dict[str, str]:
+    verdict, op, phase = key
     values = functools.partial(values_of, rows)
     said = one_line("; ".join(values("error" if verdict in UNMEASURED else "documented")))
     cells = (
@@ -88,7 +96,7 @@ def _line(verdict: AuditVerdict, op: str, phase: str, rows: Sequence[AuditRow]) 
         str(len(rows)),
         a_few(values("kernel"), limit=2),
         ", ".join(values("cause")),
-        said if len(said) <= _WIDTH else f"{said[: _WIDTH - 1]}…",
+        cut(said, _WIDTH),
     )
     return dict(zip(COLUMNS, cells, strict=True))
 
@@ -216,10 +224,7 @@ MOST_LISTED = 200
 
 def as_text(comparison: Comparison[Any]) -> str:
     """Format for a terminal; what is different between the machines comes first, torch's version before all."""
-    machines = [
-        f"{one_line(change.key)}: {one_line(change.base) or '(none)'} → {one_line(change.new) or '(none)'}"
-        for change in comparison.environment
-    ]
+    machines = [one_line(str(change)) for change in comparison.environment]
     counted = ", ".join(f"{count} {outcome}" for outcome, count in comparison.counts.items()) or "no samples"
     title = f"{one_line(comparison.base)} → {one_line(comparison.new)}"
     blocks = [[title], machines, list(comparison.remarks), *_listed(comparison), [counted]]
@@ -262,11 +267,8 @@ def as_json(comparison: Comparison[Any]) -> str:
 def as_csv(comparison: Comparison[Any]) -> str:
     """Format one line for each sample, the worst first."""
     columns = next((_columns(change) for change in comparison.changes), KEY)
-    lines = [csv_line([*columns, "outcome", "base", "new", "note"])]
-    for change in comparison.changes:
-        cells = (*_fields(change).values(), change.note)
-        lines.append(csv_line(defuse(one_line(cell or "")) for cell in cells))
-    return "".join(lines)
+    lines = [(*_fields(change).values(), change.note) for change in comparison.changes]
+    return csv_text([*columns, "outcome", "base", "new", "note"], lines)
 
 
 def _fields(change: Change[Any]) -> Mapping[str, str | None]:
