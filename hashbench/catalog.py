@@ -13,6 +13,18 @@ from enum import Enum, StrEnum
 from types import MappingProxyType
 from typing import Self
 
+
+class Word(StrEnum):
+    """A coded word; further values of a member are the attributes that its class annotates, in their order."""
+
+    def __new__(cls, word: str, *values: object) -> Self:
+        member = str.__new__(cls, word)
+        member._value_ = word
+        for name, value in zip(cls.__annotations__, values, strict=True):
+            setattr(member, name, value)
+        return member
+
+
 # ---------------------------------------------------------------------------------------------------------- statuses
 
 
@@ -46,7 +58,7 @@ _LACK = Kind.DIFFER, "I", "not invariant"
 """Of the statuses of models that lack an invariance."""
 
 
-class Status(StrEnum):
+class Status(Word):
     """The status words of ``benchmarks/dynamo``, and two that it lacks: ``crashed`` (there a dead child leaves no row)
     and ``results_not_comparable`` (there an unknown type is reported as ``eager_two_runs_differ``). A third one,
     ``latent``, is for reports alone: in ``accuracy.csv`` such a model has ``pass``. Those that end in ``<n>`` end in a
@@ -62,12 +74,6 @@ class Status(StrEnum):
     letter: str
     short: str
     meaning: str
-
-    def __new__(cls, word: str, kind: Kind, letter: str, short: str, meaning: str) -> Self:
-        member = str.__new__(cls, word)
-        member._value_ = word
-        member.kind, member.letter, member.short, member.meaning = kind, letter, short, meaning
-        return member
 
     PASS = "pass", Kind.PASS, "P", "passes", "all runs gave the same bits"
     TWO_RUNS_DIFFER = "eager_two_runs_differ", Kind.DIFFER, "D", "two runs differ", "two runs gave different results"
@@ -234,7 +240,7 @@ class Origin(StrEnum):
     RANKS = "ranks"
 
 
-class Perturbation(StrEnum):
+class Perturbation(Word):
     """Runtime condition varied by ``--stress``, which must not change what a run computes, and two that may: a model
     may read the clock or draw from the system's entropy.
 
@@ -246,19 +252,13 @@ class Perturbation(StrEnum):
     meaning: str
     matters: bool
 
-    def __new__(cls, word: str, meaning: str, matters: bool = False) -> Self:
-        member = str.__new__(cls, word)
-        member._value_ = word
-        member.meaning, member.matters = meaning, matters
-        return member
-
-    THREADS = "threads", "more threads than cores in both runs"
-    LOAD = "load", "a busy machine"
-    MEMORY = "memory", "other content in fresh memory"
-    ADDRESS = "address", "other addresses of memory and objects"
-    PROCESS = "process", "another process, or one with other runs before"
-    COLLECTOR = "collector", "garbage collection at other moments"
-    TOGETHER = "together", "several perturbations together; none was seen to do it alone"
+    THREADS = "threads", "more threads than cores in both runs", False
+    LOAD = "load", "a busy machine", False
+    MEMORY = "memory", "other content in fresh memory", False
+    ADDRESS = "address", "other addresses of memory and objects", False
+    PROCESS = "process", "another process, or one with other runs before", False
+    COLLECTOR = "collector", "garbage collection at other moments", False
+    TOGETHER = "together", "several perturbations together; none was seen to do it alone", False
     CLOCK = "clock", "another time", True
     ENTROPY = "entropy", "other random numbers from the system", True
 
@@ -272,16 +272,10 @@ OPAQUE: Mapping[str, str] = MappingProxyType(
 """Calls that a trace cannot look into → what to do, as a sentence. No kernel behind them is named."""
 
 
-class Confidence(StrEnum):
+class Confidence(Word):
     """How firmly the evidence supports a cause."""
 
     meaning: str
-
-    def __new__(cls, word: str, meaning: str = "") -> Self:
-        member = str.__new__(cls, word)
-        member._value_ = word
-        member.meaning = meaning
-        return member
 
     PROVEN = "proven", "a controlled experiment isolates the mechanism"
     LIKELY = (
@@ -291,18 +285,12 @@ class Confidence(StrEnum):
     OPEN = "open", "no experiment decides it"
 
 
-class Limit(StrEnum):
+class Limit(Word):
     """What cuts a diagnosis short, as in the notes of experiments; ``meaning`` in words, ``remedy`` with ``{flag}`` for
     the flag or setting of the caller."""
 
     meaning: str
     remedy: str
-
-    def __new__(cls, word: str, meaning: str, remedy: str) -> Self:
-        member = str.__new__(cls, word)
-        member._value_ = word
-        member.meaning, member.remedy = meaning, remedy
-        return member
 
     BUDGET = "budget", "the time for experiments ended", "Give the experiments more time ({flag})"
 

@@ -10,10 +10,9 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
-from hashbench.catalog import CAUSES, Confidence, Kind, family_of, kind_of
+from hashbench.catalog import CAUSES, Confidence, Kind, Word, family_of, kind_of
 from hashbench.errors import HashbenchError
 from hashbench.records import MODES, Row
 from hashbench.results.load import Sweep
@@ -22,7 +21,7 @@ from hashbench.text import a_few, count, told
 from hashbench.trace.file import OTHER_OPS
 
 
-class Outcome(StrEnum):
+class Outcome(Word):
     """Outcomes of one row, the worst first; some are of models alone, some of audits, of nondeterminism or of batch
     invariance. Not worse: what is as bad as before (``still …``), unknown to BASE (``new``), or not asked of NEW.
 
@@ -31,12 +30,6 @@ class Outcome(StrEnum):
     """
 
     worse: bool
-
-    def __new__(cls, word: str, worse: bool = False) -> Self:
-        member = str.__new__(cls, word)
-        member._value_ = word
-        member.worse = worse
-        return member
 
     REGRESSED = "regressed", True  # it was no failure and now it is one
     BECAME_NONDETERMINISTIC = "became nondeterministic", True
@@ -48,20 +41,20 @@ class Outcome(StrEnum):
     MOVED = "moved", True  # a kernel that nobody knew to differ, or one that differs for another reason
     FAILS_OTHERWISE = "fails otherwise", True  # the failure that is known is not the failure that is seen
     NOT_COMPARABLE = "not comparable", True  # it may have got worse; unknown is never equal
-    DIFFERS_OTHERWISE = "differs otherwise"
-    DEPENDS_OTHERWISE = "depends otherwise"
-    STILL_DIFFERS = "still differs"
-    STILL_FAILS = "still fails"
-    FIXED = "fixed"
-    BECAME_INVARIANT = "became invariant"
-    NOT_SEEN = "not seen"
-    MEASURED_NOW = "measured now"
-    NEW = "new"
-    STILL_SKIPPED = "still skipped"
-    NOT_SELECTED = "not selected"
-    NOT_ASKED = "not asked for"
-    DOCUMENTED_OTHERWISE = "documented otherwise"
-    UNCHANGED = "unchanged"
+    DIFFERS_OTHERWISE = "differs otherwise", False
+    DEPENDS_OTHERWISE = "depends otherwise", False
+    STILL_DIFFERS = "still differs", False
+    STILL_FAILS = "still fails", False
+    FIXED = "fixed", False
+    BECAME_INVARIANT = "became invariant", False
+    NOT_SEEN = "not seen", False
+    MEASURED_NOW = "measured now", False
+    NEW = "new", False
+    STILL_SKIPPED = "still skipped", False
+    NOT_SELECTED = "not selected", False
+    NOT_ASKED = "not asked for", False
+    DOCUMENTED_OTHERWISE = "documented otherwise", False
+    UNCHANGED = "unchanged", False
 
 
 CONDITIONS = ("dev", "dtype", "batch_size", "iterations", "runs", "threads", "deterministic")

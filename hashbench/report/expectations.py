@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from pathlib import Path
-from typing import Self
 
-from hashbench.catalog import Kind, kind_of
+from hashbench.catalog import Kind, Word, kind_of
 from hashbench.errors import HashbenchError
 from hashbench.records import ExpectedRow, Row
 from hashbench.report.compare import Change, ModelChange, Outcome, compare, tracer_remark, what_happened
@@ -27,7 +25,7 @@ STALE_AFTER = 30
 """Nights in which a model ran without showing what is expected, after which the expectation is stale."""
 
 
-class ExpectationStatus(StrEnum):
+class ExpectationStatus(Word):
     """How a night compares with what is expected of a model, the worst first.
 
     Attributes:
@@ -37,12 +35,6 @@ class ExpectationStatus(StrEnum):
 
     meaning: str
     advice: str
-
-    def __new__(cls, word: str, meaning: str = "", advice: str = "") -> Self:
-        member = str.__new__(cls, word)
-        member._value_ = word
-        member.meaning, member.advice = meaning, advice
-        return member
 
     NEW_DIFFERENCE = (
         "new difference",
@@ -79,16 +71,16 @@ class ExpectationStatus(StrEnum):
         "It ran under other conditions: whether it got worse is not known.",
         "Sweep again under the same conditions, or make a new baseline for these.",
     )
-    UNEXPECTED = "no expectation", "Nothing says what to expect of it."
+    UNEXPECTED = "no expectation", "Nothing says what to expect of it.", ""
     STALE = (
         "stale",
         "What is expected of it has not been seen for a long time: the expectation can go.",
         "Take it out of the CSV of what is expected.",
     )
-    FIXED = "fixed", "It did not pass and passes now."
-    NOT_SEEN = "not seen", "It differs now and then, and did not this time: that is not fixed."
-    MET = "as expected", "It does what it did before."
-    NOT_ASKED = "not asked for", "The last night was not asked to run it."
+    FIXED = "fixed", "It did not pass and passes now.", ""
+    NOT_SEEN = "not seen", "It differs now and then, and did not this time: that is not fixed.", ""
+    MET = "as expected", "It does what it did before.", ""
+    NOT_ASKED = "not asked for", "The last night was not asked to run it.", ""
 
 
 AS_BEFORE = (Outcome.UNCHANGED, Outcome.STILL_DIFFERS, Outcome.STILL_FAILS, Outcome.STILL_SKIPPED)
