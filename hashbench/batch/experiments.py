@@ -163,9 +163,9 @@ class _Items:
             return replace(known, counted=True)
         self.sizes = _spread(sizes)
         settings = [*controls(self.call)]
-        arms = compared_under([Change("exact_values", call=_exact), *settings], self, self.budget)
-        remedies = (*self._other_numbers(), *remedies_among(settings, self.call, arms))
-        return replace(known, arms=(*known.arms, *arms), remedies=remedies)
+        under = compared_under([Change("exact_values", call=_exact), *settings], self, self.budget)
+        remedies = (*self._other_numbers(), *remedies_among(settings, self.call, under))
+        return replace(known, arms=(*known.arms, *under), remedies=remedies)
 
     def _follows_seed(self) -> bool:
         """Return True if rows change with the seed, so that they follow from random numbers that the call draws."""

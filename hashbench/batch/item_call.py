@@ -7,6 +7,7 @@ said by :class:`~hashbench.batch.layout.ItemAxis`; a tensor without one is share
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -17,9 +18,9 @@ import torch
 from hashbench.batch.layout import ItemAxis
 from hashbench.calls.call import TensorForm, plan_for
 from hashbench.calls.capture import copied, is_plain, own_copy
-from hashbench.calls.live import LiveCall, flat_memory, laid_over
+from hashbench.calls.live import flat_memory, generator_states, laid_over
 from hashbench.replay.methods import exact_numbers
-from hashbench.run.rng import random_states, reset_rng_state, seed_host, states_differ
+from hashbench.run.rng import reset_rng_state, seed_host, states_differ
 from hashbench.trace.arguments import leaves, mapped, tensors_in
 from hashbench.trace.digest import hash_memory
 
@@ -169,8 +170,9 @@ class ItemCall:
         Generators among the arguments are in the state of the capture, or seeded if ``seed`` is not :data:`SEED`.
         """
         live = own_copy(self.func, self.args, self.kwargs)
-        for generator in _generators_in(live) if seed != SEED else ():
-            generator.manual_seed(seed)
+        for leaf in leaves([live.args, live.kwargs]) if seed != SEED else ():
+            if isinstance(leaf, torch.Generator):
+                leaf.manual_seed(seed)
         self._seed(seed)
         outcome = live.run(clock=clock)
         return [tensor.detach() for tensor in outcome.left], outcome.seconds
@@ -187,10 +189,13 @@ class ItemCall:
         """Return True if a run draws from a generator among its arguments or a global one, even if it discards the
         numbers."""
         live = own_copy(self.func, self.args, self.kwargs)
+        states = functools.partial(
+            generator_states, live.args, live.kwargs, device=live.call.device, outside_torch=True
+        )
         self._seed(SEED)
-        before = _states(live)
+        before = states()
         live.run()
-        return states_differ(before, _states(live))
+        return states_differ(before, states())
 
     @property
     def accelerators(self) -> tuple[torch.device, ...]:
@@ -218,18 +223,6 @@ class ItemCall:
         """Return the rows of a run on these of its items, by the item's number; of a repeated item its first."""
         rows = self.select(chosen).rows()
         return {item: rows[place] for place, item in reversed([*enumerate(chosen)])}
-
-
-def _generators_in(live: LiveCall) -> list[torch.Generator]:
-    """Return the generators among the arguments, each once."""
-    found = [leaf for leaf in leaves([live.args, live.kwargs]) if isinstance(leaf, torch.Generator)]
-    return [*{id(generator): generator for generator in found}.values()]
-
-
-def _states(live: LiveCall) -> dict[str, torch.Tensor]:
-    """Return the states of the generators among the arguments and of the global ones."""
-    given = {f"argument {place}": generator.get_state() for place, generator in enumerate(_generators_in(live))}
-    return given | random_states(live.call.device, outside_torch=True)
 
 
 # ------------------------------------------------------------------------------------------------------- tensors

@@ -25,7 +25,7 @@ from hashbench.calls.call import (
     plan_for,
 )
 from hashbench.records import TensorDigest
-from hashbench.run.rng import preserved_rng, restore_random_states
+from hashbench.run.rng import preserved_rng, random_states, restore_random_states
 from hashbench.run.settings import applied
 from hashbench.trace.arguments import argument_text, leaves, mapped, tensors_in
 from hashbench.trace.digest import hash_memory, is_dense, raw_digest, readable, unobserved
@@ -275,6 +275,16 @@ def keys_below_a_mode() -> Any:
     with _Probe() as probe:  # type: ignore[no-untyped-call]
         torch.empty(0)
     return probe.excluded.remove(torch._C.DispatchKey.PythonTLSSnapshot)
+
+
+def generator_states(
+    args: Sequence[Any], kwargs: Mapping[str, Any], *, device: torch.device | None = None, outside_torch: bool
+) -> dict[str, torch.Tensor]:
+    """Return the states of all generators that a call may draw from, by name: those among its arguments (``argument
+    0``, ``argument 1`` and so on), and the default ones (:func:`~hashbench.run.rng.random_states`)."""
+    given = (leaf for leaf in leaves([*args, *kwargs.values()]) if isinstance(leaf, torch.Generator))
+    named = {f"argument {number}": generator.get_state() for number, generator in enumerate(given)}
+    return random_states(device, outside_torch=outside_torch) | named
 
 
 # ------------------------------------------------------------------------------------------------------- outcomes

@@ -13,13 +13,13 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from hashbench.calls.capture import CaptureError, capture_arguments, is_plain, refuse_shadows
-from hashbench.calls.live import CallOutcome, LiveCall
+from hashbench.calls.live import CallOutcome, LiveCall, generator_states
 from hashbench.calls.ops import is_custom
 from hashbench.replay.controls import POISONS, poisoned_memory
 from hashbench.run.leaves import flatten
 from hashbench.run.outcome import failure_of
 from hashbench.run.outputs import Difference, bitwise_equal, integer_view, measure
-from hashbench.run.rng import random_states, restore_random_states
+from hashbench.run.rng import restore_random_states
 from hashbench.tools.bitwise.findings import Mismatch, Place
 from hashbench.trace.arguments import named_arguments, tensors_in
 from hashbench.trace.digest import dtype_name, raw_digest
@@ -69,15 +69,6 @@ def _refuse_opaque(tensor: torch.Tensor) -> None:
     if answers and not is_traceable_wrapper_subclass(tensor):
         refuse_shadows(tensor)
         raise CaptureError(f"a tensor is a {type(tensor).__name__}, which answers every op itself")
-
-
-def generator_states(args: Sequence[Any], kwargs: Mapping[str, Any], *, outside_torch: bool) -> dict[str, torch.Tensor]:
-    """Return the states of all generators that a call may draw from: the default ones of the host and of every device
-    in use, those among its arguments (``argument 0``, ``argument 1`` and so on), and for a custom op Python's and
-    NumPy's."""
-    given = (value for value in (*args, *kwargs.values()) if isinstance(value, torch.Generator))
-    named = {f"argument {number}": generator.get_state() for number, generator in enumerate(given)}
-    return random_states(None, outside_torch=outside_torch) | named
 
 
 def _restore_defaults(states: Mapping[str, torch.Tensor]) -> None:
