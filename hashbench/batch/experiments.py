@@ -12,9 +12,8 @@ import functools
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -27,8 +26,8 @@ from hashbench.catalog import EXPERIMENTS
 from hashbench.errors import named_line
 from hashbench.processes import Budget
 from hashbench.records import NO_TIME, ExperimentResult
-from hashbench.replay.methods import METHODS, Around
-from hashbench.replay.replayer import Change as Setting
+from hashbench.replay.methods import METHODS, Change
+from hashbench.replay.replayer import UNCHANGED, Context
 
 REPEATS = 3
 """Runs of the same call that must agree before another one is compared with it."""
@@ -53,21 +52,10 @@ MULTIPLES = (2, 4, 8, 16, 32, 64)
 """Numbers of items to whose multiples a batch is padded."""
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A change under which a subject is compared again.
-
-    Attributes:
-        name: of the experiment.
-        around: makes the context of all its runs.
-        call: replaces each call; raises :class:`NotItemwiseError` where that is no experiment.
-        advice: the change as a remedy; empty if it is none.
-    """
-
-    name: str
-    around: Setting = nullcontext
-    call: Callable[[ItemCall], ItemCall] = lambda call: call
-    advice: str = ""
+ADVICE = {"same_strides": "make its inputs contiguous"} | {
+    name: f"compute {EXPERIMENTS[name].phrase}" for name in CONTROLS
+}
+"""Changes that are remedies, by the name of the experiment."""
 
 
 class Subject(Protocol):
@@ -81,27 +69,25 @@ class Subject(Protocol):
         """Yield whether each comparison under the change differs."""
 
 
-def compared_under(changes: Iterable[Change], subject: Subject, budget: Budget) -> tuple[ExperimentResult, ...]:
-    """Run an experiment for each change; add the settings that come too late for the call."""
-    arms = [tried(change.name, functools.partial(subject.differs, change), budget) for change in changes]
+def compared_under(changes: Mapping[str, Change], subject: Subject, budget: Budget) -> tuple[ExperimentResult, ...]:
+    """Run an experiment for each change, by name; add the settings that come too late for the call."""
+    arms = [tried(name, functools.partial(subject.differs, change), budget) for name, change in changes.items()]
     return (*arms, *out_of_reach(subject.call))
 
 
-def remedies_among(changes: Iterable[Change], call: ItemCall, arms: Iterable[ExperimentResult]) -> Iterator[Remedy]:
+def remedies_among(changes: Mapping[str, Change], call: ItemCall, arms: Iterable[ExperimentResult]) -> Iterator[Remedy]:
     """Yield the changes that may be advised, with the price of those that leave no difference."""
-    ran = {arm.name: arm for arm in arms if arm.ran}
-    for change in changes:
-        if change.advice and (arm := ran.get(change.name)) is not None:
+    for arm in arms:
+        if arm.ran and arm.name in ADVICE:
+            change = changes[arm.name]
             cost = None if arm.differing else price(call, change.call(call), change.around)
-            yield Remedy(change.advice, arm.trials, arm.differing, cost)
+            yield Remedy(ADVICE[arm.name], arm.trials, arm.differing, cost)
 
 
-def controls(call: ItemCall) -> Iterator[Change]:
-    """Yield the settings that can reach the call."""
-    for name in CONTROLS:
-        method = METHODS.get(name)
-        if isinstance(method, Around) and applies(name, call):
-            yield Change(name, method.change, advice=f"compute {EXPERIMENTS[name].phrase}")
+def controls(call: ItemCall) -> dict[str, Change]:
+    """Return the settings that can reach the call."""
+    known = {name: METHODS.get(name) for name in CONTROLS}
+    return {name: method for name, method in known.items() if isinstance(method, Change) and applies(name, call)}
 
 
 def diagnose_item_call(call: ItemCall, *, budget: float = 20.0) -> ItemEvidence:
@@ -162,9 +148,9 @@ class _Items:
         if self._is_counted():
             return replace(known, counted=True)
         self.sizes = _spread(sizes)
-        settings = [*controls(self.call)]
-        under = compared_under([Change("exact_values", call=_exact), *settings], self, self.budget)
-        remedies = (*self._other_numbers(), *remedies_among(settings, self.call, under))
+        changes = {"exact_values": Change(call=_exact), **controls(self.call)}
+        under = compared_under(changes, self, self.budget)
+        remedies = (*self._other_numbers(), *remedies_among(changes, self.call, under))
         return replace(known, arms=(*known.arms, *under), remedies=remedies)
 
     def _follows_seed(self) -> bool:
@@ -237,8 +223,8 @@ class _Items:
         """
         if not self.call.scaled:
             return False
-        fixed = Change("other_number", call=lambda call: replace(call, scaled=()))
-        result = self._tried(fixed.name, lambda: self.differs(fixed))
+        fixed = Change(call=lambda call: replace(call, scaled=()))
+        result = self._tried("other_number", lambda: self.differs(fixed))
         return result.ran and not result.differing and not result.note
 
     def _rows_differ(self, rows: Rows, reference: Rows) -> bool:
@@ -322,12 +308,9 @@ class _Items:
 
 
 def _exact(call: ItemCall) -> ItemCall:
-    exact = call.with_exact_values()
     if not adds_up(call):
         raise NotItemwiseError("it computes each element by itself, and adds nothing up")
-    if exact is None:
-        raise NotItemwiseError("no floating-point input in plain memory")
-    return exact
+    return call.with_exact_values()
 
 
 def tried(name: str, outcomes: Callable[[], Iterator[bool]], budget: Budget) -> ExperimentResult:
@@ -351,7 +334,7 @@ def applies(name: str, call: ItemCall) -> bool:
     """Return True if the setting can reach the call: only a composite op chooses an implementation of attention."""
     func, method = call.func, METHODS.get(name)
     chooses = not isinstance(func, torch._ops.OpOverload) or calls_others(func)
-    return isinstance(method, Around) and (chooses or not method.inside)
+    return isinstance(method, Change) and (chooses or not method.inside)
 
 
 _ATTENTION = frozenset({"query", "key", "value"})
@@ -372,7 +355,7 @@ def adds_up(call: ItemCall) -> bool:
     return torch.Tag.pointwise not in getattr(call.func, "tags", ())
 
 
-def price(before: ItemCall, after: ItemCall, setting: Setting = nullcontext) -> float | None:
+def price(before: ItemCall, after: ItemCall, setting: Context = UNCHANGED) -> float | None:
     """Return the time of ``after`` under the setting over that of ``before``, run in turns.
 
     It is the median of the rounds in processor time, so that other processes do not count. If the number of threads

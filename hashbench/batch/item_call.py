@@ -131,13 +131,17 @@ class ItemCall:
 
         return self.with_tensors(changed)
 
-    def with_exact_values(self) -> ItemCall | None:
+    def with_exact_values(self) -> ItemCall:
         """Return the call with small whole numbers in place of every floating-point number, so that sums are exact in
-        any order; ``None`` without such a number."""
+        any order.
+
+        Raises:
+            NotItemwiseError: there is no such number.
+        """
         generator = torch.Generator().manual_seed(20)
         new = [exact_numbers(tensor, generator) if is_plain(tensor) else None for tensor in self.tensors]
         if not any(tensor is not None for tensor in new):
-            return None
+            raise NotItemwiseError("no floating-point input in plain memory")
         values = iter(new)
 
         def changed(tensor: torch.Tensor) -> torch.Tensor:

@@ -34,11 +34,11 @@ from hashbench.records import (
     Trace,
 )
 from hashbench.replay import controls
-from hashbench.replay.replayer import UNCHANGED, Change
+from hashbench.replay.replayer import UNCHANGED, Context
 from hashbench.run.leaves import NotComparableError
 from hashbench.run.outcome import Attempt, Run, fingerprint, results_that_differ
 
-CONTROLS: Mapping[str, Change] = {
+CONTROLS: Mapping[str, Context] = {
     "entropy": controls.constant_entropy,
     "clocks": controls.ticking_clocks,
     "one_worker": controls.single_worker_pools,
@@ -165,7 +165,7 @@ class Pairs:
     def _runs(
         self,
         name: str,
-        change: Change,
+        change: Context,
         *,
         wanted: Callable[[ExperimentResult], int] | None = None,
         traced: bool = True,
@@ -202,7 +202,7 @@ class Pairs:
             )
         return result
 
-    def _one(self, change: Change, *, traced: bool) -> tuple[Run | Failure, float]:
+    def _one(self, change: Context, *, traced: bool) -> tuple[Run | Failure, float]:
         began = perf_counter()
         with change():
             run = self.attempt(traced=traced)

@@ -20,7 +20,7 @@ from hashbench.processes import Budget
 from hashbench.records import NO_TIME, ExperimentResult
 from hashbench.replay import controls
 from hashbench.replay.facts import have_same_form, snapshot_bits, written_slots
-from hashbench.replay.replayer import Change, InapplicableError, Replayer, Tally
+from hashbench.replay.replayer import Context, InapplicableError, Replayer, Tally
 from hashbench.run.settings import applied, preserved
 
 Method = Callable[[str, Replayer, Budget], ExperimentResult]
@@ -28,18 +28,20 @@ Method = Callable[[str, Replayer, Budget], ExperimentResult]
 
 
 @dataclass(frozen=True, slots=True)
-class Around:
-    """An experiment that replays the call inside a changed context.
+class Change:
+    """An experiment that repeats a subject under one change: a captured call, the items of a batch, a pair of calls.
 
     Attributes:
-        change: returns the context manager.
+        around: makes the context of the runs.
+        call: replaces the call; raises :class:`InapplicableError` if there is nothing to replace.
         each: enter the context for every replay, not once per block of replays.
         outside: the change only reaches code outside torch, so it applies to custom ops only.
         inside: the change only reaches ops that call other ops: custom ones and composites.
         disturbs: the change adds a disturbance; outcomes are compared with the undisturbed one.
     """
 
-    change: Change
+    around: Context = nullcontext
+    call: Callable[[Any], Any] = lambda call: call
     each: bool = False
     outside: bool = False
     inside: bool = False
@@ -53,7 +55,9 @@ class Around:
         tally = replayer.against_in_place() if self.disturbs else Tally()
         if name == "nondeterministic" and replayer.call.settings.get("deterministic_algorithms") == "off":
             return replayer.repeated.result(name, note="as it was captured")
-        result = replayer.compared(name, left, change=self.change, each=self.each, tally=tally)
+        changed = self.call(replayer.call)
+        live = LiveCall(changed) if changed is not replayer.call else None
+        result = replayer.compared(name, left, live=live, change=self.around, each=self.each, tally=tally)
         if self.disturbs:
             replayer.keep(tally)
         return result
@@ -62,13 +66,13 @@ class Around:
 # ------------------------------------------------------------------------------------------ settings and libraries
 
 
-def _settings(**values: str) -> Around:
-    return Around(lambda: applied({name.replace("__", "."): text for name, text in values.items()}))
+def _settings(**values: str) -> Change:
+    return Change(lambda: applied({name.replace("__", "."): text for name, text in values.items()}))
 
 
-def _attention(backend: SDPBackend) -> Around:
+def _attention(backend: SDPBackend) -> Change:
     """Force one attention implementation; torch raises if it does not support the call."""
-    return Around(functools.partial(sdpa_kernel, backend), inside=True)
+    return Change(functools.partial(sdpa_kernel, backend), inside=True)
 
 
 @contextmanager
@@ -113,7 +117,7 @@ def _is_tf32_on(owner: Any) -> bool:
 def busy_stream(name: str, replayer: Replayer, left: Budget) -> ExperimentResult:
     """Replay the call next to a second stream of its device that stays busy for longer."""
     change = functools.partial(controls.second_stream, replayer.call.device, replayer.cost)
-    return Around(change, each=True, disturbs=True)(name, replayer, left)
+    return Change(change, each=True, disturbs=True)(name, replayer, left)
 
 
 # --------------------------------------------------------------------------------------------------- other content
@@ -124,20 +128,20 @@ _SMALL, _TINY = 8, 1
 
 def exact_values(name: str, replayer: Replayer, left: Budget) -> ExperimentResult:
     """Replace all contents by small integers: sums become exact, so their order no longer matters."""
-    changed = with_exact_values(replayer.call)
-    if changed is not None:
-        return replayer.compared(name, left, live=LiveCall(changed))
     forms = replayer.call.tensors
     if forms and all(isinstance(form, TensorForm) and not _is_inexact(form.dtype) for form in forms):
         return replayer.repeated.result(name, note="all inputs are whole numbers as they are")
-    raise InapplicableError("no floating-point input in plain memory")
+    return Change(call=with_exact_values)(name, replayer, left)
 
 
-def with_exact_values(call: CapturedCall) -> CapturedCall | None:
+def with_exact_values(call: CapturedCall) -> CapturedCall:
     """Return the call with small integers in every floating-point or complex tensor, so that sums are exact in any
     order.
 
-    Returns ``None`` if there is no such tensor. Indices, masks and tensors without plain memory are kept.
+    Indices, masks and tensors without plain memory are kept.
+
+    Raises:
+        InapplicableError: there is no such tensor.
     """
     generator = torch.Generator().manual_seed(20)
     contents = [memory.content.clone() for memory in call.memories]
@@ -147,8 +151,10 @@ def with_exact_values(call: CapturedCall) -> CapturedCall | None:
             start, end = form.span()  # holes included
             _fill_with_whole_numbers(contents[form.storage][start:end].view(form.dtype), generator)
             changed = True
+    if not changed:
+        raise InapplicableError("no floating-point input in plain memory")
     memories = tuple(replace(memory, content=new) for memory, new in zip(call.memories, contents, strict=True))
-    return replace(call, memories=memories) if changed else None
+    return replace(call, memories=memories)
 
 
 def exact_numbers(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor | None:
@@ -178,17 +184,12 @@ def _can_hold_whole_numbers(dtype: torch.dtype) -> bool:
         return False
 
 
-def copied_sources(name: str, replayer: Replayer, left: Budget) -> ExperimentResult:
-    """Give read-only arguments that alias a written one memory of their own."""
-    changed = with_copied_sources(replayer.call)
-    if changed is None:
-        raise InapplicableError("nothing that is written shares memory with what is read")
-    return replayer.compared(name, left, live=LiveCall(changed))
+def with_copied_sources(call: CapturedCall) -> CapturedCall:
+    """Return the call with separate memory for every read-only argument that aliases a written one.
 
-
-def with_copied_sources(call: CapturedCall) -> CapturedCall | None:
-    """Return the call with separate memory for every read-only argument that aliases a written one; ``None`` if there
-    is none."""
+    Raises:
+        InapplicableError: there is none.
+    """
     written = written_slots(call)
     targets = {form.storage for index in written if isinstance(form := call.tensors[index], TensorForm)}
     memories, tensors = list(call.memories), list(call.tensors)
@@ -197,7 +198,7 @@ def with_copied_sources(call: CapturedCall) -> CapturedCall | None:
             tensors[index] = replace(form, storage=len(memories))
             memories.append(dataclasses.replace(call.memories[form.storage]))
     if len(memories) == len(call.memories):
-        return None
+        raise InapplicableError("nothing that is written shares memory with what is read")
     return replace(call, memories=tuple(memories), tensors=tuple(tensors))
 
 
@@ -384,16 +385,16 @@ def poison(name: str, replayer: Replayer, left: Budget) -> ExperimentResult:
 # -------------------------------------------------------------------------------------------------------- the table
 
 METHODS: Mapping[str, Method] = {
-    "one_thread": Around(controls.one_thread),
+    "one_thread": Change(controls.one_thread),
     "exact_values": exact_values,
-    "copied_sources": copied_sources,
+    "copied_sources": Change(call=with_copied_sources),
     "poison": poison,
     "generators": generators,
-    "entropy": Around(controls.constant_entropy, outside=True),
-    "clocks": Around(controls.ticking_clocks, outside=True),
-    "one_worker": Around(controls.single_worker_pools, outside=True),
+    "entropy": Change(controls.constant_entropy, outside=True),
+    "clocks": Change(controls.ticking_clocks, outside=True),
+    "one_worker": Change(controls.single_worker_pools, outside=True),
     "moved": moved,
-    "busy": Around(controls.busy_threads, disturbs=True),
+    "busy": Change(controls.busy_threads, disturbs=True),
     "busy_stream": busy_stream,
     "fresh_memory": fresh_memory,
     "deterministic": _settings(deterministic_algorithms="on", fill_uninitialized_memory="False"),
@@ -408,7 +409,7 @@ METHODS: Mapping[str, Method] = {
     "sdpa_flash": _attention(SDPBackend.FLASH_ATTENTION),
     "sdpa_efficient": _attention(SDPBackend.EFFICIENT_ATTENTION),
     "sdpa_cudnn": _attention(SDPBackend.CUDNN_ATTENTION),
-    "tf32_off": Around(functools.partial(tf32, on=False)),
-    "tf32_on": Around(functools.partial(tf32, on=True)),
+    "tf32_off": Change(functools.partial(tf32, on=False)),
+    "tf32_on": Change(functools.partial(tf32, on=True)),
 }
 """Implementation of each call experiment of ``catalog.EXPERIMENTS``, in the same order."""

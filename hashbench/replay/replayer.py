@@ -20,10 +20,10 @@ from hashbench.processes import Budget
 from hashbench.records import NO_TIME, ExperimentResult
 from hashbench.replay.facts import Snapshot
 
-Change = Callable[[], AbstractContextManager[object]]
-"""Context manager factory around replays; if the context yields a function, that is called before each replay."""
+Context = Callable[[], AbstractContextManager[object]]
+"""Makes the context around replays; if it yields a function, that is called before each replay."""
 
-UNCHANGED: Change = nullcontext
+UNCHANGED: Context = nullcontext
 
 PATIENCE = 10
 """Factor on the requested replays while only one outcome was seen, up to ``PATIENT_SHARE`` of the budget: a difference
@@ -114,7 +114,7 @@ class Replayer:
             raise InapplicableError("the outcome differs in place")
         return Tally(self.in_place)
 
-    def replay(self, tally: Tally, *, live: LiveCall | None = None, change: Change = UNCHANGED) -> None:
+    def replay(self, tally: Tally, *, live: LiveCall | None = None, change: Context = UNCHANGED) -> None:
         """Reset, run under ``change``, and add the outcome to the tally."""
         live = live or self.live
         begin = perf_counter()
@@ -141,7 +141,7 @@ class Replayer:
         left: Budget,
         *,
         live: LiveCall | None = None,
-        change: Change = UNCHANGED,
+        change: Context = UNCHANGED,
         each: bool = False,
         tally: Tally | None = None,
     ) -> ExperimentResult:
