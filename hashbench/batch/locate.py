@@ -16,7 +16,7 @@ from hashbench.batch.item_call import ItemCall, NotItemwiseError, items_first
 from hashbench.batch.judged import JudgedCall, RowRun, RowRuns
 from hashbench.batch.layout import Cut, ItemAxis, ItemSubset, Shape
 from hashbench.batch.match import Agreement, Match
-from hashbench.batch.rows import NodeShapes, RowDigests, ShapeNotes, whole_numbers, written_by
+from hashbench.batch.rows import NodeShapes, RowDigests, ShapeNotes, whole_numbers
 from hashbench.calls.capture import copied, own_copy
 from hashbench.calls.live import CallOutcome, captured_environment
 from hashbench.compare.align import align
@@ -188,9 +188,8 @@ class _Capture(TraceCallback):
     def after(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
         """Copy what it left: what it returned, then what it changed."""
         if node == self._node:
-            plan = plan_of(func)
-            written = [id(tensor) for tensor in written_by(plan, args, kwargs, output)]
-            left = CallOutcome(plan, args, kwargs, output).left
+            outcome = CallOutcome(plan_of(func), args, kwargs, output)
+            written, left = [id(tensor) for tensor in outcome.written], outcome.left
             self.written = [written.index(id(tensor)) if id(tensor) in written else None for tensor in left]
             given = tensors_in([*args, *kwargs.values()])
             self.targets = [written.index(id(tensor)) if id(tensor) in written else None for tensor in given]

@@ -38,26 +38,13 @@ class ShapeNotes(TraceCallback):
 
     def after(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
         """Note the shapes of the outputs."""
-        written = written_by(plan_of(func), args, kwargs, output)
+        written = plan_of(func).written_by(args, kwargs, output)
         self.shapes[node] |= {f">{at}": tuple(tensor.shape) for at, tensor in enumerate(written)}
 
 
 def whole_numbers(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int | None, ...]:
     """Return all values among the arguments, in order: whole numbers, and ``None`` for each other."""
     return tuple(leaf if type(leaf) is int else None for leaf in leaves([*args, *kwargs.values()]))
-
-
-def written_by(plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> list[torch.Tensor]:
-    """Return all tensors that a call wrote, in the order of its record; none for a view."""
-    if plan.pattern is Pattern.INPLACE:
-        return [args[0]]
-    new = tensors_in(output)
-    targets = plan.written_tensors(args, kwargs)
-    if not plan.fresh:
-        known = {_address(tensor) for tensor in tensors_in([*args, *kwargs.values()])}
-        new = [tensor for tensor in new if _address(tensor) not in known]
-    passed = {id(tensor) for tensor in targets}
-    return [tensor for tensor in new if id(tensor) not in passed] + targets
 
 
 class RowDigests(TraceCallback):
@@ -127,7 +114,7 @@ class RowDigests(TraceCallback):
                 for tensor in tensors_in(output):
                     self._shown.setdefault(_address(tensor), {})[_place(tensor)] = (*before, plan.name)
             return
-        written = written_by(plan, args, kwargs, output)
+        written = plan.written_by(args, kwargs, output)
         for address in {_address(tensor) for tensor in (tensors_in(output) if plan.resizes else written)}:
             self._known[address] = {}
             self._state.pop(address, None)
