@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, make_dataclass, replace
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from hashbench.processes import uncollected
@@ -84,55 +85,48 @@ def without_gaps(
     )
 
 
-def build_trace(
-    records: Sequence[RawRecord],
-    leaves: Sequence[RawLeaf],
-    results: Sequence[RawResult],
-    *,
-    marks: tuple[SettingsMark, ...],
-    notes: Mapping[int, Mapping[str, Any]],
-    hashed_inputs: bool,
-    first_sequence: int = 0,
-    callers: Mapping[int, int] | None = None,
-    threads: Mapping[int, str] | None = None,
-    early_results: Mapping[str, str] | None = None,
-) -> Trace:
-    """Give every record its id, turn numbers into ids, and make backward records children of their forward op.
+class IndexedTrace(NamedTuple):
+    """Raw trace in which all record numbers are indices into ``records``.
 
-    Args:
+    Attributes:
         records: raw records, in order.
         leaves: raw leaves, in order.
         results: raw results.
         marks: settings marks.
         notes: notes by record number.
-        hashed_inputs: whether inputs were hashed around every op.
-        first_sequence: autograd nodes with a smaller sequence number were created before the trace, so none of their
-            forward ops has a record.
         callers: number of the enclosing record, by record number.
         threads: name of the thread that made a record, by record number; absent for the main thread.
+    """
+
+    records: Sequence[RawRecord]
+    leaves: Sequence[RawLeaf]
+    results: Sequence[RawResult]
+    marks: Sequence[SettingsMark]
+    notes: Mapping[int, Mapping[str, Any]]
+    callers: Mapping[int, int]
+    threads: Mapping[int, str] = MappingProxyType({})
+
+
+def build_trace(
+    raw: IndexedTrace, early_results: Mapping[str, str], *, first_sequence: int, hashed_inputs: bool
+) -> Trace:
+    """Give every record its id, turn numbers into ids, and make backward records children of their forward op.
+
+    Args:
+        raw: records, leaves and results.
         early_results: source lines, by result name, of reads of a collective's output that changed afterwards.
+        first_sequence: autograd nodes with a smaller sequence number were created before the trace, so none of their
+            forward ops has a record.
+        hashed_inputs: whether inputs were hashed around every op.
     """
     with uncollected():  # a collection would find nothing, and scan all of torch's objects
-        ids = Ids(first_sequence)
-        trace = _built(
-            records, leaves, results, marks, notes, ids, callers or {}, threads or {}, hashed_inputs=hashed_inputs
-        )
-        early = tuple(_early_reads(trace, notes, early_results or {}))
+        trace = _built(raw, Ids(first_sequence), hashed_inputs=hashed_inputs)
+        early = tuple(_early_reads(trace, raw.notes, early_results))
         return replace(trace, early_reads=early) if early else trace
 
 
-def _built(
-    records: Sequence[RawRecord],
-    leaves: Sequence[RawLeaf],
-    results: Sequence[RawResult],
-    marks: tuple[SettingsMark, ...],
-    notes: Mapping[int, Mapping[str, Any]],
-    ids: Ids,
-    callers: Mapping[int, int],
-    threads: Mapping[int, str],
-    *,
-    hashed_inputs: bool,
-) -> Trace:
+def _built(indexed: IndexedTrace, ids: Ids, *, hashed_inputs: bool) -> Trace:
+    records, leaves, results, marks, notes, callers, threads = indexed
     for kind, name, *_ in leaves:
         ids.add_leaf(kind, name)
     built: list[OpRecord] = []
@@ -161,7 +155,7 @@ def _built(
         records=tuple(built),
         leaves=tuple(map(_build_leaf, ids.leaves, leaves)),
         results=tuple(_build_result(ids, *result) for result in results),
-        marks=marks,
+        marks=tuple(marks),
         hashed_inputs=hashed_inputs,
     )
 

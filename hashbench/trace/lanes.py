@@ -11,12 +11,10 @@ import heapq
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from hashbench.records import SettingsMark
-    from hashbench.trace.build import RawLeaf, RawRecord, RawResult
+    from hashbench.trace.build import IndexedTrace, RawLeaf, RawRecord
 
 
 class Lane(NamedTuple):
@@ -35,38 +33,25 @@ class Lane(NamedTuple):
     context: int
 
 
-class Recorded(NamedTuple):
-    """Recording of one run, in which all record numbers are indices into ``records``; ``threads`` is the lane's name by
-    record index, for lanes other than the main thread."""
-
-    records: Sequence[RawRecord]
-    leaves: Sequence[RawLeaf]
-    results: Sequence[RawResult]
-    marks: Sequence[SettingsMark]
-    notes: Mapping[int, Mapping[str, Any]]
-    callers: Mapping[int, int]
-    threads: Mapping[int, str] = MappingProxyType({})
-
-
 def in_schedule_independent_order(
-    recorded: Recorded, lane_of: Sequence[int], lanes: Sequence[Lane], names: Mapping[int, str]
-) -> Recorded:
-    """Return the recording in schedule-independent order; ``names`` are the lanes' names."""
-    records = recorded.records
-    order = _in_order(records, lane_of, lanes, recorded.callers)
+    raw: IndexedTrace, lane_of: Sequence[int], lanes: Sequence[Lane], names: Mapping[int, str]
+) -> IndexedTrace:
+    """Return the trace in schedule-independent order; ``names`` are the lanes' names."""
+    records = raw.records
+    order = _in_order(records, lane_of, lanes, raw.callers)
     moved = {place: at for at, place in enumerate(order)}
-    leaves, leaf_numbers = _leaves_in_order([records[place] for place in order], recorded.leaves)
+    leaves, leaf_numbers = _leaves_in_order([records[place] for place in order], raw.leaves)
     moved |= leaf_numbers
     own = [place for place, lane in enumerate(lane_of) if not lane]
-    marks = [(bisect_left(own, mark.position), mark) for mark in recorded.marks]
-    return Recorded(
-        [records[place].renumbered(moved.__getitem__) for place in order],
-        leaves,
-        [(name, value, None if node is None else moved[node]) for name, value, node in recorded.results],
-        [replace(mark, position=moved[own[at]] if at < len(own) else len(records)) for at, mark in marks],
-        {moved[place]: kept for place, kept in recorded.notes.items()},
-        {moved[place]: moved[caller] for place, caller in recorded.callers.items()},
-        {moved[place]: names[lane] for place, lane in enumerate(lane_of) if lane},
+    marks = [(bisect_left(own, mark.position), mark) for mark in raw.marks]
+    return raw._replace(
+        records=[records[place].renumbered(moved.__getitem__) for place in order],
+        leaves=leaves,
+        results=[(name, value, None if node is None else moved[node]) for name, value, node in raw.results],
+        marks=[replace(mark, position=moved[own[at]] if at < len(own) else len(records)) for at, mark in marks],
+        notes={moved[place]: kept for place, kept in raw.notes.items()},
+        callers={moved[place]: moved[caller] for place, caller in raw.callers.items()},
+        threads={moved[place]: names[lane] for place, lane in enumerate(lane_of) if lane},
     )
 
 

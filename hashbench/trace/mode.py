@@ -11,12 +11,12 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from hashbench.native.library import is_recorded
 from hashbench.records import Trace
 from hashbench.trace import op_schema
+from hashbench.trace.build import IndexedTrace
 from hashbench.trace.callbacks import TraceOptions
 from hashbench.trace.calls import CallRecorder
 from hashbench.trace.compiled import skip_frames
 from hashbench.trace.compiled_records import CompiledRecords
 from hashbench.trace.digest import has_no_data, is_distributed
-from hashbench.trace.lanes import Recorded
 from hashbench.trace.module_paths import ModulePaths
 from hashbench.trace.nodes import PythonNodes
 from hashbench.trace.op_schema import OpPlan
@@ -91,8 +91,8 @@ class TracingMode(TorchDispatchMode):
         made, early_results = raw.made()
         records, results, notes = raw.observer.resolved(made, raw.results)
         leaves = list(raw.nodes.leaves.values())
-        recorded = Recorded(records, leaves, results, raw.setting_marks, notes, {})
-        return raw.built(recorded, early_results, hashed_inputs=raw.hashed_inputs), notes
+        indexed = IndexedTrace(records, leaves, results, raw.setting_marks, notes, {})
+        return raw.built(indexed, early_results, hashed_inputs=raw.hashed_inputs), notes
 
     def finish(self) -> tuple[Trace, Mapping[int, Mapping[str, Any]]]:
         """Return the trace, and notes by record number; release the raw records."""

@@ -60,31 +60,24 @@ class Nodes(Protocol):
 
     def record_count(self) -> int:
         """Return the number of records so far."""
-        ...
 
     def leaf_count(self) -> int:
         """Return the number of leaves so far."""
-        ...
 
     def place(self) -> CallPlace:
         """Return the place of this thread's next call."""
-        ...
 
     def name(self, state: NamedState) -> None:
         """Remember the numbers of a model's parameters and buffers."""
-        ...
 
     def state_of(self, tensor: torch.Tensor) -> int:
         """Return the number of a parameter or buffer, ``UNNAMED_PARAMETER`` or ``UNNAMED``."""
-        ...
 
     def storage_of(self, tensor: torch.Tensor) -> int:
         """Return an identity of the tensor's storage; 0 without a storage."""
-        ...
 
     def is_known(self, tensor: torch.Tensor) -> bool:
         """Return True if this trace has marked the tensor's storage."""
-        ...
 
     def add_leaf(self, tensor: torch.Tensor, views: LeafViews | None, *, whole: bool, describe: Describe) -> int:
         """Add a tensor that no record wrote as a leaf; return its number.
@@ -95,23 +88,18 @@ class Nodes(Protocol):
             whole: the leaf stands for the whole storage of a partly seen one.
             describe: called with the new leaf's number.
         """
-        ...
 
     def append_leaf(self, leaf: RawLeaf) -> int:
         """Add a leaf that marks no storage; return its number."""
-        ...
 
     def pull(self, tensors: Iterable[torch.Tensor]) -> None:
         """Update the marks of storages that Python is about to read."""
-        ...
 
     def push(self, tensors: Iterable[torch.Tensor]) -> None:
         """Publish the marks of storages that Python has set."""
-        ...
 
     def storages_read(self) -> Sequence[int]:
         """Return the storages of leaves in order, if they were recorded elsewhere than in Python."""
-        ...
 
 
 class PythonNodes:

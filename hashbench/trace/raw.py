@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from hashbench.devices.ledger import Ledger
 from hashbench.records import SettingsMark, TensorDigest, Trace
 from hashbench.trace import arguments
-from hashbench.trace.build import RawRecord, RawResult, build_trace
+from hashbench.trace.build import IndexedTrace, RawRecord, RawResult, build_trace
 from hashbench.trace.callbacks import CallObserver, TraceOptions
 from hashbench.trace.collectives import Collectives
 from hashbench.trace.digest import (
@@ -30,7 +30,6 @@ from hashbench.trace.digest import (
     readable,
     untraced,
 )
-from hashbench.trace.lanes import Recorded
 from hashbench.trace.module_paths import ModuleListener, ModulePaths, NamedState
 from hashbench.trace.nodes import Nodes, own_mark
 from hashbench.trace.registered import Registered
@@ -219,20 +218,10 @@ class RawTrace(ModuleListener):
         records = self.observer.records()
         return records, self.collectives.note_early_reads(records, self.observer.kept)
 
-    def built(self, recorded: Recorded, early_results: Mapping[str, str], *, hashed_inputs: bool) -> Trace:
+    def built(self, indexed: IndexedTrace, early_results: Mapping[str, str], *, hashed_inputs: bool) -> Trace:
         """Build the trace from records, leaves and results whose numbers are indices."""
-        return build_trace(
-            recorded.records,
-            recorded.leaves,
-            recorded.results,
-            marks=tuple(recorded.marks),
-            notes=recorded.notes,
-            hashed_inputs=hashed_inputs,
-            first_sequence=self.first_sequence or 0,
-            callers=recorded.callers,
-            threads=recorded.threads,
-            early_results=early_results,
-        )
+        first = self.first_sequence or 0
+        return build_trace(indexed, early_results, first_sequence=first, hashed_inputs=hashed_inputs)
 
     def clear(self) -> None:
         """Release records, leaves, results and names once they are part of a trace."""

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from hashbench.records import SettingsMark
-from hashbench.trace.build import RawRecord
-from hashbench.trace.lanes import Lane, Recorded, callers_of, in_schedule_independent_order
+from hashbench.trace.build import IndexedTrace, RawRecord
+from hashbench.trace.lanes import Lane, callers_of, in_schedule_independent_order
 
 NAMES = {1: "t0.", 2: "t1."}
 MAIN = Lane(-1, 0, -1, 0)
@@ -22,12 +22,12 @@ def raw(number: int, name: str, reads: Sequence[int] = ()) -> RawRecord:
     return RawRecord(**{**fields, "number": number, "reads": read, "others": name, "module": "Net", "written": ()})
 
 
-def recorded(records: Sequence[RawRecord], **more: Any) -> Recorded:
+def recorded(records: Sequence[RawRecord], **more: Any) -> IndexedTrace:
     given: dict[str, Any] = {"leaves": (), "results": (), "marks": (), "notes": {}, "callers": {}, **more}
-    return Recorded(records, **given)
+    return IndexedTrace(records, **given)
 
 
-def order(found: Recorded) -> list[str]:
+def order(found: IndexedTrace) -> list[str]:
     return [str(record.others) for record in found.records]
 
 

@@ -16,11 +16,11 @@ import xxhash
 from hashbench.errors import HashbenchError
 from hashbench.native.library import LANES, Library
 from hashbench.records import TensorDigest, Trace
-from hashbench.trace.build import RawRecord, RawResult, without_gaps
+from hashbench.trace.build import IndexedTrace, RawRecord, RawResult, without_gaps
 from hashbench.trace.callbacks import TraceOptions
 from hashbench.trace.compiled_records import CompiledRecords
 from hashbench.trace.digest import BY_DTYPE, is_waiting
-from hashbench.trace.lanes import Recorded, callers_of, in_schedule_independent_order
+from hashbench.trace.lanes import callers_of, in_schedule_independent_order
 from hashbench.trace.module_paths import ModulePaths
 from hashbench.trace.native.decode import Kept, content_of
 from hashbench.trace.native.forwarded import ForwardedCalls
@@ -171,8 +171,8 @@ class NativeTracer:
             lanes = [lane._replace(position=bisect_left(numbers, lane.position)) for lane in lanes]
             if self._mixed and gaps:
                 records, results, notes = without_gaps(records, results, notes)
-        recorded = Recorded(records, leaves, results, raw.setting_marks, notes, callers)
+        indexed = IndexedTrace(records, leaves, results, raw.setting_marks, notes, callers)
         if lane_of:
-            recorded = in_schedule_independent_order(recorded, lane_of, lanes, self._threads.names)
+            indexed = in_schedule_independent_order(indexed, lane_of, lanes, self._threads.names)
         hashed_inputs = not self._mixed and raw.hashed_inputs
-        return raw.built(recorded, early_results, hashed_inputs=hashed_inputs), recorded.notes
+        return raw.built(indexed, early_results, hashed_inputs=hashed_inputs), indexed.notes
