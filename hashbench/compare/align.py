@@ -355,7 +355,8 @@ class PairedRuns:
     def opaque(self) -> str:
         """The node of the first record, of either run, that a trace cannot look into, or ``""``."""
         pairs = self.records.items()
-        return next((node for node, pair in pairs if any(record is not None and record.opaque for record in pair)), "")
+        opaque = (node for node, (a, b) in pairs if (a is not None and a.opaque) or (b is not None and b.opaque))
+        return next(opaque, "")
 
     @functools.cached_property
     def order(self) -> Mapping[str, int]:

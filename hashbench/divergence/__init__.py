@@ -37,7 +37,7 @@ from dataclasses import replace
 
 from hashbench.catalog import OPAQUE, Origin
 from hashbench.compare.align import SECOND, PairedRuns, pair
-from hashbench.divergence.choose import ChosenSource, choose
+from hashbench.divergence.choose import ChosenSource, choose_source
 from hashbench.divergence.introduce import Differences, Source, find_differences
 from hashbench.divergence.text import PairVerdict
 from hashbench.errors import HashbenchError
@@ -65,7 +65,7 @@ def find(first: Trace, second: Trace, *, differing: Sequence[str] | None = None)
     runs = pair(first, second)
     names = tuple(_differing_results(first, second) if differing is None else differing)
     known = find_differences(runs)
-    return _verdict(known, choose(known, names), names)
+    return _verdict(known, choose_source(known, names), names)
 
 
 def _refuse_empty(trace: Trace, name: str) -> None:

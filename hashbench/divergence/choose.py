@@ -37,7 +37,7 @@ class ChosenSource:
     steered_by: Steering | None = None
 
 
-def choose(known: Differences, differing: Sequence[str]) -> ChosenSource:
+def choose_source(known: Differences, differing: Sequence[str]) -> ChosenSource:
     """Choose the difference that reached the results that differ; without any results, that of all records."""
     runs = known.runs
     old, new = ({result.name: result for result in run.results} for run in (runs.first, runs.second))

@@ -155,11 +155,13 @@ def find_differences(runs: PairedRuns) -> Differences:
             known.tainted.add(leaf.id)
             hidden = max(leaf.position, other.position) > last
             known.sources[leaf.id] = opaque_source(runs, opaque) if hidden else _leaf_source(leaf, other)
+    exchanges = any(record.collective for run in (runs.first, runs.second) for record in run.records)
     behind = opaque_first = False
     for node, (a, b) in runs.records.items():
         if node == opaque:
             behind, opaque_first = True, not known.exchanges
-        known.follow(node, a, b)
+        if exchanges:
+            known.follow(node, a, b)
         if a is not None and b is not None:
             _judge_pair(known, node, a, b)
         elif (record := a or b) is not None:

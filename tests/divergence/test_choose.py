@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hashbench.compare.align import pair
-from hashbench.divergence.choose import ChosenSource, choose
+from hashbench.divergence.choose import ChosenSource, choose_source
 from hashbench.divergence.introduce import find_differences
 from hashbench.records import op_of
 from tests.divergence.runs import Run
@@ -13,7 +13,7 @@ from tests.divergence.runs import Run
 
 def chosen(lines: str, *differing: str) -> ChosenSource:
     runs = pair(*(Run(lines, second=second).trace() for second in (False, True)))
-    return choose(find_differences(runs), differing)
+    return choose_source(find_differences(runs), differing)
 
 
 def told(choice: ChosenSource) -> tuple[str, str, str]:
