@@ -5,142 +5,69 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterable, Mapping
 
 import pytest
 
 from hashbench.compare.slice import Slice, backward_slice
 
 
-def sliced(ways: str, *, differ: str, roots: str, missing: str = "") -> Slice[str]:
+def sliced(ways: str, differ: str, missing: str, roots: str) -> Slice[str]:
     """Slice a graph written as ``x>a a>b``: ``a`` reads ``x``, ``b`` reads ``a``."""
     read: dict[str, list[str]] = {}
     for way in ways.split():
         source, _, reader = way.partition(">")
         read.setdefault(reader, []).append(source)
-    unknown = set(missing.split())
-    return backward_slice(
-        roots.split(),
-        lambda node: read.get(node, ()),
-        lambda node: None if node in unknown else node in differ.split(),
-    )
+    answers = dict.fromkeys(differ.split(), True) | dict.fromkeys(missing.split())
+    return backward_slice(roots.split(), lambda node: read.get(node, ()), lambda node: answers.get(node, False))
 
 
-def told(nodes: Iterable[str]) -> str:
-    return " ".join(sorted(nodes))
+TABLE = """
+no root: a>b | a b | | -> | |
+a root that agrees leads nowhere: a>b | a | | b -> | |
+a root without predecessors: | a | | a -> a | a |
+a chain is walked to its start: a>b b>c | a b c | | c -> a b c | a |
+the walk stops where a predecessor agrees: a>b b>c c>d | a c d | | d -> c d | c |
+what differs beside the way is not reached: a>c b>c a>side | a c side | | c -> a c | a |
+two entries that do not meet are both earliest: a>c b>c | a b c | | c -> a b c | a b |
+of two ways back the longer one counts too: a>b b>c a>c | a b c | | c -> a b c | a |
+an entry among the roots: a>b | a b | | a b -> a b | a |
+two roots, two parts: a>b c>d | a b c d | | b d -> a b c d | a c |
+a node that reads itself: a>a a>b | a b | | b -> a b | a |
+one argument given twice: a>b a>b | a b | | b -> a b | a |
+
+# several ranks: a collective receives what its ranks gave
+another rank's kernel behind a collective: 0.mm>0.all 1.mm>0.all | 0.all 1.mm | | 0.all -> 0.all 1.mm | 1.mm |
+both ranks entered: 0.mm>0.all 1.mm>0.all | 0.mm 0.all 1.mm | | 0.all -> 0.all 0.mm 1.mm | 0.mm 1.mm |
+from one rank to the other and back: 0.mm>1.sum 1.sum>0.sum | 0.mm 1.sum 0.sum | | 0.sum -> 0.mm 0.sum 1.sum | 0.mm |
+
+# what is missing is said
+the other rank has no trace: 0.mm>0.all 1.mm>0.all | 0.all | 1.mm | 0.all -> 0.all | | 0.all
+one way is missing, the other one explains: a>c x>c | a c | x | c -> a c | a | c
+what is behind a missing node is not walked: a>x x>b | a b | x | b -> b | | b
+a missing root: a>x | a | x | x -> | |
+
+# nodes that read each other: none of them is before the others
+a circle without an entry: a>b b>a b>c | a b c | | c -> a b c | a b |
+a circle with an entry: a>b b>c c>b c>d | a b c d | | d -> a b c d | a |
+a circle behind a circle: a>b b>a b>c c>d d>c d>e | a b c d e | | e -> a b c d e | a b |
+two circles: a>b b>a c>d d>c b>e d>e | a b c d e | | e -> a b c d e | a b c d |
+a circle that reads what is missing: a>b b>a x>a | a b | x | b -> a b | | a
+"""
+"""``title: who reads whom | what differs | what is missing | roots -> reached | earliest | missing predecessors``."""
+
+CASES = dict(row.split(": ") for row in TABLE.splitlines() if row and not row.startswith("#"))
 
 
-CASES: Mapping[str, tuple[dict[str, str], str, str, str]] = {
-    # what is given; what is reached; the earliest of these; those of which a predecessor is missing
-    "no root": ({"ways": "a>b", "differ": "a b", "roots": ""}, "", "", ""),
-    "a root that agrees leads nowhere": ({"ways": "a>b", "differ": "a", "roots": "b"}, "", "", ""),
-    "a root without predecessors": ({"ways": "", "differ": "a", "roots": "a"}, "a", "a", ""),
-    "a chain is walked to its start": ({"ways": "a>b b>c", "differ": "a b c", "roots": "c"}, "a b c", "a", ""),
-    "the walk stops where a predecessor agrees": (
-        {"ways": "a>b b>c c>d", "differ": "a c d", "roots": "d"},
-        "c d",
-        "c",
-        "",
-    ),
-    "what differs beside the way is not reached": (
-        {"ways": "a>c b>c a>side", "differ": "a c side", "roots": "c"},
-        "a c",
-        "a",
-        "",
-    ),
-    "two entries that do not meet are both earliest": (
-        {"ways": "a>c b>c", "differ": "a b c", "roots": "c"},
-        "a b c",
-        "a b",
-        "",
-    ),
-    "of two ways back the longer one counts too": (
-        {"ways": "a>b b>c a>c", "differ": "a b c", "roots": "c"},
-        "a b c",
-        "a",
-        "",
-    ),
-    "an entry among the roots": ({"ways": "a>b", "differ": "a b", "roots": "a b"}, "a b", "a", ""),
-    "two roots, two parts": ({"ways": "a>b c>d", "differ": "a b c d", "roots": "b d"}, "a b c d", "a c", ""),
-    "a node that reads itself": ({"ways": "a>a a>b", "differ": "a b", "roots": "b"}, "a b", "a", ""),
-    "one argument given twice": ({"ways": "a>b a>b", "differ": "a b", "roots": "b"}, "a b", "a", ""),
-    # several ranks: a collective receives from all that its ranks gave
-    "the other rank's kernel is behind a collective": (
-        {"ways": "0.relu>0.reduce 1.relu>0.reduce", "differ": "0.reduce 1.relu", "roots": "0.reduce"},
-        "0.reduce 1.relu",
-        "1.relu",
-        "",
-    ),
-    "both ranks entered": (
-        {"ways": "0.relu>0.reduce 1.relu>0.reduce", "differ": "0.relu 0.reduce 1.relu", "roots": "0.reduce"},
-        "0.reduce 0.relu 1.relu",
-        "0.relu 1.relu",
-        "",
-    ),
-    "from one rank to the other and back": (
-        {"ways": "0.relu>1.sum 1.sum>0.sum", "differ": "0.relu 1.sum 0.sum", "roots": "0.sum"},
-        "0.relu 0.sum 1.sum",
-        "0.relu",
-        "",
-    ),
-    # what is missing is said
-    "the other rank has no trace": (
-        {"ways": "0.relu>0.reduce 1.relu>0.reduce", "differ": "0.reduce", "missing": "1.relu", "roots": "0.reduce"},
-        "0.reduce",
-        "",
-        "0.reduce",
-    ),
-    "one way is missing, the other one explains": (
-        {"ways": "a>c x>c", "differ": "a c", "missing": "x", "roots": "c"},
-        "a c",
-        "a",
-        "c",
-    ),
-    "what is behind a missing node is not walked": (
-        {"ways": "a>x x>b", "differ": "a b", "missing": "x", "roots": "b"},
-        "b",
-        "",
-        "b",
-    ),
-    "a missing root": ({"ways": "a>x", "differ": "a", "missing": "x", "roots": "x"}, "", "", ""),
-    # nodes that read each other: none of them is before the others
-    "a circle without an entry": ({"ways": "a>b b>a b>c", "differ": "a b c", "roots": "c"}, "a b c", "a b", ""),
-    "a circle with an entry": (
-        {"ways": "a>b b>c c>b c>d", "differ": "a b c d", "roots": "d"},
-        "a b c d",
-        "a",
-        "",
-    ),
-    "a circle behind a circle": (
-        {"ways": "a>b b>a b>c c>d d>c d>e", "differ": "a b c d e", "roots": "e"},
-        "a b c d e",
-        "a b",
-        "",
-    ),
-    "two circles": (
-        {"ways": "a>b b>a c>d d>c b>e d>e", "differ": "a b c d e", "roots": "e"},
-        "a b c d e",
-        "a b c d",
-        "",
-    ),
-    "a circle that reads what is missing": (
-        {"ways": "a>b b>a x>a", "differ": "a b", "missing": "x", "roots": "b"},
-        "a b",
-        "",
-        "a",
-    ),
-}
-
-
-@pytest.mark.parametrize(("given", "reached", "frontier", "unexplained"), CASES.values(), ids=CASES)
-def test_slice(given: dict[str, str], reached: str, frontier: str, unexplained: str) -> None:
-    found = sliced(**given)
-    assert (told(found.reached), told(found.frontier), told(found.open)) == (reached, frontier, unexplained)
-    assert found.missing == set(given.get("missing", "").split())
+@pytest.mark.parametrize("row", CASES.values(), ids=CASES)
+def test_slice(row: str) -> None:
+    given, expected = ([part.strip() for part in side.split("|")] for side in row.split("->"))
+    found = sliced(*given)
+    assert [" ".join(sorted(nodes)) for nodes in (found.reached, found.frontier, found.open)] == expected
+    assert found.missing == set(given[2].split())
 
 
 def test_what_is_missing_and_not_asked_for_is_not_reported() -> None:
-    assert not sliced("x>a a>b", differ="b", roots="b", missing="x").missing
+    assert not sliced("x>a a>b", "b", "x", "b").missing
 
 
 def test_each_node_is_asked_once() -> None:
