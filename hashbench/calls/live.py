@@ -28,7 +28,7 @@ from hashbench.records import TensorDigest
 from hashbench.run.rng import preserved_rng, random_states, restore_random_states
 from hashbench.run.settings import applied
 from hashbench.trace.arguments import argument_text, leaves, mapped, tensors_in
-from hashbench.trace.digest import hash_memory, is_dense, raw_digest, readable, unobserved
+from hashbench.trace.digest import UNDEFINED, hash_memory, is_dense, raw_digest, readable, unobserved
 from hashbench.trace.op_schema import OpPlan
 
 
@@ -340,15 +340,22 @@ class CallOutcome:
 
     @property
     def left(self) -> list[torch.Tensor]:
-        """All returned tensors, views included, then arguments that are declared as written and not returned."""
-        returned = self.outputs
+        """All returned tensors, views included, then arguments that are declared as written and not returned. An output
+        whose content is undefined (:meth:`OpPlan.unused_state`) is an empty tensor."""
+        returned, unused = self.outputs, self.plan.unused_state(self.args, self.kwargs, self.output)
         known = {id(tensor) for tensor in returned}
+        returned = [tensor.new_empty(0) if id(tensor) in unused else tensor for tensor in returned]
         return [*returned, *(one for one in self.plan.written_tensors(self.args, self.kwargs) if id(one) not in known)]
 
     def digests(self) -> OutcomeDigests:
         """Digest the outputs and the copied arguments."""
         written, outputs = self.written, self.outputs
-        known = {id(tensor): readable(raw_digest(tensor)) for tensor in [*written, *outputs]}
+        unused = self.plan.unused_state(self.args, self.kwargs, self.output)
+        known = {
+            id(tensor): readable((*raw[:3], UNDEFINED) if id(tensor) in unused else raw)
+            for tensor in [*written, *outputs]
+            for raw in [raw_digest(tensor)]
+        }
         scalars = [leaf for leaf in leaves(self.output) if not isinstance(leaf, torch.Tensor)]
         return OutcomeDigests(
             written=tuple(known[id(tensor)] for tensor in written),

@@ -71,6 +71,10 @@ class TracingMode(TorchDispatchMode):
 
     def __exit__(self, *exception: Any) -> None:
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        self.end(*exception)
+
+    def end(self, *exception: Any) -> None:
+        """End the trace, but for torch's stack of modes: for a mode that was taken off it by others."""
         if exception[0] is None:
             self.raw.finish_collectives()
         self._stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from hashbench.calls.call import CapturedCall, TensorForm
-from hashbench.calls.capture import capture_arguments
+from hashbench.calls.capture import capture, capture_arguments
 from hashbench.calls.live import LiveCall, captured_environment, flat_memory, laid_over, wait_for
 from hashbench.replay import methods
 from hashbench.trace.op_schema import OpPlan
@@ -127,3 +128,20 @@ def test_time_of_a_run_is_never_negative() -> None:
     with captured_environment(call):
         live = LiveCall(call)
         assert [live.run(clock=lambda: next(ticks)).seconds for _ in range(2)] == [0.0, 3.0]
+
+
+def test_generator_state_of_attention_without_dropout_is_undefined() -> None:
+    """As on a GPU: outputs of these names are allocated, and nobody writes them."""
+    library = torch.library.Library("hashbench_live_attention", "DEF")
+    try:
+        library.define("forward(Tensor query, float dropout_p=0.) -> (Tensor output, Tensor philox_seed)")
+        garbage = itertools.count()
+        library.impl("forward", lambda query, *_: (query * 2, torch.tensor(next(garbage))), "CPU")
+        func = torch.ops.hashbench_live_attention.forward.default
+        for dropout, count in ((0.0, 1), (0.5, 3)):
+            live = LiveCall(capture(func, (torch.ones(3), dropout), {}, limit_bytes=2**20))
+            outcomes = [live.run() for _ in range(3)]
+            assert len({outcome.digests() for outcome in outcomes}) == count
+            assert [len(outcome.left[1].shape) for outcome in outcomes] == [dropout == 0] * 3
+    finally:
+        library._destroy()

@@ -38,6 +38,7 @@ from hashbench.trace.arguments import caller_line, tensors_in
 from hashbench.trace.callbacks import TraceCallback
 from hashbench.trace.digest import digest, dtype_name, python_digest, unobserved, untraced, without_repetition
 from hashbench.trace.file import refuse_different
+from hashbench.trace.mode import TracingMode
 from hashbench.trace.op_schema import Pattern, plan_of
 
 log = logging.getLogger(__name__)
@@ -470,7 +471,8 @@ class HashMode(HashDebugTrace):
                 tip="Leave that mode first, or use `with observer.hash_mode:`.",
             )
         else:
-            self._tracer._end(*exception)
+            assert isinstance(self._tracer, TracingMode)  # an observer sees each op before its record
+            self._tracer.end(*exception)
             raise HashbenchError(
                 "the hash mode was taken off the stack of dispatch modes",
                 consequence="ops since then were not observed: a mode entered before it was left while it was on, and "
