@@ -33,6 +33,7 @@ from hashbench.trace.digest import raw_digest
 BANDWIDTH_GOAL, LARGE = 0.8, 1 << 26
 TOTAL_GOAL, ADDED_GOAL = 1.3, 10.0
 MEMORY_GOAL, RECORDS = 16.0, 100_000
+PARTS = ("digests", "memory", "steps")
 _ABSENT = "not measured"
 _LABELS = {0: "B", 10: "KiB", 20: "MiB", 30: "GiB"}
 
@@ -42,6 +43,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(allow_abbrev=False, prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("--device", metavar="D", help="cuda, xpu, … (default: the accelerator that is here)")
     parser.add_argument("--seconds", type=float, default=20.0, metavar="S", help="for each workload (default 20)")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="which tables (default: all)")
     parser.add_argument("--small", action="store_true", help="tiny sizes, to see that everything runs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write machine and tables there as well")
     parsed = parser.parse_args()
@@ -52,7 +54,7 @@ def main() -> int:
     found = machine() | accelerator(device)
     print("\n".join(f"{name}: {value}" for name, value in found.items()))
     tables = []
-    for table in measure(device, small=parsed.small, seconds=parsed.seconds):
+    for table in measure(device, small=parsed.small, seconds=parsed.seconds, only=parsed.only):
         print("\n" + table.text(), flush=True)
         tables.append(table)
     print("\n" + summary(tables, small=parsed.small))
@@ -96,18 +98,22 @@ def accelerator(device: torch.device) -> dict[str, str]:
     }
 
 
-def measure(device: torch.device, *, small: bool, seconds: float) -> Iterator[Table]:
+def measure(device: torch.device, *, small: bool, seconds: float, only: Sequence[str] = PARTS) -> Iterator[Table]:
     """The tables, one after the other.
 
     Args:
         device: where.
         small: tiny sizes.
         seconds: measure each workload for about so long, at least five repetitions; one where it is small.
+        only: which of :data:`PARTS`.
     """
     torch.manual_seed(0)
-    yield _bandwidth(device, small=small)
-    yield _memory(device, records=RECORDS // 50 if small else RECORDS)
-    yield from _overhead(device, small=small, seconds=seconds)
+    if "digests" in only:
+        yield _bandwidth(device, small=small)
+    if "memory" in only:
+        yield _memory(device, records=RECORDS // 50 if small else RECORDS)
+    if "steps" in only:
+        yield from _overhead(device, small=small, seconds=seconds)
 
 
 def summary(tables: Sequence[Table], *, small: bool) -> str:

@@ -19,7 +19,8 @@ Rules:
    not mistaken for another initial state. Registered leaves are keyed by storage; a weak reference keeps the
    storage's struct until the trace is finished, so that no other tensor gets its address and name (``registered``).
 3. Inputs are references to the record that wrote the storage last, with the storage offset: a trace is a graph. With
-   ``hash_inputs`` inputs are hashed before and after the call, which exposes undeclared writes.
+   ``hash_inputs`` inputs are hashed before and after the call, which exposes undeclared writes of custom ops; what
+   changes during a call of torch's own ops was written by others.
 4. A record has its phase, iteration and module path, and a backward record the forward op that it belongs to. Calls
    inside an optimizer's closure are forward and backward.
 5. Seeded ops record the digest of the generator's state before the call.

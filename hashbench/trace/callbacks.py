@@ -172,6 +172,7 @@ class CallObserver:
         self.ids = Ids()
         self._options, self._token, self._ledger, self._records = options, token, ledger, records
         self._possible = PossibleWrites()
+        self._disturbed: list[tuple[dict[str, RawDigest], str, RawDigest, RawDigest]] = []
         self._thread = threading.local()
         self._handed_over: dict[str, OpRecord] = {}
 
@@ -295,10 +296,16 @@ class CallObserver:
         return raw_digest(tensor, self._ledger)
 
     def _find_undeclared_writes(
-        self, number: int, plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any], before: Mapping[str, RawDigest]
+        self, number: int, plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any], before: dict[str, RawDigest]
     ) -> None:
-        """Attribute to this op every argument that changed although its schema does not declare a write."""
+        """Attribute to this op every argument that changed although its schema does not declare a write.
+
+        torch's own schemas declare every write (its tests run each op under ``SchemaCheckMode``): what changed during
+        such a call was written by others at the same time (another stream, a copy under way, a thread), and what the
+        op read is not known. The digest of its input is the later one, which no recorded write explains.
+        """
         declared = {id(tensor) for tensor in arguments.tensors_in(plan.written_values(args, kwargs))}
+        by_others = plan.name.startswith("aten.")
         changed = []
         for path, tensor in arguments.named_arguments(args, kwargs):
             if id(tensor) in declared or before[path][3] is UNDEFINED or plan.resizes or is_in_flight(tensor):
@@ -307,7 +314,9 @@ class CallObserver:
             if after == before[path]:
                 continue
             mark = get_mark(tensor)
-            if is_waiting(after) and mark is not None and mark[0] is self._token:
+            if by_others:
+                self._disturbed.append((before, path, before[path], after))
+            elif is_waiting(after) and mark is not None and mark[0] is self._token:
                 set_mark(tensor, self._possible.mark(number, mark, (before[path], after)))
             elif readable(after) != readable(before[path]):
                 set_mark(tensor, (self._token, number, None))
@@ -316,6 +325,10 @@ class CallObserver:
             self._set_written(number, self._record(number).written + tuple(changed))
 
     def _add_undeclared_writes(self) -> None:
+        for inputs, path, before, after in self._disturbed:
+            if readable(before) != readable(after):
+                inputs[path] = after
+        self._disturbed.clear()
         for number, digest in self._possible.resolve():
             self._set_written(number, (*self._record(number).written, digest))
 

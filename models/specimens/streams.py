@@ -58,7 +58,7 @@ def scratch_buffer(*, cleared: bool) -> Example:
 class LatePrefetch(nn.Module):
     """A second stream brings the next rows while the first goes on, which then reads them, finished or not."""
 
-    gate, head_start = 150.0, 0.3
+    gate, head_start = 300.0, 0.3
     """Milliseconds: by then the program has queued all work of both streams; after so many more the rows are read."""
 
     def __init__(self, features: int, *, waits: bool) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from hashbench import HashDebugTrace
+from hashbench import HashDebugTrace, Trace, find_divergence
 from hashbench.records import OpRecord
 from hashbench.trace.callbacks import PossibleWrites, TraceCallback
 from hashbench.trace.digest import RawDigest
@@ -127,3 +129,34 @@ def test_possible_write_of_a_partly_seen_leaf_marks_each_part() -> None:
     assert isinstance(found[2], dict)
     assert writes.resolve() == [(8, raw(2))]  # one write, seen through two views
     assert {view: writes.node(node) for view, node in found[2].items()} == dict.fromkeys(views, 8)
+
+
+class Disturbing(TorchDispatchMode):
+    """Write to a buffer, past torch, once an op that reads it has begun: as another stream, a copy or a thread does."""
+
+    def __init__(self, buffer: np.ndarray, *, when: str) -> None:
+        super().__init__()
+        self.buffer, self.when = buffer, when
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if str(func) == self.when:
+            self.buffer += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("digests", ["fast", "device"])
+def test_input_that_others_write_during_a_call_is_no_write_of_the_op(digests: str) -> None:
+    def run(when: str) -> Trace:
+        buffer = np.zeros(4, dtype=np.float32)
+        # The outer mode is called by the trace, after the inputs are hashed.
+        with Disturbing(buffer, when=when), HashDebugTrace(tracer="python", hash_inputs=True, digests=digests) as trace:
+            shared = torch.from_numpy(buffer)
+            shared.add_(1)
+            trace.add_result("output", shared.expm1().sum())
+        return trace.finish()
+
+    first, second = run("none"), run("aten.expm1.default")
+    assert [len(record.outputs) for record in second.records][-2:] == [1, 1]  # expm1, sum
+    divergence = find_divergence(first, second).divergence
+    assert divergence is not None
+    assert (divergence.origin, divergence.kernel) == ("outside", "aten.expm1.default")
