@@ -28,12 +28,13 @@ from hashbench.tools.numeric.report import (
     as_json,
     as_text,
 )
-from hashbench.tools.numeric.running import MAIN_RANDOM_SEED, MakeOptimizer, Request, check
+from hashbench.tools.numeric.running import MAIN_RANDOM_SEED, NumericRequest, check
 
 __all__ = [
     "MAIN_RANDOM_SEED",
     "STAGES",
     "Comparison",
+    "NumericRequest",
     "Parting",
     "Raised",
     "Report",
@@ -150,20 +151,7 @@ def run_model(
     model_input: Sequence[Any] | Mapping[str, Any] | torch.Tensor,
     num_iterations: int = 10,
     precision: float | None = 1e-4,
-    *,
-    rtol: float | None = None,
-    atol: float | None = None,
-    training: bool | None = None,
-    stages: Collection[str] = STAGES,
-    rename: Rename = None,
-    ignore: Collection[str] = (),
-    loss: Callable[[Any], torch.Tensor] | None = None,
-    make_optimizer: MakeOptimizer | None = None,
-    requires_optimizer: bool = True,
-    deterministic: str = "on",
-    seed: int = MAIN_RANDOM_SEED,
-    trace: bool = False,
-    tracer: str = "auto",
+    **options: Any,
 ) -> Report:
     """Run two models on the same inputs, some iterations long, and compare all that they leave.
 
@@ -172,23 +160,9 @@ def run_model(
     parameters go on from the iteration before. Compared are, in this order, :data:`STAGES`.
 
     Args:
-        model_base, model_control: the models before and after; functions, which have no parameters, will do too.
-        model_input: a tuple or list (positional arguments), a mapping (keyword arguments) or one tensor.
-        num_iterations: from 1.
-        precision: ``rtol`` and ``atol`` for every dtype. ``None``: those of ``torch.testing.assert_close``.
-        rtol, atol: one of them, in place of what ``precision`` says.
-        training: ``True``: in ``train()`` mode, and outputs without a gradient are reported as failed. ``False``: in
-            ``eval()`` mode without gradients. ``None``: in the mode that the models are in, gradients if there are any.
-        stages: those to compare. A transformation that rewrites parameters leaves the ``outputs`` to be compared.
-        rename: from names of parameters and buffers before to those after.
-        ignore: differences of form that count as none, of ``dtype``, ``device``, ``layout``.
-        loss: gets the output, returns the scalar to differentiate. Default: the sum of all outputs with a gradient.
-        make_optimizer: gets the parameters, returns an optimizer. Default: SGD with ``lr=0.01``.
-        requires_optimizer: whether the stage ``stepped`` is run at all.
-        deterministic: ``on``, ``warn`` or ``off``, as ``hashbench sweep --deterministic``.
-        seed: of Python's, NumPy's and torch's generators.
-        trace: where the models differ, run them once more and name the first op at which they part.
-        tracer: what traces them then: ``native``, ``python``, or ``auto``.
+        model_base, model_control, model_input, num_iterations, precision: ``before``, ``after``, ``inputs``,
+            ``iterations`` and ``precision`` of :class:`NumericRequest`.
+        options: its other fields.
 
     Returns:
         A report, true if all is equal within tolerance. What a model raises is in its ``raised``.
@@ -197,28 +171,7 @@ def run_model(
         HashbenchError: what was asked for means nothing.
     """
     clean_memory()
-    wanted = frozenset([stages] if isinstance(stages, str) else stages)
-    if not requires_optimizer:
-        wanted -= {"stepped"}
-    if training is False:
-        wanted -= {"gradients", "stepped"}
-    request = Request(
-        model_base,
-        model_control,
-        model_input,
-        Rule(precision, rtol, atol, frozenset(ignore)),
-        wanted,
-        training=training,
-        loss=loss,
-        make_optimizer=make_optimizer,
-        rename=rename,
-        iterations=num_iterations,
-        deterministic=deterministic,
-        seed=seed,
-        trace=trace,
-        tracer=tracer,
-    )
-    return check(request)
+    return check(NumericRequest(model_base, model_control, model_input, num_iterations, precision, **options))
 
 
 def numeric_check_if_enabled(

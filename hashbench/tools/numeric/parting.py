@@ -31,7 +31,7 @@ from hashbench.trace.digest import unobserved, untraced
 from hashbench.trace.op_schema import plan_of
 
 if TYPE_CHECKING:
-    from hashbench.tools.numeric.running import Model, Request, Subject
+    from hashbench.tools.numeric.running import Model, NumericRequest, Subject
 
 KEPT_MIB = 1024
 """How much of what the ops of one execution left is kept, in MiB."""
@@ -85,7 +85,7 @@ class _Keeper(TraceCallback):
             self.values[node] = [tensor.detach().clone() for tensor in tensors]
 
 
-def execute(subject: Subject, request: Request, *, iterations: int, names: Mapping[str, str]) -> Execution:
+def execute(subject: Subject, request: NumericRequest, *, iterations: int, names: Mapping[str, str]) -> Execution:
     """Run a model for some iterations under a trace. Whatever the model raises is raised.
 
     ``names`` of parameters, buffers and modules are replaced by those that the other model has for them.

@@ -11,8 +11,8 @@ import copy
 import inspect
 import logging
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,28 +42,79 @@ MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """What a check was asked for: two models, how both are run, what is compared, and what counts as equal.
+class NumericRequest:
+    """Two models, how both are run, what is compared, and what counts as equal.
 
-    ``training``: true sets ``train()`` and wants gradients, false sets ``eval()`` and runs without, ``None`` leaves the
-    mode and takes gradients where the outputs have some. ``loss`` gets the output and returns a scalar; without one it
-    is the sum of all outputs.
+    Attributes:
+        before, after: the models before and after; functions, which have no parameters, will do too.
+        inputs: a tuple or list (positional arguments), a mapping (keyword arguments) or one tensor.
+        iterations: from 1.
+        precision: ``rtol`` and ``atol`` for every dtype. ``None``: those of ``torch.testing.assert_close``.
+        rtol, atol: one of them, in place of what ``precision`` says.
+        training: ``True``: in ``train()`` mode, and outputs without a gradient are reported as failed. ``False``: in
+            ``eval()`` mode without gradients. ``None``: in the mode that the models are in, gradients if there are any.
+        stages: those to compare. A transformation that rewrites parameters leaves the ``outputs`` to be compared.
+        rename: from names of parameters and buffers before to those after.
+        ignore: differences of form that count as none, of ``dtype``, ``device``, ``layout``.
+        loss: gets the output, returns the scalar to differentiate. Default: the sum of all outputs with a gradient.
+        make_optimizer: gets the parameters, returns an optimizer. Default: SGD with ``lr=0.01``.
+        requires_optimizer: whether the stage ``stepped`` is run at all.
+        deterministic: ``on``, ``warn`` or ``off``, as ``hashbench sweep --deterministic``.
+        seed: of Python's, NumPy's and torch's generators.
+        trace: where the models differ, run them once more and name the first op at which they part.
+        tracer: what traces them then: ``native``, ``python``, or ``auto``.
+        rule: the tolerances and ``ignore``; derived.
+
+    Raises:
+        HashbenchError: a value means nothing, or a name in ``rename`` or ``stages`` is unknown.
     """
 
     before: Model
     after: Model
     inputs: Any
-    rule: Rule
-    stages: frozenset[str]
+    iterations: int = 10
+    precision: float | None = 1e-4
+    rtol: float | None = None
+    atol: float | None = None
     training: bool | None = None
+    stages: Collection[str] = STAGES
+    rename: Rename = None
+    ignore: Collection[str] = ()
     loss: Callable[[Any], torch.Tensor] | None = None
     make_optimizer: MakeOptimizer | None = None
-    rename: Rename = None
-    iterations: int = 1
+    requires_optimizer: bool = True
     deterministic: str = "on"
     seed: int = MAIN_RANDOM_SEED
     trace: bool = False
     tracer: str = "auto"
+    rule: Rule = field(init=False)
+
+    def __post_init__(self) -> None:
+        left_out = {"gradients", "stepped"} if self.training is False else set()
+        left_out |= set() if self.requires_optimizer else {"stepped"}
+        stages = frozenset([self.stages] if isinstance(self.stages, str) else self.stages) - left_out
+        object.__setattr__(self, "rule", Rule(self.precision, self.rtol, self.atol, frozenset(self.ignore)))
+        object.__setattr__(self, "stages", stages)
+        if type(self.iterations) is not int or self.iterations < 1:
+            what = f"num_iterations must be an int >= 1, got {self.iterations!r}"
+            raise _nothing_compared(what, "Pass num_iterations=1 or more.")
+        if isinstance(self.before, torch.nn.Module):
+            self._refuse_misspelt(self.before)
+        choose(self.tracer)
+        unknown = sorted(stages - set(STAGES))
+        if unknown or not stages:
+            what = f"unknown stage {unknown[0]!r}" if unknown else "stages is empty"
+            raise _nothing_compared(what, f"Choose from {', '.join(STAGES)}.")
+
+    def _refuse_misspelt(self, model: torch.nn.Module) -> None:
+        named = (*model.named_parameters(), *model.named_buffers(), *model.named_modules())
+        misspelt = unused([without_wrapper(name) for name, _ in named if name], self.rename)
+        if misspelt:
+            raise HashbenchError(
+                f"rename has {misspelt[0]!r}, which the model before does not have",
+                consequence="nothing would be renamed by it",
+                tip="Give names, or what they begin with, of dict(model.named_parameters()).",
+            )
 
     @property
     def stages_run(self) -> tuple[str, ...]:
@@ -78,10 +129,14 @@ class Request:
         return torch.no_grad() if self.training is False else torch.enable_grad()
 
 
+def _nothing_compared(what: str, tip: str) -> HashbenchError:
+    return HashbenchError(what, consequence="nothing would be compared", tip=tip)
+
+
 class Subject:
     """A model that may be changed, and its run so far."""
 
-    def __init__(self, model: Model, request: Request) -> None:
+    def __init__(self, model: Model, request: NumericRequest) -> None:
         self.model, self.request = model, request
         self.module = model if isinstance(model, torch.nn.Module) else None
         self.has_gradient = False
@@ -112,13 +167,11 @@ class Subject:
 
     def parameters(self) -> dict[str, Any]:
         """Return the parameters by name."""
-        named = self.module.named_parameters() if self.module is not None else ()
-        return {without_wrapper(name): tensor for name, tensor in named}
+        return {} if self.module is None else _by_name(self.module.named_parameters())
 
     def buffers(self) -> dict[str, Any]:
         """Return the buffers by name."""
-        named = self.module.named_buffers() if self.module is not None else ()
-        return {without_wrapper(name): tensor for name, tensor in named}
+        return {} if self.module is None else _by_name(self.module.named_buffers())
 
     def _gradients(self, inputs: Any) -> dict[str, Any]:
         """Return the gradients of parameters, ``None`` where there is none, and of the inputs that require one."""
@@ -139,6 +192,10 @@ class Subject:
         self._optimizer.step()
 
 
+def _by_name(named: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    return {without_wrapper(name): tensor for name, tensor in named}
+
+
 def _sum_of(output: Any) -> torch.Tensor:
     sums = [tensor.sum() for _, tensor in named_tensors(output) if tensor.requires_grad]
     real = [torch.view_as_real(item).sum() if item.is_complex() else item for item in sums]
@@ -146,7 +203,7 @@ def _sum_of(output: Any) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def subject_of(request: Request, side: str, notes: list[str]) -> Iterator[Subject]:
+def subject_of(request: NumericRequest, side: str, notes: list[str]) -> Iterator[Subject]:
     """Yield a subject: a deep copy of the model ``before`` or ``after``, else the model itself, which is then as it was
     before. What a reader must know of that is added to ``notes``."""
     model = request.before if side == SIDES[0] else request.after
@@ -203,16 +260,15 @@ def _put_back(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
 # ---------------------------------------------------------------------------------------------------- both models
 
 
-def check(request: Request) -> Report:
+def check(request: NumericRequest) -> Report:
     """Run and compare both models. Settings, random state and models are put back; nothing is printed.
 
     An exception of a model becomes part of the report. Where torch refuses an op for having no deterministic
     implementation, all is run again with warnings in place of refusals.
 
     Raises:
-        HashbenchError: what was asked for means nothing.
+        HashbenchError: a model cannot be called, or the two share their parameters and cannot be copied.
     """
-    _refuse_nonsense(request)
     with preserved_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         report = _check(request)
@@ -226,31 +282,7 @@ def check(request: Request) -> Report:
     return report
 
 
-def _refuse_nonsense(request: Request) -> None:
-    if type(request.iterations) is not int or request.iterations < 1:
-        raise HashbenchError(
-            f"num_iterations must be an int >= 1, got {request.iterations!r}",
-            consequence="nothing would be compared",
-            tip="Pass num_iterations=1 or more.",
-        )
-    if isinstance(request.before, torch.nn.Module):
-        state = [name for name, _ in (*request.before.named_parameters(), *request.before.named_buffers())]
-        modules = [name for name, _ in request.before.named_modules() if name]
-        misspelt = unused([without_wrapper(name) for name in (*state, *modules)], request.rename)
-        if misspelt:
-            raise HashbenchError(
-                f"rename has {misspelt[0]!r}, which the model before does not have",
-                consequence="nothing would be renamed by it",
-                tip="Give names, or what they begin with, of dict(model.named_parameters()).",
-            )
-    choose(request.tracer)
-    unknown = sorted(request.stages - set(STAGES))
-    if unknown or not request.stages:
-        what = f"unknown stage {unknown[0]!r}" if unknown else "stages is empty"
-        raise HashbenchError(what, consequence="nothing would be compared", tip=f"Choose from {', '.join(STAGES)}.")
-
-
-def _check(request: Request) -> Report:
+def _check(request: NumericRequest) -> Report:
     with deterministic_settings(request.deterministic):
         with _subjects(request) as (subjects, notes):
             report = _compared(request, subjects, notes)
@@ -262,7 +294,7 @@ def _check(request: Request) -> Report:
 
 
 @contextlib.contextmanager
-def _subjects(request: Request) -> Iterator[tuple[tuple[Subject, Subject], list[str]]]:
+def _subjects(request: NumericRequest) -> Iterator[tuple[tuple[Subject, Subject], list[str]]]:
     notes: list[str] = []
     with subject_of(request, SIDES[0], notes) as first, subject_of(request, SIDES[1], notes) as second:
         if first.module is not None and second.module is not None and share_memory(first.module, second.module):
@@ -274,7 +306,7 @@ def _subjects(request: Request) -> Iterator[tuple[tuple[Subject, Subject], list[
         yield (first, second), notes
 
 
-def _compared(request: Request, subjects: tuple[Subject, Subject], notes: Iterable[str]) -> Report:
+def _compared(request: NumericRequest, subjects: tuple[Subject, Subject], notes: Iterable[str]) -> Report:
     """Return the report on all iterations, up to the first exception: after it the two have not done the same."""
     findings: list[Comparison | Raised | str] = []
     raised: tuple[Raised, ...] = ()
@@ -290,7 +322,7 @@ def _compared(request: Request, subjects: tuple[Subject, Subject], notes: Iterab
 
 
 def _iteration(
-    request: Request, subjects: tuple[Subject, Subject], iteration: int
+    request: NumericRequest, subjects: tuple[Subject, Subject], iteration: int
 ) -> Iterator[Comparison | Raised | str]:
     """Yield the comparisons of one iteration up to what one or both raise; a string is a note. Each stage of both is
     run and compared before the next, so that no more than one is kept, and both end at the same one."""
@@ -329,7 +361,7 @@ def _nan_notes(comparisons: Iterable[Comparison]) -> Iterator[str]:
             yield f"{stage}: {len(nan)} hold elements that are NaN in both models, which show nothing ({min(nan)})"
 
 
-def _repeatability(request: Request) -> Iterator[str]:
+def _repeatability(request: NumericRequest) -> Iterator[str]:
     """Note each model that does not even reproduce its own results."""
     for side, model in zip(SIDES, (request.before, request.after), strict=True):
         again = replace(request, before=model, after=model, iterations=1, rename=None)
@@ -347,7 +379,7 @@ def _repeatability(request: Request) -> Iterator[str]:
             )
 
 
-def _with_partings(request: Request, report: Report) -> Report:
+def _with_partings(request: NumericRequest, report: Report) -> Report:
     """Return the report with the places where the models part, by tolerance and bit by bit, each if they do, looked for
     up to the first iteration in which they differ; and with what a reader must know of that."""
     differing = [comparison.iteration for comparison in report.comparisons if not comparison.bitwise]

@@ -21,6 +21,7 @@ from hashbench.run.settings import preserved, settings
 from hashbench.tools.numeric import (
     MAIN_RANDOM_SEED,
     STAGES,
+    NumericRequest,
     as_json,
     as_text,
     clean_memory,
@@ -29,6 +30,7 @@ from hashbench.tools.numeric import (
     set_deterministic,
 )
 from hashbench.tools.numeric.report import Report
+from hashbench.tools.numeric.running import check
 
 X = (torch.linspace(-1, 1, 24).reshape(3, 8),)
 IMAGE = (torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0)),)
@@ -294,6 +296,17 @@ REFUSED = {
     "an unknown name": (mlp(), {"rename": {"7": "8"}}, "rename has '7', which the model before does not have"),
     "what cannot be called": ("model", {}, "the model after is a str"),
 }
+
+
+def test_a_request_holds_the_arguments_of_the_function_and_refuses_what_it_does_not_know() -> None:
+    model = mlp()
+    request = NumericRequest(model, wrong(model, "0.weight"), X, 1, stages="outputs", requires_optimizer=False)
+    assert request.stages == frozenset({"outputs"})
+    report = run_model(request.before, request.after, X, 1, stages="outputs", requires_optimizer=False)
+    assert not report
+    assert check(request).verdict == report.verdict
+    with pytest.raises(TypeError, match="iteration_count"):
+        run_model(model, model, X, iteration_count=1)
 
 
 @pytest.mark.parametrize(("after", "options", "message"), REFUSED.values(), ids=REFUSED)
