@@ -42,10 +42,20 @@ from hashbench.tools.pipeline.observed import (
     Check,
     Observed,
     Sample,
-    Step,
+    TransformStep,
     moved,
 )
-from hashbench.tools.pipeline.reasons import SEEDS, Draw, Evidence, Reason, Seeding, decide
+from hashbench.tools.pipeline.reasons import (
+    SEEDS,
+    ModelFacts,
+    OrderFacts,
+    RandomDraw,
+    Reason,
+    SampleFacts,
+    Seeding,
+    StageEvidence,
+    decide,
+)
 from hashbench.trace.file import OTHER_OPS
 
 EQUAL, DIFFERS, UNSEEN, FOLLOWS = "equal", "differs", "unseen", "follows"
@@ -82,7 +92,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class PipelineVerdict:
     """The comparison of two checks.
 
     Attributes:
@@ -106,7 +116,7 @@ class Verdict:
         return not self.first
 
 
-def compare(first: Check, second: Check, *, hash_order: bool | None = None) -> Verdict:
+def compare(first: Check, second: Check, *, hash_order: bool | None = None) -> PipelineVerdict:
     """Compare two checks of the same pipeline.
 
     Args:
@@ -141,7 +151,9 @@ def compare(first: Check, second: Check, *, hash_order: bool | None = None) -> V
         tried = _hash_order(name, first, second) if hash_order is None else hash_order
         findings.append(Finding(stages[name], decide(replace(evidence, hash_order=tried))))
     all_stages = (replace(_environment(both), name="environment"), *stages.values())
-    return Verdict(all_stages, tuple(findings), next(iter(used), ""), both.traces[1], _missing_seeding(used, both))
+    return PipelineVerdict(
+        all_stages, tuple(findings), next(iter(used), ""), both.traces[1], _missing_seeding(used, both)
+    )
 
 
 # ------------------------------------------------------------------------------------------------------ samples
@@ -159,14 +171,16 @@ class Both:
         return get(self.first), get(self.second)
 
     @cached_property
-    def samples(self) -> tuple[_Pair, ...] | None:
+    def samples(self) -> tuple[_SamplePair, ...] | None:
         """Each sample that both recorded, in the order of the first, matched by its files, else by its index; ``None``
         where samples cannot be identified."""
         by_file = all(self.of(lambda seen: bool(seen.batches.samples) and all(s.files for s in seen.batches.samples)))
         named, twins = self.of(lambda seen: _by_name(seen, by_file=by_file))
         if not twins:
             return None
-        return tuple(_Pair(name, one, twins[name][0], batch) for name, (one, batch) in named.items() if name in twins)
+        return tuple(
+            _SamplePair(name, one, twins[name][0], batch) for name, (one, batch) in named.items() if name in twins
+        )
 
     @cached_property
     def traces(self) -> tuple[Stage, Divergence | None]:
@@ -175,7 +189,7 @@ class Both:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pair:
+class _SamplePair:
     """The same sample in two checks, and its batch in the first."""
 
     name: str
@@ -193,7 +207,7 @@ class _Pair:
             return _contents(self.first) != _contents(self.second)
         return self.first.after != self.second.after
 
-    def steps_apart(self) -> tuple[Step | None, Step | None]:
+    def steps_apart(self) -> tuple[TransformStep | None, TransformStep | None]:
         """Return the first pair of transforms that differ by name or output; ``None`` in place of a missing one."""
         steps = zip_longest(self.first.steps or (), self.second.steps or ())
         form = attrgetter("transform", "after")
@@ -460,19 +474,18 @@ def _names_apart(first: Mapping[str, object], second: Mapping[str, object]) -> l
 # ------------------------------------------------------------------------------------------------- the evidence
 
 
-def _evidence(both: Both, stages: Known, stage: Stage) -> Evidence:
+def _evidence(both: Both, stages: Known, stage: Stage) -> StageEvidence:
     kind = _KINDS[stage.name]
     imports = both.of(lambda seen: seen.surroundings.imports)
     packages = both.of(lambda seen: seen.surroundings.machine.get("packages"))
-    evidence = Evidence(
+    evidence = StageEvidence(
         stage.name,
         one_sided=stage.one_sided,
         imports=imports[0] != imports[1] and sorted(imports[0]) == sorted(imports[1]),
         packages=", ".join(_changes(*(side if isinstance(side, Mapping) else {} for side in packages))),
         asked_otherwise=_asked_otherwise(kind, both),
-        unseen=tuple(name for name in ("after transform", "initial weights") if stages[name].status == UNSEEN),
     )
-    return kind.facts(both, evidence)
+    return kind.facts(both, evidence, stages)
 
 
 def _asked_otherwise(kind: _StageKind, both: Both) -> tuple[str, ...]:
@@ -498,22 +511,21 @@ def _hash_order(stage: str, first: Check, second: Check) -> bool | None:
     return False if by_us and len(repetitions) == 2 and all(item.repeats for item in repetitions) else None
 
 
-def _facts_of_order(both: Both, evidence: Evidence) -> Evidence:
+def _facts_of_order(both: Both, evidence: StageEvidence, _stages: Known) -> StageEvidence:
     indices = both.of(lambda seen: seen.batches.indices)
     first, second = both.of(lambda seen: seen.loader.listing)
     by_default = both.of(lambda seen: seen.loader.draws_by_default)
-    evidence = replace(
-        evidence,
+    order = OrderFacts(
         same_indices=None if None in indices else indices[0] == indices[1],
         listing=first is not None and second is not None and first.files != second.files,
         folder=_folder(both),
         no_generator=by_default[0] if by_default[0] == by_default[1] else None,
         given_moved=moved(*both.of(lambda seen: seen.loader.generators)),
-        whole=_whole_made_by(both),
     )
-    if evidence.same_indices is None:
+    evidence = replace(evidence, order=order, whole=_whole_made_by(both))
+    if order.same_indices is None:
         evidence = _drawn_by_batches(both, evidence)
-    spans = (MAKE_LOADER, IMPORT) if evidence.same_indices is not False else (LOADER, MAKE_LOADER, IMPORT)
+    spans = (MAKE_LOADER, IMPORT) if order.same_indices is not False else (LOADER, MAKE_LOADER, IMPORT)
     draws, drew = _drawn_in(both, *spans)
     elsewhere = {
         name
@@ -543,10 +555,10 @@ def _folder(both: Both) -> str:
     return ""
 
 
-def _drawn_in(both: Both, *spans: str) -> tuple[tuple[Draw, ...], tuple[str, ...]]:
+def _drawn_in(both: Both, *spans: str) -> tuple[tuple[RandomDraw, ...], tuple[str, ...]]:
     """Return the draws in these of :data:`SPANS` from generators whose states differed before, and all generators drawn
     from."""
-    draws: list[Draw] = []
+    draws: list[RandomDraw] = []
     drew: dict[str, None] = {}
     for span in spans:
         begin, end = SPANS[span]
@@ -555,7 +567,7 @@ def _drawn_in(both: Both, *spans: str) -> tuple[tuple[Draw, ...], tuple[str, ...
         apart, apart_after = _moved_at(begin, both), _moved_at(end, both)
         for seeded in (False, True):
             drawn = tuple(name for name in apart if name in names and (name not in apart_after) == seeded)
-            draws += [Draw(span, drawn, seeded=seeded)] if drawn else []
+            draws += [RandomDraw(span, drawn, seeded=seeded)] if drawn else []
     return tuple(draws), tuple(drew)
 
 
@@ -569,7 +581,7 @@ def _moved_at(moment: str, both: Both) -> tuple[str, ...]:
     return moved(*both.of(lambda seen: seen.random_state.moments.get(moment, {})))
 
 
-def _drawn_by_batches(both: Both, evidence: Evidence, *, last: int | None = None) -> Evidence:
+def _drawn_by_batches(both: Both, evidence: StageEvidence, *, last: int | None = None) -> StageEvidence:
     """Add the generators drawn from while batches were made.
 
     With ``last``, only batches up to that number, by the process that made it.
@@ -583,11 +595,11 @@ def _drawn_by_batches(both: Both, evidence: Evidence, *, last: int | None = None
         names = dict.fromkeys((*a.drew, *b.drew))
         drew |= names
         apart |= dict.fromkeys(name for name in moved(a.generators or {}, b.generators or {}) if name in names)
-    draws = (Draw(evidence.whole, tuple(apart)),) if apart else ()
+    draws = (RandomDraw(evidence.whole, tuple(apart)),) if apart else ()
     return replace(evidence, drew=tuple(drew), moved=tuple(apart), draws=draws)
 
 
-def _facts_of_samples(both: Both, evidence: Evidence) -> Evidence:
+def _facts_of_samples(both: Both, evidence: StageEvidence, _stages: Known) -> StageEvidence:
     """Add the facts on the first sample that differs, else on the first whole batch."""
     before = evidence.stage == "before transform"
     pair = next((pair for pair in both.samples or () if pair.differs(before=before)), None)
@@ -595,21 +607,21 @@ def _facts_of_samples(both: Both, evidence: Evidence) -> Evidence:
         batches = both.first.batches.batches
         pairs = enumerate(zip(*both.of(_whole), strict=False))
         last = next((number for number, (a, b) in pairs if a != b), len(batches) - 1)
-        worker = batches[last].worker if batches else None
+        sample = _facts_of_worker(both, batches[last].worker if batches else None)
         evidence = _drawn_by_batches(both, replace(evidence, whole=_whole_made_by(both, last)), last=last)
     else:
         names = [None if step is None or before else step.transform for step in pair.steps_apart()]
-        digests, worker = pair.first.file_digests, pair.batch.worker
-        evidence = replace(
-            evidence,
+        digests = pair.first.file_digests
+        sample = replace(
+            _facts_of_worker(both, pair.batch.worker),
             transform=names[0] or "",
             other_transforms=names[0] != names[1],
-            drew=pair.first.drew_outside if before else pair.drew(),
-            moved=moved(pair.first.generators or {}, pair.second.generators or {}),
             same_files=None if digests is None else digests == pair.second.file_digests,
         )
+        drew = pair.first.drew_outside if before else pair.drew()
+        evidence = replace(evidence, drew=drew, moved=moved(pair.first.generators or {}, pair.second.generators or {}))
     draws = (*evidence.draws, *_drawn_in(both, MAKE_LOADER, IMPORT)[0])
-    return _facts_of_worker(both, replace(evidence, worker=worker, draws=draws))
+    return replace(evidence, sample=sample, draws=draws)
 
 
 def _whole_made_by(both: Both, number: int | None = None) -> str:
@@ -628,32 +640,32 @@ def _whole_made_by(both: Both, number: int | None = None) -> str:
     return "collate_fn" if all(sample.after is not None for sample in samples) else "the dataset or collate_fn"
 
 
-def _facts_of_worker(both: Both, evidence: Evidence) -> Evidence:
-    """Add the generators whose states differed when the worker began, and those that only ``worker_init_fn`` moved
+def _facts_of_worker(both: Both, number: int | None) -> SampleFacts:
+    """Return the generators whose states differed when the worker began, and those that only ``worker_init_fn`` moved
     apart."""
-    workers = both.of(lambda seen: [one for one in seen.random_state.workers if one.worker == evidence.worker])
+    workers = both.of(lambda seen: [worker for worker in seen.random_state.workers if worker.worker == number])
     if not all(workers):
-        return evidence
+        return SampleFacts(worker=number)
     (a, *_), (b, *_) = workers
     at_start, initialised = moved(a.began, b.began), moved(a.initialised, b.initialised)
     by_init = tuple(name for name in initialised if name not in at_start)
-    return replace(evidence, moved_at_start=at_start, moved_by_init=by_init)
+    return SampleFacts(worker=number, moved_at_start=at_start, moved_by_init=by_init)
 
 
-def _facts_of_weights(both: Both, evidence: Evidence) -> Evidence:
+def _facts_of_weights(both: Both, evidence: StageEvidence, _stages: Known) -> StageEvidence:
     forms = both.of(lambda seen: {name: word.partition(":")[0] for name, word in (seen.weights.by_name or {}).items()})
     draws, drew = _drawn_in(both, MAKE_MODEL, MAKE_LOADER, IMPORT)
-    return replace(evidence, names_differ=forms[0] != forms[1], draws=draws, drew=drew)
+    return replace(evidence, model=ModelFacts(names_differ=forms[0] != forms[1]), draws=draws, drew=drew)
 
 
-def _facts_of_model(both: Both, evidence: Evidence) -> Evidence:
+def _facts_of_model(both: Both, evidence: StageEvidence, stages: Known) -> StageEvidence:
     entered = both.traces[1]
-    return (
-        evidence if entered is None else replace(evidence, origin=entered.origin, kernel=entered.kernel or entered.node)
-    )
+    unseen = tuple(name for name in ("after transform", "initial weights") if stages[name].status == UNSEEN)
+    origin, kernel = ("", "") if entered is None else (entered.origin, entered.kernel or entered.node)
+    return replace(evidence, model=ModelFacts(unseen=unseen, origin=origin, kernel=kernel))
 
 
-def _missing_seeding(used: Mapping[str, Evidence], both: Both) -> Seeding | None:
+def _missing_seeding(used: Mapping[str, StageEvidence], both: Both) -> Seeding | None:
     """Return the generators that are seeded and those that are not, if a difference was drawn from one of the latter.
 
     A generator that ``set_seed`` seeds is in another state in the two checks before it, and in the same state after it.
@@ -665,9 +677,9 @@ def _missing_seeding(used: Mapping[str, Evidence], both: Both) -> Seeding | None
     for evidence in used.values():
         drawn.update(name for draw in evidence.draws for name in draw.generators)
         drawn.update(name for name in evidence.drew if name in evidence.moved)
-        if evidence.no_generator and "torch" in evidence.moved:  # a sampler of torch's own
+        if evidence.order.no_generator and "torch" in evidence.moved:  # a sampler of torch's own
             drawn.add("torch")
-        if evidence.moved_at_start and "loader.generator" not in both.first.loader.generators:
+        if evidence.sample.moved_at_start and "loader.generator" not in both.first.loader.generators:
             drawn.add("torch")  # of which a loader draws the seeds of its workers
     unseeded = tuple(name for name in SEEDS if name in after and name in drawn)
     if not unseeded:
@@ -679,7 +691,7 @@ def _missing_seeding(used: Mapping[str, Evidence], both: Both) -> Seeding | None
 # ------------------------------------------------------------------------------------------------- the stages
 
 
-def _no_more_facts(_both: Both, evidence: Evidence) -> Evidence:
+def _no_more_facts(_both: Both, evidence: StageEvidence, _stages: Known) -> StageEvidence:
     return evidence
 
 
@@ -695,7 +707,7 @@ class _StageKind:
     """
 
     compare: Callable[[Both, Known], Stage]
-    facts: Callable[[Both, Evidence], Evidence] = _no_more_facts
+    facts: Callable[[Both, StageEvidence, Known], StageEvidence] = _no_more_facts
     settings: tuple[str, ...] = ()
     follows: bool = False
 
@@ -719,7 +731,7 @@ STAGES = ("environment", *_KINDS)
 # -------------------------------------------------------------------------------------------------------- words
 
 
-def as_text(verdict: Verdict, *, first: str, second: str) -> str:
+def as_text(verdict: PipelineVerdict, *, first: str, second: str) -> str:
     """Format the stages, the missing seeding, then the reasons and fixes of each finding, the first first.
 
     Names come from files, so terminal control characters are replaced.
@@ -727,7 +739,7 @@ def as_text(verdict: Verdict, *, first: str, second: str) -> str:
     return "\n".join(map(one_line, _lines(verdict, first, second)))
 
 
-def _lines(verdict: Verdict, first: str, second: str) -> Iterator[str]:
+def _lines(verdict: PipelineVerdict, first: str, second: str) -> Iterator[str]:
     width = max(map(len, STAGES)) + 2
     for stage in verdict.stages:
         yield f"{stage.name:<{width}}{stage.status:<9}{stage.detail}".rstrip()
@@ -751,7 +763,7 @@ def _lines(verdict: Verdict, first: str, second: str) -> Iterator[str]:
             yield from (f"      {line}" for line in reason.fix.splitlines())
 
 
-def as_json(verdict: Verdict) -> str:
+def as_json(verdict: PipelineVerdict) -> str:
     """Format the verdict as one JSON document."""
     content = {
         "repeats": verdict.repeats,

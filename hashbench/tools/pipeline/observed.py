@@ -51,7 +51,7 @@ def moved(before: Digests, after: Digests) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TransformStep:
     """One transform applied to one sample.
 
     Attributes:
@@ -86,7 +86,7 @@ class Sample:
     file_digests: tuple[str, ...] | None = None
     before: str | None = None
     after: str | None = None
-    steps: tuple[Step, ...] | None = None
+    steps: tuple[TransformStep, ...] | None = None
     generators: Digests | None = None
     drew: tuple[str, ...] = ()
     drew_outside: tuple[str, ...] = ()
@@ -185,7 +185,7 @@ class Loader:
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class LoaderWorker:
     """The generators of a worker process at its start, and after the user's ``worker_init_fn``."""
 
     worker: int
@@ -203,7 +203,7 @@ class RandomState:
     """
 
     moments: Mapping[str, Digests]
-    workers: tuple[Worker, ...]
+    workers: tuple[LoaderWorker, ...]
 
     def drew(self, first: str, last: str) -> tuple[str, ...]:
         """Return the generators whose states at ``first`` and at ``last`` differ."""
@@ -309,7 +309,7 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True)
-class Repetition:
+class Rerun:
     """The result of rerunning the pipeline within ``check``.
 
     Attributes:
@@ -353,7 +353,7 @@ class Check:
 
     name: str
     seen: Observed
-    repetition: Repetition | None
+    repetition: Rerun | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,7 +362,7 @@ class _Manifest:
 
     schema: int
     files: Mapping[str, str]
-    repetition: Repetition | None
+    repetition: Rerun | None
 
 
 def write_run(seen: Observed, folder: Path) -> None:
@@ -380,7 +380,7 @@ def write_run(seen: Observed, folder: Path) -> None:
         file.write(seen.trace, folder / TRACE_FILE)
 
 
-def seal(folder: Path, repetition: Repetition | None) -> None:
+def seal(folder: Path, repetition: Rerun | None) -> None:
     """Write ``check.json``, which completes the folder."""
     digests = {name: file_digest(folder / name) for name in _FILES if (folder / name).exists()}
     _write(folder / CHECK_FILE, _Manifest(CHECK_SCHEMA, digests, repetition))

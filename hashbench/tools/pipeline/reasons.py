@@ -20,7 +20,7 @@ _GIVEN: Mapping[str, str] = MappingProxyType({"initial weights": "weights", "aft
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class RandomDraw:
     """Draws from generators whose states differed before.
 
     Attributes:
@@ -34,68 +34,99 @@ class Draw:
     generators: tuple[str, ...]
     seeded: bool = False
 
-    def without(self, generators: Container[str]) -> Draw:
+    def without(self, generators: Container[str]) -> RandomDraw:
         """Return a copy without some of the generators."""
         return replace(self, generators=tuple(name for name in self.generators if name not in generators))
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
-    """The facts about a stage that differs; ``None`` and empty mean not known.
+class OrderFacts:
+    """What is known of an order that differs.
 
     Attributes:
-        stage: its name.
-        one_sided: only one check recorded the stage.
-        whole: the code that made the batch that differs, where its samples were not recorded or are equal.
-        draws: draws from generators in another state, where the difference may originate, the likeliest first.
-        unseen: earlier stages that neither check recorded.
         same_indices: the sampler asked for the same indices.
         listing: the dataset's own list is in another order.
         folder: a folder that the system lists in another order in each check.
         no_generator: a shuffling sampler of torch was passed no generator.
         given_moved: generators of the loader or sampler that were in another state.
-        moved: generators in another state before they were drawn from here.
-        drew: generators drawn from where the difference entered.
-        worker: the process that made the sample.
-        moved_at_start: generators in another state when the worker began.
-        moved_by_init: those that only ``worker_init_fn`` moved apart.
-        transform: the first whose output differs though its input does not.
-        other_transforms: the transforms themselves differ.
-        same_files: the files' bytes are equal.
-        imports: the user's modules were imported in another order.
-        hash_order: gone with an equal hash seed (``False``: stays).
-        names_differ: other names or shapes of parameters.
-        asked_otherwise: the seeds, or for batches the arguments of the loaders, that differ, in words.
-        packages: versions that differ.
-        origin: of the traces' first divergence.
-        kernel: of the traces' first divergence.
     """
 
-    stage: str
-    one_sided: bool = False
-    whole: str = ""
-    draws: tuple[Draw, ...] = ()
-    unseen: tuple[str, ...] = ()
     same_indices: bool | None = None
     listing: bool = False
     folder: str = ""
     no_generator: bool | None = None
     given_moved: tuple[str, ...] = ()
-    moved: tuple[str, ...] = ()
-    drew: tuple[str, ...] = ()
-    worker: int | None = None
-    moved_at_start: tuple[str, ...] = ()
-    moved_by_init: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SampleFacts:
+    """What is known of the first sample that differs.
+
+    Attributes:
+        transform: the first whose output differs though its input does not.
+        other_transforms: the transforms themselves differ.
+        same_files: the files' bytes are equal.
+        worker: the process that made the sample.
+        moved_at_start: generators in another state when the worker began.
+        moved_by_init: those that only ``worker_init_fn`` moved apart.
+    """
+
     transform: str = ""
     other_transforms: bool = False
     same_files: bool | None = None
-    imports: bool = False
-    hash_order: bool | None = None
+    worker: int | None = None
+    moved_at_start: tuple[str, ...] = ()
+    moved_by_init: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What is known of a model whose weights or results differ.
+
+    Attributes:
+        names_differ: other names or shapes of parameters.
+        unseen: earlier stages that neither check recorded.
+        origin: of the traces' first divergence.
+        kernel: of the traces' first divergence.
+    """
+
     names_differ: bool = False
-    asked_otherwise: tuple[str, ...] = ()
-    packages: str = ""
+    unseen: tuple[str, ...] = ()
     origin: str = ""
     kernel: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StageEvidence:
+    """The facts about a stage that differs; ``None`` and empty mean not known.
+
+    Attributes:
+        stage: its name.
+        one_sided: only one check recorded the stage.
+        asked_otherwise: the seeds, or for batches the arguments of the loaders, that differ, in words.
+        imports: the user's modules were imported in another order.
+        hash_order: gone with an equal hash seed (``False``: stays).
+        packages: versions that differ.
+        whole: the code that made the batch that differs, where its samples were not recorded or are equal.
+        draws: draws from generators in another state, where the difference may originate, the likeliest first.
+        drew: generators drawn from where the difference entered.
+        moved: generators in another state before they were drawn from here.
+        order, sample, model: what is known of this kind of stage alone.
+    """
+
+    stage: str
+    one_sided: bool = False
+    asked_otherwise: tuple[str, ...] = ()
+    imports: bool = False
+    hash_order: bool | None = None
+    packages: str = ""
+    whole: str = ""
+    draws: tuple[RandomDraw, ...] = ()
+    drew: tuple[str, ...] = ()
+    moved: tuple[str, ...] = ()
+    order: OrderFacts = OrderFacts()
+    sample: SampleFacts = SampleFacts()
+    model: ModelFacts = ModelFacts()
 
     @property
     def drawn(self) -> str:
@@ -167,7 +198,7 @@ class Seeding:
         return "\n".join(SEEDS[name][1] for name in self.unseeded)
 
 
-def decide(evidence: Evidence) -> tuple[Reason, ...]:
+def decide(evidence: StageEvidence) -> tuple[Reason, ...]:
     """Return the reasons that the evidence allows, the likeliest first; never empty, and one alone where it decides."""
     if evidence.one_sided and evidence.stage == "initial weights":
         return (_proven("other model", "only one of the two pipelines has a model"),)
@@ -189,20 +220,20 @@ def _likely(name: str, because: str) -> Reason:
     return Reason(name, "likely", because)
 
 
-def _could_follow(evidence: Evidence) -> bool:
+def _could_follow(evidence: StageEvidence) -> bool:
     """Return True if the user's settings can cause this difference: other indices, or numbers drawn at this stage."""
     if evidence.whole == LOADER:
         return True  # which may make anything of its seed
     if evidence.stage == "order":
-        return evidence.same_indices is False
-    return bool(evidence.drew) and evidence.same_files is not False and not evidence.names_differ
+        return evidence.order.same_indices is False
+    return bool(evidence.drew) and evidence.sample.same_files is not False and not evidence.model.names_differ
 
 
-def _spans(draws: Sequence[Draw]) -> str:
+def _spans(draws: Sequence[RandomDraw]) -> str:
     return " and ".join(f"{draw.span} drew from {' and '.join(draw.generators)}" for draw in draws)
 
 
-def _order_of_python(evidence: Evidence) -> Reason | None:
+def _order_of_python(evidence: StageEvidence) -> Reason | None:
     """Check for the effects of the hash seed: the order of sets, and with it perhaps that of imports."""
     imported = "the user's modules were imported in another order"
     gone = "two runs with the same PYTHONHASHSEED agree, with another they do not"
@@ -210,40 +241,40 @@ def _order_of_python(evidence: Evidence) -> Reason | None:
         return _proven("import order", f"{imported}; {gone}, so a set decides it")
     if evidence.hash_order:
         return _proven("set order", gone)
-    if evidence.imports and (evidence.other_transforms or not evidence.drew):
-        why = "the transforms are others" if evidence.other_transforms else "no generator was drawn from"
+    if evidence.imports and (evidence.sample.other_transforms or not evidence.drew):
+        why = "the transforms are others" if evidence.sample.other_transforms else "no generator was drawn from"
         return _likely("import order", f"{imported}, and {why}")
     return None
 
 
-def _of_files(_evidence: Evidence) -> tuple[Reason, ...]:
+def _of_files(_evidence: StageEvidence) -> tuple[Reason, ...]:
     return (_proven("other files", "the dataset has files in one check that it lacks in the other"),)
 
 
-def _of_order(evidence: Evidence) -> tuple[Reason, ...]:
-    return (_of_shuffle(evidence),) if evidence.same_indices is False else _of_listing(evidence)
+def _of_order(evidence: StageEvidence) -> tuple[Reason, ...]:
+    return (_of_shuffle(evidence),) if evidence.order.same_indices is False else _of_listing(evidence)
 
 
-def _of_shuffle(evidence: Evidence) -> Reason:
+def _of_shuffle(evidence: StageEvidence) -> Reason:
     """Decide where the sampler asked for other indices."""
     asked, when = "the sampler asked for other indices", "was in another state when the first batch was asked for"
-    if evidence.given_moved:
-        return _proven("unseeded shuffle", f"{' and '.join(evidence.given_moved)} {when}")
-    if evidence.no_generator and "torch" in evidence.moved:
+    if evidence.order.given_moved:
+        return _proven("unseeded shuffle", f"{' and '.join(evidence.order.given_moved)} {when}")
+    if evidence.order.no_generator and "torch" in evidence.moved:
         return _proven("unseeded shuffle", f"the sampler has no generator of its own, and torch's {when}")
     # a loader always draws one number from torch's
     others = [draw.without(("torch",)) if draw.span == LOADER else draw for draw in evidence.draws]
     known = replace(evidence, draws=tuple(draw for draw in others if draw.generators) or evidence.draws)
-    if known.draws and evidence.no_generator is None:
+    if known.draws and evidence.order.no_generator is None:
         return _likely("unseeded shuffle", f"{asked}, and {known.drawn_earlier}")
     return _likely("unknown order", f"{asked}, and no generator that it can have drawn from was in another state")
 
 
-def _of_listing(evidence: Evidence) -> tuple[Reason, ...]:
+def _of_listing(evidence: StageEvidence) -> tuple[Reason, ...]:
     """Decide where the same indices lead to other files."""
-    is_listed = evidence.listing or evidence.same_indices
-    if is_listed and evidence.folder:
-        because = f"the system lists {evidence.folder} in another order, and the dataset's list is not sorted"
+    is_listed = evidence.order.listing or evidence.order.same_indices
+    if is_listed and evidence.order.folder:
+        because = f"the system lists {evidence.order.folder} in another order, and the dataset's list is not sorted"
         return (_proven("unsorted file listing", because),)
     if evidence.draws:
         what = "the dataset's list is in another order" if is_listed else "equal content comes at other places"
@@ -256,8 +287,8 @@ def _of_listing(evidence: Evidence) -> tuple[Reason, ...]:
     return (_likely("unsorted file listing", because), *([by_set] if evidence.hash_order is None else []))
 
 
-def _of_content(evidence: Evidence) -> tuple[Reason, ...]:
-    if evidence.same_files is False:
+def _of_content(evidence: StageEvidence) -> tuple[Reason, ...]:
+    if evidence.sample.same_files is False:
         return (_proven("other file content", "files of the same name hold other bytes"),)
     if evidence.drawn:
         return (_random("random dataset", evidence, f"the dataset drew from {evidence.drawn} before any transform"),)
@@ -269,17 +300,17 @@ def _of_content(evidence: Evidence) -> tuple[Reason, ...]:
     return (_likely("unknown content", "what was read differs, though no generator that was seen was drawn from"),)
 
 
-def _of_transforms(evidence: Evidence) -> tuple[Reason, ...]:
+def _of_transforms(evidence: StageEvidence) -> tuple[Reason, ...]:
     if evidence.whole == LOADER and evidence.draws:
         return (_likely("unseeded loader", evidence.drawn_earlier),)
     if evidence.whole == LOADER:  # an iterable other than DataLoader
         drawing = "no generator that was seen and drawn from was in another state"
         because = f"the loader gave other batches, and {drawing}: a clock, os.urandom, uuid, a set, a file"
         return (_likely("unknown content", because),)
-    if evidence.other_transforms:
+    if evidence.sample.other_transforms:
         return (_likely("other transforms", "the samples went through other transforms, or in another order"),)
-    what = evidence.transform or evidence.whole or "the dataset"
-    name = "random transform" if evidence.transform or evidence.whole == "collate_fn" else "random dataset"
+    what = evidence.sample.transform or evidence.whole or "the dataset"
+    name = "random transform" if evidence.sample.transform or evidence.whole == "collate_fn" else "random dataset"
     if evidence.drawn:
         return (_random(name, evidence, f"{what} drew from {evidence.drawn}"),)
     if evidence.draws:
@@ -291,26 +322,26 @@ def _of_transforms(evidence: Evidence) -> tuple[Reason, ...]:
     return (_likely("unknown content", f"{what} gave another result {drawing}"),)
 
 
-def _random(name: str, evidence: Evidence, because: str) -> Reason:
+def _random(name: str, evidence: StageEvidence, because: str) -> Reason:
     """Find what put the generator that was drawn from into another state."""
     drawn = [generator for generator in evidence.drew if generator in evidence.moved]
-    by_init = " and ".join(generator for generator in drawn if generator in evidence.moved_by_init)
-    worker = f"worker {evidence.worker}"
-    if evidence.worker is not None and by_init:
+    by_init = " and ".join(generator for generator in drawn if generator in evidence.sample.moved_by_init)
+    worker = f"worker {evidence.sample.worker}"
+    if evidence.sample.worker is not None and by_init:
         because += f"; workers begin in the same state, and worker_init_fn moves {by_init} apart ({worker})"
         return _proven("worker seeds", because)
     if any(generator not in GLOBAL for generator in drawn):
         return _proven(name, f"{because}, a generator of its own, which was in another state")
-    if evidence.worker is None:
+    if evidence.sample.worker is None:
         return _proven(name, f"{because}, which was in another state")
-    if any(generator in evidence.moved_at_start for generator in drawn):
+    if any(generator in evidence.sample.moved_at_start for generator in drawn):
         began = f"{worker} began in another state, which the loader draws from torch's generator"
         return _proven(name, f"{because}; {began}")
     return _likely(name, f"{because}; {worker} began in the same state, and something drew from it before this sample")
 
 
-def _of_weights(evidence: Evidence) -> tuple[Reason, ...]:
-    if evidence.names_differ:
+def _of_weights(evidence: StageEvidence) -> tuple[Reason, ...]:
+    if evidence.model.names_differ:
         return (_proven("other model", "the models have other parameters"),)
     if evidence.draws:
         is_known = any(draw.span == MAKE_MODEL and not draw.seeded for draw in evidence.draws)
@@ -319,12 +350,12 @@ def _of_weights(evidence: Evidence) -> tuple[Reason, ...]:
     return (_likely("unknown weights", because),)
 
 
-def _of_model(evidence: Evidence) -> tuple[Reason, ...]:
-    kernel, origin = evidence.kernel, evidence.origin
-    given = [what for stage, what in _GIVEN.items() if stage not in evidence.unseen]
+def _of_model(evidence: StageEvidence) -> tuple[Reason, ...]:
+    kernel, origin = evidence.model.kernel, evidence.model.origin
+    given = [what for stage, what in _GIVEN.items() if stage not in evidence.model.unseen]
     equal = f"{' and '.join(given)} are equal" if given else "what the model was given was not seen"
-    if evidence.unseen and given:
-        equal += f" ({' and '.join(evidence.unseen)} was not seen)"
+    if evidence.model.unseen and given:
+        equal += f" ({' and '.join(evidence.model.unseen)} was not seen)"
     if origin in (Origin.INPUT, Origin.STATE):
         what = "input" if origin == Origin.INPUT else "parameters or buffers"
         because = f"{equal}, and {kernel} got other {what}: something changed them before the model ran"
@@ -340,7 +371,7 @@ def _of_model(evidence: Evidence) -> tuple[Reason, ...]:
     return (_likely("unknown model", f"{equal}, the model's results are not"),)
 
 
-_ADVICE: Mapping[str, Callable[[Evidence], tuple[Reason, ...]]] = MappingProxyType(
+_ADVICE: Mapping[str, Callable[[StageEvidence], tuple[Reason, ...]]] = MappingProxyType(
     {
         "file list": _of_files,
         "order": _of_order,

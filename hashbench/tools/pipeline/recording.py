@@ -27,7 +27,7 @@ from hashbench.run.leaves import NotComparableError, flatten
 from hashbench.run.rng import global_state_digests
 from hashbench.run.workload import clone_inputs
 from hashbench.tools.pipeline.loading import NOT_LOADER, Anatomy, dissect
-from hashbench.tools.pipeline.observed import MOMENTS, Batch, Batches, Sample, Step, Worker, moved
+from hashbench.tools.pipeline.observed import MOMENTS, Batch, Batches, LoaderWorker, Sample, TransformStep, moved
 from hashbench.trace.arguments import mapped
 from hashbench.trace.digest import digest, python_digest
 
@@ -43,7 +43,7 @@ _NO_MORE = object()
 
 
 @dataclass
-class _Call:
+class _OpenCall:
     """A call that has not returned: of the dataset (``name`` empty) or of a transform."""
 
     frame: types.FrameType
@@ -59,7 +59,7 @@ class _SampleInMaking:
     files: dict[str, None] = field(default_factory=dict)
     before: str | None = None
     has_before: bool = False
-    steps: list[Step] = field(default_factory=list)
+    steps: list[TransformStep] = field(default_factory=list)
     inside: set[str] = field(default_factory=set)
 
     def made(self, drew: tuple[str, ...]) -> Sample:
@@ -76,7 +76,7 @@ class _SampleInMaking:
         )
 
 
-class Recorder:
+class BatchRecorder:
     """Records the processes of one loader, each through its own copy, in place of ``collate_fn`` and
     ``worker_init_fn``.
 
@@ -94,7 +94,7 @@ class Recorder:
         self._states: dict[str, str] = {}
         """Those of the generators, since when a batch is made here."""
         self._samples: list[Sample] = []
-        self._stack: list[_Call] = []
+        self._stack: list[_OpenCall] = []
         self._sample: _SampleInMaking | None = None
         self._is_on = False
 
@@ -111,7 +111,7 @@ class Recorder:
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker)
         self.begin(worker, None if info is None else info.dataset)
-        self._write(worker=Worker(worker, began, global_state_digests()))
+        self._write(worker=LoaderWorker(worker, began, global_state_digests()))
         self.note_states()
         self._switch(True)
 
@@ -196,7 +196,7 @@ class Recorder:
                     index = arguments[0].item() if hasattr(arguments[0], "item") else arguments[0]
                     states = global_state_digests(self.anatomy.generators)
                     self._sample = _SampleInMaking(repr(index), states)
-                    self._stack.append(_Call(frame, owner, "", states))
+                    self._stack.append(_OpenCall(frame, owner, "", states))
                 return
             name = self.anatomy.transforms.get(owner, "")
         if not name or self._sample is None or _names_a_file(arguments):
@@ -206,15 +206,15 @@ class Recorder:
         if not self._sample.has_before:
             self._sample.has_before = True
             self._sample.before = content_digest(arguments)
-        self._stack.append(_Call(frame, owner, name, global_state_digests(self.anatomy.generators)))
+        self._stack.append(_OpenCall(frame, owner, name, global_state_digests(self.anatomy.generators)))
 
-    def _returned(self, call: _Call, value: Any) -> None:
+    def _returned(self, call: _OpenCall, value: Any) -> None:
         sample = self._sample
         if sample is None:
             return
         drew = moved(call.states, global_state_digests(self.anatomy.generators))
         if call.name:
-            sample.steps.append(Step(call.name, content_digest(value), drew))
+            sample.steps.append(TransformStep(call.name, content_digest(value), drew))
             if not any(outer.name for outer in self._stack):
                 sample.inside.update(drew)
             return
@@ -223,12 +223,12 @@ class Recorder:
 
 
 @contextlib.contextmanager
-def watched(loader: DataLoader[Any], folder: Path, *, modules: tuple[str, ...]) -> Iterator[Recorder | None]:
+def watched(loader: DataLoader[Any], folder: Path, *, modules: tuple[str, ...]) -> Iterator[BatchRecorder | None]:
     """Record the loader; yield the recorder of this process where it makes the batches itself.
 
     The loader's two functions are restored on leaving.
     """
-    recorder = Recorder(loader, folder, modules=modules)
+    recorder = BatchRecorder(loader, folder, modules=modules)
     loader.collate_fn = recorder.collate
     if loader.num_workers:
         loader.worker_init_fn = recorder.initialise
@@ -260,7 +260,7 @@ def _names_a_file(arguments: list[Any]) -> bool:
 
 def first_batches(
     loader: Any, *, steps: int, modules: tuple[str, ...], note: Callable[[str], None]
-) -> tuple[tuple[Any, ...], Batches, tuple[Worker, ...]]:
+) -> tuple[tuple[Any, ...], Batches, tuple[LoaderWorker, ...]]:
     """Return the first ``steps`` batches of ``loader`` for the model, their record, and the workers.
 
     ``note`` is called with the name of each moment that is passed.
@@ -299,7 +299,7 @@ def first_batches(
 
 def _first_of_iterable(
     loader: Any, *, steps: int, modules: tuple[str, ...], note: Callable[[str], None]
-) -> tuple[tuple[Any, ...], Batches, tuple[Worker, ...]]:
+) -> tuple[tuple[Any, ...], Batches, tuple[LoaderWorker, ...]]:
     """Record any other iterable as :func:`first_batches` does: whole batches, and the generators that moved for each.
 
     The model gets copies, since the loader may reuse its memory.
@@ -355,19 +355,19 @@ def _absent(loader: Any, batches: tuple[Batch, ...]) -> dict[str, str]:
     return absent
 
 
-def read_notes(folder: Path) -> tuple[list[Worker], dict[int, list[Batch]]]:
+def read_notes(folder: Path) -> tuple[list[LoaderWorker], dict[int, list[Batch]]]:
     """Read the notes of a loader's processes: the workers, and the batches of each in order.
 
     Those of the main process have the key ``-1``. An unfinished last line is ignored.
     """
-    workers: list[Worker] = []
+    workers: list[LoaderWorker] = []
     batches: dict[int, list[Batch]] = {}
     for path in sorted(folder.glob("*.jsonl"), key=lambda path: int(path.stem)):
         noted = batches.setdefault(int(path.stem), [])
         for line in read_file(path).decode("utf-8").split("\n")[:-1]:
             entry = json.loads(line)
             if "worker" in entry:
-                workers.append(from_json(Worker, entry["worker"]))
+                workers.append(from_json(LoaderWorker, entry["worker"]))
             else:
                 noted.append(from_json(Batch, entry["batch"]))
     return workers, batches

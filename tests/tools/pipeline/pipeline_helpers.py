@@ -28,16 +28,16 @@ from hashbench.tools.pipeline.observed import (
     Folder,
     Listing,
     Loader,
+    LoaderWorker,
     Observed,
     Outputs,
     RandomState,
-    Repetition,
+    Rerun,
     Sample,
-    Step,
     Surroundings,
     Transform,
+    TransformStep,
     Weights,
-    Worker,
 )
 
 PIPELINES = Path(__file__).parent / "pipelines"
@@ -70,7 +70,7 @@ def sample(place: int, **changes: Any) -> Sample:
         file_digests=(f"bytes of {FILES[place]}",),
         before=f"before {place}",
         after=f"after {place}",
-        steps=(Step("dataset.transform Flip", f"after {place}", ()),),
+        steps=(TransformStep("dataset.transform Flip", f"after {place}", ()),),
         generators=GENERATORS,
     )
     return replace(plain, **changes)
@@ -121,7 +121,7 @@ def loader(**changes: Any) -> Loader:
 
 def seen(**changes: Any) -> Observed:
     """A whole pipeline that repeats."""
-    workers = tuple(Worker(number, GENERATORS, GENERATORS) for number in (0, 1))
+    workers = tuple(LoaderWorker(number, GENERATORS, GENERATORS) for number in (0, 1))
     plain = Observed(
         surroundings=Surroundings({"python": "3.11"}, {"num_threads": "1"}, "5", "user", ("training",)),
         random_state=RandomState(dict.fromkeys(MOMENTS, GENERATORS), workers),
@@ -135,7 +135,7 @@ def seen(**changes: Any) -> Observed:
     return replace(plain, **changes)
 
 
-def check(observed: Observed | None = None, *, repetition: Repetition | None = None, name: str = "check") -> Check:
+def check(observed: Observed | None = None, *, repetition: Rerun | None = None, name: str = "check") -> Check:
     return Check(name, observed or seen(), repetition)
 
 

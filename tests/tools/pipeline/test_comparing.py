@@ -9,32 +9,32 @@ import pytest
 
 from hashbench.errors import HashbenchError
 from hashbench.records import Leaf, Ref, TensorDigest, Trace
-from hashbench.tools.pipeline.comparing import STAGES, Verdict, as_text, compare
+from hashbench.tools.pipeline.comparing import STAGES, PipelineVerdict, as_text, compare
 from hashbench.tools.pipeline.observed import (
     IMPORT,
     MOMENTS,
     Batch,
     Batches,
     Listing,
+    LoaderWorker,
     Observed,
     Outputs,
     RandomState,
-    Repetition,
-    Step,
+    Rerun,
     Surroundings,
+    TransformStep,
     Weights,
-    Worker,
 )
 from tests.tools.pipeline.pipeline_helpers import FILES, GENERATORS, batches, check, loader, sample, seen, trace
 
 OTHER = {**GENERATORS, "torch": "t1"}
 
 
-def compared(second: Observed, first: Observed | None = None) -> Verdict:
+def compared(second: Observed, first: Observed | None = None) -> PipelineVerdict:
     return compare(check(first), check(second))
 
 
-def statuses(verdict: Verdict) -> dict[str, str]:
+def statuses(verdict: PipelineVerdict) -> dict[str, str]:
     return {stage.name: stage.status for stage in verdict.stages}
 
 
@@ -316,7 +316,7 @@ def test_loaders_that_were_asked_for_other_things_are_told_from_unseeded_ones(
 
 def test_random_transforms_after_another_order_are_a_consequence() -> None:
     drawn = [
-        sample(place, after=f"x{place}", steps=(Step("dataset.transform Flip", "y", ("torch",)),))
+        sample(place, after=f"x{place}", steps=(TransformStep("dataset.transform Flip", "y", ("torch",)),))
         for place in (2, 0, 3, 1)
     ]
     verdict = compared(seen(batches=batches(*drawn)))
@@ -337,17 +337,17 @@ def test_names_from_a_file_do_not_steer_the_terminal() -> None:
 
 
 def flipped(place: int, **changes: Any) -> Any:
-    step = Step("dataset.transform Flip", f"flipped {place}", ("torch",))
+    step = TransformStep("dataset.transform Flip", f"flipped {place}", ("torch",))
     return sample(place, after=f"flipped {place}", steps=(step,), drew=("torch",), **changes)
 
 
 def test_a_worker_that_its_init_function_moved_is_told_from_one_that_began_elsewhere() -> None:
     rest = [sample(place) for place in (1, 2, 3)]
-    step = Step("dataset.transform Flip", "not flipped", ("torch",))
+    step = TransformStep("dataset.transform Flip", "not flipped", ("torch",))
     one = batches(flipped(0), *rest)
     other = batches(replace(flipped(0), after="not flipped", steps=(step,), generators=OTHER), *rest)
-    begun = RandomState(dict.fromkeys(MOMENTS, GENERATORS), (Worker(0, OTHER, OTHER),))
-    moved = RandomState(dict.fromkeys(MOMENTS, GENERATORS), (Worker(0, GENERATORS, OTHER),))
+    begun = RandomState(dict.fromkeys(MOMENTS, GENERATORS), (LoaderWorker(0, OTHER, OTHER),))
+    moved = RandomState(dict.fromkeys(MOMENTS, GENERATORS), (LoaderWorker(0, GENERATORS, OTHER),))
 
     by_base = compared(seen(batches=other, random_state=begun), seen(batches=one))
     by_init = compared(seen(batches=other, random_state=moved), seen(batches=one))
@@ -361,9 +361,9 @@ def test_the_repetition_of_a_check_excludes_or_proves_the_order_of_sets() -> Non
         replace(one, surroundings=replace(one.surroundings, hash_seed=seed, hash_seed_by="hashbench"))
         for one, seed in ((seen(), "5"), (other, "6"))
     )
-    repeats, hashed = Repetition(True, "", None, 2), Repetition(False, "order", True, 4)
+    repeats, hashed = Rerun(True, "", None, 2), Rerun(False, "order", True, 4)
 
-    def reasons(repetition: Repetition | None) -> list[str]:
+    def reasons(repetition: Rerun | None) -> list[str]:
         verdict = compare(check(first, repetition=repetition), check(second, repetition=repetition))
         return [reason.name for reason in verdict.findings[0].reasons]
 

@@ -2,22 +2,42 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
+from typing import Any
 
 import pytest
 
 from hashbench.tools.pipeline.observed import IMPORT, LOADER, MAKE_LOADER, MAKE_MODEL
-from hashbench.tools.pipeline.reasons import FIXES, Draw, Evidence, decide
+from hashbench.tools.pipeline.reasons import (
+    FIXES,
+    ModelFacts,
+    OrderFacts,
+    RandomDraw,
+    SampleFacts,
+    StageEvidence,
+    decide,
+)
 
 TORCH = ("torch",)
-DRAWN_BY_LOADER = Draw(MAKE_LOADER, ("python",))
+DRAWN_BY_LOADER = RandomDraw(MAKE_LOADER, ("python",))
 DRAWN = {"drew": TORCH, "moved": TORCH}
-order, before, after = (partial(Evidence, stage) for stage in ("order", "before transform", "after transform"))
+
+
+def evidence_of(stage: str, **facts: Any) -> StageEvidence:
+    """Evidence whose facts of the order, the sample and the model are named without their kind."""
+    for part, kind in (("order", OrderFacts), ("sample", SampleFacts), ("model", ModelFacts)):
+        names = [field.name for field in dataclasses.fields(kind) if field.name in facts]
+        facts[part] = kind(**{name: facts.pop(name) for name in names})
+    return StageEvidence(stage, **facts)
+
+
+order, before, after = (partial(evidence_of, stage) for stage in ("order", "before transform", "after transform"))
 shuffled, listed = partial(order, same_indices=False), partial(order, same_indices=True, listing=True)
-weights = partial(Evidence, "initial weights")
-TRUTH: dict[str, tuple[Evidence, str]] = {
-    "other files": (Evidence("file list"), "other files proven"),
-    "files from a set": (Evidence("file list", hash_order=True), "set order proven"),
+weights = partial(evidence_of, "initial weights")
+TRUTH: dict[str, tuple[StageEvidence, str]] = {
+    "other files": (evidence_of("file list"), "other files proven"),
+    "files from a set": (evidence_of("file list", hash_order=True), "set order proven"),
     "a loader that was given a generator in one alone": (
         shuffled(moved=TORCH, asked_otherwise=("generators ['loader.generator'] / none",)),
         "asked otherwise proven",
@@ -41,7 +61,7 @@ TRUTH: dict[str, tuple[Evidence, str]] = {
         "unseeded shuffle proven",
     ),
     "a sampler of one's own that drew from Python's generator": (
-        shuffled(draws=(Draw(LOADER, ("python", "torch")),)),
+        shuffled(draws=(RandomDraw(LOADER, ("python", "torch")),)),
         "unseeded shuffle likely",
     ),
     "another order though all generators agree": (shuffled(no_generator=True), "unknown order likely"),
@@ -99,20 +119,23 @@ TRUTH: dict[str, tuple[Evidence, str]] = {
         after(transform="Flip", imports=True, **DRAWN),
         "random transform proven",
     ),
-    "initialised unseeded": (weights(draws=(Draw(MAKE_MODEL, TORCH),)), "unseeded initialisation proven"),
-    "initialised at import": (weights(draws=(Draw(IMPORT, TORCH),)), "unseeded initialisation likely"),
+    "initialised unseeded": (weights(draws=(RandomDraw(MAKE_MODEL, TORCH),)), "unseeded initialisation proven"),
+    "initialised at import": (weights(draws=(RandomDraw(IMPORT, TORCH),)), "unseeded initialisation likely"),
     "initialised before it is seeded, or not": (
-        weights(draws=(Draw(MAKE_MODEL, TORCH, seeded=True),)),
+        weights(draws=(RandomDraw(MAKE_MODEL, TORCH, seeded=True),)),
         "unseeded initialisation likely",
     ),
     "another architecture": (weights(names_differ=True), "other model proven"),
     "another checkpoint": (weights(drew=TORCH), "unknown weights likely"),
-    "dropout": (Evidence("first output", origin="rng", kernel="aten.bernoulli_"), "random model proven"),
-    "a setting": (Evidence("kernel", origin="settings", kernel="aten.mm"), "other settings proven"),
-    "a kernel": (Evidence("kernel", origin="kernel", kernel="aten.index_put_"), "kernel likely"),
-    "other packages under the model": (Evidence("kernel", packages="torch 2 / 3"), "other packages likely"),
-    "a model that differs by itself": (Evidence("first output"), "unknown model likely"),
-    "an input that was changed later": (Evidence("kernel", origin="input", kernel="aten.mm"), "changed later likely"),
+    "dropout": (evidence_of("first output", origin="rng", kernel="aten.bernoulli_"), "random model proven"),
+    "a setting": (evidence_of("kernel", origin="settings", kernel="aten.mm"), "other settings proven"),
+    "a kernel": (evidence_of("kernel", origin="kernel", kernel="aten.index_put_"), "kernel likely"),
+    "other packages under the model": (evidence_of("kernel", packages="torch 2 / 3"), "other packages likely"),
+    "a model that differs by itself": (evidence_of("first output"), "unknown model likely"),
+    "an input that was changed later": (
+        evidence_of("kernel", origin="input", kernel="aten.mm"),
+        "changed later likely",
+    ),
 }
 
 

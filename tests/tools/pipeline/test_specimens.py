@@ -10,7 +10,7 @@ import pytest
 
 from hashbench.errors import HashbenchError
 from hashbench.tools.pipeline import checking, observed
-from hashbench.tools.pipeline.comparing import Verdict, compare
+from hashbench.tools.pipeline.comparing import PipelineVerdict, compare
 from tests.tools.pipeline.pipeline_helpers import HASH_SEEDS, PIPELINES, Zygotes, write_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("pipelines")]
@@ -42,7 +42,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return draw_images(tmp_path_factory.mktemp("drawn") / "images")
 
 
-def checked(folder: Path, fault: str, twin: str, images: Path, more: str = "") -> Verdict:
+def checked(folder: Path, fault: str, twin: str, images: Path, more: str = "") -> PipelineVerdict:
     config = write_config(folder, fault, twin, images, more=more)
     verdict = checking.check(config, folder / f"check_{twin}", timeout=60)
     assert verdict is not None
@@ -182,7 +182,7 @@ OTHER_SYSTEM = "import os\n_list = os.listdir\nos.listdir = lambda *folder: sort
 THIS_SYSTEM = OTHER_SYSTEM.replace(", reverse=True", "")
 
 
-def on_two_machines(folder: Path, fault: str, twin: str, machines: dict[str, tuple[Path, str]]) -> Verdict:
+def on_two_machines(folder: Path, fault: str, twin: str, machines: dict[str, tuple[Path, str]]) -> PipelineVerdict:
     checks = []
     for name, (images, system) in machines.items():
         config = write_config(folder / name, fault, twin, images, more=system)
