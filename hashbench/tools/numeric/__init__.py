@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from hashbench.run.rng import reset_rng_state
-from hashbench.tools.numeric.compare import compare_mappings, leaves_of, without_wrapper
+from hashbench.tools.numeric.compare import compare_mappings, leaves_of, without_wrappers
 from hashbench.tools.numeric.report import (
     STAGES,
     Comparison,
@@ -115,7 +115,7 @@ def compare_parameters(
     ignore: Collection[str] = (),
 ) -> Comparison:
     """Compare the parameters of two models by name; see :func:`compare_dict_tensors`."""
-    before, after = _parameters(model_base), _parameters(model_control)
+    before, after = (without_wrappers(model.named_parameters()) for model in (model_base, model_control))
     return compare_mappings("parameters", before, after, rule=Rule(precision, ignore=frozenset(ignore)), rename=rename)
 
 
@@ -136,13 +136,10 @@ def compare_gradients(
 ) -> Comparison:
     """Compare the gradients of two models' parameters by name. A gradient that one model lacks is a difference."""
     before, after = (
-        {name: tensor.grad for name, tensor in _parameters(model).items()} for model in (model_base, model_control)
+        {name: tensor.grad for name, tensor in without_wrappers(model.named_parameters()).items()}
+        for model in (model_base, model_control)
     )
     return compare_mappings("gradients", before, after, rule=Rule(precision, ignore=frozenset(ignore)), rename=rename)
-
-
-def _parameters(model: torch.nn.Module) -> dict[str, Any]:
-    return {without_wrapper(name): tensor for name, tensor in model.named_parameters()}
 
 
 def run_model(

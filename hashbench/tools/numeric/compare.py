@@ -99,6 +99,11 @@ def without_wrapper(name: str) -> str:
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
+def without_wrappers(named: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Return parameters or buffers by name, without the part that ``torch.compile`` puts into it."""
+    return {without_wrapper(name): tensor for name, tensor in named}
+
+
 # ------------------------------------------------------------------------------------------------------ two values
 
 

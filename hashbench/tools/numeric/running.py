@@ -26,7 +26,7 @@ from hashbench.run.workload import call, clone_inputs
 from hashbench.suites.python_suites import UnusableError, import_file
 from hashbench.text import squeezed
 from hashbench.tools.numeric import parting
-from hashbench.tools.numeric.compare import compare_mappings, leaves_of, unused, without_wrapper
+from hashbench.tools.numeric.compare import compare_mappings, leaves_of, unused, without_wrapper, without_wrappers
 from hashbench.tools.numeric.report import SIDES, STAGES, Comparison, Raised, Rename, Report, Rule
 from hashbench.trace.arguments import named_tensors
 from hashbench.trace.storage_writers import share_memory
@@ -167,11 +167,11 @@ class Subject:
 
     def parameters(self) -> dict[str, Any]:
         """Return the parameters by name."""
-        return {} if self.module is None else _by_name(self.module.named_parameters())
+        return {} if self.module is None else without_wrappers(self.module.named_parameters())
 
     def buffers(self) -> dict[str, Any]:
         """Return the buffers by name."""
-        return {} if self.module is None else _by_name(self.module.named_buffers())
+        return {} if self.module is None else without_wrappers(self.module.named_buffers())
 
     def _gradients(self, inputs: Any) -> dict[str, Any]:
         """Return the gradients of parameters, ``None`` where there is none, and of the inputs that require one."""
@@ -190,10 +190,6 @@ class Subject:
             make = self.request.make_optimizer
             self._optimizer = torch.optim.SGD(trained, lr=0.01) if make is None else make(trained)
         self._optimizer.step()
-
-
-def _by_name(named: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    return {without_wrapper(name): tensor for name, tensor in named}
 
 
 def _sum_of(output: Any) -> torch.Tensor:

@@ -8,6 +8,7 @@ worker process. Nothing here draws a random number. The blind spots are listed i
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import sys
@@ -272,28 +273,21 @@ def first_batches(
         return _first_of_iterable(loader, steps=steps, modules=modules, note=note)
     received: list[Any] = []
     digests: list[str | None] = []
-    exhausted = False
     with tempfile.TemporaryDirectory(prefix="hashbench-") as folder:
         with watched(loader, Path(folder), modules=modules) as recorder:
             note(_ASKED)
             iterator = iter(loader)
             if recorder is not None:
                 recorder.note_states()
-            while len(received) < steps:
-                with recorder.switched(True) if recorder is not None else contextlib.nullcontext():
-                    batch = next(iterator, _NO_MORE)
-                if batch is _NO_MORE:
-                    exhausted = True
-                    break
-                if not received:
-                    note(_FIRST_MADE)
+            around = contextlib.nullcontext if recorder is None else functools.partial(recorder.switched, True)
+            for batch in _taken(iterator, steps, note, around):
                 received.append(batch)
                 digests.append(content_digest(batch))
             del iterator  # ends the workers
         workers, notes = read_notes(Path(folder))
     batches = matched(digests, notes)
     used = {batch.worker for batch in batches}
-    seen = Batches(batches, steps, exhausted, _absent(loader, batches))
+    seen = Batches(batches, steps, len(batches) < steps, _absent(loader, batches))
     return tuple(received), seen, tuple(worker for worker in workers if worker.worker in used)
 
 
@@ -316,18 +310,32 @@ def _first_of_iterable(
     note(_ASKED)
     before = states(loader=loader)
     iterator = iter(loader)
-    batch = None
-    while len(received) < steps and (batch := next(iterator, _NO_MORE)) is not _NO_MORE:
-        if not received:
-            note(_FIRST_MADE)
+    for batch in _taken(iterator, steps, note):
         after = states(loader=loader, iterator=iterator)
         appeared = {name: state for name, state in after.items() if name not in before}
         drew = (*moved(before, after), *appeared)
         batches.append(Batch(len(batches), content_digest(batch), None, None, {**before, **appeared}, drew))
         received.append(mapped(batch, lambda leaf: clone_inputs(leaf) if isinstance(leaf, torch.Tensor) else leaf))
         before = after
-    seen = Batches(tuple(batches), steps, batch is _NO_MORE, _absent(loader, tuple(batches)))
+    seen = Batches(tuple(batches), steps, len(batches) < steps, _absent(loader, tuple(batches)))
     return tuple(received), seen, ()
+
+
+def _taken(
+    iterator: Iterator[Any],
+    steps: int,
+    note: Callable[[str], None],
+    around: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+) -> Iterator[Any]:
+    """Yield at most ``steps`` batches, each made within ``around()``."""
+    for number in range(steps):
+        with around():
+            batch = next(iterator, _NO_MORE)
+        if batch is _NO_MORE:
+            return
+        if number == 0:
+            note(_FIRST_MADE)
+        yield batch
 
 
 def _absent(loader: Any, batches: tuple[Batch, ...]) -> dict[str, str]:
