@@ -29,7 +29,7 @@ from hashbench.processes import Child, describe_end, python_calling, tell_phase
 from hashbench.suites.python_suites import import_file
 from hashbench.tools.pipeline import MARK, observed
 from hashbench.tools.pipeline.comparing import STAGES, PipelineVerdict, compare
-from hashbench.tools.pipeline.observed import REPEAT_FOLDER, Check, Rerun
+from hashbench.tools.pipeline.observed import REPEAT_FOLDER, Check, RepeatResult
 
 ANSWER_FILE, LOG_FILE = "answer.json", "output.log"
 _PHASES: Mapping[str, str] = MappingProxyType({"": "first run", REPEAT_FOLDER: "second run"})
@@ -103,7 +103,9 @@ def _two_hash_seeds() -> tuple[str, str]:
     return str(first), str(first + 1 + secrets.randbelow(2**31))
 
 
-def _repeated(run: Callable[[str, int], Check], first: Check, *, is_fixed: bool) -> tuple[PipelineVerdict, Rerun]:
+def _repeated(
+    run: Callable[[str, int], Check], first: Check, *, is_fixed: bool
+) -> tuple[PipelineVerdict, RepeatResult]:
     second = run(REPEAT_FOLDER, 1)
     verdict = compare(first, second, hash_order=False if is_fixed else None)
     hash_order, runs = None, 2
@@ -112,7 +114,7 @@ def _repeated(run: Callable[[str, int], Check], first: Check, *, is_fixed: bool)
         if _agree(first, run("experiment0", 0), verdict.first):
             hash_order, runs = _agree(second, run("experiment1", 1), verdict.first) or None, 4
         verdict = compare(first, second, hash_order=hash_order)
-    return verdict, Rerun(verdict.repeats, verdict.first, hash_order, runs)
+    return verdict, RepeatResult(verdict.repeats, verdict.first, hash_order, runs)
 
 
 def _agree(check: Check, other: Check, stage: str) -> bool:

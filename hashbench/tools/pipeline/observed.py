@@ -309,7 +309,7 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True)
-class Rerun:
+class RepeatResult:
     """The result of rerunning the pipeline within ``check``.
 
     Attributes:
@@ -353,7 +353,7 @@ class Check:
 
     name: str
     seen: Observed
-    repetition: Rerun | None
+    repetition: RepeatResult | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,7 +362,7 @@ class _Manifest:
 
     schema: int
     files: Mapping[str, str]
-    repetition: Rerun | None
+    repetition: RepeatResult | None
 
 
 def write_run(seen: Observed, folder: Path) -> None:
@@ -380,7 +380,7 @@ def write_run(seen: Observed, folder: Path) -> None:
         file.write(seen.trace, folder / TRACE_FILE)
 
 
-def seal(folder: Path, repetition: Rerun | None) -> None:
+def seal(folder: Path, repetition: RepeatResult | None) -> None:
     """Write ``check.json``, which completes the folder."""
     digests = {name: file_digest(folder / name) for name in _FILES if (folder / name).exists()}
     _write(folder / CHECK_FILE, _Manifest(CHECK_SCHEMA, digests, repetition))

@@ -32,7 +32,7 @@ from hashbench.tools.pipeline.observed import (
     Observed,
     Outputs,
     RandomState,
-    Rerun,
+    RepeatResult,
     Sample,
     Surroundings,
     Transform,
@@ -135,7 +135,7 @@ def seen(**changes: Any) -> Observed:
     return replace(plain, **changes)
 
 
-def check(observed: Observed | None = None, *, repetition: Rerun | None = None, name: str = "check") -> Check:
+def check(observed: Observed | None = None, *, repetition: RepeatResult | None = None, name: str = "check") -> Check:
     return Check(name, observed or seen(), repetition)
 
 

@@ -20,7 +20,7 @@ from hashbench.tools.pipeline.observed import (
     Observed,
     Outputs,
     RandomState,
-    Rerun,
+    RepeatResult,
     Surroundings,
     TransformStep,
     Weights,
@@ -361,9 +361,9 @@ def test_the_repetition_of_a_check_excludes_or_proves_the_order_of_sets() -> Non
         replace(one, surroundings=replace(one.surroundings, hash_seed=seed, hash_seed_by="hashbench"))
         for one, seed in ((seen(), "5"), (other, "6"))
     )
-    repeats, hashed = Rerun(True, "", None, 2), Rerun(False, "order", True, 4)
+    repeats, hashed = RepeatResult(True, "", None, 2), RepeatResult(False, "order", True, 4)
 
-    def reasons(repetition: Rerun | None) -> list[str]:
+    def reasons(repetition: RepeatResult | None) -> list[str]:
         verdict = compare(check(first, repetition=repetition), check(second, repetition=repetition))
         return [reason.name for reason in verdict.findings[0].reasons]
 

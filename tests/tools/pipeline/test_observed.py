@@ -16,7 +16,7 @@ from hashbench.errors import HashbenchError
 from hashbench.io import file_digest
 from hashbench.tools.pipeline import observed
 from hashbench.tools.pipeline.comparing import as_json, as_text, compare
-from hashbench.tools.pipeline.observed import Rerun, Weights
+from hashbench.tools.pipeline.observed import RepeatResult, Weights
 from tests.tools.pipeline.pipeline_helpers import seen
 
 DOCUMENTS = (
@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
     made = tmp_path / "check1"
     made.mkdir()
     observed.write_run(seen(), made)
-    observed.seal(made, Rerun(True, "", None, 2))
+    observed.seal(made, RepeatResult(True, "", None, 2))
     return made
 
 
@@ -41,14 +41,14 @@ def rewrite(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 
 WRITTEN = {
-    "all": (seen(), Rerun(True, "", None, 2)),
+    "all": (seen(), RepeatResult(True, "", None, 2)),
     "no model": (seen(layers=None, trace=None), None),
 }
 
 
 @pytest.mark.parametrize(("content", "repetition"), WRITTEN.values(), ids=WRITTEN)
 def test_a_folder_is_read_back_as_it_was_written(
-    content: observed.Observed, repetition: Rerun | None, tmp_path: Path
+    content: observed.Observed, repetition: RepeatResult | None, tmp_path: Path
 ) -> None:
     observed.write_run(content, tmp_path)
     observed.seal(tmp_path, repetition)
