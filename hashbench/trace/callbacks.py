@@ -222,7 +222,7 @@ class CallObserver:
                 for tensor in arguments.tensors_in([*args, *kwargs.values()])
             ]
         if self._options.hash_inputs:
-            named = arguments.named_arguments(args, kwargs)
+            named = list(arguments.named_arguments(args, kwargs))
             noted["inputs"] = {path: self._input_digest(tensor) for path, tensor in named}
             if unused := plan.unused_state(args, kwargs):
                 digests = noted["inputs"]

@@ -197,7 +197,7 @@ def test_every_tensor_kind_traces_reproducibly(compute: Any, hash_inputs: bool) 
     texts = []
     for _ in range(2):
         torch.manual_seed(5)
-        with HashDebugTrace(hash_inputs=hash_inputs) as trace:
+        with HashDebugTrace(hash_inputs=hash_inputs, digests=digests) as trace:
             found = compute()
         trace.add_result("output", found)
         assert digest(found) == digest(expected)
@@ -227,7 +227,7 @@ def test_an_op_may_return_none_in_place_of_any_tensor(name: str, hash_inputs: bo
         library.define("op" + schema)
         library.impl("op", kernel, "CPU")
         expected = torch.ops.returns_none.op(X)
-        with HashDebugTrace(hash_inputs=hash_inputs) as trace:
+        with HashDebugTrace(hash_inputs=hash_inputs, digests=digests) as trace:
             found = torch.ops.returns_none.op(X)
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
         made = [output for record in trace.finish().records for output in record.outputs]
@@ -312,11 +312,14 @@ def attention() -> Any:
 
 @pytest.mark.parametrize("hash_inputs", [False, True])
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_state_of_the_generator_counts_with_dropout_only(attention: Any, dropout: float, hash_inputs: bool) -> None:
+@pytest.mark.parametrize("digests", ["fast", "device"])
+def test_state_of_the_generator_counts_with_dropout_only(
+    attention: Any, digests: str, dropout: float, hash_inputs: bool
+) -> None:
     """Else every attention on a GPU is blamed for what follows it."""
 
     def run() -> Trace:
-        with HashDebugTrace(hash_inputs=hash_inputs) as trace:
+        with HashDebugTrace(hash_inputs=hash_inputs, digests=digests) as trace:
             output, seed, offset = attention.forward(torch.ones(3), dropout)
             trace.add_result("grad", attention.backward(output, seed, offset, dropout)[1])
         return trace.finish()
@@ -328,3 +331,5 @@ def test_state_of_the_generator_counts_with_dropout_only(attention: Any, dropout
     assert (divergence.inside or op_of(divergence.node)) == f"hashbench_attention.{name}.default"
     written = next(record for record in first.records if record.op.endswith("forward.default")).outputs
     assert [digest.value == "undefined" for digest in written] == [False, dropout == 0, dropout == 0]
+    read = [ref.digest for ref in first.records[-1].inputs[:3]]
+    assert [digest == "undefined" for digest in read] == [False, *[dropout == 0 and hash_inputs] * 2]

@@ -270,6 +270,7 @@ class Call:
         is nothing new."""
         arguments = tensors_in([*outcome.args, *outcome.kwargs.values()])
         known, given = {id(tensor) for tensor in arguments}, {storage_key(tensor) for tensor in arguments} - {None}
+        known |= outcome.plan.unused_state(outcome.args, outcome.kwargs, outcome.output)
         named = named_arguments(outcome.args, outcome.kwargs) if self._written else ()
         left: Left = {f"argument {path}": tensor for path, tensor in named if path in self._written}
         for name, value in flatten(outcome.output, "output") if outcome.output is not None else ():

@@ -135,10 +135,7 @@ def _stashed() -> Observer | None:
 
 def _stash(observer: Observer | None) -> None:
     """Store the observer where torch hands it to the threads of a backward pass, which have no context variables."""
-    if observer is not None:
-        torch._C._stash_obj_in_tls(_KEY, observer)
-    elif torch._C._is_key_in_tls(_KEY):
-        torch._C._remove_obj_from_tls(_KEY)
+    torch._C._stash_obj_in_tls(_KEY, observer)  # None stays under the key: torch 2.11 cannot remove one
 
 
 def observe(name: str, value: Any) -> None:

@@ -836,3 +836,17 @@ def test_nonsense_is_refused_in_one_line(options: dict[str, Any], text: str) -> 
     with pytest.raises(HashbenchError, match=text) as caught:
         BitwiseEquivalenceMode(**options)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_generator_state_of_attention_counts_with_dropout_only(dropout: float) -> None:
+    library = torch.library.Library("hashbench_bitwise_attention", "DEF")
+    try:
+        library.define("forward(Tensor query, float dropout_p=0.) -> (Tensor output, Tensor philox_seed)")
+        garbage = itertools.count()
+        library.impl("forward", lambda query, *_: (query * 2, torch.tensor(next(garbage))), "CPU")
+        with BitwiseEquivalenceMode(runs=3) as mode:
+            torch.ops.hashbench_bitwise_attention.forward(torch.ones(3), dropout)
+        assert bool(mode.get_mismatches()) == (dropout > 0)
+    finally:
+        library._destroy()

@@ -715,4 +715,4 @@ def test_torch_keeps_the_observer_of_the_innermost_context_and_none_after_the_la
         with ObserverContext(tmp_path, "inner") as inner:
             assert torch._C._get_obj_in_tls(key) is inner
         assert torch._C._get_obj_in_tls(key) is outer
-    assert not torch._C._is_key_in_tls(key)
+    assert torch._C._get_obj_in_tls(key) is None
