@@ -25,7 +25,7 @@ import torch
 from hashbench.calls.call import CapturedCall, Memory, TensorForm, generator_slots
 from hashbench.calls.ops import path_among, why_unchecked
 from hashbench.errors import HashbenchError, first_line
-from hashbench.io import document_digest, from_json, open_file, read_json, to_json
+from hashbench.io import from_json, open_file, read_json, refuse_other_document, sealed, to_json
 from hashbench.repro.call_arguments import (
     LARGEST,
     Arguments,
@@ -165,7 +165,7 @@ def document(call: CapturedCall, *, tensors: Path, recorded: Mapping[str, Any]) 
             tensors_sha256=_sha256(tensors),
         )
     )
-    return json.dumps({**content, "sha256": document_digest(content)}, indent=1)
+    return json.dumps(sealed(content), indent=1)
 
 
 def _sha256(path: Path) -> str:
@@ -235,12 +235,7 @@ def _read_document(path: Path) -> dict[str, Any]:
         bad(f"{path.name}: {error.strerror}")
     except ValueError:
         bad(f"{path.name} is truncated or not JSON")
-    if not isinstance(content, dict) or "op" not in content:
-        bad(f"{path.name} describes no call")
-    if content.get("schema") != CALL_SCHEMA:
-        bad(f"{path.name} is of version {content.get('schema')!r}, this is hashbench for version {CALL_SCHEMA}")
-    if content.get("sha256") != document_digest(content):
-        bad(f"{path.name} was changed")
+    refuse_other_document(content, schema=CALL_SCHEMA, what="call", where=path.name)
     return content
 
 

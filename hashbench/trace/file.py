@@ -10,11 +10,9 @@ only changes; a ``leaf`` has ``was=`` if its digest was another at the start of 
 from __future__ import annotations
 
 import dataclasses
-import gzip
 import json
 import os
 import re
-import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +21,7 @@ from typing import Any, NoReturn, TypeVar
 import xxhash
 
 from hashbench.errors import HashbenchError
-from hashbench.io import LARGEST_FILE, open_file, read_file, replace_bytes
+from hashbench.io import GZIP, LARGEST_FILE, bytes_for, open_file, read_text, replace_bytes
 from hashbench.records import (
     TRACE_SCHEMA,
     TRACERS,
@@ -48,7 +46,7 @@ _UNESCAPES = {"\\": "\\", "t": "\t", "n": "\n", "r": "\r", "s": " "}
 _NOTE = "; "
 _BLANK = "blank"
 _MOST_DIMENSIONS, _MOST_DIGITS = 256, 20
-_GZIP, _LEVEL, _LEAST_GZIP = b"\x1f\x8b", 6, 18
+_LEAST_GZIP = 18
 
 
 # ------------------------------------------------------------------------------------------------------ writing
@@ -74,8 +72,7 @@ def write_json(trace: Trace, path: Path) -> None:
 
 def _replace(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = text.encode()
-    replace_bytes(path, gzip.compress(content, _LEVEL, mtime=0) if path.suffix == ".gz" else content)
+    replace_bytes(path, bytes_for(path, text))
 
 
 def record_line(record: OpRecord, digits: Mapping[str, str]) -> str:
@@ -188,15 +185,9 @@ def read(path: Path, *, most: int = LARGEST_FILE) -> Trace:
             never read as a shorter one.
     """
     try:
-        content = read_file(path, most=most)
-    except OSError as error:
-        raise _unreadable(path, error.strerror or str(error)) from error
-    if content.startswith(_GZIP):
-        content = _decompress(content, most, path)
-    try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise _unreadable(path, "it is not a text file") from error
+        text = read_text(path, most=most)
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, getattr(error, "strerror", None) or str(error)) from error
     return loads(text, name=str(path))
 
 
@@ -208,27 +199,10 @@ def text_size(path: Path) -> int:
     """
     with os.fdopen(open_file(path), "rb") as opened:
         size = os.fstat(opened.fileno()).st_size
-        if opened.read(len(_GZIP)) != _GZIP or size < _LEAST_GZIP:
+        if opened.read(len(GZIP)) != GZIP or size < _LEAST_GZIP:
             return size
         opened.seek(-4, os.SEEK_END)
         return max(size, int.from_bytes(opened.read(4), "little"))
-
-
-def _decompress(content: bytes, most: int, path: Path) -> bytes:
-    decoder = zlib.decompressobj(wbits=31)  # gzip with its checksum
-    try:
-        text = decoder.decompress(content, max(most, 1))
-        if not decoder.eof and len(text) == most:
-            text += decoder.decompress(decoder.unconsumed_tail, 1)
-    except zlib.error as error:
-        raise _unreadable(path, f"it is damaged ({error})") from error
-    if len(text) > most:
-        raise _unreadable(path, f"{path.name} has more than {most / 2**20:.4g} MiB of text")
-    if not decoder.eof:
-        raise _unreadable(path, "it is truncated (the gzip data have no end)")
-    if decoder.unused_data:
-        raise _unreadable(path, "it is damaged (data follow the end of the gzip data)")
-    return text
 
 
 def loads(text: str, *, name: str = "trace") -> Trace:

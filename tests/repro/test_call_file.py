@@ -75,7 +75,7 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "half of tensors.pt": (lambda f: halve(f / "tensors.pt"), "truncated, changed, or of another call"),
     "bytes that are no text": (lambda f: (f / "call.json").write_bytes(b"\xff\xfe{}"), "truncated or not JSON"),
     "JSON without end": (lambda f: (f / "call.json").write_text("[" * 100_000), "truncated or not JSON"),
-    "JSON of something else": (lambda f: (f / "call.json").write_text("[1, 2]"), "describes no call"),
+    "JSON of something else": (lambda f: (f / "call.json").write_text("[1, 2]"), "holds no call"),
     "a number changed": (lambda f: replace(f, '"beta": 2.0', '"beta": 3.0'), "call.json was changed"),
     "one byte of the tensors changed": (lambda f: flip(f / "tensors.pt"), "truncated, changed"),
     "another version": (lambda f: replace(f, '"schema": 1', '"schema": 99'), "version 99"),

@@ -122,7 +122,7 @@ class Session:
         for folder in (results.rows, results.traces, results.logs, self.notes):
             folder.mkdir(parents=True, exist_ok=True)
         leftovers = [*self.notes.glob("*.json"), *results.rows.glob("*.json"), *results.logs.glob("*.log")]
-        leftovers += (results.path / FOLDER).glob("*.json")
+        leftovers += (results.path / FOLDER).glob("*.jsonl.gz")
         for leftover in [*(leftovers if anew else []), *results.rows.glob("*.draft")]:
             leftover.unlink()
         self.machine.unlink(missing_ok=True)

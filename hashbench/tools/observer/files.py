@@ -21,7 +21,16 @@ import safetensors.torch
 import torch
 
 from hashbench.errors import HashbenchError
-from hashbench.io import document_digest, from_json, read_file, replace_bytes, replace_file, to_json
+from hashbench.io import (
+    from_json,
+    read_file,
+    read_json,
+    refuse_other_document,
+    replace_bytes,
+    replace_file,
+    sealed,
+    to_json,
+)
 from hashbench.records import OpRecord
 from hashbench.text import one_line, shorten
 from hashbench.tools.observer.recording import Observation, Recording, Saved
@@ -107,7 +116,7 @@ def _dumps(recording: Recording, *, tensors: str) -> str:
     own = {name: getattr(recording, name) for name in ("name", "checked", "put_back", "error", "environment")}
     observations = tuple(map(_entry, recording.observations))
     content = to_json(_Document(KIND, SCHEMA, **own, tensors=tensors, observations=observations))
-    return json.dumps({**content, "sha256": document_digest(content)}, indent=1) + "\n"
+    return json.dumps(sealed(content), indent=1) + "\n"
 
 
 def _entry(observation: Observation) -> dict[str, object]:
@@ -198,13 +207,11 @@ def _refusing(path: Path) -> Iterator[None]:
 
 def _read(path: Path) -> tuple[Recording, str]:
     """Read the recording, and the SHA-256 of its tensors' file."""
-    document = _document(read_file(path))
+    document = _document(path)
     if document.error:
         raise ValueError(f"its run ended with an error: {document.error:.200}")
     if document.tensors and not _SHA256.fullmatch(document.tensors):
         raise ValueError("its tensors have no checksum")
-    if not _is_shallow(document.environment, 6):
-        raise ValueError("its environment is nested too deep")
     observations = tuple(map(_observation, document.observations))
     names, ids = {each.name for each in observations}, {each.record.id for each in observations}
     if not len(names) == len(ids) == len(observations):
@@ -218,25 +225,16 @@ def _read(path: Path) -> tuple[Recording, str]:
     return recording, document.tensors
 
 
-def _document(text: bytes) -> _Document:
+def _document(path: Path) -> _Document:
     try:
-        content = json.loads(text)
-        sha256 = document_digest(content) if isinstance(content, dict) else ""
-    except (ValueError, RecursionError):
+        content = read_json(path)
+    except ValueError:
         raise ValueError("it is truncated or not JSON") from None
-    if not isinstance(content, dict) or content.get("kind") != KIND:
+    refuse_other_document(content, schema=SCHEMA, what="observations")
+    document = from_json(_Document, content, where="it")
+    if document.kind != KIND:
         raise ValueError("it holds no observations of hashbench")
-    schema = content.get("schema")
-    if type(schema) is not int or schema != SCHEMA:
-        raise ValueError(f"it has schema version {schema!a:.60}, this hashbench reads {SCHEMA}")
-    if content.get("sha256") != sha256:
-        raise ValueError("it was changed or damaged (its checksum is another)")
-    return from_json(_Document, content, where="it")
-
-
-def _is_shallow(value: Any, levels: int) -> bool:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return levels > 0 and all(_is_shallow(item, levels - 1) for item in inner)
+    return document
 
 
 def _observation(entry: Any) -> Observation:

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from hashbench.fingerprint import document
-from hashbench.io import read_json_object
 
 pytest_plugins = ["pytester"]
 
@@ -86,7 +85,7 @@ def test_what_is_as_recorded_passes_and_says_nothing(project: pytest.Pytester) -
     result = run(project)
     result.assert_outcomes(passed=2)
     result.stdout.no_fnmatch_line("hashbench: recorded*")
-    assert read_json_object(project.path / "base.json")["models"][0]["name"] == "Net"
+    assert document.read(project.path / "base.json").models[0].name == "Net"
 
 
 def test_five_lines_are_those_of_the_documentation(project: pytest.Pytester) -> None:
@@ -155,10 +154,12 @@ def test_nothing_is_recorded_unless_asked_for(project: pytest.Pytester) -> None:
 @pytest.mark.parametrize(
     ("damage", "expected"),
     [
-        pytest.param(lambda text: text[: len(text) // 2], "cannot read", id="truncated"),
+        pytest.param(lambda text: text[: len(text) // 2], "it is truncated", id="truncated"),
         pytest.param(lambda text: text.replace("Net", "Nets"), "its checksum is another", id="changed"),
         pytest.param(
-            lambda text: re.sub(r'"schema":\d+', '"schema":99', text), "it is of schema 99", id="of a later schema"
+            lambda text: re.sub(r'"schema":\d+', '"schema":99', text),
+            "it has schema version 99",
+            id="of a later schema",
         ),
     ],
 )
