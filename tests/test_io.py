@@ -187,3 +187,54 @@ def test_json_of_another_form_is_refused_in_one_line(change: dict[str, object], 
 def test_json_of_another_kind_is_refused() -> None:
     with pytest.raises(ValueError, match=r"\ACart is 'None', which is not dict\Z"):
         from_json(Cart, None)
+
+
+def nested(levels: int) -> object:
+    value: object = 1
+    for _ in range(levels):
+        value = {"a": [value]}
+    return value
+
+
+def test_json_without_a_type_is_refused_where_it_is_deep() -> None:
+    assert from_json(Cart, {**json.loads(DOCUMENT), "anything": nested(25)}).anything == nested(25)
+    with pytest.raises(ValueError, match=r"\Acart\.anything is nested deeper than 50 levels\Z"):
+        from_json(Cart, {**json.loads(DOCUMENT), "anything": nested(26)}, where="cart")
+
+
+SEALED = io.sealed({"schema": 1, "b": [1, "two"], "a": None})
+
+
+def test_seal_does_not_depend_on_order_and_is_made_once() -> None:
+    io.refuse_other_document(dict(reversed(SEALED.items())), schema=1, what="cart")
+    assert io.sealed(SEALED) == SEALED
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        pytest.param([SEALED], "it holds no cart", id="no object"),
+        pytest.param({"b": 1}, "it holds no cart", id="no schema"),
+        pytest.param({**SEALED, "schema": 2}, "it has schema version 2, this hashbench reads 1", id="another schema"),
+        pytest.param({**SEALED, "schema": True}, "it has schema version True, this hashbench reads 1", id="a bool"),
+        pytest.param({**SEALED, "b": []}, "it was changed: its checksum is another", id="changed"),
+        pytest.param({**SEALED, "c": 1}, "it was changed: its checksum is another", id="more"),
+        pytest.param({"schema": 1}, "it was changed: its checksum is another", id="no checksum"),
+        pytest.param({**SEALED, "b": nested(400)}, "it is nested deeper than 50 levels", id="deep"),
+    ],
+)
+def test_another_document_is_refused_in_one_line(content: object, words: str) -> None:
+    with pytest.raises(ValueError, match=r"\A.*\Z") as raised:
+        io.refuse_other_document(content, schema=1, what="cart")
+    assert str(raised.value) == words
+
+
+def test_text_is_read_with_and_without_compression(tmp_path: Path) -> None:
+    text = "é\r\n" * 100
+    for name in ("a.txt", "a.txt.gz"):
+        (tmp_path / name).write_bytes(io.bytes_for(tmp_path / name, text))
+        assert io.read_text(tmp_path / name, most=400) == text
+        with pytest.raises((OSError, ValueError), match="has more than"):
+            io.read_text(tmp_path / name, most=399)
+    assert (tmp_path / "a.txt").read_bytes() == text.encode()
+    assert (tmp_path / "a.txt.gz").read_bytes().startswith(io.GZIP)

@@ -230,7 +230,7 @@ def read_checked(folder: Path) -> SavedCall:
 
 def _read_document(path: Path) -> dict[str, Any]:
     try:
-        content = read_json(path)
+        content: dict[str, Any] = read_json(path)
     except OSError as error:
         bad(f"{path.name}: {error.strerror}")
     except ValueError:

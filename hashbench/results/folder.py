@@ -472,6 +472,28 @@ def with_models(manifest: Mapping[str, Any], models: Sequence[Model], partition:
     return {**manifest, "suites": suites, "partition": part, "models": [list(model) for model in models]}
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    id: int
+    total: int
+    of: tuple[Model, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Manifest:
+    """The content of ``sweep.json``, as :func:`manifest_of` makes it."""
+
+    options: RunOptions
+    models: tuple[Model, ...]
+    partition: _Part
+    suites: tuple[str, ...] = ()
+    digests: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    schema: int = SWEEP_SCHEMA
+    rows: int = ROW_SCHEMA
+    hashbench: str = ""
+    began: object = None
+
+
 def checked_manifest(content: Any) -> dict[str, Any]:
     """Validate the types in the parsed content of a ``sweep.json`` and fill in defaults. A manifest of another version
     is returned unchanged: see :func:`schema_difference`.
@@ -482,22 +504,14 @@ def checked_manifest(content: Any) -> dict[str, Any]:
     manifest = dict(from_json(Mapping[str, object], content, where=SELECTION_FILE))
     if schema_difference(manifest):
         return manifest
-    whole = {"id": 0, "total": 1}
-    part = {"of": [], **from_json(Mapping[str, object], manifest.get("partition", whole), where="partition")}
-    from_json(tuple[str, ...], manifest.get("suites", []), where="suites")
-    from_json(Mapping[str, str], manifest.get("digests", {}), where="digests")
-    from_json(int, manifest.get("rows", ROW_SCHEMA), where="rows")
-    options = from_json(Mapping[str, object], manifest.get("options"), where="options")
-    for name in ("device", "dtype"):
-        from_json(str, options.get(name, ""), where=name)
-    from_json(str, options.get("mode"), where="mode")
-    for where, models in (("models", manifest.get("models")), ("of", part.pop("of"))):
-        named = from_json(tuple[tuple[str, str], ...], models, where=where)
-        if len(set(named)) != len(named):
+    manifest = {**manifest, "partition": manifest.get("partition", {"id": 0, "total": 1})}
+    known = from_json(_Manifest, manifest, where=SELECTION_FILE)
+    if "mode" not in manifest["options"]:
+        raise ValueError("options lack the mode")
+    for where, models in (("models", known.models), ("of", known.partition.of)):
+        if len(set(models)) != len(models):
             raise ValueError(f"{where} names a model twice")
-    if from_json(Mapping[str, int], part, where="partition").keys() != whole.keys():
-        raise ValueError("partition has other fields")
-    return {**manifest, "partition": manifest.get("partition", whole)}
+    return manifest
 
 
 def schema_difference(manifest: Mapping[str, Any]) -> str:
@@ -518,7 +532,7 @@ def schema_difference(manifest: Mapping[str, Any]) -> str:
     return unknown and f"{one_line(unknown)}; {versions.both(manifest, reads=SWEEP_SCHEMA)}"
 
 
-_MANIFEST = frozenset({"schema", "hashbench", "rows", "suites", "options", "partition", "models", "began", "digests"})
+_MANIFEST = frozenset(field.name for field in dataclasses.fields(_Manifest))
 _DEFAULTS: Mapping[str, Any] = {name: value for name, value in to_json(RunOptions()).items() if name != "output"}
 """Options, as they are for a sweep that does not name them."""
 

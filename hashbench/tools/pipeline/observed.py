@@ -343,8 +343,6 @@ _DOCUMENTS: Mapping[str, tuple[str, type]] = types.MappingProxyType(
     }
 )
 _FILES = (*_DOCUMENTS, LAYERS_FILE, PLAIN_TRACE_FILE, TRACE_FILE)
-_LARGEST = 512 * 2**20
-"""Bytes of the largest file that is read: the trace of a large model has about ten MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,17 +418,15 @@ def read(folder: Path) -> Check:
                 parts["layers"] = _layers(path)
             else:
                 part, kind = _DOCUMENTS[name]
-                parts[part] = from_json(kind, read_json(path))
+                parts[part] = from_json(kind, read_json(path), where=name)
     return Check(str(folder), Observed(**parts), manifest.repetition)
 
 
 def _file(folder: Path, name: str) -> Path:
-    """Return the path of a file in the folder, or raise where it is missing or too large."""
+    """Return the path of a file in the folder, or raise where it is missing."""
     path = folder / name
     if not path.is_file():
         raise _unreadable(folder, f"it has no {name}" if folder.is_dir() else "it does not exist")
-    if path.stat().st_size > _LARGEST:
-        raise _unreadable(folder, f"{name} has more than {_LARGEST // 2**20} MiB")
     return path
 
 
