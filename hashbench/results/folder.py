@@ -473,19 +473,19 @@ def with_models(manifest: Mapping[str, Any], models: Sequence[Model], partition:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _PartOfSweep:
     id: int
     total: int
     of: tuple[Model, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class _Manifest:
+class _SweepFile:
     """The content of ``sweep.json``, as :func:`manifest_of` makes it."""
 
     options: RunOptions
     models: tuple[Model, ...]
-    partition: _Part
+    partition: _PartOfSweep
     suites: tuple[str, ...] = ()
     digests: Mapping[str, str] = dataclasses.field(default_factory=dict)
     schema: int = SWEEP_SCHEMA
@@ -505,7 +505,7 @@ def checked_manifest(content: Any) -> dict[str, Any]:
     if schema_difference(manifest):
         return manifest
     manifest = {**manifest, "partition": manifest.get("partition", {"id": 0, "total": 1})}
-    known = from_json(_Manifest, manifest, where=SELECTION_FILE)
+    known = from_json(_SweepFile, manifest, where=SELECTION_FILE)
     if "mode" not in manifest["options"]:
         raise ValueError("options lack the mode")
     for where, models in (("models", known.models), ("of", known.partition.of)):
@@ -532,7 +532,7 @@ def schema_difference(manifest: Mapping[str, Any]) -> str:
     return unknown and f"{one_line(unknown)}; {versions.both(manifest, reads=SWEEP_SCHEMA)}"
 
 
-_MANIFEST = frozenset(field.name for field in dataclasses.fields(_Manifest))
+_MANIFEST = frozenset(field.name for field in dataclasses.fields(_SweepFile))
 _DEFAULTS: Mapping[str, Any] = {name: value for name, value in to_json(RunOptions()).items() if name != "output"}
 """Options, as they are for a sweep that does not name them."""
 
