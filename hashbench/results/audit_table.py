@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -124,17 +124,27 @@ AUDIT_ROWS = RowFormat(
 @dataclass(frozen=True, slots=True)
 class AuditKind:
     """What an audit measures: the ``file`` of its ``rows``, the ``target`` that workers call for a group of ops (as
-    ``module:function``), the row of an op that ended its process, ``died(device, op, timed_out=…, error=…)``, the
-    ``sources`` of its ops, and whether workers run a repro of what they find, with torch alone."""
+    ``module:function``), the ``sources`` of its ops, what rows without a sample hold (``no_sample``), and whether
+    workers run a repro of what they find, with torch alone."""
 
     file: str
     rows: RowFormat[Any]
     target: str
-    died: Callable[..., Any]
     sources: tuple[str, ...] = SOURCES
+    no_sample: Mapping[str, str] = field(default_factory=dict)
     marks: tuple[str, ...] = ("off", "on")
     name: str = "an audit without --rows"
     runs_repros: bool = False
+
+    def row(self, device: str, op: Op, verdict: str, **cells: Any) -> Any:
+        """Return a row of an op of which no sample was measured."""
+        source, name = op
+        empty = dict.fromkeys(self.rows.key, "") | dict(self.no_sample)
+        return self.rows.kind(**empty | {"dev": device, "source": source, "op": name, "verdict": verdict} | cells)
+
+    def died(self, device: str, op: Op, *, timed_out: bool, error: str) -> Any:
+        """Return the one row of an op that ended its own process, or ran out of time."""
+        return self.row(device, op, AuditVerdict.TIMEOUT if timed_out else AuditVerdict.CRASHED, error=error)
 
     def lies_at(self, path: Path) -> bool:
         """Return True if ``path`` is an audit of this kind: a folder with its file, or a CSV with ``op``, ``verdict``
@@ -149,12 +159,7 @@ class AuditKind:
         return {"op", "verdict", *self.marks} <= set(header)
 
 
-def _row_without_answer(device: str, op: Op, *, timed_out: bool, error: str) -> AuditRow:
-    verdict = AuditVerdict.TIMEOUT if timed_out else AuditVerdict.CRASHED
-    return AuditRow(device, *op, "", "", "forward", verdict, error=error)
-
-
-DETERMINISM = AuditKind(AUDIT_FILE, AUDIT_ROWS, "hashbench.tools.audit.rows:run_group", _row_without_answer)
+DETERMINISM = AuditKind(AUDIT_FILE, AUDIT_ROWS, "hashbench.tools.audit.rows:run_group", no_sample={"phase": "forward"})
 """The audit of what torch documents of each op."""
 
 

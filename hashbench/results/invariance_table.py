@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from hashbench.results.audit_table import DETERMINISM, SOURCES, AuditKind, Op
+from hashbench.results.audit_table import DETERMINISM, SOURCES, AuditKind
 from hashbench.results.rows import RowFormat
 
 
@@ -75,16 +75,10 @@ INVARIANCE_ROWS = RowFormat(
 """How an :class:`InvarianceRow` is written and read."""
 
 
-def _row_without_answer(device: str, op: Op, *, timed_out: bool, error: str) -> InvarianceRow:
-    verdict = Invariance.TIMEOUT if timed_out else Invariance.CRASHED
-    return InvarianceRow(device, *op, "", "", "", verdict, error=error)
-
-
 INVARIANCE = AuditKind(
     "invariance.csv",
     INVARIANCE_ROWS,
     "hashbench.tools.audit.invariance:run_group",
-    _row_without_answer,
     ("op_db",),
     marks=("sizes", "widened"),
     name="an audit with --rows",

@@ -66,14 +66,14 @@ def catalog() -> list[tuple[str, str]]:
     return [*(("op_db", name) for name in op_database()), *(("stress", name) for name in stressed)]
 
 
-def cases_of(source: str, op: str, options: AuditOptions) -> Iterator[tuple[str, list[Case] | Exception]]:
-    """Yield for each dtype that the op takes its name, and its cases or the exception that making them raised."""
+def cases_of(source: str, op: str, options: AuditOptions) -> Iterator[tuple[str, list[Case] | str]]:
+    """Yield for each dtype that the op takes its name, and its cases or why they cannot be made."""
     for dtype in options.dtypes:
         reset_rng_state(options.seed)  # per dtype, so that inputs do not depend on what else was asked for
         try:
             cases = (_stressed if source == "stress" else _sampled)(op, dtype, options)
         except Exception as error:
-            yield dtype, error
+            yield dtype, f"cannot make its inputs: {named_line(error)}"[:300]
             continue
         if cases:
             yield dtype, cases

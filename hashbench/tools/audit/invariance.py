@@ -25,7 +25,7 @@ from hashbench.io import from_json
 from hashbench.records import Decision, ModelSpec, Row, RunOptions
 from hashbench.repro import REPRO_SECONDS
 from hashbench.results.audit_table import AuditOptions
-from hashbench.results.invariance_table import Invariance, InvarianceRow
+from hashbench.results.invariance_table import INVARIANCE, Invariance, InvarianceRow
 from hashbench.run.settings import settings
 from hashbench.tools.audit import cases
 from hashbench.tools.audit.axis import Itemwise, draws, find_axis, widened, with_items
@@ -56,11 +56,9 @@ def rows_of(source: str, op: str, options: AuditOptions, *, folder: Path | None 
     """Yield every row of one op; repros go into ``folder``."""
     search, threads = _Search(options, folder), torch.get_num_threads()
     for dtype, made in cases.cases_of(source, op, options):
-        if isinstance(made, Exception):
-            error = f"cannot make its inputs: {named_line(made)}"[:300]
-            yield InvarianceRow(
-                options.device, source, op, dtype, "", "", Invariance.FAILS, error=error, threads=threads
-            )
+        if isinstance(made, str):
+            cells = {"dtype": dtype, "error": made, "threads": threads}
+            yield INVARIANCE.row(options.device, (source, op), Invariance.FAILS, **cells)
             continue
         for case in made:
             for row in search.rows_of_case(case):

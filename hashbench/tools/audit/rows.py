@@ -29,7 +29,16 @@ from hashbench.processes import Budget, variables
 from hashbench.records import BATCH_INVARIANCE, Evidence, ModelSpec, Row, RunOptions
 from hashbench.repro import torch_docs
 from hashbench.repro.torch_docs import NOT_LISTED, Documentation
-from hashbench.results.audit_table import VARYING, AuditOptions, AuditRow, AuditVerdict, Measured, op_file, write_op
+from hashbench.results.audit_table import (
+    DETERMINISM,
+    VARYING,
+    AuditOptions,
+    AuditRow,
+    AuditVerdict,
+    Measured,
+    op_file,
+    write_op,
+)
 from hashbench.results.load import load_sweep
 from hashbench.run.leaves import flatten
 from hashbench.run.rng import reset_rng_state
@@ -99,10 +108,9 @@ def rows_of(source: str, op: str, options: AuditOptions) -> Iterator[AuditRow]:
     """Yield every row of one op."""
     budget, threads = Budget(options.budget), torch.get_num_threads()
     for dtype, made in cases.cases_of(source, op, options):
-        if isinstance(made, Exception):
-            row = AuditRow(options.device, source, op, dtype, "", "forward", AuditVerdict.FAILS)
-            error = f"cannot make its inputs: {named_line(made)}"[:300]
-            yield replace(row, off=Measured.NOT_RUN, error=error, threads=threads)
+        if isinstance(made, str):
+            cells = {"dtype": dtype, "off": Measured.NOT_RUN, "error": made, "threads": threads}
+            yield DETERMINISM.row(options.device, (source, op), AuditVerdict.FAILS, **cells)
             continue
         for measurement in measure(made, runs=options.runs, seed=options.seed):
             for row in rows_of_case(measurement, options, budget):
