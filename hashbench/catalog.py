@@ -645,7 +645,7 @@ Place = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Repetition:
+class Repeated:
     """What an experiment repeats: one trial in words (``unit``), in a table (``short``), and as a heading."""
 
     unit: str
@@ -653,12 +653,12 @@ class Repetition:
     heading: str
 
 
-REPEATED: Mapping[str, Repetition] = MappingProxyType(
+REPEATED: Mapping[str, Repeated] = MappingProxyType(
     {
-        "call": Repetition("replays", "call", "The captured call of this kernel, repeated"),
-        "pair": Repetition("pairs of runs", "whole model", "Two runs of the whole model, repeated"),
-        "process": Repetition("process", "fresh processes", "Runs in fresh processes"),
-        "items": Repetition("comparisons", "batch", "The call with an item in another batch"),
+        "call": Repeated("replays", "call", "The captured call of this kernel, repeated"),
+        "pair": Repeated("pairs of runs", "whole model", "Two runs of the whole model, repeated"),
+        "process": Repeated("process", "fresh processes", "Runs in fresh processes"),
+        "items": Repeated("comparisons", "batch", "The call with an item in another batch"),
     }
 )
 

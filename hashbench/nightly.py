@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from hashbench.errors import HashbenchError
 from hashbench.io import hold_lock, write_file
-from hashbench.report.expectations import Judged, assess
+from hashbench.report.expectations import JudgedNight, assess
 from hashbench.report.exports import as_junit, as_markdown
 from hashbench.results.folder import ACCURACY_FILE, LOCK_FILE, NIGHT_FILE
 
@@ -160,7 +160,7 @@ def complete_since(parts: Sequence[Part]) -> datetime | None:
 # --------------------------------------------------------------------------------------------------- reports
 
 
-def report(root: Path, *, folder: Path, expected: Path | None) -> Judged:
+def report(root: Path, *, folder: Path, expected: Path | None) -> JudgedNight:
     """Judge the night in ``folder`` against what is expected and the nights before it in ``root``, and write its
     reports beside its sweeps: HTML, Markdown and JUnit XML.
 
@@ -174,7 +174,7 @@ def report(root: Path, *, folder: Path, expected: Path | None) -> Judged:
     return judged
 
 
-def html_of(judged: Judged) -> str:
+def html_of(judged: JudgedNight) -> str:
     """Render the HTML page, with the traces that its rows name."""
     from hashbench.report.diagnoses import read_excerpts, read_tracebacks
     from hashbench.report.page import render_html
@@ -188,7 +188,7 @@ def html_of(judged: Judged) -> str:
     )
 
 
-def junit_of(judged: Judged) -> str:
+def junit_of(judged: JudgedNight) -> str:
     """Render the JUnit XML, with the last tracebacks of the logs of its models."""
     from hashbench.report.diagnoses import read_tracebacks
 

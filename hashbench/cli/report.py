@@ -25,7 +25,7 @@ from hashbench.records import MODES, SWEEP_MODES, ModelSpec, Row, flags_of_mode
 
 if TYPE_CHECKING:
     from hashbench.nightly import Part
-    from hashbench.report.expectations import Judged
+    from hashbench.report.expectations import JudgedNight
     from hashbench.sweep.request import SweepRequest
     from hashbench.sweep.run import SweepResult
 
@@ -200,7 +200,7 @@ def _sweep_requests(parsed: argparse.Namespace) -> dict[str, SweepRequest]:
     return requests
 
 
-def _next_command(judged: Judged, parts: Sequence[Part], *, folder: Path, expected: Path | None) -> str:
+def _next_command(judged: JudgedNight, parts: Sequence[Part], *, folder: Path, expected: Path | None) -> str:
     """Return what to run after a night: the repro of the first model that differs, else its sweep alone, else the
     update of the baseline."""
     suites = {(part.name, part.mode): part.suite for part in parts}

@@ -21,7 +21,7 @@ from hashbench.text import a_few, count, told
 from hashbench.trace.file import OTHER_OPS
 
 
-class Outcome(Word):
+class Became(Word):
     """Outcomes of one row, the worst first; some are of models alone, some of audits, of nondeterminism or of batch
     invariance. Not worse: what is as bad as before (``still …``), unknown to BASE (``new``), or not asked of NEW.
 
@@ -68,7 +68,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
-class Change(Generic[R]):
+class RowChange(Generic[R]):
     """The outcome of one row.
 
     Attributes:
@@ -80,7 +80,7 @@ class Change(Generic[R]):
     """
 
     key: tuple[str, ...]
-    outcome: Outcome
+    outcome: Became
     base: R | None
     new: R | None
     note: str = ""
@@ -101,11 +101,11 @@ class Comparison(Generic[R]):
     base: str
     new: str
     environment: tuple[EnvironmentChange, ...]
-    changes: tuple[Change[R], ...]
+    changes: tuple[RowChange[R], ...]
     remarks: tuple[str, ...] = ()
 
     @property
-    def counts(self) -> dict[Outcome, int]:
+    def counts(self) -> dict[Became, int]:
         """Number of rows with each outcome, the worst first, without zeros."""
         return dict(Counter(change.outcome for change in self.changes))
 
@@ -125,7 +125,7 @@ class Comparison(Generic[R]):
         return sum(change.new is None for change in self.changes), sum(change.base is None for change in self.changes)
 
 
-ModelChange = Change[Row]
+ModelChange = RowChange[Row]
 
 
 def require_overlap(comparison: Comparison[Any]) -> None:
@@ -153,9 +153,9 @@ def _groups(comparison: Comparison[Any], side: str) -> str:
     return a_few(list(dict.fromkeys(" ".join(filter(None, key)) for key in keys)), 3)
 
 
-def worst_first(changes: Iterable[Change[R]]) -> tuple[Change[R], ...]:
+def worst_first(changes: Iterable[RowChange[R]]) -> tuple[RowChange[R], ...]:
     """Sort ``changes`` by outcome, stably."""
-    order = list(Outcome)
+    order = list(Became)
     return tuple(sorted(changes, key=lambda change: order.index(change.outcome)))
 
 
@@ -171,7 +171,7 @@ def decide(
     same_place: bool = True,
     always: bool = True,
     stressed: bool = True,
-) -> Outcome:
+) -> Became:
     """Return the outcome of a model with the status ``base`` that now has ``new``; ``""``: no row.
 
     Args:
@@ -192,37 +192,37 @@ def decide(
         case (Kind.ABSENT, Kind.ABSENT):
             raise ValueError("neither sweep has a row: there is nothing to decide")
         case (Kind.ABSENT, _):
-            return Outcome.NEW
+            return Became.NEW
         case (_, Kind.ABSENT):
-            return Outcome.MISSING if selected else Outcome.NOT_SELECTED
+            return Became.MISSING if selected else Became.NOT_SELECTED
         case _ if not comparable:
-            return Outcome.NOT_COMPARABLE
+            return Became.NOT_COMPARABLE
         case (Kind.PASS, Kind.PASS):
-            return Outcome.UNCHANGED
+            return Became.UNCHANGED
         case (Kind.PASS | Kind.SKIP, Kind.LATENT) if not stressed:
-            return Outcome.NEW
+            return Became.NEW
         case (Kind.DIFFER, Kind.LATENT):
-            return Outcome.NOT_SEEN
+            return Became.NOT_SEEN
         case (Kind.LATENT, Kind.DIFFER | Kind.LATENT) if same_place:
-            return Outcome.STILL_DIFFERS
+            return Became.STILL_DIFFERS
         case (Kind.LATENT, Kind.LATENT):
-            return Outcome.MOVED
+            return Became.MOVED
         case (Kind.FAIL, Kind.LATENT):
-            return Outcome.FIXED
+            return Became.FIXED
         case (Kind.SKIP, Kind.SKIP):
-            return Outcome.STILL_SKIPPED
+            return Became.STILL_SKIPPED
         case (_, Kind.SKIP):
-            return Outcome.NOW_SKIPPED
+            return Became.NOW_SKIPPED
         case (Kind.DIFFER | Kind.LATENT, Kind.PASS) if not always:
-            return Outcome.NOT_SEEN
+            return Became.NOT_SEEN
         case (_, Kind.PASS):
-            return Outcome.FIXED
+            return Became.FIXED
         case (Kind.DIFFER, Kind.DIFFER):
-            return Outcome.STILL_DIFFERS if same_place else Outcome.MOVED
+            return Became.STILL_DIFFERS if same_place else Became.MOVED
         case (Kind.PASS | Kind.SKIP | Kind.LATENT, _):
-            return Outcome.REGRESSED
+            return Became.REGRESSED
         case _:
-            return Outcome.STILL_FAILS if base == new else Outcome.FAILS_OTHERWISE
+            return Became.STILL_FAILS if base == new else Became.FAILS_OTHERWISE
 
 
 # ------------------------------------------------------------------------------------------------- pairing
@@ -328,10 +328,10 @@ def _changes(base: Sweep, new: Sweep, pairs: Iterable[Pair]) -> Iterator[ModelCh
         key = row_key(_either(pair))
         outcome = _outcome(pair, selected=_is_selected(new, _either(pair), suites, modes), places_known=ours)
         whole_group = ours and not (old and now) and key[:-1] not in (new_groups if old else base_groups)
-        yield Change(key, outcome, old, now, _note(outcome, pair), whole_group)
+        yield RowChange(key, outcome, old, now, _note(outcome, pair), whole_group)
 
 
-def _outcome(pair: Pair, *, selected: bool, places_known: bool) -> Outcome:
+def _outcome(pair: Pair, *, selected: bool, places_known: bool) -> Became:
     base, new = pair
     if base is None or new is None:
         return decide(base.accuracy if base else "", new.accuracy if new else "", selected=selected)
@@ -407,15 +407,15 @@ def _or_none(value: object) -> str:
     return "(none)" if value in (None, "") else str(value)
 
 
-def _note(outcome: Outcome, pair: Pair) -> str:
+def _note(outcome: Became, pair: Pair) -> str:
     base, new = pair
-    if base and new and outcome is Outcome.NOT_COMPARABLE:
+    if base and new and outcome is Became.NOT_COMPARABLE:
         return "; ".join(_other_conditions(base, new))
-    if base and new and outcome is Outcome.MOVED:
+    if base and new and outcome is Became.MOVED:
         return "; ".join(_moved(base, new))
-    if base and new and outcome is Outcome.STILL_DIFFERS and (tracers := other_tracer(base, new)) and _moved(base, new):
+    if base and new and outcome is Became.STILL_DIFFERS and (tracers := other_tracer(base, new)) and _moved(base, new):
         return f"tracer {tracers}, so kernels are not compared; {what_happened(new)}"
-    row = base if outcome in (Outcome.FIXED, Outcome.NOT_SEEN) else new
+    row = base if outcome in (Became.FIXED, Became.NOT_SEEN) else new
     return what_happened(row) if row else ""
 
 

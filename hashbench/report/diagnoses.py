@@ -273,7 +273,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepView:
     """Corresponding records of both runs.
 
     Attributes:
@@ -326,7 +326,7 @@ class Excerpt:
         folder: of the sweep; empty if it has no such traces.
     """
 
-    steps: tuple[Step, ...] = ()
+    steps: tuple[StepView, ...] = ()
     tree: tuple[Branch, ...] = ()
     total: int = 0
     missing: str = ""
@@ -383,7 +383,7 @@ def excerpt_of(first: Trace, second: Trace, row: Row, *, context: int = CONTEXT)
     for position, (a, b) in enumerate(pairs):
         one, other = (None if at is None else side[at] for side, at in zip(contents, (a, b), strict=True))
         record = next(trace.records[at] for trace, at in ((first, a), (second, b)) if at is not None)
-        steps.append(Step(position, record, _side(one, other), _side(other, one), one == other, position == here))
+        steps.append(StepView(position, record, _side(one, other), _side(other, one), one == other, position == here))
     around = steps[max(0, here - context) : here + context + 1]
     return Excerpt(steps=tuple(around), tree=module_tree(steps, row.module), total=len(steps))
 
@@ -438,7 +438,7 @@ def _few(tokens: Iterable[Token]) -> tuple[Token, ...]:
     return (*kept[:_TOKENS], *more)
 
 
-def module_tree(steps: Sequence[Step], module: str) -> tuple[Branch, ...]:
+def module_tree(steps: Sequence[StepView], module: str) -> tuple[Branch, ...]:
     """Return the path from the model to ``module``, with the nearest siblings at each level, and its children."""
     counts: Counter[str] = Counter()
     differing: Counter[str] = Counter()

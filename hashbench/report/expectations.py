@@ -14,7 +14,7 @@ from pathlib import Path
 from hashbench.catalog import Kind, Word, kind_of
 from hashbench.errors import HashbenchError
 from hashbench.records import ExpectedRow, Row
-from hashbench.report.compare import Change, ModelChange, Outcome, compare, tracer_remark, what_happened
+from hashbench.report.compare import Became, ModelChange, RowChange, compare, tracer_remark, what_happened
 from hashbench.report.history import History, Interval, ModelHistory, Night, load_history, seen
 from hashbench.report.kernels import kernel_remarks
 from hashbench.results.load import Sweep, load_files, load_sweep
@@ -83,17 +83,17 @@ class ExpectationStatus(Word):
     NOT_ASKED = "not asked for", "The last night was not asked to run it.", ""
 
 
-AS_BEFORE = (Outcome.UNCHANGED, Outcome.STILL_DIFFERS, Outcome.STILL_FAILS, Outcome.STILL_SKIPPED)
+AS_BEFORE = (Became.UNCHANGED, Became.STILL_DIFFERS, Became.STILL_FAILS, Became.STILL_SKIPPED)
 _STATUS_OF = {
-    Outcome.NEW: ExpectationStatus.UNEXPECTED,
-    Outcome.NOT_SELECTED: ExpectationStatus.NOT_ASKED,
+    Became.NEW: ExpectationStatus.UNEXPECTED,
+    Became.NOT_SELECTED: ExpectationStatus.NOT_ASKED,
     **dict.fromkeys(AS_BEFORE, ExpectationStatus.MET),
 }
 """Outcomes with another word here; ``regressed`` and ``fails otherwise`` depend on the new status."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement(Change[Row]):
+class Judgement(RowChange[Row]):
     """One model of a night, compared with ``base``: an expected row or the row of the night before.
 
     Attributes:
@@ -155,7 +155,7 @@ class Judgement(Change[Row]):
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgedNight:
     """The last night of ``history``, judged. Problems of the night itself make it worse.
 
     Attributes:
@@ -261,7 +261,7 @@ def _kinds_in_words(judgements: Iterable[Judgement]) -> str:
     return listed([f"{counts[kind]} {words[counts[kind] != 1]}" for kind, words in VERBS.items() if counts[kind]])
 
 
-def expectation_status(outcome: Outcome, accuracy: str, *, expected: bool = True, unseen: int = 0) -> ExpectationStatus:
+def expectation_status(outcome: Became, accuracy: str, *, expected: bool = True, unseen: int = 0) -> ExpectationStatus:
     """Return the status of a model that has the status ``accuracy`` now.
 
     Args:
@@ -270,11 +270,11 @@ def expectation_status(outcome: Outcome, accuracy: str, *, expected: bool = True
         expected: a CSV expects its row; else it is compared with the night before.
         unseen: consecutive nights in which it ran without showing what is expected.
     """
-    if outcome in (Outcome.REGRESSED, Outcome.FAILS_OTHERWISE) and kind_of(accuracy) is Kind.LATENT:
+    if outcome in (Became.REGRESSED, Became.FAILS_OTHERWISE) and kind_of(accuracy) is Kind.LATENT:
         return ExpectationStatus.NEW_LATENT
-    if outcome in (Outcome.REGRESSED, Outcome.FAILS_OTHERWISE):
+    if outcome in (Became.REGRESSED, Became.FAILS_OTHERWISE):
         return ExpectationStatus.NEW_DIFFERENCE if kind_of(accuracy) is Kind.DIFFER else ExpectationStatus.BROKEN
-    if expected and outcome in (Outcome.FIXED, Outcome.NOT_SEEN) and unseen >= STALE_AFTER:
+    if expected and outcome in (Became.FIXED, Became.NOT_SEEN) and unseen >= STALE_AFTER:
         return ExpectationStatus.STALE
     return _STATUS_OF.get(outcome) or ExpectationStatus(outcome.value)
 
@@ -305,7 +305,7 @@ def judge(
     expected: Sweep | None = None,
     last: Sweep | None = None,
     before: int | None = None,
-) -> Judged:
+) -> JudgedNight:
     """Judge every model of the last night of ``history`` against what is expected of it.
 
     Args:
@@ -329,14 +329,14 @@ def judge(
         judgements.append(_judgement(change, models.get(change.key), expected=key in known))
     order = list(ExpectationStatus)
     judgements.sort(key=lambda one: (not one.worse, order.index(one.status), one.key))
-    judged = Judged(history, tuple(judgements), before)
+    judged = JudgedNight(history, tuple(judgements), before)
     return replace(judged, remarks=tuple(_remarks(judged, new, expected)))
 
 
 def changes_since(base: Sweep, new: Sweep) -> tuple[ModelChange, ...]:
     """Compare each row with ``base``, which may be empty; other devices and dtypes have no counterpart."""
     if not base.rows:
-        return tuple(Change(key=row_key(row), outcome=Outcome.NEW, base=None, new=told(row)) for row in new.rows)
+        return tuple(RowChange(key=row_key(row), outcome=Became.NEW, base=None, new=told(row)) for row in new.rows)
     return compare(base, new, scoped=True).changes
 
 
@@ -357,7 +357,7 @@ def _judgement(change: ModelChange, model: ModelHistory | None, *, expected: boo
     )
 
 
-def _remarks(judged: Judged, new: Sweep, expected: Sweep | None) -> Iterator[str]:
+def _remarks(judged: JudgedNight, new: Sweep, expected: Sweep | None) -> Iterator[str]:
     history, before = judged.history, judged.before
     if before is None:
         yield "There is no earlier night to compare with."
@@ -379,7 +379,7 @@ def _remarks(judged: Judged, new: Sweep, expected: Sweep | None) -> Iterator[str
 # ---------------------------------------------------------------------------------------------- from folders
 
 
-def assess(folders: Sequence[Path | str], *, expected: Path | None = None, until: Path | None = None) -> Judged:
+def assess(folders: Sequence[Path | str], *, expected: Path | None = None, until: Path | None = None) -> JudgedNight:
     """Judge the last night at ``folders``.
 
     Args:

@@ -13,7 +13,7 @@ from hashbench.catalog import kind_of
 from hashbench.errors import HashbenchError
 from hashbench.io import write_file
 from hashbench.records import ROW_SCHEMA, ExpectedRow, Row, extended
-from hashbench.report.compare import ModelChange, Outcome, what_happened
+from hashbench.report.compare import Became, ModelChange, what_happened
 from hashbench.report.expectations import AS_BEFORE, changes_since
 from hashbench.results.load import Sweep, joined, load_sweep
 from hashbench.results.rows import EXPECTED_ROWS, environments_text, is_link, row_key
@@ -109,7 +109,7 @@ def _updated(
     base, new = (None if row is None else as_written(row) for row in (change.base, change.new))
     if base is not None and not isinstance(base, ExpectedRow):
         base = extended(ExpectedRow, base)
-    if base is not None and (new is None or (change.outcome is Outcome.NOT_SEEN and new.name not in only)):
+    if base is not None and (new is None or (change.outcome is Became.NOT_SEEN and new.name not in only)):
         if new is None:
             return base, "kept: not named" if change.key in left else "kept: not in the sweep"
         return base, "kept: not seen"

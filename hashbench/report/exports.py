@@ -18,7 +18,7 @@ from tabulate import tabulate
 
 from hashbench.catalog import Kind, kind_of
 from hashbench.records import Row
-from hashbench.report.expectations import STALE_AFTER, ExpectationStatus, Judged, Judgement
+from hashbench.report.expectations import STALE_AFTER, ExpectationStatus, JudgedNight, Judgement
 from hashbench.report.history import same_but_for_the_tracer, seen
 from hashbench.report.text import escape_markdown
 from hashbench.results.rows import is_link, row_key
@@ -43,7 +43,7 @@ Cells = Mapping[str, str]
 """One line of a table, by column; :class:`Markup` is Markdown already."""
 
 
-def as_markdown(judged: Judged) -> str:
+def as_markdown(judged: JudgedNight) -> str:
     """Return the job summary of the last night: changes, totals, then the rest; at most :data:`LIMIT` bytes."""
     text = ""
     for lines, details in _SIZES:
@@ -53,12 +53,12 @@ def as_markdown(judged: Judged) -> str:
     return text
 
 
-def as_summary(judged: Judged) -> str:
+def as_summary(judged: JudgedNight) -> str:
     """Return the beginning of the job summary for a terminal: changes and totals."""
     return _markdown(judged, lines=40, details=0, only_beginning=True)
 
 
-def _markdown(judged: Judged, *, lines: int, details: int, only_beginning: bool = False) -> str:
+def _markdown(judged: JudgedNight, *, lines: int, details: int, only_beginning: bool = False) -> str:
     history = judged.history
     rows = [one.new for one in judged.judgements if one.new]
     text = (
@@ -111,7 +111,7 @@ def _environment() -> Environment:
     return environment
 
 
-def _repros(judged: Judged) -> dict[tuple[str, ...], str]:
+def _repros(judged: JudgedNight) -> dict[tuple[str, ...], str]:
     """Return the paths of the last night's repros, by model key."""
     last = len(judged.history.nights) - 1
     troubles = {model.key: model.trouble for model in judged.history.models}
@@ -159,7 +159,7 @@ def _worse(one: Judgement) -> Cells:
     return {"what": one.word, **_model(one.key), **cells, "link": _link(one.link)}
 
 
-def _changed(judged: Judged) -> list[Cells]:
+def _changed(judged: JudgedNight) -> list[Cells]:
     """List models whose result differs from the night before, whatever is expected of them."""
     last, models = len(judged.history.nights) - 1, judged.history.models
     moves = [(model.key, model.at(judged.before), model.at(last)) for model in models]
@@ -185,7 +185,7 @@ def _totals(rows: Sequence[Row]) -> Iterator[Cells]:
         yield {"suite": "all", "mode": "", "dtype": "", "device": "", **sums}
 
 
-def _not_passing(judged: Judged, *, kind: Kind | None = None) -> list[Cells]:
+def _not_passing(judged: JudgedNight, *, kind: Kind | None = None) -> list[Cells]:
     """List the rows that differ or fail, or those of one kind."""
     nights, models = judged.history.nights, {model.key: model for model in judged.history.models}
     lines: list[Cells] = []
@@ -217,7 +217,7 @@ _EXPECTATION_HEADINGS = {
 }
 
 
-def _expectations(judged: Judged) -> Iterator[tuple[str, list[Cells]]]:
+def _expectations(judged: JudgedNight) -> Iterator[tuple[str, list[Cells]]]:
     for status, heading in _EXPECTATION_HEADINGS.items():
         needs_trouble = status is ExpectationStatus.UNEXPECTED
         lines = [
@@ -242,7 +242,7 @@ _FACTS = (
 )
 
 
-def as_junit(judged: Judged, *, tracebacks: Mapping[tuple[str, ...], str] | None = None) -> str:
+def as_junit(judged: JudgedNight, *, tracebacks: Mapping[tuple[str, ...], str] | None = None) -> str:
     """Return the JUnit XML of the last night: one test case per model it was asked to run.
 
     A model that got worse is a failure; with nothing to compare with, so is one that differs or fails. A model that
@@ -279,7 +279,7 @@ def as_junit(judged: Judged, *, tracebacks: Mapping[tuple[str, ...], str] | None
 
 
 def _case(
-    suite: str, one: Judgement, judged: Judged, *, repros: Mapping[tuple[str, ...], str], traceback: str
+    suite: str, one: Judgement, judged: JudgedNight, *, repros: Mapping[tuple[str, ...], str], traceback: str
 ) -> ElementTree.Element:
     case = ElementTree.Element("testcase", classname=suite, name=one.key[-1])
     if one.new is not None and one.new.seconds is not None:
@@ -309,7 +309,7 @@ MOST = 10
 """Maximum annotations of one level that GitHub shows per step."""
 
 
-def as_annotations(judged: Judged) -> str:
+def as_annotations(judged: JudgedNight) -> str:
     """Return ``::error title=…::…`` lines, which GitHub Actions shows on the page of a run.
 
     An error for each model that got worse; a warning for unexpected trouble, stale expectations and a changed
@@ -342,7 +342,7 @@ def _at_most(lines: Sequence[str], level: str, in_all: str) -> Iterable[str]:
     return [*lines[: MOST - 1], _annotation(level, more, f"{more} are in the report.{in_all}")]
 
 
-def _annotation_of(level: str, one: Judgement, judged: Judged) -> str:
+def _annotation_of(level: str, one: Judgement, judged: JudgedNight) -> str:
     suite, mode, *_, name = one.key
     return _annotation(level, f"{name} ({suite}, {mode}): {judged.word_of(one)}", judged.message_of(one))
 

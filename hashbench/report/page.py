@@ -36,7 +36,7 @@ from hashbench.report.charts import (
 )
 from hashbench.report.compare import merged
 from hashbench.report.diagnoses import Excerpt, anchor_of, model_views, sweep_again
-from hashbench.report.expectations import VERBS, Judged, Judgement, counted, rows_of_models
+from hashbench.report.expectations import VERBS, JudgedNight, Judgement, counted, rows_of_models
 from hashbench.report.groups import Group, expectation_of, groups_of, is_known, is_news
 from hashbench.report.history import Night
 from hashbench.results.rows import is_link
@@ -61,7 +61,7 @@ LONGEST_TEXT = 3000
 
 
 def render_html(
-    judged: Judged,
+    judged: JudgedNight,
     *,
     excerpts: Mapping[tuple[str, ...], Excerpt] | None = None,
     tracebacks: Mapping[tuple[str, ...], str] | None = None,
@@ -194,7 +194,7 @@ def policy_for(style: str, script: str) -> str:
     )
 
 
-def headline(judged: Judged) -> str:
+def headline(judged: JudgedNight) -> str:
     """Return the verdict in a few words, with the names of up to :data:`NAMED` models."""
     worse = [one for one in judged.judgements if one.worse]
     if judged.alone:
@@ -217,7 +217,7 @@ def _names(judgements: Iterable[Judgement]) -> str:
     return listed(names) if len(names) <= NAMED else ""
 
 
-def _found(judged: Judged) -> str:
+def _found(judged: JudgedNight) -> str:
     """Summarise a night alone: ``Of 3 models, a and b differ, c fails``, or counts where there are more names."""
     rows = [one for one in judged.judgements if one.new is not None]
     trouble = [one for one in rows if one.in_trouble]

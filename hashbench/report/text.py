@@ -12,11 +12,11 @@ from math import inf
 from tabulate import tabulate
 
 from hashbench.records import ROW_COLUMNS, ROW_KEY, Row
-from hashbench.report.compare import Comparison, ModelChange, Outcome
+from hashbench.report.compare import Became, Comparison, ModelChange
 from hashbench.results.rows import csv_text
 from hashbench.text import as_written, count, one_line, shorten
 
-COUNTED_ONLY = frozenset({Outcome.UNCHANGED, Outcome.STILL_SKIPPED, Outcome.NOT_SELECTED})
+COUNTED_ONLY = frozenset({Became.UNCHANGED, Became.STILL_SKIPPED, Became.NOT_SELECTED})
 """Outcomes whose models are only counted: they need no attention."""
 
 _LONGEST_NOTE = 60
@@ -122,13 +122,13 @@ def _split(changes: Iterable[ModelChange]) -> tuple[list[ModelChange], list[str]
 def _shared(change: ModelChange) -> tuple[str, ...]:
     """Return what a change has in common with those that share its line: the kind of line, then the reason."""
     *group, _ = change.key
-    if change.outcome is Outcome.NOT_SELECTED:
+    if change.outcome is Became.NOT_SELECTED:
         return "selection", "NEW was not asked to run them"
     if change.outcome in COUNTED_ONLY:
         return ("counted",)
     if change.whole_group:
         return "group", *filter(None, group)
-    if change.outcome is Outcome.NOT_COMPARABLE:
+    if change.outcome is Became.NOT_COMPARABLE:
         return "alike", change.note, *filter(None, group)
     return ("",)
 

@@ -54,7 +54,7 @@ class AuditVerdict(StrEnum):
 UNMEASURED = (AuditVerdict.FAILS, AuditVerdict.NOT_COMPARABLE, AuditVerdict.TIMEOUT, AuditVerdict.CRASHED)
 
 
-class Measured(StrEnum):
+class Shown(StrEnum):
     """What was seen of one sample under one setting of the flag. ``FOLLOWS``: runs agree, but results are other ones
     where memory that nobody wrote holds other bytes."""
 
@@ -66,7 +66,7 @@ class Measured(StrEnum):
     NOT_RUN = "not run"
 
 
-VARYING = (Measured.DIFFERS, Measured.FOLLOWS)
+VARYING = (Shown.DIFFERS, Shown.FOLLOWS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ AUDIT_ROWS = RowFormat(
         "verdict": ("verdict", tuple(AuditVerdict)),
         "source": ("source", SOURCES),
         "phase": ("pass", ("forward", "backward")),
-        **dict.fromkeys(("off", "on", "unfilled"), ("measurement", ("", *Measured))),
+        **dict.fromkeys(("off", "on", "unfilled"), ("measurement", ("", *Shown))),
     },
     whole=(re.compile("[0-9]{1,9}"), "a count"),
 )

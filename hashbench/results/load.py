@@ -29,7 +29,7 @@ Kind = Literal["hashbench", "dynamo", "dynamo_expected"]
 
 
 @dataclass(frozen=True)
-class Selection:
+class Requested:
     """What one sweep was asked to run: ``models`` as ``(suite, name)``, in ``mode``, on ``device``, as ``dtype``
     (empty: as each model was built)."""
 
@@ -66,7 +66,7 @@ class Sweep:
     rows: tuple[Row, ...]
     environments: Mapping[str, Mapping[str, Any]]
     kind: Kind
-    selections: tuple[Selection, ...] = ()
+    selections: tuple[Requested, ...] = ()
     parts: frozenset[tuple[str, str]] | None = None
 
 
@@ -188,7 +188,7 @@ def dynamo_row(cells: Mapping[Any, str]) -> Row:
 # ------------------------------------------------------------------------------------- beside an accuracy.csv
 
 
-def _selections_beside(file: Path) -> tuple[Selection, ...]:
+def _selections_beside(file: Path) -> tuple[Requested, ...]:
     """Read the selection from the ``sweep.json`` beside an ``accuracy.csv``; empty if there is none."""
     path = file.with_name(SELECTION_FILE)
     if file.name != ACCURACY_FILE or not path.is_file():
@@ -199,7 +199,7 @@ def _selections_beside(file: Path) -> tuple[Selection, ...]:
     try:
         content = checked_manifest(content)
         options, models = content["options"], frozenset((suite, name) for suite, name in content["models"])
-        return (Selection(models, mode=options["mode"], device=options["device"], dtype=options["dtype"]),)
+        return (Requested(models, mode=options["mode"], device=options["device"], dtype=options["dtype"]),)
     except (KeyError, ValueError) as error:
         raise HashbenchError(
             f"cannot read {path}",
@@ -237,7 +237,7 @@ def _asked_parts(path: Path) -> list[tuple[str, str, str]] | None:
         ) from error
 
 
-def _parts(path: Path, selections: Collection[Selection], *, damaged_night: bool) -> frozenset[tuple[str, str]] | None:
+def _parts(path: Path, selections: Collection[Requested], *, damaged_night: bool) -> frozenset[tuple[str, str]] | None:
     """Return the suites and modes that were asked for at ``path``: those of one sweep, or of a night those of its
     sweeps and of its ``night.json``, which also names sweeps that failed to start or were deleted. A folder of several
     sweeps without ``night.json`` cannot tell whether one is missing: ``None``."""

@@ -21,7 +21,7 @@ from hashbench.catalog import WRITTEN, Kind, Status, family_of, kind_of, letter_
 from hashbench.check import invariance
 from hashbench.io import to_json
 from hashbench.records import BATCH_INVARIANCE, ModelSpec, Row, RunOptions
-from hashbench.report.compare import Outcome, compare
+from hashbench.report.compare import Became, compare
 from hashbench.report.table import sweep_table
 from hashbench.results.load import Sweep
 from hashbench.results.rows import ROWS, read_rows, read_table
@@ -135,12 +135,12 @@ def sweep(*rows: Row) -> Sweep:
 
 
 PAIRS = {
-    "passes and differed": ("fail_batch_invariance_at_4", "pass", Outcome.FIXED),
-    "differs and passed": ("pass", "fail_batch_invariance_at_4", Outcome.REGRESSED),
-    "differs as before": ("fail_batch_invariance_at_4", "fail_batch_invariance_at_4", Outcome.STILL_DIFFERS),
-    "differs from another size on": ("fail_batch_invariance_at_1", "fail_batch_invariance_at_4", Outcome.MOVED),
-    "fails and differed": ("fail_batch_invariance_at_1", "fail_to_run", Outcome.REGRESSED),
-    "is skipped and differed": ("fail_batch_invariance_at_1", "pass_due_to_skip", Outcome.NOW_SKIPPED),
+    "passes and differed": ("fail_batch_invariance_at_4", "pass", Became.FIXED),
+    "differs and passed": ("pass", "fail_batch_invariance_at_4", Became.REGRESSED),
+    "differs as before": ("fail_batch_invariance_at_4", "fail_batch_invariance_at_4", Became.STILL_DIFFERS),
+    "differs from another size on": ("fail_batch_invariance_at_1", "fail_batch_invariance_at_4", Became.MOVED),
+    "fails and differed": ("fail_batch_invariance_at_1", "fail_to_run", Became.REGRESSED),
+    "is skipped and differed": ("fail_batch_invariance_at_1", "pass_due_to_skip", Became.NOW_SKIPPED),
 }
 
 
@@ -149,11 +149,11 @@ def test_compare_knows_them(base, new, outcome):
     where = {"kernel": "aten.mm.default", "origin": "kernel"}
     rows = [row(word, **(where if kind_of(word) is Kind.DIFFER else {})) for word in (base, new)]
     (change,) = compare(sweep(rows[0]), sweep(rows[1])).changes
-    if outcome is Outcome.REGRESSED and kind_of(base) is Kind.DIFFER:
+    if outcome is Became.REGRESSED and kind_of(base) is Kind.DIFFER:
         assert change.outcome.worse
     else:
         assert change.outcome is outcome
-    assert change.outcome is not Outcome.MOVED or "at_1 → fail_batch_invariance_at_4" in change.note
+    assert change.outcome is not Became.MOVED or "at_1 → fail_batch_invariance_at_4" in change.note
 
 
 def test_plain_rows_are_not_compared_with_invariance_rows():

@@ -36,7 +36,7 @@ from hashbench.records import (
     Row,
     RunOptions,
 )
-from hashbench.report.compare import Outcome, compare
+from hashbench.report.compare import Became, compare
 from hashbench.report.table import sweep_table
 from hashbench.results.load import Sweep
 from hashbench.results.rows import read_rows
@@ -450,16 +450,16 @@ def test_the_table_says_what_was_provoked_how_often_and_what_follows() -> None:
 
 
 def test_a_comparison_knows_what_was_stressed() -> None:
-    def became(base: Row, new: Row) -> Outcome:
+    def became(base: Row, new: Row) -> Became:
         old, now = (Sweep(label="", rows=(row,), environments={}, kind="hashbench") for row in (base, new))
         return compare(old, now).changes[0].outcome
 
     clean = replace(CLEAN, name="bert")
-    assert became(clean, LATENTLY) is Outcome.REGRESSED
-    assert became(replace(clean, stressed=""), LATENTLY) is Outcome.NEW
-    assert became(LATENTLY, clean) is Outcome.NOT_SEEN
-    assert became(replace(LATENTLY, latent_rate=1.0), clean) is Outcome.FIXED
-    assert became(replace(LATENTLY, latent_rate=1.0), replace(clean, stressed="")) is Outcome.NOT_SEEN
+    assert became(clean, LATENTLY) is Became.REGRESSED
+    assert became(replace(clean, stressed=""), LATENTLY) is Became.NEW
+    assert became(LATENTLY, clean) is Became.NOT_SEEN
+    assert became(replace(LATENTLY, latent_rate=1.0), clean) is Became.FIXED
+    assert became(replace(LATENTLY, latent_rate=1.0), replace(clean, stressed="")) is Became.NOT_SEEN
 
 
 def test_the_option_of_a_fresh_runner_is_off() -> None:

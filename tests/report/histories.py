@@ -10,7 +10,7 @@ from typing import Any
 
 from hashbench.records import Leaf, OpRecord, Ref, Result, Row, TensorDigest, Trace
 from hashbench.report.compare import EnvironmentChange
-from hashbench.report.expectations import Judged, judge
+from hashbench.report.expectations import JudgedNight, judge
 from hashbench.report.history import History, ModelRows, Night
 from tests.experiment_texts import evidence
 from tests.report.rows import PLAIN, sweep
@@ -94,7 +94,7 @@ def history(
     )
 
 
-def judged(*nights: Sequence[Row], **values: Any) -> Judged:
+def judged(*nights: Sequence[Row], **values: Any) -> JudgedNight:
     """The last night against the one before it; ``values`` are those of :func:`history`."""
     new, *earlier = (sweep(*rows) for rows in reversed(nights))
     last, before = (earlier[0], len(nights) - 2) if earlier else (None, None)

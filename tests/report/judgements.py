@@ -7,8 +7,8 @@ from typing import Any
 
 from hashbench.catalog import Status
 from hashbench.records import Row
-from hashbench.report.compare import Outcome, decide
-from hashbench.report.expectations import ExpectationStatus, Judged, Judgement
+from hashbench.report.compare import Became, decide
+from hashbench.report.expectations import ExpectationStatus, JudgedNight, Judgement
 from hashbench.report.page import render_html
 from tests.report.histories import diagnosed, history
 from tests.report.rows import row
@@ -26,19 +26,19 @@ DIFFERS, PASSES = diagnosed("a"), row("a")
 
 
 def judgement(
-    status: ExpectationStatus, outcome: Outcome, base: Row | None, new: Row | None, **values: Any
+    status: ExpectationStatus, outcome: Became, base: Row | None, new: Row | None, **values: Any
 ) -> Judgement:
     name = (new or base or PASSES).name
     return Judgement(("specimens", "training", "float32", "cpu", name), outcome, base, new, status=status, **values)
 
 
-NEW_DIFFERENCE = judgement(ExpectationStatus.NEW_DIFFERENCE, Outcome.REGRESSED, PASSES, DIFFERS)
-MOVED = judgement(ExpectationStatus.MOVED, Outcome.MOVED, DIFFERS, DIFFERS, note="kernel x → y")
-STALE = judgement(ExpectationStatus.STALE, Outcome.FIXED, DIFFERS, PASSES, expected=True, since="2026-01-01", unseen=40)
-MET_PASS = judgement(ExpectationStatus.MET, Outcome.UNCHANGED, PASSES, PASSES)
+NEW_DIFFERENCE = judgement(ExpectationStatus.NEW_DIFFERENCE, Became.REGRESSED, PASSES, DIFFERS)
+MOVED = judgement(ExpectationStatus.MOVED, Became.MOVED, DIFFERS, DIFFERS, note="kernel x → y")
+STALE = judgement(ExpectationStatus.STALE, Became.FIXED, DIFFERS, PASSES, expected=True, since="2026-01-01", unseen=40)
+MET_PASS = judgement(ExpectationStatus.MET, Became.UNCHANGED, PASSES, PASSES)
 
 
 def changes_of(*judgements: Judgement) -> str:
     """What the page shows of them as changes."""
-    text = render_html(Judged(history([DIFFERS]), judgements))
+    text = render_html(JudgedNight(history([DIFFERS]), judgements))
     return text[text.index('id="changes"') :].partition("</section>")[0]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hashbench.report.diagnoses import read_excerpts
-from hashbench.report.expectations import Judged
+from hashbench.report.expectations import JudgedNight
 from hashbench.report.history import History, Interval, ModelHistory, Night
 from hashbench.report.page import render_html
 from hashbench.trace import file
@@ -400,7 +400,7 @@ def test_only_visible_rows_are_drawn(browser: Browser, tmp_path: Path) -> None:
         ),
     )
     path = tmp_path / "many.html"
-    path.write_text(render_html(Judged(found, ())), encoding="utf-8")
+    path.write_text(render_html(JudgedNight(found, ())), encoding="utf-8")
     browser.open(path)
     assert len(browser.shown(".row")) < 60
     browser.run("document.getElementById('grid').focus()")

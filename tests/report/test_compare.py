@@ -9,8 +9,8 @@ import pytest
 
 from hashbench.catalog import Kind, Status, kind_of
 from hashbench.errors import HashbenchError
-from hashbench.report.compare import Outcome, compare, decide, environment_changes, require_overlap
-from hashbench.results.load import Selection, load_sweep
+from hashbench.report.compare import Became, compare, decide, environment_changes, require_overlap
+from hashbench.results.load import Requested, load_sweep
 
 from .rows import DIFFERING, PLAIN, row, selection, sweep, write_rows, write_sweep
 
@@ -19,63 +19,63 @@ LATENT, UNSTRESSED = "latent", {"stressed": False}
 OTHER_CONDITIONS, ELSEWHERE, UNASKED = {"comparable": False}, {"same_place": False}, {"selected": False}
 
 TRUTH = {
-    "passes as before": (PASS, PASS, {}, Outcome.UNCHANGED),
-    "passed and now differs": (PASS, DIFFER, {}, Outcome.REGRESSED),
-    "passed and now crashes": (PASS, "crashed", {}, Outcome.REGRESSED),
-    "passed and now takes too long": (PASS, "timeout", {}, Outcome.REGRESSED),
-    "passed and now fails in the first run": (PASS, "eager_1st_run_fail", {}, Outcome.REGRESSED),
-    "passed and now fails in the second run": (PASS, "eager_2nd_run_fail", {}, Outcome.REGRESSED),
-    "passed and now has no memory for the first run": (PASS, "eager_1st_run_OOM", {}, Outcome.REGRESSED),
-    "passed and now has no memory for the second run": (PASS, "eager_2nd_run_OOM", {}, Outcome.REGRESSED),
-    "passed and now does not load": (PASS, "model_fail_to_load", {}, Outcome.REGRESSED),
-    "passed and now does not run": (PASS, "eager_fail_to_run", {}, Outcome.REGRESSED),
-    "passed and its results can no longer be compared": (PASS, "results_not_comparable", {}, Outcome.REGRESSED),
-    "passed and now has a word that only dynamo knows": (PASS, "fail_accuracy", {}, Outcome.REGRESSED),
-    "passed and now has a word that nobody knows": (PASS, "PASS", {}, Outcome.REGRESSED),
-    "passed and is now skipped": (PASS, SKIP, {}, Outcome.NOW_SKIPPED),
-    "passed and now has no row": (PASS, "", {}, Outcome.MISSING),
-    "passed and was not asked for": (PASS, "", UNASKED, Outcome.NOT_SELECTED),
-    "passes under other conditions": (PASS, PASS, OTHER_CONDITIONS, Outcome.NOT_COMPARABLE),
-    "passed and differs under other conditions": (PASS, DIFFER, OTHER_CONDITIONS, Outcome.NOT_COMPARABLE),
-    "differs in the same place": (DIFFER, DIFFER, {}, Outcome.STILL_DIFFERS),
-    "differs in another place": (DIFFER, DIFFER, ELSEWHERE, Outcome.MOVED),
-    "differed and now passes": (DIFFER, PASS, {}, Outcome.FIXED),
-    "differed and now passes, so the place is gone": (DIFFER, PASS, ELSEWHERE, Outcome.FIXED),
-    "differed and is now skipped": (DIFFER, SKIP, {}, Outcome.NOW_SKIPPED),
-    "differed and now crashes": (DIFFER, "crashed", {}, Outcome.FAILS_OTHERWISE),
-    "differed and now has no row": (DIFFER, "", {}, Outcome.MISSING),
-    "differs under other conditions": (DIFFER, DIFFER, OTHER_CONDITIONS, Outcome.NOT_COMPARABLE),
-    "fixed under other conditions only": (DIFFER, PASS, OTHER_CONDITIONS, Outcome.NOT_COMPARABLE),
-    "passed under stress and now differs there": (PASS, LATENT, {}, Outcome.REGRESSED),
-    "passed, nobody stressed it, and it differs there": (PASS, LATENT, UNSTRESSED, Outcome.NEW),
-    "differs under stress as before": (LATENT, LATENT, {}, Outcome.STILL_DIFFERS),
-    "differs under stress elsewhere": (LATENT, LATENT, ELSEWHERE, Outcome.MOVED),
-    "differed under stress and now differs without": (LATENT, DIFFER, {}, Outcome.STILL_DIFFERS),
-    "differed under stress and now differs elsewhere": (LATENT, DIFFER, ELSEWHERE, Outcome.REGRESSED),
-    "differed under stress and now passes": (LATENT, PASS, {}, Outcome.FIXED),
-    "differed now and then under stress, and now passes": (LATENT, PASS, {"always": False}, Outcome.NOT_SEEN),
-    "differed and now does so under stress alone": (DIFFER, LATENT, {}, Outcome.NOT_SEEN),
-    "differed under stress and now crashes": (LATENT, "crashed", {}, Outcome.REGRESSED),
-    "differed under stress and is now skipped": (LATENT, SKIP, {}, Outcome.NOW_SKIPPED),
-    "crashed and now differs under stress": ("crashed", LATENT, {}, Outcome.FIXED),
-    "crashes as before": ("crashed", "crashed", {}, Outcome.STILL_FAILS),
-    "takes too long as before": ("timeout", "timeout", {}, Outcome.STILL_FAILS),
-    "failed to load and now crashes": ("model_fail_to_load", "crashed", {}, Outcome.FAILS_OTHERWISE),
-    "failed in run 1 and now in run 2": ("eager_1st_run_fail", "eager_2nd_run_fail", {}, Outcome.FAILS_OTHERWISE),
-    "crashed and now differs": ("crashed", DIFFER, {}, Outcome.FAILS_OTHERWISE),
-    "crashed and now passes": ("crashed", PASS, {}, Outcome.FIXED),
-    "crashed and is now skipped": ("crashed", SKIP, {}, Outcome.NOW_SKIPPED),
-    "crashed and now has no row": ("crashed", "", {}, Outcome.MISSING),
-    "crashed and was not asked for": ("crashed", "", UNASKED, Outcome.NOT_SELECTED),
-    "is skipped as before": (SKIP, SKIP, {}, Outcome.STILL_SKIPPED),
-    "was skipped and now passes": (SKIP, PASS, {}, Outcome.FIXED),
-    "was skipped and now differs": (SKIP, DIFFER, {}, Outcome.REGRESSED),
-    "was skipped and now crashes": (SKIP, "crashed", {}, Outcome.REGRESSED),
-    "was skipped and now has no row": (SKIP, "", {}, Outcome.MISSING),
-    "is new and passes": ("", PASS, {}, Outcome.NEW),
-    "is new and differs": ("", DIFFER, {}, Outcome.NEW),
-    "is new and was not even asked for": ("", PASS, UNASKED, Outcome.NEW),
-    "is new, whatever the conditions": ("", PASS, OTHER_CONDITIONS, Outcome.NEW),
+    "passes as before": (PASS, PASS, {}, Became.UNCHANGED),
+    "passed and now differs": (PASS, DIFFER, {}, Became.REGRESSED),
+    "passed and now crashes": (PASS, "crashed", {}, Became.REGRESSED),
+    "passed and now takes too long": (PASS, "timeout", {}, Became.REGRESSED),
+    "passed and now fails in the first run": (PASS, "eager_1st_run_fail", {}, Became.REGRESSED),
+    "passed and now fails in the second run": (PASS, "eager_2nd_run_fail", {}, Became.REGRESSED),
+    "passed and now has no memory for the first run": (PASS, "eager_1st_run_OOM", {}, Became.REGRESSED),
+    "passed and now has no memory for the second run": (PASS, "eager_2nd_run_OOM", {}, Became.REGRESSED),
+    "passed and now does not load": (PASS, "model_fail_to_load", {}, Became.REGRESSED),
+    "passed and now does not run": (PASS, "eager_fail_to_run", {}, Became.REGRESSED),
+    "passed and its results can no longer be compared": (PASS, "results_not_comparable", {}, Became.REGRESSED),
+    "passed and now has a word that only dynamo knows": (PASS, "fail_accuracy", {}, Became.REGRESSED),
+    "passed and now has a word that nobody knows": (PASS, "PASS", {}, Became.REGRESSED),
+    "passed and is now skipped": (PASS, SKIP, {}, Became.NOW_SKIPPED),
+    "passed and now has no row": (PASS, "", {}, Became.MISSING),
+    "passed and was not asked for": (PASS, "", UNASKED, Became.NOT_SELECTED),
+    "passes under other conditions": (PASS, PASS, OTHER_CONDITIONS, Became.NOT_COMPARABLE),
+    "passed and differs under other conditions": (PASS, DIFFER, OTHER_CONDITIONS, Became.NOT_COMPARABLE),
+    "differs in the same place": (DIFFER, DIFFER, {}, Became.STILL_DIFFERS),
+    "differs in another place": (DIFFER, DIFFER, ELSEWHERE, Became.MOVED),
+    "differed and now passes": (DIFFER, PASS, {}, Became.FIXED),
+    "differed and now passes, so the place is gone": (DIFFER, PASS, ELSEWHERE, Became.FIXED),
+    "differed and is now skipped": (DIFFER, SKIP, {}, Became.NOW_SKIPPED),
+    "differed and now crashes": (DIFFER, "crashed", {}, Became.FAILS_OTHERWISE),
+    "differed and now has no row": (DIFFER, "", {}, Became.MISSING),
+    "differs under other conditions": (DIFFER, DIFFER, OTHER_CONDITIONS, Became.NOT_COMPARABLE),
+    "fixed under other conditions only": (DIFFER, PASS, OTHER_CONDITIONS, Became.NOT_COMPARABLE),
+    "passed under stress and now differs there": (PASS, LATENT, {}, Became.REGRESSED),
+    "passed, nobody stressed it, and it differs there": (PASS, LATENT, UNSTRESSED, Became.NEW),
+    "differs under stress as before": (LATENT, LATENT, {}, Became.STILL_DIFFERS),
+    "differs under stress elsewhere": (LATENT, LATENT, ELSEWHERE, Became.MOVED),
+    "differed under stress and now differs without": (LATENT, DIFFER, {}, Became.STILL_DIFFERS),
+    "differed under stress and now differs elsewhere": (LATENT, DIFFER, ELSEWHERE, Became.REGRESSED),
+    "differed under stress and now passes": (LATENT, PASS, {}, Became.FIXED),
+    "differed now and then under stress, and now passes": (LATENT, PASS, {"always": False}, Became.NOT_SEEN),
+    "differed and now does so under stress alone": (DIFFER, LATENT, {}, Became.NOT_SEEN),
+    "differed under stress and now crashes": (LATENT, "crashed", {}, Became.REGRESSED),
+    "differed under stress and is now skipped": (LATENT, SKIP, {}, Became.NOW_SKIPPED),
+    "crashed and now differs under stress": ("crashed", LATENT, {}, Became.FIXED),
+    "crashes as before": ("crashed", "crashed", {}, Became.STILL_FAILS),
+    "takes too long as before": ("timeout", "timeout", {}, Became.STILL_FAILS),
+    "failed to load and now crashes": ("model_fail_to_load", "crashed", {}, Became.FAILS_OTHERWISE),
+    "failed in run 1 and now in run 2": ("eager_1st_run_fail", "eager_2nd_run_fail", {}, Became.FAILS_OTHERWISE),
+    "crashed and now differs": ("crashed", DIFFER, {}, Became.FAILS_OTHERWISE),
+    "crashed and now passes": ("crashed", PASS, {}, Became.FIXED),
+    "crashed and is now skipped": ("crashed", SKIP, {}, Became.NOW_SKIPPED),
+    "crashed and now has no row": ("crashed", "", {}, Became.MISSING),
+    "crashed and was not asked for": ("crashed", "", UNASKED, Became.NOT_SELECTED),
+    "is skipped as before": (SKIP, SKIP, {}, Became.STILL_SKIPPED),
+    "was skipped and now passes": (SKIP, PASS, {}, Became.FIXED),
+    "was skipped and now differs": (SKIP, DIFFER, {}, Became.REGRESSED),
+    "was skipped and now crashes": (SKIP, "crashed", {}, Became.REGRESSED),
+    "was skipped and now has no row": (SKIP, "", {}, Became.MISSING),
+    "is new and passes": ("", PASS, {}, Became.NEW),
+    "is new and differs": ("", DIFFER, {}, Became.NEW),
+    "is new and was not even asked for": ("", PASS, UNASKED, Became.NEW),
+    "is new, whatever the conditions": ("", PASS, OTHER_CONDITIONS, Became.NEW),
 }
 
 
@@ -125,7 +125,7 @@ def only_change(base, new):
 )
 def test_other_conditions_are_not_comparable_and_named(column, value):
     change = only_change(PLAIN, row(**{column: value}))
-    assert change.outcome is Outcome.NOT_COMPARABLE
+    assert change.outcome is Became.NOT_COMPARABLE
     assert change.note == f"{column} {getattr(PLAIN, column)} → {value}"
 
 
@@ -133,14 +133,14 @@ def test_other_conditions_are_not_comparable_and_named(column, value):
     "column", ["seconds", "benign", "ops", "op_index", "traces", "env", "peak_memory_mib", "error"]
 )
 def test_irrelevant_columns_do_not_change_the_outcome(column):
-    assert only_change(PLAIN, row(**{column: 3})).outcome is Outcome.UNCHANGED
-    assert only_change(DIFFERING, dataclasses.replace(DIFFERING, **{column: 3})).outcome is Outcome.STILL_DIFFERS
+    assert only_change(PLAIN, row(**{column: 3})).outcome is Became.UNCHANGED
+    assert only_change(DIFFERING, dataclasses.replace(DIFFERING, **{column: 3})).outcome is Became.STILL_DIFFERS
 
 
 def test_crashed_row_without_dtype_is_paired():
     crashed = row(accuracy="crashed", dtype="", batch_size=None, iterations=None, error="killed by signal 9")
     change = only_change(PLAIN, crashed)
-    assert (change.outcome, change.note) == (Outcome.REGRESSED, "killed by signal 9")
+    assert (change.outcome, change.note) == (Became.REGRESSED, "killed by signal 9")
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_crashed_row_without_dtype_is_paired():
 )
 def test_a_difference_that_moved_says_where_to(place, note):
     change = only_change(DIFFERING, dataclasses.replace(DIFFERING, **place))
-    assert (change.outcome, change.note) == (Outcome.MOVED, note)
+    assert (change.outcome, change.note) == (Became.MOVED, note)
 
 
 def test_a_regression_says_where_it_differs():
@@ -216,8 +216,8 @@ def test_whole_group_is_marked_and_worse_if_missing():
     training, inference = row("a"), row("a", mode="inference")
     comparison = compare(sweep(training, inference, row("b")), sweep(training))
     marks = {change.key: (change.outcome, change.whole_group) for change in comparison.changes}
-    assert marks["torchvision", "inference", "float32", "cpu", "a"] == (Outcome.MISSING, True)
-    assert marks["torchvision", "training", "float32", "cpu", "b"] == (Outcome.MISSING, False)
+    assert marks["torchvision", "inference", "float32", "cpu", "a"] == (Became.MISSING, True)
+    assert marks["torchvision", "training", "float32", "cpu", "b"] == (Became.MISSING, False)
     assert comparison.got_worse
 
 
@@ -225,28 +225,28 @@ def test_whole_group_is_marked_and_worse_if_missing():
 
 
 def selecting(*models, suite="torchvision", mode="training", device="cpu", dtype=""):
-    return Selection(frozenset((suite, name) for name in models), mode=mode, device=device, dtype=dtype)
+    return Requested(frozenset((suite, name) for name in models), mode=mode, device=device, dtype=dtype)
 
 
 def test_models_that_were_not_asked_for_are_not_worse():
     base = sweep(*(row(f"model{number}") for number in range(100)))
     comparison = compare(base, sweep(row("model1"), selections=(selecting("model1"),)))
-    assert comparison.counts == {Outcome.NOT_SELECTED: 99, Outcome.UNCHANGED: 1}
+    assert comparison.counts == {Became.NOT_SELECTED: 99, Became.UNCHANGED: 1}
     assert not comparison.got_worse
 
 
 @pytest.mark.parametrize(
     ("selections", "outcome"),
     [
-        ((), Outcome.MISSING),
-        ((selecting("a"),), Outcome.NOT_SELECTED),
-        ((selecting("a", "b"),), Outcome.MISSING),
-        ((selecting("a", mode="inference"),), Outcome.MISSING),
-        ((selecting("a", suite="timm"),), Outcome.MISSING),
-        ((selecting("a"), selecting("b")), Outcome.MISSING),
-        ((selecting("a", "b", device="cuda"),), Outcome.NOT_SELECTED),
-        ((selecting("a", "b", device="cpu", dtype="float32"),), Outcome.MISSING),
-        ((selecting("a", "b", dtype="amp"),), Outcome.NOT_SELECTED),
+        ((), Became.MISSING),
+        ((selecting("a"),), Became.NOT_SELECTED),
+        ((selecting("a", "b"),), Became.MISSING),
+        ((selecting("a", mode="inference"),), Became.MISSING),
+        ((selecting("a", suite="timm"),), Became.MISSING),
+        ((selecting("a"), selecting("b")), Became.MISSING),
+        ((selecting("a", "b", device="cuda"),), Became.NOT_SELECTED),
+        ((selecting("a", "b", device="cpu", dtype="float32"),), Became.MISSING),
+        ((selecting("a", "b", dtype="amp"),), Became.NOT_SELECTED),
     ],
     ids=[
         "nothing says what was asked for",
@@ -270,15 +270,15 @@ def test_folder_of_sweeps_may_have_lost_a_mode(tmp_path, named):
     write_sweep(tmp_path / "all" / "training", row("a"), selection=selection(row("a")))
     base = sweep(row("a"), row("a", mode="inference"))
     alone = compare(base, load_sweep(tmp_path / "all" / "training" / named))
-    assert alone.counts == {Outcome.NOT_SELECTED: 1, Outcome.UNCHANGED: 1}
-    assert compare(base, load_sweep(tmp_path / "all")).counts == {Outcome.MISSING: 1, Outcome.UNCHANGED: 1}
+    assert alone.counts == {Became.NOT_SELECTED: 1, Became.UNCHANGED: 1}
+    assert compare(base, load_sweep(tmp_path / "all")).counts == {Became.MISSING: 1, Became.UNCHANGED: 1}
 
 
 def test_suites_unknown_to_a_sweep_were_not_asked_for():
     base = sweep(row("a"), row("b", suite="timm"))
     whole = compare(base, sweep(row("a"), selections=(selecting("a"),)))
-    assert whole.counts == {Outcome.NOT_SELECTED: 1, Outcome.UNCHANGED: 1}
-    assert compare(base, sweep(row("a"))).counts == {Outcome.MISSING: 1, Outcome.UNCHANGED: 1}
+    assert whole.counts == {Became.NOT_SELECTED: 1, Became.UNCHANGED: 1}
+    assert compare(base, sweep(row("a"))).counts == {Became.MISSING: 1, Became.UNCHANGED: 1}
 
 
 def test_default_sweep_against_baseline_of_both_modes(tmp_path):
@@ -289,7 +289,7 @@ def test_default_sweep_against_baseline_of_both_modes(tmp_path):
         now = [row(name, mode=mode) for name in "ab"]
         write_sweep(tmp_path / "now" / mode, *now, selection=selection(*now))
     comparison = compare(load_sweep(expected), load_sweep(tmp_path / "now"))
-    assert comparison.counts == {Outcome.NOT_SELECTED: 8, Outcome.UNCHANGED: 4}
+    assert comparison.counts == {Became.NOT_SELECTED: 8, Became.UNCHANGED: 4}
     assert not comparison.got_worse
 
 
@@ -300,10 +300,10 @@ def test_plain_sweeps_miss_no_invariance_of_the_baseline(tmp_path):
     write_rows(expected / "batch-invariance.csv", rows)
     write_sweep(tmp_path / "now" / "training", row("a"), selection=selection(row("a")))
     comparison = compare(load_sweep(expected), load_sweep(tmp_path / "now"))
-    assert comparison.counts == {Outcome.NOT_SELECTED: 2, Outcome.MISSING: 1, Outcome.UNCHANGED: 1}
+    assert comparison.counts == {Became.NOT_SELECTED: 2, Became.MISSING: 1, Became.UNCHANGED: 1}
     write_sweep(tmp_path / "now" / "batch", rows[0], selection=selection(*rows))
     comparison = compare(load_sweep(expected), load_sweep(tmp_path / "now"))
-    assert comparison.counts == {Outcome.MISSING: 2, Outcome.UNCHANGED: 2}
+    assert comparison.counts == {Became.MISSING: 2, Became.UNCHANGED: 2}
 
 
 # ---------------------------------------------------------------------------------------------- environments
@@ -406,17 +406,17 @@ ANYWHERE = dataclasses.replace(PLAIN, dev="", batch_size=None)
         pytest.param(
             dynamo(DIFFERING, row("vgg11")),
             sweep(DIFFERING, row("vgg11", "timeout")),
-            {Outcome.REGRESSED: 1, Outcome.STILL_DIFFERS: 1},
+            {Became.REGRESSED: 1, Became.STILL_DIFFERS: 1},
             id="its rows are matched by device and name",
         ),
         pytest.param(
             dynamo(ANYWHERE, kind="dynamo_expected"),
             sweep(PLAIN),
-            {Outcome.UNCHANGED: 1},
+            {Became.UNCHANGED: 1},
             id="its expected rows are matched by name alone",
         ),
         pytest.param(
-            dynamo(row(accuracy="fail_accuracy")), dynamo(PLAIN), {Outcome.FIXED: 1}, id="its own files can be compared"
+            dynamo(row(accuracy="fail_accuracy")), dynamo(PLAIN), {Became.FIXED: 1}, id="its own files can be compared"
         ),
     ],
 )
@@ -444,7 +444,7 @@ def test_many_rows_are_compared_in_linear_time(tmp_path):
     def seconds(count):
         started = time.process_time()
         comparison = compare(*(load_sweep(tmp_path / f"{side}{count}") for side in ("base", "new")))
-        assert comparison.counts == {Outcome.UNCHANGED: count}
+        assert comparison.counts == {Became.UNCHANGED: count}
         return time.process_time() - started
 
     rows = [row(f"model{number}", seconds=number / 7, module="features.0.block") for number in range(4_000)]

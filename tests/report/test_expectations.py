@@ -7,7 +7,7 @@ import pytest
 from hashbench.report.compare import compare
 from hashbench.report.expectations import STALE_AFTER, ExpectationStatus, expectation_status, judge, unseen_nights
 from hashbench.report.history import History, Interval, ModelHistory, Night
-from hashbench.results.load import Selection, Sweep
+from hashbench.results.load import Requested, Sweep
 from tests.report.judgements import OF_MODELS
 
 from .rows import DIFFER, SINCE, differing, expecting, row, sweep
@@ -57,8 +57,8 @@ def history(*models: ModelHistory, nights: int = 2, problems: tuple[str, ...] = 
     return History(nights=tuple(made), models=models)
 
 
-def asked(*names: str) -> Selection:
-    return Selection(frozenset(("torchvision", name) for name in names), mode="training", device="cpu")
+def asked(*names: str) -> Requested:
+    return Requested(frozenset(("torchvision", name) for name in names), mode="training", device="cpu")
 
 
 def tonight(*rows, models: tuple[str, ...] = ("resnet18", "vgg11")) -> Sweep:

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from hashbench.report.compare import Outcome
+from hashbench.report.compare import Became
 from hashbench.report.expectations import ExpectationStatus, Judgement
 from hashbench.report.groups import GROUPS, MEMBERS, Group, expectation_of, groups_of, is_known, is_news
 from tests.report.histories import diagnosed, failed
 from tests.report.judgements import DIFFERS, MET_PASS, MOVED, NEW_DIFFERENCE, PASSES, STALE, changes_of, judgement
 
-BROKEN = judgement(ExpectationStatus.BROKEN, Outcome.REGRESSED, PASSES, failed("a"))
-MISSING = judgement(ExpectationStatus.MISSING, Outcome.MISSING, PASSES, None)
-INCOMPARABLE = judgement(
-    ExpectationStatus.NOT_COMPARABLE, Outcome.NOT_COMPARABLE, PASSES, DIFFERS, note="threads 1 → 2"
-)
-UNEXPECTED = judgement(ExpectationStatus.UNEXPECTED, Outcome.NEW, None, DIFFERS)
-UNEXPECTED_PASS = judgement(ExpectationStatus.UNEXPECTED, Outcome.NEW, None, PASSES)
-FIXED = judgement(ExpectationStatus.FIXED, Outcome.FIXED, DIFFERS, PASSES)
-NOT_SEEN = judgement(ExpectationStatus.NOT_SEEN, Outcome.NOT_SEEN, DIFFERS, PASSES)
-MET = judgement(ExpectationStatus.MET, Outcome.STILL_DIFFERS, DIFFERS, DIFFERS)
+BROKEN = judgement(ExpectationStatus.BROKEN, Became.REGRESSED, PASSES, failed("a"))
+MISSING = judgement(ExpectationStatus.MISSING, Became.MISSING, PASSES, None)
+INCOMPARABLE = judgement(ExpectationStatus.NOT_COMPARABLE, Became.NOT_COMPARABLE, PASSES, DIFFERS, note="threads 1 → 2")
+UNEXPECTED = judgement(ExpectationStatus.UNEXPECTED, Became.NEW, None, DIFFERS)
+UNEXPECTED_PASS = judgement(ExpectationStatus.UNEXPECTED, Became.NEW, None, PASSES)
+FIXED = judgement(ExpectationStatus.FIXED, Became.FIXED, DIFFERS, PASSES)
+NOT_SEEN = judgement(ExpectationStatus.NOT_SEEN, Became.NOT_SEEN, DIFFERS, PASSES)
+MET = judgement(ExpectationStatus.MET, Became.STILL_DIFFERS, DIFFERS, DIFFERS)
 
 
 @pytest.mark.parametrize(
@@ -50,25 +48,25 @@ def only(*judgements: Judgement) -> Group:
 
 def test_same_kernel_and_cause_is_one_group() -> None:
     rows = [diagnosed(name, module=f"Net.{name}") for name in "abc"]
-    lot = [judgement(ExpectationStatus.NEW_DIFFERENCE, Outcome.REGRESSED, PASSES, one) for one in rows]
+    lot = [judgement(ExpectationStatus.NEW_DIFFERENCE, Became.REGRESSED, PASSES, one) for one in rows]
     assert [member.key[-1] for member in only(*lot).members] == ["a", "b", "c"]
     assert only(*lot).in_other_modules
     assert not only(*lot[:1]).in_other_modules
     assert not only(
-        lot[0], judgement(ExpectationStatus.NEW_DIFFERENCE, Outcome.REGRESSED, PASSES, rows[0])
+        lot[0], judgement(ExpectationStatus.NEW_DIFFERENCE, Became.REGRESSED, PASSES, rows[0])
     ).in_other_modules
 
 
 @pytest.mark.parametrize("values", [{"kernel": "aten.cumsum.default"}, {"cause": "write_race"}])
 def test_another_kernel_or_cause_is_another_group(values: dict[str, str]) -> None:
-    other = judgement(ExpectationStatus.NEW_DIFFERENCE, Outcome.REGRESSED, PASSES, diagnosed("b", **values))
+    other = judgement(ExpectationStatus.NEW_DIFFERENCE, Became.REGRESSED, PASSES, diagnosed("b", **values))
     assert len(groups_of([NEW_DIFFERENCE, other]).shown) == 2
 
 
 def test_groups_are_ordered_worst_and_largest_first() -> None:
     many = [
         judgement(
-            ExpectationStatus.NEW_DIFFERENCE, Outcome.REGRESSED, PASSES, diagnosed(name, kernel="aten.many.default")
+            ExpectationStatus.NEW_DIFFERENCE, Became.REGRESSED, PASSES, diagnosed(name, kernel="aten.many.default")
         )
         for name in "bcd"
     ]
@@ -108,12 +106,12 @@ def test_expectation_says_since_when_and_unseen_nights() -> None:
 
 def test_what_has_no_room_is_counted() -> None:
     big = [
-        judgement(ExpectationStatus.NEW_DIFFERENCE, Outcome.REGRESSED, PASSES, diagnosed(f"m{n}"))
+        judgement(ExpectationStatus.NEW_DIFFERENCE, Became.REGRESSED, PASSES, diagnosed(f"m{n}"))
         for n in range(MEMBERS + 5)
     ]
     assert (len(only(*big).members), only(*big).omitted, only(*big).size) == (MEMBERS, 5, MEMBERS + 5)
     varied = [
-        judgement(ExpectationStatus.BROKEN, Outcome.REGRESSED, PASSES, failed(f"m{n}", error=f"error {n}"))
+        judgement(ExpectationStatus.BROKEN, Became.REGRESSED, PASSES, failed(f"m{n}", error=f"error {n}"))
         for n in range(GROUPS + 3)
     ]
     groups = groups_of(varied)

@@ -14,7 +14,7 @@ from hashbench.cli import main
 from hashbench.nightly import html_of
 from hashbench.records import RowEvidence
 from hashbench.report import exports
-from hashbench.report.expectations import Judged, assess
+from hashbench.report.expectations import JudgedNight, assess
 from hashbench.report.expected_rows import expect_from
 from hashbench.report.exports import LIMIT, as_annotations, as_junit, as_markdown, as_summary
 
@@ -25,7 +25,7 @@ NAMES = ["steady", "drifts", "moved", "flaky", "gone", "broken", "skipped"]
 
 
 @pytest.fixture(scope="module")
-def night(tmp_path_factory: pytest.TempPathFactory) -> Judged:
+def night(tmp_path_factory: pytest.TempPathFactory) -> JudgedNight:
     """A night of seven models, each in another way from what was expected, and a suite that did not end."""
     root = tmp_path_factory.mktemp("nights")
     before = [
@@ -117,7 +117,7 @@ def test_markdown_of_many_failures_fits(tmp_path):
 # -------------------------------------------------------------------------------------------------- JUnit XML
 
 
-def cases(night: Judged) -> dict[str, ElementTree.Element]:
+def cases(night: JudgedNight) -> dict[str, ElementTree.Element]:
     root = ElementTree.fromstring(as_junit(night))
     return {case.get("name", ""): case for case in root.iter("testcase")}
 
@@ -177,7 +177,7 @@ def test_a_quiet_night_has_none(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Judged:
+def alone(tmp_path_factory: pytest.TempPathFactory) -> JudgedNight:
     """The first night of all: a model that differs in one mode, one that fails, one that was skipped."""
     root = tmp_path_factory.mktemp("first")
     skipped = row("skipped", "pass_due_to_skip", error="no CUDA")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from hashbench.report import text
-from hashbench.report.compare import Outcome, compare
-from hashbench.report.expectations import ExpectationStatus, Judged, assess, unseen_nights
+from hashbench.report.compare import Became, compare
+from hashbench.report.expectations import ExpectationStatus, JudgedNight, assess, unseen_nights
 from hashbench.report.expected_rows import expect_from
 from hashbench.report.exports import as_annotations, as_junit, as_markdown
 from hashbench.report.history import load_history
@@ -30,17 +30,17 @@ NOTE = "tracer python → native, so kernels are not compared"
 @pytest.mark.parametrize(
     ("base", "new", "outcome"),
     [
-        pytest.param(PYTHON, NATIVE, Outcome.STILL_DIFFERS, id="another kernel of another tracer"),
-        pytest.param(PYTHON, dataclasses.replace(NATIVE, tracer="python"), Outcome.MOVED, id="of the same tracer"),
-        pytest.param(UNTOLD, NATIVE, Outcome.MOVED, id="one that nothing says"),
-        pytest.param(row(tracer="python"), NATIVE, Outcome.REGRESSED, id="passed under another tracer"),
-        pytest.param(PYTHON, row(tracer="native"), Outcome.FIXED, id="passes under another tracer"),
+        pytest.param(PYTHON, NATIVE, Became.STILL_DIFFERS, id="another kernel of another tracer"),
+        pytest.param(PYTHON, dataclasses.replace(NATIVE, tracer="python"), Became.MOVED, id="of the same tracer"),
+        pytest.param(UNTOLD, NATIVE, Became.MOVED, id="one that nothing says"),
+        pytest.param(row(tracer="python"), NATIVE, Became.REGRESSED, id="passed under another tracer"),
+        pytest.param(PYTHON, row(tracer="native"), Became.FIXED, id="passes under another tracer"),
     ],
 )
 def test_a_kernel_that_another_tracer_names_has_not_moved(base, new, outcome) -> None:
     (change,) = compare(sweep(base), sweep(new)).changes
     assert change.outcome is outcome
-    assert (NOTE in change.note) is (outcome is Outcome.STILL_DIFFERS)
+    assert (NOTE in change.note) is (outcome is Became.STILL_DIFFERS)
 
 
 @pytest.mark.parametrize("form", ["text", "markdown", "json", "csv"])
@@ -63,11 +63,11 @@ def nights(folder: Path, *rows) -> Path:
 
 
 @pytest.fixture
-def judged(tmp_path: Path) -> Judged:
+def judged(tmp_path: Path) -> JudgedNight:
     return assess([nights(tmp_path, PYTHON, PYTHON, NATIVE, NATIVE)], until=tmp_path / "2026-11-03")
 
 
-def test_nights_tell_a_change_of_tracer_and_not_a_changed_kernel(judged: Judged) -> None:
+def test_nights_tell_a_change_of_tracer_and_not_a_changed_kernel(judged: JudgedNight) -> None:
     one = next(one for one in judged.judgements if one.key[-1] == "resnet18")
     assert (one.status, one.worse) == (ExpectationStatus.MET, False)
     said = SAID.replace("1 row", "2 rows")
@@ -87,7 +87,7 @@ def test_a_kernel_that_changes_later_under_the_same_tracer_is_told(tmp_path: Pat
     other = dataclasses.replace(NATIVE, kernel="aten.dot.default")
     judged = assess([nights(tmp_path, PYTHON, NATIVE, other)])
     one = next(one for one in judged.judgements if one.key[-1] == "resnet18")
-    assert one.outcome is Outcome.MOVED
+    assert one.outcome is Became.MOVED
     model = next(model for model in judged.history.models if model.key[-1] == "resnet18")
     assert [(found.tracer, found.retraced) for found in model.intervals] == [
         ("python", False),

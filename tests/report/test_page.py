@@ -15,9 +15,9 @@ import pytest
 
 from hashbench.catalog import CAUSES, STATUSES, letter_of
 from hashbench.records import Row, RowEvidence
-from hashbench.report.compare import Outcome
+from hashbench.report.compare import Became
 from hashbench.report.diagnoses import DETAILS, anchor_of, read_excerpts
-from hashbench.report.expectations import ExpectationStatus, Judged
+from hashbench.report.expectations import ExpectationStatus, JudgedNight
 from hashbench.report.history import History, Interval, ModelHistory, Night, Trouble
 from hashbench.report.page import as_script_content, headline, machine_of, render_html
 from hashbench.text import how_much, how_often
@@ -90,7 +90,7 @@ def test_names_of_nights_and_environments_are_escaped() -> None:
     changed = (dataclasses.replace(TORCH_CHANGED[0], key=HOSTILE, base=HOSTILE, new=HOSTILE),)
     found = history([DIAGNOSED], [DIAGNOSED], changed={1: changed}, problems=(HOSTILE,))
     nights = tuple(dataclasses.replace(night, label=HOSTILE) for night in found.nights)
-    text = render_html(Judged(dataclasses.replace(found, nights=nights), (), before=0), title=HOSTILE)
+    text = render_html(JudgedNight(dataclasses.replace(found, nights=nights), (), before=0), title=HOSTILE)
     assert "<img" not in text
     assert text.count("</script>") == 2
 
@@ -202,7 +202,7 @@ def test_large_history_fits_into_one_page() -> None:
             for m in range(10_000)
         ),
     )
-    text = render_html(Judged(found, ()))
+    text = render_html(JudgedNight(found, ()))
     assert len(text.encode()) < 5_000_000
     assert len(data_of(text)["models"]) == 10_000
     assert f"{1000 - DETAILS} older ones have no room here" in text
@@ -221,7 +221,7 @@ def test_only_web_addresses_become_links(link: str) -> None:
 def test_members_point_to_their_model_in_the_history() -> None:
     assert '<li data-model="0">' in changes_of(NEW_DIFFERENCE)
     assert '<li data-model="-1">' in changes_of(
-        judgement(ExpectationStatus.BROKEN, Outcome.REGRESSED, None, failed("b"))
+        judgement(ExpectationStatus.BROKEN, Became.REGRESSED, None, failed("b"))
     )
 
 

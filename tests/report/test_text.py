@@ -11,7 +11,7 @@ import pytest
 
 from hashbench.report.compare import compare
 from hashbench.report.text import as_json, as_markdown, as_text, escape_markdown, summary
-from hashbench.results.load import Selection
+from hashbench.results.load import Requested
 from tests.report.rows import DIFFERING, row, sweep
 
 HOSTILE = "<img src=x>|`a`"
@@ -73,7 +73,7 @@ def test_json_has_every_model_and_no_infinity():
 
 
 def test_models_that_were_not_selected_are_one_line():
-    asked = Selection(frozenset({("torchvision", "model1")}), mode="training", device="cpu")
+    asked = Requested(frozenset({("torchvision", "model1")}), mode="training", device="cpu")
     everything = sweep(*(row(f"model{number}") for number in range(100)))
     text = as_text(compare(everything, sweep(row("model1"), selections=(asked,))))
     assert "- not selected: NEW was not asked to run them (99 models: 99 pass)" in text

@@ -16,7 +16,7 @@ from sweep_targets import spec
 
 from hashbench.cli import main
 from hashbench.errors import HashbenchError
-from hashbench.report.compare import Outcome, compare
+from hashbench.report.compare import Became, compare
 from hashbench.results.folder import Partition, ResultsFolder, file_key
 from hashbench.results.load import load_sweep
 from hashbench.results.merge import merge
@@ -197,7 +197,7 @@ def test_a_missing_shard_is_allowed_only_by_name_and_compare_misses_its_models(s
     outcomes = {
         change.key[-1]: change.outcome for change in compare(load_sweep(whole), load_sweep(merged.output)).changes
     }
-    assert outcomes == {name: Outcome.MISSING if name == "b" else Outcome.UNCHANGED for name in NAMES}
+    assert outcomes == {name: Became.MISSING if name == "b" else Became.UNCHANGED for name in NAMES}
     rows = sweep([spec(name, "print") for name in NAMES], merged.output, resume=True).rows
     assert [row.name for row in rows] == NAMES
 

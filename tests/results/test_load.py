@@ -14,7 +14,7 @@ from hashbench import __version__, cli
 from hashbench.errors import HashbenchError
 from hashbench.io import UnknownContentError
 from hashbench.records import ROW_SCHEMA, ExperimentResult, Row, RowEvidence
-from hashbench.results.load import Selection, kind_of_csv, load_sweep
+from hashbench.results.load import Requested, kind_of_csv, load_sweep
 from hashbench.results.rows import ROWS, read_rows, row_from_json, row_to_json
 from hashbench.text import stress_counts
 from tests.report.rows import PLAIN, row, selection, write_rows, write_sweep
@@ -330,7 +330,7 @@ def test_subfolders_make_one_sweep(tmp_path):
     loaded = load_sweep(tmp_path)
     assert {one.mode for one in loaded.rows} == {"training", "inference"}
     assert set(loaded.selections) == {
-        Selection(frozenset({("torchvision", "resnet18")}), mode=mode, device="cpu", dtype="amp")
+        Requested(frozenset({("torchvision", "resnet18")}), mode=mode, device="cpu", dtype="amp")
         for mode in ("training", "inference")
     }
 

@@ -23,7 +23,7 @@ from hashbench.calls.capture import copied
 from hashbench.check.function import FunctionCall, fresh_copy, quiet
 from hashbench.errors import HashbenchError, named_line
 from hashbench.replay import controls
-from hashbench.results.audit_table import AuditOptions, Measured
+from hashbench.results.audit_table import AuditOptions, Shown
 from hashbench.run.leaves import NotComparableError, flatten
 from hashbench.run.rng import reset_rng_state
 from hashbench.run.settings import applied
@@ -298,7 +298,7 @@ class Outcomes:
     plain: list[int] = field(default_factory=list)
     poisoned: dict[int, set[int]] = field(default_factory=dict)
     error: str = ""
-    failure: Measured | None = None
+    failure: Shown | None = None
 
     def add(self, outcome: int, *, poison: int | None) -> None:
         """Count one more run."""
@@ -313,15 +313,15 @@ class Outcomes:
         return None if self.error or not self.plain else len(set(self.plain))
 
     @property
-    def measured(self) -> Measured:
+    def measured(self) -> Shown:
         """What these outcomes show."""
         if self.failure is not None:
             return self.failure
         if not self.plain:
-            return Measured.NOT_RUN
+            return Shown.NOT_RUN
         if len(set(self.plain)) > 1:
-            return Measured.DIFFERS
-        return Measured.FOLLOWS if follows_poison(self.poisoned) else Measured.IDENTICAL
+            return Shown.DIFFERS
+        return Shown.FOLLOWS if follows_poison(self.poisoned) else Shown.IDENTICAL
 
 
 def follows_poison(poisoned: Mapping[int, set[int]]) -> bool:
@@ -344,7 +344,7 @@ class Measurement:
         run again."""
         passes, case = self.passes[setting], self.case
         forward, backward = passes["forward"], passes.get("backward")
-        if forward.error or (poison is not None and (case.moved or forward.measured is Measured.DIFFERS)):
+        if forward.error or (poison is not None and (case.moved or forward.measured is Shown.DIFFERS)):
             return
         with _noted(forward):
             call = at_offset(case.call, number) if case.moved else fresh_copy(case.call)
@@ -388,7 +388,7 @@ def _noted(outcomes: Outcomes) -> Iterator[None]:
     except Exception as error:
         outcomes.error = named_line(error, limit=300)
         known = isinstance(error, (NotComparableError, HashbenchError))
-        outcomes.failure = Measured.NOT_COMPARABLE if known else Measured.RAISES
+        outcomes.failure = Shown.NOT_COMPARABLE if known else Shown.RAISES
 
 
 def fingerprint(value: Any, call: FunctionCall | None = None) -> int:

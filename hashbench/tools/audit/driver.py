@@ -113,7 +113,7 @@ def audit(
     _refuse_used(folder.path, resume=resume)
     with Interrupts() as interrupts, folder.claimed(resume=resume), _repros_served(request):
         try:
-            return _Audit(request, folder, executor, interrupts, on_progress, target or request.kind.target).run(
+            return _AuditRun(request, folder, executor, interrupts, on_progress, target or request.kind.target).run(
                 environment
             )
         except OSError as error:
@@ -142,7 +142,7 @@ def _refuse_used(path: Path, *, resume: bool) -> None:
 
 
 @dataclass(slots=True)
-class _Audit:
+class _AuditRun:
     """One audit: the ops that wait, and the workers that run, by the key of their task with the number of their
     device (``None`` where there are none)."""
 

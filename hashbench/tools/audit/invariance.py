@@ -54,7 +54,7 @@ def run_group(spec: ModelSpec, options: RunOptions) -> Row:
 
 def rows_of(source: str, op: str, options: AuditOptions, *, folder: Path | None = None) -> Iterator[InvarianceRow]:
     """Yield every row of one op; repros go into ``folder``."""
-    search, threads = _Search(options, folder), torch.get_num_threads()
+    search, threads = _OpSamples(options, folder), torch.get_num_threads()
     for dtype, made in cases.cases_of(source, op, options):
         if isinstance(made, str):
             cells = {"dtype": dtype, "error": made, "threads": threads}
@@ -65,7 +65,7 @@ def rows_of(source: str, op: str, options: AuditOptions, *, folder: Path | None 
                 yield replace(row, threads=threads)
 
 
-class _Search:
+class _OpSamples:
     """The samples of one op: what they show, and of those that differ why, within the op's budget."""
 
     def __init__(self, options: AuditOptions, folder: Path | None) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from tabulate import tabulate
 
-from hashbench.report.compare import Comparison, Outcome
+from hashbench.report.compare import Became, Comparison
 from hashbench.results.audit_table import Audit
 from hashbench.results.invariance_table import INVARIANCE_ROWS, Invariance, InvarianceRow
 from hashbench.text import a_few, cut
@@ -78,19 +78,19 @@ _DEGREES = {
 _NOTHING_TO_MEASURE = (Invariance.NO_AXIS, Invariance.RANDOM)
 
 
-def decide(base: str, new: str) -> Outcome:
+def decide(base: str, new: str) -> Became:
     """Return the outcome of a sample whose verdict was ``base`` and is ``new``."""
     old, now = _DEGREES.get(Invariance(base)), _DEGREES.get(Invariance(new))
     if now is None:
         same = old is None and (base not in _NOTHING_TO_MEASURE or new in _NOTHING_TO_MEASURE)
-        return Outcome.UNCHANGED if same else Outcome.NOT_MEASURED
+        return Became.UNCHANGED if same else Became.NOT_MEASURED
     if now > (old or 0):
-        return Outcome.BECAME_DEPENDENT
+        return Became.BECAME_DEPENDENT
     if old is None:
-        return Outcome.MEASURED_NOW
+        return Became.MEASURED_NOW
     if now < old:
-        return Outcome.DEPENDS_OTHERWISE if now else Outcome.BECAME_INVARIANT
-    return Outcome.UNCHANGED if base == new else Outcome.DEPENDS_OTHERWISE
+        return Became.DEPENDS_OTHERWISE if now else Became.BECAME_INVARIANT
+    return Became.UNCHANGED if base == new else Became.DEPENDS_OTHERWISE
 
 
 def compare(base: Audit, new: Audit) -> Comparison[InvarianceRow]:
@@ -98,10 +98,10 @@ def compare(base: Audit, new: Audit) -> Comparison[InvarianceRow]:
     return compared(base, new, INVARIANCE_ROWS, _judged, conditions=("inputs", "threads", "items"))
 
 
-def _judged(base: InvarianceRow, new: InvarianceRow) -> tuple[Outcome, str]:
+def _judged(base: InvarianceRow, new: InvarianceRow) -> tuple[Became, str]:
     outcome, moved = decide(base.verdict, new.verdict), _moved(base, new)
-    if outcome is Outcome.UNCHANGED:
-        return Outcome.DEPENDS_OTHERWISE if moved else outcome, moved
+    if outcome is Became.UNCHANGED:
+        return Became.DEPENDS_OTHERWISE if moved else outcome, moved
     verdicts = f"{base.verdict} → {new.verdict}" if base.verdict != new.verdict else ""
     return outcome, "; ".join(filter(None, (verdicts, moved)))
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from tabulate import tabulate
 
-from hashbench.report.compare import Change, Comparison, Outcome, environment_changes, worst_first
+from hashbench.report.compare import Became, Comparison, RowChange, environment_changes, worst_first
 from hashbench.results.audit_table import (
     AUDIT_ROWS,
     KEY,
@@ -20,7 +20,7 @@ from hashbench.results.audit_table import (
     Audit,
     AuditRow,
     AuditVerdict,
-    Measured,
+    Shown,
 )
 from hashbench.results.invariance_table import INVARIANCE_ROWS, InvarianceRow
 from hashbench.results.rows import RowFormat, csv_text
@@ -60,7 +60,7 @@ def confirmed(rows: Iterable[AuditRow]) -> list[dict[str, str]]:
 
 
 def _confirms(row: AuditRow) -> bool:
-    shown = Measured.DIFFERS in (row.off, row.unfilled) or row.on == Measured.RAISES
+    shown = Shown.DIFFERS in (row.off, row.unfilled) or row.on == Shown.RAISES
     return row.verdict == AuditVerdict.AS_DOCUMENTED and shown
 
 
@@ -138,20 +138,20 @@ def kind_of(row: AuditRow) -> str:
     differing = (AuditVerdict.UNDOCUMENTED, AuditVerdict.DOES_NOT_RAISE)
     if row.verdict in differing or row.off in VARYING or row.on in VARYING:
         return "differs"
-    return "raises" if row.on == Measured.RAISES else "agrees"
+    return "raises" if row.on == Shown.RAISES else "agrees"
 
 
-def decide(base: str, new: str) -> Outcome:
+def decide(base: str, new: str) -> Became:
     """Return the outcome of a sample of kind ``base`` (see :func:`kind_of`) that is now of kind ``new``."""
     if base == new:
-        return Outcome.UNCHANGED
+        return Became.UNCHANGED
     if new == "unmeasured":
-        return Outcome.NOT_MEASURED
+        return Became.NOT_MEASURED
     if base == "unmeasured":
-        return Outcome.BECAME_NONDETERMINISTIC if new.startswith("differs") else Outcome.MEASURED_NOW
+        return Became.BECAME_NONDETERMINISTIC if new.startswith("differs") else Became.MEASURED_NOW
     if new == "differs under the flag" or (new == "differs" and base in ("agrees", "raises")):
-        return Outcome.BECAME_NONDETERMINISTIC
-    return Outcome.NOW_RAISES if new == "raises" else Outcome.FIXED
+        return Became.BECAME_NONDETERMINISTIC
+    return Became.NOW_RAISES if new == "raises" else Became.FIXED
 
 
 def compare(base: Audit, new: Audit) -> Comparison[AuditRow]:
@@ -163,17 +163,17 @@ def compare(base: Audit, new: Audit) -> Comparison[AuditRow]:
     return compared(base, new, AUDIT_ROWS, judged, conditions=("inputs", "threads"), remarks=remarks)
 
 
-def _judged(base: AuditRow, new: AuditRow, *, tracers: str) -> tuple[Outcome, str]:
+def _judged(base: AuditRow, new: AuditRow, *, tracers: str) -> tuple[Became, str]:
     outcome = decide(kind_of(base), kind_of(new))
-    if outcome is not Outcome.UNCHANGED:
+    if outcome is not Became.UNCHANGED:
         return outcome, f"{base.verdict} → {new.verdict}"
     moved = base.kernel and new.kernel and base.kernel != new.kernel
     if tracers:
         return outcome, f"tracer {tracers}, so kernels are not compared" if moved else ""
     if moved:
-        return Outcome.DIFFERS_OTHERWISE, f"{base.kernel} → {new.kernel}"
+        return Became.DIFFERS_OTHERWISE, f"{base.kernel} → {new.kernel}"
     if base.documented != new.documented:
-        return Outcome.DOCUMENTED_OTHERWISE, f"{base.documented} → {new.documented}"
+        return Became.DOCUMENTED_OTHERWISE, f"{base.documented} → {new.documented}"
     return outcome, ""
 
 
@@ -181,7 +181,7 @@ def compared(
     base: Audit,
     new: Audit,
     rows: RowFormat[R],
-    judged: Callable[[R, R], tuple[Outcome, str]],
+    judged: Callable[[R, R], tuple[Became, str]],
     *,
     conditions: Sequence[str],
     remarks: Iterable[str] = (),
@@ -189,18 +189,18 @@ def compared(
     """Compare two audits of these ``rows``; ``judged`` gives outcome and note of a sample that both have under the same
     ``conditions`` (columns)."""
 
-    def change(key: tuple[str, ...]) -> Change[R]:
+    def change(key: tuple[str, ...]) -> RowChange[R]:
         before, after = old.get(key), now.get(key)
         if before is None or after is None:
             asked = new.asked is None or before is None or new.asked.covers(before)
-            gone = Outcome.MISSING if asked else Outcome.NOT_ASKED
-            return Change(key, Outcome.NEW if before is None else gone, before, after)
+            gone = Became.MISSING if asked else Became.NOT_ASKED
+            return RowChange(key, Became.NEW if before is None else gone, before, after)
         values = ((name, getattr(before, name), getattr(after, name)) for name in conditions)
         others = (f"{name}: {was} → {is_}" for name, was, is_ in values if was and is_ and was != is_)
         if other := next(others, ""):
-            return Change(key, Outcome.NOT_COMPARABLE, before, after, other)
+            return RowChange(key, Became.NOT_COMPARABLE, before, after, other)
         outcome, note = judged(before, after)
-        return Change(key, outcome, before, after, note)
+        return RowChange(key, outcome, before, after, note)
 
     old, now = ({rows.key_of(row): row for row in audit.rows} for audit in (base, new))
     machines = environment_changes(base.environments, new.environments)
@@ -216,7 +216,7 @@ def compared(
     )
 
 
-COUNTED_ONLY = frozenset({Outcome.UNCHANGED, Outcome.NOT_ASKED, Outcome.NEW})
+COUNTED_ONLY = frozenset({Became.UNCHANGED, Became.NOT_ASKED, Became.NEW})
 """Outcomes whose samples are not listed."""
 MOST_LISTED = 200
 """Samples listed of one outcome; their number is always said."""
@@ -258,7 +258,7 @@ def as_json(comparison: Comparison[Any]) -> str:
         "changes": [
             {**_fields(change), "note": change.note}
             for change in comparison.changes
-            if change.outcome != Outcome.UNCHANGED
+            if change.outcome != Became.UNCHANGED
         ],
     }
     return json.dumps(content, indent=1)
@@ -271,13 +271,13 @@ def as_csv(comparison: Comparison[Any]) -> str:
     return csv_text([*columns, "outcome", "base", "new", "note"], lines)
 
 
-def _fields(change: Change[Any]) -> Mapping[str, str | None]:
+def _fields(change: RowChange[Any]) -> Mapping[str, str | None]:
     """Return the key, the outcome and both verdicts (``None``: no row) of a sample, by column."""
     verdicts = (None if row is None else row.verdict for row in (change.base, change.new))
     columns = (*_columns(change), "outcome", "base", "new")
     return dict(zip(columns, (*change.key, change.outcome, *verdicts), strict=True))
 
 
-def _columns(change: Change[Any]) -> tuple[str, ...]:
+def _columns(change: RowChange[Any]) -> tuple[str, ...]:
     row = change.base if change.base is not None else change.new
     return KEY if isinstance(row, AuditRow) else INVARIANCE_ROWS.key

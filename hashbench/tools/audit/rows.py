@@ -35,7 +35,7 @@ from hashbench.results.audit_table import (
     AuditOptions,
     AuditRow,
     AuditVerdict,
-    Measured,
+    Shown,
     op_file,
     write_op,
 )
@@ -109,7 +109,7 @@ def rows_of(source: str, op: str, options: AuditOptions) -> Iterator[AuditRow]:
     budget, threads = Budget(options.budget), torch.get_num_threads()
     for dtype, made in cases.cases_of(source, op, options):
         if isinstance(made, str):
-            cells = {"dtype": dtype, "off": Measured.NOT_RUN, "error": made, "threads": threads}
+            cells = {"dtype": dtype, "off": Shown.NOT_RUN, "error": made, "threads": threads}
             yield DETERMINISM.row(options.device, (source, op), AuditVerdict.FAILS, **cells)
             continue
         for measurement in measure(made, runs=options.runs, seed=options.seed):
@@ -160,22 +160,22 @@ def verdict(listed: Collection[str], *, off: str, on: str, unfilled: str, blank:
     Args:
         listed: which of the two lists of torch's documentation name it, as
             :attr:`~hashbench.repro.torch_docs.Documentation.verdicts` has them.
-        off, on, unfilled: one of :class:`Measured` under each of the settings of
+        off, on, unfilled: one of :class:`Shown` under each of the settings of
             :data:`~hashbench.tools.audit.cases.FLAG`.
         blank: all that the op returns is memory that nobody wrote, as its schema says.
 
     Raises:
         ValueError: a word that is none of them.
     """
-    off, on, unfilled = Measured(off), Measured(on), Measured(unfilled)
+    off, on, unfilled = Shown(off), Shown(on), Shown(unfilled)
     if on in VARYING:
         return AuditVerdict.UNDER_THE_FLAG
-    if off in (Measured.RAISES, Measured.NOT_RUN):
+    if off in (Shown.RAISES, Shown.NOT_RUN):
         return AuditVerdict.FAILS
-    if Measured.NOT_COMPARABLE in (off, on, unfilled):
+    if Shown.NOT_COMPARABLE in (off, on, unfilled):
         return AuditVerdict.NOT_COMPARABLE
-    if on in (Measured.RAISES, Measured.NOT_RUN):
-        explained = on == Measured.RAISES and torch_docs.RAISES in listed
+    if on in (Shown.RAISES, Shown.NOT_RUN):
+        explained = on == Shown.RAISES and torch_docs.RAISES in listed
         return AuditVerdict.AS_DOCUMENTED if explained else AuditVerdict.RAISES
     if blank:  # torch documents that the flag fills it
         return AuditVerdict.AS_DOCUMENTED
@@ -238,7 +238,7 @@ def _cause(case: Case, row: AuditRow, options: AuditOptions, budget: Budget) -> 
     setting = next((name for name in FLAG if getattr(row, name) in VARYING), "")
     if not setting:
         return {}
-    if getattr(row, setting) == Measured.FOLLOWS:
+    if getattr(row, setting) == Shown.FOLLOWS:
         because = "runs agree, and give another result when memory that nobody wrote holds other bytes"
         return {"cause": CAUSES["uninitialized_memory"].name, "confidence": Confidence.PROVEN, "because": because}
     if budget.left() <= 0:
@@ -331,24 +331,24 @@ def _rows_of_model(row: Row) -> Iterator[AuditRow]:
     if kind_of(row.accuracy) is Kind.DIFFER and row.origin == Origin.KERNEL and row.kernel:
         yield _row_of_model(row, row.kernel, *(measured_in_sweep(row, setting) for setting in FLAG))
     if row.nondeterministic_op and kind_of(row.accuracy) is Kind.PASS:
-        yield _row_of_model(row, row.nondeterministic_op, Measured.IDENTICAL, Measured.RAISES, Measured.RAISES)
+        yield _row_of_model(row, row.nondeterministic_op, Shown.IDENTICAL, Shown.RAISES, Shown.RAISES)
 
 
-def measured_in_sweep(row: Row, setting: str) -> Measured:
+def measured_in_sweep(row: Row, setting: str) -> Shown:
     """Return what the captured call did under one setting of the flag; where no experiment says, what the model's runs
     did."""
     result = row.evidence.result(_EXPERIMENTS[setting], "call")
     if result.ran:
-        return Measured.DIFFERS if result.differing else Measured.IDENTICAL
+        return Shown.DIFFERS if result.differing else Shown.IDENTICAL
     if result.raised:
-        return Measured.RAISES
+        return Shown.RAISES
     if row.deterministic == "warn" and setting != "off":  # torch refused an op, and all ran again
-        return Measured.RAISES if row.nondeterministic_op else Measured.NOT_RUN
+        return Shown.RAISES if row.nondeterministic_op else Shown.NOT_RUN
     of_the_runs = "off" if row.deterministic in ("off", "warn") else "on"
-    return Measured.DIFFERS if setting == of_the_runs else Measured.NOT_RUN
+    return Shown.DIFFERS if setting == of_the_runs else Shown.NOT_RUN
 
 
-def _row_of_model(row: Row, kernel: str, off: Measured, on: Measured, unfilled: Measured) -> AuditRow:
+def _row_of_model(row: Row, kernel: str, off: Shown, on: Shown, unfilled: Shown) -> AuditRow:
     documentation = torch_docs.look_up(kernel, device=row.dev, backward_of=row.forward_op)
     return AuditRow(
         dev=row.dev,

@@ -62,7 +62,7 @@ def windowed(rows: torch.Tensor) -> torch.Tensor:
 
 def rows_of(function: Callable[..., Any], rows: torch.Tensor = SMALL) -> list[InvarianceRow]:
     case = Case("op_db", "planted", "float32", "0", "rows", FunctionCall(function, (rows,)))
-    search = invariance._Search(AuditOptions(), None)
+    search = invariance._OpSamples(AuditOptions(), None)
     return list(search.rows_of_case(case))
 
 

@@ -13,9 +13,9 @@ import pytest
 from hashbench import __version__, cli
 from hashbench.errors import HashbenchError
 from hashbench.io import to_json
-from hashbench.report.compare import Outcome
+from hashbench.report.compare import Became
 from hashbench.results import audit_table, load
-from hashbench.results.audit_table import AUDIT_ROWS, AuditManifest, AuditOptions, AuditRow, AuditVerdict, Measured
+from hashbench.results.audit_table import AUDIT_ROWS, AuditManifest, AuditOptions, AuditRow, AuditVerdict, Shown
 from hashbench.tools.audit import report
 
 ROW = AuditRow("cpu", "op_db", "put", "float32", "0", "forward", "as documented", documented="not listed",
@@ -146,10 +146,10 @@ def test_what_the_second_audit_was_not_asked_for_is_not_missing(tmp_path: Path) 
 
     found = {change.key[1:4]: change.outcome for change in report.compare(base, new).changes}
 
-    assert found[("op_db", "put", "float32")] is Outcome.MISSING
-    assert found[("op_db", "put", "int64")] is Outcome.NOT_ASKED
-    assert found[("op_db", "sum", "float32")] is Outcome.NOT_ASKED
-    assert found[("sweep", "put", "float32")] is Outcome.NOT_ASKED
+    assert found[("op_db", "put", "float32")] is Became.MISSING
+    assert found[("op_db", "put", "int64")] is Became.NOT_ASKED
+    assert found[("op_db", "sum", "float32")] is Became.NOT_ASKED
+    assert found[("sweep", "put", "float32")] is Became.NOT_ASKED
 
 
 def test_audits_without_a_common_row_are_refused(tmp_path: Path, capsys) -> None:
@@ -231,7 +231,7 @@ def test_the_page_explains_every_column_verdict_and_builder() -> None:
 
     page = (Path(__file__).parents[3] / "docs" / "audit.md").read_text(encoding="utf-8")
 
-    for name in (*AUDIT_ROWS.types, *AuditVerdict, *Measured, *audit_table.SOURCES):
+    for name in (*AUDIT_ROWS.types, *AuditVerdict, *Shown, *audit_table.SOURCES):
         assert f"`{name}`" in page, name
     for builder in BUILDERS:
         assert f"`{builder}(" in page, builder
@@ -284,8 +284,8 @@ def test_kernels_of_audits_by_different_tracers_are_not_compared(tracer: str) ->
 
     (change,) = compared.changes
     if tracer == "python":
-        assert (change.outcome, change.note) == (Outcome.DIFFERS_OTHERWISE, "aten.add.Tensor → aten.add_.Tensor")
+        assert (change.outcome, change.note) == (Became.DIFFERS_OTHERWISE, "aten.add.Tensor → aten.add_.Tensor")
     else:
         note = "tracer python → native, so kernels are not compared"
-        assert (change.outcome, change.note) == (Outcome.UNCHANGED, note)
+        assert (change.outcome, change.note) == (Became.UNCHANGED, note)
     assert ("so kernels are not compared" in report.as_text(compared)) is (tracer == "native")

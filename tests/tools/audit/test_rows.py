@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from hashbench.repro.torch_docs import BECOMES_DETERMINISTIC, RAISES
-from hashbench.results.audit_table import AuditVerdict, Measured
+from hashbench.results.audit_table import AuditVerdict, Shown
 from hashbench.tools.audit.cases import chosen_samples
 from hashbench.tools.audit.rows import verdict
 
@@ -61,7 +61,7 @@ def test_the_verdict(listed: tuple[str, ...], seen: str, expected: str) -> None:
 
 def test_every_combination_has_a_verdict_and_none_that_was_not_measured_is_as_documented() -> None:
     for listed in ((), (BECOMES_DETERMINISTIC,), (RAISES,), (BECOMES_DETERMINISTIC, RAISES)):
-        for off, on, unfilled in itertools.product(Measured, repeat=3):
+        for off, on, unfilled in itertools.product(Shown, repeat=3):
             found = verdict(listed, off=off, on=on, unfilled=unfilled)
             assert isinstance(found, AuditVerdict)
             if off not in ("identical", "differs", "follows memory"):
@@ -69,7 +69,7 @@ def test_every_combination_has_a_verdict_and_none_that_was_not_measured_is_as_do
 
 
 def test_a_word_that_is_no_measurement_is_refused() -> None:
-    with pytest.raises(ValueError, match="'equal' is not a valid Measured"):
+    with pytest.raises(ValueError, match="'equal' is not a valid Shown"):
         verdict((), off="equal", on="identical", unfilled="identical")
 
 
