@@ -7,6 +7,8 @@ with the same result.
 from __future__ import annotations
 
 import contextlib
+import math
+import operator
 import os
 import re
 from collections import Counter
@@ -14,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from hashbench.catalog import kind_of
 from hashbench.errors import HashbenchError
@@ -25,9 +27,6 @@ from hashbench.results.folder import ACCURACY_FILE, NIGHT_FILE, SELECTION_FILE, 
 from hashbench.results.load import Sweep, csv_files, load_file, night_problems, refuse_mixed
 from hashbench.results.rows import row_key
 from hashbench.text import told
-
-if TYPE_CHECKING:
-    import pandas
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,18 +254,48 @@ def _all(sweeps: Mapping[Path, Sweep], column: str) -> list[float]:
     return [value for value in values if value is not None]
 
 
-class ModelRows:
-    """Collector of the rows of all nights, added oldest first.
+@dataclass(slots=True)
+class _GatheredModel:
+    """What is kept of the rows of one model: of each its :data:`MEASURED` values, after the night."""
 
-    Of each row it keeps model, night, :data:`STATE` and :data:`MEASURED`; of each model the last row and the last one
-    in trouble.
-    """
+    intervals: list[Interval] = field(default_factory=list)
+    values: list[tuple[int, float | None, float | None, float | None]] = field(default_factory=list)
+    newest: Row | None = None
+    trouble: Trouble | None = None
+
+    def add(self, row: Row, *, night: int, folder: Path) -> None:
+        last = self.intervals[-1] if self.intervals else None
+        retraced = last is not None and "" not in (last.tracer, row.tracer) and last.tracer != row.tracer
+        now = Interval(night, night, row.accuracy, row.kernel, row.cause, row.tracer, retraced)
+        if (
+            last is not None
+            and last.last + 1 == night
+            and all(getattr(last, one) == getattr(now, one) for one in STATE)
+        ):
+            self.intervals[-1] = replace(last, last=night, tracer=row.tracer)
+        else:
+            self.intervals.append(now)
+        self.values.append((night, row.rate, row.seconds, row.peak_memory_mib))
+        self.newest = row
+        if not kind_of(row.accuracy).is_fine:
+            self.trouble = Trouble(row, night, folder)
+
+    def measured(self) -> dict[str, Measured]:
+        return {
+            column: tuple((night, float(value)) for night, *values in self.values if _is_number(value := values[index]))
+            for index, column in enumerate(MEASURED)
+        }
+
+
+def _is_number(value: float | None) -> TypeGuard[float]:
+    return value is not None and not math.isnan(value)
+
+
+class ModelRows:
+    """Collector of the rows of all nights, added oldest first."""
 
     def __init__(self) -> None:
-        self._numbers: dict[tuple[str, ...], int] = {}
-        self._states: list[tuple[int | float | str | None, ...]] = []
-        self._newest: dict[int, tuple[int, Row]] = {}
-        self._trouble: dict[int, Trouble] = {}
+        self._models: dict[tuple[str, ...], _GatheredModel] = {}
 
     def add(self, rows: Sequence[Row], *, file: Path, night: int) -> None:
         """Add the rows of one CSV of ``night``.
@@ -275,67 +304,23 @@ class ModelRows:
             HashbenchError: a model has a row in this night already; none is added then.
         """
         for row in rows:
-            number = self._numbers.get(row_key(row), -1)
-            if number in self._newest and self._newest[number][0] == night:
+            if (known := self._models.get(row_key(row))) is not None and known.intervals[-1].last == night:
                 raise HashbenchError(
                     f"{file} holds {row.name} ({', '.join(filter(None, row_key(row)[:-1]))}) again",
                     consequence="a night has one result of it",
                     tip="Keep one of the two rows.",
                 )
         for row in map(told, rows):
-            number = self._numbers.setdefault(row_key(row), len(self._numbers))
-            state = (row.accuracy, row.kernel, row.cause, row.rate, row.seconds, row.peak_memory_mib)
-            self._states.append((number, night, *state, row.tracer))
-            self._newest[number] = (night, row)
-            if not kind_of(row.accuracy).is_fine:
-                self._trouble[number] = Trouble(row, night, file.parent)
+            self._models.setdefault(row_key(row), _GatheredModel()).add(row, night=night, folder=file.parent)
 
     def models(self, *, last: int) -> Iterator[ModelHistory]:
         """Yield the histories of all models, sorted by key."""
-        rows = self._rows()
-        intervals, measured = _intervals(rows), _measured(rows[rows["model"].isin(self._trouble)])
-        for key, number in sorted(self._numbers.items()):
-            night, newest = self._newest[number]
-            trouble = self._trouble.get(number)
+        for key, model in sorted(self._models.items(), key=operator.itemgetter(0)):
+            trouble, measured = model.trouble, model.measured() if model.trouble is not None else {}
             if trouble is not None:
                 trouble = trouble._replace(row=with_evidence(trouble.row, trouble.folder))
-            now = newest if night == last else None
-            yield ModelHistory(key, tuple(intervals[number]), now, trouble, measured.get(number, {}))
-
-    def _rows(self) -> pandas.DataFrame:
-        """Return the collected rows as a frame, by model and night."""
-        import pandas
-
-        rows = pandas.DataFrame(self._states, columns=["model", "night", *STATE, *MEASURED, "tracer"])
-        return rows.sort_values(["model", "night"], kind="stable")
-
-
-def _intervals(rows: pandas.DataFrame) -> dict[int, list[Interval]]:
-    before = rows.shift()
-    alike = (rows[["model", *STATE]] == before[["model", *STATE]]).all(axis=1)
-    begins = ~(alike & (rows["night"] == before["night"] + 1))
-    traced = (rows["tracer"] != "") & (before["tracer"] != "")
-    rows["retraced"] = traced & (rows["model"] == before["model"]) & (rows["tracer"] != before["tracer"])
-    firsts = rows.loc[begins, ["model", "night", *STATE, "retraced"]]
-    lasts = rows.loc[begins.shift(-1, fill_value=True), ["night", "tracer"]]
-    intervals: dict[int, list[Interval]] = {}
-    for one, last in zip(firsts.to_numpy().tolist(), lasts.to_numpy().tolist(), strict=True):
-        (model, first, accuracy, kernel, cause, retraced), (end, tracer) = one, last
-        interval = Interval(first, end, accuracy, kernel, cause, tracer, retraced)
-        intervals.setdefault(model, []).append(interval)
-    return intervals
-
-
-def _measured(rows: pandas.DataFrame) -> dict[int, dict[str, Measured]]:
-    """Return measured values by model and column."""
-    measured: dict[int, dict[str, Measured]] = {}
-    for model, nights in rows.groupby("model"):
-        told = {column: nights.loc[nights[column].notna(), ["night", column]] for column in MEASURED}
-        measured[int(str(model))] = {
-            column: tuple((int(night), float(value)) for night, value in values.to_numpy().tolist())
-            for column, values in told.items()
-        }
-    return measured
+            newest = model.newest if model.intervals[-1].last == last else None
+            yield ModelHistory(key, tuple(model.intervals), newest, trouble, measured)
 
 
 # --------------------------------------------------------------------------------------------- which nights
