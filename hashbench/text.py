@@ -8,6 +8,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from hashbench.catalog import CAUSES, INVARIANCES, LATENT, Confidence, Limit, Origin, Perturbation, Status
 from hashbench.records import ExperimentResult, Row
@@ -145,27 +146,24 @@ def ulps(number: int | None, unit: str = "ULP") -> str:
 # ------------------------------------------------------------------------------------------------ a row in words
 
 
+_TOLD = ("kernel", "module", "phase", "cause", "confidence")
+"""Columns that hold those of the difference under stress (``latent_kernel`` and so on) in a row that is told."""
+
+
 def told(row: Row) -> Row:
     """Return the row with the status ``latent`` if it passes and is flaky, with kernel, module, phase and cause of the
     difference under stress; other rows as they are."""
     if row.accuracy != Status.PASS or row.latent not in LATENT:
         return row
-    return replace(
-        row,
-        accuracy=str(Status.LATENT),
-        kernel=row.latent_kernel,
-        module=row.latent_module,
-        phase=row.latent_phase,
-        cause=row.latent_cause,
-        confidence=row.latent_confidence,
-    )
+    return replace(row, accuracy=str(Status.LATENT), **{name: getattr(row, f"latent_{name}") for name in _TOLD})
 
 
 def as_written(row: Row) -> Row:
     """Return the row as a CSV has it; the inverse of :func:`told`."""
     if row.accuracy != Status.LATENT:
         return row
-    return replace(row, accuracy=str(Status.PASS), kernel="", module="", phase="", cause="", confidence="")
+    empty: dict[str, Any] = dict.fromkeys(_TOLD, "")
+    return replace(row, accuracy=str(Status.PASS), **empty)
 
 
 _PERTURBATIONS = frozenset(Perturbation)

@@ -91,7 +91,7 @@ class Interval:
         return self.last - self.first + 1
 
 
-STATE = ("accuracy", "kernel", "cause")
+_state_of = operator.attrgetter("accuracy", "kernel", "cause")
 """Columns that are equal in all nights of an interval."""
 
 MEASURED = ("rate", "seconds", "peak_memory_mib")
@@ -267,11 +267,7 @@ class _GatheredModel:
         last = self.intervals[-1] if self.intervals else None
         retraced = last is not None and "" not in (last.tracer, row.tracer) and last.tracer != row.tracer
         now = Interval(night, night, row.accuracy, row.kernel, row.cause, row.tracer, retraced)
-        if (
-            last is not None
-            and last.last + 1 == night
-            and all(getattr(last, one) == getattr(now, one) for one in STATE)
-        ):
+        if last is not None and last.last + 1 == night and _state_of(last) == _state_of(now):
             self.intervals[-1] = replace(last, last=night, tracer=row.tracer)
         else:
             self.intervals.append(now)

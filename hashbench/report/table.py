@@ -34,16 +34,11 @@ _MORE_RUNS = 60
 """Number of runs that the footer suggests where there were fewer."""
 
 
-def no_command(_row: Row) -> str:
-    """Return no command for a row."""
-    return ""
-
-
 def sweep_table(
     rows: Sequence[Row],
     *,
     folder: Path | None = None,
-    command: Callable[[Row], str] = no_command,
+    command: Callable[[Row], str] = lambda _: "",
     width: int | None = None,
     colour: bool = False,
     more_runs: bool = True,
@@ -66,7 +61,7 @@ def sweep_table(
     rows = [told(row) for row in rows]
     by_kind = _by_kind(rows)
     listed = [*by_kind[Kind.DIFFER], *by_kind[Kind.LATENT], *by_kind[Kind.FAIL]]
-    paint = _painted if colour else _plain
+    paint = _painted if colour else lambda text, _: text
     blocks = [
         "\n".join(_listed(listed, folder, command, width, paint)),
         "\n".join(_notes([*by_kind[Kind.SKIP], *by_kind[Kind.PASS]], width)),
@@ -89,10 +84,6 @@ def _by_kind(rows: Sequence[Row]) -> dict[Kind, list[Row]]:
 
 
 Paint = Callable[[str, Kind], str]
-
-
-def _plain(text: str, _kind: Kind) -> str:
-    return text
 
 
 def _painted(text: str, kind: Kind) -> str:
