@@ -137,33 +137,12 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals |= {
-        "causes": CAUSES,
-        "status_of": status_of,
-        "deterministic_here": deterministic_here,
-        "how_much": how_much,
-        "how_often": how_often,
-        "labelled": _labelled,
-        "letters": LETTERS,
-        "kind_words": KIND_WORDS,
-        "repeated": REPEATED,
-        "changes_text": changes_text,
-        "count_of": count,
-        "expectation_of": expectation_of,
-        "is_link": is_link,
-        "kind_of": kind_of,
-        "letter_of": letter_of,
-        "rows_of_models": rows_of_models,
-        "anchor_of": anchor_of,
-        "sparkline": sparkline,
-        "measures": MEASURES,
-        "rate_words": rate,
-        "scope_words": scope_words,
-        "shorten": shorten,
-        "spaced": spaced,
-        "when": when,
-        "suite_words": suite_words,
-    }
+    of_rows = (deterministic_here, expectation_of, how_much, how_often, is_link, kind_of, letter_of, status_of, when)
+    of_names = (anchor_of, changes_text, rows_of_models, scope_words, shorten, spaced, sparkline, suite_words)
+    environment.globals |= {function.__name__: function for function in (*of_rows, *of_names)}
+    environment.globals |= {"count_of": count, "labelled": _labelled, "rate_words": rate}
+    environment.globals |= {"causes": CAUSES, "kind_words": KIND_WORDS, "letters": LETTERS}
+    environment.globals |= {"measures": MEASURES, "repeated": REPEATED}
     return environment
 
 
