@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import functools
 import io
-import re
 import shlex
 import sys
 import textwrap
@@ -61,7 +60,7 @@ SPARSE_SECONDS = 30.0
 _WORTH_SAYING = 2
 """Seconds after which a running model is shown with its time."""
 
-_NUMBERS = re.compile(r"[\d/]+")
+_NO_COUNTS = str.maketrans("", "", "0123456789/")
 
 
 def add(commands: Commands) -> None:
@@ -316,7 +315,7 @@ class _RunningModel:
 
     def stage(self) -> str:
         """Return the phase without the numbers that count runs."""
-        return _NUMBERS.sub("", self.phase())
+        return self.phase().translate(_NO_COUNTS)
 
 
 class Progress:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -150,7 +149,7 @@ def family(library: str) -> str:
     >>> family("oneDNN jit_dw:avx512_core, oneDNN x64:gemm:jit"), family("MKL SGEMM"), family("ATen native")
     ('oneDNN', 'MKL', 'ATen native')
     """
-    names = [re.sub(r"^(oneDNN|MKL) .*", r"\1", name) for name in library.split(", ")]
+    names = (name.partition(" ")[0] if name.startswith(("oneDNN ", "MKL ")) else name for name in library.split(", "))
     return ", ".join(dict.fromkeys(names)) or "unknown"
 
 
