@@ -91,9 +91,6 @@ class Interval:
         return self.last - self.first + 1
 
 
-_state_of = operator.attrgetter("accuracy", "kernel", "cause")
-"""Columns that are equal in all nights of an interval."""
-
 MEASURED = ("rate", "seconds", "peak_memory_mib")
 """Columns kept night by night."""
 
@@ -258,19 +255,28 @@ def _all(sweeps: Mapping[Path, Sweep], column: str) -> list[float]:
 class _GatheredModel:
     """What is kept of the rows of one model: of each its :data:`MEASURED` values, after the night."""
 
-    intervals: list[Interval] = field(default_factory=list)
+    ended: list[Interval] = field(default_factory=list)
+    state: tuple[str, str, str] | None = None
+    first: int = 0
+    last: int = -1
+    tracer: str = ""
+    retraced: bool = False
     values: list[tuple[int, float | None, float | None, float | None]] = field(default_factory=list)
     newest: Row | None = None
     trouble: Trouble | None = None
 
+    def ending(self) -> tuple[Interval, ...]:
+        if self.state is None:
+            return ()
+        return (Interval(self.first, self.last, *self.state, self.tracer, self.retraced),)
+
     def add(self, row: Row, *, night: int, folder: Path) -> None:
-        last = self.intervals[-1] if self.intervals else None
-        retraced = last is not None and "" not in (last.tracer, row.tracer) and last.tracer != row.tracer
-        now = Interval(night, night, row.accuracy, row.kernel, row.cause, row.tracer, retraced)
-        if last is not None and last.last + 1 == night and _state_of(last) == _state_of(now):
-            self.intervals[-1] = replace(last, last=night, tracer=row.tracer)
-        else:
-            self.intervals.append(now)
+        state = (row.accuracy, row.kernel, row.cause)
+        if state != self.state or night != self.last + 1:
+            self.ended += self.ending()
+            self.retraced = "" not in (self.tracer, row.tracer) and self.tracer != row.tracer
+            self.state, self.first = state, night
+        self.last, self.tracer = night, row.tracer
         self.values.append((night, row.rate, row.seconds, row.peak_memory_mib))
         self.newest = row
         if not kind_of(row.accuracy).is_fine:
@@ -300,7 +306,7 @@ class ModelRows:
             HashbenchError: a model has a row in this night already; none is added then.
         """
         for row in rows:
-            if (known := self._models.get(row_key(row))) is not None and known.intervals[-1].last == night:
+            if (known := self._models.get(row_key(row))) is not None and known.last == night:
                 raise HashbenchError(
                     f"{file} holds {row.name} ({', '.join(filter(None, row_key(row)[:-1]))}) again",
                     consequence="a night has one result of it",
@@ -315,8 +321,8 @@ class ModelRows:
             trouble, measured = model.trouble, model.measured() if model.trouble is not None else {}
             if trouble is not None:
                 trouble = trouble._replace(row=with_evidence(trouble.row, trouble.folder))
-            newest = model.newest if model.intervals[-1].last == last else None
-            yield ModelHistory(key, tuple(model.intervals), newest, trouble, measured)
+            newest = model.newest if model.last == last else None
+            yield ModelHistory(key, (*model.ended, *model.ending()), newest, trouble, measured)
 
 
 # --------------------------------------------------------------------------------------------- which nights
