@@ -363,7 +363,7 @@ def price(before: ItemCall, after: ItemCall, setting: Context = UNCHANGED) -> fl
     """
     with setting():
         threads = torch.get_num_threads()
-    by_clock = threads != torch.get_num_threads() or bool(before.accelerators)
+    by_clock = threads != torch.get_num_threads() or before.device.type != "cpu"
     clock = time.perf_counter if by_clock else time.process_time
     once = before.run(clock=clock)[1]
     times = min(MOST_TIMES, max(1, round(BLOCK_SECONDS / once))) if once > 0 else MOST_TIMES

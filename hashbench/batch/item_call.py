@@ -184,7 +184,7 @@ class ItemCall:
     def _seed(self, seed: int) -> None:
         """Seed the generators that the call may use. Those of devices that it does not touch are left out: a process
         that has not started one notes with a stack, which takes longer than most calls, that it is to be seeded."""
-        if self.accelerators:
+        if self.device.type != "cpu":
             reset_rng_state(seed)
         else:
             seed_host(seed)
@@ -202,15 +202,10 @@ class ItemCall:
         return states_differ(before, states())
 
     @property
-    def accelerators(self) -> tuple[torch.device, ...]:
-        """The devices of its tensors, without the host."""
-        devices = dict.fromkeys(tensor.device for tensor in self.tensors)
-        return tuple(device for device in devices if device.type not in ("cpu", "meta"))
-
-    @property
     def device(self) -> torch.device:
-        """The first accelerator of the call, else the CPU."""
-        return next(iter(self.accelerators), torch.device("cpu"))
+        """The first accelerator that holds a tensor, else the CPU."""
+        devices = (tensor.device for tensor in self.tensors if tensor.device.type not in ("cpu", "meta"))
+        return next(devices, torch.device("cpu"))
 
     def rows(self, *, seed: int = SEED) -> tuple[tuple[int, ...], ...]:
         """Run the call and return for each place in the batch the digests of its rows, one for each tensor with an item

@@ -223,7 +223,7 @@ def _clone(tensor: torch.Tensor) -> torch.Tensor:
 # ---------------------------------------------------------------------------------------------------- environment
 
 
-class Surroundings(Protocol):
+class HasEnvironment(Protocol):
     """What :func:`captured_environment` restores of a call: torch's settings, and the current device."""
 
     @property
@@ -234,7 +234,7 @@ class Surroundings(Protocol):
 
 
 @contextmanager
-def captured_environment(call: Surroundings | None = None) -> Iterator[None]:
+def captured_environment(call: HasEnvironment | None = None) -> Iterator[None]:
     """Restore the captured conditions: settings, no grad, no dispatch mode, and the call's device as the current
     device.
 
@@ -329,11 +329,6 @@ class CallOutcome:
     seconds: float = 0.0
 
     @property
-    def outputs(self) -> list[torch.Tensor]:
-        """All returned tensors."""
-        return tensors_in(self.output)
-
-    @property
     def written(self) -> list[torch.Tensor]:
         """What a trace records as written: new outputs, then arguments that are declared as written."""
         return self.plan.written_by(self.args, self.kwargs, self.output)
@@ -342,14 +337,14 @@ class CallOutcome:
     def left(self) -> list[torch.Tensor]:
         """All returned tensors, views included, then arguments that are declared as written and not returned. An output
         whose content is undefined (:meth:`OpPlan.unused_state`) is an empty tensor."""
-        returned, unused = self.outputs, self.plan.unused_state(self.args, self.kwargs, self.output)
+        returned, unused = tensors_in(self.output), self.plan.unused_state(self.args, self.kwargs, self.output)
         known = {id(tensor) for tensor in returned}
         returned = [tensor.new_empty(0) if id(tensor) in unused else tensor for tensor in returned]
         return [*returned, *(one for one in self.plan.written_tensors(self.args, self.kwargs) if id(one) not in known)]
 
     def digests(self) -> OutcomeDigests:
         """Digest the outputs and the copied arguments."""
-        written, outputs = self.written, self.outputs
+        written, outputs = self.written, tensors_in(self.output)
         unused = self.plan.unused_state(self.args, self.kwargs, self.output)
         known = {
             id(tensor): readable((*raw[:3], UNDEFINED) if id(tensor) in unused else raw)

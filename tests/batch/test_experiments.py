@@ -227,8 +227,8 @@ def test_generator_arguments_draw_from_one_state(*, normal: bool, cause: str) ->
 class Timed:
     """A call that takes these seconds, one after the other, and notes by which clock and in which order it is run."""
 
-    def __init__(self, name: str, seconds: list[float], runs: list[tuple[str, Any]], *, device: str = "") -> None:
-        self.name, self.seconds, self.runs, self.accelerators = name, iter(seconds), runs, (device,) if device else ()
+    def __init__(self, name: str, seconds: list[float], runs: list[tuple[str, Any]], *, device: str = "cpu") -> None:
+        self.name, self.seconds, self.runs, self.device = name, iter(seconds), runs, torch.device(device)
 
     def run(self, *, clock: Any) -> tuple[list[torch.Tensor], float]:
         self.runs.append((self.name, clock))
