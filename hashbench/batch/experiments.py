@@ -27,7 +27,7 @@ from hashbench.errors import named_line
 from hashbench.processes import Budget
 from hashbench.records import NO_TIME, ExperimentResult
 from hashbench.replay.methods import METHODS, Change
-from hashbench.replay.replayer import UNCHANGED, Context
+from hashbench.replay.replayer import UNCHANGED, Context, InapplicableError
 
 REPEATS = 3
 """Runs of the same call that must agree before another one is compared with it."""
@@ -323,7 +323,7 @@ def tried(name: str, outcomes: Callable[[], Iterator[bool]], budget: Budget) -> 
             if budget.left() <= 0:
                 note = NO_TIME
                 break
-    except NotItemwiseError as error:
+    except (NotItemwiseError, InapplicableError) as error:
         note = str(error)
     except Exception as error:  # the op refuses what the experiment asks of it
         note = f"raises: {named_line(error)}"[:200]

@@ -18,8 +18,8 @@ import torch
 from hashbench.batch.layout import ItemAxis
 from hashbench.calls.call import TensorForm, plan_for
 from hashbench.calls.capture import copied, is_plain, own_copy
-from hashbench.calls.live import flat_memory, generator_states, laid_over
-from hashbench.replay.methods import exact_numbers
+from hashbench.calls.live import LiveCall, flat_memory, generator_states, laid_over
+from hashbench.replay.methods import with_exact_values
 from hashbench.run.rng import reset_rng_state, seed_host, states_differ
 from hashbench.trace.arguments import leaves, mapped, tensors_in
 from hashbench.trace.digest import hash_memory
@@ -136,19 +136,10 @@ class ItemCall:
         any order.
 
         Raises:
-            NotItemwiseError: there is no such number.
+            InapplicableError: there is no such number.
         """
-        generator = torch.Generator().manual_seed(20)
-        new = [exact_numbers(tensor, generator) if is_plain(tensor) else None for tensor in self.tensors]
-        if not any(tensor is not None for tensor in new):
-            raise NotItemwiseError("no floating-point input in plain memory")
-        values = iter(new)
-
-        def changed(tensor: torch.Tensor) -> torch.Tensor:
-            value = next(values)
-            return tensor if value is None else value
-
-        return self.with_tensors(changed)
+        live = LiveCall(with_exact_values(own_copy(self.func, self.args, self.kwargs).call))
+        return dataclasses.replace(self, args=live.args, kwargs=live.kwargs)
 
     def with_tensors(self, change: Callable[[torch.Tensor], torch.Tensor], *, items: int | None = None) -> ItemCall:
         """Return the call with every tensor mapped by ``change``, in order, and its sizes set for ``items``."""

@@ -157,16 +157,6 @@ def with_exact_values(call: CapturedCall) -> CapturedCall:
     return replace(call, memories=memories)
 
 
-def exact_numbers(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor | None:
-    """Return a tensor of the same layout filled with small integers; ``None`` if its dtype is exact or cannot hold
-    them."""
-    if not _can_hold_whole_numbers(tensor.dtype):
-        return None
-    new = tensor.detach().clone()
-    _fill_with_whole_numbers(new, generator)
-    return new
-
-
 def _fill_with_whole_numbers(tensor: torch.Tensor, generator: torch.Generator) -> None:
     numbers = torch.view_as_real(tensor) if tensor.dtype.is_complex else tensor
     most = _SMALL if numbers.itemsize > 2 else _TINY
