@@ -214,8 +214,9 @@ class Call:
         if copy_all and script is not None:
             raise CaptureError(f"an argument is a {type(script).__name__}, which it may change")
         written = tensors if copy_all else plan.written_tensors(args, kwargs)
-        paths = {id(tensor): path for path, tensor in named_arguments(args, kwargs)} if written else {}
-        self._written = {paths[id(tensor)] for tensor in written}
+        named = enumerate(named_arguments(args, kwargs)) if written else ()
+        places = {id(tensor): (place, f"argument {path}") for place, (path, tensor) in named}
+        self._written = [places[key] for key in {id(tensor): None for tensor in written}]
         self._plan, self._args, self._kwargs = plan, args, kwargs
         self._captured = capture_arguments(func, args, kwargs, targets=written)
         self._live: LiveCall | None = None  # of the runs after the first
@@ -271,8 +272,7 @@ class Call:
         arguments = tensors_in([*outcome.args, *outcome.kwargs.values()])
         known, given = {id(tensor) for tensor in arguments}, {storage_key(tensor) for tensor in arguments} - {None}
         known |= outcome.plan.unused_state(outcome.args, outcome.kwargs, outcome.output)
-        named = named_arguments(outcome.args, outcome.kwargs) if self._written else ()
-        left: Left = {f"argument {path}": tensor for path, tensor in named if path in self._written}
+        left: Left = {name: arguments[place] for place, name in self._written}
         for name, value in flatten(outcome.output, "output") if outcome.output is not None else ():
             if not isinstance(value, torch.Tensor):
                 left[name] = value
