@@ -129,10 +129,7 @@ class PythonNodes:
         self._state.update(state.numbers())
 
     def state_of(self, tensor: torch.Tensor) -> int:
-        number = self._state.get(id(tensor))
-        if number is not None and self._modules.is_state(number, tensor):
-            return number
-        return UNNAMED_PARAMETER if is_parameter(tensor) else UNNAMED
+        return state_number(self._modules, tensor, self._state.get(id(tensor), UNNAMED))
 
     def storage_of(self, tensor: torch.Tensor) -> int:
         return storage_key(tensor) or 0
@@ -174,6 +171,13 @@ def own_mark(tensor: torch.Tensor, token: object) -> Mark | None:
     """Return the mark that the trace ``token`` has set on a tensor's storage; ``None`` if there is none."""
     mark = get_mark(tensor)
     return mark if mark is not None and mark[0] is token else None
+
+
+def state_number(modules: ModulePaths, tensor: torch.Tensor, number: int) -> int:
+    """Return ``number`` if the tensor still is that parameter or buffer, else as :meth:`Nodes.state_of`."""
+    if number >= 0 and modules.is_state(number, tensor):
+        return number
+    return UNNAMED_PARAMETER if is_parameter(tensor) else UNNAMED
 
 
 def is_parameter(tensor: torch.Tensor) -> bool:

@@ -15,7 +15,7 @@ from hashbench.trace.calls import CallRecorder
 from hashbench.trace.digest import RawDigest, raw_digest
 from hashbench.trace.native.nodes import RecorderNodes, ThreadState, marks_of, storages_of
 from hashbench.trace.native.ops import plan_of
-from hashbench.trace.nodes import UNNAMED, UNNAMED_PARAMETER, is_parameter
+from hashbench.trace.nodes import state_number
 from hashbench.trace.op_schema import OpPlan
 from hashbench.trace.raw import RawTrace
 from hashbench.trace.storage_writers import set_mark
@@ -36,11 +36,8 @@ class ForwardedCalls:
         self._trace, self._nodes = trace, nodes
 
     def name_of_leaf(self, tensor: torch.Tensor, number: int) -> int:
-        """Return ``number`` if the tensor still is that parameter or buffer, else ``UNNAMED_PARAMETER`` or
-        ``UNNAMED``."""
-        if number >= 0 and self._nodes.modules.is_state(number, tensor):
-            return number
-        return UNNAMED_PARAMETER if is_parameter(tensor) else UNNAMED
+        """Check the recorder's guess that a leaf is this parameter or buffer; result as of ``Nodes.state_of``."""
+        return state_number(self._nodes.modules, tensor, number)
 
     def digest_odd(self, tensor: torch.Tensor, number: int, *, blank: bool) -> int:
         """Hash and mark a tensor written by record ``number`` that the recorder cannot hash."""

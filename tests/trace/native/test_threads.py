@@ -24,11 +24,10 @@ from hashbench.divergence import find
 from hashbench.errors import HashbenchError
 from hashbench.native.library import is_recorded
 from hashbench.records import OpRecord, Trace
-from hashbench.trace import file
+from hashbench.trace import file, nodes
 from hashbench.trace import threads as starting
 from hashbench.trace.callbacks import TraceCallback
 from hashbench.trace.digest import digest, untraced
-from hashbench.trace.native import forwarded
 from hashbench.trace.native import tracer as native_tracer
 from hashbench.trace.nodes import is_parameter
 from hashbench.trace.tracer import native_unavailable
@@ -356,7 +355,7 @@ def test_concurrent_first_reads_make_one_leaf(monkeypatch: pytest.MonkeyPatch) -
         x.sin()
         over.set()
 
-    monkeypatch.setattr(forwarded, "is_parameter", held_up)
+    monkeypatch.setattr(nodes, "is_parameter", held_up)
     trace, _ = traced(lambda: in_threads([lambda: torch.sparse.mm(sparse, x), read_in_cpp]))
     (leaf,) = (leaf for leaf in trace.leaves if leaf.digest == digest(x))
     reads = [record.op for record in trace.records if leaf.id in [ref.source for ref in record.inputs]]
