@@ -11,6 +11,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import sys
 from collections.abc import Iterator
 from contextvars import ContextVar, Token
 from pathlib import Path
@@ -134,8 +136,14 @@ def _stashed() -> Observer | None:
 
 
 def _stash(observer: Observer | None) -> None:
-    """Store the observer where torch hands it to the threads of a backward pass, which have no context variables."""
-    torch._C._stash_obj_in_tls(_KEY, observer)  # None stays under the key: torch 2.11 cannot remove one
+    """Store the observer where torch hands it to the threads of a backward pass, which have no context variables.
+
+    None stays under the key: torch 2.11 cannot remove one. It also takes a reference that it was not given.
+    """
+    before = sys.getrefcount(observer)
+    torch._C._stash_obj_in_tls(_KEY, observer)
+    if sys.getrefcount(observer) == before:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(observer))
 
 
 def observe(name: str, value: Any) -> None:
