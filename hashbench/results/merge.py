@@ -23,6 +23,7 @@ from hashbench.results.folder import (
     Model,
     Partition,
     ResultsFolder,
+    changed_suites,
     checked_manifest,
     file_key,
     of_another_version,
@@ -200,6 +201,9 @@ def _differences(first: _Shard, other: _Shard) -> list[str]:
         differences.append("both are whole sweeps, without --total-partitions")
     elif first.partition.of != other.partition.of:
         differences.append("they are parts of other selections of models")
+    changed = sorted(changed_suites(first.manifest, other.manifest))
+    if changed:
+        differences.append(f"the files of {a_few(changed, 3)} changed between them")
     return differences
 
 

@@ -281,6 +281,13 @@ def test_what_is_refused(shards, tmp_path, damage, said):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["shard0", "shard1", "shard2"]
 
 
+def test_shards_of_two_versions_of_a_zoo_file_are_refused(shards, tmp_path):
+    for at, shard in enumerate(shards):
+        edited(shard / "sweep.json", digests={"fake": str(at // 2), "other": str(at)} if at else {"fake": "0"})
+    with pytest.raises(HashbenchError, match=r"not shards of one sweep: the files of fake changed between them"):
+        merge(tmp_path / "merged", shards)
+
+
 def test_two_whole_sweeps_are_no_shards(tmp_path):
     for name in "ab":
         sweep([spec(name)], tmp_path / name)
