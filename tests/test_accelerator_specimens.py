@@ -50,7 +50,7 @@ def test_every_kind_of_difference_of_a_gpu_is_planted() -> None:
 
 @pytest.mark.parametrize("name", SPECS)
 def test_the_note_says_what_a_gpu_has_shown(name: str) -> None:
-    """The rows are in ``results/measured``; whoever runs it on another GPU corrects note and truth where they differ."""
+    """The rows are in ``results/measured``; a run on another GPU corrects note and truth where they differ."""
     seen = SPECS[name].note.rpartition("(")[2].rstrip(")")
     assert seen == "seen on an H100" or seen.startswith("expected; on an H100 ")
     assert SPECS[name].devices == ("cuda",)
