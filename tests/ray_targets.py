@@ -156,12 +156,10 @@ def do_kill_ray_worker(*_):
 
 def executor(address: str, **asked):
     """One whose machines do without torch."""
-    from hashbench.suites.selection import Selection
+    from hashbench.sweep.executors import RayCluster
     from hashbench.sweep.executors.ray import RayExecutor
-    from hashbench.sweep.request import RayCluster, SweepRequest
 
-    request = SweepRequest(Selection(), RunOptions(), Path(), cluster=RayCluster(address, **asked))
-    return RayExecutor(request, specs=(), preload=(), fingerprint="ray_targets:fingerprint")
+    return RayExecutor((), RunOptions(), cluster=RayCluster(address, **asked), fingerprint="ray_targets:fingerprint")
 
 
 def main(arguments: list[str]) -> int:

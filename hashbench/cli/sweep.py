@@ -27,7 +27,8 @@ from hashbench.cli.parser import EXIT_DIFFERENCE, EXIT_INTERRUPTED, Commands, Fl
 from hashbench.cli.reading import add_suites, suites_to_sweep
 from hashbench.errors import HashbenchError
 from hashbench.records import Row, RunOptions
-from hashbench.sweep.executors import EXECUTORS, LOCAL
+from hashbench.sweep import EXECUTORS, LOCAL
+from hashbench.sweep.executors import RayCluster
 from hashbench.sweep.run import (
     Event,
     ModelFinished,
@@ -42,7 +43,7 @@ from hashbench.sweep.run import (
 from hashbench.text import a_few, count, duration, mebibytes, one_line, told
 
 if TYPE_CHECKING:
-    from hashbench.sweep.request import RayCluster, SweepRequest
+    from hashbench.sweep.request import SweepRequest
 
 _OF_RAY = ("address", "resources", "gpus", "patience")
 """Fields of ``RayCluster`` that flags set."""
@@ -163,8 +164,6 @@ def _options(parsed: argparse.Namespace) -> RunOptions:
 
 
 def _cluster(parsed: argparse.Namespace) -> RayCluster:
-    from hashbench.sweep.request import RayCluster
-
     given = {name: value for name in _OF_RAY if (value := getattr(parsed, name)) is not None}
     return RayCluster(**{**given, "resources": dict(given.get("resources", ()))})
 

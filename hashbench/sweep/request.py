@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any
 
 from hashbench.catalog import OUT_OF_MEMORY, Kind, kind_of
@@ -27,7 +26,8 @@ from hashbench.results.load import load_sweep
 from hashbench.run import environment as fingerprints
 from hashbench.suites import registry
 from hashbench.suites.selection import Selection
-from hashbench.sweep.executors import EXECUTORS, LOCAL, Executor, fork_server
+from hashbench.sweep import EXECUTORS, LOCAL
+from hashbench.sweep.executors import Executor, RayCluster, fork_server
 from hashbench.sweep.executors.fork_server import WORKER_VARIABLES
 from hashbench.sweep.executors.local import NATIVE_PRELOAD, LocalExecutor, answer_of_a_fork, preload_for
 from hashbench.sweep.fingerprints import record as record_fingerprints
@@ -39,22 +39,6 @@ _FEWEST_MIB_FOR_A_POOL = 6400
 
 _LOOKED_AT = 50
 """Earlier folders that are opened at most, the newest first: there may be thousands."""
-
-
-@dataclass(frozen=True, slots=True)
-class RayCluster:
-    """What ``executor="ray"`` is asked for.
-
-    ``address`` is ``HOST:PORT`` of a cluster that runs, or ``auto`` for the one that runs here; empty: the one that
-    ``RAY_ADDRESS`` names, else one of this machine is started. ``gpus`` is what a task asks of Ray's resource ``GPU``
-    (``None``: 1 unless the device is ``cpu``), ``resources`` are custom ones by name. ``patience`` is how many seconds
-    to wait for a machine that can run a task.
-    """
-
-    address: str = ""
-    gpus: float | None = None
-    resources: Mapping[str, float] = field(default_factory=dict)
-    patience: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +56,7 @@ class SweepRequest:
     output: Path
     command_line: tuple[str, ...] = ()
     executor: str = LOCAL
-    cluster: RayCluster = RayCluster()
+    cluster: RayCluster = field(default_factory=RayCluster)
     jobs: int | None = None
     resume: bool = False
     timeout: float = 2000.0
@@ -116,7 +100,9 @@ def run(
         _refuse_batch_size(options, specs)
         cluster: Executor | None = None
         if make := EXECUTORS[request.executor]:
-            cluster = stack.enter_context(contextlib.closing(resolve_name(make)(request, specs)))
+            preload = preload_for(options.tracer, fingerprinted=request.fingerprints)
+            made = make(specs, options, jobs=request.jobs, preload=preload, cluster=request.cluster)
+            cluster = stack.enter_context(contextlib.closing(made))
         # Where others run the models, this machine need not have the device; each of theirs tells its own, and how it
         # traces.
         if cluster is None:

@@ -1,7 +1,13 @@
-"""What a request does beside its sweep: kernel fingerprints of models whose file has changed."""
+"""What a request does beside its sweep: the executor of other machines, kernel fingerprints of changed models."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any, Never
+
+import pytest
+
+from hashbench.errors import HashbenchError
 from hashbench.fingerprint import document
 from hashbench.records import ModelSpec, RunOptions
 from hashbench.suites.selection import Selection
@@ -18,3 +24,22 @@ def test_fingerprints_of_outdated_models_are_deleted(tmp_path):
     missing = ModelSpec(suite="zoo", name="none")
     requests._remove_fingerprints([ModelSpec(suite="zoo", name="a"), missing], request)
     assert [path.exists() for path in paths] == [False, True]
+
+
+@pytest.mark.parametrize(("tracer", "loads_recorder"), [("auto", True), ("native", True), ("python", False)])
+def test_machines_load_the_recorder_before_they_fork_workers_that_may_use_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tracer: str, loads_recorder: bool
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def make(*_: object, **how: Any) -> Never:
+        asked.update(how)
+        raise HashbenchError("nothing to run on")
+
+    monkeypatch.setattr(requests, "EXECUTORS", {"ray": make})
+    request = SweepRequest(Selection(("specimens",)), RunOptions(tracer=tracer), tmp_path, executor="ray", jobs=3)
+    with pytest.raises(HashbenchError, match="nothing to run on"):
+        requests.run(request)
+
+    assert (asked["jobs"], asked["cluster"]) == (3, request.cluster)
+    assert ("hashbench.trace.native:load" in asked["preload"]) is loads_recorder

@@ -11,18 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Protocol
 
 from hashbench.devices.visibility import DeviceAssignment
 from hashbench.records import ModelSpec, RunOptions
-
-LOCAL = "local"
-
-EXECUTORS: Mapping[str, str] = MappingProxyType({LOCAL: "", "ray": "hashbench.sweep.executors.ray:requested"})
-"""By the word after ``--executor``: ``module:function`` that makes the executor, connected, of a
-:class:`~hashbench.sweep.request.SweepRequest` and its models; empty for worker processes of this machine. It is named
-and not imported, since it may need an extra such as Ray."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,3 +114,19 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """End every running worker and all it started, without a result. Can be called more than once."""
+
+
+@dataclass(frozen=True, slots=True)
+class RayCluster:
+    """What ``executor="ray"`` is asked for.
+
+    ``address`` is ``HOST:PORT`` of a cluster that runs, or ``auto`` for the one that runs here; empty: the one that
+    ``RAY_ADDRESS`` names, else one of this machine is started. ``gpus`` is what a task asks of Ray's resource ``GPU``
+    (``None``: 1 unless the device is ``cpu``), ``resources`` are custom ones by name. ``patience`` is how many seconds
+    to wait for a machine that can run a task.
+    """
+
+    address: str = ""
+    gpus: float | None = None
+    resources: Mapping[str, float] = field(default_factory=dict)
+    patience: float = 30.0

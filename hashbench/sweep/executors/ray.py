@@ -16,19 +16,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hashbench import __version__
 from hashbench.errors import HashbenchError
 from hashbench.io import file_digest, replace_bytes, to_json
-from hashbench.sweep.executors import Resources, Task, TaskResult
+from hashbench.records import ModelSpec, RunOptions
+from hashbench.sweep.executors import RayCluster, Resources, Task, TaskResult
 from hashbench.sweep.executors.fork_server import START_SECONDS
-from hashbench.sweep.executors.local import preload_for
 from hashbench.sweep.executors.ray_client import Lost, RayClient
-
-if TYPE_CHECKING:
-    from hashbench.records import ModelSpec
-    from hashbench.sweep.request import SweepRequest
 
 DEFAULT_FINGERPRINT = "hashbench.run.environment:collect_in_child"
 
@@ -84,6 +80,11 @@ class Demand:
         words = [f"{name} {amount:g}" for name, amount in amounts.items()]
         return ", ".join([*words, *([f"memory {memory / _MIB:.0f} MiB"] if memory else [])]) or "nothing"
 
+    def options(self) -> dict[str, Any]:
+        """The same as options of a Ray task."""
+        custom = dict(self.custom)
+        return {"num_cpus": self.cpus, "num_gpus": self.gpus, "memory": self.memory or None, "resources": custom}
+
 
 def tasks_at_once(node: Node, demand: Demand) -> int:
     """Return the number of such tasks that an otherwise idle machine can run at once."""
@@ -131,6 +132,52 @@ class _Running:
     believe_by: float = 0.0
 
 
+class _Machines:
+    """The machines of a cluster that can run a task of ``demand``, read at most once a second; ``patience`` is how many
+    seconds a sweep waits for one."""
+
+    def __init__(self, demand: Demand, patience: float) -> None:
+        self.demand, self._patience = demand, patience
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew: a cluster that is started again has other machines."""
+        self.alive: tuple[Node, ...] = ()
+        self.phases: Mapping[str, str] = {}
+        self._read, self._able_last = 0.0, monotonic()
+
+    def look(self, cluster: RayClient) -> None:
+        """Read the machines that are alive, and the phases of models."""
+        if monotonic() - self._read < _POLL_SECONDS:
+            return
+        self.alive = tuple(
+            Node(str(node["NodeID"]), str(node["NodeManagerAddress"]), dict(node["Resources"]))
+            for node in cluster.nodes()
+            if node["Alive"]
+        )
+        self.phases = cluster.phases()
+        self._read = monotonic()
+        if self.able():
+            self._able_last = self._read
+
+    def able(self, demand: Demand | None = None) -> list[Node]:
+        """List the machines that can run a task of this demand; by default of that of every task."""
+        return able(self.alive, demand or self.demand)
+
+    def refuse_to_wait_for_ever(self) -> None:
+        """Raise :class:`HashbenchError` if no machine has been able for too long."""
+        if monotonic() - self._able_last > self._patience:
+            raise HashbenchError(
+                "no machine of the Ray cluster can run a model",
+                consequence=f"a task asks for {self.demand.text()}, and for {self._patience:g} s none had that",
+                tip="Start one or ask for less, then run the same command with --resume.",
+            )
+
+    def address_of(self, node: str) -> str:
+        """Return the address of a machine, the beginning of its id if it is gone."""
+        return next((known.address for known in self.alive if known.id == node), node[:8])
+
+
 class RayExecutor:
     """Runs models on a Ray cluster. One that was started here ends with :meth:`close`, any other stays.
 
@@ -138,11 +185,12 @@ class RayExecutor:
     suites of ``specs``, and zoo files must be the same there.
 
     Args:
-        request: what is asked of the cluster, and how the models run. Its ``jobs`` are handed to the cluster at once,
-            so that one that grows by itself sees what waits; ``None``: as many as it can run.
         specs: the models.
-        preload: as for :class:`~hashbench.sweep.executors.local.LocalExecutor`, on every machine. Default: what the
-            tracer that is asked for needs.
+        options: how they run: their device, threads and tracer.
+        cluster: what is asked of the cluster.
+        jobs: how many tasks are handed to the cluster at once, so that one that grows by itself sees what waits;
+            ``None``: as many as it can run.
+        preload: as for :class:`~hashbench.sweep.executors.local.LocalExecutor`, on every machine.
         fingerprint: the function of ``device``, ``variables`` and ``tracer`` that tells the environment of a machine.
 
     Raises:
@@ -151,44 +199,41 @@ class RayExecutor:
 
     def __init__(
         self,
-        request: SweepRequest,
         specs: Sequence[ModelSpec],
+        options: RunOptions,
         *,
-        preload: Sequence[str] | None = None,
+        cluster: RayCluster = RayCluster(),  # noqa: B008 – frozen
+        jobs: int | None = None,
+        preload: Sequence[str] = (),
         fingerprint: str = DEFAULT_FINGERPRINT,
     ) -> None:
-        device, cluster, threads = request.options.device, request.cluster, request.options.threads or 1
+        device, threads = options.device, options.threads or 1
         if ":" in device:
             tip = f"Use --device {device.partition(':')[0]}."
             raise HashbenchError(f"cannot run on {device} of a cluster", consequence="Ray chooses the device", tip=tip)
         self.resources = Resources(threads=threads, isolates=True)
-        self._address, self._jobs, self._patience = cluster.address, request.jobs, cluster.patience
+        self._address, self._jobs = cluster.address, jobs
         gpus = float(device != "cpu") if cluster.gpus is None else cluster.gpus
-        self._demand = Demand(cpus=threads, gpus=gpus, custom=cluster.resources)
-        needed = preload_for(request.options.tracer, fingerprinted=request.fingerprints)
+        self._machines = _Machines(Demand(cpus=threads, gpus=gpus, custom=cluster.resources), cluster.patience)
         self._common = {
             "version": __version__,
             "threads": threads,
-            "preload": list(needed if preload is None else preload),
+            "preload": list(preload),
             "fingerprint": fingerprint,
             "device": device,
-            "tracer": request.options.tracer,
+            "tracer": options.tracer,
             "suites": sorted({spec.suite for spec in specs if not spec.source}),
             "zoo_files": {path: file_digest(path) for path in sorted({spec.source for spec in specs} - {""})},
         }
         self._client: RayClient | None = None
         self._environments: dict[str, Mapping[str, Any]] = {}
         self._running: dict[int, _Running] = {}
-        self._phases: Mapping[str, str] = {}
         self._problems: Counter[str] = Counter()
-        self._nodes: list[Node] = []
-        self._looked = 0.0
-        self._able_last = monotonic()
 
     @property
     def capacity(self) -> int:
-        """What the machines that are there now can run, unless the request says otherwise."""
-        return self._jobs or capacity(self._nodes, self._demand)
+        """What the machines that are there now can run, unless the caller says otherwise."""
+        return self._jobs or capacity(self._machines.alive, self._machines.demand)
 
     # --------------------------------------------------------------------------------------------- getting ready
 
@@ -204,13 +249,18 @@ class RayExecutor:
     def start(self, *, target: str) -> None:
         """Let every machine that can run models import ``target`` and tell its environment."""
         self.connect()
-        self._able_last = monotonic()
-        self._wait_for_a_node(target)
-        preparing = {self._prepare(node, target): node for node in able(self._nodes, self._demand)}
+        self._machines.forget()
+        request = self._request(target=target)
+        self._wait_for_a_node(request)
+        # No CPU, so that a machine that is busy answers; but what has an accelerator is seen only by who asked for it.
+        asked = Demand(cpus=0, gpus=self._machines.demand.gpus).options()
+        preparing = {
+            self._cluster.submit(_PREPARE, request, node=node.id, **asked): node for node in self._machines.able()
+        }
         try:
             for task in self._cluster.ended(list(preparing), seconds=_PREPARE_SECONDS):
                 node = preparing.pop(task)
-                self._environments[node.id] = self._environment_of(task, node)
+                self._environments[node.id] = _environment(self._cluster.answer(task), node.address)
         finally:
             self._cluster.cancel(list(preparing))
 
@@ -219,44 +269,30 @@ class RayExecutor:
         assert self._client is not None, "the executor is connected"
         return self._client
 
-    def _wait_for_a_node(self, target: str) -> None:
-        self._look()
-        if able(self._nodes, self._demand):
+    def _wait_for_a_node(self, request: str) -> None:
+        self._machines.look(self._cluster)
+        if self._machines.able():
             return
         # A cluster that grows by itself does so for a task that waits.
-        waiting = self._submitted(_PREPARE, self._request(target=target), self._demand)
+        waiting = self._cluster.submit(_PREPARE, request, **self._machines.demand.options())
         try:
-            while not able(self._nodes, self._demand):
-                self._refuse_to_wait_for_ever()
+            while not self._machines.able():
+                self._machines.refuse_to_wait_for_ever()
                 sleep(_POLL_SECONDS / 2)
-                self._look()
+                self._machines.look(self._cluster)
         finally:
             self._cluster.cancel([waiting])
-
-    def _prepare(self, node: Node, target: str) -> int:
-        # No CPU, so that a machine that is busy answers; but what has an accelerator is seen only by who asked for it.
-        asked = Demand(cpus=0, gpus=self._demand.gpus)
-        return self._submitted(_PREPARE, self._request(target=target), asked, node=node.id)
-
-    def _environment_of(self, task: int, node: Node) -> Mapping[str, Any]:
-        answer = self._cluster.answer(task)
-        if isinstance(answer, Lost):
-            raise _unusable(node.address, answer.detail, tip=_SAME_EVERYWHERE)
-        if "problem" in answer:
-            raise _unusable(node.address, answer["problem"]["what"], tip=answer["problem"]["tip"])
-        environment: Mapping[str, Any] = answer["environment"]
-        return environment
 
     # ------------------------------------------------------------------------------------------------------ tasks
 
     def submit(self, task: Task) -> None:
         """Submit ``task`` to the cluster."""
-        self._submit(_Running(task, self._demand, submitted=monotonic()))
+        self._submit(_Running(task, self._machines.demand, submitted=monotonic()))
 
     def _submit(self, attempt: _Running) -> None:
         task = attempt.task
         memory = int((task.memory_mib or 0.0) * _MIB)
-        demand = settled(self._demand, self._nodes, memory=memory, alone=task.alone)
+        demand = settled(self._machines.demand, self._machines.alive, memory=memory, alone=task.alone)
         request = self._request(
             spec=to_json(task.spec),
             options={**to_json(task.options), "output": ""},
@@ -264,20 +300,19 @@ class RayExecutor:
             timeout=task.timeout,
             known=sorted(self._environments),
         )
-        number = self._submitted(_RUN, request, demand, name=f"hashbench {task.spec.name}", phase_key=task.key)
+        names = {"name": f"hashbench {task.spec.name}", "phase_key": task.key}
+        number = self._cluster.submit(_RUN, request, **demand.options(), **names)
         self._running[number] = replace(attempt, demand=demand)
 
     def wait(self) -> tuple[TaskResult, ...]:
         """Sleep until a row is here, or more machines are there than before."""
         before = self.capacity
         while self._running:
-            tasks = list(self._running)
-            self._cluster.ended(tasks, seconds=_POLL_SECONDS, count=1)
-            settled = [self._settle(task) for task in self._cluster.ended(tasks, seconds=0.0)]
-            ended = (*filter(None, settled), *self._overdue())
+            answered = self._cluster.ended(list(self._running), seconds=_POLL_SECONDS, count=1)
+            ended = (*filter(None, map(self._settle, answered)), *self._overdue())
             if ended and not self._running:
                 return ended
-            self._look()
+            self._machines.look(self._cluster)
             if ended or self.capacity > before:
                 return ended
             self._place_again()
@@ -285,7 +320,7 @@ class RayExecutor:
 
     def phase(self, key: str) -> str:
         """Return the last phase that the machine of a task reported."""
-        return self._phases.get(key, "")
+        return self._machines.phases.get(key, "")
 
     def close(self) -> None:
         """Cancel what runs, let it end what it started, and leave the cluster; one that was started here ends. The
@@ -296,7 +331,6 @@ class RayExecutor:
             self._client.close()
             self._client = None
         self._running.clear()
-        self._nodes, self._looked = [], 0.0  # a cluster that is started again has other machines
 
     def _settle(self, task: int) -> TaskResult | None:
         """Return the result of a task; ``None`` if its machine is asked first."""
@@ -312,19 +346,21 @@ class RayExecutor:
         if "problem" in answer:
             self._problems[attempt.task.key] += 1
             if self._problems[attempt.task.key] > _RETRIES:
-                raise _unusable(self._address_of(node), answer["problem"]["what"], tip=answer["problem"]["tip"])
-            return _lost(attempt, f"{self._address_of(node)}: {answer['problem']['what']}")
+                raise _unusable(
+                    self._machines.address_of(node), answer["problem"]["what"], tip=answer["problem"]["tip"]
+                )
+            return _lost(attempt, f"{self._machines.address_of(node)}: {answer['problem']['what']}")
         if node not in self._environments:
             self._environments[node] = answer["environment"]
         _write_files(attempt.task, answer["files"])
         ended = dict(answer["ended"])
         if ended["storage_error"]:
-            ended["storage_error"] = f"on {self._address_of(node)}: {ended['storage_error']}"
+            ended["storage_error"] = f"on {self._machines.address_of(node)}: {ended['storage_error']}"
         return TaskResult(attempt.task, **ended, environment=self._environments[node])
 
     def _confirm(self, attempt: _Running, answer: Mapping[str, Any]) -> None:
         """Let the machine where a model was killed say that it lives: if it does not, that is what killed the model."""
-        task = self._submitted(_CONFIRM, "{}", Demand(cpus=0), node=str(answer["node"]))
+        task = self._cluster.submit(_CONFIRM, "{}", node=str(answer["node"]), **Demand(cpus=0).options())
         self._running[task] = replace(attempt, answer=answer, believe_by=monotonic() + _CONFIRM_SECONDS)
 
     def _overdue(self) -> list[TaskResult]:
@@ -340,55 +376,15 @@ class RayExecutor:
             del self._running[task]
         return [_lost(attempt, "its machine has not said in time how it ended") for attempt in late.values()]
 
-    # ---------------------------------------------------------------------------------------------------- machines
-
-    def _look(self, *, now: bool = False) -> None:
-        """Update the machines and the phases of models, at most once a second."""
-        if not now and monotonic() - self._looked < _POLL_SECONDS:
-            return
-        self._nodes = [
-            Node(str(node["NodeID"]), str(node["NodeManagerAddress"]), dict(node["Resources"]))
-            for node in self._cluster.nodes()
-            if node["Alive"]
-        ]
-        self._phases = self._cluster.phases()
-        self._looked = monotonic()
-        if able(self._nodes, self._demand):
-            self._able_last = self._looked
-
     def _place_again(self) -> None:
         """Ask for less where the machine that had as much as was asked for is gone; give up where all are gone."""
-        self._refuse_to_wait_for_ever()
-        if not able(self._nodes, self._demand):
+        self._machines.refuse_to_wait_for_ever()
+        if not self._machines.able():
             return
         for task, attempt in list(self._running.items()):
-            if attempt.answer is None and not able(self._nodes, attempt.demand):
+            if attempt.answer is None and not self._machines.able(attempt.demand):
                 self._cluster.cancel([task])
                 self._submit(self._running.pop(task))
-
-    def _refuse_to_wait_for_ever(self) -> None:
-        if monotonic() - self._able_last > self._patience:
-            raise HashbenchError(
-                "no machine of the Ray cluster can run a model",
-                consequence=f"a task asks for {self._demand.text()}, and for {self._patience:g} s none had that",
-                tip="Start one or ask for less, then run the same command with --resume.",
-            )
-
-    def _address_of(self, node: str) -> str:
-        return next((known.address for known in self._nodes if known.id == node), node[:8])
-
-    # --------------------------------------------------------------------------------------------------------- Ray
-
-    def _submitted(self, function: str, request: str, demand: Demand, **more: str) -> int:
-        return self._cluster.submit(
-            function,
-            request,
-            num_cpus=demand.cpus,
-            num_gpus=demand.gpus,
-            memory=demand.memory or None,
-            resources=dict(demand.custom),
-            **more,
-        )
 
     def _request(self, **more: Any) -> str:
         try:
@@ -402,15 +398,13 @@ class RayExecutor:
             ) from error
 
 
-def requested(request: SweepRequest, specs: Sequence[ModelSpec]) -> RayExecutor:
-    """Create the executor that a request asks for, connected to its cluster.
-
-    Raises:
-        HashbenchError: Ray is not installed, or the cluster cannot be reached.
-    """
-    executor = RayExecutor(request, specs)
-    executor.connect()
-    return executor
+def _environment(answer: Mapping[str, Any] | Lost, address: str) -> Mapping[str, Any]:
+    if isinstance(answer, Lost):
+        raise _unusable(address, answer.detail, tip=_SAME_EVERYWHERE)
+    if "problem" in answer:
+        raise _unusable(address, answer["problem"]["what"], tip=answer["problem"]["tip"])
+    environment: Mapping[str, Any] = answer["environment"]
+    return environment
 
 
 def _write_files(task: Task, files: Mapping[str, bytes]) -> None:

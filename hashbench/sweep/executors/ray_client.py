@@ -116,7 +116,7 @@ class RayClient:
         return task
 
     def ended(self, tasks: Sequence[int], *, seconds: float, count: int | None = None) -> list[int]:
-        """Return the tasks that have ended: after ``seconds``, or when ``count`` of them have (by default all)."""
+        """Return all tasks that have ended: after ``seconds``, or when ``count`` of them have (by default all)."""
         if not tasks:
             return []
         ended: list[int] = self._ask("ended", list(tasks), seconds, count or len(tasks), extra=seconds)
@@ -289,13 +289,11 @@ class _Driver:
         budget = Budget(seconds)
         while True:
             waiting = {self._streams[task]: task for task in tasks if task not in self._answers}
-            if not waiting or len(tasks) - len(waiting) >= count:
-                break
-            ready, _ = self._ray.wait(list(waiting), num_returns=1, timeout=max(0.0, budget.left()))
+            seconds = 0.0 if len(tasks) - len(waiting) >= count else max(0.0, budget.left())
+            ready = self._ray.wait(list(waiting), num_returns=1, timeout=seconds)[0] if waiting else []
             if not ready:
-                break
+                return [task for task in tasks if task in self._answers]
             self._go_on(waiting[ready[0]])
-        return [task for task in tasks if task in self._answers]
 
     def _go_on(self, task: int) -> None:
         """Take what has come of a task: that it begins, its answer, or an error."""

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
-from hashbench.records import RunOptions
-from hashbench.suites.selection import Selection
-from hashbench.sweep.executors.ray import Demand, Node, RayExecutor, able, capacity, settled, tasks_at_once
-from hashbench.sweep.request import SweepRequest
+from hashbench.sweep.executors.ray import Demand, Node, able, capacity, settled, tasks_at_once
 
 SMALL = Node("s", "10.0.0.1", {"CPU": 2, "memory": 1000})
 LARGE = Node("l", "10.0.0.2", {"CPU": 8, "memory": 4000, "GPU": 2, "hashbench_cuda": 1})
@@ -69,10 +63,3 @@ def test_without_any_machine_the_demand_stays():
 def test_a_demand_in_words():
     assert Demand(cpus=1, gpus=0.5, memory=3 << 20, custom={"a": 2}).text() == "CPU 1, GPU 0.5, a 2, memory 3 MiB"
     assert Demand(cpus=0).text() == "nothing"
-
-
-@pytest.mark.parametrize(("tracer", "loads_recorder"), [("auto", True), ("native", True), ("python", False)])
-def test_machines_load_the_recorder_before_they_fork_workers_that_may_use_it(tracer: str, loads_recorder: bool) -> None:
-    request = SweepRequest(Selection(), RunOptions(tracer=tracer), Path())
-    asked = json.loads(RayExecutor(request, specs=())._request())
-    assert ("hashbench.trace.native:load" in asked["preload"]) is loads_recorder
