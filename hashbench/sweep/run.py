@@ -8,11 +8,12 @@ imports torch. Which model starts when is decided in :mod:`hashbench.sweep.sched
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -177,23 +178,103 @@ def run_sweep(
     threads = resources.threads if options.threads is None else options.threads
     keyed = _by_key(specs, options.mode)
     with Interrupts() as interrupts, folder.claimed(resume=resume):
+        options = replace(options, output=str(folder.path), threads=threads)
         sweep = _Sweep(
             specs=keyed,
-            options=replace(options, output=str(folder.path), threads=threads),
+            options=options,
             folder=folder,
             executor=executor,
             resources=resources,
             interrupts=interrupts,
             on_event=on_event,
-            environment_key=str(environment.get("key", "")),
+            answers=_Answers(folder, options, str(environment.get("key", ""))),
             target=target,
             timeout=timeout,
             earlier=earlier,
             retries=retries,
-            digests=digests,
         )
-        sweep.open(environment, partition)
-        return sweep.run()
+        with _storage_errors(folder, keyed):
+            opened = sweep.open(environment, partition, digests)
+        on_event(opened)
+        try:
+            with _storage_errors(folder, keyed):
+                sweep.run()
+        except KeyboardInterrupt:
+            raise SweepInterrupted(done=len(sweep.rows), total=len(keyed), output=folder.path) from None
+        _raise_if_rows_missing(sweep.rows, sweep.losses, keyed, folder)
+        return SweepResult(sweep.ordered_rows(), folder.path, len(sweep.rows) - opened.done)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """The row that a worker wrote or sent, else a synthesised one; ``died``: it ended without one, and not by its time
+    limit."""
+
+    row: Row
+    died: bool
+
+
+class _Answers:
+    """What workers leave, as rows. ``environment_key`` is that of this machine; an environment of another machine that
+    is new is kept in the folder."""
+
+    def __init__(self, folder: ResultsFolder, options: RunOptions, environment_key: str) -> None:
+        self._folder, self._options, self._own_environment = folder, options, environment_key
+        self._environments = {environment_key}
+
+    def read(self, worker: TaskResult) -> _Answer | None:
+        """Return the answer of ``worker``; ``None`` if it is lost, since then nothing is known of the model."""
+        task = worker.task
+        row = self._folder.read_row(task.key, task.spec, mode=self._options.mode)
+        row = row or sent_row(worker.row, task.spec, self._options.mode)
+        if row is None and worker.storage_error:
+            raise OSError(worker.storage_error)
+        if row is None and worker.lost:
+            return None
+        died = row is None and not worker.timed_out
+        row = row or replace(self._without_answer(worker), env="")
+        overhead = None if row.seconds is None else max(0.0, round(worker.wall_seconds - row.seconds, 3))
+        return _Answer(replace(row, overhead_seconds=overhead, env=row.env or self.environment_of(worker)), died)
+
+    def draft(self, worker: TaskResult, error: str) -> Row | None:
+        """Return the row that the runner kept before its diagnosis, with the ``error`` that ended that, if any."""
+        spec, mode = worker.task.spec, self._options.mode
+        draft = sent_row(worker.draft, spec, mode) or self._folder.read_draft(worker.task.key, spec, mode=mode)
+        return None if draft is None else replace(draft, error=f"the diagnosis did not end: {error}")
+
+    def environment_of(self, worker: TaskResult) -> str:
+        """Return the key of the environment of ``worker``; keep an environment that is new."""
+        if worker.environment is None:
+            return self._own_environment
+        key = str(worker.environment.get("key", ""))
+        if key and key not in self._environments:
+            self._folder.add_environment(worker.environment)
+            self._environments.add(key)
+        return key
+
+    def placeholder(self, spec: ModelSpec, *, accuracy: str, error: str) -> Row:
+        """Return a row for a model whose worker wrote none: the options of the sweep, the status and the error."""
+        options = self._options
+        return Row(
+            dev=options.device,
+            name=spec.name,
+            batch_size=options.batch_size_of(spec),
+            accuracy=accuracy,
+            suite=spec.suite,
+            mode=options.mode,
+            dtype=options.dtype_column,
+            env=self._own_environment,
+            error=error,
+        )
+
+    def _without_answer(self, worker: TaskResult) -> Row:
+        task = worker.task
+        log = self._folder.log_path(task.key)
+        error = " | ".join([describe_end(worker.exit_code), *last_words(log)])
+        if worker.timed_out:
+            error = f"no result after {task.timeout:g} s; logs/{log.name} shows where it was"
+        status = Status.TIMEOUT if worker.timed_out else Status.CRASHED
+        return self.draft(worker, error) or self.placeholder(task.spec, accuracy=status, error=error)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -209,84 +290,51 @@ class _Sweep:
     resources: Resources
     interrupts: Interrupts
     on_event: Callable[[Event], object]
-    environment_key: str
+    answers: _Answers
     target: str
     timeout: float
     earlier: EarlierSweep
     retries: int
-    digests: Mapping[str, str]
     rows: dict[str, Row] = field(default_factory=dict)
     firsts: dict[str, Row] = field(default_factory=dict)
     repetitions: Counter[str] = field(default_factory=Counter)
     losses: dict[str, list[str]] = field(default_factory=dict)
-    environments: set[str] = field(default_factory=set)
     schedule: Schedule = field(default_factory=lambda: Schedule(()))
     resumed: int = 0
     began: float = field(default_factory=time.monotonic)
 
-    def open(self, environment: Mapping[str, Any], partition: Partition) -> None:
+    def open(self, environment: Mapping[str, Any], partition: Partition, digests: Mapping[str, str]) -> SweepOpened:
         """Take over the rows that are there; write what must be there before the first row."""
         tracer = str(environment.get("tracer", self.options.tracer))
-        manifest = manifest_of(self.specs.values(), replace(self.options, tracer=tracer), partition, self.digests)
+        manifest = manifest_of(self.specs.values(), replace(self.options, tracer=tracer), partition, digests)
         outdated: Counter[str] = Counter()
-        changed: frozenset[str] = frozenset()
-        self.environments.add(self.environment_key)
-        if self.folder.in_use:
-            changed = _refuse_other_sweep(self.folder, manifest)
-        try:
-            kept = self.folder.read_rows(self.specs, mode=self.options.mode)
-            self.rows, self.firsts = kept.rows, kept.firsts
-            for key, spec in self.specs.items():
-                if spec.suite in changed and (key in self.rows or key in self.firsts):
-                    self.folder.put_aside_outdated(key)
-                    self.rows.pop(key, None)
-                    self.firsts.pop(key, None)
-                    outdated[spec.suite] += 1
-            self.folder.clear_leftovers()
-            self._reconcile_orphaned_rows()
-            self.resumed = len(self.rows)
-            self.folder.write_manifest(manifest)
-            unreadable = (*kept.unreadable, *self.folder.write_environment(environment))
-            self.folder.rebuild_csv(self._ordered_rows())
-        except OSError as error:
-            raise self._storage_error(error) from error
+        changed = _refuse_other_sweep(self.folder, manifest) if self.folder.in_use else frozenset[str]()
+        kept = self.folder.read_rows(self.specs, mode=self.options.mode)
+        self.rows, self.firsts = kept.rows, kept.firsts
+        for key, spec in self.specs.items():
+            if spec.suite in changed and (key in self.rows or key in self.firsts):
+                self.folder.put_aside_outdated(key)
+                self.rows.pop(key, None)
+                self.firsts.pop(key, None)
+                outdated[spec.suite] += 1
+        self.folder.clear_leftovers()
+        self._reconcile_orphaned_rows()
+        self.resumed = len(self.rows)
+        self.folder.write_manifest(manifest)
+        unreadable = (*kept.unreadable, *self.folder.write_environment(environment))
+        self.folder.rebuild_csv(self.ordered_rows())
         names = tuple(str(path.relative_to(self.folder.path)) for path in unreadable)
-        self.on_event(SweepOpened(total=len(self.specs), done=self.resumed, unreadable=names, outdated=outdated))
+        return SweepOpened(total=len(self.specs), done=self.resumed, unreadable=names, outdated=outdated)
 
-    def run(self) -> SweepResult:
+    def run(self) -> None:
         """Run what has no row yet."""
         try:
-            try:
-                self._run_models()
-            finally:
-                self.executor.close()
-                # The row files are the truth: some are of workers that ended just as the sweep did.
-                self.rows = self.folder.read_rows(self.specs, mode=self.options.mode).rows
-                self.folder.rebuild_csv(self._ordered_rows())
-        except KeyboardInterrupt:
-            raise SweepInterrupted(done=len(self.rows), total=len(self.specs), output=self.folder.path) from None
-        except OSError as error:
-            raise self._storage_error(error) from error
-        self._raise_if_rows_missing()
-        if gone := len(self.specs) - len(self.rows):
-            raise HashbenchError(
-                f"{gone} files in {self.folder.rows} were damaged or removed while the sweep ran",
-                consequence="accuracy.csv lacks their models",
-                tip="Run the same command with --resume.",
-            )
-        return SweepResult(self._ordered_rows(), self.folder.path, len(self.rows) - self.resumed)
-
-    def _raise_if_rows_missing(self) -> None:
-        """Raise :class:`HashbenchError` if models have no row because their worker or machine died every time."""
-        lost = {key: reasons for key, reasons in self.losses.items() if key not in self.rows}
-        if lost:
-            names = a_few([self.specs[key].name for key in lost], 5)
-            how = _counted([reason for reasons in lost.values() for reason in reasons])
-            raise HashbenchError(
-                f"no result for {count(len(lost), 'model')}: {names}",
-                consequence=f"their worker or machine died every time ({how})",
-                tip="Run the same command with --resume.",
-            )
+            self._run_models()
+        finally:
+            self.executor.close()
+            # The row files are the truth: some are of workers that ended just as the sweep did.
+            self.rows = self.folder.read_rows(self.specs, mode=self.options.mode).rows
+            self.folder.rebuild_csv(self.ordered_rows())
 
     def _reconcile_orphaned_rows(self) -> None:
         """Decide on rows that workers wrote while a killed sweep could not: keep them, or run their models again."""
@@ -314,7 +362,7 @@ class _Sweep:
         for key in skipped:  # while the first workers run
             with self.interrupts.allowed():
                 spec = self.specs[key]
-            self._add(key, self._placeholder_row(spec, accuracy=Status.SKIPPED, error=reasons[key]))
+            self._add(key, self.answers.placeholder(spec, accuracy=Status.SKIPPED, error=reasons[key]))
         while self.schedule.unfinished:
             with self.interrupts.allowed():
                 ended = self.executor.wait()
@@ -380,15 +428,16 @@ class _Sweep:
     def _end(self, worker: TaskResult) -> None:
         key = worker.task.key
         job, beside_others = self.schedule.end(key)
-        row, died = self._row_of(worker)
-        if row is None:
+        answer = self.answers.read(worker)
+        if answer is None:
             self._lose(job, worker)
             return
+        row = replace(answer.row, retried=_counted(self.losses.get(key, ())))
         log = self.folder.log_path(key)
         if log.exists() and not log.stat().st_size:
             log.unlink()
         again = beside_others or key in self.firsts
-        if again and wants_repetition(row, died=died) and self.repetitions[key] < self.retries:
+        if again and wants_repetition(row, died=answer.died) and self.repetitions[key] < self.retries:
             self.repetitions[key] += 1
             self.firsts.setdefault(key, row)
             self.folder.put_off(key, self.firsts[key])
@@ -405,9 +454,9 @@ class _Sweep:
         losses = self.losses.setdefault(key, [])
         losses.append(worker.lost)
         again = len(losses) <= REPETITIONS_AFTER_LOSS
-        draft = self._draft_of(worker)
+        draft = self.answers.draft(worker, worker.lost)
         if draft is not None:
-            draft = replace(draft, error=f"the diagnosis did not end: {worker.lost}", env=self._environment_of(worker))
+            draft = replace(draft, env=self.answers.environment_of(worker))
             self.firsts.setdefault(key, draft)
             self.folder.put_off(key, self.firsts[key])
         self.on_event(ModelLost(name=worker.task.spec.name, reason=worker.lost, again=again))
@@ -417,70 +466,6 @@ class _Sweep:
             first = self.firsts.pop(key)
             self._add(key, replace(first, retried=_joined(first.retried, _counted(losses))))
 
-    def _row_of(self, worker: TaskResult) -> tuple[Row | None, bool]:
-        """Return the row that ``worker`` wrote or sent, else a synthesised one, and whether the worker died without
-        one. A timeout does not count as a death. The row is ``None`` if the worker is lost, since then nothing is known
-        of the model."""
-        task = worker.task
-        row = self.folder.read_row(task.key, task.spec, mode=self.options.mode)
-        if row is None:
-            row = sent_row(worker.row, task.spec, self.options.mode)
-        died = row is None and not worker.timed_out
-        if row is None and worker.lost and not worker.storage_error:
-            return None, False
-        if row is None:
-            row = replace(self._row_without_answer(worker), env="")
-        retried = _counted(self.losses.get(task.key, ()))
-        overhead = None if row.seconds is None else max(0.0, round(worker.wall_seconds - row.seconds, 3))
-        environment = self._environment_of(worker)
-        return replace(row, overhead_seconds=overhead, env=row.env or environment, retried=retried), died
-
-    def _draft_of(self, worker: TaskResult) -> Row | None:
-        """Return the row that the runner kept before its diagnosis, if any."""
-        spec, mode = worker.task.spec, self.options.mode
-        sent = sent_row(worker.draft, spec, mode)
-        return self.folder.read_draft(worker.task.key, spec, mode=mode) if sent is None else sent
-
-    def _environment_of(self, worker: TaskResult) -> str:
-        """Return the key of the environment of ``worker``; keep an environment that is new."""
-        if worker.environment is None:
-            return self.environment_key
-        key = str(worker.environment.get("key", ""))
-        if key and key not in self.environments:
-            self.folder.add_environment(worker.environment)
-            self.environments.add(key)
-        return key
-
-    def _row_without_answer(self, worker: TaskResult) -> Row:
-        if worker.storage_error:
-            raise OSError(worker.storage_error)
-        task = worker.task
-        log = self.folder.log_path(task.key)
-        error = " | ".join([describe_end(worker.exit_code), *last_words(log)])
-        if worker.timed_out:
-            error = f"no result after {task.timeout:g} s; logs/{log.name} shows where it was"
-        draft = self._draft_of(worker)
-        if draft is not None:
-            return replace(draft, error=f"the diagnosis did not end: {error}")
-        return self._placeholder_row(
-            task.spec, accuracy=Status.TIMEOUT if worker.timed_out else Status.CRASHED, error=error
-        )
-
-    def _placeholder_row(self, spec: ModelSpec, *, accuracy: str, error: str) -> Row:
-        """Return a row for a model whose worker wrote none: the options of the sweep, the status and the error."""
-        options = self.options
-        return Row(
-            dev=options.device,
-            name=spec.name,
-            batch_size=options.batch_size_of(spec),
-            accuracy=accuracy,
-            suite=spec.suite,
-            mode=options.mode,
-            dtype=options.dtype_column,
-            env=self.environment_key,
-            error=error,
-        )
-
     def _add(self, key: str, row: Row) -> None:
         self.folder.write_row(key, row)
         self.rows[key] = row
@@ -489,19 +474,47 @@ class _Sweep:
         pace = (time.monotonic() - self.began) / (done - self.resumed)
         self.on_event(ModelFinished(row=row, done=done, total=total, eta_seconds=pace * (total - done)))
 
-    def _ordered_rows(self) -> tuple[Row, ...]:
+    def ordered_rows(self) -> tuple[Row, ...]:
+        """Return the rows in the order of the selection."""
         return tuple(self.rows[key] for key in self.specs if key in self.rows)
-
-    def _storage_error(self, error: OSError) -> HashbenchError:
-        safe = sum(self.folder.row_path(key).is_file() for key in self.specs)
-        return HashbenchError(
-            f"cannot write into {self.folder.path}",
-            consequence=f"{error.strerror or error}; {safe} of {len(self.specs)} rows are safe",
-            tip="Free space, or mend what is wrong there, then run the same command with --resume.",
-        )
 
 
 # --------------------------------------------------------------------------------------------------- decisions
+
+
+def _raise_if_rows_missing(
+    rows: Mapping[str, Row], losses: Mapping[str, Sequence[str]], specs: Mapping[str, ModelSpec], folder: ResultsFolder
+) -> None:
+    """Raise :class:`HashbenchError` if models have no row: their worker or machine died every time, or a file went."""
+    lost = {key: reasons for key, reasons in losses.items() if key not in rows}
+    if lost:
+        names = a_few([specs[key].name for key in lost], 5)
+        how = _counted([reason for reasons in lost.values() for reason in reasons])
+        raise HashbenchError(
+            f"no result for {count(len(lost), 'model')}: {names}",
+            consequence=f"their worker or machine died every time ({how})",
+            tip="Run the same command with --resume.",
+        )
+    if gone := len(specs) - len(rows):
+        raise HashbenchError(
+            f"{gone} files in {folder.rows} were damaged or removed while the sweep ran",
+            consequence="accuracy.csv lacks their models",
+            tip="Run the same command with --resume.",
+        )
+
+
+@contextlib.contextmanager
+def _storage_errors(folder: ResultsFolder, keys: Collection[str]) -> Iterator[None]:
+    """Raise :class:`HashbenchError` in place of an ``OSError``."""
+    try:
+        yield
+    except OSError as error:
+        safe = sum(folder.row_path(key).is_file() for key in keys)
+        raise HashbenchError(
+            f"cannot write into {folder.path}",
+            consequence=f"{error.strerror or error}; {safe} of {len(keys)} rows are safe",
+            tip="Free space, or mend what is wrong there, then run the same command with --resume.",
+        ) from error
 
 
 def _by_key(specs: Sequence[ModelSpec], mode: str) -> dict[str, ModelSpec]:
