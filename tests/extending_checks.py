@@ -6,6 +6,8 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import re
+import shlex
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,6 +37,7 @@ from tests.experiment_texts import result
 from tests.report.histories import DIAGNOSED, failed, judged, passing
 from tests.report.rows import sweep, write_rows
 from tests.repro_helpers import aten, captured
+from tests.test_extending import CHANGES
 
 NIGHTS = Path(__file__).parent / "golden" / "inputs" / "nights"
 ZOO = """
@@ -174,8 +177,9 @@ def test_a_status(swept: Path, tmp_path: Path) -> None:
 
 
 def test_an_invariance(swept: Path, tmp_path: Path, main: Main) -> None:
-    only = ("--suite", "zoo.py", "--only", "looks_ahead", "--inference", "--threads", "1", "--diagnose-budget", "20")
-    assert main("sweep", *only, "--invariance", "prefix", "--output", "prefix", cwd=swept).returncode == 0
+    (command,) = re.findall(r"^\$ hashbench (.+)$", CHANGES["An invariance"], re.MULTILINE)
+    flags = ("--threads", "1", "--diagnose-budget", "20", "--output", "prefix")
+    assert main(*shlex.split(command), *flags, cwd=swept).returncode == 0
     row = lines_of(swept / "prefix")["looks_ahead"]
     assert (row["mode"], row["accuracy"]) == ("prefix-invariance", "fail_prefix_invariance")
     assert (row["kernel"], row["company"]) == ("aten.mean.dim", "6 tokens alone, and as the first of 12")
@@ -244,6 +248,20 @@ def test_a_report_form(tmp_path: Path, main: Main) -> None:
     lines = (tmp_path / "s.txt").read_text(encoding="utf-8").splitlines()
     assert lines[0].startswith("2026-11-22")
     assert "--summary" in main("report", "--help", cwd=tmp_path).stdout
+
+
+def test_a_file_format(swept: Path, main: Main) -> None:
+    rows = [json.loads(path.read_bytes()) for path in sorted((swept / "out" / "rows").glob("*.json"))]
+    joined = {"joined": rows, "twice": [*rows, rows[0]], "damaged": [{}]}
+    for name, content in joined.items():
+        (swept / f"{name}.json").write_text(json.dumps({"rows": content}), encoding="utf-8")
+    compared = main("compare", "joined.json", "out", cwd=swept)
+    assert (compared.returncode, compared.stderr) == (0, "")
+    assert "Nothing got worse: 1 still differs, 1 still fails, 4 unchanged" in compared.stdout
+    for damaged in ("twice.json", "damaged.json"):
+        refused = main("compare", damaged, "out", cwd=swept)
+        assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+        assert damaged in refused.stderr
 
 
 def test_an_executor(swept: Path, main: Main) -> None:

@@ -19,12 +19,18 @@ from hashbench.suites import registry
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "benchmarks" / "README.md"]
 BLOCK = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL)
+SECTION = re.compile(r"^## .*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+
+
+def _of_this_version(page: Path) -> str:
+    """Drop sections whose diff adds what their commands need: ``extending_checks.py`` runs them."""
+    return SECTION.sub(lambda part: "" if "\n```diff\n" in part[0] else part[0], page.read_text(encoding="utf-8"))
 
 
 def _commands(program: str) -> list[tuple[str, str]]:
     found = []
     for page in PAGES:
-        for block in BLOCK.finditer(page.read_text(encoding="utf-8")):
+        for block in BLOCK.finditer(_of_this_version(page)):
             lines = block["text"].splitlines() if block["language"] in ("", "sh", "bash", "console") else []
             commands = [line.removeprefix("$ ").partition("  #")[0].strip() for line in lines]
             found += [(page.name, command) for command in commands if command.split()[:1] == [program]]

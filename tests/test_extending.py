@@ -69,19 +69,20 @@ def problems(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     return {case.attrib["name"]: "\n".join(filter(None, case.itertext())) for case in cases}
 
 
-def test_there_are_twelve_changes() -> None:
+def test_there_are_thirteen_changes() -> None:
     assert list(CHANGES) == [
         "A cause",
         "An experiment",
         "A status",
         "An invariance",
         "A perturbation",
+        "A CSV column",
         "A suite",
         "A digest for a dtype",
         "A kind of device",
         "A usual op of the native tracer",
-        "A CSV column",
         "A report form",
+        "A file format",
         "An executor",
     ]
 

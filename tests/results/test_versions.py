@@ -1,5 +1,5 @@
 """What another version of hashbench wrote: rows that lack a column are kept, rows with one too many are refused, and
-nothing is ever deleted. The other version is a copy of hashbench with the CSV column of docs/extending_output.md."""
+nothing is ever deleted. The other version is a copy of hashbench with the CSV column of docs/extending_checks.md."""
 
 from __future__ import annotations
 
