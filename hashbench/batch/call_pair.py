@@ -35,7 +35,7 @@ from hashbench.batch.rows import row_digests
 from hashbench.calls.capture import copied
 from hashbench.calls.live import captured_environment
 from hashbench.processes import Budget
-from hashbench.replay.methods import Change
+from hashbench.replay.methods import ReplayChange
 from hashbench.run import outputs
 from hashbench.trace.digest import dtype_name
 
@@ -94,7 +94,7 @@ class _Pair:
         """Run all experiments, the most decisive first."""
         tries, first = functools.partial(tried, budget=self.budget), self.call.run()[0]
         same = tries("same_items", lambda: (not _equal(self.call.run()[0], first) for _ in range(REPEATS)))
-        unchanged = itertools.repeat(Change(), REPEATS)
+        unchanged = itertools.repeat(ReplayChange(), REPEATS)
         alone = tries("as_in_runs", lambda: itertools.chain.from_iterable(map(self.differs, unchanged)))
         known = ItemEvidence(self.pair.subset.batch, (same, alone))
         if same.differing or not alone.differing:
@@ -107,18 +107,18 @@ class _Pair:
         arms = compared_under(changes, self, self.budget)
         return replace(known, arms=(*known.arms, *arms), remedies=tuple(remedies_among(changes, self.call, arms)))
 
-    def _changes(self) -> dict[str, Change]:
+    def _changes(self) -> dict[str, ReplayChange]:
         made, sides = {}, (self.pair.reference, self.pair.other)
         if not all(tensor.is_contiguous() for side in sides for tensor in side.tensors if not tensor.is_sparse):
             contiguous = functools.partial(_changed, change=lambda _, tensor: tensor.contiguous())
-            made["same_strides"] = Change(call=contiguous)
+            made["same_strides"] = ReplayChange(call=contiguous)
         if adds_up(self.call):
-            made["exact_values"] = Change(call=functools.partial(_changed, change=_whole_numbers(self.call)))
+            made["exact_values"] = ReplayChange(call=functools.partial(_changed, change=_whole_numbers(self.call)))
         return made | controls(self.call)
 
     # ------------------------------------------------------------------------------------------ comparisons
 
-    def differs(self, change: Change) -> Iterator[bool]:
+    def differs(self, change: ReplayChange) -> Iterator[bool]:
         """Yield whether rows that differed in the runs differ between the two calls alone, under the change."""
         pair = self.pair
         with change.around():

@@ -17,7 +17,7 @@ ON = "items"
 
 
 @dataclass(frozen=True, slots=True)
-class Remedy:
+class MeasuredRemedy:
     """One measured change that may make the rows agree at every number of items.
 
     Attributes:
@@ -76,7 +76,7 @@ class ItemEvidence:
     placed: bool = False
     counted: bool = False
     moved: bool = False
-    remedies: tuple[Remedy, ...] = ()
+    remedies: tuple[MeasuredRemedy, ...] = ()
 
     def arm(self, name: str) -> ExperimentResult:
         """Return the experiment of that name; without trials if it was not made."""
@@ -148,7 +148,7 @@ def _decide_draws(evidence: ItemEvidence) -> Decision:
     return Decision("batch_coupling", confidence, because, DRAW_APART)
 
 
-def _decision(cause: str, confidence: Confidence, because: str, remedies: Iterable[Remedy]) -> Decision:
+def _decision(cause: str, confidence: Confidence, because: str, remedies: Iterable[MeasuredRemedy]) -> Decision:
     working = sorted((one for one in remedies if one.works), key=lambda one: one.price or 0.0)
     return Decision(cause, confidence, because, advice_for(cause, " or ".join(one.said() for one in working)))
 

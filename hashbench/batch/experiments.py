@@ -18,7 +18,7 @@ from typing import Protocol
 
 import torch
 
-from hashbench.batch.cause import CONTROLS, ON, ItemEvidence, Remedy
+from hashbench.batch.cause import CONTROLS, ON, ItemEvidence, MeasuredRemedy
 from hashbench.batch.item_call import SEED, ItemCall, NotItemwiseError, Rows
 from hashbench.calls.live import captured_environment
 from hashbench.calls.ops import calls_others
@@ -26,7 +26,7 @@ from hashbench.catalog import EXPERIMENTS
 from hashbench.errors import named_line
 from hashbench.processes import Budget
 from hashbench.records import NO_TIME, ExperimentResult
-from hashbench.replay.methods import METHODS, Change
+from hashbench.replay.methods import METHODS, ReplayChange
 from hashbench.replay.replayer import UNCHANGED, Context, InapplicableError
 
 REPEATS = 3
@@ -65,29 +65,33 @@ class Subject(Protocol):
     def call(self) -> ItemCall:
         """The call of the reference."""
 
-    def differs(self, change: Change) -> Iterator[bool]:
+    def differs(self, change: ReplayChange) -> Iterator[bool]:
         """Yield whether each comparison under the change differs."""
 
 
-def compared_under(changes: Mapping[str, Change], subject: Subject, budget: Budget) -> tuple[ExperimentResult, ...]:
+def compared_under(
+    changes: Mapping[str, ReplayChange], subject: Subject, budget: Budget
+) -> tuple[ExperimentResult, ...]:
     """Run an experiment for each change, by name; add the settings that come too late for the call."""
     arms = [tried(name, functools.partial(subject.differs, change), budget) for name, change in changes.items()]
     return (*arms, *out_of_reach(subject.call))
 
 
-def remedies_among(changes: Mapping[str, Change], call: ItemCall, arms: Iterable[ExperimentResult]) -> Iterator[Remedy]:
+def remedies_among(
+    changes: Mapping[str, ReplayChange], call: ItemCall, arms: Iterable[ExperimentResult]
+) -> Iterator[MeasuredRemedy]:
     """Yield the changes that may be advised, with the price of those that leave no difference."""
     for arm in arms:
         if arm.ran and arm.name in ADVICE:
             change = changes[arm.name]
             cost = None if arm.differing else price(call, change.call(call), change.around)
-            yield Remedy(ADVICE[arm.name], arm.trials, arm.differing, cost)
+            yield MeasuredRemedy(ADVICE[arm.name], arm.trials, arm.differing, cost)
 
 
-def controls(call: ItemCall) -> dict[str, Change]:
+def controls(call: ItemCall) -> dict[str, ReplayChange]:
     """Return the settings that can reach the call."""
     known = {name: METHODS.get(name) for name in CONTROLS}
-    return {name: method for name, method in known.items() if isinstance(method, Change) and applies(name, call)}
+    return {name: method for name, method in known.items() if isinstance(method, ReplayChange) and applies(name, call)}
 
 
 def diagnose_item_call(call: ItemCall, *, budget: float = 20.0) -> ItemEvidence:
@@ -114,7 +118,7 @@ class _Items:
         self.sizes: tuple[int, ...] = ()
         self._tried = functools.partial(tried, budget=budget)
 
-    def differs(self, change: Change) -> Iterator[bool]:
+    def differs(self, change: ReplayChange) -> Iterator[bool]:
         """Yield whether each of the ``sizes`` differs, all runs under the change."""
         call = change.call(self.call)
         with change.around():
@@ -148,7 +152,7 @@ class _Items:
         if self._is_counted():
             return replace(known, counted=True)
         self.sizes = _spread(sizes)
-        changes = {"exact_values": Change(call=_exact), **controls(self.call)}
+        changes = {"exact_values": ReplayChange(call=_exact), **controls(self.call)}
         under = compared_under(changes, self, self.budget)
         remedies = (*self._other_numbers(), *remedies_among(changes, self.call, under))
         return replace(known, arms=(*known.arms, *under), remedies=remedies)
@@ -223,7 +227,7 @@ class _Items:
         """
         if not self.call.scaled:
             return False
-        fixed = Change(call=lambda call: replace(call, scaled=()))
+        fixed = ReplayChange(call=lambda call: replace(call, scaled=()))
         result = self._tried("other_number", lambda: self.differs(fixed))
         return result.ran and not result.differing and not result.note
 
@@ -264,7 +268,7 @@ class _Items:
 
     # ---------------------------------------------------------------------------------------------- remedies
 
-    def _other_numbers(self) -> Iterator[Remedy]:
+    def _other_numbers(self) -> Iterator[MeasuredRemedy]:
         """Yield the numbers of items to compute at once at which rows agree, with their price."""
         call, alone = self.call, self.call.at(1)
         if call.watched is None:
@@ -272,9 +276,11 @@ class _Items:
             one_by_one = self._tried("same_items", self._one_by_one)
             each = price(call, alone)
             words = "compute one item at a time"
-            yield Remedy(words, one_by_one.trials, one_by_one.differing, each and each * call.items, "all at once")
+            yield MeasuredRemedy(
+                words, one_by_one.trials, one_by_one.differing, each and each * call.items, "all at once"
+            )
 
-    def _padding(self, alone: ItemCall) -> Iterator[Remedy]:
+    def _padding(self, alone: ItemCall) -> Iterator[MeasuredRemedy]:
         """Yield padding to the smallest multiple that helps; the batch size itself is tried last."""
         call = self.call
         for multiple in [*(number for number in MULTIPLES if number < call.items), call.items]:
@@ -282,7 +288,7 @@ class _Items:
             if result.ran and not result.differing and not result.note:
                 words = f"a multiple of {multiple} items" if multiple < call.items else f"{multiple} items"
                 cost = price(alone, call.select([0] * multiple))
-                yield Remedy(f"pad the batch to {words}", result.trials, 0, cost, "one item")
+                yield MeasuredRemedy(f"pad the batch to {words}", result.trials, 0, cost, "one item")
                 return
 
     def _padded(self, multiple: int) -> Iterator[bool]:
@@ -334,7 +340,7 @@ def applies(name: str, call: ItemCall) -> bool:
     """Return True if the setting can reach the call: only a composite op chooses an implementation of attention."""
     func, method = call.func, METHODS.get(name)
     chooses = not isinstance(func, torch._ops.OpOverload) or calls_others(func)
-    return isinstance(method, Change) and (chooses or not method.inside)
+    return isinstance(method, ReplayChange) and (chooses or not method.inside)
 
 
 _ATTENTION = frozenset({"query", "key", "value"})

@@ -105,7 +105,7 @@ class _Experiments:
         run = self.run_at(size, watcher=rows, beside=beside)
         if isinstance(run, Failure) or run.trace is None or _inputs(run.trace) == _inputs(known.trace):
             return None
-        kept = _Kept(size, beside.kept)
+        kept = _KeptItems(size, beside.kept)
         earlier = [
             kept.same_written(known.calls[node], rows.calls.get(node))
             for node in (pair[1 if of_all else 0] for pair in self.entry.before)
@@ -155,7 +155,7 @@ class _Experiments:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _KeptItems:
     """The first ``kept`` of the ``items`` of two runs that have the same number of them."""
 
     items: int

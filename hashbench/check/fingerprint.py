@@ -24,7 +24,7 @@ from hashbench.fingerprint.calls import KernelCollector
 from hashbench.fingerprint.document import Fingerprints, ModelFingerprint
 from hashbench.fingerprint.measure import isolation, measure
 from hashbench.fingerprint.text import five_lines, verified_text
-from hashbench.fingerprint.verify import Request, summary
+from hashbench.fingerprint.verify import VerifyRequest, summary
 from hashbench.processes import tell_phase
 from hashbench.records import Failure, ModelSpec, Row, RunOptions
 from hashbench.replay.controls.memory import set_malloc_option
@@ -194,7 +194,7 @@ def changed_kernels(
     Raises:
         HashbenchError: the file cannot be used or is of another function, or an argument cannot be copied.
     """
-    chosen = Request(str(path), only=(name,)).chosen(document.read(path))
+    chosen = VerifyRequest(str(path), only=(name,)).chosen(document.read(path))
     (model,) = (model for model in chosen.models if model.name == name)
     if model.device != options.device:
         devices = f"it was recorded on {model.device}, and this runs on {options.device}"

@@ -197,7 +197,7 @@ class PairCheck:
             return outcome
         self._keep_draft(outcome)
         subject = self.subject
-        case = driver.Case(subject.attempt, self.options, outcome, spec=subject.spec, target=subject.target)
+        case = driver.DiagnosisCase(subject.attempt, self.options, outcome, spec=subject.spec, target=subject.target)
         try:
             return replace(outcome, diagnosis=driver.diagnose(case))
         except Exception as error:

@@ -89,12 +89,12 @@ def _add_verify(verify: OneLineParser) -> None:
 def _verify(parsed: argparse.Namespace) -> int:
     from hashbench.fingerprint import bisect as bisecting
     from hashbench.fingerprint import document, text
-    from hashbench.fingerprint.verify import Request, verify
+    from hashbench.fingerprint.verify import VerifyRequest, verify
     from hashbench.io import to_json
     from hashbench.run.environment import collect_in_child
 
     fingerprints = document.read(parsed.file)
-    request = Request(str(parsed.file), tuple(parsed.only), tuple(parsed.imports), parsed.threads)
+    request = VerifyRequest(str(parsed.file), tuple(parsed.only), tuple(parsed.imports), parsed.threads)
     device = next((model.device for model in request.chosen(fingerprints).models), "cpu")
     here = collect_in_child(device=device, variables={}, tracer="python")
     if parsed.threads:

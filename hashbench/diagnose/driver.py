@@ -59,7 +59,7 @@ FIXED_ORDERS = 3
 """Attempts at processes with fixed addresses: one Python in eight has forks that differ."""
 
 
-class Case:
+class DiagnosisCase:
     """A model to diagnose: how to run it, its known difference, and the budget, which starts now.
 
     Attributes:
@@ -108,10 +108,10 @@ class Findings:
         return causes.decide(self.evidence).confidence == Confidence.PROVEN
 
 
-Stage = Callable[[Case, Findings], Findings]
+Stage = Callable[[DiagnosisCase, Findings], Findings]
 
 
-def diagnose(case: Case) -> Diagnosis:
+def diagnose(case: DiagnosisCase) -> Diagnosis:
     """Run the experiments that the origin of a case calls for, within budget; decide the cause; write the repro."""
     findings = Findings(_first_evidence(case.outcome, case.divergence))
     for stage in stages_of(case):
@@ -119,7 +119,7 @@ def diagnose(case: Case) -> Diagnosis:
     return _conclude(case, findings)
 
 
-def stages_of(case: Case) -> Sequence[Stage]:
+def stages_of(case: DiagnosisCase) -> Sequence[Stage]:
     """Return the stages of a diagnosis in order, by what is known before it."""
     if case.divergence is None or case.outcome.accuracy == Status.PASS:
         return repeat_pair, repeat_untraced
@@ -152,23 +152,23 @@ def _unless_proven(stage: Stage) -> Stage:
     """Skip the stage if the cause is proven."""
 
     @functools.wraps(stage)
-    def guarded(case: Case, findings: Findings) -> Findings:
+    def guarded(case: DiagnosisCase, findings: Findings) -> Findings:
         return findings if findings.proven else stage(case, findings)
 
     return guarded
 
 
-def repeat_pair(case: Case, findings: Findings) -> Findings:
+def repeat_pair(case: DiagnosisCase, findings: Findings) -> Findings:
     """Run the pair again unchanged, unless an allocation is to blame, for which that was done."""
     return findings if _allocates(findings) else findings.plus(case.pairs.plain())
 
 
-def repeat_untraced(case: Case, findings: Findings) -> Findings:
+def repeat_untraced(case: DiagnosisCase, findings: Findings) -> Findings:
     """Run pairs without a trace."""
     return findings.plus(case.pairs.untraced())
 
 
-def capture_call(case: Case, findings: Findings) -> Findings:
+def capture_call(case: DiagnosisCase, findings: Findings) -> Findings:
     """Capture the divergent kernel's call in one more run, or record why it could not be captured."""
     assert case.divergence is not None
     tell_phase("capturing the call")
@@ -178,13 +178,13 @@ def capture_call(case: Case, findings: Findings) -> Findings:
     return replace(findings, call=call, evidence=replace(findings.evidence, call=facts))
 
 
-def _left_blank(case: Case, node: str) -> bool:
+def _left_blank(case: DiagnosisCase, node: str) -> bool:
     """Return True if every output of a call, in the traces that differ, is memory that was never written."""
     records = [record for trace in case.outcome.traces for record in trace.records if record.id == node]
     return bool(records) and all(record.outputs and not any(out.value for out in record.outputs) for record in records)
 
 
-def replay_call(case: Case, findings: Findings) -> Findings:
+def replay_call(case: DiagnosisCase, findings: Findings) -> Findings:
     """Replay the captured call under one change at a time; not an allocation, whose replay shows nothing."""
     if findings.call is None or _allocates(findings):
         return findings
@@ -196,7 +196,7 @@ def replay_call(case: Case, findings: Findings) -> Findings:
     return findings.plus(*replays.arms)
 
 
-def poison_allocation(case: Case, findings: Findings) -> Findings:
+def poison_allocation(case: DiagnosisCase, findings: Findings) -> Findings:
     """Test whether results follow the content of an allocation."""
     if not _allocates(findings):
         return findings
@@ -205,7 +205,7 @@ def poison_allocation(case: Case, findings: Findings) -> Findings:
     return poison_memory(case, findings if stressed else findings.plus(case.pairs.plain()))
 
 
-def poison_memory(case: Case, findings: Findings) -> Findings:
+def poison_memory(case: DiagnosisCase, findings: Findings) -> Findings:
     """Test whether results follow the content of fresh memory, unless the runs of a pair differ in another
     perturbation."""
     if case.outcome.perturbation not in _NOT_BETWEEN_RUNS:
@@ -218,7 +218,7 @@ _NOT_BETWEEN_RUNS = ("", Perturbation.MEMORY, Perturbation.THREADS)
 """Perturbations that are the same in both runs of the pairs that experiments repeat."""
 
 
-def control_environment(case: Case, findings: Findings) -> Findings:
+def control_environment(case: DiagnosisCase, findings: Findings) -> Findings:
     """Run pairs that each hold one thing outside torch constant.
 
     Also the number of threads if the divergent kernel's call could not be captured, and the garbage collector if that
@@ -231,12 +231,12 @@ def control_environment(case: Case, findings: Findings) -> Findings:
     return findings.plus(case.pairs.generators(), *map(case.pairs.under, names))
 
 
-def start_processes(case: Case, findings: Findings) -> Findings:
+def start_processes(case: DiagnosisCase, findings: Findings) -> Findings:
     """Run pairs in fresh processes, in which no state survives."""
     return findings.plus(*_in_processes(case, "fresh_process", runs=2))
 
 
-def start_processes_in_fixed_order(case: Case, findings: Findings) -> Findings:
+def start_processes_in_fixed_order(case: DiagnosisCase, findings: Findings) -> Findings:
     """Run fresh processes with the same string hashes and memory addresses.
 
     If they differ they are run again, up to :data:`FIXED_ORDERS` times in all, each time as forks of another Python,
@@ -256,7 +256,7 @@ def start_processes_in_fixed_order(case: Case, findings: Findings) -> Findings:
     return findings.plus(*made)
 
 
-def try_memory_and_collector(case: Case, findings: Findings) -> Findings:
+def try_memory_and_collector(case: DiagnosisCase, findings: Findings) -> Findings:
     """Run the fallback experiments: poisoned memory, and pairs without the garbage collector.
 
     For a difference that nothing explains but earlier runs, or nothing at all. Pairs under ``--stress``, which perturbs
@@ -282,7 +282,7 @@ def try_memory_and_collector(case: Case, findings: Findings) -> Findings:
     return findings
 
 
-def _in_processes(case: Case, name: str, *, runs: int) -> Sequence[ExperimentResult]:
+def _in_processes(case: DiagnosisCase, name: str, *, runs: int) -> Sequence[ExperimentResult]:
     if case.spec is None or case.budget.left() <= 0:
         note = NO_TIME if case.spec is not None else "only models of a suite can be built again"
         return [ExperimentResult(name, "process", note=note)]
@@ -311,7 +311,7 @@ def _allocates(findings: Findings) -> bool:
 # --------------------------------------------------------------------------------------------------- conclusions
 
 
-def _conclude(case: Case, findings: Findings) -> Diagnosis:
+def _conclude(case: DiagnosisCase, findings: Findings) -> Diagnosis:
     evidence, divergence = findings.evidence, case.divergence
     rate = stats.rate_of_evidence(evidence) or stats.rate_of_runs(case.outcome.run_counts)
     diagnosis = Diagnosis(causes.decide(evidence), evidence, rate=rate)
@@ -329,7 +329,7 @@ def _conclude(case: Case, findings: Findings) -> Diagnosis:
     return _with_repro(case, findings, diagnosis)
 
 
-def _with_repro(case: Case, findings: Findings, diagnosis: Diagnosis) -> Diagnosis:
+def _with_repro(case: DiagnosisCase, findings: Findings, diagnosis: Diagnosis) -> Diagnosis:
     """Write the repro and run it once in a fresh process; return the diagnosis with both."""
     spec, call = case.spec, findings.call
     if spec is None or call is None or not case.options.output:
@@ -355,7 +355,7 @@ def _with_repro(case: Case, findings: Findings, diagnosis: Diagnosis) -> Diagnos
 # ------------------------------------------------------------------------------------------------- other sources
 
 
-def _other_sources(case: Case, divergence: Divergence) -> Sequence[str]:
+def _other_sources(case: DiagnosisCase, divergence: Divergence) -> Sequence[str]:
     """Describe what still differs once known sources are patched with the values of a pair's first run."""
     known, descriptions = [divergence.node], []
     while len(known) <= MOST_SOURCES:
@@ -374,7 +374,7 @@ def _other_sources(case: Case, divergence: Divergence) -> Sequence[str]:
     return descriptions
 
 
-def _next_source(case: Case, known: Sequence[str]) -> Divergence | str | None:
+def _next_source(case: DiagnosisCase, known: Sequence[str]) -> Divergence | str | None:
     recorder = Recorder(known)
     first = case.attempt(diagnosing=True, watcher=recorder)
     second = case.attempt(diagnosing=True, watcher=Replacer(recorder.contents))
@@ -384,7 +384,7 @@ def _next_source(case: Case, known: Sequence[str]) -> Divergence | str | None:
     return find_divergence(first.trace, second.trace, differing=names).divergence if names else None
 
 
-def _describe(case: Case, divergence: Divergence) -> str:
+def _describe(case: DiagnosisCase, divergence: Divergence) -> str:
     where = f"{divergence.origin}: {divergence.kernel} in {divergence.module or 'the model'} ({divergence.phase})"
     evidence = _first_evidence(case.outcome, divergence)
     if divergence.origin == Origin.KERNEL:
@@ -401,7 +401,7 @@ def _describe(case: Case, divergence: Divergence) -> str:
 # --------------------------------------------------------------------------------------------- capturing the call
 
 
-def _capture(case: Case, divergence: Divergence) -> tuple[CapturedCall | None, str]:
+def _capture(case: DiagnosisCase, divergence: Divergence) -> tuple[CapturedCall | None, str]:
     """Capture the divergent kernel's call in one more run; return it, or ``None`` and the reason."""
     limit = int(case.options.capture_mib * MIB)
     if case.options.device == "cpu":  # no more than memory allows

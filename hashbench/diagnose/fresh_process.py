@@ -112,7 +112,7 @@ class FreshRuns:
 
 
 @dataclass(frozen=True, slots=True)
-class _Task:
+class _ForkRequest:
     """The task of a new Python.
 
     Attributes:
@@ -199,7 +199,7 @@ def begun(
             threads=threads)``, a list of traces and failures.
     """
     at_once = _at_once() if processes > 1 else 1
-    task = _Task(spec, options, level, runs, target, tuple(sys.path), threads, _cpus(), at_once=at_once)
+    task = _ForkRequest(spec, options, level, runs, target, tuple(sys.path), threads, _cpus(), at_once=at_once)
     with ExitStack() as stack:
         parent = stack.enter_context(tempfile.TemporaryDirectory(prefix="hashbench-"))
         folders = tuple(str(Path(parent, f"process-{number:04}")) for number in range(processes))
@@ -454,11 +454,11 @@ def main() -> NoReturn:
     content = json.loads(sys.stdin.readline())
     end_with_input()
     sys.path[:] = content["path"]
-    _answer_all(from_json(_Task, content))
+    _answer_all(from_json(_ForkRequest, content))
     exit_at_once()
 
 
-def _answer_all(task: _Task) -> None:
+def _answer_all(task: _ForkRequest) -> None:
     """Import, then fork for each folder of ``task``, at most ``task.at_once`` at a time.
 
     The forks have the same string hashes and memory addresses as long as nothing is allocated between them. New
@@ -531,7 +531,7 @@ def _answer_one(connection: socket.socket, plain: Sequence[str]) -> NoReturn:
                 _run_program(program, told=connection)
             exit_at_once()  # a new Python runs it
         sys.path[:] = content["path"]
-        task = from_json(_Task, content)
+        task = from_json(_ForkRequest, content)
         if task.cpus:
             os.sched_setaffinity(0, task.cpus)
         if len(task.folders) == 1:
@@ -542,7 +542,7 @@ def _answer_one(connection: socket.socket, plain: Sequence[str]) -> NoReturn:
         exit_at_once()
 
 
-def _answer(task: _Task, folder: Path, *, told: socket.socket | None = None) -> NoReturn:
+def _answer(task: _ForkRequest, folder: Path, *, told: socket.socket | None = None) -> NoReturn:
     try:
         runner = resolve_name(task.target)(task.options)
         runs: list[Trace | Failure] = runner.traces_of(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hashbench.fingerprint.document import Fingerprints
-from hashbench.fingerprint.verify import Change, Request, Verification, verify
+from hashbench.fingerprint.verify import ChangedKernel, Verification, VerifyRequest, verify
 
 _CAPABILITIES = ("default", "avx2", "avx512")
 """Values of ``ATEN_CPU_CAPABILITY``; a processor that has one also has those before it."""
@@ -83,7 +83,7 @@ class Trial:
 
 
 def candidates(
-    recorded: Mapping[str, Any], here: Mapping[str, Any], changed: Sequence[Change], *, device: str
+    recorded: Mapping[str, Any], here: Mapping[str, Any], changed: Sequence[ChangedKernel], *, device: str
 ) -> Iterator[Setting]:
     """Yield the settings to try; those known to have changed since the recording come first.
 
@@ -103,7 +103,9 @@ def _threads(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[S
         yield Setting("threads", str(new), str(old), recorded=True, threads=old)
 
 
-def _variables(recorded: Mapping[str, Any], here: Mapping[str, Any], changed: Sequence[Change]) -> Iterator[Setting]:
+def _variables(
+    recorded: Mapping[str, Any], here: Mapping[str, Any], changed: Sequence[ChangedKernel]
+) -> Iterator[Setting]:
     capability = str(_mapping_at(here, "torch").get("cpu_capability", "")).lower()
     for name, (library, values) in _LIMITS.items():
         old, new = (_mapping_at(environment, "variables").get(name) for environment in (recorded, here))
@@ -120,14 +122,14 @@ def _variables(recorded: Mapping[str, Any], here: Mapping[str, Any], changed: Se
                 yield Setting(name, new or "unset", value, variables={name: value})
 
 
-def _of_torch(changed: Sequence[Change], device: str) -> Iterator[Setting]:
+def _of_torch(changed: Sequence[ChangedKernel], device: str) -> Iterator[Setting]:
     for name, values in (_ON_THE_CPU if device == "cpu" else _ON_ACCELERATORS).items():
         if device != "cpu" or _involves(name, changed):
             shown = ", ".join(f"{key}={value}" for key, value in values.items())
             yield Setting(name, "its default", shown, settings=values)
 
 
-def _involves(library: str, changed: Sequence[Change]) -> bool:
+def _involves(library: str, changed: Sequence[ChangedKernel]) -> bool:
     return any(library in f"{change.kernel.library} {change.checked.library}" for change in changed)
 
 
@@ -138,7 +140,7 @@ def _mapping_at(environment: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def bisect(
     fingerprints: Fingerprints,
-    request: Request,
+    request: VerifyRequest,
     before: Verification,
     settings: Sequence[Setting],
     *,

@@ -22,9 +22,9 @@ from hashbench.fingerprint.calls import call_of
 from hashbench.fingerprint.distance import Distance, distance
 from hashbench.fingerprint.document import Fingerprints, Kernel, ModelFingerprint, read, tensor_word
 from hashbench.fingerprint.library import Listener, listener
-from hashbench.fingerprint.measure import VARIES, NotRepeatableError, Result, isolation, result_of
+from hashbench.fingerprint.measure import VARIES, CallFingerprint, NotRepeatableError, isolation, result_of
 from hashbench.fingerprint.values import Arena
-from hashbench.fingerprint.verify import CHANGED, NOT_RUN, SAME, Checked, Request
+from hashbench.fingerprint.verify import CHANGED, NOT_RUN, SAME, Checked, VerifyRequest
 from hashbench.io import from_json, to_json
 from hashbench.processes import exit_at_once
 from hashbench.run.settings import applied
@@ -74,7 +74,7 @@ def _checked(
 ) -> Checked:
     """Run one kernel and compare; ``arenas`` hold its own memory and the copies."""
     made, copies = arenas
-    recorded = Result(kernel.outputs, kernel.samples)
+    recorded = CallFingerprint(kernel.outputs, kernel.samples)
     try:
         device = torch.device(model.device)
         seen = result_of(call_of(kernel, model.contents, device=device, arena=made), last=True)
@@ -90,20 +90,20 @@ def _checked(
     return Checked(number, CHANGED, _form_of(recorded, seen), library, _distance(recorded, seen))
 
 
-def _refuse_varying(call: CapturedCall, seen: Result, recorded: Result, copies: Arena) -> None:
+def _refuse_varying(call: CapturedCall, seen: CallFingerprint, recorded: CallFingerprint, copies: Arena) -> None:
     for repetition in range(1, REPEATS):
         again = result_of(call, repetition, arena=copies)
         if again != seen or again.outputs == recorded.outputs:
             raise NotRepeatableError(VARIES)
 
 
-def _form_of(recorded: Result, seen: Result) -> str:
+def _form_of(recorded: CallFingerprint, seen: CallFingerprint) -> str:
     """Describe how dtypes, shapes or strides of the outputs differ; empty if they do not."""
     old, new = ([tensor_word(word).shown for word in result.outputs] for result in (recorded, seen))
     return "" if old == new else f"{', '.join(old)} -> {', '.join(new)}"
 
 
-def _distance(recorded: Result, seen: Result) -> Distance:
+def _distance(recorded: CallFingerprint, seen: CallFingerprint) -> Distance:
     """Measure the distance of the sampled elements of two results."""
     words = [tensor_word(word).dtype for word in recorded.outputs]
     kinds = [getattr(torch, dtype, None) for dtype in words]
@@ -121,9 +121,9 @@ def main(request: str, answers: str) -> None:
     """Check what ``request`` asks for and write JSON lines to the file ``answers``.
 
     Per kernel: its number when it begins, and the :class:`Checked` when it is done. ``request`` is the JSON of a
-    :class:`~hashbench.fingerprint.verify.Request`.
+    :class:`~hashbench.fingerprint.verify.VerifyRequest`.
     """
-    asked = from_json(Request, json.loads(request))
+    asked = from_json(VerifyRequest, json.loads(request))
     for name in asked.imports:
         load(name)
     fingerprints = read(Path(asked.path))

@@ -58,7 +58,7 @@ _LONGEST_REASON = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class CallFingerprint:
     """Outputs of one run of a signature, as words and samples of a :class:`Kernel`."""
 
     outputs: tuple[str, ...]
@@ -76,7 +76,9 @@ def isolation(*, deterministic: str, threads: int | None) -> Iterator[None]:
         yield
 
 
-def result_of(call: CapturedCall, repetition: int = 0, *, arena: Arena | None = None, last: bool = False) -> Result:
+def result_of(
+    call: CapturedCall, repetition: int = 0, *, arena: Arena | None = None, last: bool = False
+) -> CallFingerprint:
     """Run a call once and return what it writes. Use inside :func:`isolation`.
 
     The run gets its own memory, at a different offset (modulo 4096) in each of 64 repetitions, on the host within
@@ -113,7 +115,7 @@ def _rooms(call: CapturedCall, repetition: int, arena: Arena, *, last: bool) -> 
     return list(map(torch.from_numpy, rooms))
 
 
-def _result(written: Sequence[torch.Tensor], digests: Sequence[RawDigest]) -> Result:
+def _result(written: Sequence[torch.Tensor], digests: Sequence[RawDigest]) -> CallFingerprint:
     """Convert the tensors that a run wrote to words and samples."""
     words = [
         TensorWord(digest.dtype, digest.shape, digest.stride, digest=digest.value or "blank").text()
@@ -127,7 +129,7 @@ def _result(written: Sequence[torch.Tensor], digests: Sequence[RawDigest]) -> Re
         rest = " ".join(words[MOST_OUTPUTS:]).encode()
         others = TensorWord("others", (len(words) - MOST_OUTPUTS,), (1,), digest=xxhash.xxh3_64_hexdigest(rest))
         words, samples = [*words[:MOST_OUTPUTS], others.text()], [*samples, ""]
-    return Result(tuple(words), tuple(samples))
+    return CallFingerprint(tuple(words), tuple(samples))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -237,7 +239,7 @@ def _measured(
     ``arenas`` hold its own memory and the copies.
     """
     made, copies = arenas
-    results: list[Result] = []
+    results: list[CallFingerprint] = []
     digests: list[list[RawDigest]] = []
 
     def repeat(*, last: bool = False) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hashbench.fingerprint.document import Fingerprints, Kernel
-from hashbench.fingerprint.verify import Change, Verification
+from hashbench.fingerprint.verify import ChangedKernel, Verification
 from hashbench.text import a_few, count, cut_line, one_line, ulps
 
 _MODELS = 3
@@ -112,14 +112,14 @@ def five_lines(
     return "\n".join(lines)
 
 
-def _magnitude(change: Change) -> tuple[float, int, int]:
+def _magnitude(change: ChangedKernel) -> tuple[float, int, int]:
     distance = change.checked.distance
     return distance.max_relative or 0.0, distance.max_ulp or 0, distance.differing
 
 
-def _ops(changes: Sequence[Change]) -> str:
+def _ops(changes: Sequence[ChangedKernel]) -> str:
     """Format changed kernels by op, each with their number and largest distance."""
-    groups: defaultdict[str, list[Change]] = defaultdict(list)
+    groups: defaultdict[str, list[ChangedKernel]] = defaultdict(list)
     for change in changes:
         groups[change.kernel.op].append(change)
     return ", ".join(
@@ -135,9 +135,9 @@ def _names(kernels: Sequence[Kernel]) -> str:
     return a_few([f"{op}{f' x {number}' if number > 1 else ''}" for op, number in ops.items()], 6)
 
 
-def by_library(changed: Sequence[Change]) -> dict[str, list[Change]]:
+def by_library(changed: Sequence[ChangedKernel]) -> dict[str, list[ChangedKernel]]:
     """Group changed kernels by the library that computed them when recorded, the largest group first."""
-    groups: defaultdict[str, list[Change]] = defaultdict(list)
+    groups: defaultdict[str, list[ChangedKernel]] = defaultdict(list)
     for change in changed:
         groups[family(change.kernel.library)].append(change)
     return dict(sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])))
@@ -153,7 +153,7 @@ def family(library: str) -> str:
     return ", ".join(dict.fromkeys(names)) or "unknown"
 
 
-def _line(change: Change) -> str:
+def _line(change: ChangedKernel) -> str:
     """Format a changed kernel in one line.
 
     ``aten.mm.default(float32[8,64], float32[64,8])  forward, backward; in net_a; 3 ulp, 2.1e-07 relative``.
@@ -167,7 +167,7 @@ def _line(change: Change) -> str:
     return f"{kernel.shown}  {'; '.join(told)}"
 
 
-def distance_text(change: Change) -> str:
+def distance_text(change: ChangedKernel) -> str:
     """Format the distance of the sampled elements."""
     distance = change.checked.distance
     if not distance.samples or not distance.differing:
@@ -175,7 +175,7 @@ def distance_text(change: Change) -> str:
     return f"{_how_far(change)} ({distance.differing} of {distance.samples} kept elements differ)"
 
 
-def _how_far(change: Change) -> str:
+def _how_far(change: ChangedKernel) -> str:
     distance = change.checked.distance
     if not distance.samples:
         return "no elements kept"

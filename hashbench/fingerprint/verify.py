@@ -44,7 +44,7 @@ class Checked:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class VerifyRequest:
     """What a fresh process checks.
 
     Attributes:
@@ -83,7 +83,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ChangedKernel:
     """A changed kernel, the models that call it, and its result."""
 
     kernel: Kernel
@@ -107,14 +107,14 @@ class Verification:
     models: tuple[ModelFingerprint, ...]
     kernels: int
     same: int
-    changed: tuple[Change, ...]
+    changed: tuple[ChangedKernel, ...]
     not_run: Mapping[str, tuple[Kernel, ...]]
     left_out: Mapping[str, int]
 
 
 def verify(
     fingerprints: Fingerprints,
-    request: Request,
+    request: VerifyRequest,
     *,
     variables: Mapping[str, str | None] | None = None,
     on_progress: Callable[[str], object] = lambda _: None,
@@ -150,7 +150,7 @@ def verify(
             return summary(chosen, list(results.values()))
 
 
-def _in_child(request: Request, variables: Mapping[str, str | None]) -> tuple[list[Checked], int | None, str]:
+def _in_child(request: VerifyRequest, variables: Mapping[str, str | None]) -> tuple[list[Checked], int | None, str]:
     """Run one fresh process; return its results, the kernel during which it died, and how it died."""
     away = [name for name, value in variables.items() if value is None]
     given = {name: value for name, value in variables.items() if value is not None}
@@ -174,7 +174,7 @@ def summary(fingerprints: Fingerprints, results: Sequence[Checked]) -> Verificat
     """Combine the results of all kernels; equal kernels of several models are merged."""
     by_number = {checked.number: checked for checked in results}
     numbered = enumerate((model, kernel) for model in fingerprints.models for kernel in model.kernels)
-    changed: dict[str, Change] = {}
+    changed: dict[str, ChangedKernel] = {}
     not_run: defaultdict[str, dict[str, Kernel]] = defaultdict(dict)
     same: set[str] = set()
     for number, (model, kernel) in numbered:
@@ -188,7 +188,7 @@ def summary(fingerprints: Fingerprints, results: Sequence[Checked]) -> Verificat
             models = tuple(dict.fromkeys([*changed[key].models, model.name]))
             changed[key] = replace(changed[key], models=models)
         else:
-            changed[key] = Change(kernel, (model.name,), checked)
+            changed[key] = ChangedKernel(kernel, (model.name,), checked)
     left_out: defaultdict[str, int] = defaultdict(int)
     for model in fingerprints.models:
         for reason, calls in model.left_out.items():

@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 
 from hashbench.native import cache as caches
-from hashbench.native.cache import Failure, UnusableFolderError
+from hashbench.native.cache import BuildFailure, UnusableFolderError
 from hashbench.processes import describe_end, python_calling, run, tell_phase
 from hashbench.text import one_line, shorten
 
@@ -141,7 +141,7 @@ def _build_in(
             except _CompilerError as error:
                 reasons.append(f"{shlex.join(compiler.command)}: {error}")
         what = f"the native recorder cannot be built ({'; '.join(reasons)})"
-        caches.remember_failure(folder, recipe.prefix, Failure(tried, what))
+        caches.remember_failure(folder, recipe.prefix, BuildFailure(tried, what))
         return Unavailable(what, RETRY)
 
 

@@ -48,7 +48,7 @@ class UnusableFolderError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class BuildFailure:
     """Failure of ``compilers`` (paths, sizes and mtimes of the programs) to build a library."""
 
     compilers: str
@@ -208,13 +208,13 @@ def failure(folder: Path, prefix: str, compilers: str) -> str:
     try:
         if time.time() - path.stat().st_mtime > FAILURE_HOURS * 3600:
             return ""
-        found = from_json(Failure, read_json(path))
+        found = from_json(BuildFailure, read_json(path))
     except (OSError, ValueError):
         return ""
     return one_line(found.what) if found.compilers == compilers else ""
 
 
-def remember_failure(folder: Path, prefix: str, failed: Failure) -> None:
+def remember_failure(folder: Path, prefix: str, failed: BuildFailure) -> None:
     """Save a failure for :func:`failure`, if the folder is writable."""
     with contextlib.suppress(OSError):
         replace_file(_failure(folder, prefix), json.dumps(to_json(failed)))

@@ -269,7 +269,7 @@ class Library:
         return self.make()  # the trace has ended in between
 
 
-class _MethodDef(ctypes.Structure):
+class _PyMethodDef(ctypes.Structure):
     """``PyMethodDef`` of Python's C API."""
 
     _fields_ = (
@@ -284,7 +284,7 @@ def _functions(address: int, count: int) -> list[Any]:
     """Build Python functions from consecutive ``MethodDef``s of the recorder: the cheapest kind to call."""
     make = ctypes.pythonapi.PyCFunction_NewEx
     make.restype, make.argtypes = ctypes.py_object, (_POINTER, _POINTER, _POINTER)
-    return [make(address + i * ctypes.sizeof(_MethodDef), None, None) for i in range(count)]
+    return [make(address + i * ctypes.sizeof(_PyMethodDef), None, None) for i in range(count)]
 
 
 def _constructors() -> list[int]:
@@ -308,7 +308,7 @@ def _constructors() -> list[int]:
         keywords = 3  # METH_VARARGS | METH_KEYWORDS
         if (
             address is None
-            or (made := _MethodDef.from_address(address)).name != name.encode()
+            or (made := _PyMethodDef.from_address(address)).name != name.encode()
             or made.flags & 15 != keywords
         ):
             raise OSError(f"torch.Tensor.{name} is not the method that is known")

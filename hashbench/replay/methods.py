@@ -28,7 +28,7 @@ Method = Callable[[str, Replayer, Budget], ExperimentResult]
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ReplayChange:
     """An experiment that repeats a subject under one change: a captured call, the items of a batch, a pair of calls.
 
     Attributes:
@@ -66,13 +66,13 @@ class Change:
 # ------------------------------------------------------------------------------------------ settings and libraries
 
 
-def _settings(**values: str) -> Change:
-    return Change(lambda: applied({name.replace("__", "."): text for name, text in values.items()}))
+def _settings(**values: str) -> ReplayChange:
+    return ReplayChange(lambda: applied({name.replace("__", "."): text for name, text in values.items()}))
 
 
-def _attention(backend: SDPBackend) -> Change:
+def _attention(backend: SDPBackend) -> ReplayChange:
     """Force one attention implementation; torch raises if it does not support the call."""
-    return Change(functools.partial(sdpa_kernel, backend), inside=True)
+    return ReplayChange(functools.partial(sdpa_kernel, backend), inside=True)
 
 
 @contextmanager
@@ -117,7 +117,7 @@ def _is_tf32_on(owner: Any) -> bool:
 def busy_stream(name: str, replayer: Replayer, left: Budget) -> ExperimentResult:
     """Replay the call next to a second stream of its device that stays busy for longer."""
     change = functools.partial(controls.second_stream, replayer.call.device, replayer.cost)
-    return Change(change, each=True, disturbs=True)(name, replayer, left)
+    return ReplayChange(change, each=True, disturbs=True)(name, replayer, left)
 
 
 # --------------------------------------------------------------------------------------------------- other content
@@ -131,7 +131,7 @@ def exact_values(name: str, replayer: Replayer, left: Budget) -> ExperimentResul
     forms = replayer.call.tensors
     if forms and all(isinstance(form, TensorForm) and not _is_inexact(form.dtype) for form in forms):
         return replayer.repeated.result(name, note="all inputs are whole numbers as they are")
-    return Change(call=with_exact_values)(name, replayer, left)
+    return ReplayChange(call=with_exact_values)(name, replayer, left)
 
 
 def with_exact_values(call: CapturedCall) -> CapturedCall:
@@ -375,16 +375,16 @@ def poison(name: str, replayer: Replayer, left: Budget) -> ExperimentResult:
 # -------------------------------------------------------------------------------------------------------- the table
 
 METHODS: Mapping[str, Method] = {
-    "one_thread": Change(controls.one_thread),
+    "one_thread": ReplayChange(controls.one_thread),
     "exact_values": exact_values,
-    "copied_sources": Change(call=with_copied_sources),
+    "copied_sources": ReplayChange(call=with_copied_sources),
     "poison": poison,
     "generators": generators,
-    "entropy": Change(controls.constant_entropy, outside=True),
-    "clocks": Change(controls.ticking_clocks, outside=True),
-    "one_worker": Change(controls.single_worker_pools, outside=True),
+    "entropy": ReplayChange(controls.constant_entropy, outside=True),
+    "clocks": ReplayChange(controls.ticking_clocks, outside=True),
+    "one_worker": ReplayChange(controls.single_worker_pools, outside=True),
     "moved": moved,
-    "busy": Change(controls.busy_threads, disturbs=True),
+    "busy": ReplayChange(controls.busy_threads, disturbs=True),
     "busy_stream": busy_stream,
     "fresh_memory": fresh_memory,
     "deterministic": _settings(deterministic_algorithms="on", fill_uninitialized_memory="False"),
@@ -399,7 +399,7 @@ METHODS: Mapping[str, Method] = {
     "sdpa_flash": _attention(SDPBackend.FLASH_ATTENTION),
     "sdpa_efficient": _attention(SDPBackend.EFFICIENT_ATTENTION),
     "sdpa_cudnn": _attention(SDPBackend.CUDNN_ATTENTION),
-    "tf32_off": Change(functools.partial(tf32, on=False)),
-    "tf32_on": Change(functools.partial(tf32, on=True)),
+    "tf32_off": ReplayChange(functools.partial(tf32, on=False)),
+    "tf32_on": ReplayChange(functools.partial(tf32, on=True)),
 }
 """Implementation of each call experiment of ``catalog.EXPERIMENTS``, in the same order."""

@@ -86,7 +86,7 @@ class _FormEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _CallSite:
     node: str
     phase: str
     module: str
@@ -95,7 +95,7 @@ class _Place:
 
 
 @dataclass(frozen=True, slots=True)
-class _Document:
+class _CallDocument:
     """``args``, ``kwargs``: see :func:`encoded`. ``recorded`` is kept as it is."""
 
     schema: int
@@ -108,7 +108,7 @@ class _Document:
     settings: Mapping[str, str]
     threads: int
     grad_enabled: bool
-    place: _Place
+    place: _CallSite
     recorded: Mapping[str, object]
     tensors_sha256: str
     sha256: str = ""
@@ -146,7 +146,7 @@ def document(call: CapturedCall, *, tensors: Path, recorded: Mapping[str, Any]) 
             fields = {item.name: getattr(tensor, item.name) for item in dataclasses.fields(tensor)}
             entries.append(_FormEntry(**{**fields, "dtype": str(tensor.dtype)}))
     content = to_json(
-        _Document(
+        _CallDocument(
             schema=CALL_SCHEMA,
             op=call.op,
             args=tuple(encoded(value) for value in call.args),
@@ -160,7 +160,7 @@ def document(call: CapturedCall, *, tensors: Path, recorded: Mapping[str, Any]) 
             settings=call.settings,
             threads=call.threads,
             grad_enabled=call.grad_enabled,
-            place=_Place(*(getattr(call, name) for name in _Place.__slots__)),
+            place=_CallSite(*(getattr(call, name) for name in _CallSite.__slots__)),
             recorded=recorded,
             tensors_sha256=_sha256(tensors),
         )
@@ -221,7 +221,7 @@ def read_checked(folder: Path) -> SavedCall:
     """Read the call as :func:`read` does; raise ``ValueError`` for invalid files."""
     content, tensors = _read_document(folder / CALL_FILE), _Tensors(folder / TENSORS_FILE)
     tensors.load(str(content.get("tensors_sha256")))
-    document = from_json(_Document, content, where=CALL_FILE)
+    document = from_json(_CallDocument, content, where=CALL_FILE)
     named = named_in([content[name] for name in ("args", "kwargs", "tensors", "memories")])
     named |= {name for name in tensors.held("random_states", dict) if isinstance(name, str)}
     tensors.moved = substitutes(named, devices_here())
@@ -239,7 +239,7 @@ def _read_document(path: Path) -> dict[str, Any]:
     return content
 
 
-def _call(document: _Document, tensors: _Tensors) -> CapturedCall:
+def _call(document: _CallDocument, tensors: _Tensors) -> CapturedCall:
     memories = tensors.memories(document.memories)
     forms = tuple(tensors.tensor(entry, memories) for entry in document.tensors)
     generators = tuple(_flat(item, torch.uint8) for item in tensors.held("generators", list))
@@ -265,7 +265,7 @@ def _call(document: _Document, tensors: _Tensors) -> CapturedCall:
         settings={name: tensors.moved.get(value, value) for name, value in document.settings.items()},
         grad_enabled=document.grad_enabled,
         threads=within(document.threads, "threads", least=1, most=_MOST_THREADS),
-        **{name: getattr(document.place, name) for name in _Place.__slots__},
+        **{name: getattr(document.place, name) for name in _CallSite.__slots__},
     )
     try:
         with preserved_rng(), applied(call.settings):

@@ -73,7 +73,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class _Name:
+class _OpName:
     """A name in parts: ``max_pool2d_with_indices_backward`` is stem ``max_pool``, 2 dimensions, backward."""
 
     stem: str
@@ -170,7 +170,7 @@ def _matching(items: Iterable[Item], op: str, *, backward_of: str) -> list[Item]
     ]
 
 
-def _is_about(item: Item, name: _Name, *, differentiating: bool) -> bool:
+def _is_about(item: Item, name: _OpName, *, differentiating: bool) -> bool:
     """Return True if an item is about an op. An entry for calling a function holds for its backward kernel too."""
     if item.differentiating and not differentiating:
         return False
@@ -182,7 +182,7 @@ def _is_about(item: Item, name: _Name, *, differentiating: bool) -> bool:
     )
 
 
-def _aten_names(op: str) -> tuple[_Name, ...]:
+def _aten_names(op: str) -> tuple[_OpName, ...]:
     """Return the public names that an ATen op may go by; empty for other ops."""
     namespace, _, rest = op_of(op).partition(".")
     if namespace != "aten":
@@ -191,16 +191,16 @@ def _aten_names(op: str) -> tuple[_Name, ...]:
     backward = "backward" in bare.split("_")
     words = [word for word in bare.split("_") if word and word not in _DECORATIONS]
     if words[:1] == ["upsample"]:
-        return (_Name("interpolate", "", "_".join(words[1:]), backward),)
+        return (_OpName("interpolate", "", "_".join(words[1:]), backward),)
     if "transpose" in words and words[0] in ("conv", "convolution"):
-        return (_Name("conv_transpose", dimensions, "", backward),)
+        return (_OpName("conv_transpose", dimensions, "", backward),)
     stem = "_".join(words)
-    return tuple(_Name(name, dimensions, "", backward) for name in _PUBLIC_NAMES.get(stem, (stem,)))
+    return tuple(_OpName(name, dimensions, "", backward) for name in _PUBLIC_NAMES.get(stem, (stem,)))
 
 
-def _public_name(name: str) -> _Name:
+def _public_name(name: str) -> _OpName:
     """Split a public name: ``torch.nn.AdaptiveAvgPool2d`` has the stem ``adaptive_avg_pool`` and 2 dimensions."""
-    return _Name(*_without_dimensions(_CAPITALS.sub("_", name.rpartition(".")[2]).lower().strip("_")))
+    return _OpName(*_without_dimensions(_CAPITALS.sub("_", name.rpartition(".")[2]).lower().strip("_")))
 
 
 def _without_dimensions(name: str) -> tuple[str, str]:

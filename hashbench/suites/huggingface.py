@@ -46,7 +46,7 @@ def load(spec: ModelSpec, *, batch_size: int, mode: str) -> Workload:
     training = mode == "training"
     with variables(OFFLINE):  # they are read when transformers is imported
         module = _build(spec)
-    request = Request(module=module, spec=spec, batch_size=batch_size, training=training)
+    request = InputRequest(module=module, spec=spec, batch_size=batch_size, training=training)
     loss = attrgetter("loss") if training else None
     return Workload(module=module, inputs=inputs(request), loss=loss, tokens=_tokens(module))
 
@@ -98,7 +98,7 @@ BOXES_PER_IMAGE = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class InputRequest:
     """Inputs for ``module`` are asked for."""
 
     module: nn.Module
@@ -143,18 +143,18 @@ class Request:
         return {"labels": torch.randint(self.config.num_labels, (self.batch_size, *shape))}
 
 
-def _language_model(request: Request) -> Inputs:
+def _language_model(request: InputRequest) -> Inputs:
     """Draw a token for each position, for masked and causal models alike."""
     return {"input_ids": request.tokens(*request.shape), **request.token_labels(*request.shape)}
 
 
-def _text_to_text(request: Request) -> Inputs:
+def _text_to_text(request: InputRequest) -> Inputs:
     """Give the decoder the tokens of the encoder, as dynamo does."""
     inputs = _language_model(request)
     return {**inputs, "decoder_input_ids": inputs["input_ids"].clone()}
 
 
-def _question_answering(request: Request) -> Inputs:
+def _question_answering(request: InputRequest) -> Inputs:
     """Draw start and end positions of the answer."""
     inputs = {"input_ids": request.tokens(*request.shape)}
     if request.training:
@@ -163,35 +163,35 @@ def _question_answering(request: Request) -> Inputs:
     return inputs
 
 
-def _sequence_classification(request: Request) -> Inputs:
+def _sequence_classification(request: InputRequest) -> Inputs:
     """Draw tokens without padding (id 0, if the configuration says so), so that the last one ends the text."""
     return {"input_ids": request.tokens(*request.shape, lowest=1), **request.class_labels()}
 
 
-def _values(request: Request, *, name: str) -> Inputs:
+def _values(request: InputRequest, *, name: str) -> Inputs:
     """Draw pixels, samples or spectrograms, with one class for each example."""
     return {name: torch.randn(request.shape), **request.class_labels()}
 
 
-def _speech_recognition(request: Request) -> Inputs:
+def _speech_recognition(request: InputRequest) -> Inputs:
     """Draw samples of speech, and in training characters, fewer than the model has frames; 0 is the blank."""
     target = (request.batch_size, request.length("target_length"))
     return {"input_values": torch.randn(request.shape), **request.token_labels(*target, lowest=1)}
 
 
-def _speech_to_text(request: Request) -> Inputs:
+def _speech_to_text(request: InputRequest) -> Inputs:
     """Draw spectrograms, and the text so far."""
     target = (request.batch_size, request.length("target_length"))
     inputs = {"input_features": torch.randn(request.shape), "decoder_input_ids": request.tokens(*target)}
     return {**inputs, **request.token_labels(*target)}
 
 
-def _semantic_segmentation(request: Request) -> Inputs:
+def _semantic_segmentation(request: InputRequest) -> Inputs:
     """Draw a class for each pixel."""
     return {"pixel_values": torch.randn(request.shape), **request.class_labels(*request.shape[2:])}
 
 
-def _object_detection(request: Request) -> Inputs:
+def _object_detection(request: InputRequest) -> Inputs:
     """In training, draw boxes of each image as centre and size, relative to the image, each with a class."""
     inputs: Inputs = {"pixel_values": torch.randn(request.shape)}
     if request.training:
@@ -205,14 +205,14 @@ def _boxes(classes: int) -> dict[str, Tensor]:
     return {"class_labels": torch.randint(classes, (BOXES_PER_IMAGE,)), "boxes": torch.cat([centres, sizes], dim=1)}
 
 
-def _image_text_matching(request: Request) -> Inputs:
+def _image_text_matching(request: InputRequest) -> Inputs:
     """Draw pairs of an image and a text, to be matched within the batch."""
     text = request.tokens(request.batch_size, request.config.text_config.max_position_embeddings)
     inputs: Inputs = {"input_ids": text, "pixel_values": torch.randn(request.shape)}
     return {**inputs, "return_loss": True} if request.training else inputs
 
 
-def _image_text_to_text(request: Request) -> Inputs:
+def _image_text_to_text(request: InputRequest) -> Inputs:
     """Draw a text that begins with an image: one image token, of the last ids, for each patch."""
     vision, image = request.config.vision_config, request.config.image_token_id
     patches = (vision.image_size // vision.patch_size) ** 2
@@ -222,7 +222,7 @@ def _image_text_to_text(request: Request) -> Inputs:
     return {"input_ids": tokens, "pixel_values": pixels, **request.token_labels(*tokens.shape)}
 
 
-TASKS: Mapping[str, Callable[[Request], Inputs]] = {
+TASKS: Mapping[str, Callable[[InputRequest], Inputs]] = {
     "masked_lm": _language_model,
     "causal_lm": _language_model,
     "text_to_text": _text_to_text,

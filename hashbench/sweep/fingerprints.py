@@ -21,7 +21,7 @@ TARGET = "hashbench.check.fingerprint:record_model"
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class RecordedFingerprints:
     """What was recorded: for each model a file of its own, with the environment of the machine that ran it and the
     threads that it had; and for each model without one the reason, by name (``suite/name`` where several suites have a
     model of this name)."""
@@ -44,7 +44,7 @@ def record(
     timeout: float,
     on_progress: Callable[[str], object] = lambda _: None,
     target: str = TARGET,
-) -> Recording:
+) -> RecordedFingerprints:
     """Record as many models at once as the executor can run, which is closed at the end.
 
     Args:
@@ -100,7 +100,7 @@ def record(
     if not made:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in list(failures.items())[:3])
         raise HashbenchError("no model has a fingerprint", consequence=f"nothing was written ({reasons})")
-    return Recording(tuple(made[_key(spec)] for spec in specs if _key(spec) in made), failures)
+    return RecordedFingerprints(tuple(made[_key(spec)] for spec in specs if _key(spec) in made), failures)
 
 
 def _key(spec: ModelSpec) -> tuple[str, str]:

@@ -179,7 +179,7 @@ def run_sweep(
     keyed = _by_key(specs, options.mode)
     with Interrupts() as interrupts, folder.claimed(resume=resume):
         options = replace(options, output=str(folder.path), threads=threads)
-        sweep = _Sweep(
+        sweep = _SweepRun(
             specs=keyed,
             options=options,
             folder=folder,
@@ -187,7 +187,7 @@ def run_sweep(
             resources=resources,
             interrupts=interrupts,
             on_event=on_event,
-            answers=_Answers(folder, options, str(environment.get("key", ""))),
+            answers=_WorkerRows(folder, options, str(environment.get("key", ""))),
             target=target,
             timeout=timeout,
             earlier=earlier,
@@ -206,7 +206,7 @@ def run_sweep(
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class _WorkerRow:
     """The row that a worker wrote or sent, else a synthesised one; ``died``: it ended without one, and not by its time
     limit."""
 
@@ -214,7 +214,7 @@ class _Answer:
     died: bool
 
 
-class _Answers:
+class _WorkerRows:
     """What workers leave, as rows. ``environment_key`` is that of this machine; an environment of another machine that
     is new is kept in the folder."""
 
@@ -222,7 +222,7 @@ class _Answers:
         self._folder, self._options, self._own_environment = folder, options, environment_key
         self._environments = {environment_key}
 
-    def read(self, worker: TaskResult) -> _Answer | None:
+    def read(self, worker: TaskResult) -> _WorkerRow | None:
         """Return the answer of ``worker``; ``None`` if it is lost, since then nothing is known of the model."""
         task = worker.task
         row = self._folder.read_row(task.key, task.spec, mode=self._options.mode)
@@ -234,7 +234,7 @@ class _Answers:
         died = row is None and not worker.timed_out
         row = row or replace(self._without_answer(worker), env="")
         overhead = None if row.seconds is None else max(0.0, round(worker.wall_seconds - row.seconds, 3))
-        return _Answer(replace(row, overhead_seconds=overhead, env=row.env or self.environment_of(worker)), died)
+        return _WorkerRow(replace(row, overhead_seconds=overhead, env=row.env or self.environment_of(worker)), died)
 
     def draft(self, worker: TaskResult, error: str) -> Row | None:
         """Return the row that the runner kept before its diagnosis, with the ``error`` that ended that, if any."""
@@ -278,7 +278,7 @@ class _Answers:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Sweep:
+class _SweepRun:
     """One sweep while it runs. ``specs`` are in the order of the selection, by key as all else. ``rows`` mirrors the
     row files, ``firsts`` the rows that wait for a second attempt; ``losses`` says why nothing is known of
     an attempt."""
@@ -290,7 +290,7 @@ class _Sweep:
     resources: Resources
     interrupts: Interrupts
     on_event: Callable[[Event], object]
-    answers: _Answers
+    answers: _WorkerRows
     target: str
     timeout: float
     earlier: EarlierSweep

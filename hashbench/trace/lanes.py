@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hashbench.trace.build import IndexedTrace, RawLeaf, RawRecord
 
 
-class Lane(NamedTuple):
+class LaneStart(NamedTuple):
     """Start of a lane. Lane 0 is the main thread.
 
     Attributes:
@@ -34,7 +34,7 @@ class Lane(NamedTuple):
 
 
 def in_schedule_independent_order(
-    raw: IndexedTrace, lane_of: Sequence[int], lanes: Sequence[Lane], names: Mapping[int, str]
+    raw: IndexedTrace, lane_of: Sequence[int], lanes: Sequence[LaneStart], names: Mapping[int, str]
 ) -> IndexedTrace:
     """Return the trace in schedule-independent order; ``names`` are the lanes' names."""
     records = raw.records
@@ -55,7 +55,7 @@ def in_schedule_independent_order(
     )
 
 
-def callers_of(numbers: Sequence[int], lane_of: Sequence[int], lanes: Sequence[Lane]) -> dict[int, int]:
+def callers_of(numbers: Sequence[int], lane_of: Sequence[int], lanes: Sequence[LaneStart]) -> dict[int, int]:
     """Return, by record number, the number of the op inside which its lane was started, if that op finished later."""
     found: dict[int, int] = {}
     for number, lane in zip(numbers, lane_of, strict=True):
@@ -68,7 +68,7 @@ def callers_of(numbers: Sequence[int], lane_of: Sequence[int], lanes: Sequence[L
 
 
 def _in_order(
-    records: Sequence[RawRecord], lane_of: Sequence[int], lanes: Sequence[Lane], callers: Mapping[int, int]
+    records: Sequence[RawRecord], lane_of: Sequence[int], lanes: Sequence[LaneStart], callers: Mapping[int, int]
 ) -> list[int]:
     """Return the indices of ``records`` in trace order; ``lane_of`` is the lane of each. All numbers are indices."""
     rows: list[list[int]] = [[] for _ in lanes]

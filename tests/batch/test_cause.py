@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from hashbench.batch.cause import ItemEvidence, Remedy, decide
+from hashbench.batch.cause import ItemEvidence, MeasuredRemedy, decide
 from hashbench.batch.experiments import diagnose_item_call
 from hashbench.batch.item_call import ItemCall
 from hashbench.batch.layout import ItemAxis
@@ -93,10 +93,10 @@ def test_draws_are_not_blamed_if_no_seed_matters() -> None:
 
 def test_advice_lists_measured_remedies_cheapest_first() -> None:
     remedies = (
-        Remedy("pad the batch to 8 items", 4, 0, 3.04, "one item"),
-        Remedy("compute without oneDNN", 4, 1, 0.5),
-        Remedy("compute with one thread", 4, 0, 1.5),
-        Remedy("compute with prayers", 0, 0),
+        MeasuredRemedy("pad the batch to 8 items", 4, 0, 3.04, "one item"),
+        MeasuredRemedy("compute without oneDNN", 4, 1, 0.5),
+        MeasuredRemedy("compute with one thread", 4, 0, 1.5),
+        MeasuredRemedy("compute with prayers", 0, 0),
     )
     arms = (STEADY, NUMBERS, arm("other_content", 0, 9))
 

@@ -10,7 +10,7 @@ import pytest
 from command_helpers import ZOO, Main
 
 from hashbench.fingerprint.document import Fingerprints, Kernel
-from hashbench.fingerprint.verify import Change, Verification
+from hashbench.fingerprint.verify import ChangedKernel, Verification
 
 RECORD = "fingerprint record --inference --suite zoo.py --output out.hbf"
 
@@ -40,7 +40,7 @@ def test_bad_input_gets_one_line(command: str, said: str, main: Main, tmp_path: 
 def verified(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Let ``verify`` find this."""
 
-    def found(*changed: Change, same: int = 0, **not_run: tuple[Kernel, ...]) -> None:
+    def found(*changed: ChangedKernel, same: int = 0, **not_run: tuple[Kernel, ...]) -> None:
         verification = Verification((), same + len(changed), same, changed, not_run, {})
         monkeypatch.setattr("hashbench.fingerprint.document.read", lambda _: Fingerprints({}, ()))
         monkeypatch.setattr("hashbench.fingerprint.verify.verify", lambda *_, **__: verification)

@@ -269,7 +269,7 @@ def test_differing_fixed_order_says_it_had_no_time(
     known, made = case("sequence"), list[str]()
     known.spec = ModelSpec("suite", "model")
 
-    def in_processes(_: driver.Case, name: str, *, runs: int) -> list[ExperimentResult]:
+    def in_processes(_: driver.DiagnosisCase, name: str, *, runs: int) -> list[ExperimentResult]:
         made.append(f"{name} {runs}")
         return [
             ExperimentResult(name, "process", 3, 3, 4)
@@ -570,10 +570,10 @@ STAGES = {
 }
 
 
-def case(origin: str, accuracy: str = "eager_two_runs_differ") -> driver.Case:
+def case(origin: str, accuracy: str = "eager_two_runs_differ") -> driver.DiagnosisCase:
     divergence = Divergence(origin, "x", "aten.mm.default", 1, "forward", 0, "", "", "")
     outcome = Outcome(accuracy, "on", verdict=Verdict(("output",), divergence, ()))
-    return driver.Case(lambda **_: Failure("no run"), RunOptions(diagnose_budget=60.0), outcome)
+    return driver.DiagnosisCase(lambda **_: Failure("no run"), RunOptions(diagnose_budget=60.0), outcome)
 
 
 def result(name: str, differing: int, found: str = "") -> ExperimentResult:
@@ -614,7 +614,7 @@ def test_proven_causes_spare_fresh_processes(origin: str, *, always: bool) -> No
 @pytest.mark.parametrize("perturbation", ["collector", "load", ""])
 def test_the_garbage_collector_is_held_still_where_it_was_provoked(perturbation: str) -> None:
     known = case("outside")
-    provoked = driver.Case(known.attempt, known.options, replace(known.outcome, perturbation=perturbation))
+    provoked = driver.DiagnosisCase(known.attempt, known.options, replace(known.outcome, perturbation=perturbation))
     arms = driver.control_environment(provoked, driver.Findings(Evidence("outside"))).evidence.arms
     assert ("no_collector" in [arm.name for arm in arms]) == (perturbation == "collector")
 
@@ -633,7 +633,7 @@ def test_fresh_processes_trace_by_the_tracer_of_the_runs(
     without = case("state")
     outcome = replace(without.outcome, tracer=traced_by)
     spec = ModelSpec("suite", "model")
-    driver.start_processes(driver.Case(without.attempt, without.options, outcome, spec=spec), OPEN)
+    driver.start_processes(driver.DiagnosisCase(without.attempt, without.options, outcome, spec=spec), OPEN)
     assert told == [asked]
 
 

@@ -204,7 +204,7 @@ def test_poison_ends_early_where_none_asked_for_follows() -> None:
 
 
 def test_the_pairs_of_a_diagnosis_know_where_the_model_runs() -> None:
-    case = driver.Case(run_of(lambda: torch.ones(3)), RunOptions(device="cuda:1"), Outcome("pass", "on"))
+    case = driver.DiagnosisCase(run_of(lambda: torch.ones(3)), RunOptions(device="cuda:1"), Outcome("pass", "on"))
     assert case.pairs.device == torch.device("cuda:1")
 
 

@@ -10,12 +10,12 @@ import pytest
 from hashbench.fingerprint import bisect
 from hashbench.fingerprint.bisect import Setting, Trial, bisection_text, candidates
 from hashbench.fingerprint.document import Fingerprints, Kernel
-from hashbench.fingerprint.verify import CHANGED, Change, Checked
+from hashbench.fingerprint.verify import CHANGED, ChangedKernel, Checked
 
 
-def of(library: str, *, now: str = "") -> Change:
+def of(library: str, *, now: str = "") -> ChangedKernel:
     kernel = Kernel("aten.mm.default", (), {}, (), "forward", 1, library, (), ())
-    return Change(kernel, ("net",), Checked(0, CHANGED, library=now))
+    return ChangedKernel(kernel, ("net",), Checked(0, CHANGED, library=now))
 
 
 def environment(*, threads: int = 2, capability: str = "AVX512", **variables: str) -> dict[str, Any]:
@@ -23,7 +23,9 @@ def environment(*, threads: int = 2, capability: str = "AVX512", **variables: st
     return {**facts, "variables": variables}
 
 
-def tried(recorded: Mapping[str, Any], here: Mapping[str, Any], *changed: Change, device: str = "cpu") -> list[str]:
+def tried(
+    recorded: Mapping[str, Any], here: Mapping[str, Any], *changed: ChangedKernel, device: str = "cpu"
+) -> list[str]:
     return [setting.text for setting in candidates(recorded, here, changed, device=device)]
 
 
@@ -95,14 +97,14 @@ def test_bisect_stops_when_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     change = of("MKL SGEMM")
     empty = Fingerprints({}, ())
 
-    def verify(_: object, request: bisect.Request, **__: object) -> bisect.Verification:
+    def verify(_: object, request: bisect.VerifyRequest, **__: object) -> bisect.Verification:
         asked.append(request.threads)
         return bisect.Verification((), 1, 0, () if request.threads == 2 else (change,), {}, {})
 
     monkeypatch.setattr(bisect, "verify", verify)
     settings = [Setting("threads", "1", str(number), threads=number) for number in (3, 2, 4)]
     before = bisect.Verification((), 1, 0, (change,), {}, {})
-    trials = bisect.bisect(empty, bisect.Request("base.json"), before, settings)
+    trials = bisect.bisect(empty, bisect.VerifyRequest("base.json"), before, settings)
 
     assert asked == [3, 2]
     assert [trial.explains for trial in trials] == [False, True]

@@ -23,7 +23,7 @@ from tests.replay.replay_helpers import DETERMINISTIC, aten, captured, numbers, 
 pytestmark = pytest.mark.usefixtures("eight_threads")
 
 
-CHANGES = {name: method for name, method in methods.METHODS.items() if isinstance(method, methods.Change)}
+CHANGES = {name: method for name, method in methods.METHODS.items() if isinstance(method, methods.ReplayChange)}
 AROUND = {name: change for name, change in CHANGES.items() if change.around is not UNCHANGED}
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from hashbench.records import SettingsMark
 from hashbench.trace.build import IndexedTrace, RawRecord
-from hashbench.trace.lanes import Lane, callers_of, in_schedule_independent_order
+from hashbench.trace.lanes import LaneStart, callers_of, in_schedule_independent_order
 
 NAMES = {1: "t0.", 2: "t1."}
-MAIN = Lane(-1, 0, -1, 0)
+MAIN = LaneStart(-1, 0, -1, 0)
 
 
 def raw(number: int, name: str, reads: Sequence[int] = ()) -> RawRecord:
@@ -33,7 +33,7 @@ def order(found: IndexedTrace) -> list[str]:
 
 def test_lane_comes_where_it_was_started() -> None:
     """Main records a, starts a lane, records b; the lane's x may be recorded before or after b."""
-    lanes = [MAIN, Lane(0, 1, -1, 0)]
+    lanes = [MAIN, LaneStart(0, 1, -1, 0)]
     late = recorded([raw(0, "a"), raw(1, "b"), raw(2, "x")])
     early = recorded([raw(0, "a"), raw(1, "x"), raw(2, "b")])
     found = [
@@ -45,7 +45,7 @@ def test_lane_comes_where_it_was_started() -> None:
 
 
 def test_lanes_come_in_the_order_they_were_started() -> None:
-    lanes = [MAIN, Lane(0, 0, -1, 0), Lane(0, 0, -1, 0)]
+    lanes = [MAIN, LaneStart(0, 0, -1, 0), LaneStart(0, 0, -1, 0)]
     for interleaved in set(itertools.permutations([1, 1, 2, 2])):
         counts = {1: itertools.count(), 2: itertools.count()}
         records = [raw(at, f"{lane}{next(counts[lane])}") for at, lane in enumerate(interleaved)]
@@ -55,7 +55,7 @@ def test_lanes_come_in_the_order_they_were_started() -> None:
 
 def test_record_comes_after_what_it_reads() -> None:
     """The first lane waits for what the second one wrote."""
-    lanes = [MAIN, Lane(0, 0, -1, 0), Lane(0, 0, -1, 0)]
+    lanes = [MAIN, LaneStart(0, 0, -1, 0), LaneStart(0, 0, -1, 0)]
     records = [raw(0, "1a"), raw(1, "2a"), raw(2, "1b", reads=[1]), raw(3, "2b")]
     found = in_schedule_independent_order(recorded(records), [1, 2, 1, 2], lanes, NAMES)
     assert order(found) == ["1a", "2a", "1b", "2b"]
@@ -63,7 +63,7 @@ def test_record_comes_after_what_it_reads() -> None:
 
 
 def test_numbers_follow_their_records() -> None:
-    lanes = [MAIN, Lane(0, 1, -1, 0)]
+    lanes = [MAIN, LaneStart(0, 1, -1, 0)]
     mark = SettingsMark(2, "end", ())
     given = recorded(
         [raw(0, "a"), raw(1, "b", reads=[0]), raw(2, "x", reads=[0])],
@@ -80,7 +80,7 @@ def test_numbers_follow_their_records() -> None:
 
 
 def test_leaves_are_numbered_by_their_first_read() -> None:
-    lanes = [MAIN, Lane(0, 1, -1, 0)]
+    lanes = [MAIN, LaneStart(0, 1, -1, 0)]
     leaves = [("other", "Elsewhere", "p", 0, None), ("input", "x", "q", 1, None), ("other", "Kept", "r", 2, None)]
     given = recorded([raw(0, "a"), raw(1, "b", reads=[-1]), raw(2, "x", reads=[-2])], leaves=leaves)
     found = in_schedule_independent_order(given, [0, 0, 1], lanes, NAMES)
@@ -91,5 +91,5 @@ def test_leaves_are_numbered_by_their_first_read() -> None:
 
 def test_callers_of_lanes_started_inside_an_op() -> None:
     """Lane 1 was started inside op 3, lane 2 by lane 1, lane 3 outside of any."""
-    lanes = [MAIN, Lane(0, 0, 3, 0), Lane(1, 1, -1, 0), Lane(0, 0, -1, 0)]
+    lanes = [MAIN, LaneStart(0, 0, 3, 0), LaneStart(1, 1, -1, 0), LaneStart(0, 0, -1, 0)]
     assert callers_of([0, 1, 2, 3, 4], [1, 2, 3, 0, 1], lanes) == {0: 3, 1: 3}

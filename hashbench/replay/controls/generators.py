@@ -145,7 +145,7 @@ def _has_state(generator: Any) -> bool:
     return True
 
 
-class _Name(NamedTuple):
+class _ReferrerName(NamedTuple):
     """A candidate name. Lower ``rank`` is more specific; 3 is part of a function. ``package`` is the owner's module."""
 
     rank: int
@@ -188,7 +188,7 @@ class _Referrers:
             return f"an unnamed {type(generator).__module__.partition('.')[0]} {type(generator).__name__}"
         return next((name.text for name in names if name.package.partition(".")[0] not in _NOT_USERS), "")
 
-    def _names(self, one: Any, *, depth: int) -> Iterator[_Name]:
+    def _names(self, one: Any, *, depth: int) -> Iterator[_ReferrerName]:
         for holder in self._of.get(id(one), ()) if depth else ():
             if isinstance(holder, dict):
                 yield from self._names_in_dict(holder, one, depth=depth)
@@ -202,23 +202,25 @@ class _Referrers:
             elif isinstance(holder, types.FunctionType):
                 for part, word in (("closure", "closure"), ("defaults", "default"), ("kwdefaults", "default")):
                     if getattr(holder, f"__{part}__") is one:
-                        yield _Name(3, f"{word} of {holder.__qualname__}", holder.__module__ or "")
+                        yield _ReferrerName(3, f"{word} of {holder.__qualname__}", holder.__module__ or "")
             elif not isinstance(holder, _NAMELESS_HOLDERS):
                 kind = type(holder)
                 names = [name for name, value in _attributes(holder).items() if value is one]
-                yield from (_Name(2, f"{kind.__qualname__}.{name}", kind.__module__) for name in names)
+                yield from (_ReferrerName(2, f"{kind.__qualname__}.{name}", kind.__module__) for name in names)
 
-    def _names_in_dict(self, holder: dict[Any, Any], one: Any, *, depth: int) -> Iterator[_Name]:
+    def _names_in_dict(self, holder: dict[Any, Any], one: Any, *, depth: int) -> Iterator[_ReferrerName]:
         keys = [key for key, value in list(holder.items()) if value is one]
         module = self._modules.get(id(holder)) or _unlisted_module(holder)
         if module:
-            yield from (_Name(0, f"{module.removeprefix(_ZOO)}.{key}", module) for key in keys)
+            yield from (_ReferrerName(0, f"{module.removeprefix(_ZOO)}.{key}", module) for key in keys)
             return
         for owner in self._of.get(id(holder), ()):
             of_class = isinstance(owner, type)
             if of_class or getattr(owner, "__dict__", None) is holder:
                 kind = owner if of_class else type(owner)
-                yield from (_Name(1 if of_class else 2, f"{kind.__qualname__}.{key}", kind.__module__) for key in keys)
+                yield from (
+                    _ReferrerName(1 if of_class else 2, f"{kind.__qualname__}.{key}", kind.__module__) for key in keys
+                )
         for name in self._names(holder, depth=depth - 1):
             yield from (name._replace(text=f"{name.text}[{key!r}]") for key in keys)
 

@@ -101,7 +101,7 @@ class _Shared(ctypes.Structure):
 
 
 @dataclass(frozen=True, slots=True)
-class _Running:
+class _RunningWorker:
     task: Task
     process: Worker
     watched: psutil.Process | None
@@ -159,7 +159,7 @@ class LocalExecutor:
         self._memory_mib = memory_mib
         self._devices = tuple(devices)
         self._preload = tuple(preload)
-        self._running: list[_Running] = []
+        self._running: list[_RunningWorker] = []
         self._silent_since: float | None = None
 
     @property
@@ -193,7 +193,7 @@ class LocalExecutor:
         process, reports = fork_server.spawn(_run_worker, task, asks, shared, preload=self._preload)
         watched = fork_server.watched(process.pid)
         deadline = started + task.timeout
-        self._running.append(_Running(task, process, watched, reports, shared, started, deadline))
+        self._running.append(_RunningWorker(task, process, watched, reports, shared, started, deadline))
 
     def phase(self, key: str) -> str:
         """Return what the worker of a task has written into its shared memory."""
@@ -244,7 +244,7 @@ class LocalExecutor:
         elif now - self._silent_since > _REPORT_SECONDS:
             fork_server.end()
 
-    def _reap(self, running: _Running, *, timed_out: bool) -> TaskResult:
+    def _reap(self, running: _RunningWorker, *, timed_out: bool) -> TaskResult:
         process, watched = running.process, running.watched
         timed_out = timed_out and not fork_server.has_ended(watched)
         # What the server did not live to tell may still run.

@@ -121,7 +121,7 @@ def settled(demand: Demand, nodes: Sequence[Node], *, memory: int, alone: bool) 
 
 
 @dataclass(frozen=True, slots=True)
-class _Running:
+class _SubmittedTask:
     """One attempt, ``submitted`` when it was handed to the cluster. ``answer`` is that of a model which was killed, and
     ``believe_by`` until when its machine may say that it lives: else whatever ended the machine killed it, too."""
 
@@ -227,7 +227,7 @@ class RayExecutor:
         }
         self._client: RayClient | None = None
         self._environments: dict[str, Mapping[str, Any]] = {}
-        self._running: dict[int, _Running] = {}
+        self._running: dict[int, _SubmittedTask] = {}
         self._problems: Counter[str] = Counter()
 
     @property
@@ -287,9 +287,9 @@ class RayExecutor:
 
     def submit(self, task: Task) -> None:
         """Submit ``task`` to the cluster."""
-        self._submit(_Running(task, self._machines.demand, submitted=monotonic()))
+        self._submit(_SubmittedTask(task, self._machines.demand, submitted=monotonic()))
 
-    def _submit(self, attempt: _Running) -> None:
+    def _submit(self, attempt: _SubmittedTask) -> None:
         task = attempt.task
         memory = int((task.memory_mib or 0.0) * _MIB)
         demand = settled(self._machines.demand, self._machines.alive, memory=memory, alone=task.alone)
@@ -358,7 +358,7 @@ class RayExecutor:
             ended["storage_error"] = f"on {self._machines.address_of(node)}: {ended['storage_error']}"
         return TaskResult(attempt.task, **ended, environment=self._environments[node])
 
-    def _confirm(self, attempt: _Running, answer: Mapping[str, Any]) -> None:
+    def _confirm(self, attempt: _SubmittedTask, answer: Mapping[str, Any]) -> None:
         """Let the machine where a model was killed say that it lives: if it does not, that is what killed the model."""
         task = self._cluster.submit(_CONFIRM, "{}", node=str(answer["node"]), **Demand(cpus=0).options())
         self._running[task] = replace(attempt, answer=answer, believe_by=monotonic() + _CONFIRM_SECONDS)
@@ -426,7 +426,7 @@ def _unusable(address: str, problem: str, *, tip: str) -> HashbenchError:
     )
 
 
-def _lost(attempt: _Running, how: str) -> TaskResult:
+def _lost(attempt: _SubmittedTask, how: str) -> TaskResult:
     """Return the result of a task without an answer, of an unknown machine."""
     seconds = monotonic() - attempt.submitted
     return TaskResult(attempt.task, seconds, exit_code=-signal.SIGKILL, lost=how, environment={})

@@ -15,7 +15,7 @@ from hashbench.records import TensorDigest, contiguous_stride
 from hashbench.trace import arguments
 from hashbench.trace.build import RawLeaf, RawRecord
 from hashbench.trace.digest import RawDigest, dtype_name
-from hashbench.trace.lanes import Lane
+from hashbench.trace.lanes import LaneStart
 from hashbench.trace.module_paths import Contexts
 from hashbench.trace.native.ops import Op
 from hashbench.trace.reads import PLAIN_TYPES
@@ -61,7 +61,7 @@ def content_of(
     return [records.tobytes(), leaves.tobytes(), *parts, repr(texts).encode()], named
 
 
-class Kept:
+class DecodedTrace:
     """Content of the recorder for one trace, as Python records and leaves."""
 
     def __init__(self, library: Library, recorder: int, ops: Mapping[int, Op]) -> None:
@@ -74,9 +74,9 @@ class Kept:
 
     # ------------------------------------------------------------------------- of all records, also those of Python's
 
-    def lanes(self) -> list[Lane]:
+    def lanes(self) -> list[LaneStart]:
         """Return the lanes by number; the first is the main thread."""
-        return list(map(Lane._make, self._unpacked(LANES, _LANE)))
+        return list(map(LaneStart._make, self._unpacked(LANES, _LANE)))
 
     def lane_of(self, number: int) -> int:
         """Return the number of a record's lane."""

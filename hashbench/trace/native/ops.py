@@ -24,7 +24,7 @@ class Op:
         self.kinds = [
             str(argument.real_type).removeprefix("Optional[").removesuffix("]") for argument in schema.arguments
         ]
-        self.places = _Places(self.names)
+        self.places = _ArgumentNames(self.names)
 
 
 def plan_of(func: Any) -> OpPlan:
@@ -35,7 +35,7 @@ def plan_of(func: Any) -> OpPlan:
     return replace(plan, seeded=True, drawn_inside=True) if open_ else plan
 
 
-class _Places(dict[int, "int | str"]):
+class _ArgumentNames(dict[int, "int | str"]):
     """Cache of argument names in records, by ``Read::argument`` of ``tables.h``."""
 
     def __init__(self, names: Sequence[int | str]) -> None:

@@ -22,7 +22,7 @@ from hashbench.trace.compiled_records import CompiledRecords
 from hashbench.trace.digest import BY_DTYPE, is_waiting
 from hashbench.trace.lanes import callers_of, in_schedule_independent_order
 from hashbench.trace.module_paths import ModulePaths
-from hashbench.trace.native.decode import Kept, content_of
+from hashbench.trace.native.decode import DecodedTrace, content_of
 from hashbench.trace.native.forwarded import ForwardedCalls
 from hashbench.trace.native.nodes import RecorderNodes
 from hashbench.trace.native.ops import Ops
@@ -144,7 +144,7 @@ class NativeTracer:
         raw, contexts = self.raw, self.raw.modules.contexts
         results: Sequence[RawResult] = list(raw.results)
         made, early_results = raw.made()
-        kept = Kept(self._library, self.nodes.recorder, self._ops.by_number)
+        kept = DecodedTrace(self._library, self.nodes.recorder, self._ops.by_number)
         in_python = [kept.placed(record, contexts) for record in made]
         records: Sequence[RawRecord]
         notes: Mapping[int, Mapping[str, Any]]

@@ -551,7 +551,7 @@ def test_queries_during_recording_see_finished_calls(
         thread.start()
         assert INNER.wait(60)
 
-        class Meanwhile(native_tracer.Kept):
+        class Meanwhile(native_tracer.DecodedTrace):
             def __init__(self, *arguments: Any) -> None:
                 if not before:
                     super().__init__(*arguments)
@@ -561,6 +561,6 @@ def test_queries_during_recording_see_finished_calls(
                     super().__init__(*arguments)
 
         with monkeypatch.context() as patched:
-            patched.setattr(native_tracer, "Kept", Meanwhile)
+            patched.setattr(native_tracer, "DecodedTrace", Meanwhile)
             assert {"aten.ones.default", "aten.add.Tensor"} <= set(trace.stats["operation_types"])
     assert names(trace.finish().records) == ["ones", "add", "waits", "mul"]
