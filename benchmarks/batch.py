@@ -19,8 +19,8 @@ from benchmarks.table import Table, against
 from hashbench.diagnose.fresh_process import TORCH_ALONE, served
 from hashbench.records import BATCH_INVARIANCE, ModelSpec, RunOptions
 from hashbench.suites import registry
-from hashbench.sweep.executors.fork_server import WORKER_VARIABLES
 from hashbench.sweep.executors.local import LocalExecutor, preload_for
+from hashbench.workers import WORKER_VARIABLES
 
 GOAL, ROUNDS = 3.0, 3
 MODELS = {

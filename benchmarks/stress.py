@@ -30,8 +30,8 @@ from hashbench.diagnose import fresh_process
 from hashbench.records import ModelSpec, Row, RunOptions
 from hashbench.suites import registry
 from hashbench.sweep.executors import Task
-from hashbench.sweep.executors.fork_server import WORKER_VARIABLES
 from hashbench.sweep.executors.local import LocalExecutor, preload_for
+from hashbench.workers import WORKER_VARIABLES
 
 GOAL = 2.5
 ROUNDS = 3

@@ -22,7 +22,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
-from time import monotonic, process_time
+from time import monotonic, process_time, sleep
 from types import FrameType, MappingProxyType
 from typing import IO, Never
 
@@ -35,6 +35,8 @@ NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 _LAST_WAIT = 10.0
 """Seconds for a killed process to disappear; only one stuck in the kernel needs longer."""
+
+_POLL_SECONDS = 0.01
 
 _CALL = """
 import pkgutil, sys
@@ -165,6 +167,11 @@ class Child:
     def __exit__(self, *_: object) -> None:
         self.end()
 
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
     def status(self) -> int | None:
         """Return its exit status, negative for a signal; ``None`` while it runs."""
         return self._process.poll()
@@ -208,6 +215,31 @@ def end_family(pid: int, *, group: bool = True, running: bool = True) -> None:
     for process in family:
         with contextlib.suppress(psutil.Error):
             process.kill()
+
+
+def watched(pid: int | None) -> psutil.Process | None:
+    """Return the process, safe against reuse of its number; ``None`` if it is gone already."""
+    try:
+        return None if pid is None else psutil.Process(pid)
+    except psutil.NoSuchProcess:
+        return None
+
+
+def has_ended(process: psutil.Process | None) -> bool:
+    """Return True if it is gone or a zombie."""
+    ended = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    try:
+        return process is None or not process.is_running() or process.status() in ended
+    except psutil.NoSuchProcess:
+        return True
+
+
+def wait_for_end(process: psutil.Process | None, seconds: float) -> bool:
+    """Wait for a killed process, of any parent, to end; return False if it is still there after ``seconds``."""
+    deadline = monotonic() + seconds
+    while not has_ended(process) and monotonic() < deadline:
+        sleep(_POLL_SECONDS)
+    return has_ended(process)
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,35 +384,37 @@ def _flush() -> None:
 # --------------------------------------------------------------------------------------------------- in a child
 
 
-def end_with_input() -> None:
-    """Give this process an empty standard input, and kill its process group when the real one closes."""
+def end_with_input(*, group: bool = True) -> None:
+    """Give this process an empty standard input, and kill it, by default with its process group, when the real one
+    closes."""
     lifeline = os.dup(0)
     empty = os.open(os.devnull, os.O_RDONLY)
     os.dup2(empty, 0)
     os.close(empty)
-    end_with(lifeline)
+    end_with(lifeline, group=group)
 
 
-def end_with(lifeline: int) -> None:
-    """Kill this process group when the pipe behind ``lifeline``, which has no writer but the parent, is closed.
+def end_with(lifeline: int, *, group: bool = True) -> None:
+    """Kill this process, by default its group, when the pipe behind ``lifeline``, which has no writer but the parent,
+    is closed.
 
     Uses a kernel signal if possible: a thread needs the GIL, which a hanging extension may hold, and makes memory
     addresses depend on its timing.
     """
     if hasattr(fcntl, "F_SETSIG"):
         with contextlib.suppress(OSError):
-            fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
+            fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp() if group else os.getpid())
             fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
             fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
             if not select.select([lifeline], [], [], 0)[0]:
                 return
-    threading.Thread(target=_kill_group_at_eof, args=(lifeline,), name="hashbench lifeline", daemon=True).start()
+    threading.Thread(target=_kill_at_eof, args=(lifeline, group), name="hashbench lifeline", daemon=True).start()
 
 
-def _kill_group_at_eof(lifeline: int) -> None:
+def _kill_at_eof(lifeline: int, group: bool) -> None:
     while os.read(lifeline, 4096):
         pass
-    os.killpg(0, signal.SIGKILL)
+    os.kill(0 if group else os.getpid(), signal.SIGKILL)
 
 
 def exit_at_once(status: int = 0) -> Never:

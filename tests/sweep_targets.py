@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import psutil
@@ -220,7 +220,9 @@ def _first_time(spec, options) -> bool:
 
 
 def _neighbours() -> str:
-    return f"beside {len(psutil.Process(os.getppid()).children()) - 1} others"
+    commands = [child.cmdline() for child in psutil.Process(os.getppid()).children()]
+    forks = [command for command in commands if "hashbench.workers:serve" in command]
+    return f"beside {len(forks) - 1} others"
 
 
 def do_die_once(spec, options):
@@ -278,10 +280,11 @@ def do_signals(*_):
 
 
 def do_tell_pipes(*_):
-    """Of those that keep the fork server and multiprocessing's resource tracker running."""
-    server, tracker = forkserver._forkserver, resource_tracker._resource_tracker
-    inherited = os.get_inheritable(tracker._fd)
-    return f"server's pipe {server._forkserver_alive_fd}, tracker's inherited {inherited}"
+    """Of multiprocessing's resource tracker, and what else this process has of its server."""
+    tracker = resource_tracker._resource_tracker
+    open_files = {path.readlink().name for path in Path("/proc/self/fd").iterdir() if path.is_symlink()}
+    sockets = sorted(name for name in open_files if name.startswith("socket:"))
+    return f"tracker's inherited {os.get_inheritable(tracker._fd)}, sockets {sockets}"
 
 
 def do_asks(spec, _options):
@@ -336,7 +339,7 @@ def main(arguments: list[str]) -> int:
 
     output = Path(arguments[0])
     jobs = int(arguments[arguments.index("--jobs") + 1]) if "--jobs" in arguments else 1
-    preload = arguments[arguments.index("--preload") + 1 :][:1] if "--preload" in arguments else []
+    preload = arguments[arguments.index("--preload") + 1].split() if "--preload" in arguments else []
     models = [spec(*argument.split("=")) for argument in arguments if "=" in argument]
     try:
         run_sweep(

@@ -29,6 +29,7 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     ("errors text", NO_MODULE),
     ("io", NO_MODULE),
     ("processes imports", NO_MODULE),
+    ("workers", NO_MODULE),
     ("native", frozenset({"build", "library"})),
     ("devices", frozenset({"ledger", "reference", "triton_kernel"})),
     (
@@ -89,7 +90,6 @@ NEVER_TORCH = (
     "report",
     "results",
     "sweep.run",
-    "sweep.executors.fork_server",
     "sweep.executors.local",
     "sweep.executors.ray",
     "sweep.executors.ray_client",
@@ -97,6 +97,7 @@ NEVER_TORCH = (
     "divergence",
     "trace.file",
     "tools.pipeline.comparing",
+    "workers",
 )
 """What only reads and runs: it never imports torch, not even inside a function."""
 

@@ -112,7 +112,7 @@ def _compare(parsed: argparse.Namespace) -> int:
 
 def _env(parsed: argparse.Namespace) -> int:
     from hashbench.run.environment import collect_in_child
-    from hashbench.sweep.executors.fork_server import WORKER_VARIABLES
+    from hashbench.workers import WORKER_VARIABLES
 
     print(json.dumps(collect_in_child(device=parsed.device, variables=WORKER_VARIABLES), indent=2))
     return 0

@@ -131,7 +131,7 @@ def _check_device(requests: Iterable[SweepRequest]) -> None:
     """Raise if this machine lacks a device or tracer, before the night has a folder. A cluster is not asked."""
     from hashbench.run.environment import collect_in_child
     from hashbench.sweep import LOCAL
-    from hashbench.sweep.executors.fork_server import WORKER_VARIABLES
+    from hashbench.workers import WORKER_VARIABLES
 
     asked = {(request.options.device, request.options.tracer) for request in requests if request.executor == LOCAL}
     for device, tracer in asked:

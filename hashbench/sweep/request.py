@@ -27,12 +27,12 @@ from hashbench.run import environment as fingerprints
 from hashbench.suites import registry
 from hashbench.suites.selection import Selection
 from hashbench.sweep import EXECUTORS, LOCAL
-from hashbench.sweep.executors import Executor, RayCluster, fork_server
-from hashbench.sweep.executors.fork_server import WORKER_VARIABLES
-from hashbench.sweep.executors.local import NATIVE_PRELOAD, LocalExecutor, answer_of_a_fork, preload_for
+from hashbench.sweep.executors import Executor, RayCluster
+from hashbench.sweep.executors.local import NATIVE_PRELOAD, LocalExecutor, answer_of_a_fork, begin_server, preload_for
 from hashbench.sweep.fingerprints import record as record_fingerprints
 from hashbench.sweep.run import Event, SweepOpened, SweepResult, run_sweep
 from hashbench.sweep.schedule import EarlierSweep
+from hashbench.workers import WORKER_VARIABLES
 
 _FEWEST_MIB_FOR_A_POOL = 6400
 """Of available memory: four Pythons that have imported torch take a quarter of it, for as long as the sweep lasts."""
@@ -94,7 +94,7 @@ def run(
             and options.device == "cpu"
             and any(map(registry.is_imported, request.selection.suites))
         ):
-            fork_server.begin(preload_for(options.tracer, fingerprinted=request.fingerprints))  # while files are listed
+            begin_server(preload_for(options.tracer, fingerprinted=request.fingerprints))  # while files are listed
         catalog = [spec for suite in request.selection.suites for spec in registry.catalog(suite)]
         specs = request.selection.of(catalog)
         _refuse_batch_size(options, specs)

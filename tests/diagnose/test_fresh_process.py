@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,15 @@ def told(found: FreshRuns) -> list[list[str]]:
 
 
 def servers_of_fresh_processes() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if "fresh_process:serve" in " ".join(child.cmdline())]
+    """Return those of this process; a sweep's server, which may be there too, imports something else."""
+    imported = "hashbench.diagnose.fresh_process"
+    return [child for child in psutil.Process().children() if imported in command_of(child)]
+
+
+def command_of(process: psutil.Process) -> list[str]:
+    with contextlib.suppress(psutil.Error):
+        return process.cmdline()
+    return []
 
 
 def server_of_fresh_processes() -> psutil.Process:
@@ -66,7 +73,7 @@ def test_each_process_makes_its_runs_and_knows_nothing_of_the_others() -> None:
 def test_a_server_makes_single_processes_without_a_new_python(monkeypatch: pytest.MonkeyPatch) -> None:
     start = "some model (3, 8) [1, None, 2.5] 99 warn"
     with fresh_process.served("fresh_targets:Runner"):
-        monkeypatch.setattr(fresh_process, "_run_all", None)
+        monkeypatch.setattr(fresh_process, "ServerProcess", None)
         for _ in range(3):
             assert told(fresh("tell", runs=2)) == [[f"{start} 1", f"{start} 2"]], "each is a fork of its own"
         with pytest.raises(TypeError):
@@ -106,13 +113,7 @@ def test_pool_processes_have_hash_seeds_of_their_own(monkeypatch: pytest.MonkeyP
     assert not fresh_process.is_pooled()
     with fresh_process.pooled("fresh_targets:Runner", preload=("fresh_targets:preloaded",)):
         assert fresh_process.is_pooled()
-
-        def run_all(tasks: Mapping[tuple[str, ...], str], *_: object, **__: object) -> dict[str, str]:
-            if tasks:
-                raise TypeError
-            return {}
-
-        monkeypatch.setattr(fresh_process, "_run_all", run_all)
+        monkeypatch.setattr(fresh_process, "ServerProcess", None)
         for _ in range(2):  # which find nothing of the first ones
             start = "some model (3, 8) [1, None, 2.5] 99 warn"
             assert told(fresh("tell", processes=4, runs=2)) == [[f"{start} 2", f"{start} 3"]] * 4
@@ -126,8 +127,8 @@ def test_pool_processes_have_hash_seeds_of_their_own(monkeypatch: pytest.MonkeyP
 
 
 def test_fixed_order_pool_processes_are_forks_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fresh_process, "_run_all", lambda tasks, *_, **__: dict.fromkeys(*tasks, "") if tasks else {})
     with fresh_process.pooled("fresh_targets:Runner", preload=("fresh_targets:preloaded",)):
+        monkeypatch.setattr(fresh_process, "ServerProcess", None)
         for number in (1, 4, 6):
             assert len(orders(fresh("order", processes=number, fixed_order=True))) == 1
         for _ in range(2):  # which find nothing of the first ones
@@ -190,8 +191,8 @@ def test_a_dead_process_of_a_server_is_one_failure() -> None:
 def test_a_dead_server_is_reported_and_not_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fresh_process, "_run_all", None)
     with fresh_process.served("fresh_targets:Runner"):
+        monkeypatch.setattr(fresh_process, "ServerProcess", None)
         assert not fresh("tell").failures  # it has begun, by the name that it is known by
         server = server_of_fresh_processes()
         server.kill()

@@ -8,14 +8,12 @@ is killed, and prints into its own log. Its row appears under its final name onl
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import ctypes
 import faulthandler
 import functools
-import gc
 import json
-import multiprocessing
+import mmap
 import os
 import signal
 import sys
@@ -23,7 +21,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing import connection
-from multiprocessing.connection import Connection
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Never
@@ -38,17 +35,17 @@ from hashbench.processes import (
     available_memory_mib,
     drafts_sent_to,
     end_family,
-    end_with,
     exit_at_once,
-    import_or_call,
+    has_ended,
     phases_told_to,
     preserved_umask,
-    uncollected,
+    wait_for_end,
+    watched,
 )
 from hashbench.records import ModelSpec, Row, RunOptions
 from hashbench.results.rows import row_to_json
-from hashbench.sweep.executors import Resources, Task, TaskResult, fork_server
-from hashbench.sweep.executors.fork_server import LOST, PRELOAD_VARIABLE, SAFE_PATH_MARK, Worker
+from hashbench.sweep.executors import Resources, Task, TaskResult
+from hashbench.workers import LOST, START_SECONDS, WORKERS, Fork, request_for
 
 DEFAULT_PRELOAD = ("torch", "torch._dynamo", "torchvision", "hashbench.check.model", "hashbench.suites.torchvision")
 """What the server imports once, so that no worker pays for it. Importing these starts no OpenMP threads, which would
@@ -81,6 +78,8 @@ _REPORT_SECONDS = 10.0
 
 _PHASE_BYTES = 96
 
+_TROUBLE_BYTES = 1024
+
 _ROW_BYTES = 2**17
 """Twenty times what a long row has: its texts are cut."""
 
@@ -94,18 +93,24 @@ class _Shared(ctypes.Structure):
         ("phase", ctypes.c_char * _PHASE_BYTES),
         ("draft", ctypes.c_char * _ROW_BYTES),
         ("row", ctypes.c_char * _ROW_BYTES),
+        ("trouble", ctypes.c_char * _TROUBLE_BYTES),
     )
     phase: bytes
     draft: bytes
     row: bytes
+    trouble: bytes
+
+    @classmethod
+    def of(cls, report: int) -> _Shared:
+        """Return the memory behind the descriptor."""
+        return cls.from_buffer(mmap.mmap(report, ctypes.sizeof(cls)))
 
 
 @dataclass(frozen=True, slots=True)
 class _RunningWorker:
     task: Task
-    process: Worker
+    fork: Fork
     watched: psutil.Process | None
-    reports: Connection
     shared: _Shared
     started: float
     deadline: float
@@ -118,22 +123,26 @@ def preload_for(tracer: str, *, fingerprinted: bool = False) -> tuple[str, ...]:
     return (*DEFAULT_PRELOAD, *native, *([FINGERPRINT_PRELOAD] if fingerprinted else []))
 
 
+def _names(preload: Sequence[str]) -> tuple[str, ...]:
+    """Return what the server of workers imports: this module, and what is asked for."""
+    return __name__, *preload
+
+
+def begin_server(preload: Sequence[str]) -> None:
+    """Start the fork server without waiting for its imports."""
+    WORKERS.begin(_names(preload))
+
+
 def answer_of_a_fork(
     target: str, *arguments: str, environment: Mapping[str, str], preload: Sequence[str] = DEFAULT_PRELOAD
 ) -> str:
     """Call ``module:function`` in a fork of the server with this environment and return its text; empty if no server
     could fork, or the fork sent nothing. The fork may use a device, which the server never does."""
-    try:
-        process, reports = fork_server.spawn(_answer, target, arguments, dict(environment), preload=preload)
-    except HashbenchError:
-        return ""
-    try:
-        connection.wait([reports, process.sentinel], fork_server.START_SECONDS)
-        return _last_report(reports)
-    finally:
-        process.kill()
-        process.join(_LAST_WAIT)
-        reports.close()
+    request = request_for(f"{__name__}:_answer", target, arguments, dict(environment))
+    with contextlib.suppress(HashbenchError), WORKERS.fork(request, preload=_names(preload)) as fork:
+        fork.wait(START_SECONDS)
+        return fork.text()
+    return ""
 
 
 class LocalExecutor:
@@ -188,12 +197,12 @@ class LocalExecutor:
     def submit(self, task: Task) -> None:
         """Fork a worker for ``task``."""
         started = time.monotonic()
-        shared: _Shared = multiprocessing.get_context("forkserver").RawValue(_Shared)
         asks = {name: os.environ[name] for name in (SERVER_VARIABLE, POOL_VARIABLE) if name in os.environ}
-        process, reports = fork_server.spawn(_run_worker, task, asks, shared, preload=self._preload)
-        watched = fork_server.watched(process.pid)
-        deadline = started + task.timeout
-        self._running.append(_RunningWorker(task, process, watched, reports, shared, started, deadline))
+        request = request_for(f"{__name__}:_run_worker", task, asks)
+        fork = WORKERS.fork(request, preload=_names(self._preload), report_bytes=ctypes.sizeof(_Shared))
+        self._running.append(
+            _RunningWorker(task, fork, watched(fork.pid), _Shared.of(fork.report), started, started + task.timeout)
+        )
 
     def phase(self, key: str) -> str:
         """Return what the worker of a task has written into its shared memory."""
@@ -204,14 +213,14 @@ class LocalExecutor:
         """Sleep until a worker ends or its time is up."""
         while self._running:
             nearest = min(running.deadline for running in self._running)
-            ends = [running.process.sentinel for running in self._running]
+            forks = [running.fork.fileno() for running in self._running]
             seconds = min(_POLL_SECONDS, max(0.0, nearest - time.monotonic()))
-            ready = connection.wait(ends, timeout=seconds)
+            ready = connection.wait(forks, timeout=seconds)
             now = time.monotonic()
             self._replace_silent_server(heard=bool(ready), now=now)
-            over = [r for r in self._running if r.process.sentinel in ready or r.deadline <= now]
+            over = [r for r in self._running if r.fork.fileno() in ready or r.deadline <= now]
             if over:
-                return tuple(self._reap(running, timed_out=running.process.sentinel not in ready) for running in over)
+                return tuple(self._reap(running, timed_out=running.fork.fileno() not in ready) for running in over)
         return ()
 
     def close(self) -> None:
@@ -221,101 +230,69 @@ class LocalExecutor:
 
     def _problem_with(self, target: str) -> tuple[str, bool]:
         """Return why a worker cannot import ``target`` (empty if it can), and whether the fork server was lost."""
-        process, reports = fork_server.spawn(_probe, target, preload=self._preload)
-        try:
-            heard = connection.wait([reports, process.sentinel], fork_server.START_SECONDS)
-            problem = _last_report(reports)
-            process.join(_LAST_WAIT if heard else 0.0)
-        finally:
-            process.kill()
-        if not heard:
-            return f"the import did not end within {fork_server.START_SECONDS:g} s", False
-        if process.exitcode == LOST and not problem:
+        with WORKERS.fork(request_for(f"{__name__}:_probe", target), preload=_names(self._preload)) as fork:
+            status = fork.wait(START_SECONDS)
+            problem = fork.text()
+        if status is None:
+            return f"the import did not end within {START_SECONDS:g} s", False
+        if status == LOST and not problem:
             return _LOST_TEXT, True
-        return problem or (f"exit code {process.exitcode}" if process.exitcode else ""), False
+        return problem or (f"exit code {status}" if status else ""), False
 
     def _replace_silent_server(self, *, heard: bool, now: float) -> None:
         """Kill a server that has not told for a while that a worker ended: it is stopped, and nobody would ever know.
         The next worker gets another one."""
-        if heard or not any(fork_server.has_ended(running.watched) for running in self._running):
+        if heard or not any(has_ended(running.watched) for running in self._running):
             self._silent_since = None
         elif self._silent_since is None:
             self._silent_since = now
         elif now - self._silent_since > _REPORT_SECONDS:
-            fork_server.end()
+            WORKERS.end()
 
     def _reap(self, running: _RunningWorker, *, timed_out: bool) -> TaskResult:
-        process, watched = running.process, running.watched
-        timed_out = timed_out and not fork_server.has_ended(watched)
+        fork, shared = running.fork, running.shared
+        timed_out = timed_out and not has_ended(running.watched)
         # What the server did not live to tell may still run.
-        assert process.pid is not None
-        end_family(process.pid, running=process.exitcode in (None, LOST) and not fork_server.has_ended(watched))
-        if process.exitcode is None:
-            process.kill()  # a worker killed in its first instants has no group of its own yet
-            process.join(_LAST_WAIT)
-        if process.exitcode is None:
-            fork_server.end()
-            process.join(_LAST_WAIT)
-        if process.exitcode == LOST:
-            fork_server.wait_for_end(watched, _LAST_WAIT)
+        end_family(fork.pid, running=fork.wait(0.0) in (None, LOST) and not has_ended(running.watched))
+        if fork.wait(0.0) is None and running.watched is not None:
+            with contextlib.suppress(psutil.Error):
+                running.watched.kill()  # a worker killed in its first instants has no group of its own yet
+        if fork.wait(_LAST_WAIT) is None:
+            WORKERS.end()
+        if (status := fork.wait(_LAST_WAIT)) in (None, LOST):
+            wait_for_end(running.watched, _LAST_WAIT)
         self._running.remove(running)
         ended = TaskResult(
             task=running.task,
             wall_seconds=time.monotonic() - running.started,
-            exit_code=LOST if process.exitcode is None else process.exitcode,
+            exit_code=LOST if status is None else status,
             timed_out=timed_out,
-            storage_error=_last_report(running.reports),
-            row=running.shared.row.decode(errors="replace"),
-            draft=running.shared.draft.decode(errors="replace"),
-            lost=_LOST_TEXT if process.exitcode in (None, LOST) and not timed_out else "",
+            storage_error=shared.trouble.decode(errors="replace"),
+            row=shared.row.decode(errors="replace"),
+            draft=shared.draft.decode(errors="replace"),
+            lost=_LOST_TEXT if status in (None, LOST) and not timed_out else "",
         )
-        running.reports.close()
+        fork.close()
         return ended
 
 
-def _last_report(reports: Connection) -> str:
-    """Return what a worker sent before it ended; empty if nothing."""
-    try:
-        return reports.recv_bytes().decode() if reports.poll() else ""
-    except (EOFError, OSError):
-        return ""
+# -------------------------------------------------------------------------------------------- in a worker
 
 
-# ------------------------------------------------------------------------- in the fork server and in its workers
-
-
-def _preload() -> None:
-    """Import, and call, what a fork server is to have, as far as that can be: an exception would end the server, where
-    a worker's reaches a row or the user."""
-    names = os.environ.pop(PRELOAD_VARIABLE, "").split()
-    with uncollected():
-        import_or_call(names)
-    if names:
-        # The 500 000 objects of these modules live as long as the workers do. Frozen, they are neither searched by the
-        # collector (0.2 s a time) nor copied with the pages that it would touch in every worker.
-        gc.collect()
-        gc.freeze()
-        # What is frozen when the server ends counts as leaked: triton's bindings would print a page about it.
-        atexit.register(gc.unfreeze)
-
-
-def _run_worker(task: Task, asks: Mapping[str, str], shared: _Shared, reports: Connection) -> Never:
+def _run_worker(task: Task, asks: Mapping[str, str], report: int) -> Never:
     """Run ``task`` in this process, a worker, and end it: with code 0 once its row is on disk or, where the model has
-    left this process unable to write files, in ``shared``. ``asks`` names the servers of the fresh processes of this
-    sweep: the fork server may be older than these.
+    left this process unable to write files, in the memory behind ``report``. ``asks`` names the servers of the fresh
+    processes of this sweep: the fork server may be older than these.
 
-    A log that cannot be written is told through ``reports`` as a text, and no model is run; an exception of the target
-    ends up in the log, with exit code 1.
+    A log that cannot be written is told there as a text, and no model is run; an exception of the target ends up in the
+    log, with exit code 1.
     """
-    _lead_a_group()
-    # It was made by "forkserver", which multiprocessing then takes for the default of whatever the model starts.
-    multiprocessing.set_start_method(None, force=True)
-    if os.environ.get("PYTHONSAFEPATH") == SAFE_PATH_MARK:
-        del os.environ["PYTHONSAFEPATH"]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    share = functools.partial(_share, _Shared.of(report))
     try:
         _redirect_output(Path(task.log_path))
     except OSError as error:
-        reports.send_bytes((error.strerror or str(error)).encode(errors="replace"))
+        share("trouble", error.strerror or str(error))
         exit_at_once(1)
     for name in (SERVER_VARIABLE, POOL_VARIABLE):
         os.environ.pop(name, None)
@@ -324,7 +301,6 @@ def _run_worker(task: Task, asks: Mapping[str, str], shared: _Shared, reports: C
     faulthandler.enable(file=2)
     # Shortly before the parent ends this process, the log gets the stack where it hangs.
     faulthandler.dump_traceback_later(max(0.9 * task.timeout, task.timeout - 2.0), file=2)
-    share = functools.partial(_share, shared)
     phases, drafts = functools.partial(share, "phase"), functools.partial(share, "draft")
     with preserved_umask(), phases_told_to(phases), drafts_sent_to(drafts):
         row = load_target(task.target)(task.spec, task.options)
@@ -342,27 +318,26 @@ def _share(shared: _Shared, name: str, text: str) -> None:
     setattr(shared, name, text.encode(errors="replace")[: getattr(_Shared, name).size - 1])
 
 
-def _probe(target: str, reports: Connection) -> None:
-    """Import ``target`` and send the error as a text, or an empty one."""
-    _lead_a_group()
+def _probe(target: str, report: int) -> Never:
+    """Import ``target`` and report the error as a text, or an empty one."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         load_target(target)
     except Exception as error:
-        reports.send_bytes(f"{type(error).__name__}: {bounded(str(error))}".encode(errors="replace"))
-    else:
-        reports.send_bytes(b"")
+        os.write(report, f"{type(error).__name__}: {bounded(str(error))}".encode(errors="replace"))
+    exit_at_once()
 
 
-def _answer(target: str, arguments: Sequence[str], environment: Mapping[str, str], reports: Connection) -> Never:
-    """Send what the target gives; what it and whatever it starts print goes nowhere."""
-    _lead_a_group()
+def _answer(target: str, arguments: Sequence[str], environment: Mapping[str, str], report: int) -> Never:
+    """Report what the target gives; what it and whatever it starts print goes nowhere."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for standard in (1, 2):
         os.dup2(nowhere, standard)
     os.environ.clear()
     os.environ.update(environment)
     with contextlib.suppress(Exception):  # who asks sees no answer
-        reports.send_bytes(resolve_name(target)(*arguments).encode())
+        os.write(report, resolve_name(target)(*arguments).encode())
     exit_at_once()
 
 
@@ -370,18 +345,6 @@ def load_target(target: str) -> Callable[[ModelSpec, RunOptions], Row]:
     """Import the function that ``module:function`` names. Raises whatever its import raises."""
     run_model: Callable[[ModelSpec, RunOptions], Row] = resolve_name(target)
     return run_model
-
-
-def _lead_a_group() -> None:
-    """Begin a session: no Ctrl-C from the terminal, and a process group that ends as a whole when the parent is gone,
-    which alone holds the write end of the pipe behind ``sentinel``."""
-    fork_server.detach_worker()
-    os.setsid()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    parent = multiprocessing.parent_process()
-    assert parent is not None, "workers are started by LocalExecutor"
-    end_with(int(parent.sentinel))
 
 
 def _redirect_output(log: Path) -> None:
@@ -441,6 +404,3 @@ def divided(cores: tuple[int, ...], *, workers: int) -> tuple[tuple[int, ...], .
     if not size:
         return tuple((cores[worker % len(cores)],) for worker in range(workers))
     return tuple(cores[worker * size : (worker + 1) * size] for worker in range(workers))
-
-
-_preload()  # last: what it imports may import this module

@@ -23,8 +23,8 @@ from hashbench.errors import HashbenchError
 from hashbench.io import file_digest, replace_bytes, to_json
 from hashbench.records import ModelSpec, RunOptions
 from hashbench.sweep.executors import RayCluster, Resources, Task, TaskResult
-from hashbench.sweep.executors.fork_server import START_SECONDS
 from hashbench.sweep.executors.ray_client import Lost, RayClient
+from hashbench.workers import START_SECONDS
 
 DEFAULT_FINGERPRINT = "hashbench.run.environment:collect_in_child"
 

@@ -26,8 +26,7 @@ from time import monotonic
 from typing import Any, Never
 
 from hashbench.errors import HashbenchError, last_line, named_line
-from hashbench.processes import Budget, Child, describe_end, exit_at_once, python_calling, variables
-from hashbench.sweep.executors.fork_server import has_ended, watched
+from hashbench.processes import Budget, Child, describe_end, exit_at_once, has_ended, python_calling, variables, watched
 from hashbench.sweep.executors.phase_board import BoardOfSweep
 from hashbench.text import squeezed
 

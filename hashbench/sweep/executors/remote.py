@@ -24,9 +24,9 @@ from hashbench.records import ModelSpec, RunOptions
 from hashbench.results.folder import ResultsFolder, file_key
 from hashbench.suites import registry
 from hashbench.sweep.executors import Task, TaskResult
-from hashbench.sweep.executors.fork_server import WORKER_VARIABLES
 from hashbench.sweep.executors.local import LocalExecutor
 from hashbench.sweep.executors.phase_board import told
+from hashbench.workers import WORKER_VARIABLES
 
 
 def prepare(request: str) -> dict[str, Any]:

@@ -42,8 +42,8 @@ from hashbench.results.audit_table import (
 from hashbench.results.folder import ResultsFolder, left_row
 from hashbench.suites.selection import pattern_of, unknown_name
 from hashbench.sweep.executors import Executor, Task, TaskResult
-from hashbench.sweep.executors.fork_server import WORKER_VARIABLES
 from hashbench.text import a_few, count
+from hashbench.workers import WORKER_VARIABLES
 
 CATALOG_TARGET = "hashbench.tools.audit.rows:write_catalog"
 

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-from multiprocessing import forkserver
 from pathlib import Path
 
 import psutil
@@ -19,10 +18,9 @@ from hashbench.diagnose.fresh_process import POOL_VARIABLE, SERVER_VARIABLE
 from hashbench.errors import HashbenchError
 from hashbench.results.rows import read_rows
 from hashbench.run import environment
-from hashbench.sweep.executors import fork_server
-from hashbench.sweep.executors.fork_server import WORKER_VARIABLES
-from hashbench.sweep.executors.local import DEFAULT_PRELOAD, answer_of_a_fork, preload_for
+from hashbench.sweep.executors.local import DEFAULT_PRELOAD, LocalExecutor, answer_of_a_fork, preload_for
 from hashbench.sweep.request import local_devices
+from hashbench.workers import WORKER_VARIABLES, WORKERS
 
 TESTS = Path(__file__).parents[2]
 METHODS = ("fork", "forkserver", "spawn")
@@ -115,13 +113,13 @@ def test_ctrl_c_during_the_preload_ends_the_sweep_at_once_and_quietly(tmp_path):
 @pytest.mark.slow
 def test_another_preload_gets_another_server_and_the_same_one_is_kept(tmp_path):
     code = (
-        "import sys; from pathlib import Path; from multiprocessing import forkserver\n"
+        "import sys; from pathlib import Path; from hashbench.workers import WORKERS\n"
         "import sweep_targets\n"
         "pids = []\n"
         "for number, module in enumerate(['json', 'json', 'csv']):\n"
         "    folder = Path(sys.argv[1]) / str(number)\n"
         "    assert sweep_targets.main([str(folder / 'results'), '--preload', module, 'a=pass']) == 0\n"
-        "    pids.append(forkserver._forkserver._forkserver_pid)\n"
+        "    pids.append(WORKERS.pid)\n"
         "assert pids[0] == pids[1] != pids[2], pids\n"
     )
     for number in range(3):
@@ -151,10 +149,9 @@ class TestTheEnvironmentIsToldByAForkOfTheServer:
     @pytest.mark.slow
     def test_workers_come_from_the_same_server(self):
         preload = local_devices("cpu", "python").preload
-        before = forkserver._forkserver._forkserver_pid
-        process, _ = fork_server.spawn(print, preload=preload)
-        process.join()
-        assert (preload, before) == (preload_for("python"), forkserver._forkserver._forkserver_pid)
+        before = WORKERS.pid
+        LocalExecutor(preload=preload).start(target="sweep_targets:run_model")
+        assert (preload, before) == (preload_for("python"), WORKERS.pid)
 
     @pytest.mark.slow
     def test_its_errors_are_told_as_they_are(self):
@@ -167,10 +164,10 @@ class TestTheEnvironmentIsToldByAForkOfTheServer:
         assert answer_of_a_fork(target, *arguments, environment=os.environ, preload=()) == ""
 
     def test_no_server_is_no_error(self, monkeypatch):
-        def spawn(*_, **__):
+        def fork(*_, **__):
             raise HashbenchError("cannot start a worker process")
 
-        monkeypatch.setattr(fork_server, "spawn", spawn)
+        monkeypatch.setattr(WORKERS, "fork", fork)
         assert answer_of_a_fork("os:getcwd", environment=os.environ) == ""
 
     @pytest.mark.slow

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from multiprocessing import forkserver, resource_tracker
 
 import psutil
 import pytest
@@ -14,17 +13,22 @@ import sweep_targets
 from sweep_helpers import alive, child_pids, names_in_csv, started, sweep, sweep_process, wait_until
 from sweep_targets import ran, spec
 
+from hashbench import workers
 from hashbench.errors import HashbenchError
 from hashbench.results.folder import ResultsFolder
 from hashbench.sweep import run
-from hashbench.sweep.executors import fork_server, local
+from hashbench.sweep.executors import local
 from hashbench.sweep.run import REPETITIONS_AFTER_LOSS, ModelFinished, ModelLost, ModelStarted
 
 LOST = "the fork server ended before it could tell how the worker ended"
 
 
 def server() -> int:
-    return forkserver._forkserver._forkserver_pid
+    return workers.WORKERS.pid
+
+
+def is_server(process):
+    return "hashbench.workers:serve" in process.cmdline()
 
 
 def worker_pids(output):
@@ -40,7 +44,7 @@ def assert_nothing_is_left(output):
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_a_server_that_is_gone_before_a_worker_is_forked_is_replaced(output, number, monkeypatch):
-    monkeypatch.setattr(fork_server, "FORK_SECONDS", 0.5)
+    monkeypatch.setattr(workers, "FORK_SECONDS", 0.5)
     events = []
 
     def act(event):
@@ -59,11 +63,8 @@ def test_a_server_that_is_gone_before_a_worker_is_forked_is_replaced(output, num
 def test_server_and_tracker_end_with_the_sweep_whatever_a_model_leaves_behind(output, ends):
     with sweep_process(output, "a=leave_daemons", "b=hang_once", "c=pass") as process:
         wait_until(started(output, 2))
-        children = {" ".join(child.cmdline()): child.pid for child in psutil.Process(process.pid).children()}
-        server, tracker = (
-            next(pid for command, pid in children.items() if f"multiprocessing.{module} " in command)
-            for module in ("forkserver", "resource_tracker")
-        )
+        (server,) = (child for child in psutil.Process(process.pid).children() if is_server(child))
+        (tracker,) = (child.pid for child in server.children() if not is_server(child))
         if ends == "killed":
             process.kill()
         else:
@@ -71,7 +72,7 @@ def test_server_and_tracker_end_with_the_sweep_whatever_a_model_leaves_behind(ou
         process.wait()
         try:
             # Of a sweep that is killed nobody can end the tracker before the forked daemon does.
-            wait_until(lambda: not alive(server) and (ends == "killed" or not alive(tracker)), seconds=30.0)
+            wait_until(lambda: not alive(server.pid) and (ends == "killed" or not alive(tracker)), seconds=30.0)
             assert all(map(alive, child_pids(output)))
         finally:
             for daemon in child_pids(output):
@@ -80,12 +81,9 @@ def test_server_and_tracker_end_with_the_sweep_whatever_a_model_leaves_behind(ou
 
 
 def test_a_worker_has_let_go_of_what_keeps_its_server_running(output):
-    """By the names of the attributes of multiprocessing that this rests on."""
+    """By the name of the attribute of multiprocessing that this rests on."""
     (row,) = sweep([spec("a", "tell_pipes")], output).rows
-    assert row.detail == "server's pipe None, tracker's inherited False"
-    assert os.get_inheritable(resource_tracker._resource_tracker._fd) is False
-    assert resource_tracker._resource_tracker._pid
-    assert forkserver._forkserver._forkserver_alive_fd
+    assert row.detail == "tracker's inherited False, sockets []"
 
 
 @pytest.mark.slow
@@ -200,7 +198,7 @@ def test_an_import_that_hangs_is_refused_in_time(output, monkeypatch, tmp_path):
     (tmp_path / "hangs_on_import.py").write_text(f"import time; time.sleep({sweep_targets.FOR_EVER})")
     monkeypatch.syspath_prepend(tmp_path)
     sweep([spec("a")], output / "first")
-    monkeypatch.setattr(fork_server, "START_SECONDS", 0.5)
+    monkeypatch.setattr(local, "START_SECONDS", 0.5)
     with pytest.raises(HashbenchError, match=r"cannot import hangs_on_import: the import did not end within 0\.5 s"):
         sweep([spec("a")], output / "second", target="hangs_on_import:run")
 
