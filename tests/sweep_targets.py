@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
-from multiprocessing import resource_tracker
+from multiprocessing import resource_tracker, shared_memory
 from pathlib import Path
 
 import psutil
@@ -279,12 +279,20 @@ def do_signals(*_):
     return f"blocked {blocked}, SIGINT ignored {ignored}, safe path {os.environ.get('PYTHONSAFEPATH')}"
 
 
-def do_tell_pipes(*_):
-    """Of multiprocessing's resource tracker, and what else this process has of its server."""
+def do_tell_pipes(spec, options):
+    """Beside another model: of multiprocessing's resource tracker, and what else this process has of its server."""
+    do_meet(spec, options)
     tracker = resource_tracker._resource_tracker
-    open_files = {path.readlink().name for path in Path("/proc/self/fd").iterdir() if path.is_symlink()}
+    open_files = {str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()}
     sockets = sorted(name for name in open_files if name.startswith("socket:"))
     return f"tracker's inherited {os.get_inheritable(tracker._fd)}, sockets {sockets}"
+
+
+def do_leave_shared_memory(_spec, options):
+    """As a data loader that is killed."""
+    left = shared_memory.SharedMemory(create=True, size=16)
+    replace_file(Path(options.output).parent / "shared.txt", left.name)
+    do_kill9()
 
 
 def do_asks(spec, _options):

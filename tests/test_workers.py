@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from pathlib import Path
 
 import psutil
 import pytest
@@ -80,10 +81,22 @@ def test_server_and_tracker_end_with_the_sweep_whatever_a_model_leaves_behind(ou
         wait_until(lambda: not alive(tracker))
 
 
-def test_a_worker_has_let_go_of_what_keeps_its_server_running(output):
+def test_a_worker_has_no_socket_of_its_server_nor_passes_on_the_pipe_of_the_tracker(output):
     """By the name of the attribute of multiprocessing that this rests on."""
-    (row,) = sweep([spec("a", "tell_pipes")], output).rows
-    assert row.detail == "tracker's inherited False, sockets []"
+    rows = sweep([spec("a", "meet"), spec("b", "tell_pipes")], output, jobs=2).rows
+    assert [row.detail for row in rows] == ["", "tracker's inherited False, sockets []"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ends", ["by itself", "killed"])
+def test_shared_memory_that_a_killed_model_leaves_goes_with_the_sweep(output, ends):
+    with sweep_process(output, "a=leave_shared_memory", *(["b=hang"] if ends == "killed" else [])) as process:
+        if ends == "killed":
+            wait_until(started(output, 2))
+            process.kill()
+        process.wait()
+    left = Path("/dev/shm", (output.parent / "shared.txt").read_text())
+    wait_until(lambda: not left.exists(), seconds=30.0)
 
 
 @pytest.mark.slow
