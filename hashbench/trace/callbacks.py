@@ -302,10 +302,11 @@ class CallObserver:
 
         torch's own schemas declare every write (its tests run each op under ``SchemaCheckMode``): what changed during
         such a call was written by others at the same time (another stream, a copy under way, a thread), and what the
-        op read is not known. The digest of its input is the later one, which no recorded write explains.
+        op read is not known. The digest of its input is the later one, which no recorded write explains. An argument
+        that shares memory with a written one is written by the op.
         """
         declared = {id(tensor) for tensor in arguments.tensors_in(plan.written_values(args, kwargs))}
-        by_others = plan.name.startswith("aten.")
+        written = {storage_key(tensor) for tensor in arguments.tensors_in(plan.written_values(args, kwargs))}
         changed = []
         for path, tensor in arguments.named_arguments(args, kwargs):
             if id(tensor) in declared or before[path][3] is UNDEFINED or plan.resizes or is_in_flight(tensor):
@@ -314,7 +315,7 @@ class CallObserver:
             if after == before[path]:
                 continue
             mark = get_mark(tensor)
-            if by_others:
+            if plan.name.startswith("aten.") and storage_key(tensor) not in written:
                 self._disturbed.append((before, path, before[path], after))
             elif is_waiting(after) and mark is not None and mark[0] is self._token:
                 set_mark(tensor, self._possible.mark(number, mark, (before[path], after)))

@@ -60,7 +60,7 @@ def test_each_arm_takes_away_what_it_says(monkeypatch: pytest.MonkeyPatch) -> No
             step()
             boxed = is_recorded()
         for trace in made:
-            known = len(trace._tracer._modules.contexts.modules) > 1
+            known = len(trace._tracer.raw.modules.contexts.modules) > 1
             records = trace.finish().records
             values = {output.value for record in records for output in record.outputs if output.value}
             seen[name] = boxed, known, len(records) > 100, len(values) > 100

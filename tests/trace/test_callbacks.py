@@ -160,3 +160,13 @@ def test_input_that_others_write_during_a_call_is_no_write_of_the_op(digests: st
     divergence = find_divergence(first, second).divergence
     assert divergence is not None
     assert (divergence.origin, divergence.kernel) == ("outside", "aten.expm1.default")
+
+
+@traced
+def test_input_that_shares_memory_with_what_an_op_writes_is_written_by_it() -> None:
+    x = torch.arange(18.0).reshape(3, 6)[:, ::2]  # with holes: else torch sees that both overlap
+    with HashDebugTrace(hash_inputs=True) as trace:
+        x.add_(x.t())
+    added = record(trace, "add_")
+    assert len(added.outputs) == 2, "x, and its transpose, which changed with it"
+    assert added.inputs[1].digest not in {output.value for output in added.outputs}
