@@ -98,7 +98,7 @@ class FreshRuns:
 
 
 @dataclass(frozen=True, slots=True)
-class _ForkRequest:
+class _FreshRunsTask:
     """The task of a fork.
 
     Attributes:
@@ -164,7 +164,7 @@ def begun(
             threads=threads)``, a list of traces and failures.
     """
     at_once = _at_once() if processes > 1 else 1
-    task = _ForkRequest(spec, options, level, runs, target, threads, at_once=at_once)
+    task = _FreshRunsTask(spec, options, level, runs, target, threads, at_once=at_once)
     with ExitStack() as stack:
         parent = stack.enter_context(tempfile.TemporaryDirectory(prefix="hashbench-"))
         folders = tuple(str(Path(parent, f"process-{number:04}")) for number in range(processes))
@@ -372,14 +372,14 @@ def load_dynamo() -> None:
 
 def answer_task(text: str, _report: int) -> NoReturn:
     """Run the task, in this process, or in one fork for each of several folders."""
-    task = from_json(_ForkRequest, json.loads(text))
+    task = from_json(_FreshRunsTask, json.loads(text))
     if len(task.folders) == 1:
         _answer(task, Path(task.folders[0]))
     _answer_all(task)
     exit_at_once()
 
 
-def _answer_all(task: _ForkRequest) -> None:
+def _answer_all(task: _FreshRunsTask) -> None:
     """Import, then fork for each folder of ``task``, at most ``task.at_once`` at a time.
 
     The forks have the same string hashes and memory addresses as long as nothing is allocated between them. New
@@ -407,7 +407,7 @@ def _answer_all(task: _ForkRequest) -> None:
             _write(_Answer(failure=describe_end(os.waitstatus_to_exitcode(status))), answer)
 
 
-def _answer(task: _ForkRequest, folder: Path) -> NoReturn:
+def _answer(task: _FreshRunsTask, folder: Path) -> NoReturn:
     try:
         runner = resolve_name(task.target)(task.options)
         runs: list[Trace | Failure] = runner.traces_of(
