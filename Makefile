@@ -80,7 +80,7 @@ bench-gpu: $(STAMP) ## The same on an accelerator: the digest kernel, and tracin
 test: $(STAMP) ## The tests, on all cores: ten to fifteen minutes on two
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not exhaustive" $(FLAGS)
 
-quick: $(STAMP) ## The tests that start no process and take less than a second each: two or three minutes on two cores
+quick: $(STAMP) ## The tests that start no process and take less than a second each: two minutes on two cores
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not slow and not exhaustive" $(FLAGS)
 
 exhaustive: $(STAMP) ## Every test, then torch's op database under the native tracer: an hour; before a release
