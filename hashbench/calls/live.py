@@ -28,7 +28,7 @@ from hashbench.records import TensorDigest
 from hashbench.run.rng import preserved_rng, random_states, restore_random_states
 from hashbench.run.settings import applied
 from hashbench.trace.arguments import argument_text, leaves, mapped, tensors_in
-from hashbench.trace.digest import UNDEFINED, hash_memory, is_dense, raw_digest, readable, unobserved
+from hashbench.trace.digest import hash_memory, is_dense, raw_digest, readable, undefined, unobserved
 from hashbench.trace.op_schema import OpPlan
 
 
@@ -331,25 +331,27 @@ class CallOutcome:
     @property
     def written(self) -> list[torch.Tensor]:
         """What a trace records as written: new outputs, then arguments that are declared as written."""
-        return self.plan.written_by(self.args, self.kwargs, self.output)
+        return self._defined(self.plan.written_by(self.args, self.kwargs, self.output))
 
     @property
     def left(self) -> list[torch.Tensor]:
-        """All returned tensors, views included, then arguments that are declared as written and not returned. An output
-        whose content is undefined (:meth:`OpPlan.unused_state`) is an empty tensor."""
-        returned, unused = tensors_in(self.output), self.plan.unused_state(self.args, self.kwargs, self.output)
+        """All returned tensors, views included, then arguments that are declared as written and not returned."""
+        returned, targets = tensors_in(self.output), self.plan.written_tensors(self.args, self.kwargs)
         known = {id(tensor) for tensor in returned}
-        returned = [tensor.new_empty(0) if id(tensor) in unused else tensor for tensor in returned]
-        return [*returned, *(one for one in self.plan.written_tensors(self.args, self.kwargs) if id(one) not in known)]
+        return self._defined([*returned, *(one for one in targets if id(one) not in known)])
+
+    def _defined(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Put an empty tensor in place of each whose content is undefined (:meth:`OpPlan.unused_state`)."""
+        unused = self.plan.unused_state(self.args, self.kwargs, self.output)
+        return [tensor.new_empty(0) if id(tensor) in unused else tensor for tensor in tensors]
 
     def digests(self) -> OutcomeDigests:
         """Digest the outputs and the copied arguments."""
-        written, outputs = self.written, tensors_in(self.output)
+        written, outputs = self.plan.written_by(self.args, self.kwargs, self.output), tensors_in(self.output)
         unused = self.plan.unused_state(self.args, self.kwargs, self.output)
         known = {
-            id(tensor): readable((*raw[:3], UNDEFINED) if id(tensor) in unused else raw)
+            id(tensor): readable(undefined(tensor) if id(tensor) in unused else raw_digest(tensor))
             for tensor in [*written, *outputs]
-            for raw in [raw_digest(tensor)]
         }
         scalars = [leaf for leaf in leaves(self.output) if not isinstance(leaf, torch.Tensor)]
         return OutcomeDigests(

@@ -173,15 +173,12 @@ bool is_plain(const Recorder& recorder, const c10::IValue& value) {
 }
 
 void add_subclass(PythonDispatch& dispatch, const c10::IValue& value) {
-  const auto add = [&](const at::Tensor& tensor) {
+  if (value.isTensor()) {
+    const at::Tensor& tensor = value.toTensor();
     if (tensor.defined() && tensor.key_set().has(c10::DispatchKey::Python)) dispatch.subclass.push_back(tensor);
-  };
-  if (value.isTensor()) add(value.toTensor());
-  else if (value.isTensorList())
-    for (const at::Tensor& tensor : value.toTensorVector()) add(tensor);
-  else if (value.isOptionalTensorList())
-    for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector())
-      if (tensor) add(*tensor);
+  } else if (value.isTensorList() || value.isOptionalTensorList()) {
+    for (const c10::IValue& item : value.toListRef()) add_subclass(dispatch, item);
+  }
 }
 
 // Calls Python with every key above the kernel excluded; Python calls `make`.

@@ -16,7 +16,7 @@ from hashbench.native.library import unrecorded
 from hashbench.records import OpRecord, TensorDigest
 from hashbench.trace import arguments
 from hashbench.trace.build import Ids, RawRecord, RawResult, RecordIdentity, build_record, without_gaps
-from hashbench.trace.digest import PENDING, UNDEFINED, RawDigest, is_waiting, raw_digest, readable
+from hashbench.trace.digest import PENDING, UNDEFINED, RawDigest, is_waiting, raw_digest, readable, undefined
 from hashbench.trace.op_schema import OpPlan
 from hashbench.trace.storage_writers import (
     LeafViews,
@@ -222,11 +222,11 @@ class CallObserver:
                 for tensor in arguments.tensors_in([*args, *kwargs.values()])
             ]
         if self._options.hash_inputs:
-            named = list(arguments.named_arguments(args, kwargs))
-            noted["inputs"] = {path: self._input_digest(tensor) for path, tensor in named}
-            if unused := plan.unused_state(args, kwargs):
-                digests = noted["inputs"]
-                digests |= {path: (*digests[path][:3], UNDEFINED) for path, tensor in named if id(tensor) in unused}
+            unused = plan.unused_state(args, kwargs)
+            noted["inputs"] = {
+                path: undefined(tensor) if id(tensor) in unused else self._input_digest(tensor)
+                for path, tensor in arguments.named_arguments(args, kwargs)
+            }
         if self._options.source_lines:
             noted["source"] = arguments.caller_line(sys._getframe(1).f_back)
         noted["time"], noted["clock"] = time.time(), time.perf_counter()
@@ -305,8 +305,8 @@ class CallObserver:
         op read is not known. The digest of its input is the later one, which no recorded write explains. An argument
         that shares memory with a written one is written by the op.
         """
-        declared = {id(tensor) for tensor in arguments.tensors_in(plan.written_values(args, kwargs))}
-        written = {storage_key(tensor) for tensor in arguments.tensors_in(plan.written_values(args, kwargs))}
+        targets = arguments.tensors_in(plan.written_values(args, kwargs))
+        declared, written = {id(tensor) for tensor in targets}, {storage_key(tensor) for tensor in targets}
         changed = []
         for path, tensor in arguments.named_arguments(args, kwargs):
             if id(tensor) in declared or before[path][3] is UNDEFINED or plan.resizes or is_in_flight(tensor):

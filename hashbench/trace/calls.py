@@ -21,7 +21,7 @@ import torch
 
 from hashbench.trace import arguments, op_schema
 from hashbench.trace.build import RecordIdentity
-from hashbench.trace.digest import UNDEFINED, RawDigest
+from hashbench.trace.digest import RawDigest, undefined
 from hashbench.trace.op_schema import OpPlan, Pattern
 from hashbench.trace.raw import PLAIN_TENSORS, RawTrace, WithoutContentError
 from hashbench.trace.reads import PLAIN_TYPES, Reads
@@ -169,7 +169,7 @@ class CallRecorder:
         written = tuple([self._write(tensor, mark, plan.blank) for tensor in fresh + targets])
         if unused := plan.unused_state(args, kwargs, output):
             return tuple(
-                (*digest[:3], UNDEFINED) if id(tensor) in unused else digest
+                undefined(tensor) if id(tensor) in unused else digest
                 for tensor, digest in zip(fresh + targets, written, strict=True)
             )
         return written

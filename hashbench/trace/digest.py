@@ -200,6 +200,11 @@ def is_waiting(raw: RawDigest) -> bool:
     return isinstance(raw[3], _WAITING)
 
 
+def undefined(tensor: torch.Tensor) -> RawDigest:
+    """Return the digest of a plain tensor whose content no kernel defines."""
+    return tensor.dtype, tuple(tensor.shape), tensor.stride(), UNDEFINED
+
+
 def readable(raw: RawDigest | TensorDigest) -> TensorDigest:
     """Convert a raw digest to its final form; a value of ``None`` (uninitialized memory) becomes ``""``."""
     if isinstance(raw, TensorDigest):

@@ -143,5 +143,6 @@ def test_generator_state_of_attention_without_dropout_is_undefined() -> None:
             outcomes = [live.run() for _ in range(3)]
             assert len({outcome.digests() for outcome in outcomes}) == count
             assert [len(outcome.left[1].shape) for outcome in outcomes] == [dropout == 0] * 3
+            assert [len(outcome.written[1].shape) for outcome in outcomes] == [dropout == 0] * 3
     finally:
         library._destroy()
