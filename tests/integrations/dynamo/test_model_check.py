@@ -24,12 +24,6 @@ from tests.integrations.dynamo.dynamo_helpers import NOISY, Found, Standin, a_se
 from tests.integrations.dynamo.standin_helpers import DIFFER, SKIPPED, with_us
 
 
-@pytest.fixture(autouse=True)
-def _young(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The harness's ``--timeout`` counts from where the process began: hours ago, in a long run of tests."""
-    monkeypatch.setattr(model_check, "_age", lambda: 10.0)
-
-
 def with_batches(standin: Standin, name: str, *flags: str, **session: Any) -> Found:
     ours = a_session(standin.folder.parent / "ours", mode=BATCH_INVARIANCE, **session)
     return standin.run(name, "--batch-invariant", *flags, session=ours)
