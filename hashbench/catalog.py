@@ -78,6 +78,18 @@ class Status(Word):
     PASS = "pass", Kind.PASS, "P", "passes", "all runs gave the same bits"
     TWO_RUNS_DIFFER = "eager_two_runs_differ", Kind.DIFFER, "D", "two runs differ", "two runs gave different results"
     LATENT = "latent", Kind.LATENT, "L", "flaky", "all runs agreed, and stressed pairs do not"
+    COMPILED_RUNS_DIFFER = (
+        *("compiled_two_runs_differ", Kind.DIFFER, "R", "compiled runs differ"),
+        "two runs of the compiled model gave different results",
+    )
+    FAIL_ACCURACY = (
+        *("fail_accuracy", Kind.DIFFER, "A", "inaccurate"),
+        "the compiled model's results are not those of eager mode within the tolerance",
+    )
+    COMPILATIONS_DIFFER = (
+        *("compilations_differ", Kind.DIFFER, "N", "compilations differ"),
+        "two compilations of the model gave different results",
+    )
     FIRST_RUN_FAIL = "eager_1st_run_fail", Kind.FAIL, "F", "fails", "the first run raised an error"
     FIRST_RUN_OOM = "eager_1st_run_OOM", Kind.FAIL, "M", "out of memory", "the first run ran out of memory"
     SECOND_RUN_FAIL = "eager_2nd_run_fail", Kind.FAIL, "F", "fails", "a later run raised an error"
@@ -103,7 +115,7 @@ class Status(Word):
     )
     INVARIANCE_RUN_FAIL = "fail_to_run_in_company", Kind.FAIL, "F", "fails", "the compared run raised an error"
     BATCH_RUN_FAIL = "fail_to_run_at_batch_<n>", Kind.FAIL, "F", "fails", "the run at batch size n raised an error"
-    REFERENCE_FAIL = "fail_to_run", Kind.FAIL, "F", "fails", "the run at the full batch size raised an error"
+    REFERENCE_FAIL = "fail_to_run", Kind.FAIL, "F", "fails", "a compiled run, or that at the full batch size, raised"
     OOM = "OOM", Kind.FAIL, "M", "out of memory", "a run at some batch size ran out of memory"
 
     def at(self, size: int) -> str:

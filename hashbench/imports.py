@@ -1,4 +1,4 @@
-"""Run a callback when a module has been imported, without importing it."""
+"""Run a callback when a module has been imported, and patch it then, without importing it."""
 
 from __future__ import annotations
 
@@ -73,3 +73,42 @@ class _NotifyingLoader(Loader):
                 setattr(holder, name, self._loader)
         self._loader.exec_module(module)
         self._loaded(module)
+
+
+class ModulePatch:
+    """Monkeypatch of functions of one torch module, from :meth:`start` (or the module's later import) until
+    :meth:`stop`. Setup cost matters: one object per trace, whose functions are not created anew."""
+
+    module = ""
+
+    def __init__(self) -> None:
+        self._waiting: ImportWatch | None = None
+        self._before: list[tuple[Any, str, Any]] = []
+
+    def start(self) -> None:
+        if self.module in sys.modules:
+            self._replace()
+        else:
+            self._waiting = ImportWatch(self.module.__eq__, self._loaded)
+            sys.meta_path.insert(0, self._waiting)
+
+    def stop(self) -> None:
+        if self._waiting is not None:
+            self._waiting.remove()
+        for holder, name, function in reversed(self._before):
+            setattr(holder, name, function)
+        self._waiting, self._before = None, []
+
+    def _loaded(self, _: ModuleType) -> None:
+        if self._waiting is not None:
+            self._waiting.remove()
+        self._replace()
+
+    def _replace(self) -> None:
+        """Patch the functions of the imported module."""
+
+    def _put(self, holder: Any, **functions: Any) -> None:
+        """Replace attributes of a module or class until :meth:`stop`."""
+        for name, function in functions.items():
+            self._before.append((holder, name, vars(holder)[name]))
+            setattr(holder, name, function)

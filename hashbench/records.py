@@ -146,6 +146,8 @@ class RunOptions:
         capture_mib: largest call captured for experiments, in MiB.
         tracer: one of :data:`TRACERS`; ``auto``: native if available.
         stress: rerun passing models under perturbations.
+        backend: of ``torch.compile``, whose program is compared with eager mode; empty: no compiled run.
+        compilations: number of compilations that are compared; 1: no further one.
         output: results folder.
     """
 
@@ -168,6 +170,8 @@ class RunOptions:
     capture_mib: float = 2048.0
     tracer: str = "auto"
     stress: bool = False
+    backend: str = ""
+    compilations: int = 1
     output: str = ""
 
     @property
@@ -399,6 +403,7 @@ class Failure:
         not_comparable: its results are of no comparable kind.
         op: dispatched op that raised; empty outside any op.
         nondeterministic_op: that op if torch refused it for lack of a deterministic implementation.
+        stage: of the compiler that raised; ``runtime`` if compiled code did, empty for an eager run.
     """
 
     error: str
@@ -406,6 +411,7 @@ class Failure:
     not_comparable: bool = False
     op: str = ""
     nondeterministic_op: str = ""
+    stage: str = ""
 
 
 # ----------------------------------------------------------------------------------------------- concluded
@@ -817,6 +823,19 @@ class Row:
     settings_changed: str = labelled("Settings changed")
     not_compared: str = labelled("Not compared")
     compiled: str = labelled("Compiled code")
+    backend: str = labelled("Backend")
+    graphs: int | None = None
+    graph_breaks: int | None = None
+    compile_seconds: float | None = None
+    kernels: int | None = None
+    checked: float | None = None
+    stage: str = labelled("Stage of the compiler")
+    op: str = labelled("Op of the program")
+    beyond_rounding: float | None = None
+    eager_rounding: float | None = None
+    semantic: str = labelled("A mistake, not rounding")
+    reference: str = labelled("Eager reference")
+    cured_by: str = labelled("Cured by")
     deterministic_doc: str = labelled("torch documents")
     deterministic_here: str = ""
     deterministic_price: float | None = None

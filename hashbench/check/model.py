@@ -53,6 +53,10 @@ from hashbench.trace.storage_writers import share_memory
 from hashbench.trace.tracer import choose
 
 DEFAULT_ITERATIONS = 2
+
+Forward = Callable[[torch.nn.Module, Any], Any]
+"""Calls a model with example inputs: :func:`~hashbench.run.workload.call`, or what it is compiled to."""
+
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -208,6 +212,12 @@ class BenchmarkRunner:
             return torch.optim.SGD(parameters, lr=0.01, foreach=True)
         return torch.optim.Adam(parameters, lr=0.01, foreach=True, capturable=self.device.type == "cuda")
 
+    def harness_optimizer(
+        self, workload: Workload, model: torch.nn.Module, name: str = ""
+    ) -> torch.optim.Optimizer | None:
+        """Return the optimizer of a run that is compared with a compiled one: as in dynamo, none on the CPU."""
+        return None if self.device.type == "cpu" else self.init_optimizer(workload, model, name)
+
     def run_n_iterations(
         self,
         workload: Workload,
@@ -215,11 +225,13 @@ class BenchmarkRunner:
         inputs: Any,
         optimizer: torch.optim.Optimizer | None,
         trace: HashDebugTrace | None,
+        *,
+        forward: Forward = call,
     ) -> dict[str, Any]:
-        """Run all steps of one run; return its results by name."""
+        """Run all steps of one run, in which ``forward`` calls the model; return its results by name."""
         results: dict[str, Any] = {}
         with trace or contextlib.nullcontext():
-            for iteration, named in self._steps(workload, model, inputs, optimizer, trace):
+            for iteration, named in self._steps(workload, model, inputs, optimizer, trace, forward):
                 for (kind, path), value in named:
                     with untraced():
                         add_result(results, trace, f"{kind}.{iteration}{path}", value, copied=True)
@@ -236,6 +248,7 @@ class BenchmarkRunner:
         inputs: Any,
         optimizer: torch.optim.Optimizer | None,
         trace: HashDebugTrace | None,
+        forward: Forward = call,
     ) -> Iterator[tuple[int, list[tuple[tuple[str, str], Any]]]]:
         """Make one step after another in a ``trace`` that is active; gives the results of each by name."""
         step = self.forward_and_backward_pass if self.training else self.forward_pass
@@ -243,7 +256,7 @@ class BenchmarkRunner:
             if trace is not None:
                 trace.iteration = iteration
                 trace.mark(f"iteration {iteration}")
-            yield iteration, step(workload, model, inputs, optimizer, trace)
+            yield iteration, step(workload, model, inputs, optimizer, trace, forward=forward)
 
     def forward_pass(
         self,
@@ -252,10 +265,12 @@ class BenchmarkRunner:
         inputs: Any,
         optimizer: torch.optim.Optimizer | None,  # noqa: ARG002
         trace: HashDebugTrace | None,  # noqa: ARG002
+        *,
+        forward: Forward = call,
     ) -> list[tuple[tuple[str, str], Any]]:
         """Run one step of inference; return the outputs."""
         with self.autocast():
-            output = call(model, inputs)
+            output = forward(model, inputs)
         return _named_outputs(output)
 
     def forward_and_backward_pass(
@@ -265,6 +280,8 @@ class BenchmarkRunner:
         inputs: Any,
         optimizer: torch.optim.Optimizer | None,
         trace: HashDebugTrace | None,
+        *,
+        forward: Forward = call,
     ) -> list[tuple[tuple[str, str], Any]]:
         """Run one step of training on a fresh clone of the inputs; return outputs, loss, and gradients of inputs that
         require one."""
@@ -274,7 +291,7 @@ class BenchmarkRunner:
                 trace.register_inputs(inputs)
             model.zero_grad(set_to_none=True)
         with self.autocast():
-            output = call(model, inputs)
+            output = forward(model, inputs)
             loss = self.compute_loss(workload, output)
         torch.autograd.backward(loss)
         if optimizer is not None:

@@ -37,6 +37,7 @@ class CompiledGraph:
         buffers: Inductor's IR of each buffer (``torch._inductor.ir.Buffer``), by name.
         backward: the graph of a backward pass.
         passes: the passes that changed it, in order.
+        lowering: Inductor's ``GraphLowering`` of it.
     """
 
     path: str
@@ -45,6 +46,7 @@ class CompiledGraph:
     buffers: Mapping[str, Any] = field(default_factory=dict, repr=False)
     backward: bool = False
     passes: tuple[GraphPass, ...] = field(default=(), repr=False)
+    lowering: Any = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,14 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
 
 from hashbench.catalog import Origin, Status
 from hashbench.errors import bounded, first_line, ran_out_of_memory
+from hashbench.inductor.failures import failed_in
 from hashbench.processes import preserved_umask
 from hashbench.records import (
     Diagnosis,
@@ -133,10 +134,14 @@ def attempt(
     traced: bool = True,
     diagnosing: bool = False,
     watcher: TraceCallback | None = None,
+    compiled: bool = False,
 ) -> Run | Failure:
-    """Make one run of the copies from ``prepare``, which is called in the reset state, and release its memory."""
+    """Make one run of the copies from ``prepare``, which is called in the reset state, and release its memory.
+
+    ``compiled``: compiled code runs as such, not eagerly.
+    """
     try:
-        return _attempt(prepare, options, traced=traced, diagnosing=diagnosing, watcher=watcher)
+        return _attempt(prepare, options, traced, diagnosing, watcher, compiled=compiled)
     finally:
         release_memory(torch.device(options.device))  # the frame that held the copy of the model is gone
 
@@ -175,10 +180,12 @@ def _attempt(
     traced: bool,
     diagnosing: bool,
     watcher: TraceCallback | None,
+    *,
+    compiled: bool = False,
 ) -> Run | Failure:
     trace: HashDebugTrace | None = None
     try:
-        with _reset_state(options.seed) as compiled:
+        with _reset_state(options.seed, compiled=compiled) as ran_eagerly:
             before = settings()
             prepared = prepare()
             if traced:
@@ -197,12 +204,16 @@ def _attempt(
         recorded = None if trace is None else Recording(trace)
         if recorded is not None and watcher is None and not recorded.content:  # who watches may need no trace
             recorded.finish()
-        return Run(recorded, results, changed, tuple(compiled))
+        return Run(recorded, results, changed, tuple(ran_eagerly))
     except NotComparableError as error:
         return Failure(f"the results cannot be compared: {error}", not_comparable=True)
     except Exception as error:
         log_error("a run failed")
-        return failure_of(error, op=trace.failed_op if trace is not None else "")
+        failure = failure_of(error, op=trace.failed_op if trace is not None else "")
+        if not compiled:
+            return failure
+        where = failed_in(error)
+        return replace(failure, stage=where.stage, op=where.op or failure.op)
 
 
 def _require_content(results: Mapping[str, Any]) -> None:
@@ -211,15 +222,16 @@ def _require_content(results: Mapping[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def _reset_state(seed: int) -> Iterator[Mapping[str, None]]:
+def _reset_state(seed: int, *, compiled: bool = False) -> Iterator[Mapping[str, None]]:
     """Reset the state for a run; restore torch settings and the umask afterwards.
 
-    Yields the names of compiled functions that ran eagerly.
+    Yields the names of compiled functions that ran eagerly: none if ``compiled`` code runs as such.
     """
-    with preserved(), preserved_umask(), kept_eager() as compiled, warnings.catch_warnings():
+    eagerly = contextlib.nullcontext({}) if compiled else kept_eager()
+    with preserved(), preserved_umask(), eagerly as names, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         reset_rng_state(seed)
-        yield compiled
+        yield names
 
 
 def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[str, ...]:
@@ -323,6 +335,35 @@ class BatchFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class CompiledFacts:
+    """What a compiled model shows beside its status; the fields are columns of the same name."""
+
+    backend: str
+    graphs: int | None = None
+    graph_breaks: int | None = None
+    compile_seconds: float | None = None
+    kernels: int | None = None
+    checked: float | None = None
+    stage: str = ""
+    kernel: str = ""
+    op: str = ""
+    module: str = ""
+    source: str = ""
+    phase: str = ""
+    beyond_rounding: float | None = None
+    eager_rounding: float | None = None
+    semantic: str = ""
+    reference: str = ""
+    cured_by: str = ""
+    detail: str = ""
+    confidence: str = ""
+    because: str = ""
+    advice: str = ""
+    repro: str = ""
+    reproduced: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """What repeated runs of one thing show: the status word, and all that is known about it.
 
@@ -357,6 +398,7 @@ class Outcome:
     latent: Outcome | None = field(default=None, repr=False)
     between_processes: bool = False
     batch: BatchFacts | None = None
+    facts: CompiledFacts | None = None
 
 
 def failed_status(failure: Failure, *, number: int) -> str:

@@ -269,7 +269,8 @@ def build_record(
         source = records[node] if node >= 0 else leaves[-node - 1]
         inputs.append(_made(Ref, (text, source, at, written, digests.get(text, "") if digests else "")))
     outputs = tuple([digest if type(digest) is TensorDigest else readable(digest) for digest in raw.written])
-    others, source = raw.others, (forward.source if forward is not None else "") or notes.get("source", "")
+    noted = raw.plan.source or (forward.source if forward is not None else "") or notes.get("source", "")
+    others, source = raw.others, noted
     return _record(
         identity.id,
         raw.phase,

@@ -51,6 +51,12 @@ class TraceCallback:
     def opaque(self, node: str, output: Any) -> None:
         """Called with the output of compiled code, whose ops are not shown."""
 
+    def graph(self, path: str, inputs: Sequence[Any]) -> None:
+        """Called before a call of a graph that Inductor compiled: the file of its generated module, and its inputs."""
+
+    def graph_ended(self) -> None:
+        """Called after that call, also if it raised."""
+
     def leaf(self, node: str, tensor: torch.Tensor) -> None:
         """Called before a leaf is hashed: a parameter, buffer or input at the start of the run, or a tensor that no
         recorded op wrote, at its first read."""

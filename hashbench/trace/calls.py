@@ -52,9 +52,9 @@ class CallRecorder:
         self._modules, self._observer, self._write = trace.modules, trace.observer, trace.write
         self._records_nothing = trace.records_nothing
 
-    def plan(self, func: Any) -> OpPlan:
-        """Return the plan of an op that ``plans`` does not have yet."""
-        plan = self._plan_of(func)
+    def plan(self, func: Any, known: OpPlan | None = None) -> OpPlan:
+        """Return the plan of an op that ``plans`` does not have yet, or of something else whose plan is ``known``."""
+        plan = self._plan_of(func) if known is None else known
         if self._observer.callback is not None and plan.traced:
             plan = replace(plan, call=functools.partial(_call_with_callback, weakref.ref(self), func, plan))
         self.plans[id(func)] = plan
@@ -68,7 +68,7 @@ class CallRecorder:
             plan.name,
             phase="backward" if node is not None else "optimizer" if place.optimizing else "forward",
             iteration=place.iteration,
-            module=place.module,
+            module=plan.module or place.module,
             sequence=sequence | place.thread_mark,
             thread=place.thread,
         )
@@ -138,7 +138,7 @@ class CallRecorder:
             if self._observer.callback is not None:
                 self._observer.take_back()
             return output
-        iteration, module = self._trace.iteration, self._modules.current
+        iteration, module = self._trace.iteration, plan.module or self._modules.current
         self._records.append((plan, phase, iteration, module, sequence, reads, others, written, scalar, rng, number))
         if noted is not None:
             self._observer.after(number, plan, args, kwargs, noted)

@@ -16,13 +16,14 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Any
 
 import torch
 from torch._C._dynamo import eval_frame as _eval_frame
 
-from hashbench.imports import ImportWatch
+from hashbench.imports import ModulePatch
+from hashbench.inductor.internals import backend_of
 
 _EVAL_FRAME = "torch._dynamo.eval_frame"
 
@@ -37,8 +38,9 @@ _HOOK_WARNING = (
 """Filter for a warning about module hooks, which a trace installs: ``OptimizedModule`` is called before they are
 removed. Inserted directly into the filter list, so that the program's own warning state does not change."""
 
-Begin = Callable[[str, Sequence[Any], Mapping[str, Any]], object]
-"""Called with the name of the compiled function and the arguments of its call, before the call."""
+Begin = Callable[[str, Sequence[Any], Mapping[str, Any], str], object]
+"""Called with the name of the compiled function, the arguments of its call, and the name of its backend if it has one,
+before the call."""
 
 End = Callable[[Any], object]
 """Called with the return value of that call; with ``None`` also if it raised."""
@@ -47,46 +49,7 @@ End = Callable[[Any], object]
 def _no_op(*_: Any) -> None: ...
 
 
-class _ModulePatch:
-    """Monkeypatch of functions of one torch module, from :meth:`start` (or the module's later import) until
-    :meth:`stop`. Setup cost matters: one object per trace, whose functions are not created anew."""
-
-    module = ""
-
-    def __init__(self) -> None:
-        self._waiting: ImportWatch | None = None
-        self._before: dict[str, Any] = {}
-        self._holder: Any = None
-
-    def start(self) -> None:
-        if self.module in sys.modules:
-            self._replace()
-        else:
-            self._waiting = ImportWatch(self.module.__eq__, self._loaded)
-            sys.meta_path.insert(0, self._waiting)
-
-    def stop(self) -> None:
-        if self._waiting is not None:
-            self._waiting.remove()
-        for name, function in self._before.items():
-            setattr(self._holder, name, function)
-        self._waiting, self._before, self._holder = None, {}, None
-
-    def _loaded(self, _: ModuleType) -> None:
-        if self._waiting is not None:
-            self._waiting.remove()
-        self._replace()
-
-    def _replace(self) -> None:
-        """Patch the functions of the imported module."""
-
-    def _put(self, holder: ModuleType, **functions: Callable[..., Any]) -> None:
-        self._holder, self._before = holder, {name: getattr(holder, name) for name in functions}
-        for name, function in functions.items():
-            setattr(holder, name, function)
-
-
-class CompiledCalls(_ModulePatch):
+class CompiledCalls(ModulePatch):
     """Call ``begin`` before and ``end`` after every outermost call of compiled code in this thread, and ``eager`` with
     the name of each function that runs eagerly instead."""
 
@@ -122,7 +85,7 @@ class CompiledCalls(_ModulePatch):
             if chosen is None:
                 self._eager(name)
             else:
-                self._begin(name, values.get("args", ()), values.get("kwargs", {}))
+                self._begin(name, values.get("args", ()), values.get("kwargs", {}), backend_of(chosen))
                 self._running.append(frame)
         return chosen
 
@@ -137,7 +100,7 @@ class CompiledCalls(_ModulePatch):
         return self._install(callback)  # dynamo evaluates frames from here on: no code of ours may follow
 
 
-class Exports(_ModulePatch):
+class Exports(ModulePatch):
     """Call ``begin`` before and ``end`` after every ``torch.export.export``."""
 
     module = "torch.export._trace"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch._C import _len_torch_dispatch_stack
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack
 
 from hashbench.native.library import is_recorded
 from hashbench.records import Trace
@@ -60,7 +60,7 @@ class TracingMode(TorchDispatchMode):
 
     def __enter__(self) -> TracingMode:
         modules = self.raw.modules
-        self._compiled = CompiledRecords(self.raw, self._calls, modules.remove_hooks, modules.install_hooks)
+        self._compiled = CompiledRecords(self.raw, self._calls, _ModeTracing(modules, self._calls))
         try:
             self.raw.start()
             self._compiled.start()
@@ -118,6 +118,22 @@ class TracingMode(TorchDispatchMode):
         if not plan.traced:
             return func(*args, **(kwargs or {}))
         return calls.record(plan, args, kwargs)
+
+
+class _ModeTracing:
+    """How the mode stops and goes on around compiled code: what it records is chosen by the table of plans."""
+
+    def __init__(self, modules: ModulePaths, calls: CallRecorder) -> None:
+        self.suspend, self.resume = modules.remove_hooks, modules.install_hooks
+        self._calls = calls
+
+    def inside(self, entered: bool) -> None: ...
+
+    def compiled_ended(self) -> None: ...
+
+    def recorded(self, plan: OpPlan, args: Sequence[Any]) -> Any:
+        with _disable_current_modes():
+            return self._calls.record(plan, args, None)
 
 
 skip_frames(TracingMode.__torch_dispatch__)

@@ -101,6 +101,8 @@ class OpPlan:
         dropout: position of ``dropout_p``, where arguments or outputs hold the generator's state for it.
         state_outputs, state_arguments: positions of these outputs and arguments.
         opaque: description of a call that does more than a trace sees (:class:`OpRecord`).
+        module: path of the module that it belongs to, if that is not the current one.
+        source: source line of the program that it was compiled from.
     """
 
     name: str
@@ -127,6 +129,8 @@ class OpPlan:
     state_outputs: tuple[int, ...] = ()
     state_arguments: tuple[int, ...] = ()
     opaque: str = ""
+    module: str = ""
+    source: str = ""
 
     def unused_state(self, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any = None) -> set[int]:
         """Return the ``id`` of each tensor among arguments and output that a call without dropout leaves undefined."""

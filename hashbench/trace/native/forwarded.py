@@ -51,17 +51,22 @@ class ForwardedCalls:
     def handle(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Make a call forwarded by the recorder, and record it unless its op is excluded (as are ops called by the
         backward of compiled code)."""
-        calls, nodes, observer = self.calls, self._nodes, self._trace.observer
+        calls = self.calls
         plan = calls.plans.get(id(func)) or calls.plan(func)
         if not plan.traced:
-            return nodes.library.make()
+            return self._nodes.library.make()
+        return self.record(plan, args, kwargs)
+
+    def record(self, plan: OpPlan, args: Sequence[Any], kwargs: dict[str, Any] | None) -> Any:
+        """Make a call by its plan, with the recorder's marks of its arguments, and record it."""
+        calls, nodes, observer = self.calls, self._nodes, self._trace.observer
         thread = nodes.thread
         interrupted = thread.outer, thread.given, thread.known, observer.last
         try:
             thread.outer = None
             if self._trace.records_nothing:
-                return calls.call_unrecorded(plan, args, kwargs)
-            given = arguments.tensors_in([*args, *kwargs.values()])
+                return calls.call_unrecorded(plan, args, kwargs or {})
+            given = arguments.tensors_in([*args, *(kwargs or {}).values()])
             storages = storages_of(given)
             nodes.pull_marks(storages)
             thread.given, thread.known = set(nodes.origins(storages)), marks_of(storages)

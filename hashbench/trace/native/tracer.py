@@ -27,6 +27,7 @@ from hashbench.trace.native.forwarded import ForwardedCalls
 from hashbench.trace.native.nodes import RecorderNodes
 from hashbench.trace.native.ops import Ops
 from hashbench.trace.native.threads import ThreadLanes
+from hashbench.trace.op_schema import OpPlan
 from hashbench.trace.raw import RawTrace
 
 
@@ -60,22 +61,20 @@ class NativeTracer:
             )
         try:
             self.raw.start()
-            self._compiled = CompiledRecords(
-                self.raw, self._forwarded.calls, self._suspend, self._resume, self._compiled_ended
-            )
+            self._compiled = CompiledRecords(self.raw, self._forwarded.calls, self)
             self._compiled.start()
             self._library.listener = self._forwarded
-            self._resume()
+            self.resume()
         except BaseException:
             self._library.end(self.nodes.recorder)
             self._library.listener = None
-            self._suspend()
+            self.suspend()
             self._stop()
             raise
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        self._suspend()
+        self.suspend()
         failed = self._library.end(self.nodes.recorder)
         self._library.listener = None
         if failed >= 0:
@@ -94,18 +93,29 @@ class NativeTracer:
             compiled.stop()
         self.raw.stop()
 
-    def _suspend(self) -> None:
+    def suspend(self) -> None:
+        """Stop recording this thread; see :class:`~hashbench.trace.compiled_records.Tracing` for this and the next."""
         self.raw.modules.remove_hooks()
         self._threads.remove()
         self._library.thread(0)
 
-    def _resume(self) -> None:
+    def resume(self) -> None:
+        """Go on recording this thread."""
         self.raw.modules.install_hooks()
         self._threads.install()
         self._library.thread(1)
 
-    def _compiled_ended(self) -> None:
+    def inside(self, entered: bool) -> None:
+        """Record ops within a compiled graph, or stop again."""
+        self._library.thread(int(entered))
+
+    def compiled_ended(self) -> None:
+        """Let Python choose from now on which ops of a backward pass are recorded."""
         self._library.backward_in_python(self.nodes.recorder)
+
+    def recorded(self, plan: OpPlan, args: Sequence[Any]) -> Any:
+        """Make a call that is not dispatched, and record it."""
+        return self._forwarded.record(plan, args, None)
 
     # --------------------------------------------------------------------------------------------- the finished trace
 

@@ -1,0 +1,75 @@
+"""Whether a compiled run is accurate: the decision is torch's own (``torch._dynamo.utils.same``), as in the harness."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+TIGHT, LOOSE = 1e-4, 1e-3
+
+_SUITES: Mapping[str, tuple[float, float]] = {"timm": (1e-2, 1e-3), "huggingface": (1e-2, 1e-3)}
+"""Tolerance in training and in inference by suite (``benchmarks/dynamo/timm_models.py``, ``huggingface.py``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """How the harness compares a model.
+
+    Attributes:
+        tolerance: absolute and relative.
+        cosine: compare by cosine similarity, as where there is no float64 reference.
+    """
+
+    tolerance: float
+    cosine: bool = False
+
+
+def tolerance_of(suite: str, *, training: bool, device: str, dtype: str) -> Tolerance:
+    """Return the tolerance of the harness: the suite's own, else that of ``benchmarks/dynamo/torchbench.py``."""
+    for name, (in_training, in_inference) in _SUITES.items():
+        if suite.startswith(name):
+            return Tolerance(in_training if training else in_inference)
+    if dtype in ("float16", "amp") or (training and device.partition(":")[0] in ("cuda", "xpu")):
+        return Tolerance(LOOSE)
+    return Tolerance(TIGHT)
+
+
+def inaccurate(
+    eager: Mapping[str, Any], compiled: Mapping[str, Any], reference: Mapping[str, Any] | None, tolerance: Tolerance
+) -> tuple[str, ...]:
+    """Return the names of results that ``same`` does not accept, in their order.
+
+    Args:
+        eager: results of the eager run by name.
+        compiled: results of the compiled run.
+        reference: results in float64; ``None``: none, and the cosine similarity decides.
+        tolerance: of the comparison.
+    """
+    from torch._dynamo.utils import same
+
+    said: list[str] = []
+
+    def log(message: str, *args: object) -> None:
+        said.append(message % args if args else message)
+
+    if list(eager) != list(compiled):
+        return tuple(sorted({*eager} ^ {*compiled})) or ("order of results",)
+    failed = []
+    for name, value in eager.items():
+        exact = None if reference is None else reference.get(name)
+        try:
+            agrees = same(
+                value,
+                compiled[name],
+                exact,
+                cos_similarity=tolerance.cosine or exact is None,
+                tol=tolerance.tolerance,
+                equal_nan=True,
+                log_error=log,
+            )
+        except (RuntimeError, AssertionError):
+            agrees = value == compiled[name] if not hasattr(value, "dtype") else False
+        if not agrees:
+            failed.append(name)
+    return tuple(failed)

@@ -1,0 +1,333 @@
+"""Every use of what TorchInductor does not document: hooks on its generated modules and on what it compiles.
+
+Generated modules keep their kernels and allocators as globals, which they look up at each call: they are replaced there
+and put back. ``CompiledFxGraph.__call__`` is looked up on the class. Neither is seen by dynamo's guards, which have been
+checked by then, nor part of a cache's key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import importlib
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import CodeType, ModuleType
+from typing import Any, Protocol
+
+from hashbench.imports import ModulePatch
+from hashbench.inductor import wrapper
+from hashbench.inductor.graphs import CompiledGraph, GraphPass
+from hashbench.inductor.nodes import NodeFacts, facts_of
+
+_OUTPUT_CODE = "torch._inductor.output_code"
+_CODE_CACHE = "torch._inductor.codecache"
+_GRAPH = "torch._inductor.graph"
+_OBSERVER = "torch.fx.passes.graph_transform_observer"
+
+_ALLOCATOR = "empty_strided_"
+"""Prefix of the allocators among the globals of a generated module (``empty_strided_cpu``)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KernelSite:
+    """A kernel of a generated module.
+
+    Attributes:
+        path: file of the module.
+        name: name of the kernel there.
+        types: C types of its arguments, as ``async_compile`` is told them.
+        function: makes the call.
+    """
+
+    path: str
+    name: str
+    types: tuple[str, ...]
+    function: Callable[..., Any]
+
+
+class GraphListener(Protocol):
+    """What is told about calls of compiled graphs, in the thread that makes them."""
+
+    def begin(self, path: str, inputs: Sequence[Any], *, seen: bool) -> None:
+        """A compiled graph is called. ``seen``: its kernels will be shown (the generated module is in Python)."""
+
+    def end(self, result: Any) -> None:
+        """The call has ended; with ``None`` also if it raised."""
+
+    def kernel(self, site: KernelSite, line: int, args: tuple[Any, ...]) -> Any:
+        """Make the call of a kernel at this line of the generated module."""
+
+    def allocate(self, name: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Make the call of an allocator."""
+
+
+class CompiledGraphCalls(ModulePatch):
+    """Show every outermost call of a graph that Inductor compiled to a listener, and the calls of its kernels and
+    allocators, from :meth:`start` until :meth:`stop`, in all threads."""
+
+    module = _OUTPUT_CODE
+
+    def __init__(self, listener: GraphListener) -> None:
+        super().__init__()
+        self._listener: GraphListener | None = listener
+        self._inside = threading.local()
+        self._wrapped: list[tuple[ModuleType, str, Any]] = []
+        self._known: set[int] = set()
+
+    def stop(self) -> None:
+        super().stop()
+        for module, name, function in reversed(self._wrapped):
+            setattr(module, name, function)
+        self._wrapped, self._known, self._listener = [], set(), None
+
+    def _replace(self) -> None:
+        output_code, code_cache = sys.modules[_OUTPUT_CODE], sys.modules[_CODE_CACHE]
+        load = vars(code_cache.PyCodeCache)["load_by_key_path"].__func__
+        call = output_code.CompiledFxGraph.__call__
+        hooks = self
+
+        def load_by_key_path(cls: Any, *args: Any, **kwargs: Any) -> ModuleType:
+            module: ModuleType = load(cls, *args, **kwargs)
+            hooks._wrap(module)
+            return module
+
+        def __call__(graph: Any, inputs: Sequence[Any]) -> Any:
+            return hooks._call(call, graph, inputs)
+
+        self._put(code_cache.PyCodeCache, load_by_key_path=classmethod(load_by_key_path))
+        self._put(output_code.CompiledFxGraph, __call__=functools.wraps(call)(__call__))
+        for module in list(code_cache.PyCodeCache.modules):
+            self._wrap(module)
+
+    def _call(self, call: Callable[..., Any], graph: Any, inputs: Sequence[Any]) -> Any:
+        listener = self._listener
+        if listener is None or getattr(self._inside, "graph", False):
+            return call(graph, inputs)
+        code = code_of(graph)
+        self._inside.graph, result = True, None
+        try:
+            listener.begin("" if code is None else code.co_filename, inputs, seen=code is not None)
+            result = call(graph, inputs)
+            return result
+        finally:
+            self._inside.graph = False
+            listener.end(result)
+
+    def _wrap(self, module: ModuleType) -> None:
+        path = module.__file__ or ""
+        if id(module) in self._known or not path:
+            return
+        self._known.add(id(module))
+        values = vars(module)
+        for kernel in wrapper.kernels_of(path):
+            function = values.get(kernel.name)
+            if callable(function) and kernel.kind == "cpp":
+                site = KernelSite(path, kernel.name, kernel.argument_types, function)
+                self._hold(module, kernel.name, functools.wraps(function)(functools.partial(_called, self, site)))
+        for name in [name for name in values if name.startswith(_ALLOCATOR)]:
+            self._hold(module, name, functools.partial(_allocated, self, name, values[name]))
+
+    def _hold(self, module: ModuleType, name: str, function: Callable[..., Any]) -> None:
+        self._wrapped.append((module, name, getattr(module, name)))
+        setattr(module, name, function)
+
+
+def _called(hooks: CompiledGraphCalls, site: KernelSite, /, *args: Any) -> Any:
+    listener = hooks._listener
+    if listener is None or not getattr(hooks._inside, "graph", False):
+        return site.function(*args)
+    return listener.kernel(site, sys._getframe(1).f_lineno, args)
+
+
+def _allocated(hooks: CompiledGraphCalls, name: str, function: Callable[..., Any], /, *args: Any) -> Any:
+    listener = hooks._listener
+    if listener is None or not getattr(hooks._inside, "graph", False):
+        return function(*args)
+    return listener.allocate(name, function, args)
+
+
+def code_of(graph: Any) -> CodeType | None:
+    """Return the code of the generated function that a ``CompiledFxGraph`` calls; ``None`` if that is not in a Python
+    module (``cpp_wrapper``) or not called each time (CUDA graphs)."""
+    function = graph.current_callable
+    for _ in range(_DEEPEST):
+        code = getattr(getattr(function, "__func__", function), "__code__", None)
+        if code is not None and code.co_name == "call" and "recursively_apply_fns" in _globals_of(function):
+            return code  # type: ignore[no-any-return]
+        function = getattr(function, "__wrapped__", None)
+        if function is None:
+            break
+    return None
+
+
+_DEEPEST = 8
+"""Wrappers that are looked through at most."""
+
+
+def _globals_of(function: Any) -> Mapping[str, Any]:
+    return getattr(getattr(function, "__func__", function), "__globals__", {})
+
+
+def inside_wrapper() -> tuple[str, int] | None:
+    """Return file and line of the generated module that is running in this thread; ``None`` outside of all."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if "recursively_apply_fns" in frame.f_globals and frame.f_code.co_filename == frame.f_globals.get("__file__"):
+            return frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def is_compiling() -> bool:
+    """Return whether this thread is compiling a graph."""
+    guards = sys.modules.get("torch._guards")
+    return guards is not None and guards.CompileContext.try_get() is not None
+
+
+def backend_of(callback: Any) -> str:
+    """Return the backend of one of dynamo's callbacks: its ``compiler_name``; empty for those that have none."""
+    for _ in range(_DEEPEST):
+        inner = getattr(callback, "_torchdynamo_orig_backend", None)
+        if inner is None:
+            break
+        callback = inner
+    return getattr(callback, "compiler_name", "")
+
+
+class CapturedGraphs(ModulePatch):
+    """Keep the graphs that Inductor compiles from :meth:`start` until :meth:`stop`.
+
+    Each generated module is told what its buffers stand for (:func:`facts_at`), for as long as it lives. Graphs that come
+    out of Inductor's or AOTAutograd's graph cache are not seen (:func:`without_graph_caches`).
+
+    Args:
+        keep: keep graphs, not only the facts.
+        passes: keep a copy of the graph before and after each pass that changed it.
+
+    Attributes:
+        graphs: by the file of the generated module.
+        joint: passes over joint graphs, which belong to a forward and a backward graph.
+    """
+
+    module = _GRAPH
+
+    def __init__(self, *, keep: bool = True, passes: bool = False) -> None:
+        super().__init__()
+        self.graphs: dict[str, CompiledGraph] = {}
+        self.joint: list[GraphPass] = []
+        self._keep, self._wants_passes = keep, passes
+        self._passes: list[GraphPass] = []
+
+    def _replace(self) -> None:
+        lowering = sys.modules[_GRAPH].GraphLowering  # type: ignore[attr-defined]
+        compile_to_module, hooks = lowering.compile_to_module, self
+
+        @functools.wraps(compile_to_module)
+        def compiled(graph: Any) -> Any:
+            module = compile_to_module(graph)
+            hooks._compiled(graph, module)
+            return module
+
+        self._put(lowering, compile_to_module=compiled)
+        if self._wants_passes:
+            self._watch_passes()
+
+    def _watch_passes(self) -> None:
+        observer = importlib.import_module(_OBSERVER).GraphTransformObserver
+        for name in ("apply_graph_pass", "apply_gm_pass"):
+            self._put(observer, **{name: _watched_pass(getattr(observer, name), self)})
+
+    def _compiled(self, graph: Any, module: Any) -> None:
+        nodes = {}
+        for buffer in graph.buffers:
+            node = buffer.get_origin_node() if hasattr(buffer, "get_origin_node") else None
+            if node is not None:
+                nodes[buffer.get_name()] = node
+        facts = {name: facts_of(node) for name, node in nodes.items()}
+        loaded = sys.modules[_CODE_CACHE].PyCodeCache.modules
+        path = module.__file__
+        for holder in (one for one in loaded if one.__file__ == path):
+            vars(holder)[_FACTS] = facts
+        names = [node.name for node in graph.module.graph.nodes if node.op == "placeholder"]
+        mine = tuple(one for one in self._passes if _inputs_of(one.after) == names)
+        self._passes = [one for one in self._passes if one not in mine]
+        if self._keep:
+            backward = bool(getattr(graph, "is_backward", False))
+            buffers = {buffer.get_name(): buffer for buffer in graph.buffers}
+            self.graphs[path] = CompiledGraph(path, graph.module, nodes, buffers, backward, mine, graph)
+
+    def _passed(self, name: str, subsystem: str, before: Any, after: Any) -> None:
+        one = GraphPass(name, subsystem, before, after)
+        (self.joint if "joint" in subsystem else self._passes).append(one)
+
+
+_FACTS = "_hashbench_facts"
+"""Global of a generated module: what its buffers stand for."""
+
+
+def _inputs_of(module: Any) -> list[str]:
+    return [node.name for node in module.graph.nodes if node.op == "placeholder"]
+
+
+def _watched_pass(apply: Callable[..., Any], hooks: CapturedGraphs) -> Callable[..., Any]:
+    @functools.wraps(apply)
+    def watched(observer: Any, *args: Any, **kwargs: Any) -> Any:
+        before = copy.deepcopy(observer.gm)
+        result = apply(observer, *args, **kwargs)
+        if _text_of(before) != _text_of(observer.gm):
+            hooks._passed(observer.passname, observer.subsystem or "", before, copy.deepcopy(observer.gm))
+        return result
+
+    return watched
+
+
+def _text_of(module: Any) -> str:
+    return "\n".join(f"{node.format_node()}" for node in module.graph.nodes)
+
+
+def facts_at(path: str) -> Mapping[str, NodeFacts]:
+    """Return what the buffers of a loaded generated module stand for, by name; empty if it was not captured."""
+    for module in reversed(sys.modules[_CODE_CACHE].PyCodeCache.modules):
+        if module.__file__ == path and _FACTS in vars(module):
+            return vars(module)[_FACTS]  # type: ignore[no-any-return]
+    return {}
+
+
+@contextlib.contextmanager
+def without_graph_caches() -> Iterator[None]:
+    """Compile graphs anew: what comes out of a graph cache was not lowered here. Compiled kernels are still cached."""
+    import torch._functorch.config
+    import torch._inductor.config
+
+    with (
+        torch._inductor.config.patch(fx_graph_cache=False, fx_graph_remote_cache=False),
+        torch._functorch.config.patch(enable_autograd_cache=False),
+    ):
+        yield
+
+
+def reset_dynamo() -> None:
+    """Forget everything that dynamo has compiled, and its counters."""
+    import torch._dynamo
+    import torch._dynamo.utils
+
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+
+def dynamo_counters() -> dict[str, dict[str, int]]:
+    """Return what dynamo has counted since :func:`reset_dynamo`: graphs, frames, graph breaks by their reason."""
+    from torch._dynamo.utils import counters
+
+    return {kind: dict(counts) for kind, counts in counters.items()}
+
+
+def backends() -> tuple[str, ...]:
+    """Return the names that ``torch.compile(backend=)`` takes here."""
+    import torch._dynamo
+
+    return tuple(torch._dynamo.list_backends(exclude_tags=None))

@@ -1,0 +1,62 @@
+"""What a node of an FX graph stands for in the user's program."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_ROOT = re.compile(r"^[LG]\['?\w+'?\]")
+_ITEM = re.compile(r"\._modules\['([^']*)'\]")
+_FRAME = re.compile(r'^\s*File "(?P<file>[^"]*)", line (?P<line>\d+), in (?P<function>.*)$')
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """Where a node comes from.
+
+    Attributes:
+        op: aten op of the user's program (``aten.gelu.default``); the node's own target where it has none.
+        module: path of the module, its root named by its class (``Net.layers.0``); empty if unknown.
+        source: ``file:line code`` of the innermost line of the program; empty if unknown.
+    """
+
+    op: str = ""
+    module: str = ""
+    source: str = ""
+
+
+def facts_of(node: Any) -> NodeFacts:
+    """Return the facts of a ``torch.fx.Node``, from ``original_aten``, ``nn_module_stack`` and ``stack_trace``."""
+    meta = node.meta
+    op = meta.get("original_aten") or (node.target if node.op == "call_function" else "")
+    stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack") or {}
+    return NodeFacts(str(op), module_path(stack), source_line(meta.get("stack_trace") or ""))
+
+
+def module_path(stack: Mapping[str, tuple[str, Any]]) -> str:
+    """Return the path of the innermost module of an ``nn_module_stack``, below the compiled module if that is not in it."""
+    entries = list(stack.values())
+    if not entries:
+        return ""
+    (first, kind), (path, _) = entries[0], entries[-1]
+    root = getattr(kind, "__name__", str(kind).rpartition(".")[2]) if _ROOT.fullmatch(first) else ""
+    below = _ITEM.sub(r".\1", _ROOT.sub("", path))
+    return root + below if root else below.removeprefix(".")
+
+
+def source_line(trace: str) -> str:
+    """Return ``file:line code`` of the last frame of a stack trace as text."""
+    lines = trace.splitlines()
+    for at in reversed(range(len(lines))):
+        if frame := _FRAME.match(lines[at]):
+            code = lines[at + 1].strip() if at + 1 < len(lines) else ""
+            return f"{frame['file']}:{frame['line']} {code}".rstrip()
+    return ""
+
+
+def common(facts: Iterable[NodeFacts]) -> NodeFacts:
+    """Return the facts of the last node that has a module, else of the last one."""
+    kept = list(facts)
+    return next((one for one in reversed(kept) if one.module), kept[-1] if kept else NodeFacts())

@@ -1,0 +1,56 @@
+"""Kernels that Inductor generated, as callees with a plan: one call, one record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hashbench.inductor import wrapper
+from hashbench.inductor.internals import KernelSite, facts_at
+from hashbench.inductor.nodes import common
+from hashbench.trace.op_schema import OpPlan, Pattern
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GeneratedKernel:
+    """A call of a generated kernel at one line of its module.
+
+    Attributes:
+        plan: name of the kernel, and the positions of the arguments that it writes.
+        path: file of the generated module.
+        line: of the call in that file, from 1.
+        buffers: Inductor's name of the buffer at each argument; empty for sizes and where it is unknown.
+    """
+
+    plan: OpPlan
+    path: str
+    line: int
+    buffers: tuple[str, ...]
+
+    def __call__(self, *args: Any) -> Any:
+        """Call the kernel."""
+        return self.plan.call(*args)
+
+
+def kernel_at(site: KernelSite, line: int) -> GeneratedKernel:
+    """Return the kernel that is called at a line of its module."""
+    call = wrapper.calls_of(site.path).get(line)
+    written = tuple(at for at, kind in enumerate(site.types) if kind.endswith("*") and not kind.startswith("const "))
+    buffers = () if call is None else call.arguments
+    known = facts_at(site.path)
+    facts = common(known[buffers[at]] for at in written if at < len(buffers) and buffers[at] in known)
+    plan = OpPlan(
+        site.name,
+        call=site.function,
+        written=written,
+        writes_arguments=True,
+        module=facts.module,
+        source=facts.source,
+    )
+    return GeneratedKernel(plan, site.path, line, buffers)
+
+
+def allocation_plan(name: str, function: Callable[..., Any]) -> OpPlan:
+    """Return the plan of an allocator of generated modules."""
+    return OpPlan(f"inductor.{name}", call=function, pattern=Pattern.FRESH, blank=True)
