@@ -201,22 +201,16 @@ class BenchmarkRunner:
         """Return the optimizer of one run: the workload's own, else Adam with ``lr=0.01`` as in dynamo (``sgd`` if the
         zoo's data say so); ``None`` in inference and for models without parameters to train.
 
-        Unlike dynamo, the CPU has one, too.
+        Unlike dynamo, the CPU has one, too, unless a compiled run is compared with eager mode.
         """
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        if not self.training or not parameters:
+        if not self.training or not parameters or (self.options.backend and self.device.type == "cpu"):
             return None
         if workload.make_optimizer is not None:
             return workload.make_optimizer(parameters)
         if name == "sgd":
             return torch.optim.SGD(parameters, lr=0.01, foreach=True)
         return torch.optim.Adam(parameters, lr=0.01, foreach=True, capturable=self.device.type == "cuda")
-
-    def harness_optimizer(
-        self, workload: Workload, model: torch.nn.Module, name: str = ""
-    ) -> torch.optim.Optimizer | None:
-        """Return the optimizer of a run that is compared with a compiled one: as in dynamo, none on the CPU."""
-        return None if self.device.type == "cpu" else self.init_optimizer(workload, model, name)
 
     def run_n_iterations(
         self,

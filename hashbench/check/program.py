@@ -102,9 +102,8 @@ class Program:
         inputs = runner.fresh_inputs(workload)
         if self._dtype is not None:
             model, inputs = model.to(self._dtype), map_tensors(inputs, self._cast)
-        if self._dtype is not None:
             workload = replace(workload, module=model)
-        chosen = runner.harness_optimizer(workload, model, self._optimizer)
+        chosen = runner.init_optimizer(workload, model, self._optimizer)
         if given is not None:
             inputs = given(model, inputs)
         execute = functools.partial(runner.run_n_iterations, workload, model, inputs, chosen, forward=self._forward)

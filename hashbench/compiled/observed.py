@@ -1,0 +1,130 @@
+"""Show the calls of compiled graphs to a judge: what each kernel read and wrote, by the names of Inductor's buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from hashbench.inductor import wrapper
+from hashbench.inductor.graphs import CompiledGraph, KernelCall, Read, Write
+from hashbench.inductor.internals import inside_wrapper
+from hashbench.trace.arguments import named_arguments, tensors_in
+from hashbench.trace.callbacks import TraceCallback
+from hashbench.trace.digest import raw_digest, readable
+from hashbench.trace.generated import GeneratedKernel
+from hashbench.trace.op_schema import plan_of
+from hashbench.trace.storage_writers import storage_key
+
+
+class Judge(Protocol):
+    """What is shown the calls of compiled graphs, in their order."""
+
+    def begin(self, graph: CompiledGraph, inputs: Sequence[Any]) -> object:
+        """A compiled graph is called."""
+
+    def called(self, call: KernelCall) -> object:
+        """A kernel has been called; the tensors that it wrote are as it left them."""
+
+    def end(self) -> object:
+        """The call of the graph has ended."""
+
+
+class KernelWatcher(TraceCallback):
+    """Callback that shows the kernels of known graphs to a judge.
+
+    Args:
+        graphs: by the file of the generated module.
+        judge: is shown them.
+
+    Attributes:
+        kernels: number of calls of kernels, and of ops by generated modules.
+        unseen: number of calls of graphs that are not among ``graphs``.
+    """
+
+    wants_trace = False
+
+    def __init__(self, graphs: Mapping[str, CompiledGraph], judge: Judge) -> None:
+        self.kernels = self.unseen = 0
+        self._graphs, self._judge = graphs, judge
+        self._path = ""
+        self._known: set[int] = set()
+        self._reads: tuple[Read, ...] = ()
+
+    def graph(self, path: str, inputs: Sequence[Any]) -> None:
+        graph = self._graphs.get(path)
+        if graph is None:
+            self.unseen += 1
+            return
+        self._path = path
+        self._known = {key for tensor in tensors_in(list(inputs)) if (key := storage_key(tensor)) is not None}
+        self._judge.begin(graph, inputs)
+
+    def graph_ended(self) -> None:
+        if self._path:
+            self._path = ""
+            self._judge.end()
+
+    def before(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:  # noqa: ARG002
+        if not self._path:
+            return
+        self.kernels += 1
+        if isinstance(func, GeneratedKernel):
+            written = set(func.plan.written)
+            named = [
+                (name, value)
+                for at, (name, value) in enumerate(_padded(func.buffers, args))
+                if isinstance(value, torch.Tensor) and (at not in written or storage_key(value) in self._known)
+            ]
+        else:
+            plan = plan_of(func)
+            given = named_arguments(args, kwargs)
+            named = [("", tensor) for path, tensor in given if path != "out" or not plan.writes("out")]
+        self._reads = tuple(_read(name, tensor) for name, tensor in named)
+
+    def after(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
+        if not self._path:
+            return
+        line, last = 0, frozenset[str]()
+        if isinstance(func, GeneratedKernel):
+            line, kernel = func.line, func.plan.name
+            named = [(func.buffers[at] if at < len(func.buffers) else "", args[at]) for at in func.plan.written]
+        else:
+            kernel, place = str(func), inside_wrapper()
+            line = place[1] if place is not None and place[0] == self._path else 0
+            named = self._written(func, args, kwargs, output, line)
+        last = wrapper.last_writes_of(self._path).get(line, last)
+        writes = tuple(_write(name, tensor) for name, tensor in named)
+        self._known.update(key for _, tensor in named if (key := storage_key(tensor)) is not None)
+        self._judge.called(KernelCall(node, kernel, isinstance(func, GeneratedKernel), self._reads, writes, last))
+
+    def _written(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any, line: int
+    ) -> list[tuple[str, torch.Tensor]]:
+        """Return what an op wrote, by the buffers of the line that called it."""
+        tensors = plan_of(func).written_by(args, kwargs, output)
+        call = wrapper.calls_of(self._path).get(line)
+        names = () if call is None else call.targets
+        if len(names) != len(tensors):
+            names = ("",) * len(tensors)
+        return list(zip(names, tensors, strict=True))
+
+
+def _padded(names: Sequence[str], args: Sequence[Any]) -> list[tuple[str, Any]]:
+    return [(names[at] if at < len(names) else "", value) for at, value in enumerate(args)]
+
+
+def _read(name: str, tensor: torch.Tensor) -> Read:
+    return Read(name, readable(raw_digest(tensor)).value, *_place(tensor))
+
+
+def _write(name: str, tensor: torch.Tensor) -> Write:
+    return Write(name, tensor, readable(raw_digest(tensor)).value, *_place(tensor))
+
+
+def _place(tensor: torch.Tensor) -> tuple[int, int]:
+    try:
+        return tensor.data_ptr(), tensor.nbytes
+    except (RuntimeError, NotImplementedError):
+        return 0, 0
