@@ -1,0 +1,409 @@
+"""Parse the text of a module that Inductor generated: sources of its kernels, and what each line of its functions calls,
+reads, writes and renames. Pure; imports no torch.
+
+What is not known is left out. Names are those of Inductor's buffers (``buf3``, ``primals_1``). A module of
+``cpp_wrapper`` has no kernels here: its calls are C++.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+Argument = int | str
+"""Position or keyword of an argument."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSource:
+    """A generated kernel.
+
+    Attributes:
+        name: in the module.
+        kind: ``cpp``, ``triton``, or another method of ``AsyncCompile`` (``pallas``, ``metal``).
+        argument_types: of the arguments of a call, in C++ (``const float*``) or as Triton has them (``*fp32``); empty
+            if unknown.
+        source: as it was handed to the compiler.
+        writes: positions of the arguments that it writes.
+    """
+
+    name: str
+    kind: str
+    argument_types: tuple[str, ...]
+    source: str = field(repr=False)
+    writes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WrapperCall:
+    """A line that calls a kernel or an op, or that gives memory another name.
+
+    Attributes:
+        line: from 1.
+        kernel: name of the generated kernel, or the op as written (``extern_kernels.addmm``); empty for
+            ``buf2 = buf1``, ``buf2 = reinterpret_tensor(buf1, …)`` and ``buf7 = buf6[0]``, which run nothing.
+        arguments: names of the buffers in the leaves of the arguments, then of those passed by name; ``""`` for a leaf
+            that is no buffer, and for a size.
+        targets: names of the buffers that it writes or assigns, in order, each once.
+        pieces: names of the elements of the tuple that it returns; ``""`` for an element without a name.
+    """
+
+    line: int
+    kernel: str
+    arguments: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+    pieces: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Wrapper:
+    """A generated module.
+
+    Attributes:
+        kernels: in the order of the text.
+        calls: by line.
+        reuses: old and new name of memory that is taken over, by line; the old name is gone.
+        last_writers: names of the buffers that no later line writes, by the line that writes them last. A write to a
+            view (``# alias``) is one to the buffer that it views as long as that has a name; a write to memory that was
+            taken over is one to its new name only.
+    """
+
+    kernels: tuple[KernelSource, ...] = ()
+    calls: Mapping[int, WrapperCall] = field(default_factory=dict)
+    reuses: Mapping[int, tuple[str, str]] = field(default_factory=dict)
+    last_writers: Mapping[int, frozenset[str]] = field(default_factory=dict)
+
+
+def mutated_by_name(op: str) -> Sequence[Argument]:
+    """Return the arguments that an op in the text of a wrapper mutates, by torch's naming of ops: the first one if its
+    name ends in ``_`` (``aten.index_put_``), and ``out``. A custom op that mutates is known from its schema alone."""
+    parts = op.split(".")
+    return (0, "out") if any(part.endswith("_") and not part.endswith("__") for part in parts[1:]) else ("out",)
+
+
+Mutated = Callable[[str], Sequence[Argument]]
+"""The arguments that an op mutates, by its text (``torch.ops.aten.sort.stable``)."""
+
+
+def parse(text: str, *, mutated: Mutated = mutated_by_name) -> Wrapper:
+    """Parse a generated module; empty if the text is no Python.
+
+    Args:
+        text: of the whole file.
+        mutated: the arguments that an op, as its text has it, mutates.
+    """
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return Wrapper()
+    sources = tuple(_kernels(tree))
+    reader = _Reader({kernel.name: kernel for kernel in sources}, _op_namespaces(tree), _imported(tree), mutated)
+    for function in _functions(tree):
+        reader.read(function)
+    return reader.wrapper(sources)
+
+
+def kernels(text: str) -> tuple[KernelSource, ...]:
+    """Return the generated kernels of a module."""
+    return parse(text).kernels
+
+
+def calls(text: str, *, mutated: Mutated = mutated_by_name) -> Mapping[int, WrapperCall]:
+    """Return the calls of a module by line; see :class:`WrapperCall`."""
+    return parse(text, mutated=mutated).calls
+
+
+def reuses(text: str) -> Mapping[int, tuple[str, str]]:
+    """Return the old and new name of memory that is taken over, by line."""
+    return parse(text).reuses
+
+
+def last_writers(text: str, *, mutated: Mutated = mutated_by_name) -> Mapping[int, frozenset[str]]:
+    """Return the names of the buffers that no later line writes, by line; see :class:`Wrapper`."""
+    return parse(text, mutated=mutated).last_writers
+
+
+# --------------------------------------------------------------------------------------------- sources of kernels
+
+_CPP = {"cpp", "cpp_pybinding"}
+
+
+def _kernels(tree: ast.Module) -> Iterator[KernelSource]:
+    """Yield ``name = async_compile.kind(…, '''source''', …)``."""
+    for statement in tree.body:
+        match statement:
+            case ast.Assign(
+                targets=[ast.Name(id=name)],
+                value=ast.Call(func=ast.Attribute(value=ast.Name(id="async_compile"), attr=method), args=arguments),
+            ):
+                texts = [each.value for each in arguments if isinstance(each, ast.Constant)]
+                source = next((value for value in reversed(texts) if isinstance(value, str) and "\n" in value), "")
+                if source:
+                    yield _kernel(name, method, source, arguments)
+
+
+def _kernel(name: str, method: str, source: str, arguments: Sequence[ast.expr]) -> KernelSource:
+    if method == "triton":
+        types, writes = _triton_arguments(source)
+        return KernelSource(name, method, types, source, writes)
+    types = next((_strings(each) for each in arguments if isinstance(each, ast.List)), ())
+    writes = tuple(index for index, kind in enumerate(types) if "*" in kind and not kind.startswith("const "))
+    return KernelSource(name, "cpp" if method in _CPP else method, types, source, writes)
+
+
+def _strings(node: ast.List) -> tuple[str, ...]:
+    return tuple(str(each.value) for each in node.elts if isinstance(each, ast.Constant))
+
+
+_SIGNATURE = re.compile(r"""['"]signature['"]: (\{[^{}]*\})""")
+_MUTATED = re.compile(r"""['"]mutated_arg_names['"]: (\[[^\[\]]*\])""")
+
+
+def _triton_arguments(source: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Return the types of the arguments of a call, and the positions of those that are written: Inductor names outputs
+    ``out_ptr0``, and lists what is read and written in ``mutated_arg_names``."""
+    nothing: dict[str, str] = {}
+    signature = _literal(_SIGNATURE, source, nothing)
+    mutated = _literal(_MUTATED, source, list[str]())
+    passed = {str(name): str(kind) for name, kind in signature.items() if kind != "constexpr"}
+    writes = [index for index, name in enumerate(passed) if name.startswith("out_ptr") or name in mutated]
+    return tuple(passed.values()), tuple(writes)
+
+
+_Value = TypeVar("_Value", dict[str, str], list[str])
+
+
+def _literal(pattern: re.Pattern[str], source: str, default: _Value) -> _Value:
+    found = pattern.search(source)
+    try:
+        value = default if found is None else ast.literal_eval(found[1])
+    except (SyntaxError, ValueError):
+        return default
+    return value if isinstance(value, type(default)) else default
+
+
+# ------------------------------------------------------------------------------------------------------ functions
+
+_OP_ROOTS = frozenset({"extern_kernels", "aten", "inductor_ops", "_quantized"})
+_VIEWS = frozenset({"reinterpret_tensor", "inductor_ops._reinterpret_tensor", "torch.ops.inductor._reinterpret_tensor"})
+_SIZE = re.compile(r"(?:s|u|ks|ps|zuf)\d+")
+"""Sizes that depend on the input, as Inductor spells them."""
+
+_BESIDE = frozenset({"get_args", "benchmark_compiled_module", "recursively_apply_fns", "__init__"})
+"""Functions of a module that no compiled program calls."""
+
+
+def _functions(tree: ast.Module) -> Iterator[ast.FunctionDef]:
+    """Yield ``call``, also that of the class ``Runner``, partitions and subgraphs, in the order of the text, which is
+    that of execution for partitions."""
+    for statement in tree.body:
+        inside = statement.body if isinstance(statement, ast.ClassDef) else [statement]
+        yield from (each for each in inside if isinstance(each, ast.FunctionDef) and each.name not in _BESIDE)
+
+
+def _op_namespaces(tree: ast.Module) -> frozenset[str]:
+    """Return the names of namespaces of ops: of ``aten = torch.ops.aten``, not of ``f = torch.ops.inductor.f``."""
+    named = (each for each in tree.body if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name))
+    pairs = ((each.targets[0], _dotted(each.value).split(".")) for each in named)
+    return _OP_ROOTS | {name.id for name, path in pairs if path[:2] == ["torch", "ops"] and len(path) == 3}  # type: ignore[attr-defined]
+
+
+def _imported(tree: ast.Module) -> frozenset[str]:
+    imports = (each for each in tree.body if isinstance(each, (ast.Import, ast.ImportFrom)))
+    return frozenset((alias.asname or alias.name).partition(".")[0] for each in imports for alias in each.names)
+
+
+def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield the statements of a function, also those inside ``with``, ``if``, ``for`` and ``try``."""
+    for statement in body:
+        yield statement
+        if not isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
+            for name in ("body", "handlers", "orelse", "finalbody"):
+                yield from _statements(getattr(statement, name, ()))
+
+
+def _dotted(node: ast.expr) -> str:
+    """Return ``a.b.c`` of an attribute or a name; empty for anything else."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join((node.id, *reversed(parts))) if isinstance(node, ast.Name) else ""
+
+
+@dataclass(slots=True)
+class _Memory:
+    """Memory, the ``name`` that it has now (empty: none any more), and the memory that it is a view of."""
+
+    name: str
+    viewed: _Memory | None = None
+
+
+class _Memories:
+    """The memory behind each name of a function."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, _Memory] = {}
+
+    def viewed_by(self, name: str) -> Iterator[str]:
+        """Yield the name of the memory that ``name`` views, and of what that views."""
+        memory = self._of.get(name)
+        while memory is not None and memory.viewed is not None:
+            memory = memory.viewed
+            if memory.name:
+                yield memory.name
+
+    def view(self, name: str, base: str) -> None:
+        """Let ``name`` view the memory of ``base``."""
+        self._of[name] = _Memory(name, self._of.setdefault(base, _Memory(base)))
+
+    def rename(self, old: str, new: str) -> None:
+        """Give the memory of ``old`` another name."""
+        memory = self._of.pop(old, None) or _Memory(old)
+        memory.name = new
+        self._of[new] = memory
+
+    def forget(self, name: str) -> None:
+        """Let memory have no name; its views stay."""
+        memory = self._of.pop(name, None)
+        if memory is not None:
+            memory.name = ""
+
+
+class _Reader:
+    """Reads functions statement by statement, in the order of the text."""
+
+    def __init__(
+        self,
+        sources: Mapping[str, KernelSource],
+        namespaces: frozenset[str],
+        imported: frozenset[str],
+        mutated: Mutated,
+    ) -> None:
+        self._sources = sources
+        self._namespaces = namespaces
+        self._no_buffers = imported | namespaces
+        self._mutated = mutated
+        self._calls: dict[int, WrapperCall] = {}
+        self._reuses: dict[int, tuple[str, str]] = {}
+        self._last: dict[str, int] = {}
+        self._pieces: dict[int, dict[int, str]] = {}
+        self._memories = _Memories()
+
+    def wrapper(self, sources: tuple[KernelSource, ...]) -> Wrapper:
+        """Return what was read."""
+        last: dict[int, set[str]] = {}
+        for name, line in self._last.items():
+            last.setdefault(line, set()).add(name)
+        for line, pieces in self._pieces.items():
+            names = tuple(pieces.get(index, "") for index in range(max(pieces) + 1))
+            self._calls[line] = replace(self._calls[line], pieces=names)
+        frozen = {line: frozenset(names) for line, names in sorted(last.items())}
+        return Wrapper(sources, self._calls, self._reuses, frozen)
+
+    def read(self, function: ast.FunctionDef) -> None:
+        """Read one function. Memory of another function has another name in it."""
+        self._memories = _Memories()
+        deleted = _deleted_on_lines(function)
+        for statement in _statements(function.body):
+            match statement:
+                case ast.Assign(targets=[target], value=value):
+                    self._assign(statement.lineno, target, value, deleted.get(statement.lineno, frozenset()))
+                case ast.Expr(value=ast.Call() as call):
+                    self._call(call, ())
+                case ast.Delete(targets=targets):
+                    for each in targets:
+                        self._memories.forget(_dotted(each))
+
+    # ------------------------------------------------------------------------------------------------ statements
+
+    def _assign(self, line: int, target: ast.expr, value: ast.expr, deleted: frozenset[str]) -> None:
+        names = tuple(_names(target))
+        element = value.slice if isinstance(value, ast.Subscript) else None
+        while isinstance(value, ast.Subscript):
+            value = value.value
+        if isinstance(value, ast.Call) and _dotted(value.func) not in _VIEWS:
+            self._call(value, names)
+        elif isinstance(target, ast.Name) and (old := self._buffer(value)) and not _SIZE.fullmatch(target.id):
+            self._calls.setdefault(line, WrapperCall(line, "", (old,), names))
+            if element is not None:
+                self._piece(old, names[0], element)
+            elif old in deleted:
+                self._reuses[line] = old, names[0]
+                self._memories.rename(old, names[0])
+            else:
+                self._memories.view(names[0], old)
+
+    def _piece(self, whole: str, name: str, element: ast.expr) -> None:
+        line = self._last.get(whole)
+        if line is None or whole not in self._calls[line].targets:
+            return
+        self._last[name] = line
+        if isinstance(element, ast.Constant) and type(element.value) is int and 0 <= element.value < 1000:
+            self._pieces.setdefault(line, {})[element.value] = name
+
+    # ----------------------------------------------------------------------------------------------------- calls
+
+    def _call(self, call: ast.Call, assigned: tuple[str, ...]) -> None:
+        function = _dotted(call.func)
+        source = self._sources.get(function.removesuffix(".run"))
+        if source is not None:
+            positions: Sequence[Argument] = source.writes
+            kernel, keywords = source.name, []
+        elif self._is_op(function):
+            positions = self._mutated(function)
+            kernel, keywords = function, call.keywords
+        else:
+            return
+        passed = [*call.args, *(keyword.value for keyword in keywords)]
+        by_place = {**dict(enumerate(call.args)), **{word.arg: word.value for word in keywords}}
+        mutated = [name for place in positions if place in by_place for name in self._leaves(by_place[place])]
+        targets = tuple(dict.fromkeys(filter(None, (*mutated, *assigned))))
+        leaves = tuple(name for each in passed for name in self._leaves(each))
+        self._calls.setdefault(call.lineno, WrapperCall(call.lineno, kernel, leaves, targets))
+        for target in targets:
+            self._write(target, call.lineno)
+
+    def _is_op(self, function: str) -> bool:
+        if function in _VIEWS or function.endswith("._alloc_from_pool"):
+            return False
+        return function.startswith("torch.ops.") or function.partition(".")[0] in self._namespaces
+
+    def _write(self, name: str, line: int) -> None:
+        for written in (name, *self._memories.viewed_by(name)):
+            self._last[written] = line
+
+    def _leaves(self, node: ast.expr) -> Iterator[str]:
+        if isinstance(node, (ast.List, ast.Tuple)):
+            for each in node.elts:
+                yield from self._leaves(each)
+        else:
+            yield self._buffer(node)
+
+    def _buffer(self, node: ast.expr) -> str:
+        """Return the name of the buffer in an argument: of ``buf3``, ``buf3[0]`` and ``reinterpret_tensor(buf3, …)``."""
+        while not isinstance(node, ast.Name):
+            if isinstance(node, ast.Subscript):
+                node = node.value
+            elif isinstance(node, ast.Call) and node.args:
+                node = node.args[0]
+            else:
+                return ""
+        return "" if node.id in self._no_buffers or _SIZE.fullmatch(node.id) else node.id
+
+
+def _names(target: ast.expr) -> Iterator[str]:
+    for each in target.elts if isinstance(target, (ast.Tuple, ast.List)) else (target,):
+        if isinstance(each, ast.Name):
+            yield each.id
+
+
+def _deleted_on_lines(function: ast.FunctionDef) -> Mapping[int, frozenset[str]]:
+    """Return the names that each line deletes."""
+    deletions = (each for each in _statements(function.body) if isinstance(each, ast.Delete))
+    return {
+        each.lineno: frozenset(name.id for name in each.targets if isinstance(name, ast.Name)) for each in deletions
+    }

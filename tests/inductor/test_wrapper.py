@@ -1,0 +1,180 @@
+"""The text of a generated module as data, of modules written by hand and of one that the installed torch makes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from hashbench.inductor import wrapper
+from hashbench.inductor.wrapper import KernelSource, Wrapper, WrapperCall
+from tests.inductor.wrappers import CPP, RELU, TRITON, TRITON_SOURCE, line_of
+
+
+def test_kernels_of_a_cpu() -> None:
+    relu, cat = wrapper.kernels(CPP)
+    types = ("float*", "const float*", "float*", "const int64_t")
+    assert relu == KernelSource("cpp_fused_relu_0", "cpp", types, RELU, writes=(0, 2))
+    assert (cat.name, cat.argument_types, cat.writes) == ("cpp_fused_cat_1", ("const float*", "float*"), (1,))
+
+
+def test_kernels_of_triton() -> None:
+    types = ("*fp32", "*fp32", "*fp32", "i32")
+    expected = KernelSource("triton_poi_fused_relu_0", "triton", types, TRITON_SOURCE, writes=(0, 2))
+    assert wrapper.kernels(TRITON) == (expected,)
+
+
+def test_triton_without_signature_has_unknown_arguments() -> None:
+    (kernel,) = wrapper.kernels("k = async_compile.triton('k', '''\nsomething else\n''')")
+    assert kernel == KernelSource("k", "triton", (), "\nsomething else\n")
+
+
+def test_quotes_inside_a_source() -> None:
+    (kernel,) = wrapper.kernels("k = async_compile.triton('k', '''\nx = \\'\\'\\'a\\'\\'\\'\n''')")
+    assert kernel.source == "\nx = '''a'''\n"
+
+
+@pytest.mark.parametrize(
+    ("part", "number", "expected"),
+    [
+        ("extern_kernels.mm(arg1_1", 0, ("extern_kernels.mm", ("arg1_1", "arg2_1", "buf0"), ("buf0",))),
+        ("buf2 = reinterpret", 0, ("", ("buf0",), ("buf2",))),
+        ("cpp_fused_relu_0(", 0, ("cpp_fused_relu_0", ("buf2", "arg1_1", "buf1", ""), ("buf2", "buf1"))),
+        (
+            "convolution(",
+            0,
+            ("extern_kernels.convolution", ("buf1", "arg2_1", "", "", "", ""), ("buf3",)),
+        ),
+        ("index_put_(", 0, ("aten.index_put_", ("buf2", "", "arg2_1", "buf3", ""), ("buf2",))),
+        (
+            "= torch.ops.aten.sort",
+            0,
+            ("torch.ops.aten.sort.stable", ("buf2", "", "", ""), ("buf6",), ("buf7", "", "buf9")),
+        ),
+        ("buf7 = buf6[0]", 0, ("", ("buf6",), ("buf7",))),
+        ("buf10 = buf7", 0, ("", ("buf7",), ("buf10",))),
+        ("zoo.bump", 0, ("torch.ops.zoo.bump.default", ("buf10", ""), ())),
+        ("buf11 = reinterpret", 0, ("", ("buf14",), ("buf11",))),
+        ("cpp_fused_relu_0(", 1, ("cpp_fused_relu_0", ("buf1", "buf9", "buf3", ""), ("buf1", "buf3"))),
+    ],
+)
+def test_calls(part: str, number: int, expected: Sequence[object]) -> None:
+    line = line_of(CPP, part, number)
+    kernel, arguments, targets, pieces = (*expected, ())[:4]
+    assert wrapper.calls(CPP)[line] == WrapperCall(line, kernel, arguments, targets, pieces)  # type: ignore[arg-type]
+
+
+def test_all_else_is_no_call() -> None:
+    """Allocations, checks, sizes, functions beside the program, and what a source only looks like."""
+    assert len(wrapper.calls(CPP)) == 15
+
+
+def test_calls_of_triton_and_partitions() -> None:
+    calls = wrapper.calls(TRITON)
+    first, second = (line_of(TRITON, "relu_0.run(", number) for number in (0, 1))
+    assert calls == {
+        first: WrapperCall(first, "triton_poi_fused_relu_0", ("buf0", "arg0_1", "buf1", ""), ("buf0", "buf1")),
+        second: WrapperCall(second, "triton_poi_fused_relu_0", ("buf0", "buf1", "buf1", ""), ("buf0", "buf1")),
+    }
+    assert wrapper.last_writers(TRITON) == {second: {"buf0", "buf1"}}
+
+
+def test_reuses() -> None:
+    assert wrapper.reuses(CPP) == {
+        line_of(CPP, "buf2 = reinterpret"): ("buf0", "buf2"),
+        line_of(CPP, "buf10 = buf7"): ("buf7", "buf10"),
+    }
+
+
+def test_last_writers() -> None:
+    assert wrapper.last_writers(CPP) == {
+        line_of(CPP, "extern_kernels.mm(arg1_1"): {"buf0"},
+        line_of(CPP, "index_put_("): {"buf2"},
+        line_of(CPP, "= torch.ops.aten.sort"): {"buf6", "buf7", "buf9"},
+        line_of(CPP, "cpp_fused_cat_1(buf10"): {"buf11"},
+        line_of(CPP, "cpp_fused_cat_1(buf9"): {"buf12", "buf14"},
+        line_of(CPP, "cpp_fused_relu_0(", 1): {"buf1", "buf3"},
+    }
+
+
+def of_call(*lines: str) -> str:
+    return "\n".join(["def call(args):", *(f"    {line}" for line in lines)])
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (("aten.fill_(a, 0)", "aten.fill_(a, 1)"), {3: {"a"}}),
+        (("aten.fill_(a, 0)", "b = a; del a  # reuse", "aten.fill_(b, 1)"), {2: {"a"}, 4: {"b"}}),
+        (("aten.fill_(a, 0)", "b = a  # alias", "aten.fill_(b, 1)"), {4: {"a", "b"}}),
+        (("aten.fill_(a, 0)", "b = a;  # reuse", "aten.fill_(b, 1)"), {4: {"a", "b"}}),
+        (("b = a  # alias", "aten.fill_(b, 1)", "aten.fill_(a, 0)"), {3: {"b"}, 4: {"a"}}),
+        (("b = a  # alias", "aten.fill_(a, 0)", "del a", "aten.fill_(b, 1)"), {3: {"a"}, 5: {"b"}}),
+        (("b = a", "c = b; del b  # reuse", "aten.fill_(c, 1)"), {4: {"a", "c"}}),
+        (("b = a", "c = b", "del b", "aten.fill_(c, 1)"), {5: {"a", "c"}}),
+        (("b = a", "c = a; del a  # reuse", "aten.fill_(b, 1)"), {4: {"b", "c"}}),
+        (("a = b", "b = a", "aten.fill_(b, 1)"), {4: {"a", "b"}}),
+        (("with device(0):", "    aten.fill_(a, 0)", "aten.mm.out(b, b, out=c)"), {3: {"a"}, 4: {"c"}}),
+        (("a = aten.copy_(b, c)",), {2: {"a", "b"}}),
+        (("aten._foreach_add_([a, b], [c, c])",), {2: {"a", "b"}}),
+        (("a = aten.__and__(b, c)",), {2: {"a"}}),
+        (("a = torch.ops.zoo.two.default(b)", "c = a[0]", "aten.fill_(c, 0)"), {2: {"a"}, 4: {"c"}}),
+    ],
+    ids=lambda value: "; ".join(value) if isinstance(value, tuple) else "",
+)
+def test_last_writer(lines: Sequence[str], expected: object) -> None:
+    assert wrapper.last_writers(of_call(*lines)) == expected
+
+
+def test_mutation_that_a_schema_alone_knows() -> None:
+    line, before = line_of(CPP, "zoo.bump"), line_of(CPP, "= torch.ops.aten.sort")
+
+    def mutated(op: str) -> Sequence[int | str]:
+        return (0,) if op == "torch.ops.zoo.bump.default" else wrapper.mutated_by_name(op)
+
+    assert wrapper.calls(CPP, mutated=mutated)[line].targets == ("buf10",)
+    last = wrapper.last_writers(CPP, mutated=mutated)
+    assert (last[line], last[before]) == ({"buf10"}, {"buf6", "buf7", "buf9"})
+
+
+@pytest.mark.parametrize("text", ["", "def call(args:\n", CPP[: len(CPP) // 2], "x = 1\0", "(" * 100_000], ids=range(5))
+def test_what_is_no_module_is_empty(text: str) -> None:
+    assert wrapper.parse(text) == Wrapper()
+
+
+@pytest.mark.slow
+def test_time_is_linear() -> None:
+    def seconds(number: int) -> float:
+        lines = [line for n in range(number) for line in (f"b{n + 1} = b{n}; del b{n}", f"aten.fill_(b{n + 1}, 0)")]
+        views = [f"v{n} = b0" for n in range(number)]
+        text, begin = of_call(*views, *lines, *(f"del v{n}" for n in range(number))), time.process_time()
+        wrapper.parse(text)
+        return time.process_time() - begin
+
+    least = [min(seconds(number) for _ in range(3)) for number in (1000, 8000)]
+    assert least[1] < 30 * least[0]
+
+
+@pytest.mark.slow
+def test_module_of_the_installed_torch() -> None:
+    import torch
+    from torch._inductor.utils import run_and_get_code
+
+    def program(x: torch.Tensor, index: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        values, order = torch.sort(torch.cat([x.sin() @ x, x.cos() @ x], 1), stable=True)
+        return values, order, torch.zeros(8, 8).index_put((index,), x[:2], accumulate=True)
+
+    torch._dynamo.reset()
+    _, (text,) = run_and_get_code(torch.compile(program), torch.randn(8, 8), torch.tensor([1, 1]))
+    read = wrapper.parse(text)
+    assert {call.kernel for call in read.calls.values()} >= {"extern_kernels.mm", "torch.ops.aten.sort.stable"}
+    assert {kernel.kind for kernel in read.kernels} == {"cpp"}
+    called = [call for call in read.calls.values() if call.kernel.startswith("cpp_")]
+    assert {call.kernel for call in called} == {kernel.name for kernel in read.kernels}
+    for call in called:
+        kernel = next(kernel for kernel in read.kernels if kernel.name == call.kernel)
+        assert len(call.arguments) == len(kernel.argument_types)
+        assert call.targets == tuple(dict.fromkeys(call.arguments[index] for index in kernel.writes))
+    written = {target for call in read.calls.values() if call.kernel for target in call.targets}
+    assert written <= frozenset().union(*read.last_writers.values())
