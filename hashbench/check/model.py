@@ -19,6 +19,7 @@ import torch
 
 from hashbench.catalog import Status
 from hashbench.check.batch_items import batch_of
+from hashbench.check.compiled import CompiledCheck
 from hashbench.check.invariance import check_invariance
 from hashbench.check.pair import PairCheck, retried_with_warnings
 from hashbench.check.row import row_of
@@ -185,6 +186,8 @@ class BenchmarkRunner:
             with deterministic_settings(level, threads=self.options.threads), self.pick_grad():
                 if self.options.batch_invariant:
                     return check_invariance(subject, self.options, level)
+                if self.options.backend:
+                    return CompiledCheck(self, workload, subject, self.options, level, optimizer).run()
                 return PairCheck(subject, self.options, level, loading_seconds=loading_seconds).run()
 
         outcome = retried_with_warnings(check, deterministic)

@@ -85,7 +85,7 @@ class PairCheck:
         if isinstance(first, Failure):
             return replace(outcome, accuracy=failed_status(first, number=1), failure=first)
         outcome = with_facts(outcome, first)
-        if self.options.stress:
+        if self.options.stress or self.options.backend:
             outcome = replace(outcome, first=first)
         fingerprints = [fingerprint(first)]
         for number in range(2, self.subject.runs() + 1):

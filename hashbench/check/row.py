@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from hashbench.records import (
 )
 from hashbench.results.folder import ResultsFolder, file_key
 from hashbench.results.rows import row_to_json
-from hashbench.run.outcome import Outcome, peak_mib
+from hashbench.run.outcome import CompiledFacts, Outcome, peak_mib
 from hashbench.text import a_few, stressed_text
 from hashbench.trace import file
 
@@ -112,7 +112,9 @@ def row_of(
         row = replace(row, stressed=stressed_text(outcome.stressed))
     if outcome.latent is not None:
         row = _with_latent(row, outcome.perturbation, outcome.latent, budget_flag)
-    return row if divergence is None else _with_divergence(row, divergence)
+    if divergence is not None:
+        row = _with_divergence(row, divergence)
+    return row if outcome.facts is None else _with_compiled(row, outcome.facts)
 
 
 _OF_OUTCOME = (
@@ -202,6 +204,14 @@ def _with_latent(row: Row, perturbation: str, latent: Outcome, budget_flag: str)
         repro=diagnosis.repro,
         reproduced=diagnosis.reproduced,
     )
+
+
+def _with_compiled(row: Row, facts: CompiledFacts) -> Row:
+    """Add what a compiled model shows; a kernel named by a divergence stays."""
+    known = {
+        name: value for name, value in _same(facts, [f.name for f in fields(facts)]).items() if value not in ("", None)
+    }
+    return replace(row, **known)
 
 
 _OF_DIVERGENCE = ("origin", "kernel", "op_index", "phase", "iteration", "module", "forward_op", "source")

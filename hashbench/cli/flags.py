@@ -102,6 +102,14 @@ def stress(flags: Flags) -> None:
     flags.add_argument("--stress", action="store_true", help=text)
 
 
+def backend(flags: Flags) -> None:
+    """Add ``--backend`` and ``--compilations``."""
+    text = "Compare the program that torch.compile makes with BACKEND (inductor, aot_eager, …) with eager mode."
+    flags.add_argument("--backend", default="", metavar="BACKEND", help=text)
+    text = "Compare N compilations: fresh and warm cache, other process, other compile threads, max_autotune."
+    whole(flags, "--compilations", default=1, text=text)
+
+
 def batch_invariant(flags: Flags) -> None:
     """Add ``--batch-invariant``."""
     text = "Compare each item of the forward pass at smaller batch sizes with the full batch."

@@ -224,6 +224,7 @@ def _add_run(run: Flags) -> None:
     )
     flags.stress(run)
     flags.batch_invariant(run)
+    flags.backend(run)
     run.add_argument("--keep-traces", action="store_true", help="Keep the traces of passing models, too.")
 
 

@@ -7,9 +7,8 @@ from typing import Any, Protocol
 
 import torch
 
-from hashbench.inductor import wrapper
 from hashbench.inductor.graphs import CompiledGraph, KernelCall, Read, Write
-from hashbench.inductor.internals import inside_wrapper
+from hashbench.inductor.internals import inside_wrapper, wrapper_of
 from hashbench.trace.arguments import named_arguments, tensors_in
 from hashbench.trace.callbacks import TraceCallback
 from hashbench.trace.digest import raw_digest, readable
@@ -86,7 +85,6 @@ class KernelWatcher(TraceCallback):
     def after(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
         if not self._path:
             return
-        line, last = 0, frozenset[str]()
         if isinstance(func, GeneratedKernel):
             line, kernel = func.line, func.plan.name
             named = [(func.buffers[at] if at < len(func.buffers) else "", args[at]) for at in func.plan.written]
@@ -94,7 +92,7 @@ class KernelWatcher(TraceCallback):
             kernel, place = str(func), inside_wrapper()
             line = place[1] if place is not None and place[0] == self._path else 0
             named = self._written(func, args, kwargs, output, line)
-        last = wrapper.last_writes_of(self._path).get(line, last)
+        last = wrapper_of(self._path).last_writers.get(line, frozenset())
         writes = tuple(_write(name, tensor) for name, tensor in named)
         self._known.update(key for _, tensor in named if (key := storage_key(tensor)) is not None)
         self._judge.called(KernelCall(node, kernel, isinstance(func, GeneratedKernel), self._reads, writes, last))
@@ -104,8 +102,8 @@ class KernelWatcher(TraceCallback):
     ) -> list[tuple[str, torch.Tensor]]:
         """Return what an op wrote, by the buffers of the line that called it."""
         tensors = plan_of(func).written_by(args, kwargs, output)
-        call = wrapper.calls_of(self._path).get(line)
-        names = () if call is None else call.targets
+        call = wrapper_of(self._path).calls.get(line)
+        names = () if call is None else call.pieces or call.targets
         if len(names) != len(tensors):
             names = ("",) * len(tensors)
         return list(zip(names, tensors, strict=True))

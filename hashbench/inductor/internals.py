@@ -1,8 +1,8 @@
 """Every use of what TorchInductor does not document: hooks on its generated modules and on what it compiles.
 
-Generated modules keep their kernels and allocators as globals, which they look up at each call: they are replaced there
-and put back. ``CompiledFxGraph.__call__`` is looked up on the class. Neither is seen by dynamo's guards, which have been
-checked by then, nor part of a cache's key.
+Generated modules keep their kernels and allocators as globals, which they look up at each call: they are replaced
+there and put back. ``CompiledFxGraph.__call__`` is looked up on the class. Neither is seen by dynamo's guards, which
+have been checked by then, nor part of a cache's key.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, Protocol
 
@@ -30,6 +31,13 @@ _OBSERVER = "torch.fx.passes.graph_transform_observer"
 
 _ALLOCATOR = "empty_strided_"
 """Prefix of the allocators among the globals of a generated module (``empty_strided_cpu``)."""
+
+
+_PARSED = 256
+"""Generated modules whose text stays parsed."""
+
+_DEEPEST = 8
+"""Wrappers that are looked through at most."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,11 +103,12 @@ class CompiledGraphCalls(ModulePatch):
             hooks._wrap(module)
             return module
 
-        def __call__(graph: Any, inputs: Sequence[Any]) -> Any:
+        @functools.wraps(call)
+        def called(graph: Any, inputs: Sequence[Any]) -> Any:
             return hooks._call(call, graph, inputs)
 
         self._put(code_cache.PyCodeCache, load_by_key_path=classmethod(load_by_key_path))
-        self._put(output_code.CompiledFxGraph, __call__=functools.wraps(call)(__call__))
+        self._put(output_code.CompiledFxGraph, __call__=called)
         for module in list(code_cache.PyCodeCache.modules):
             self._wrap(module)
 
@@ -123,7 +132,7 @@ class CompiledGraphCalls(ModulePatch):
             return
         self._known.add(id(module))
         values = vars(module)
-        for kernel in wrapper.kernels_of(path):
+        for kernel in wrapper_of(path).kernels:
             function = values.get(kernel.name)
             if callable(function) and kernel.kind == "cpp":
                 site = KernelSite(path, kernel.name, kernel.argument_types, function)
@@ -164,10 +173,6 @@ def code_of(graph: Any) -> CodeType | None:
     return None
 
 
-_DEEPEST = 8
-"""Wrappers that are looked through at most."""
-
-
 def _globals_of(function: Any) -> Mapping[str, Any]:
     return getattr(getattr(function, "__func__", function), "__globals__", {})
 
@@ -201,8 +206,8 @@ def backend_of(callback: Any) -> str:
 class CapturedGraphs(ModulePatch):
     """Keep the graphs that Inductor compiles from :meth:`start` until :meth:`stop`.
 
-    Each generated module is told what its buffers stand for (:func:`facts_at`), for as long as it lives. Graphs that come
-    out of Inductor's or AOTAutograd's graph cache are not seen (:func:`without_graph_caches`).
+    Each generated module is told what its buffers stand for (:func:`facts_at`), for as long as it lives. Graphs that
+    come out of Inductor's or AOTAutograd's graph cache are not seen (:func:`without_graph_caches`).
 
     Args:
         keep: keep graphs, not only the facts.
@@ -223,7 +228,7 @@ class CapturedGraphs(ModulePatch):
         self._passes: list[GraphPass] = []
 
     def _replace(self) -> None:
-        lowering = sys.modules[_GRAPH].GraphLowering  # type: ignore[attr-defined]
+        lowering = sys.modules[_GRAPH].GraphLowering
         compile_to_module, hooks = lowering.compile_to_module, self
 
         @functools.wraps(compile_to_module)
@@ -263,6 +268,30 @@ class CapturedGraphs(ModulePatch):
     def _passed(self, name: str, subsystem: str, before: Any, after: Any) -> None:
         one = GraphPass(name, subsystem, before, after)
         (self.joint if "joint" in subsystem else self._passes).append(one)
+
+
+@functools.lru_cache(_PARSED)
+def wrapper_of(path: str) -> wrapper.Wrapper:
+    """Parse a generated module; its name is a digest of its text. Empty if the file is gone."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError:
+        return wrapper.Wrapper()
+    return wrapper.parse(text, mutated=_mutated)
+
+
+def _mutated(op: str) -> Sequence[str | int]:
+    """Return the arguments that an op mutates: those of its schema, if it is one of ``torch.ops``."""
+    import torch
+
+    function: Any = torch
+    for name in op.split(".")[1:] if op.startswith("torch.ops.") else ():
+        function = getattr(function, name, None) if name != "ops" else torch.ops
+    schema = getattr(function, "_schema", None)
+    if schema is None:
+        return wrapper.mutated_by_name(op)
+    written = [(at, one) for at, one in enumerate(schema.arguments) if one.alias_info and one.alias_info.is_write]
+    return [place for at, one in written for place in (at, one.name)]
 
 
 _FACTS = "_hashbench_facts"

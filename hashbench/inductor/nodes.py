@@ -11,6 +11,8 @@ _ROOT = re.compile(r"^[LG]\['?\w+'?\]")
 _ITEM = re.compile(r"\._modules\['([^']*)'\]")
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]*)", line (?P<line>\d+), in (?P<function>.*)$')
 
+_TORCH = "/site-packages/torch/"
+
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
@@ -36,7 +38,7 @@ def facts_of(node: Any) -> NodeFacts:
 
 
 def module_path(stack: Mapping[str, tuple[str, Any]]) -> str:
-    """Return the path of the innermost module of an ``nn_module_stack``, below the compiled module if that is not in it."""
+    """Return the path of the innermost module of an ``nn_module_stack``, below the root if that is not in it."""
     entries = list(stack.values())
     if not entries:
         return ""
@@ -47,13 +49,14 @@ def module_path(stack: Mapping[str, tuple[str, Any]]) -> str:
 
 
 def source_line(trace: str) -> str:
-    """Return ``file:line code`` of the last frame of a stack trace as text."""
+    """Return ``file:line code`` of the last frame of a stack trace as text: the last one outside of torch, if any."""
     lines = trace.splitlines()
-    for at in reversed(range(len(lines))):
-        if frame := _FRAME.match(lines[at]):
-            code = lines[at + 1].strip() if at + 1 < len(lines) else ""
-            return f"{frame['file']}:{frame['line']} {code}".rstrip()
-    return ""
+    frames = [(frame, at) for at, line in enumerate(lines) if (frame := _FRAME.match(line))]
+    if not frames:
+        return ""
+    frame, at = next((one for one in reversed(frames) if _TORCH not in one[0]["file"]), frames[-1])
+    code = lines[at + 1].strip() if at + 1 < len(lines) else ""
+    return f"{frame['file']}:{frame['line']} {code}".rstrip()
 
 
 def common(facts: Iterable[NodeFacts]) -> NodeFacts:

@@ -227,7 +227,8 @@ def _reset_state(seed: int, *, compiled: bool = False) -> Iterator[Mapping[str, 
 
     Yields the names of compiled functions that ran eagerly: none if ``compiled`` code runs as such.
     """
-    eagerly = contextlib.nullcontext({}) if compiled else kept_eager()
+    nothing = contextlib.nullcontext[Mapping[str, None]]({})
+    eagerly: contextlib.AbstractContextManager[Mapping[str, None]] = nothing if compiled else kept_eager()
     with preserved(), preserved_umask(), eagerly as names, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         reset_rng_state(seed)

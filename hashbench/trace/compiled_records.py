@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
+from hashbench.imports import ModulePatch
 from hashbench.inductor.internals import CapturedGraphs, CompiledGraphCalls, KernelSite, is_compiling
 from hashbench.native.library import unrecorded
 from hashbench.trace import arguments
@@ -101,7 +102,7 @@ class CompiledRecords:
         self._opaque: tuple[Any, ...] | None = None
         self._kernels: dict[tuple[str, str, int], GeneratedKernel] = {}
         self._allocations: dict[str, OpPlan] = {}
-        self._watches = (
+        self._watches: tuple[ModulePatch, ...] = (
             CompiledCalls(self._begin, self._end),
             Exports(tracing.suspend, tracing.resume),
             CompiledGraphCalls(self),

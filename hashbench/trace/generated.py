@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hashbench.inductor import wrapper
-from hashbench.inductor.internals import KernelSite, facts_at
+from hashbench.inductor.internals import KernelSite, facts_at, wrapper_of
 from hashbench.inductor.nodes import common
 from hashbench.trace.op_schema import OpPlan, Pattern
 
@@ -35,7 +34,7 @@ class GeneratedKernel:
 
 def kernel_at(site: KernelSite, line: int) -> GeneratedKernel:
     """Return the kernel that is called at a line of its module."""
-    call = wrapper.calls_of(site.path).get(line)
+    call = wrapper_of(site.path).calls.get(line)
     written = tuple(at for at, kind in enumerate(site.types) if kind.endswith("*") and not kind.startswith("const "))
     buffers = () if call is None else call.arguments
     known = facts_at(site.path)

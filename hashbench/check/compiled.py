@@ -1,0 +1,191 @@
+"""Check a compiled model: against itself, against eager mode, and kernel by kernel against its own graph.
+
+The order of steps is that of PyTorch's harness: two eager runs, a reference in float64, a compiled run. Then come a
+second compiled run, which must give the same bits, and a third one, whose kernels are judged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hashbench.catalog import Status
+from hashbench.check.pair import PairCheck, compared
+from hashbench.check.program import Compilation, Program, compiling
+from hashbench.check.subject import Subject
+from hashbench.compiled.accuracy import Tolerance, inaccurate, tolerance_of
+from hashbench.compiled.judge import Judgement, KernelJudge
+from hashbench.compiled.observed import KernelWatcher
+from hashbench.inductor.graphs import CompiledGraph
+from hashbench.inductor.internals import CapturedGraphs
+from hashbench.processes import tell_phase
+from hashbench.records import Failure, RunOptions
+from hashbench.run.outcome import CompiledFacts, Outcome, Run
+from hashbench.run.workload import Workload
+from hashbench.text import a_few
+
+if TYPE_CHECKING:
+    from hashbench.check.model import BenchmarkRunner
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledCheck:
+    """Checks one workload under ``options.backend``.
+
+    Args:
+        runner: makes the runs.
+        workload: model and inputs, prepared.
+        subject: of the eager runs.
+        options: of the sweep.
+        level: the deterministic level in force.
+        optimizer: name of the optimizer.
+    """
+
+    runner: BenchmarkRunner
+    workload: Workload
+    subject: Subject
+    options: RunOptions
+    level: str
+    optimizer: str = ""
+
+    def run(self) -> Outcome:
+        """Make all runs, and return the outcome with the worst status."""
+        eager = PairCheck(self.subject, self.options, self.level)
+        outcome = eager.repeat()
+        first = outcome.first
+        outcome = replace(outcome, first=None, facts=CompiledFacts(self.options.backend))
+        if outcome.accuracy != Status.PASS or first is None:
+            return eager.diagnose(eager.confirm(outcome))
+        tell_phase("float64 reference")
+        reference = self._program(dtype=torch.float64).attempt(traced=False)
+        with compiling(), captured() as graphs:
+            return self._compiled(outcome, first, None if isinstance(reference, Failure) else reference, graphs)
+
+    # ------------------------------------------------------------------------------------------------- stages
+
+    def _compiled(
+        self, outcome: Outcome, eager: Run, reference: Run | None, graphs: Mapping[str, CompiledGraph]
+    ) -> Outcome:
+        program = self._program(backend=self.options.backend)
+        tell_phase("compiling")
+        began = perf_counter()
+        first = program.attempt()
+        ended = perf_counter()
+        made = Compilation.so_far()
+        outcome = self._with(outcome, graphs=made.graphs, graph_breaks=made.graph_breaks)
+        if isinstance(first, Failure):
+            failed = replace(outcome, accuracy=_failed(first), failure=first)
+            return self._with(failed, stage=first.stage, op=first.op)
+        if not made.graphs:
+            why = a_few(made.reasons) or "no frame was compiled"
+            failure = Failure(f"nothing was compiled: {why}")
+            return replace(outcome, accuracy=Status.SKIPPED, failure=failure)
+        tell_phase("second compiled run")
+        again = perf_counter()
+        second = program.attempt()
+        seconds = max(0.0, (ended - began) - (perf_counter() - again))
+        outcome = self._with(outcome, compile_seconds=round(seconds, 3))
+        if isinstance(second, Failure):
+            return replace(outcome, accuracy=_failed(second), failure=second)
+        outcome = self._repeated(outcome, program, first, second)
+        if outcome.accuracy != Status.PASS:
+            return outcome
+        return self._judged(outcome, program, eager, first, reference, graphs)
+
+    def _repeated(self, outcome: Outcome, program: Program, first: Run, second: Run) -> Outcome:
+        """Compare two runs of one compilation, and find out why they differ."""
+        found = compared(outcome, first, second, keep_traces=self.options.keep_traces)
+        if found.accuracy != Status.TWO_RUNS_DIFFER:
+            return replace(found, runs=outcome.runs)
+        subject = replace(self.subject, attempt=program.attempt)
+        check = PairCheck(subject, self.options, self.level, drafted=_of_compiled_runs)
+        return _of_compiled_runs(check.diagnose(check.confirm(found)))
+
+    def _judged(
+        self,
+        outcome: Outcome,
+        program: Program,
+        eager: Run,
+        compiled: Run,
+        reference: Run | None,
+        graphs: Mapping[str, CompiledGraph],
+    ) -> Outcome:
+        failed = inaccurate(
+            self._harness_results(eager),
+            self._harness_results(compiled),
+            None if reference is None else self._harness_results(reference),
+            self._tolerance(),
+        )
+        if failed:
+            outcome = replace(outcome, accuracy=Status.FAIL_ACCURACY)
+            outcome = self._with(outcome, detail=f"beyond the tolerance: {a_few(failed)}")
+        judgement = judged(program, graphs)
+        if judgement is None:
+            return outcome
+        kernels, found = judgement
+        outcome = self._with(outcome, kernels=kernels, checked=found.checked)
+        return outcome
+
+    # ------------------------------------------------------------------------------------------------ helpers
+
+    def _program(self, **how: Any) -> Program:
+        return Program(self.runner, self.workload, self.optimizer, **how)
+
+    def _tolerance(self) -> Tolerance:
+        suite = self.subject.spec.suite if self.subject.spec is not None else ""
+        options = self.options
+        training = options.model_mode == "training"
+        return tolerance_of(suite, training=training, device=options.device, dtype=options.dtype)
+
+    def _harness_results(self, run: Run) -> dict[str, Any]:
+        """Return the results that the harness compares: those of the last iteration, in training without outputs."""
+        training = self.options.model_mode == "training"
+        last = str((self.workload.iterations or 1) - 1)
+        kept = {}
+        for name, value in run.results.items():
+            kind, _, rest = name.partition(".")
+            of_step = kind in ("output", "loss", "input_grad")
+            if of_step and (rest.partition(".")[0].partition("[")[0] != last or (training and kind == "output")):
+                continue
+            kept[name] = value
+        return kept
+
+    def _with(self, outcome: Outcome, **facts: Any) -> Outcome:
+        known = outcome.facts or CompiledFacts(self.options.backend)
+        return replace(outcome, facts=replace(known, **facts))
+
+
+def judged(program: Program, graphs: Mapping[str, CompiledGraph]) -> tuple[int, Judgement] | None:
+    """Make a run whose kernels are judged; return their number and the judgement, ``None`` if the run failed."""
+    tell_phase("judging kernels")
+    judge = KernelJudge()
+    watcher = KernelWatcher(graphs, judge)
+    run = program.attempt(watcher=watcher)
+    return None if isinstance(run, Failure) else (watcher.kernels, judge.result())
+
+
+@contextlib.contextmanager
+def captured(*, passes: bool = False) -> Iterator[Mapping[str, CompiledGraph]]:
+    """Keep the graphs that Inductor compiles meanwhile, by the file of the generated module."""
+    hooks = CapturedGraphs(passes=passes)
+    hooks.start()
+    try:
+        yield hooks.graphs
+    finally:
+        hooks.stop()
+        hooks.graphs.clear()
+
+
+def _of_compiled_runs(outcome: Outcome) -> Outcome:
+    if outcome.accuracy != Status.TWO_RUNS_DIFFER:
+        return outcome
+    return replace(outcome, accuracy=Status.COMPILED_RUNS_DIFFER)
+
+
+def _failed(failure: Failure) -> str:
+    return Status.OOM if failure.out_of_memory else Status.REFERENCE_FAIL
