@@ -9,6 +9,7 @@ Ops run eagerly, outside of autograd, autocast, dispatch modes and traces. What 
 
 from __future__ import annotations
 
+import builtins
 import enum
 import math
 import operator
@@ -30,8 +31,8 @@ WIDE: Mapping[torch.dtype, torch.dtype] = MappingProxyType(
 )
 """Dtype that stands for a complex one where floating dtypes are float64."""
 
-_PLAIN = (operator, math)
-"""Modules of Python functions on sizes, and ``getitem``."""
+_PLAIN = (builtins, operator, math)
+"""Modules of Python functions on sizes; ``operator`` has ``getitem``."""
 
 
 class Reason(enum.StrEnum):
@@ -285,10 +286,8 @@ def function_of(node: torch.fx.Node) -> Callable[..., Any]:
     """
     target: Any = node.target
     if not isinstance(target, torch._ops.OpOverload):
-        plain = getattr(target, "__module__", "") in ("_operator", "math", "builtins") or any(
-            getattr(module, getattr(target, "__name__", ""), None) is target for module in _PLAIN
-        )
-        if plain or getattr(target, "__name__", "").startswith("sym_"):
+        name = getattr(target, "__name__", "")
+        if name.startswith("sym_") or any(getattr(module, name, None) is target for module in _PLAIN):
             return target  # type: ignore[no-any-return]
         raise NotEvaluated(Reason.UNKNOWN_OP, str(target))
     plan = plan_of(target)
@@ -303,11 +302,10 @@ def function_of(node: torch.fx.Node) -> Callable[..., Any]:
 
 def _draws_nothing(node: torch.fx.Node) -> bool:
     """Return True if a random op has a probability of dropout, of zero."""
-    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
-    if "dropout_p" not in names:
-        return False
+    target: Any = node.target
+    names = [argument.name for argument in target._schema.arguments]
     given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-    return given.get("dropout_p", 0.0) == 0.0
+    return "dropout_p" in names and bool(given.get("dropout_p", 0.0) == 0.0)
 
 
 def _constant(module: torch.fx.GraphModule, node: torch.fx.Node) -> Any:

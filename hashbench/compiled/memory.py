@@ -76,8 +76,9 @@ class LostInput:
 
 def overlap(first: Left | Read, second: Left | Read) -> bool:
     """Return True if two tensors share memory; False if an address is unknown."""
-    apart = second.address >= first.address + first.nbytes or first.address >= second.address + second.nbytes
-    return bool(first.address and second.address and not apart)
+    begin = max(first.address, second.address)
+    end = min(first.address + first.nbytes, second.address + second.nbytes)
+    return bool(first.address and second.address and begin < end)
 
 
 def writer_of(read: Read, accesses: Sequence[Access]) -> tuple[int, Left] | None:

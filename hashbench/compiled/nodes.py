@@ -9,8 +9,12 @@ from typing import Any
 
 import torch
 
-_FRAME = re.compile(r'^\s*File "(?P<file>.+)", line (?P<line>\d+), in .*\n(?:\s*(?P<code>\S.*))?', re.MULTILINE)
+_FRAME = re.compile(
+    r'^\s*File "(?P<file>.+)", line (?P<line>\d+), in .*\n(?:\s*(?!File ")(?P<code>\S.*))?', re.MULTILINE
+)
 _ROOT = re.compile(r"^(L\['[^']*'\]|self)\.?")
+_GETATTR = re.compile(r"getattr\((.*?), '([^']*)'\)")
+_MODULES = re.compile(r"(^|\.)_modules\.")
 _ITEM = re.compile(r"\['?([^']+?)'?\]")
 _TORCH = str(Path(torch.__file__).parent)
 
@@ -44,9 +48,8 @@ def facts_of(node: torch.fx.Node) -> NodeFacts:
 
 def module_path(path: Any) -> str:
     """Return dynamo's name of a module (``L['self'].layers[0]``) as ``named_modules`` has it (``layers.0``)."""
-    text = _ROOT.sub("", str(path))
-    text = re.sub(r"getattr\((.*?), '([^']*)'\)", r"\1.\2", text)
-    return _ROOT.sub("", _ITEM.sub(r".\1", text).replace("._modules.", ".").replace("_modules.", "")).strip(".")
+    text = _ROOT.sub("", _GETATTR.sub(r"\1.\2", str(path)))
+    return _MODULES.sub(".", _ITEM.sub(r".\1", text)).strip(".")
 
 
 def source_line(stack_trace: str) -> str:

@@ -158,7 +158,8 @@ class _Units:
         """Take in a value with random rounding by :data:`LIMIT` units."""
         wide = _wide(sample)
         flipped = _same(wide, self._value)
-        flipped |= self._error <= _difference(wide, self._reference).add_(self._floor).add_(self._rms)
+        explained = _difference(wide, self._reference).add_(self._floor).add_(self._rms)
+        flipped |= (self._error <= explained) & self._error.isfinite()
         self._flipped = flipped if self._flipped is None else self._flipped | flipped
         self._measure()
 
