@@ -14,18 +14,24 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hashbench.catalog import Status
+from hashbench.catalog import Confidence, Status
+from hashbench.causes import stats
+from hashbench.check.compiled_cause import CompiledCase, explain
 from hashbench.check.pair import PairCheck, compared
 from hashbench.check.program import Compilation, Program, compiling
+from hashbench.check.row import keep_draft
 from hashbench.check.subject import Subject
 from hashbench.compiled.accuracy import Tolerance, inaccurate, tolerance_of
+from hashbench.compiled.advice import advice_for
 from hashbench.compiled.judge import Judgement, KernelJudge
 from hashbench.compiled.observed import KernelWatcher
+from hashbench.compiled.rounding import LIMIT
+from hashbench.errors import bounded
 from hashbench.inductor.graphs import CompiledGraph
 from hashbench.inductor.internals import CapturedGraphs
-from hashbench.processes import tell_phase
+from hashbench.processes import Budget, tell_phase
 from hashbench.records import Failure, RunOptions
-from hashbench.run.outcome import CompiledFacts, Outcome, Run
+from hashbench.run.outcome import CompiledFacts, Outcome, Run, log_error
 from hashbench.run.workload import Workload
 from hashbench.text import a_few
 
@@ -115,21 +121,51 @@ class CompiledCheck:
         reference: Run | None,
         graphs: Mapping[str, CompiledGraph],
     ) -> Outcome:
-        failed = inaccurate(
-            self._harness_results(eager),
-            self._harness_results(compiled),
-            None if reference is None else self._harness_results(reference),
-            self._tolerance(),
-        )
+        def beyond(run: Run) -> tuple[str, ...]:
+            exact = None if reference is None else self._harness_results(reference)
+            return inaccurate(self._harness_results(eager), self._harness_results(run), exact, self._tolerance())
+
+        failed = beyond(compiled)
         if failed:
             outcome = replace(outcome, accuracy=Status.FAIL_ACCURACY)
             outcome = self._with(outcome, detail=f"beyond the tolerance: {a_few(failed)}")
-        judgement = judged(program, graphs)
-        if judgement is None:
+        found = judged(program, graphs)
+        if found is not None:
+            outcome = self._with(outcome, **_seen(found, graphs))
+        suspected = found is not None and found.judgement.first_beyond(LIMIT) is not None
+        if not (failed or suspected or (found is not None and found.judgement.lost)):
             return outcome
-        kernels, found = judgement
-        outcome = self._with(outcome, kernels=kernels, checked=found.checked)
-        return outcome
+        if self.options.diagnose_budget <= 0:
+            return outcome
+        if self.subject.spec is not None:
+            keep_draft(self.subject.spec, self.options, outcome)
+        case = CompiledCase(
+            self._program,
+            self.options.backend,
+            self._harness_results,
+            beyond,
+            failed,
+            None if found is None else found.judgement,
+            Budget(self.options.diagnose_budget),
+        )
+        return self._explained(outcome, case)
+
+    def _explained(self, outcome: Outcome, case: CompiledCase) -> Outcome:
+        """Add what an inaccurate model, or a kernel beyond rounding, turns out to be; a failed diagnosis is told."""
+        try:
+            finding = explain(case)
+        except Exception as error:
+            log_error("the diagnosis failed")
+            because = f"the diagnosis failed: {type(error).__name__}: {bounded(str(error))}"
+            return self._with(outcome, confidence=str(Confidence.OPEN), because=because)
+        known = outcome.facts or CompiledFacts(self.options.backend)
+        told = replace(known, **{name: getattr(finding, name) for name in _OF_FINDING if getattr(finding, name)})
+        root = type(self.workload.module).__name__
+        if told.module and told.module.partition(".")[0] != root:  # a container's own call is not on dynamo's stack
+            told = replace(told, module=f"{root}.{told.module}")
+        detail = "; ".join(filter(None, (known.detail, finding.detail)))
+        advice = advice_for(finding.stage, finding.op, finding.cured_by)
+        return replace(outcome, facts=replace(told, detail=detail, advice=advice), trials=finding.trials)
 
     # ------------------------------------------------------------------------------------------------ helpers
 
@@ -160,13 +196,41 @@ class CompiledCheck:
         return replace(outcome, facts=replace(known, **facts))
 
 
-def judged(program: Program, graphs: Mapping[str, CompiledGraph]) -> tuple[int, Judgement] | None:
-    """Make a run whose kernels are judged; return their number and the judgement, ``None`` if the run failed."""
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """The kernels of a run: their number, and the judgement."""
+
+    kernels: int
+    judgement: Judgement
+
+
+def judged(program: Program, graphs: Mapping[str, CompiledGraph]) -> Judged | None:
+    """Make a run whose kernels are judged; ``None`` if there are none that were captured, or the run failed."""
+    if not graphs:
+        return None
     tell_phase("judging kernels")
     judge = KernelJudge()
     watcher = KernelWatcher(graphs, judge)
     run = program.attempt(watcher=watcher)
-    return None if isinstance(run, Failure) else (watcher.kernels, judge.result())
+    return None if isinstance(run, Failure) else Judged(watcher.kernels, judge.result())
+
+
+def _seen(found: Judged, graphs: Mapping[str, CompiledGraph]) -> dict[str, Any]:  # noqa: ARG001
+    """Return the columns that a judgement fills."""
+    largest = found.judgement.largest
+    return {
+        "kernels": found.kernels,
+        "checked": stats.significant(found.judgement.checked),
+        "beyond_rounding": None if largest is None else stats.significant(largest.ratio),
+        "eager_rounding": None if largest is None else stats.significant(largest.own_ratio),
+    }
+
+
+_OF_FINDING = (
+    *("stage", "kernel", "op", "module", "source", "phase", "semantic", "reference", "cured_by", "confidence"),
+    *("beyond_rounding", "eager_rounding"),
+)
+"""Fields of a finding that are columns."""
 
 
 @contextlib.contextmanager

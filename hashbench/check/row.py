@@ -114,6 +114,8 @@ def row_of(
         row = _with_latent(row, outcome.perturbation, outcome.latent, budget_flag)
     if divergence is not None:
         row = _with_divergence(row, divergence)
+    if outcome.trials:
+        row = replace(row, evidence=RowEvidence.of(outcome.trials))
     return row if outcome.facts is None else _with_compiled(row, outcome.facts)
 
 

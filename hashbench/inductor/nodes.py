@@ -11,7 +11,8 @@ _ROOT = re.compile(r"^[LG]\['?\w+'?\]")
 _ITEM = re.compile(r"\._modules\['([^']*)'\]")
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]*)", line (?P<line>\d+), in (?P<function>.*)$')
 
-_TORCH = "/site-packages/torch/"
+_NOT_THE_PROGRAM = ("/site-packages/torch/", "/hashbench/run/workload.py")
+"""Parts of the paths of files whose frames are no line of the program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +50,13 @@ def module_path(stack: Mapping[str, tuple[str, Any]]) -> str:
 
 
 def source_line(trace: str) -> str:
-    """Return ``file:line code`` of the last frame of a stack trace as text: the last one outside of torch, if any."""
+    """Return ``file:line code`` of the last frame of a stack trace as text that is a line of the program."""
     lines = trace.splitlines()
     frames = [(frame, at) for at, line in enumerate(lines) if (frame := _FRAME.match(line))]
-    if not frames:
+    own = [one for one in frames if not any(part in one[0]["file"] for part in _NOT_THE_PROGRAM)]
+    if not own:
         return ""
-    frame, at = next((one for one in reversed(frames) if _TORCH not in one[0]["file"]), frames[-1])
+    frame, at = own[-1]
     code = lines[at + 1].strip() if at + 1 < len(lines) else ""
     return f"{frame['file']}:{frame['line']} {code}".rstrip()
 

@@ -400,6 +400,7 @@ class Outcome:
     between_processes: bool = False
     batch: BatchFacts | None = None
     facts: CompiledFacts | None = None
+    trials: tuple[ExperimentResult, ...] = ()
 
 
 def failed_status(failure: Failure, *, number: int) -> str:

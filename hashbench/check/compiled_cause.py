@@ -1,0 +1,406 @@
+"""Find out why a compiled model is inaccurate: the stage of the compiler, what in it is to blame, and experiments.
+
+A ladder of backends in float64, where rounding is out of the way, names the stage. Inside TorchInductor its passes are
+evaluated one by one, then its kernels, each from what it was given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from hashbench.catalog import Confidence
+from hashbench.check.program import Program, compiling
+from hashbench.compiled import experiments
+from hashbench.compiled.amplification import AmplificationJudge
+from hashbench.compiled.decompositions import check_decompositions
+from hashbench.compiled.dynamo_graphs import first_stale
+from hashbench.compiled.judge import JudgedBuffer, Judgement, KernelJudge
+from hashbench.compiled.ladder import BACKENDS, Ladder, Semantic, climb
+from hashbench.compiled.mutations import undeclared_effects, wrong_fakes
+from hashbench.compiled.observed import Judge, KernelWatcher
+from hashbench.compiled.passes import first_wrong_pass, inputs_by_name
+from hashbench.compiled.rounding import LIMIT
+from hashbench.compiled.split import SplitJudge
+from hashbench.errors import HashbenchError, named_line
+from hashbench.inductor import fallbacks
+from hashbench.inductor.graphs import CompiledGraph, KernelCall
+from hashbench.inductor.internals import CapturedGraphs
+from hashbench.inductor.nodes import NodeFacts
+from hashbench.processes import Budget, tell_phase
+from hashbench.records import ExperimentResult, Failure
+from hashbench.run.outcome import Run
+
+MISTAKE = 1000.0
+"""Ratio from which a kernel is wrong by what its own dtype shows alone. Below, rounding that eager mode does not do may
+explain it: batch-norm statistics in float32 reach 12.6."""
+
+Results = Callable[[Run], Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledCase:
+    """A compiled model to explain.
+
+    Attributes:
+        make: makes a :class:`Program` with a backend and a dtype.
+        backend: that is judged.
+        results: the results of a run that count.
+        inaccurate: the names of a run's results that are beyond the tolerance.
+        failed: those of the row; empty if it passes.
+        judgement: of the kernels in the model's own dtype; ``None`` if they were not seen.
+        budget: for experiments.
+    """
+
+    make: Callable[..., Program]
+    backend: str
+    results: Results
+    inaccurate: Callable[[Run], tuple[str, ...]]
+    failed: tuple[str, ...]
+    judgement: Judgement | None
+    budget: Budget
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was found out; fields are columns of the same name, but for ``pass_name``, ``node`` and ``trials``."""
+
+    stage: str = ""
+    kernel: str = ""
+    op: str = ""
+    module: str = ""
+    source: str = ""
+    phase: str = ""
+    semantic: str = ""
+    reference: str = ""
+    detail: str = ""
+    beyond_rounding: float | None = None
+    eager_rounding: float | None = None
+    pass_name: str = ""
+    node: str = ""
+    trials: tuple[ExperimentResult, ...] = ()
+    cured_by: str = ""
+    confidence: str = ""
+
+
+def explain(case: CompiledCase) -> Finding:
+    """Name the stage and what in it is to blame, and prove it within the budget."""
+    with contextlib.ExitStack() as stack:
+        runs = _Runs(case, stack)
+        tell_phase("ladder of backends in float64")
+        backends = (*BACKENDS, case.backend) if case.backend not in BACKENDS else BACKENDS
+        ladder = climb(runs, backends=backends)
+        finding = _found(case, runs, ladder)
+        return _proven(case, runs, finding)
+
+
+def _found(case: CompiledCase, runs: _Runs, ladder: Ladder) -> Finding:
+    semantic, reason = str(ladder.semantic), ladder.reason
+    match ladder.stage:
+        case "":
+            own = case.judgement.first_beyond(MISTAKE) if case.judgement is not None else None
+            if own is not None:
+                return replace(_kernel(own, runs.own()), semantic="unknown", detail=f"in its own dtype only: {reason}")
+            return _rounding(runs, semantic, reason)
+        case "dynamo":
+            stale = first_stale(runs)
+            if stale is None:
+                return Finding(stage="dynamo", semantic=semantic, detail=_of(ladder))
+            facts = stale.facts
+            what = f"graph {stale.graph}: {stale.node} is not what eager mode computes"
+            constants = f" ({', '.join(stale.constants)})" if stale.constants else ""
+            return Finding(
+                "dynamo", "", facts.op, facts.module, facts.source, "forward", semantic, detail=what + constants
+            )
+        case "aot_autograd":
+            return replace(_undeclared(runs), semantic=semantic, detail=_undeclared(runs).detail or _of(ladder))
+        case "decomposition":
+            wrong = check_decompositions(runs).wrong
+            if not wrong:
+                return Finding(stage="decomposition", semantic=semantic, detail=_of(ladder))
+            first = wrong[0]
+            detail = f"its decomposition differs by {first.relative:.2g}"
+            phase = "backward" if first.backward else "forward"
+            return Finding(
+                "decomposition", "", first.op, first.facts.module, first.facts.source, phase, semantic, detail=detail
+            )
+        case _:
+            return replace(_inside(case, runs, ladder), semantic=semantic)
+
+
+def _place(facts: NodeFacts | JudgedBuffer) -> dict[str, str]:
+    return {"op": facts.op, "module": facts.module, "source": facts.source}
+
+
+def _of(ladder: Ladder) -> str:
+    last = ladder.rungs[-1] if ladder.rungs else None
+    if last is None:
+        return ""
+    if last.raised:
+        return f"{last.backend} raises: {last.raised}"
+    return f"{last.result} differs with backend {last.backend}"
+
+
+def _undeclared(runs: _Runs) -> Finding:
+    """Return the custom op that does something else than AOTAutograd was told."""
+    effects = undeclared_effects(runs).undeclared
+    if effects:
+        one = effects[0]
+        detail = f"{one.argument}: {one.effect.value}, which its schema does not say"
+        phase = "backward" if one.backward else "forward"
+        return Finding(stage="aot_autograd", phase=phase, detail=detail, **{**_place(one.facts), "op": one.op})
+    fakes = [fake for fake in wrong_fakes(runs).wrong if fake.custom]
+    if fakes:
+        fake = fakes[0]
+        detail = f"its fake implementation promises {fake.what} {fake.fake}, and it returns {fake.real}"
+        phase = "backward" if fake.backward else "forward"
+        return Finding(stage="aot_autograd", phase=phase, detail=detail, **{**_place(fake.facts), "op": fake.op})
+    return Finding(stage="aot_autograd")
+
+
+def _inside(case: CompiledCase, runs: _Runs, ladder: Ladder) -> Finding:
+    """Look inside TorchInductor: custom ops that promise something else, passes, memory, kernels."""
+    told = _undeclared(runs)
+    if told.op:
+        return told
+    look = runs.look
+    if look is None or not look.graphs:
+        return Finding(stage="inductor", detail=f"{_of(ladder)}; kernels were not seen")
+    wrong = look.wrong_pass()
+    if wrong is not None:
+        made = [node.facts for node in wrong.nodes if node.facts.op] or [one.facts for one in wrong.nodes]
+        facts = next((one for one in made if one.module), made[0] if made else None)
+        place = {} if facts is None else _place(facts)
+        detail = f"pass {wrong.name} changes {wrong.result} by {wrong.relative:.2g}"
+        return Finding(stage=wrong.subsystem, pass_name=wrong.name, detail=detail, **place)
+    for judgement, seen in ((look.judgement, look), (case.judgement, None)):
+        if judgement is None:
+            continue
+        if judgement.lost:
+            return _lost(judgement)
+        beyond = judgement.first_beyond(LIMIT if seen is not None else MISTAKE)
+        if beyond is not None:
+            return _kernel(beyond, seen or runs.own())
+    return Finding(stage="inductor", detail=f"{_of(ladder)}; every kernel that was checked is right")
+
+
+def _lost(judgement: Judgement) -> Finding:
+    lost = judgement.lost[0]
+    detail = f"{lost.overwritten_by} writes over {lost.buffer} of {lost.written_by} before {lost.reader} reads it"
+    by_node = {buffer.node: buffer for buffer in judgement.buffers}
+    facts = by_node.get(lost.node)
+    place = (
+        {} if facts is None else {"op": facts.op, "module": facts.module, "source": facts.source, "phase": facts.phase}
+    )
+    return Finding(stage="memory_planning", kernel=lost.overwritten_by, detail=detail, node=lost.node, **place)
+
+
+def _kernel(buffer: JudgedBuffer, look: _Look | None) -> Finding:
+    stage = "" if look is None else look.stage_of(buffer)
+    return Finding(
+        stage=stage or "codegen",
+        kernel=buffer.kernel,
+        op=buffer.op,
+        module=buffer.module,
+        source=buffer.source,
+        phase=buffer.phase,
+        beyond_rounding=buffer.ratio,
+        eager_rounding=buffer.own_ratio,
+        node=buffer.node,
+        detail=f"{buffer.buffer} is {buffer.relative_error:.2g} off",
+    )
+
+
+def _rounding(runs: _Runs, semantic: str, reason: str) -> Finding:
+    """Say how rounding grew, where nothing but rounding was found."""
+    look = runs.own()
+    worst = look.amplified() if look is not None else ()
+    words = [
+        f"{one.facts.op} in {one.facts.module or 'the model'} x{one.factor:.3g} (to {one.error:.3g} ulp)"
+        for one in worst
+    ]
+    detail = "rounding" + (f", amplified by {'; '.join(words)}" if words else "") + (f"; {reason}" if reason else "")
+    op = worst[0].facts.op if worst else ""
+    return Finding(stage="rounding" if semantic != "unknown" else "", op=op, semantic=semantic, detail=detail)
+
+
+# ----------------------------------------------------------------------------------------------------- experiments
+
+
+def _proven(case: CompiledCase, runs: _Runs, finding: Finding) -> Finding:
+    """Compile with one change at a time, until the finding is proven or the budget is spent."""
+    made: list[ExperimentResult] = []
+    while name := experiments.next_change(finding.stage, made):
+        change = fallbacks.CHANGES_BY_NAME[name]
+        target = {"op": finding.op, "decomposition": finding.op, "pass": finding.pass_name}.get(change.target, "-")
+        if case.budget.left() <= 0:
+            made.append(experiments.trial(name, note="budget"))
+            break
+        if not target:
+            made.append(experiments.trial(name, note="nothing to name"))
+            continue
+        tell_phase(f"compilation with {name}")
+        made.append(_trial(runs, finding, change))
+    cured, confidence = experiments.conclude(finding.stage, made)
+    phrase = ""
+    if cured:
+        change = fallbacks.CHANGES_BY_NAME[cured]
+        phrase = change.phrase.replace("{}", finding.pass_name if change.target == "pass" else finding.op)
+    proof = confidence if made else Confidence.OPEN
+    return replace(finding, trials=tuple(made), cured_by=phrase, confidence=str(proof) if finding.stage else "")
+
+
+def _trial(runs: _Runs, finding: Finding, change: fallbacks.CompilerChange) -> ExperimentResult:
+    subsystem = finding.stage if finding.stage.endswith("_passes") else ""
+    try:
+        with fallbacks.applied(change, op=finding.op, pass_name=finding.pass_name, subsystem=subsystem):
+            return experiments.trial(change.name, gone=runs.is_gone(finding))
+    except (HashbenchError, RuntimeError, AssertionError) as error:
+        return experiments.trial(change.name, note=named_line(error, limit=120))
+
+
+# ------------------------------------------------------------------------------------------------------------ runs
+
+
+class _Runs:
+    """Runs of a case by backend and dtype, as the ladder asks for them; the compiled one in float64 is looked into."""
+
+    def __init__(self, case: CompiledCase, stack: contextlib.ExitStack) -> None:
+        self._case, self._stack = case, stack
+        self.look: _Look | None = None
+        self._own: _Look | None = None
+
+    def __call__(self, backend: Any, dtype: torch.dtype | None) -> Mapping[str, torch.Tensor]:
+        if backend == self._case.backend and dtype == torch.float64 and self.look is None:
+            self.look = self._stack.enter_context(looking(self._case, dtype))
+            return self.look.results
+        with compiling():
+            return _results(self._case, self._case.make(backend=backend, dtype=dtype).attempt(traced=False))
+
+    def own(self) -> _Look | None:
+        """Return a look into the program in the model's own dtype; ``None`` if it fails."""
+        if self._own is None:
+            try:
+                self._own = self._stack.enter_context(looking(self._case, None))
+            except RuntimeError:
+                return None
+        return self._own
+
+    def is_gone(self, finding: Finding) -> bool:
+        """Return whether a compilation, as it is now, is as eager mode: in float64, or within the tolerance."""
+        case = self._case
+        if finding.semantic == Semantic.YES:
+            results = self(case.backend, torch.float64)
+            return climb(self, backends=(), inductor=results).semantic == Semantic.NO
+        with compiling():
+            run = case.make(backend=case.backend, dtype=None).attempt(traced=False)
+        return bool(case.failed) and not isinstance(run, Failure) and not case.inaccurate(run)
+
+
+def _results(case: CompiledCase, run: Run | Failure) -> Mapping[str, torch.Tensor]:
+    if isinstance(run, Failure):
+        raise RuntimeError(run.error)  # noqa: TRY004 – it is what the run raised
+    return {name: value for name, value in case.results(run).items() if isinstance(value, torch.Tensor)}
+
+
+class _Look:
+    """A compiled program whose graphs are captured, as long as its context lasts.
+
+    Attributes:
+        results: of a run.
+        graphs: by file of the generated module.
+        judgement: of its kernels.
+    """
+
+    def __init__(self, case: CompiledCase, program: Program, hooks: CapturedGraphs) -> None:
+        self._program, self._hooks = program, hooks
+        self.graphs = hooks.graphs
+        self.results = _results(case, program.attempt(traced=False))
+        judge, self._inputs = KernelJudge(), _Inputs()
+        failed = self._watched(_Both(self._inputs, judge))
+        self.judgement = None if failed else judge.result()
+
+    def wrong_pass(self) -> Any:
+        """Return the first pass that changes what its graph computes; ``None`` if none does."""
+        tell_phase("passes")
+        joint = first_wrong_pass(self._hooks.joint, self._inputs.all)
+        if joint.wrong is not None:
+            return joint.wrong
+        for path, graph in self.graphs.items():
+            found = first_wrong_pass(graph.passes, self._inputs.of.get(path, {})).wrong
+            if found is not None:
+                return found
+        return None
+
+    def stage_of(self, buffer: JudgedBuffer) -> str:
+        """Return whether lowering or code generation made a buffer wrong; empty if that cannot be told."""
+        split = SplitJudge(buffer.node, buffer.buffer)
+        self._watched(split)
+        return split.stage
+
+    def amplified(self) -> Sequence[Any]:
+        """Return where rounding grew most."""
+        judge = AmplificationJudge()
+        return () if self._watched(judge) else judge.result()
+
+    def _watched(self, judge: Judge) -> bool:
+        """Make a run with a judge; return whether it failed."""
+        return isinstance(self._program.attempt(watcher=KernelWatcher(self.graphs, judge)), Failure)
+
+
+@contextlib.contextmanager
+def looking(case: CompiledCase, dtype: torch.dtype | None) -> Iterator[_Look]:
+    """Compile a case in a dtype, and look into it."""
+    tell_phase("compiling" if dtype is None else "compiling in float64")
+    hooks = CapturedGraphs(passes=True)
+    with compiling():
+        hooks.start()
+        try:
+            yield _Look(case, case.make(backend=case.backend, dtype=dtype), hooks)
+        finally:
+            hooks.stop()
+            hooks.graphs.clear()
+            hooks.joint.clear()
+
+
+@dataclass(slots=True)
+class _Both:
+    """Two judges as one."""
+
+    first: Judge
+    second: Judge
+
+    def begin(self, graph: CompiledGraph, inputs: Sequence[Any]) -> None:
+        self.first.begin(graph, inputs)
+        self.second.begin(graph, inputs)
+
+    def called(self, call: KernelCall) -> None:
+        self.first.called(call)
+        self.second.called(call)
+
+    def end(self) -> None:
+        self.first.end()
+        self.second.end()
+
+
+@dataclass(slots=True)
+class _Inputs:
+    """Judge that only keeps the inputs of each graph's first call, by the names of its placeholders."""
+
+    of: dict[str, dict[str, Any]] = field(default_factory=dict)
+    all: dict[str, Any] = field(default_factory=dict)
+
+    def begin(self, graph: CompiledGraph, inputs: Sequence[Any]) -> None:
+        if graph.path in self.of:
+            return
+        kept = [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in inputs]
+        self.of[graph.path] = inputs_by_name(graph.module, kept)
+        self.all = {**self.of[graph.path], **self.all}
+
+    def called(self, call: KernelCall) -> None: ...
+
+    def end(self) -> None: ...

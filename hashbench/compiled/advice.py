@@ -1,0 +1,29 @@
+"""What to do about a stage of the compiler that computes something else. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+ADVICE: Mapping[str, str] = MappingProxyType(
+    {
+        "dynamo": "look at what dynamo traced (TORCH_LOGS=graph_code): a constant stands for what eager mode computes",
+        "aot_autograd": "declare what {op} does: mutations and aliases in its schema, strides in its fake implementation",
+        "decomposition": "report the decomposition of {op}",
+        "joint_graph_passes": "report the pass",
+        "post_grad_passes": "report the pass",
+        "lowering": "report the lowering of {op}",
+        "codegen": "report the code generated for {op}",
+        "memory_planning": "report the memory planning",
+        "runtime": "compile for one thread, or let {op} run eagerly",
+        "inductor": "look at the kernels, which were not all checked",
+        "rounding": "compare with a float64 reference instead of raising the tolerance: nothing but rounding was found",
+    }
+)
+"""Stage → what to do, in the imperative."""
+
+
+def advice_for(stage: str, op: str, cured_by: str) -> str:
+    """Return what to do about a finding, and what makes it vanish until then."""
+    text = ADVICE.get(stage, "").replace("{op}", op or "the op")
+    return f"{text}; until then: {cured_by}" if text and cured_by else text

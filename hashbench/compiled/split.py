@@ -1,0 +1,84 @@
+"""Tell a wrong lowering from wrong generated code, for one buffer: its IR is evaluated by torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hashbench.compiled.evaluate import Evaluator, NotEvaluated, Operands, Precision, subgraph_of, unit_roundoff
+from hashbench.compiled.rounding import LIMIT
+from hashbench.inductor import lowered
+from hashbench.inductor.graphs import CompiledGraph, KernelCall, Write
+from hashbench.trace.digest import untraced
+
+
+class SplitJudge:
+    """Judge of one buffer of one call.
+
+    Args:
+        node: id of the call's record.
+        buffer: name of the buffer.
+
+    Attributes:
+        stage: ``lowering`` or ``codegen``; empty if it cannot be told.
+    """
+
+    def __init__(self, node: str, buffer: str) -> None:
+        self.stage = ""
+        self._node, self._buffer = node, buffer
+        self._graph: CompiledGraph | None = None
+        self._values: dict[str, torch.Tensor] = {}
+        self._recorded: dict[torch.fx.Node, Any] = {}
+
+    def begin(self, graph: CompiledGraph, inputs: Sequence[Any]) -> None:
+        self._graph = graph
+        placeholders = [node for node in graph.module.graph.nodes if node.op == "placeholder"]
+        kept = [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in inputs]
+        self._recorded = dict(zip(placeholders, kept, strict=False))
+        self._values = {node.name: value for node, value in self._recorded.items() if isinstance(value, torch.Tensor)}
+
+    def called(self, call: KernelCall) -> None:
+        graph = self._graph
+        if graph is None:
+            return
+        with untraced():
+            if call.node == self._node:
+                for write in call.writes:
+                    if write.buffer == self._buffer:
+                        self._decide(graph, write)
+            for write in call.writes:
+                if write.buffer:
+                    self._values[write.buffer] = write.tensor.detach().clone()
+                    node = graph.nodes.get(write.buffer)
+                    if node is not None and write.buffer in call.last:
+                        self._recorded[node] = self._values[write.buffer]
+
+    def end(self) -> None:
+        self._graph, self._values, self._recorded = None, {}, {}
+
+    def _decide(self, graph: CompiledGraph, write: Write) -> None:
+        node, ir = graph.nodes.get(write.buffer), graph.buffers.get(write.buffer)
+        if node is None or ir is None:
+            return
+        operands = Operands(graph.module.graph)
+        try:
+            subgraph = subgraph_of(node, self._recorded, operands)
+            exact, own = (
+                Evaluator(graph.module, self._recorded, operands, precision=precision).value(subgraph)
+                for precision in (Precision.FLOAT64, Precision.OWN)
+            )
+            made = lowered.evaluate(ir, self._values, graph=graph.lowering, float64=True)
+        except (NotEvaluated, lowered.NotEvaluated):
+            return
+        if not all(isinstance(each, torch.Tensor) and each.numel() == write.tensor.numel() for each in (exact, own)):
+            return
+        shape = write.tensor.shape
+        exact, own, made = (each.reshape(shape) for each in (exact, own, made))
+        allowed: torch.Tensor | float = 0.0
+        if exact.is_floating_point():
+            # A formula of the IR that is less exact than eager mode's is no mistake; a wrong one is far away.
+            lost = torch.maximum((own.double() - exact).abs(), unit_roundoff(write.tensor.dtype) * exact.abs())
+            allowed = LIMIT * (lost + lost.square().mean().sqrt())
+        self.stage = lowered.stage_of(exact, made, write.tensor, allowed)
