@@ -16,13 +16,14 @@ import torch
 
 from hashbench.catalog import Confidence, Status
 from hashbench.causes import stats
-from hashbench.check.compiled_cause import CompiledCase, explain
+from hashbench.check.compiled_cause import CompiledCase, explain, undeclared
 from hashbench.check.pair import PairCheck, compared
 from hashbench.check.program import Compilation, Program, compiling
 from hashbench.check.row import keep_draft
 from hashbench.check.subject import Subject
-from hashbench.compiled.accuracy import Tolerance, inaccurate, tolerance_of
+from hashbench.compiled.accuracy import Tolerance, farther, inaccurate, tolerance_of
 from hashbench.compiled.advice import advice_for
+from hashbench.compiled.amplification import AmplificationJudge
 from hashbench.compiled.judge import Judgement, KernelJudge
 from hashbench.compiled.observed import KernelWatcher
 from hashbench.compiled.rounding import LIMIT
@@ -86,7 +87,7 @@ class CompiledCheck:
         outcome = self._with(outcome, graphs=made.graphs, graph_breaks=made.graph_breaks)
         if isinstance(first, Failure):
             failed = replace(outcome, accuracy=_failed(first), failure=first)
-            return self._with(failed, stage=first.stage, op=first.op)
+            return self._with(failed, **self._place_of(first))
         if not made.graphs:
             why = a_few(made.reasons) or "no frame was compiled"
             failure = Failure(f"nothing was compiled: {why}")
@@ -102,6 +103,23 @@ class CompiledCheck:
         if outcome.accuracy != Status.PASS:
             return outcome
         return self._judged(outcome, program, eager, first, reference, graphs)
+
+    def _place_of(self, failure: Failure) -> dict[str, Any]:
+        """Return where a compiled run failed: at a custom op that breaks its promises, or elsewhere."""
+        if failure.stage == "runtime" and self.options.diagnose_budget > 0:
+            tell_phase("what custom ops promise")
+            found = undeclared(self._run)
+            if found.op:
+                return {"stage": found.stage, "op": found.op, "module": found.module, "detail": found.detail}
+        return {"stage": failure.stage, "op": failure.op}
+
+    def _run(self, backend: Any, dtype: torch.dtype | None) -> Mapping[str, torch.Tensor]:
+        """Make a run as the ladder of backends does."""
+        with compiling():
+            run = self._program(backend=backend, dtype=dtype).attempt(traced=False)
+        if isinstance(run, Failure):
+            raise RuntimeError(run.error)  # noqa: TRY004 – it is what the run raised
+        return {name: value for name, value in run.results.items() if isinstance(value, torch.Tensor)}
 
     def _repeated(self, outcome: Outcome, program: Program, first: Run, second: Run) -> Outcome:
         """Compare two runs of one compilation, and find out why they differ."""
@@ -129,6 +147,7 @@ class CompiledCheck:
         if failed:
             outcome = replace(outcome, accuracy=Status.FAIL_ACCURACY)
             outcome = self._with(outcome, detail=f"beyond the tolerance: {a_few(failed)}")
+        outcome = self._with(outcome, reference=self._reference_moved(eager, compiled, reference, program, graphs))
         found = judged(program, graphs)
         if found is not None:
             outcome = self._with(outcome, **_seen(found, graphs))
@@ -150,6 +169,31 @@ class CompiledCheck:
         )
         return self._explained(outcome, case)
 
+    def _reference_moved(
+        self,
+        eager: Run,
+        compiled: Run,
+        reference: Run | None,
+        program: Program,
+        graphs: Mapping[str, CompiledGraph],
+    ) -> str:
+        """Return in words that eager mode is farther from float64 than the compiled model, and by which op; empty if it
+        is not."""
+        if reference is None:
+            return ""
+        first, second, exact = (self._harness_results(run) for run in (eager, compiled, reference))
+        moved = farther(first, second, exact, self._tolerance())
+        if moved is None:
+            return ""
+        text = f"eager mode is farther from float64 in {moved.name}: {moved.eager:.2g}, compiled {moved.compiled:.2g}"
+        judge = AmplificationJudge(eager=True)
+        run = program.attempt(watcher=KernelWatcher(graphs, judge)) if graphs else None
+        worst = judge.result() if isinstance(run, Run) else ()
+        if worst and worst[0].facts.op:
+            text += f"; most is lost by {worst[0].facts.op}"
+            text += f" in {worst[0].facts.module}" if worst[0].facts.module else ""
+        return text
+
     def _explained(self, outcome: Outcome, case: CompiledCase) -> Outcome:
         """Add what an inaccurate model, or a kernel beyond rounding, turns out to be; a failed diagnosis is told."""
         try:
@@ -159,6 +203,8 @@ class CompiledCheck:
             because = f"the diagnosis failed: {type(error).__name__}: {bounded(str(error))}"
             return self._with(outcome, confidence=str(Confidence.OPEN), because=because)
         known = outcome.facts or CompiledFacts(self.options.backend)
+        if outcome.accuracy == Status.PASS and finding.semantic == "no":
+            return self._with(outcome, semantic="no", detail=_only_rounding(case))
         told = replace(known, **{name: getattr(finding, name) for name in _OF_FINDING if getattr(finding, name)})
         root = type(self.workload.module).__name__
         if told.module and told.module.partition(".")[0] != root:  # a container's own call is not on dynamo's stack
@@ -224,6 +270,13 @@ def _seen(found: Judged, graphs: Mapping[str, CompiledGraph]) -> dict[str, Any]:
         "beyond_rounding": None if largest is None else stats.significant(largest.ratio),
         "eager_rounding": None if largest is None else stats.significant(largest.own_ratio),
     }
+
+
+def _only_rounding(case: CompiledCase) -> str:
+    largest = case.judgement.largest if case.judgement is not None else None
+    if largest is None:
+        return ""
+    return f"{largest.kernel} is {largest.ratio:.3g} times beyond what rounding explains, and right in float64"
 
 
 _OF_FINDING = (

@@ -92,10 +92,16 @@ def explain(case: CompiledCase) -> Finding:
     with contextlib.ExitStack() as stack:
         runs = _Runs(case, stack)
         tell_phase("ladder of backends in float64")
-        backends = (*BACKENDS, case.backend) if case.backend not in BACKENDS else BACKENDS
-        ladder = climb(runs, backends=backends)
+        ladder = climb(runs, backends=rungs_below(case.backend))
         finding = _found(case, runs, ladder)
         return _proven(case, runs, finding)
+
+
+def rungs_below(backend: str) -> tuple[str, ...]:
+    """Return the backends of the ladder up to one; another one comes after all of them."""
+    if backend in BACKENDS:
+        return BACKENDS[: BACKENDS.index(backend) + 1]
+    return (*BACKENDS, backend)
 
 
 def _found(case: CompiledCase, runs: _Runs, ladder: Ladder) -> Finding:
@@ -117,7 +123,7 @@ def _found(case: CompiledCase, runs: _Runs, ladder: Ladder) -> Finding:
                 "dynamo", "", facts.op, facts.module, facts.source, "forward", semantic, detail=what + constants
             )
         case "aot_autograd":
-            return replace(_undeclared(runs), semantic=semantic, detail=_undeclared(runs).detail or _of(ladder))
+            return replace(undeclared(runs), semantic=semantic, detail=undeclared(runs).detail or _of(ladder))
         case "decomposition":
             wrong = check_decompositions(runs).wrong
             if not wrong:
@@ -132,7 +138,7 @@ def _found(case: CompiledCase, runs: _Runs, ladder: Ladder) -> Finding:
             return replace(_inside(case, runs, ladder), semantic=semantic)
 
 
-def _place(facts: NodeFacts | JudgedBuffer) -> dict[str, str]:
+def _place(facts: NodeFacts | JudgedBuffer) -> dict[str, Any]:
     return {"op": facts.op, "module": facts.module, "source": facts.source}
 
 
@@ -145,7 +151,7 @@ def _of(ladder: Ladder) -> str:
     return f"{last.result} differs with backend {last.backend}"
 
 
-def _undeclared(runs: _Runs) -> Finding:
+def undeclared(runs: Any) -> Finding:
     """Return the custom op that does something else than AOTAutograd was told."""
     effects = undeclared_effects(runs).undeclared
     if effects:
@@ -164,7 +170,7 @@ def _undeclared(runs: _Runs) -> Finding:
 
 def _inside(case: CompiledCase, runs: _Runs, ladder: Ladder) -> Finding:
     """Look inside TorchInductor: custom ops that promise something else, passes, memory, kernels."""
-    told = _undeclared(runs)
+    told = undeclared(runs)
     if told.op:
         return told
     look = runs.look
@@ -174,7 +180,7 @@ def _inside(case: CompiledCase, runs: _Runs, ladder: Ladder) -> Finding:
     if wrong is not None:
         made = [node.facts for node in wrong.nodes if node.facts.op] or [one.facts for one in wrong.nodes]
         facts = next((one for one in made if one.module), made[0] if made else None)
-        place = {} if facts is None else _place(facts)
+        place: dict[str, Any] = {} if facts is None else _place(facts)
         detail = f"pass {wrong.name} changes {wrong.result} by {wrong.relative:.2g}"
         return Finding(stage=wrong.subsystem, pass_name=wrong.name, detail=detail, **place)
     for judgement, seen in ((look.judgement, look), (case.judgement, None)):
@@ -193,9 +199,7 @@ def _lost(judgement: Judgement) -> Finding:
     detail = f"{lost.overwritten_by} writes over {lost.buffer} of {lost.written_by} before {lost.reader} reads it"
     by_node = {buffer.node: buffer for buffer in judgement.buffers}
     facts = by_node.get(lost.node)
-    place = (
-        {} if facts is None else {"op": facts.op, "module": facts.module, "source": facts.source, "phase": facts.phase}
-    )
+    place: dict[str, Any] = {} if facts is None else {**_place(facts), "phase": facts.phase}
     return Finding(stage="memory_planning", kernel=lost.overwritten_by, detail=detail, node=lost.node, **place)
 
 

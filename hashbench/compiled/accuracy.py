@@ -73,3 +73,44 @@ def inaccurate(
         if not agrees:
             failed.append(name)
     return tuple(failed)
+
+
+@dataclass(frozen=True, slots=True)
+class Farther:
+    """A result of which eager mode is farther from float64 than the compiled model.
+
+    Attributes:
+        name: of the result.
+        eager: root mean square of eager mode's error over that of the reference.
+        compiled: the same of the compiled model.
+    """
+
+    name: str
+    eager: float
+    compiled: float
+
+
+def farther(
+    eager: Mapping[str, Any], compiled: Mapping[str, Any], reference: Mapping[str, Any] | None, tolerance: Tolerance
+) -> Farther | None:
+    """Return the result that eager mode loses most of, among those that are apart by more than the tolerance, and of
+    which it is at least twice as far from float64 as the compiled model; ``None`` if there is none."""
+    import torch
+    from torch._dynamo.utils import rmse
+
+    found = []
+    for name, value in eager.items():
+        exact: Any = (reference or {}).get(name)
+        other: Any = compiled.get(name)
+        tensors = [value, other, exact]
+        if not all(isinstance(one, torch.Tensor) and one.is_floating_point() and one.numel() for one in tensors):
+            continue
+        if value.shape != other.shape or value.shape != exact.shape:
+            continue
+        limit = tolerance.tolerance
+        if torch.allclose(value.double(), other.double(), atol=limit, rtol=limit, equal_nan=True):
+            continue
+        mine, theirs = float(rmse(exact, other)), float(rmse(exact, value))
+        if theirs > 2 * mine:
+            found.append(Farther(name, theirs, mine))
+    return max(found, key=lambda one: one.eager, default=None)

@@ -8,7 +8,7 @@ from types import MappingProxyType
 ADVICE: Mapping[str, str] = MappingProxyType(
     {
         "dynamo": "look at what dynamo traced (TORCH_LOGS=graph_code): a constant stands for what eager mode computes",
-        "aot_autograd": "declare what {op} does: mutations and aliases in its schema, strides in its fake implementation",
+        "aot_autograd": "declare what {op} does: mutations and aliases in its schema, strides in its fake kernel",
         "decomposition": "report the decomposition of {op}",
         "joint_graph_passes": "report the pass",
         "post_grad_passes": "report the pass",

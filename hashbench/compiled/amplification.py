@@ -36,9 +36,14 @@ class Amplified:
 
 
 class AmplificationJudge:
-    """Compare every buffer with the same node of the whole graph in float64, evaluated from the inputs of its call."""
+    """Compare every buffer with the same node of the whole graph in float64, evaluated from the inputs of its call.
 
-    def __init__(self) -> None:
+    Args:
+        eager: compare what eager mode computes for the node in its own dtype, instead of the buffer.
+    """
+
+    def __init__(self, *, eager: bool = False) -> None:
+        self._eager = eager
         self._found: list[Amplified] = []
         self._graph: CompiledGraph | None = None
 
@@ -48,7 +53,10 @@ class AmplificationJudge:
         self._graph, self._operands = graph, Operands(graph.module.graph)
         self._recorded = dict(zip(placeholders, values, strict=False))
         self._errors: dict[torch.fx.Node, float] = {}
-        self._exact = Evaluator(graph.module, self._recorded, self._operands, precision=Precision.FLOAT64)
+        self._exact, self._own = (
+            Evaluator(graph.module, self._recorded, self._operands, precision=precision)
+            for precision in (Precision.FLOAT64, Precision.OWN)
+        )
 
     def called(self, call: KernelCall) -> None:
         graph = self._graph
@@ -70,7 +78,7 @@ class AmplificationJudge:
     def end(self) -> None:
         self._graph = None
         self._recorded, self._errors = {}, {}
-        del self._exact
+        del self._exact, self._own
 
     def result(self) -> tuple[Amplified, ...]:
         """Return the buffers in which errors grew most, the largest factor first."""
@@ -78,7 +86,9 @@ class AmplificationJudge:
 
     def _error(self, node: torch.fx.Node, value: torch.Tensor) -> float | None:
         try:
-            exact = self._exact.value(subgraph_of(node, self._recorded, self._operands))
+            subgraph = subgraph_of(node, self._recorded, self._operands)
+            exact = self._exact.value(subgraph)
+            value = self._own.value(subgraph) if self._eager else value
         except NotEvaluated:
             return None
         if not isinstance(exact, torch.Tensor) or exact.numel() != value.numel() or not value.numel():

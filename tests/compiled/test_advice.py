@@ -1,0 +1,28 @@
+"""What to do about each stage."""
+
+from __future__ import annotations
+
+import pytest
+
+from hashbench.compiled.advice import ADVICE, advice_for
+from hashbench.compiled.experiments import TRIALS
+
+
+def test_every_stage_that_is_tried_has_advice() -> None:
+    assert set(TRIALS) <= set(ADVICE)
+
+
+@pytest.mark.parametrize(
+    ("stage", "op", "cure", "text"),
+    [
+        ("lowering", "aten.erf.default", "", "report the lowering of aten.erf.default"),
+        (
+            *("lowering", "aten.erf.default", "aten.erf.default runs eagerly"),
+            "report the lowering of aten.erf.default; until then: aten.erf.default runs eagerly",
+        ),
+        ("lowering", "", "", "report the lowering of the op"),
+        ("", "aten.erf.default", "anything", ""),
+    ],
+)
+def test_advice_names_the_op_and_what_helps(stage: str, op: str, cure: str, text: str) -> None:
+    assert advice_for(stage, op, cure) == text
