@@ -1,0 +1,280 @@
+"""Find the stage of the compiler that first changes what a model computes: one backend after another, in float64.
+
+Rounding is out of the way there: every semantic mistake stays, and nothing else does. ``eager`` runs the graphs that
+dynamo captured, ``aot_eager`` those of AOTAutograd, ``aot_eager_decomp_partition`` those after TorchInductor's
+decompositions and the partitioning; ``inductor`` generates code. Only the last needs a C++ compiler.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hashbench.compiled.roundings import rounding_backend
+from hashbench.compiled.units import EXPLAINED, distance, smallest_unit
+from hashbench.errors import named_line
+from hashbench.inductor.aot import Backend
+from hashbench.trace.arguments import tensors_in
+from hashbench.trace.op_schema import plan_of
+
+Results = Mapping[str, torch.Tensor]
+"""What a step of a model computes, by name: outputs, loss, gradients, buffers, gradients of inputs."""
+
+Run = Callable[["str | Backend | None", "torch.dtype | None"], Results]
+"""Build everything anew (``torch._dynamo.reset``, copy of the model, cast to the dtype, seeds, inputs), run a step
+under a backend of ``torch.compile`` (``None``: eager mode) in a dtype (``None``: the model's own), and return its
+results."""
+
+STAGES: Mapping[str, str] = MappingProxyType(
+    {
+        "eager": "dynamo",
+        "aot_eager": "aot_autograd",
+        "aot_eager_decomp_partition": "decomposition",
+        "inductor": "inductor",
+    }
+)
+"""The stage that each backend adds to those before it."""
+
+BACKENDS = ("eager", "aot_eager", "aot_eager_decomp_partition")
+"""Those that need no C++ compiler."""
+
+LIMIT = 1e-4
+"""Distance from which a difference is a mistake, in units of what eager mode loses in its own dtype. Right programs
+reach 5e-8, planted mistakes begin at 1e-3."""
+
+SEEDS = (1, 2, 3)
+"""Of the runs with random roundings that a distance beyond the limit is held against."""
+
+
+class Semantic(enum.StrEnum):
+    """Whether the compiler changes what a model computes, apart from rounding."""
+
+    YES = "yes"
+    NO = "no"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """One backend of the ladder.
+
+    Attributes:
+        backend: of ``torch.compile``.
+        error: largest distance of a result to eager mode, both in float64, in units of what eager mode loses in its own
+            dtype; ``None`` if it was not measured.
+        result: name of that result; of the first one that rounding does not explain, if the error is beyond the limit.
+        seconds: for compilation and the step.
+        raised: the exception on one line; empty if none.
+        rounding: largest distance of that result if every op rounds at random, in the same units; ``None`` if it was
+            not needed.
+    """
+
+    backend: str
+    error: float | None = None
+    result: str = ""
+    seconds: float = 0.0
+    raised: str = ""
+    rounding: float | None = None
+
+    @property
+    def beyond(self) -> bool:
+        """Whether it differs from eager mode by more than the limit and by more than rounding explains."""
+        return self.error is not None and self.error > LIMIT and not _explains(self.rounding, self.error)
+
+
+def _explains(rounding: float | None, error: float) -> bool:
+    return rounding is not None and error <= EXPLAINED * rounding
+
+
+@dataclass(frozen=True, slots=True)
+class Ladder:
+    """The backends that were run, in order, up to the first that computes something else or raises.
+
+    Attributes:
+        rungs: one for each.
+        stage: that first computes something else or raises; empty if none does.
+        semantic: no, only if TorchInductor's results were compared.
+        reason: why it is unknown.
+    """
+
+    rungs: tuple[Rung, ...]
+    stage: str = ""
+    semantic: Semantic = Semantic.UNKNOWN
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Eager:
+    """Results of eager mode in float64 and in the model's own dtype, and an op that computed in a lower dtype although
+    the model was cast to float64."""
+
+    float64: Results
+    own: Results
+    own_dtype: torch.dtype
+    lower: str
+
+    def distances(self, results: Results) -> dict[str, float]:
+        """Return the distance of every result, by name."""
+        floor = smallest_unit(self.float64, self.own_dtype)
+        return {
+            name: _distance(results.get(name), self.float64.get(name), self.own.get(name), floor, self.own_dtype)
+            for name in [*self.float64, *(name for name in results if name not in self.float64)]
+        }
+
+
+def _distance(
+    value: torch.Tensor | None,
+    reference: torch.Tensor | None,
+    own: torch.Tensor | None,
+    floor: float,
+    own_dtype: torch.dtype,
+) -> float:
+    """Return the distance of one result. What one side lacks is zero: eager mode leaves out gradients that are."""
+    if value is None and reference is None:
+        return 0.0
+    value = torch.zeros_like(reference) if value is None and reference is not None else value
+    reference = torch.zeros_like(value) if reference is None and value is not None else reference
+    assert value is not None
+    assert reference is not None
+    return distance(value, reference, own, floor=floor, own_dtype=own_dtype)
+
+
+def climb(run: Run, *, backends: Sequence[str] = BACKENDS, inductor: Results | Exception | None = None) -> Ladder:
+    """Return the ladder of a model, up to the first backend that computes something else than eager mode, or raises.
+
+    Args:
+        run: one step of the model; the same step each time it is called with the same arguments, also in eager mode.
+        backends: in order; with ``inductor`` among them, that is compiled and run too.
+        inductor: what ``run("inductor", torch.float64)`` returned or raised, if it has been run elsewhere: the last
+            rung.
+
+    Nothing that ``run`` raises leaves this function. Where eager mode raises in float64, backends run in the model's
+    own dtype, and only their exceptions count. A backend that raises only in float64 is passed over.
+    """
+    try:
+        eager = _eager(run)
+    except Exception as error:
+        return _unmeasured(run, backends, f"eager mode does not run in float64: {named_line(error, limit=200)}")
+    rungs: list[Rung] = []
+    rounding = functools.cache(lambda: _rounding(run, eager))
+    given = [] if inductor is None else ["inductor"]
+    for backend in [*(name for name in backends if name not in given), *given]:
+        rung = _measured(run, backend, eager, rounding, inductor if backend in given else None)
+        rungs.append(rung)
+        if rung.beyond:
+            return Ladder(tuple(rungs), STAGES.get(backend, backend), Semantic.YES)
+        if rung.raised and _raises(run, backend):
+            return Ladder(tuple(rungs), STAGES.get(backend, backend), reason=f"{backend}: {rung.raised}")
+    return _same(tuple(rungs), eager)
+
+
+def _same(rungs: tuple[Rung, ...], eager: _Eager) -> Ladder:
+    """Conclude from rungs none of which is beyond."""
+    raised = [rung for rung in rungs if rung.raised]
+    explained = [rung for rung in rungs if rung.error is not None and rung.error > LIMIT]
+    if raised:
+        reason = f"{raised[0].backend} raises in float64 only: {raised[0].raised}"
+    elif explained:
+        lower = f", and {eager.lower} computes in a lower dtype" if eager.lower else ""
+        reason = f"{explained[0].result} differs by no more than rounding explains in float64{lower}"
+    elif not rungs or rungs[-1].backend != "inductor":
+        reason = "inductor was not compared in float64"
+    else:
+        return Ladder(rungs, semantic=Semantic.NO)
+    return Ladder(rungs, reason=reason)
+
+
+def _unmeasured(run: Run, backends: Sequence[str], reason: str) -> Ladder:
+    rungs: list[Rung] = []
+    for backend in backends:
+        began = time.perf_counter()
+        raised = _exception(run, backend, None)
+        rungs.append(Rung(backend, seconds=time.perf_counter() - began, raised=raised))
+        if raised:
+            return Ladder(tuple(rungs), STAGES.get(backend, backend), reason=reason)
+    return Ladder(tuple(rungs), reason=reason)
+
+
+def _eager(run: Run) -> _Eager:
+    with _LowerDtype() as watch:
+        float64 = run(None, torch.float64)
+    own = run(None, None)
+    own_dtype = next((tensor.dtype for tensor in own.values() if tensor.is_floating_point()), torch.float32)
+    if own_dtype == torch.float64:  # nothing is lost to compare with
+        own, own_dtype = run(None, torch.float32), torch.float32
+    return _Eager(float64, own, own_dtype, watch.op)
+
+
+def _measured(
+    run: Run,
+    backend: str,
+    eager: _Eager,
+    distances_by_rounding: Callable[[], Mapping[str, float]],
+    given: Results | Exception | None,
+) -> Rung:
+    began = time.perf_counter()
+    if isinstance(given, Exception):
+        return Rung(backend, raised=named_line(given, limit=200))
+    try:
+        results = run(backend, torch.float64) if given is None else given
+    except Exception as error:
+        return Rung(backend, seconds=time.perf_counter() - began, raised=named_line(error, limit=200))
+    seconds = 0.0 if given is not None else time.perf_counter() - began
+    distances = eager.distances(results)
+    worst = max(distances, key=lambda name: distances[name], default="")
+    if distances.get(worst, 0.0) <= LIMIT:
+        return Rung(backend, distances.get(worst, 0.0), worst, seconds)
+    rounding = distances_by_rounding()
+    unexplained = [
+        name for name, apart in distances.items() if apart > LIMIT and not _explains(rounding.get(name), apart)
+    ]
+    worst = max(unexplained, key=lambda name: distances[name], default=worst)
+    return Rung(backend, distances[worst], worst, seconds, rounding=rounding.get(worst))
+
+
+def _rounding(run: Run, eager: _Eager) -> dict[str, float]:
+    """Return the distance of every result if each op rounds at random; empty if that cannot be run."""
+    found: dict[str, float] = {}
+    for seed in SEEDS:
+        try:
+            distances = eager.distances(run(rounding_backend(seed), torch.float64))
+        except Exception:
+            return {}
+        found = {name: max(apart, found.get(name, 0.0)) for name, apart in distances.items()}
+    return found
+
+
+def _raises(run: Run, backend: str) -> bool:
+    return bool(_exception(run, backend, None))
+
+
+def _exception(run: Run, backend: str, dtype: torch.dtype | None) -> str:
+    try:
+        run(backend, dtype)
+    except Exception as error:
+        return named_line(error, limit=200)
+    return ""
+
+
+class _LowerDtype(TorchDispatchMode):
+    """Keep the name of the first op that reads float64 and returns a floating-point tensor of a lower dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.op = ""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not self.op and plan_of(func).fresh:
+            lower = [tensor for tensor in tensors_in(result) if tensor.is_floating_point() and tensor.itemsize < 8]
+            if lower and any(tensor.dtype == torch.float64 for tensor in tensors_in([args, kwargs or {}])):
+                self.op = str(func)
+        return result

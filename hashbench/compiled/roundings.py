@@ -1,0 +1,55 @@
+"""Round the result of every op of a model's forward and backward at random: what that changes, rounding explains.
+
+Two right programs may differ by far more than an ulp where a result hangs on the sign of a rounding error (``round``,
+``argmax``, a comparison of equal values), or where part of the model computes in a lower dtype. Both show here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hashbench.inductor.aot import Backend, dynamo_backend
+from hashbench.trace.arguments import mapped, tensors_in
+from hashbench.trace.storage_writers import storage_key
+
+_COARSER = {torch.float64: torch.float32, torch.float32: torch.bfloat16}
+
+
+def rounding_backend(seed: int) -> Backend:
+    """Return the backend of dynamo that multiplies every new floating-point result by 1 plus or minus an ulp of its
+    dtype, and the gradient that flows through it.
+
+    Not rounded: views, what is written in place, and elements with so few digits that they are likely exact (integers,
+    halves, masks).
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def run(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        return _Rounding(graph, generator).run(*inputs)
+
+    return dynamo_backend(run)
+
+
+class _Rounding(torch.fx.Interpreter):
+    def __init__(self, graph: torch.fx.GraphModule, generator: torch.Generator) -> None:
+        super().__init__(graph)
+        self._generator = generator
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        result = super().run_node(n)
+        if n.op in {"placeholder", "get_attr", "output"}:
+            return result
+        given = {storage_key(tensor) for node in n.all_input_nodes for tensor in tensors_in(self.env[node])}
+        return mapped(result, lambda leaf: self._rounded(leaf, given))
+
+    def _rounded(self, leaf: Any, given: set[Any]) -> Any:
+        if not isinstance(leaf, torch.Tensor) or leaf.dtype not in _COARSER or storage_key(leaf) in given:
+            return leaf
+        signs = torch.randint(0, 2, leaf.shape, generator=self._generator).to(leaf.device, leaf.dtype) * 2 - 1
+        detached = leaf.detach()
+        exact = detached.to(_COARSER[leaf.dtype]).to(leaf.dtype) == detached
+        factor = torch.where(exact, 1.0, 1.0 + signs * torch.finfo(leaf.dtype).eps)
+        return leaf * factor.to(leaf.dtype)
