@@ -11,12 +11,14 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch._functorch.config
+import torch._inductor.config
 from torch._inductor.graph import GraphLowering
 from torch._inductor.output_code import CompiledFxGraph
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -51,7 +53,7 @@ class Kept:
 
 @contextmanager
 def graphs_kept() -> Iterator[Kept]:
-    """Keep what Inductor compiles in this block, by path of the generated module; caches of graphs are off."""
+    """Keep what Inductor compiles in this block, by path of the generated module. Graphs come from no cache, binaries do."""
     kept = Kept()
     original = GraphLowering.compile_to_module
 
@@ -68,7 +70,8 @@ def graphs_kept() -> Iterator[Kept]:
 
     with (
         patch.object(GraphLowering, "compile_to_module", compile_to_module),
-        torch._inductor.config.patch(force_disable_caches=True),
+        torch._inductor.config.patch(fx_graph_cache=False),
+        torch._functorch.config.patch(enable_autograd_cache=False),
     ):
         yield kept
 
@@ -81,7 +84,9 @@ class Recorder:
         self.written: set[int] = set()
         self.now: list[KernelCall] = []
 
-    def generated(self, module: Any, name: str, signature: Sequence[str], kernel: Callable[..., Any], line: int):
+    def generated(
+        self, module: Any, name: str, signature: Sequence[str], kernel: Callable[..., Any]
+    ) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
             names = arguments_at(module.__file__, sys._getframe(1).f_lineno)[1]
             given = [
@@ -98,7 +103,6 @@ class Recorder:
             self.add(name, True, reads, [(label, value) for label, value, writes in given if writes])
             return result
 
-        run.original = kernel
         return run
 
     def add(
@@ -191,25 +195,19 @@ def recorded(kept: Kept) -> Iterator[Recorder]:
         recorder.written |= {v.untyped_storage()._cdata for v in inputs if isinstance(v, torch.Tensor)}
         with Extern(recorder):
             result = original(self, inputs)
-        names = [[write.buffer for write in item.writes] for item in recorder.now]
-        calls = [
-            KernelCall(
-                x.node,
-                x.kernel,
-                x.generated,
-                x.reads,
-                x.writes,
-                frozenset(names[i]) - frozenset(sum(names[i + 1 :], [])),
-            )
-            for i, x in enumerate(recorder.now)
-        ]
-        recorder.calls.append((code.co_filename, given, calls))
+        later: set[str] = set()
+        calls = []
+        for item in reversed(recorder.now):
+            names = {write.buffer for write in item.writes}
+            calls.append(replace(item, last=frozenset(names - later)))
+            later |= names
+        recorder.calls.append((code.co_filename, given, calls[::-1]))
         return result
 
     with ExitStack() as stack:
         for module in kept.modules:
             for name, signature in signatures(module.__file__).items():
                 kernel = getattr(module, name)
-                stack.enter_context(patch.object(module, name, recorder.generated(module, name, signature, kernel, 0)))
+                stack.enter_context(patch.object(module, name, recorder.generated(module, name, signature, kernel)))
         stack.enter_context(patch.object(CompiledFxGraph, "__call__", call))
         yield recorder

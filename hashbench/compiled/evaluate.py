@@ -297,7 +297,7 @@ def function_of(node: torch.fx.Node) -> Callable[..., Any]:
         raise NotEvaluated(Reason.UNINITIALIZED, str(target))
     if plan.collective or plan.waits:
         raise NotEvaluated(Reason.COLLECTIVE, str(target))
-    return target  # type: ignore[no-any-return]
+    return target
 
 
 def _draws_nothing(node: torch.fx.Node) -> bool:

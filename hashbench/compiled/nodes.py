@@ -16,6 +16,7 @@ _ROOT = re.compile(r"^(L\['[^']*'\]|self)\.?")
 _GETATTR = re.compile(r"getattr\((.*?), '([^']*)'\)")
 _MODULES = re.compile(r"(^|\.)_modules\.")
 _ITEM = re.compile(r"\['?([^']+?)'?\]")
+_FACTS = ("original_aten", "nn_module_stack", "fwd_nn_module_stack", "stack_trace")
 _TORCH = str(Path(torch.__file__).parent)
 
 
@@ -36,13 +37,17 @@ class NodeFacts:
 
 def facts_of(node: torch.fx.Node) -> NodeFacts:
     """Return the facts of a node, from ``original_aten``, ``nn_module_stack`` (``fwd_nn_module_stack`` in a backward
-    graph) and ``stack_trace``."""
-    modules = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    graph) and ``stack_trace``. A node that the compiler added (``copy_`` to an input that the program mutated) has
+    none of them; it has those of its last operand that has."""
+    operands = reversed(node.all_input_nodes)
+    known = next((item for item in (node, *operands) if any(map(item.meta.get, _FACTS))), node)
+    meta = known.meta
+    modules = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack") or {}
     path = next((entry[0] for entry in reversed(list(modules.values()))), "")
     return NodeFacts(
-        op=str(node.meta.get("original_aten") or node.target),
+        op=str(meta.get("original_aten") or known.target),
         module=module_path(path),
-        source=source_line(node.meta.get("stack_trace") or ""),
+        source=source_line(meta.get("stack_trace") or ""),
     )
 
 

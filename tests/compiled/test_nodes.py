@@ -47,6 +47,15 @@ def test_a_node_of_a_backward_graph_has_the_module_of_its_forward():
     assert facts_of(node(fwd_nn_module_stack={"1": ("L['self'].norm", torch.nn.LayerNorm)})).module == "norm"
 
 
+def test_a_copy_that_the_compiler_added_has_the_facts_of_what_it_copies():
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    value = graph.call_function(aten.add.Tensor, (x, 1))
+    value.meta.update(original_aten=aten.add_.Tensor, stack_trace=STACK)
+    copy = graph.call_function(aten.copy_.default, (x, value))
+    assert facts_of(copy) == NodeFacts("aten.add_.Tensor", source="/home/me/parts.py:7 y = gelu(x)")
+
+
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
