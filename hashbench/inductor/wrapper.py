@@ -1,5 +1,5 @@
-"""Parse the text of a module that Inductor generated: sources of its kernels, and what each line of its functions calls,
-reads, writes and renames. Pure; imports no torch.
+"""Parse the text of a module that Inductor generated: sources of its kernels, and what each line of its functions
+calls, reads, writes and renames. Pure; imports no torch.
 
 What is not known is left out. Names are those of Inductor's buffers (``buf3``, ``primals_1``). A module of
 ``cpp_wrapper`` has no kernels here: its calls are C++.
@@ -359,7 +359,8 @@ class _Reader:
         else:
             return
         passed = [*call.args, *(keyword.value for keyword in keywords)]
-        by_place = {**dict(enumerate(call.args)), **{word.arg: word.value for word in keywords}}
+        by_place: dict[Argument, ast.expr] = dict(enumerate(call.args))
+        by_place |= {word.arg: word.value for word in keywords if word.arg is not None}
         mutated = [name for place in positions if place in by_place for name in self._leaves(by_place[place])]
         targets = tuple(dict.fromkeys(filter(None, (*mutated, *assigned))))
         leaves = tuple(name for each in passed for name in self._leaves(each))
@@ -384,7 +385,7 @@ class _Reader:
             yield self._buffer(node)
 
     def _buffer(self, node: ast.expr) -> str:
-        """Return the name of the buffer in an argument: of ``buf3``, ``buf3[0]`` and ``reinterpret_tensor(buf3, …)``."""
+        """Return the name of the buffer in ``buf3``, ``buf3[0]`` and ``reinterpret_tensor(buf3, …)``; else empty."""
         while not isinstance(node, ast.Name):
             if isinstance(node, ast.Subscript):
                 node = node.value

@@ -135,7 +135,7 @@ def test_mutation_that_a_schema_alone_knows() -> None:
 
     assert wrapper.calls(CPP, mutated=mutated)[line].targets == ("buf10",)
     last = wrapper.last_writers(CPP, mutated=mutated)
-    assert (last[line], last[before]) == ({"buf10"}, {"buf6", "buf7", "buf9"})
+    assert [last[line], last[before]] == [{"buf10"}, {"buf6", "buf7", "buf9"}]
 
 
 @pytest.mark.parametrize("text", ["", "def call(args:\n", CPP[: len(CPP) // 2], "x = 1\0", "(" * 100_000], ids=range(5))
