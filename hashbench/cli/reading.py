@@ -75,7 +75,7 @@ def _diff(parsed: argparse.Namespace) -> int:
 
 
 def _compare(parsed: argparse.Namespace) -> int:
-    from hashbench.report import compare, kernels, text
+    from hashbench.report import compare, compiled, kernels, text
     from hashbench.results import audit_table, load
     from hashbench.results.invariance_table import INVARIANCE, audit_kind
 
@@ -91,10 +91,10 @@ def _compare(parsed: argparse.Namespace) -> int:
     if base is None:
         comparison = compare.compare(load.load_sweep(parsed.base), load.load_sweep(parsed.new))
         compare.require_overlap(comparison)
-        pairs = ((change.base, change.new) for change in comparison.changes)
+        pairs = [(change.base, change.new) for change in comparison.changes]
         files = {side: load.csv_files(getattr(parsed, side)) for side in ("base", "new")}
-        remarks = (*comparison.remarks, *kernels.kernel_remarks(pairs, **files))
-        comparison = dataclasses.replace(comparison, remarks=remarks)
+        about = (*kernels.kernel_remarks(pairs, **files), *compiled.compilation_remarks(pairs, **files))
+        comparison = dataclasses.replace(comparison, remarks=(*comparison.remarks, *about))
         written = getattr(text, f"as_{parsed.format}")(comparison)
         worse = comparison.got_worse
     else:

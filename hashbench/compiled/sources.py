@@ -92,13 +92,15 @@ class CompilationDifference:
         by_bits: calls that read equal content and wrote other content, in order.
         first: the earliest call of both kinds; ``None`` if there is none.
         kernels: number of calls in the first and in the second compilation.
-        same_inputs: number of pairs of calls whose bits were compared.
+        matched: number of calls that are in both.
+        same_inputs: of these, the number whose bits were compared: they read equal content.
     """
 
     by_source: tuple[KernelPair, ...]
     by_bits: tuple[KernelPair, ...]
     first: KernelPair | None
     kernels: tuple[int, int]
+    matched: int
     same_inputs: int
 
     @property
@@ -130,6 +132,7 @@ def compare(
         by_bits=tuple(pair for pair in pairs if pair.differs_by_bits),
         first=next((pair for pair in pairs if pair.differs_by_source or pair.differs_by_bits), None),
         kernels=(len(first), len(second)),
+        matched=sum(pair.first is not None and pair.second is not None for pair in pairs),
         same_inputs=sum(pair.same_inputs for pair in pairs),
     )
 

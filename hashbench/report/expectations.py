@@ -15,6 +15,7 @@ from hashbench.catalog import Kind, Word, kind_of
 from hashbench.errors import HashbenchError
 from hashbench.records import ExpectedRow, Row
 from hashbench.report.compare import Became, ModelChange, RowChange, compare, tracer_remark, what_happened
+from hashbench.report.compiled import compilation_remarks
 from hashbench.report.history import History, Interval, ModelHistory, Night, load_history, seen
 from hashbench.report.kernels import kernel_remarks
 from hashbench.results.load import Sweep, load_files, load_sweep
@@ -405,8 +406,9 @@ def assess(folders: Sequence[Path | str], *, expected: Path | None = None, until
     if last is None or before is None:
         return judged
     rows = {row_key(row): row for row in last.rows}
-    pairs = ((rows.get(row_key(row)), row) for row in new.rows)
-    about = kernel_remarks(pairs, base=history.nights[before].files, new=history.nights[-1].files)
+    pairs = [(rows.get(row_key(row)), row) for row in new.rows]
+    files = {"base": history.nights[before].files, "new": history.nights[-1].files}
+    about = (*kernel_remarks(pairs, **files), *compilation_remarks(pairs, **files))
     return replace(judged, remarks=(*judged.remarks, *about))
 
 
