@@ -63,7 +63,8 @@ def lower_module(module: Any, inputs: Sequence[Any], *, interpret: bool = True, 
         torch.no_grad(),
         config.patch(settings),
         functorch_config.patch(enable_autograd_cache=False),
-        patch.object(GraphLowering, "compile_to_module", compile_to_module),suppress(_Stop)
+        patch.object(GraphLowering, "compile_to_module", compile_to_module),
+        suppress(_Stop),
     ):
         compile_fx.compile_fx(module, list(inputs))
     graph, code = captured[0]

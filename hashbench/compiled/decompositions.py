@@ -12,9 +12,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hashbench.compiled.aot_graphs import Raised, is_random, visiting_backend
-from hashbench.compiled.nodes import NodeFacts, facts_of
 from hashbench.compiled.units import distance
 from hashbench.inductor.aot import Backend, decomposition_table
+from hashbench.inductor.nodes import NodeFacts, facts_of
 from hashbench.trace.arguments import leaves, mapped
 from hashbench.trace.op_schema import plan_of
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hashbench.compiled.nodes import NodeFacts, facts_of
 from hashbench.inductor.aot import Backend, dynamo_backend
+from hashbench.inductor.nodes import NodeFacts, facts_of
 from hashbench.records import TensorDigest
 from hashbench.trace.arguments import leaves, tensors_in
 from hashbench.trace.digest import digest

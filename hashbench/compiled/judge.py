@@ -32,9 +32,9 @@ from hashbench.compiled.evaluate import (
     subgraph_of,
 )
 from hashbench.compiled.memory import RETURN, Access, Left, LostInput, behind, left_by, lost_inputs, overwriter
-from hashbench.inductor.nodes import facts_of
 from hashbench.compiled.rounding import LIMIT, measure
 from hashbench.inductor.graphs import CompiledGraph, KernelCall, Write
+from hashbench.inductor.nodes import facts_of
 from hashbench.trace.digest import digest, untraced
 
 

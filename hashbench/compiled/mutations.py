@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hashbench.calls.ops import is_custom
 from hashbench.compiled.aot_graphs import Raised, visiting_backend
-from hashbench.compiled.nodes import NodeFacts, facts_of
 from hashbench.inductor.aot import Backend, dynamo_backend
+from hashbench.inductor.nodes import NodeFacts, facts_of
 from hashbench.trace.arguments import caller_line, leaves, tensors_in
 from hashbench.trace.digest import digest
 from hashbench.trace.storage_writers import storage_key

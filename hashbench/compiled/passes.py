@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from hashbench.compiled.aot_graphs import is_random
-from hashbench.compiled.nodes import NodeFacts, facts_of
 from hashbench.compiled.units import distance
 from hashbench.errors import named_line
 from hashbench.inductor.graphs import GraphPass
+from hashbench.inductor.nodes import NodeFacts, facts_of
 from hashbench.trace.arguments import leaves, mapped, tensors_in
 from hashbench.trace.op_schema import plan_of
 from hashbench.trace.storage_writers import storage_key
