@@ -190,7 +190,7 @@ def _inside(case: CompiledCase, runs: _Runs, ladder: Ladder) -> Finding:
             return _lost(judgement)
         beyond = judgement.first_beyond(LIMIT if seen is not None else MISTAKE)
         if beyond is not None:
-            return _kernel(beyond, seen or runs.own())
+            return _in_own_dtype(_kernel(beyond, seen or runs.own()), case.judgement)
     return Finding(stage="inductor", detail=f"{_of(ladder)}; every kernel that was checked is right")
 
 
@@ -217,6 +217,16 @@ def _kernel(buffer: JudgedBuffer, look: _Look | None) -> Finding:
         node=buffer.node,
         detail=f"{buffer.buffer} is {buffer.relative_error:.2g} off",
     )
+
+
+def _in_own_dtype(finding: Finding, own: Judgement | None) -> Finding:
+    """Return a finding from float64 with the ratios of the same kernel in the model's own dtype."""
+    buffers = [] if own is None else [one for one in own.buffers if one.kernel == finding.kernel]
+    worst = max(buffers, key=lambda one: one.ratio, default=None)
+    if worst is None:
+        return finding
+    detail = f"{finding.detail}, in float64 {finding.beyond_rounding:.2g} times beyond rounding"
+    return replace(finding, beyond_rounding=worst.ratio, eager_rounding=worst.own_ratio, detail=detail)
 
 
 def _rounding(runs: _Runs, semantic: str, reason: str) -> Finding:
