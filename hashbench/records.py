@@ -836,6 +836,7 @@ class Row:
     semantic: str = labelled("A mistake, not rounding")
     reference: str = labelled("Eager reference")
     cured_by: str = labelled("Cured by")
+    compilations: str = labelled("Further compilations")
     deterministic_doc: str = labelled("torch documents")
     deterministic_here: str = ""
     deterministic_price: float | None = None

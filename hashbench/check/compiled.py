@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ import torch
 
 from hashbench.catalog import Confidence, Status
 from hashbench.causes import stats
+from hashbench.check.compilations import Compiled, compiled_again, in_fresh_process, program_of
 from hashbench.check.compiled_cause import CompiledCase, explain, undeclared
 from hashbench.check.pair import PairCheck, compared
 from hashbench.check.program import Compilation, Program, compiling
@@ -25,19 +27,27 @@ from hashbench.compiled.accuracy import Tolerance, farther, inaccurate, toleranc
 from hashbench.compiled.advice import advice_for
 from hashbench.compiled.amplification import AmplificationJudge
 from hashbench.compiled.judge import Judgement, KernelJudge
-from hashbench.compiled.observed import KernelWatcher
+from hashbench.compiled.kernel_list import KernelList
+from hashbench.compiled.observed import Both, KernelWatcher
 from hashbench.compiled.rounding import LIMIT
-from hashbench.errors import bounded
+from hashbench.compiled.varieties import Variety, further
+from hashbench.errors import HashbenchError, bounded
 from hashbench.inductor.graphs import CompiledGraph
 from hashbench.inductor.internals import CapturedGraphs
 from hashbench.processes import Budget, tell_phase
 from hashbench.records import Failure, RunOptions
+from hashbench.results import compiled_kernels
+from hashbench.results.compiled_kernels import CompiledKernel
 from hashbench.run.outcome import CompiledFacts, Outcome, Run, log_error
 from hashbench.run.workload import Workload
 from hashbench.text import a_few
 
 if TYPE_CHECKING:
     from hashbench.check.model import BenchmarkRunner
+
+
+_SECONDS = 600.0
+"""For a compilation in a fresh process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +160,9 @@ class CompiledCheck:
         outcome = self._with(outcome, reference=self._reference_moved(eager, compiled, reference, program, graphs))
         found = judged(program, graphs)
         if found is not None:
-            outcome = self._with(outcome, **_seen(found, graphs))
+            outcome = self._with(outcome, **_seen(found))
+            self._keep_kernels(found)
+            outcome = self._compiled_again(outcome, Compiled(compiled.noted, found.listed))
         suspected = found is not None and found.judgement.first_beyond(LIMIT) is not None
         if not (failed or suspected or (found is not None and found.judgement.lost)):
             return outcome
@@ -168,6 +180,43 @@ class CompiledCheck:
             Budget(self.options.diagnose_budget),
         )
         return self._explained(outcome, case)
+
+    def _keep_kernels(self, found: Judged) -> None:
+        """Write the list of kernels beside the rows, by which nights are compared."""
+        if self.options.output and self.subject.spec is not None and found.listed:
+            program = program_of(self.subject.spec, self.options, found.listed)
+            try:
+                compiled_kernels.write(Path(self.options.output), program)
+            except HashbenchError:
+                log_error("the kernels were not written")
+
+    def _compiled_again(self, outcome: Outcome, first: Compiled) -> Outcome:
+        """Compare further compilations with the first one, if requested."""
+        varieties = further(self.options.compilations)
+        if not varieties:
+            return outcome
+        made = list(compiled_again(self._first_program, first, varieties, self._in_fresh_process))
+        outcome = self._with(outcome, compilations="; ".join(one.word() for one in made))
+        differing = next((one for one in made if one.differs), None)
+        if differing is None or outcome.accuracy != Status.PASS:
+            return outcome
+        outcome = replace(outcome, accuracy=Status.COMPILATIONS_DIFFER)
+        pair = differing.difference.first if differing.difference is not None else None
+        detail = f"{differing.variety.meaning}: {a_few(differing.results)}"
+        if pair is None:
+            return self._with(outcome, detail=detail)
+        kernel = pair.shown
+        place = {"kernel": kernel.name, "op": ", ".join(kernel.ops[:3]), "module": kernel.module, "phase": kernel.phase}
+        what = "another source" if pair.differs_by_source else "other bits on equal inputs"
+        return self._with(outcome, detail=f"{detail}; first kernel with {what}", **place)
+
+    def _first_program(self) -> Program:
+        return self._program(backend=self.options.backend)
+
+    def _in_fresh_process(self, _: Variety) -> Compiled:
+        if self.subject.spec is None:
+            return Compiled(error="only models of a suite can be built again")
+        return in_fresh_process(self.subject.spec, self.options, self.level, seconds=_SECONDS)
 
     def _reference_moved(
         self,
@@ -244,10 +293,11 @@ class CompiledCheck:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """The kernels of a run: their number, and the judgement."""
+    """The kernels of a run: their number, the judgement, and the list of those of the first step."""
 
     kernels: int
     judgement: Judgement
+    listed: tuple[CompiledKernel, ...] = ()
 
 
 def judged(program: Program, graphs: Mapping[str, CompiledGraph]) -> Judged | None:
@@ -255,13 +305,13 @@ def judged(program: Program, graphs: Mapping[str, CompiledGraph]) -> Judged | No
     if not graphs:
         return None
     tell_phase("judging kernels")
-    judge = KernelJudge()
-    watcher = KernelWatcher(graphs, judge)
+    judge, kernels = KernelJudge(), KernelList()
+    watcher = KernelWatcher(graphs, Both(judge, kernels))
     run = program.attempt(watcher=watcher)
-    return None if isinstance(run, Failure) else Judged(watcher.kernels, judge.result())
+    return None if isinstance(run, Failure) else Judged(watcher.kernels, judge.result(), kernels.result())
 
 
-def _seen(found: Judged, graphs: Mapping[str, CompiledGraph]) -> dict[str, Any]:  # noqa: ARG001
+def _seen(found: Judged) -> dict[str, Any]:
     """Return the columns that a judgement fills."""
     largest = found.judgement.largest
     return {

@@ -22,7 +22,7 @@ from hashbench.compiled.dynamo_graphs import first_stale
 from hashbench.compiled.judge import JudgedBuffer, Judgement, KernelJudge
 from hashbench.compiled.ladder import BACKENDS, Ladder, Semantic, climb
 from hashbench.compiled.mutations import undeclared_effects, wrong_fakes
-from hashbench.compiled.observed import Judge, KernelWatcher
+from hashbench.compiled.observed import Both, Judge, KernelWatcher
 from hashbench.compiled.passes import first_wrong_pass, inputs_by_name
 from hashbench.compiled.rounding import LIMIT
 from hashbench.compiled.split import SplitJudge
@@ -335,7 +335,7 @@ class _Look:
         self.graphs = hooks.graphs
         self.results = _results(case, program.attempt(traced=False))
         judge, self._inputs = KernelJudge(), _Inputs()
-        failed = self._watched(_Both(self._inputs, judge))
+        failed = self._watched(Both(self._inputs, judge))
         self.judgement = None if failed else judge.result()
 
     def wrong_pass(self) -> Any:
@@ -379,26 +379,6 @@ def looking(case: CompiledCase, dtype: torch.dtype | None) -> Iterator[_Look]:
             hooks.stop()
             hooks.graphs.clear()
             hooks.joint.clear()
-
-
-@dataclass(slots=True)
-class _Both:
-    """Two judges as one."""
-
-    first: Judge
-    second: Judge
-
-    def begin(self, graph: CompiledGraph, inputs: Sequence[Any]) -> None:
-        self.first.begin(graph, inputs)
-        self.second.begin(graph, inputs)
-
-    def called(self, call: KernelCall) -> None:
-        self.first.called(call)
-        self.second.called(call)
-
-    def end(self) -> None:
-        self.first.end()
-        self.second.end()
 
 
 @dataclass(slots=True)

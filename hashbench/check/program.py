@@ -116,15 +116,17 @@ class Program:
 
 
 @contextlib.contextmanager
-def compiling(options: Mapping[str, Any] | None = None) -> Iterator[None]:
-    """Compile as the harness does: ``fallback_random``, no graph from a cache; nothing compiled is left afterwards.
+def compiling(options: Mapping[str, Any] | None = None, *, graph_caches: bool = False) -> Iterator[None]:
+    """Compile as the harness does, with ``fallback_random``; nothing compiled is left afterwards.
 
     Args:
         options: further settings of ``torch._inductor.config``, by name.
+        graph_caches: take graphs from the caches of Inductor and AOTAutograd.
     """
     import torch._inductor.config
 
-    with torch._inductor.config.patch({"fallback_random": True, **(options or {})}), without_graph_caches():
+    caches = contextlib.nullcontext() if graph_caches else without_graph_caches()
+    with torch._inductor.config.patch({"fallback_random": True, **(options or {})}), caches:
         reset_dynamo()
         try:
             yield

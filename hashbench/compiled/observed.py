@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -28,6 +29,26 @@ class Judge(Protocol):
 
     def end(self) -> object:
         """The call of the graph has ended."""
+
+
+@dataclass(slots=True)
+class Both:
+    """Two judges as one."""
+
+    first: Judge
+    second: Judge
+
+    def begin(self, graph: CompiledGraph, inputs: Sequence[Any]) -> None:
+        self.first.begin(graph, inputs)
+        self.second.begin(graph, inputs)
+
+    def called(self, call: KernelCall) -> None:
+        self.first.called(call)
+        self.second.called(call)
+
+    def end(self) -> None:
+        self.first.end()
+        self.second.end()
 
 
 class KernelWatcher(TraceCallback):

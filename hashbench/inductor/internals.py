@@ -355,6 +355,20 @@ def dynamo_counters() -> dict[str, dict[str, int]]:
     return {kind: dict(counts) for kind, counts in counters.items()}
 
 
+def clear_compiler_caches() -> None:
+    """Forget compiled kernels and graphs of this process; those on disk stay."""
+    from torch._inductor.utils import clear_caches
+
+    clear_caches()
+
+
+def compile_threads() -> int:
+    """Return the number of Inductor's compile threads."""
+    import torch._inductor.config
+
+    return int(torch._inductor.config.compile_threads or 1)
+
+
 def backends() -> tuple[str, ...]:
     """Return the names that ``torch.compile(backend=)`` takes here."""
     import torch._dynamo

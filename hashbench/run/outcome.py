@@ -356,6 +356,7 @@ class CompiledFacts:
     semantic: str = ""
     reference: str = ""
     cured_by: str = ""
+    compilations: str = ""
     detail: str = ""
     confidence: str = ""
     because: str = ""
