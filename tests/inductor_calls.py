@@ -53,7 +53,7 @@ class Kept:
 
 @contextmanager
 def graphs_kept() -> Iterator[Kept]:
-    """Keep what Inductor compiles in this block, by path of the generated module. Graphs come from no cache, binaries do."""
+    """Keep what Inductor compiles in this block, by path of the generated module. Only binaries come from a cache."""
     kept = Kept()
     original = GraphLowering.compile_to_module
 

@@ -62,7 +62,7 @@ class NotEvaluated(Exception):  # noqa: N818 - an answer, not an error
 
 class Precision(enum.Enum):
     """How a node is evaluated: in its own dtype; in float64 (complex128); the same with a random rounding by one unit
-    roundoff of its own dtype after every op and of every recorded input."""
+    roundoff of its own dtype after every op and of every recorded input, of a sum of n terms by sqrt(n)."""
 
     OWN = "own dtype"
     FLOAT64 = "float64"
@@ -242,12 +242,20 @@ class Evaluator:
         except Exception as error:  # of any kind: a kernel lacks for float64, a library is missing, memory
             reason = Reason.RAISED if self._precision is Precision.OWN else Reason.NOT_IN_FLOAT64
             raise NotEvaluated(reason, f"{node.target}: {named_line(error, limit=200)}") from error
-        meta = node.meta.get("val")
-        if self._precision is Precision.OWN or not (isinstance(value, torch.Tensor) and isinstance(meta, torch.Tensor)):
+        if self._precision is Precision.OWN:
             return value
-        if len(value.shape) != len(meta.shape) or _other_shape(value.shape, meta.shape):
+        meta = node.meta.get("val")
+        if isinstance(value, (tuple, list)) and isinstance(meta, (tuple, list)) and len(value) == len(meta):
+            return tuple(self._checked(node, *pair) for pair in zip(value, meta, strict=True))
+        return self._checked(node, value, meta)
+
+    def _checked(self, node: torch.fx.Node, value: Any, traced: Any) -> Any:
+        """Return a value, rounded, whose shape is the one that was traced."""
+        if not (isinstance(value, torch.Tensor) and isinstance(traced, torch.Tensor)):
+            return value
+        if len(value.shape) != len(traced.shape) or _other_shape(value.shape, traced.shape):
             raise NotEvaluated(Reason.NOT_IN_FLOAT64, f"{node.target} reads bits: its result has another shape")
-        return value if _moves(node) else self._rounded(value, meta)
+        return value if _moves(node) else self._rounded(value, traced, terms_of(node))
 
     def _called(self, node: torch.fx.Node, compute: Callable[..., Any]) -> Any:
         def operand(item: torch.fx.Node) -> Any:
@@ -260,12 +268,12 @@ class Evaluator:
             args, kwargs = tree_map(_cloned, args), tree_map(_cloned, kwargs)
         return compute(*args, **kwargs)
 
-    def _rounded(self, value: Any, own: Any) -> Any:
+    def _rounded(self, value: Any, own: Any, terms: int = 1) -> Any:
         if self._precision is not Precision.ROUNDED or not isinstance(own, torch.Tensor):
             return value
         if not (own.dtype.is_floating_point or own.dtype.is_complex) or own.is_quantized:
             return value
-        unit = unit_roundoff(own.dtype) * self._scale
+        unit = min(unit_roundoff(own.dtype) * self._scale * math.sqrt(terms), 0.5)
         if value.is_complex():
             return torch.view_as_complex(self._noisy(torch.view_as_real(value.resolve_conj()), unit))
         return self._noisy(value, unit)
@@ -276,6 +284,23 @@ class Evaluator:
             generator = self._generators[value.device] = torch.Generator(value.device).manual_seed(self._seed)
         signs = torch.randint(0, 2, value.shape, generator=generator, device=value.device, dtype=torch.int8)
         return value * signs.to(value.dtype).mul_(2 * unit).add_(1 - unit)
+
+
+def terms_of(node: torch.fx.Node) -> int:
+    """Return how many elements a reduction (by torch's tag) folds into one; 1 for other ops and unknown sizes.
+
+    The rounding errors of n additions, one after the other, are a random walk: they grow with sqrt(n), see Higham and
+    Mary, "A new approach to probabilistic rounding error analysis" (2019).
+    """
+    if not _is_op(node) or getattr(torch.Tag, "reduction", None) not in node.target.tags:  # type: ignore[union-attr]
+        return 1
+    results = node.meta.get("val")
+    result = results[0] if isinstance(results, (tuple, list)) else results
+    operand = node.all_input_nodes[0].meta.get("val") if node.all_input_nodes else None
+    if not (isinstance(result, torch.Tensor) and isinstance(operand, torch.Tensor)):
+        return 1
+    sizes = (operand.numel(), result.numel())
+    return max(1, sizes[0] // sizes[1]) if all(type(size) is int and size for size in sizes) else 1
 
 
 def function_of(node: torch.fx.Node) -> Callable[..., Any]:

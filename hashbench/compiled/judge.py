@@ -202,7 +202,8 @@ class _GraphCall:
                 self._recorded[node] = value
             elif self._readers[node]:
                 self._recorded[node] = value.detach().clone()
-                self._left[node] = Left(node.name, "", -1, value.data_ptr(), value.nbytes)
+                if value.layout is torch.strided:
+                    self._left[node] = Left(node.name, "", -1, value.data_ptr(), value.nbytes)
 
     def called(self, call: KernelCall) -> None:
         """Judge one call, then take its results as recorded."""

@@ -18,6 +18,7 @@ from hashbench.compiled.evaluate import (
     Precision,
     Reason,
     subgraph_of,
+    terms_of,
     unit_roundoff,
 )
 
@@ -190,6 +191,33 @@ def test_views_round_nothing():
     found = evaluate(module, last(module), given(module, X), ROUNDED)
     units = ((found - X.view(24)[3:].double()).abs() / X.view(24)[3:].abs() / unit_roundoff(torch.float32)).squeeze(0)
     assert bool((units.nan_to_num() < 1.01).all())
+
+
+def test_the_rounding_of_a_sum_grows_with_the_root_of_its_terms():
+    x = torch.zeros(2, 3600)
+    x[:, 0] = 1
+    module = traced(lambda x: x.sum(1), x)
+    node = last(module)
+    found = evaluate(module, node, given(module, x), ROUNDED)
+    assert terms_of(node) == 3600
+    units = (found - 1).abs() / unit_roundoff(torch.float32)
+    assert bool(((units > 58.9) & (units < 61.1)).all())  # and the input by one
+    wide = evaluate(module, node, given(module, x), ROUNDED, scale=1e9)
+    assert bool((wide >= 0).all())  # never by more than a half
+
+
+def test_ops_that_fold_nothing_have_one_term():
+    module = traced(lambda x: (x + 1)[0].exp(), X)
+    assert {terms_of(node) for node in module.graph.nodes} == {1}
+
+
+def test_every_output_of_an_op_is_rounded():
+    module = traced(lambda x: torch.var_mean(x, 1), X)
+    recorded = given(module, X)
+    for node in module.graph.output_node().all_input_nodes:
+        exact, rounded = (evaluate(module, node, recorded, precision) for precision in (FLOAT64, ROUNDED))
+        units = (rounded - exact).abs() / exact.abs() / unit_roundoff(torch.float32)
+        assert bool((units > 0.5).any())
 
 
 def test_complex_numbers_are_rounded_in_both_parts():
