@@ -217,6 +217,8 @@ class _GraphCall:
                 self.buffers.append(self._judged(call, write, node, values))
             except NotEvaluated as answer:
                 self.unchecked[str(answer.reason)] += 1
+            except RuntimeError:  # torch lacks a comparison for a dtype, or memory: never the end of the user's step
+                self.unchecked[str(Reason.RAISED)] += 1
             if node is not None:
                 known.append((write, node))
         recorded = frozenset([write.buffer for write, node in known if self._record(write, node, values)])

@@ -358,6 +358,12 @@ def test_a_call_outside_of_a_graph_is_counted():
     assert dict(judge.result().unchecked) == {"no graph": 1}
 
 
+def test_what_torch_cannot_compare_does_not_end_the_step(exp_graph: CompiledGraph):
+    with patch("hashbench.compiled.judge.measure", side_effect=NotImplementedError("not for uint16")):
+        found = judged(exp_graph, [X], call("k", [X], buf0=X.exp()))
+    assert dict(found.unchecked) == {"raised": 1}
+
+
 def test_nothing_written_is_nothing_checked():
     empty = KernelJudge().result()
     assert (empty.checked, empty.largest, empty.first_beyond(), empty.kernels) == (0.0, None, None, 0)
