@@ -129,9 +129,9 @@ class _Units:
         self._value, own_value, exact_value = _wide(value), _wide(own), _wide(exact)
         self._finite = all(_all_finite(item) for item in (self._value, own_value, exact_value))
         self._reference = exact_value
-        if not self._finite:  # eager mode's may be finite where float64 is not, after a cancellation of infinities
-            known = exact_value.isfinite() | ~own_value.isfinite()
-            self._reference = torch.where(known, exact_value, own_value)
+        if not self._finite:  # eager mode's may be finite where float64 and all random roundings of it are not
+            self._known = exact_value.isfinite() | ~own_value.isfinite()
+            self._reference = torch.where(self._known, exact_value, own_value)
         # Twice in float64: the reference is rounded like the result.
         unit = unit_roundoff(own.dtype) * (2 if own.dtype in (torch.float64, torch.complex128) else 1)
         self._floor = self._reference.abs().mul_(unit).add_(_least(own.dtype))
@@ -147,7 +147,7 @@ class _Units:
     def add(self, sample: torch.Tensor) -> None:
         """Take in a value with random rounding by one unit."""
         wide = _wide(sample)
-        difference = _difference(wide, self._reference)
+        difference = self._moved(wide)
         self._largest = torch.maximum(self._largest, difference)
         self._rms = max(self._rms, _root_mean_square(difference))
         if not self._finite:
@@ -158,10 +158,15 @@ class _Units:
         """Take in a value with random rounding by :data:`LIMIT` units."""
         wide = _wide(sample)
         flipped = _same(wide, self._value)
-        explained = _difference(wide, self._reference).add_(self._floor).add_(self._rms)
+        explained = (self._moved(wide) + self._floor).add_(self._rms)
         flipped |= (self._error <= explained) & self._error.isfinite()
         self._flipped = flipped if self._flipped is None else self._flipped | flipped
         self._measure()
+
+    def _moved(self, sample: torch.Tensor) -> torch.Tensor:
+        """Return how far random rounding moved the reference."""
+        difference = _difference(sample, self._reference)
+        return difference if self._finite else torch.where(self._known, difference, 0.0)
 
     def _explain(self, other: torch.Tensor) -> None:
         """Take NaN and infinities for right where ``other`` has the same."""

@@ -46,6 +46,10 @@ def floats(*values: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.tensor(values, dtype=dtype)
 
 
+def doubles(*values: float) -> torch.Tensor:
+    return floats(*values, dtype=torch.float64)
+
+
 ONES = torch.ones(64)
 
 
@@ -103,6 +107,9 @@ def test_float64_alone_is_its_own_reference():
     wrong[3] += 1e-9
     given = Given(ones, ones, noise=2.0**-53)
     assert measure(wrong, given).ratio > 1000
+    eight = ones.clone()
+    eight[3] += 8 * 2.0**-53  # in units of both roundings, the result's and the reference's
+    assert measure(eight, Given(ones, ones)).ratio == pytest.approx(4)
     near = ones.clone()
     near[3] += 2.0**-50
     assert measure(near, Given(ones, ones, noise=2.0**-53)).ratio < LIMIT
@@ -119,11 +126,13 @@ def test_float64_alone_is_its_own_reference():
         pytest.param(floats(nan, 1), floats(inf, 1), None, inf, id="NaN for infinity"),
         pytest.param(floats(nan, 1), floats(nan, 1), None, 0, id="NaN in both"),
         pytest.param(floats(inf, 1), floats(inf, 1), None, 0, id="infinite in both"),
-        pytest.param(floats(nan, 1), floats(nan, 1), floats(2, 1).double(), 0, id="NaN as in eager mode alone"),
+        pytest.param(floats(nan, 1), floats(nan, 1), doubles(2, 1), 0, id="NaN as in eager mode alone"),
         pytest.param(floats(nan, 1 + 1e-5), floats(nan, 1), None, "beyond", id="NaN in both, another is wrong"),
-        pytest.param(floats(inf, 1), floats(3e38, 1), floats(4e38, 1).double(), 0, id="overflow of the dtype"),
+        pytest.param(floats(inf, 1), floats(3e38, 1), doubles(4e38, 1), 0, id="overflow of the dtype"),
+        pytest.param(floats(2, 1), floats(1, 1), doubles(nan, 1), "beyond", id="a number that eager mode alone has"),
+        pytest.param(floats(1 + 2e-6, 1), floats(1, 1), doubles(nan, 1), 20, id="nearly what eager mode alone has"),
         pytest.param(floats(0.0), floats(-0.0), None, 0, id="zeros of both signs"),
-        pytest.param(floats(-0.0, 1), floats(0.0, 1 + 1e-3), floats(0, 1).double(), 0, id="zeros beside an own error"),
+        pytest.param(floats(-0.0, 1), floats(0.0, 1 + 1e-3), doubles(0, 1), 0, id="zeros beside an own error"),
         pytest.param(floats(0.0), floats(1e-40), None, 1, id="a denormal number flushed to zero"),
         pytest.param(floats(), floats(), None, 0, id="zero-size"),
         pytest.param(torch.tensor(True), torch.tensor(True), None, 0, id="equal bools"),
@@ -175,6 +184,12 @@ def test_a_step_that_larger_rounding_flips_is_rounding():
     other[5] = 2.0  # 1.5 rounded to even, or down
     assert measure(other, Given(own)).ratio == inf or measure(other, Given(own)).ratio > 1000
     assert measure(other, Given(own, flips=(own.double(), other.double()))).ratio == LIMIT
+
+
+def test_a_result_between_the_flips_is_rounding():
+    value, low, high = (off(by) for by in (0.4, 0.0, 0.5))
+    assert measure(value, Given(low, flips=(low.double(), high.double()))).ratio == LIMIT
+    assert measure(off(0.6), Given(low, flips=(low.double(), high.double()))).ratio > 1000
 
 
 def test_one_flip_does_not_excuse_another_element():
