@@ -27,13 +27,15 @@ class KernelSource:
         argument_types: of the arguments of a call, in C++ (``const float*``) or as Triton has them (``*fp32``); empty
             if unknown.
         source: as it was handed to the compiler.
-        writes: positions of the arguments that it writes.
+        reads: positions of the tensors that it reads: inputs, and what it updates in place (``in_out_ptr0``).
+        writes: positions of the tensors that it writes.
     """
 
     name: str
     kind: str
     argument_types: tuple[str, ...]
     source: str = field(repr=False)
+    reads: tuple[int, ...] = ()
     writes: tuple[int, ...] = ()
 
 
@@ -47,6 +49,8 @@ class WrapperCall:
             ``buf2 = buf1``, ``buf2 = reinterpret_tensor(buf1, …)`` and ``buf7 = buf6[0]``, which run nothing.
         arguments: names of the buffers in the leaves of the arguments, then of those passed by name; ``""`` for a leaf
             that is no buffer, and for a size.
+        reads: positions of those whose earlier content it reads. Not what it fills (``out=``, ``out_ptr0``), not memory
+            that was only allocated, nor memory of a dead buffer that was taken over for another one.
         targets: names of the buffers that it writes or assigns, in order, each once.
         pieces: names of the elements of the tuple that it returns; ``""`` for an element without a name.
     """
@@ -54,6 +58,7 @@ class WrapperCall:
     line: int
     kernel: str
     arguments: tuple[str, ...] = ()
+    reads: tuple[int, ...] = ()
     targets: tuple[str, ...] = ()
     pieces: tuple[str, ...] = ()
 
@@ -147,30 +152,49 @@ def _kernels(tree: ast.Module) -> Iterator[KernelSource]:
 
 def _kernel(name: str, method: str, source: str, arguments: Sequence[ast.expr]) -> KernelSource:
     if method == "triton":
-        types, writes = _triton_arguments(source)
-        return KernelSource(name, method, types, source, writes)
-    types = next((_strings(each) for each in arguments if isinstance(each, ast.List)), ())
-    writes = tuple(index for index, kind in enumerate(types) if "*" in kind and not kind.startswith("const "))
-    return KernelSource(name, "cpp" if method in _CPP else method, types, source, writes)
+        kinds, updated = _triton_arguments(source)
+        written = [name.startswith("out_ptr") or name in updated for name in kinds]
+        updates = [name in updated for name in kinds]
+        types = tuple(kinds.values())
+    else:
+        types = next((_strings(each) for each in arguments if isinstance(each, ast.List)), ())
+        written = ["*" in kind and not kind.startswith("const ") for kind in types]
+        updates = [name.startswith("in_out_ptr") for name in _cpp_names(source, len(types))] or written
+    read = ["*" in kind and (not writes or both) for kind, writes, both in zip(types, written, updates, strict=True)]
+    kind = "cpp" if method in _CPP else method
+    return KernelSource(name, kind, types, source, reads=_positions(read), writes=_positions(written))
+
+
+def _positions(which: Sequence[bool]) -> tuple[int, ...]:
+    return tuple(index for index, true in enumerate(which) if true)
 
 
 def _strings(node: ast.List) -> tuple[str, ...]:
     return tuple(str(each.value) for each in node.elts if isinstance(each, ast.Constant))
 
 
+_CPP_ARGUMENTS = re.compile(r'extern "C"[^(;]*\(([^()]*)\)')
+
+
+def _cpp_names(source: str, number: int) -> tuple[str, ...]:
+    """Return the names of the arguments of a kernel in C++; empty if they are not that many."""
+    found = _CPP_ARGUMENTS.search(source)
+    words = [each.split() for each in found[1].split(",")] if found is not None else []
+    names = tuple(each[-1].lstrip("*&") for each in words if each)
+    return names if len(names) == number else ()
+
+
 _SIGNATURE = re.compile(r"""['"]signature['"]: (\{[^{}]*\})""")
 _MUTATED = re.compile(r"""['"]mutated_arg_names['"]: (\[[^\[\]]*\])""")
 
 
-def _triton_arguments(source: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Return the types of the arguments of a call, and the positions of those that are written: Inductor names outputs
-    ``out_ptr0``, and lists what is read and written in ``mutated_arg_names``."""
+def _triton_arguments(source: str) -> tuple[Mapping[str, str], Sequence[str]]:
+    """Return the types of the arguments of a call by name, and the names of those that are read and written. Inductor
+    names those that are only written ``out_ptr0``."""
     nothing: dict[str, str] = {}
     signature = _literal(_SIGNATURE, source, nothing)
-    mutated = _literal(_MUTATED, source, list[str]())
-    passed = {str(name): str(kind) for name, kind in signature.items() if kind != "constexpr"}
-    writes = [index for index, name in enumerate(passed) if name.startswith("out_ptr") or name in mutated]
-    return tuple(passed.values()), tuple(writes)
+    updated = _literal(_MUTATED, source, list[str]())
+    return {str(name): str(kind) for name, kind in signature.items() if kind != "constexpr"}, updated
 
 
 _Value = TypeVar("_Value", dict[str, str], list[str])
@@ -290,6 +314,7 @@ class _Reader:
         self._calls: dict[int, WrapperCall] = {}
         self._reuses: dict[int, tuple[str, str]] = {}
         self._last: dict[str, int] = {}
+        self._unwritten: dict[str, bool] = {}  # names that nothing wrote yet -> their memory holds what was updated
         self._pieces: dict[int, dict[int, str]] = {}
         self._memories = _Memories()
 
@@ -306,7 +331,7 @@ class _Reader:
 
     def read(self, function: ast.FunctionDef) -> None:
         """Read one function. Memory of another function has another name in it."""
-        self._memories = _Memories()
+        self._memories, self._unwritten = _Memories(), {}
         deleted = _deleted_on_lines(function)
         for statement in _statements(function.body):
             match statement:
@@ -327,15 +352,22 @@ class _Reader:
             value = value.value
         if isinstance(value, ast.Call) and _dotted(value.func) not in _VIEWS:
             self._call(value, names)
+            if _allocates(value):
+                self._unwritten |= dict.fromkeys(names, False)
         elif isinstance(target, ast.Name) and (old := self._buffer(value)) and not _SIZE.fullmatch(target.id):
-            self._calls.setdefault(line, WrapperCall(line, "", (old,), names))
-            if element is not None:
-                self._piece(old, names[0], element)
-            elif old in deleted:
-                self._reuses[line] = old, names[0]
-                self._memories.rename(old, names[0])
+            self._calls.setdefault(line, WrapperCall(line, "", (old,), targets=names))
+            if element is None:
+                self._name(line, target.id, old, taken_over=old in deleted)
             else:
-                self._memories.view(names[0], old)
+                self._piece(old, target.id, element)
+
+    def _name(self, line: int, name: str, old: str, *, taken_over: bool) -> None:
+        self._unwritten[name] = old not in self._unwritten
+        if taken_over:
+            self._reuses[line] = old, name
+            self._memories.rename(old, name)
+        else:
+            self._memories.view(name, old)
 
     def _piece(self, whole: str, name: str, element: ast.expr) -> None:
         line = self._last.get(whole)
@@ -351,31 +383,53 @@ class _Reader:
         function = _dotted(call.func)
         source = self._sources.get(function.removesuffix(".run"))
         if source is not None:
-            positions: Sequence[Argument] = source.writes
-            kernel, keywords = source.name, []
+            self._enter(self._kernel_call(call, source, assigned))
         elif self._is_op(function):
-            positions = self._mutated(function)
-            kernel, keywords = function, call.keywords
-        else:
-            return
-        passed = [*call.args, *(keyword.value for keyword in keywords)]
-        by_place: dict[Argument, ast.expr] = dict(enumerate(call.args))
-        by_place |= {word.arg: word.value for word in keywords if word.arg is not None}
-        mutated = [name for place in positions if place in by_place for name in self._leaves(by_place[place])]
-        targets = tuple(dict.fromkeys(filter(None, (*mutated, *assigned))))
-        leaves = tuple(name for each in passed for name in self._leaves(each))
-        self._calls.setdefault(call.lineno, WrapperCall(call.lineno, kernel, leaves, targets))
-        for target in targets:
-            self._write(target, call.lineno)
+            self._enter(self._op_call(call, function, assigned))
+
+    def _kernel_call(self, call: ast.Call, source: KernelSource, assigned: tuple[str, ...]) -> WrapperCall:
+        names = tuple(name for each in call.args for name in self._leaves(each))
+        reads = [
+            index
+            for index, name in enumerate(names)
+            if name and self._is_read(name, index in source.reads, index in source.writes)
+        ]
+        written = [names[index] for index in source.writes if index < len(names)]
+        return WrapperCall(call.lineno, source.name, names, tuple(reads), _targets(*written, *assigned))
+
+    def _op_call(self, call: ast.Call, op: str, assigned: tuple[str, ...]) -> WrapperCall:
+        passed: list[tuple[Argument, ast.expr]] = [*enumerate(call.args)]
+        passed += [(word.arg, word.value) for word in call.keywords if word.arg is not None]
+        leaves = [(place, name) for place, value in passed for name in self._leaves(value)]
+        mutated = frozenset(self._mutated(op))
+        filled = {place for place in mutated if isinstance(place, str)}
+        reads = [
+            index
+            for index, (place, name) in enumerate(leaves)
+            if name and place not in filled and self._is_read(name, True, place in mutated)
+        ]
+        written = [name for place, name in leaves if place in mutated]
+        names = tuple(name for _, name in leaves)
+        return WrapperCall(call.lineno, op, names, tuple(reads), _targets(*written, *assigned))
+
+    def _is_read(self, name: str, reads: bool, writes: bool) -> bool:
+        """Return True if the earlier content of an argument is read: what is only filled may have been written before,
+        and is then mutated; what is updated may be memory that nothing wrote."""
+        if not writes:
+            return reads
+        return name not in self._unwritten or (reads and self._unwritten[name])
+
+    def _enter(self, call: WrapperCall) -> None:
+        self._calls.setdefault(call.line, call)
+        for target in call.targets:
+            for written in (target, *self._memories.viewed_by(target)):
+                self._last[written] = call.line
+                self._unwritten.pop(written, None)
 
     def _is_op(self, function: str) -> bool:
         if function in _VIEWS or function.endswith("._alloc_from_pool"):
             return False
         return function.startswith("torch.ops.") or function.partition(".")[0] in self._namespaces
-
-    def _write(self, name: str, line: int) -> None:
-        for written in (name, *self._memories.viewed_by(name)):
-            self._last[written] = line
 
     def _leaves(self, node: ast.expr) -> Iterator[str]:
         if isinstance(node, (ast.List, ast.Tuple)):
@@ -394,6 +448,17 @@ class _Reader:
             else:
                 return ""
         return "" if node.id in self._no_buffers or _SIZE.fullmatch(node.id) else node.id
+
+
+def _targets(*names: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(filter(None, names)))
+
+
+def _allocates(call: ast.Call) -> bool:
+    """Return True for ``empty_strided_cpu(…)``, also with ``.as_strided(…)`` behind it, and ``alloc_from_pool(…)``."""
+    while isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Call):
+        call = call.func.value
+    return _dotted(call.func).rpartition(".")[2].lstrip("_").startswith(("empty", "alloc_from_pool"))
 
 
 def _names(target: ast.expr) -> Iterator[str]:

@@ -15,13 +15,18 @@ from tests.inductor.wrappers import CPP, RELU, TRITON, TRITON_SOURCE, line_of
 def test_kernels_of_a_cpu() -> None:
     relu, cat = wrapper.kernels(CPP)
     types = ("float*", "const float*", "float*", "const int64_t")
-    assert relu == KernelSource("cpp_fused_relu_0", "cpp", types, RELU, writes=(0, 2))
-    assert (cat.name, cat.argument_types, cat.writes) == ("cpp_fused_cat_1", ("const float*", "float*"), (1,))
+    assert relu == KernelSource("cpp_fused_relu_0", "cpp", types, RELU, reads=(0, 1), writes=(0, 2))
+    assert (cat.name, cat.argument_types, cat.reads, cat.writes) == (
+        "cpp_fused_cat_1",
+        ("const float*", "float*"),
+        (0,),
+        (1,),
+    )
 
 
 def test_kernels_of_triton() -> None:
     types = ("*fp32", "*fp32", "*fp32", "i32")
-    expected = KernelSource("triton_poi_fused_relu_0", "triton", types, TRITON_SOURCE, writes=(0, 2))
+    expected = KernelSource("triton_poi_fused_relu_0", "triton", types, TRITON_SOURCE, reads=(0, 1), writes=(0, 2))
     assert wrapper.kernels(TRITON) == (expected,)
 
 
@@ -38,31 +43,33 @@ def test_quotes_inside_a_source() -> None:
 @pytest.mark.parametrize(
     ("part", "number", "expected"),
     [
-        ("extern_kernels.mm(arg1_1", 0, ("extern_kernels.mm", ("arg1_1", "arg2_1", "buf0"), ("buf0",))),
-        ("buf2 = reinterpret", 0, ("", ("buf0",), ("buf2",))),
-        ("cpp_fused_relu_0(", 0, ("cpp_fused_relu_0", ("buf2", "arg1_1", "buf1", ""), ("buf2", "buf1"))),
+        ("extern_kernels.mm(arg1_1", 0, ("extern_kernels.mm", ("arg1_1", "arg2_1", "buf0"), (0, 1), ("buf0",))),
+        ("buf2 = reinterpret", 0, ("", ("buf0",), (), ("buf2",))),
+        ("cpp_fused_relu_0(", 0, ("cpp_fused_relu_0", ("buf2", "arg1_1", "buf1", ""), (0, 1), ("buf2", "buf1"))),
         (
             "convolution(",
             0,
-            ("extern_kernels.convolution", ("buf1", "arg2_1", "", "", "", ""), ("buf3",)),
+            ("extern_kernels.convolution", ("buf1", "arg2_1", "", "", "", ""), (0, 1), ("buf3",)),
         ),
-        ("index_put_(", 0, ("aten.index_put_", ("buf2", "", "arg2_1", "buf3", ""), ("buf2",))),
+        ("index_put_(", 0, ("aten.index_put_", ("buf2", "", "arg2_1", "buf3", ""), (0, 2, 3), ("buf2",))),
         (
             "= torch.ops.aten.sort",
             0,
-            ("torch.ops.aten.sort.stable", ("buf2", "", "", ""), ("buf6",), ("buf7", "", "buf9")),
+            ("torch.ops.aten.sort.stable", ("buf2", "", "", ""), (0,), ("buf6",), ("buf7", "", "buf9")),
         ),
-        ("buf7 = buf6[0]", 0, ("", ("buf6",), ("buf7",))),
-        ("buf10 = buf7", 0, ("", ("buf7",), ("buf10",))),
-        ("zoo.bump", 0, ("torch.ops.zoo.bump.default", ("buf10", ""), ())),
-        ("buf11 = reinterpret", 0, ("", ("buf14",), ("buf11",))),
-        ("cpp_fused_relu_0(", 1, ("cpp_fused_relu_0", ("buf1", "buf9", "buf3", ""), ("buf1", "buf3"))),
+        ("buf7 = buf6[0]", 0, ("", ("buf6",), (), ("buf7",))),
+        ("buf10 = buf7", 0, ("", ("buf7",), (), ("buf10",))),
+        ("zoo.bump", 0, ("torch.ops.zoo.bump.default", ("buf10", ""), (0,), ())),
+        ("buf11 = reinterpret", 0, ("", ("buf14",), (), ("buf11",))),
+        ("cpp_fused_cat_1(", 0, ("cpp_fused_cat_1", ("buf10", "buf11"), (0,), ("buf11",))),
+        ("cpp_fused_relu_0(", 1, ("cpp_fused_relu_0", ("buf1", "buf9", "buf3", ""), (0, 1, 2), ("buf1", "buf3"))),
     ],
 )
 def test_calls(part: str, number: int, expected: Sequence[object]) -> None:
     line = line_of(CPP, part, number)
-    kernel, arguments, targets, pieces = (*expected, ())[:4]
-    assert wrapper.calls(CPP)[line] == WrapperCall(line, kernel, arguments, targets, pieces)  # type: ignore[arg-type]
+    kernel, arguments, reads, targets, pieces = (*expected, ())[:5]
+    made = WrapperCall(line, kernel, arguments, reads, targets, pieces)  # type: ignore[arg-type]
+    assert wrapper.calls(CPP)[line] == made
 
 
 def test_all_else_is_no_call() -> None:
@@ -72,10 +79,10 @@ def test_all_else_is_no_call() -> None:
 
 def test_calls_of_triton_and_partitions() -> None:
     calls = wrapper.calls(TRITON)
-    first, second = (line_of(TRITON, "relu_0.run(", number) for number in (0, 1))
+    name, first, second = "triton_poi_fused_relu_0", *(line_of(TRITON, "relu_0.run(", number) for number in (0, 1))
     assert calls == {
-        first: WrapperCall(first, "triton_poi_fused_relu_0", ("buf0", "arg0_1", "buf1", ""), ("buf0", "buf1")),
-        second: WrapperCall(second, "triton_poi_fused_relu_0", ("buf0", "buf1", "buf1", ""), ("buf0", "buf1")),
+        first: WrapperCall(first, name, ("buf0", "arg0_1", "buf1", ""), (1,), ("buf0", "buf1")),
+        second: WrapperCall(second, name, ("buf0", "buf1", "buf1", ""), (0, 1, 2), ("buf0", "buf1")),
     }
     assert wrapper.last_writers(TRITON) == {second: {"buf0", "buf1"}}
 
@@ -127,6 +134,44 @@ def test_last_writer(lines: Sequence[str], expected: object) -> None:
     assert wrapper.last_writers(of_call(*lines)) == expected
 
 
+IN_PLACE, FILLS = (f"k = async_compile.cpp_pybinding(['float*', 'const float*'], r'''\n{source}\n''')\n" for source in (
+    'extern "C" void kernel(float* in_out_ptr0, const float* in_ptr0) {}',
+    'extern "C" void kernel(float* out_ptr0, const float* in_ptr0) {}',
+))  # fmt: skip
+UNNAMED = IN_PLACE.replace('extern "C"', "")
+
+
+@pytest.mark.parametrize(
+    ("source", "lines", "expected"),
+    [
+        (IN_PLACE, ["k(a, b)"], (0, 1)),
+        (FILLS, ["k(a, b)"], (0, 1)),
+        (IN_PLACE, ["a = empty_strided_cpu((8, ), (1, ))", "k(a, b)"], (1,)),
+        (FILLS, ["a = empty_strided_cpu((8, ), (1, ))", "k(a, b)"], (1,)),
+        (IN_PLACE, ["a = empty_strided((8, )).as_strided((4, ), (1, ))", "k(a, b)"], (1,)),
+        (IN_PLACE, ["a = alloc_from_pool(pool0, 0, torch.float32, (8, ), (1, ))", "k(a, b)"], (1,)),
+        (IN_PLACE, ["a = aten.sin(b)", "k(a, b)"], (0, 1)),
+        (FILLS, ["a = aten.sin(b)", "k(a, b)"], (0, 1)),
+        (IN_PLACE, ["c = aten.sin(b)", "a = c; del c  # reuse", "k(a, b)"], (0, 1)),
+        (FILLS, ["c = aten.sin(b)", "a = c; del c  # reuse", "k(a, b)"], (1,)),
+        (UNNAMED, ["c = aten.sin(b)", "a = c; del c  # reuse", "k(a, b)"], (0, 1)),
+        (IN_PLACE, ["d = aten.sin(b)", "c = d; del d  # reuse", "a = c; del c  # reuse", "k(a, b)"], (1,)),
+        (FILLS, ["a = empty_strided_cpu((8, ), (1, ))", "k(a, b)", "k(a, b)"], (0, 1)),
+        (FILLS, ["v = c  # alias", "k(v, b)", "k(c, b)"], (0, 1)),
+        (FILLS, ["c = empty_strided_cpu((8, ), (1, ))", "v = c  # alias", "k(v, b)", "k(c, b)"], (0, 1)),
+        ("", ["a = empty_strided_cpu((8, ), (1, ))", "aten.fill_(a, 0)"], ()),
+        ("", ["aten.fill_(a, 0)"], (0,)),
+        ("", ["aten.sin.out(a, out=b)"], (0,)),
+        ("", ["aten.clamp(a, min=b, out=b)"], (0, 1)),
+        ("", ["(a, b) = self.partitions[0](args)", "aten.fill_(a, 0)"], (0,)),
+    ],
+)
+def test_reads(source: str, lines: Sequence[str], expected: Sequence[int]) -> None:
+    """Memory that nothing wrote, or that was taken over from a dead buffer for another one, is not read."""
+    last = list(wrapper.calls(source + of_call(*lines)).values())[-1]
+    assert last.reads == expected
+
+
 def test_mutation_that_a_schema_alone_knows() -> None:
     line, before = line_of(CPP, "zoo.bump"), line_of(CPP, "= torch.ops.aten.sort")
 
@@ -175,6 +220,7 @@ def test_module_of_the_installed_torch() -> None:
     for call in called:
         kernel = next(kernel for kernel in read.kernels if kernel.name == call.kernel)
         assert len(call.arguments) == len(kernel.argument_types)
+        assert set(call.reads) >= {index for index in kernel.reads if index not in kernel.writes}
         assert call.targets == tuple(dict.fromkeys(call.arguments[index] for index in kernel.writes))
     written = {target for call in read.calls.values() if call.kernel for target in call.targets}
     assert written <= frozenset().union(*read.last_writers.values())

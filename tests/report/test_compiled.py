@@ -11,8 +11,10 @@ import pytest
 from hashbench import cli
 from hashbench.records import Row
 from hashbench.report.compiled import compilation_remarks, difference_text
+from hashbench.report.expectations import assess
 from hashbench.results import compiled_kernels
 from hashbench.results.compiled_kernels import CompiledKernel, CompiledProgram
+from tests.report.rows import PLAIN, write_night
 
 ROW = Row("cpu", "net", 1, "pass", suite="zoo", mode="inference", dtype="float32")
 
@@ -156,3 +158,12 @@ def test_compare_shows_the_remark(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert cli.main(["compare", str(tmp_path / "old"), str(tmp_path / "new")]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "net (inference): 1 of 3 kernel calls has another source (first: cpp_fused_relu_3, aten.relu)." in said
+
+
+def test_night_has_the_remark(tmp_path: Path) -> None:
+    for label, kernels in (("2026-11-01", NET.kernels), ("2026-11-02", OTHER_NET.kernels)):
+        write_night(tmp_path, label, PLAIN)
+        program = replace(NET, suite=PLAIN.suite, mode=PLAIN.mode, name=PLAIN.name, kernels=kernels)
+        compiled_kernels.write(tmp_path / label / f"{PLAIN.suite}_{PLAIN.mode}", program)
+    (remark,) = (text for text in assess([tmp_path]).remarks if "kernel call" in text)
+    assert remark.startswith(f"{PLAIN.name} ({PLAIN.mode}): 1 of 3 kernel calls has another source")
