@@ -27,7 +27,7 @@ class KernelSource:
         argument_types: of the arguments of a call, in C++ (``const float*``) or as Triton has them (``*fp32``); empty
             if unknown.
         source: as it was handed to the compiler.
-        reads: positions of the tensors that it reads: inputs, and what it updates in place (``in_out_ptr0``).
+        reads: positions of the tensors that it reads: inputs, and an ``in_out_ptr0`` that it loads before it stores.
         writes: positions of the tensors that it writes.
     """
 
@@ -154,12 +154,14 @@ def _kernel(name: str, method: str, source: str, arguments: Sequence[ast.expr]) 
     if method == "triton":
         kinds, updated = _triton_arguments(source)
         written = [name.startswith("out_ptr") or name in updated for name in kinds]
-        updates = [name in updated for name in kinds]
+        body = source.rpartition("\ndef ")[2].partition("):\n")[2]
+        updates = [name in updated and _is_loaded_first(name, body) for name in kinds]
         types = tuple(kinds.values())
     else:
         types = next((_strings(each) for each in arguments if isinstance(each, ast.List)), ())
         written = ["*" in kind and not kind.startswith("const ") for kind in types]
-        updates = [name.startswith("in_out_ptr") for name in _cpp_names(source, len(types))] or written
+        names, body = _cpp_names(source, len(types))
+        updates = [name.startswith("in_out_ptr") and _is_loaded_first(name, body) for name in names] or written
     read = ["*" in kind and (not writes or both) for kind, writes, both in zip(types, written, updates, strict=True)]
     kind = "cpp" if method in _CPP else method
     return KernelSource(name, kind, types, source, reads=_positions(read), writes=_positions(written))
@@ -176,12 +178,25 @@ def _strings(node: ast.List) -> tuple[str, ...]:
 _CPP_ARGUMENTS = re.compile(r'extern "C"[^(;]*\(([^()]*)\)')
 
 
-def _cpp_names(source: str, number: int) -> tuple[str, ...]:
-    """Return the names of the arguments of a kernel in C++; empty if they are not that many."""
+def _cpp_names(source: str, number: int) -> tuple[tuple[str, ...], str]:
+    """Return the names of the arguments of a kernel in C++, none if they are not that many, and what follows them."""
     found = _CPP_ARGUMENTS.search(source)
-    words = [each.split() for each in found[1].split(",")] if found is not None else []
-    names = tuple(each[-1].lstrip("*&") for each in words if each)
-    return names if len(names) == number else ()
+    if found is None:
+        return (), ""
+    names = tuple(each.split()[-1].lstrip("*&") for each in found[1].split(",") if each.strip())
+    return (names if len(names) == number else ()), source[found.end() :]
+
+
+def _is_loaded_first(name: str, body: str) -> bool:
+    """Return True unless the first use of a pointer in the body of a kernel is a store: then the kernel made what it
+    updates, in memory whose earlier content is dead."""
+    alias = re.compile(rf"auto (\w+) = {re.escape(name)};")
+    names = "|".join([re.escape(name), *alias.findall(body)])
+    store = rf"(?P<before>\.store\(|^[ \t]*)?\b(?:{names})\b(?P<assigned>\[.*\] = )?"
+    use = re.search(store, alias.sub("", body), re.MULTILINE)
+    if use is None or use["before"] is None:
+        return True
+    return use["before"] != ".store(" and use["assigned"] is None
 
 
 _SIGNATURE = re.compile(r"""['"]signature['"]: (\{[^{}]*\})""")
@@ -314,7 +329,7 @@ class _Reader:
         self._calls: dict[int, WrapperCall] = {}
         self._reuses: dict[int, tuple[str, str]] = {}
         self._last: dict[str, int] = {}
-        self._unwritten: dict[str, bool] = {}  # names that nothing wrote yet -> their memory holds what was updated
+        self._unwritten: dict[str, bool] = {}  # name that nothing wrote yet -> its memory was written under another one
         self._pieces: dict[int, dict[int, str]] = {}
         self._memories = _Memories()
 
@@ -362,7 +377,7 @@ class _Reader:
                 self._piece(old, target.id, element)
 
     def _name(self, line: int, name: str, old: str, *, taken_over: bool) -> None:
-        self._unwritten[name] = old not in self._unwritten
+        self._unwritten[name] = self._unwritten.get(old, True)
         if taken_over:
             self._reuses[line] = old, name
             self._memories.rename(old, name)

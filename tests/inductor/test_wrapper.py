@@ -26,8 +26,10 @@ def test_kernels_of_a_cpu() -> None:
 
 def test_kernels_of_triton() -> None:
     types = ("*fp32", "*fp32", "*fp32", "i32")
-    expected = KernelSource("triton_poi_fused_relu_0", "triton", types, TRITON_SOURCE, reads=(0, 1), writes=(0, 2))
+    expected = KernelSource("triton_poi_fused_relu_0", "triton", types, TRITON_SOURCE, reads=(1,), writes=(0, 2))
     assert wrapper.kernels(TRITON) == (expected,)
+    (loads,) = wrapper.kernels(TRITON.replace("tl.load(in_ptr0", "tl.load(in_out_ptr0"))
+    assert (loads.reads, loads.writes) == ((0, 1), (0, 2))
 
 
 def test_triton_without_signature_has_unknown_arguments() -> None:
@@ -134,11 +136,15 @@ def test_last_writer(lines: Sequence[str], expected: object) -> None:
     assert wrapper.last_writers(of_call(*lines)) == expected
 
 
-IN_PLACE, FILLS = (f"k = async_compile.cpp_pybinding(['float*', 'const float*'], r'''\n{source}\n''')\n" for source in (
-    'extern "C" void kernel(float* in_out_ptr0, const float* in_ptr0) {}',
-    'extern "C" void kernel(float* out_ptr0, const float* in_ptr0) {}',
-))  # fmt: skip
-UNNAMED = IN_PLACE.replace('extern "C"', "")
+def kernel_in_cpp(name: str, body: str) -> str:
+    source = f'extern "C" void kernel(float* {name}, const float* in_ptr0)\n{{\n    {body}\n}}'
+    return f"k = async_compile.cpp_pybinding(['float*', 'const float*'], r'''\n{source}\n''')\n"
+
+
+IN_PLACE = kernel_in_cpp("in_out_ptr0", "auto tmp0 = in_out_ptr0[x0];\n    in_out_ptr0[x0] = tmp0;")
+STORES = kernel_in_cpp("in_out_ptr0", "in_out_ptr0[x0] = 1;\n    auto tmp0 = in_out_ptr0[x0];")
+FILLS = kernel_in_cpp("out_ptr0", "out_ptr0[x0] = 1;")
+UNNAMED = FILLS.replace('extern "C"', "")
 
 
 @pytest.mark.parametrize(
@@ -155,7 +161,10 @@ UNNAMED = IN_PLACE.replace('extern "C"', "")
         (IN_PLACE, ["c = aten.sin(b)", "a = c; del c  # reuse", "k(a, b)"], (0, 1)),
         (FILLS, ["c = aten.sin(b)", "a = c; del c  # reuse", "k(a, b)"], (1,)),
         (UNNAMED, ["c = aten.sin(b)", "a = c; del c  # reuse", "k(a, b)"], (0, 1)),
-        (IN_PLACE, ["d = aten.sin(b)", "c = d; del d  # reuse", "a = c; del c  # reuse", "k(a, b)"], (1,)),
+        (IN_PLACE, ["d = aten.sin(b)", "c = d; del d  # reuse", "a = c; del c  # reuse", "k(a, b)"], (0, 1)),
+        (STORES, ["d = aten.sin(b)", "c = d; del d  # reuse", "a = c; del c  # reuse", "k(a, b)"], (1,)),
+        (STORES, ["a = aten.sin(b)", "k(a, b)"], (0, 1)),
+        (IN_PLACE, ["d = empty_strided_cpu((8, ), (1, ))", "a = d; del d  # reuse", "k(a, b)"], (1,)),
         (FILLS, ["a = empty_strided_cpu((8, ), (1, ))", "k(a, b)", "k(a, b)"], (0, 1)),
         (FILLS, ["v = c  # alias", "k(v, b)", "k(c, b)"], (0, 1)),
         (FILLS, ["c = empty_strided_cpu((8, ), (1, ))", "v = c  # alias", "k(v, b)", "k(c, b)"], (0, 1)),
@@ -170,6 +179,27 @@ def test_reads(source: str, lines: Sequence[str], expected: Sequence[int]) -> No
     """Memory that nothing wrote, or that was taken over from a dead buffer for another one, is not read."""
     last = list(wrapper.calls(source + of_call(*lines)).values())[-1]
     assert last.reads == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("auto tmp0 = in_out_ptr0[x0];", (0, 1)),
+        ("auto tmp0 = Vectorized<float>::loadu(in_out_ptr0 + x1, 16);", (0, 1)),
+        ("auto in_ptr1 = in_out_ptr0;\n    auto tmp0 = in_ptr1[x0];\n    in_out_ptr0[x0] = tmp0;", (0, 1)),
+        ("auto out_ptr0 = in_out_ptr0;\n    out_ptr0[x0] = tmp0;\n    auto tmp1 = in_out_ptr0[x0];", (1,)),
+        ("auto out_ptr0 = in_out_ptr0;\n    tmp0.store(in_out_ptr0 + x1);", (1,)),
+        ("atomic_add(&in_out_ptr0[x0], tmp0);", (0, 1)),
+        ("in_out_ptr0[static_cast<int64_t>(x0)] = tmp0;", (1,)),
+        ("in_out_ptr0[x0] += tmp0;", (0, 1)),
+        ("tmp0.store(in_out_ptr0 + x1);", (1,)),
+        ("tmp0.store(in_out_ptr01 + x1); auto tmp0 = in_out_ptr0[x0];", (0, 1)),
+        ("", (0, 1)),
+    ],
+)
+def test_argument_that_is_updated(body: str, expected: tuple[int, ...]) -> None:
+    (kernel,) = wrapper.kernels(kernel_in_cpp("in_out_ptr0", body))
+    assert (kernel.reads, kernel.writes) == (expected, (0,))
 
 
 def test_mutation_that_a_schema_alone_knows() -> None:
