@@ -254,3 +254,72 @@ def test_module_of_the_installed_torch() -> None:
         assert call.targets == tuple(dict.fromkeys(call.arguments[index] for index in kernel.writes))
     written = {target for call in read.calls.values() if call.kernel for target in call.targets}
     assert written <= frozenset().union(*read.last_writers.values())
+
+
+@pytest.mark.slow
+def test_what_is_not_read_does_not_matter() -> None:
+    """Fill all that a generated kernel writes and does not read with other content before each call."""
+    import sys
+    from pathlib import Path
+
+    import torch
+    from torch._inductor.codecache import PyCodeCache
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8)
+            self.linear, self.last = torch.nn.Linear(8, 16), torch.nn.Linear(16, 4)
+
+        def forward(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+            x = torch.relu(self.norm(self.conv(x))).mean((2, 3))
+            x = torch.nn.functional.layer_norm(torch.nn.functional.gelu(self.linear(x)), (16,))
+            return torch.softmax(torch.zeros(8, 4).index_put((index,), self.last(x), accumulate=True), -1)
+
+    def run() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        net = Net()
+        compiled = torch.compile(net)
+        out = compiled(torch.randn(4, 3, 6, 6), torch.tensor([1, 3, 1, 0]))
+        out.square().sum().backward()
+        gradients = [each.grad for each in net.parameters() if each.grad is not None]
+        return [out.detach(), *gradients, *(each.clone() for each in net.buffers())]
+
+    def spoiled(call: WrapperCall, arguments: Sequence[object]) -> int:
+        kept = {id(arguments[index]) for index in call.reads}
+        others = [
+            each
+            for each, name in zip(arguments, call.arguments, strict=True)
+            if isinstance(each, torch.Tensor) and id(each) not in kept and name in call.targets
+        ]
+        for each in others:
+            each.fill_(float("nan") if each.is_floating_point() else 1)
+        return len(others)
+
+    torch._dynamo.reset()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    known = {id(module) for module in PyCodeCache.modules}
+    count = 0
+    undo: list[tuple[object, str, object]] = []
+    try:
+        run()
+        expected = run()
+        for module in [module for module in PyCodeCache.modules if id(module) not in known]:
+            read = wrapper.parse(Path(module.__file__ or "").read_text(encoding="utf-8"))
+            for kernel in read.kernels:
+                original = getattr(module, kernel.name)
+
+                def spoiling(*arguments: object, read: Wrapper = read, original: object = original) -> None:
+                    nonlocal count
+                    count += spoiled(read.calls[sys._getframe(1).f_lineno], arguments)
+                    original(*arguments)  # type: ignore[operator]
+
+                undo.append((module, kernel.name, original))
+                setattr(module, kernel.name, spoiling)
+        assert all(map(torch.equal, run(), expected))
+        assert count > 10
+    finally:
+        for holder, name, original in undo:
+            setattr(holder, name, original)
+        torch.set_num_threads(threads)
