@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _ROOT = re.compile(r"^[LG]\['?\w+'?\]")
+_GETATTR = re.compile(r"getattr\((.*?), '([^']*)'\)")
 _ITEM = re.compile(r"\._modules\['([^']*)'\]")
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]*)", line (?P<line>\d+), in (?P<function>.*)$')
 
@@ -31,11 +32,23 @@ class NodeFacts:
 
 
 def facts_of(node: Any) -> NodeFacts:
-    """Return the facts of a ``torch.fx.Node``, from ``original_aten``, ``nn_module_stack`` and ``stack_trace``."""
+    """Return the facts of a ``torch.fx.Node``, from ``original_aten``, ``nn_module_stack`` (``fwd_nn_module_stack`` in a
+    backward graph) and ``stack_trace``.
+
+    A write to an input that the compiler added (``copy_``, for a buffer that the program updates) has no stack trace; it
+    has the facts of what it writes.
+    """
+    added = _is_mutable(node) and not node.meta.get("stack_trace")
+    node = node.all_input_nodes[-1] if added and node.all_input_nodes else node
     meta = node.meta
     op = meta.get("original_aten") or (node.target if node.op == "call_function" else "")
     stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack") or {}
     return NodeFacts(str(op), module_path(stack), source_line(meta.get("stack_trace") or ""))
+
+
+def _is_mutable(node: Any) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and bool(schema.is_mutable)
 
 
 def module_path(stack: Mapping[str, tuple[str, Any]]) -> str:
@@ -45,7 +58,7 @@ def module_path(stack: Mapping[str, tuple[str, Any]]) -> str:
         return ""
     (first, kind), (path, _) = entries[0], entries[-1]
     root = getattr(kind, "__name__", str(kind).rpartition(".")[2]) if _ROOT.fullmatch(first) else ""
-    below = _ITEM.sub(r".\1", _ROOT.sub("", path))
+    below = _ITEM.sub(r".\1", _ROOT.sub("", _GETATTR.sub(r"\1.\2", path)))
     return root + below if root else below.removeprefix(".")
 
 
