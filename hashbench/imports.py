@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -75,15 +76,67 @@ class _NotifyingLoader(Loader):
         self._loaded(module)
 
 
+@dataclass(slots=True, eq=False)
+class _Patch:
+    """A replaced attribute of a module or class, or value of a namespace."""
+
+    holder: Any
+    name: str
+    before: Any
+    mine: Any
+
+    def undo(self) -> None:
+        """Put back what was there. A later patch of the same attribute stays, and will put that back in its turn."""
+        patches = _patches_of(self.holder)
+        patches.remove(self)
+        later = next((one for one in patches if one.name == self.name and one.before is self.mine), None)
+        if later is not None:
+            later.before = self.before
+        elif _namespace(self.holder).get(self.name) is self.mine:  # else another library has replaced ours
+            _put(self.holder, self.name, self.before)
+        if not patches:
+            _remove(self.holder, _PATCHES)
+
+
+_PATCHES = "_hashbench_patches"
+"""Attribute of a patched module, class or namespace while it is patched: its patches, in order."""
+
+
+def _namespace(holder: Any) -> Mapping[str, Any]:
+    return holder if isinstance(holder, dict) else vars(holder)
+
+
+def _put(holder: Any, name: str, value: Any) -> None:
+    if isinstance(holder, dict):
+        holder[name] = value
+    else:
+        setattr(holder, name, value)
+
+
+def _remove(holder: Any, name: str) -> None:
+    if isinstance(holder, dict):
+        del holder[name]
+    else:
+        delattr(holder, name)
+
+
+def _patches_of(holder: Any) -> list[_Patch]:
+    if _PATCHES not in _namespace(holder):
+        _put(holder, _PATCHES, [])
+    patches: list[_Patch] = _namespace(holder)[_PATCHES]
+    return patches
+
+
 class ModulePatch:
     """Monkeypatch of functions of one torch module, from :meth:`start` (or the module's later import) until
-    :meth:`stop`. Setup cost matters: one object per trace, whose functions are not created anew."""
+    :meth:`stop`. Several may patch one function, and stop in any order. Setup cost matters: one object per trace, whose
+    functions are not created anew."""
 
     module = ""
 
     def __init__(self) -> None:
         self._waiting: ImportWatch | None = None
-        self._before: list[tuple[Any, str, Any]] = []
+        self._before: list[_Patch] = []
 
     def start(self) -> None:
         if self.module in sys.modules:
@@ -95,8 +148,8 @@ class ModulePatch:
     def stop(self) -> None:
         if self._waiting is not None:
             self._waiting.remove()
-        for holder, name, function in reversed(self._before):
-            setattr(holder, name, function)
+        for patch in reversed(self._before):
+            patch.undo()
         self._waiting, self._before = None, []
 
     def _loaded(self, _: ModuleType) -> None:
@@ -108,7 +161,9 @@ class ModulePatch:
         """Patch the functions of the imported module."""
 
     def _put(self, holder: Any, **functions: Any) -> None:
-        """Replace attributes of a module or class until :meth:`stop`."""
+        """Replace attributes of a module or class, or values of a namespace, until :meth:`stop`."""
         for name, function in functions.items():
-            self._before.append((holder, name, vars(holder)[name]))
-            setattr(holder, name, function)
+            patch = _Patch(holder, name, _namespace(holder)[name], function)
+            self._before.append(patch)
+            _patches_of(holder).append(patch)
+            _put(holder, name, function)

@@ -14,9 +14,9 @@ import importlib
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import FrameType
 from typing import Any, Protocol
 
 from hashbench.imports import ModulePatch
@@ -25,7 +25,7 @@ from hashbench.inductor.graphs import CompiledGraph, GraphPass
 from hashbench.inductor.nodes import NodeFacts, facts_of
 
 _OUTPUT_CODE = "torch._inductor.output_code"
-_CODE_CACHE = "torch._inductor.codecache"
+_PACKAGE = "torch.export.pt2_archive._package"
 _GRAPH = "torch._inductor.graph"
 _OBSERVER = "torch.fx.passes.graph_transform_observer"
 
@@ -49,22 +49,28 @@ class KernelSite:
         name: name of the kernel there.
         types: C types of its arguments, as ``async_compile`` is told them.
         function: makes the call.
+        facts: what the buffers of the module stand for, by name; empty if it was not captured.
     """
 
     path: str
     name: str
     types: tuple[str, ...]
     function: Callable[..., Any]
+    facts: Mapping[str, NodeFacts] = field(default_factory=dict, repr=False)
 
 
 class GraphListener(Protocol):
     """What is told about calls of compiled graphs, in the thread that makes them."""
 
-    def begin(self, path: str, inputs: Sequence[Any], *, seen: bool) -> None:
-        """A compiled graph is called. ``seen``: its kernels will be shown (the generated module is in Python)."""
+    def begin(self, path: str, inputs: Sequence[Any], *, seen: bool) -> bool:
+        """A compiled graph is called. Return whether to show its kernels, which is possible if they are ``seen``: the
+        generated module is in Python, and has only C++ kernels."""
 
     def end(self, result: Any) -> None:
         """The call has ended; with ``None`` also if it raised."""
+
+    def op(self, path: str, line: int, facts: Mapping[str, NodeFacts]) -> None:
+        """An op is about to be called by this line of the generated module, whose buffers stand for ``facts``."""
 
     def kernel(self, site: KernelSite, line: int, args: tuple[Any, ...]) -> Any:
         """Make the call of a kernel at this line of the generated module."""
@@ -75,106 +81,179 @@ class GraphListener(Protocol):
 
 class CompiledGraphCalls(ModulePatch):
     """Show every outermost call of a graph that Inductor compiled to a listener, and the calls of its kernels and
-    allocators, from :meth:`start` until :meth:`stop`, in all threads."""
+    allocators, from :meth:`start` until :meth:`stop`.
+
+    Generated modules are patched at the first call of their graph, whenever that was compiled or loaded.
+
+    Args:
+        listener: is shown them.
+        shown: whether calls in the current thread are shown.
+    """
 
     module = _OUTPUT_CODE
 
-    def __init__(self, listener: GraphListener) -> None:
+    def __init__(self, listener: GraphListener, shown: Callable[[], bool]) -> None:
         super().__init__()
         self._listener: GraphListener | None = listener
+        self._shown: Callable[[], bool] = shown
         self._inside = threading.local()
-        self._wrapped: list[tuple[ModuleType, str, Any]] = []
-        self._known: set[int] = set()
+        self._known: dict[int, tuple[dict[str, Any], bool]] = {}  # namespaces, which stay alive and keep their id
 
     def stop(self) -> None:
         super().stop()
-        for module, name, function in reversed(self._wrapped):
-            setattr(module, name, function)
-        self._wrapped, self._known, self._listener = [], set(), None
+        self._known, self._listener, self._shown = {}, None, bool
 
     def _replace(self) -> None:
-        output_code, code_cache = sys.modules[_OUTPUT_CODE], sys.modules[_CODE_CACHE]
-        load = vars(code_cache.PyCodeCache)["load_by_key_path"].__func__
-        call = output_code.CompiledFxGraph.__call__
-        hooks = self
-
-        def load_by_key_path(cls: Any, *args: Any, **kwargs: Any) -> ModuleType:
-            module: ModuleType = load(cls, *args, **kwargs)
-            hooks._wrap(module)
-            return module
+        compiled = sys.modules[_OUTPUT_CODE].CompiledFxGraph
+        call, hooks = compiled.__call__, self
 
         @functools.wraps(call)
         def called(graph: Any, inputs: Sequence[Any]) -> Any:
             return hooks._call(call, graph, inputs)
 
-        self._put(code_cache.PyCodeCache, load_by_key_path=classmethod(load_by_key_path))
-        self._put(output_code.CompiledFxGraph, __call__=called)
-        for module in list(code_cache.PyCodeCache.modules):
-            self._wrap(module)
+        self._put(compiled, __call__=called)
 
     def _call(self, call: Callable[..., Any], graph: Any, inputs: Sequence[Any]) -> Any:
         listener = self._listener
-        if listener is None or getattr(self._inside, "graph", False):
+        if listener is None or getattr(self._inside, "graph", False) or not self._shown():
             return call(graph, inputs)
-        code = code_of(graph)
-        self._inside.graph, result = True, None
+        function = generated_function(graph)
+        values = {} if function is None else _globals_of(function)
+        seen, result = function is not None and self._show(values), None
+        self._inside.graph = True
         try:
-            listener.begin("" if code is None else code.co_filename, inputs, seen=code is not None)
+            shown = listener.begin(values["__file__"] if seen else "", inputs, seen=seen)
+            self._inside.graph = "shown" if seen and shown else True
             result = call(graph, inputs)
             return result
         finally:
             self._inside.graph = False
             listener.end(result)
 
-    def _wrap(self, module: ModuleType) -> None:
-        path = module.__file__ or ""
-        if id(module) in self._known or not path:
-            return
-        self._known.add(id(module))
-        values = vars(module)
-        for kernel in wrapper_of(path).kernels:
-            function = values.get(kernel.name)
-            if callable(function) and kernel.kind == "cpp":
-                site = KernelSite(path, kernel.name, kernel.argument_types, function)
-                self._hold(module, kernel.name, functools.wraps(function)(functools.partial(_called, self, site)))
-        for name in [name for name in values if name.startswith(_ALLOCATOR)]:
-            self._hold(module, name, functools.partial(_allocated, self, name, values[name]))
+    def _show(self, values: dict[str, Any]) -> bool:
+        """Patch the namespace of a generated module; return whether all of its kernels can be shown."""
+        if id(values) in self._known:
+            return self._known[id(values)][1]
+        path = values.get("__file__") or ""
+        source = wrapper_of(path)
+        seen = all(kernel.kind == "cpp" for kernel in source.kernels) and Path(path).is_file()
+        self._known[id(values)] = values, seen
+        if seen:
+            facts = values.get(_FACTS, {})
+            for kernel in source.kernels:
+                function = values.get(kernel.name)
+                if callable(function):
+                    site = KernelSite(path, kernel.name, kernel.argument_types, function, facts)
+                    self._put(values, **{kernel.name: functools.partial(_called, self, site)})
+            for name, value in list(values.items()):
+                if name.startswith(_ALLOCATOR):
+                    self._put(values, **{name: functools.partial(_allocated, self, name, value)})
+                elif name == "torch" or _holds_ops(name, value):
+                    self._put(values, **{name: _OpCalls(value, name == "torch", self, path, facts)})
+        return seen
 
-    def _hold(self, module: ModuleType, name: str, function: Callable[..., Any]) -> None:
-        self._wrapped.append((module, name, getattr(module, name)))
-        setattr(module, name, function)
+
+def _holds_ops(name: str, value: Any) -> bool:
+    """Return whether a global of a generated module holds ops that the module calls as attributes."""
+    return name == "extern_kernels" or type(value).__name__ == "_OpNamespace"
 
 
 def _called(hooks: CompiledGraphCalls, site: KernelSite, /, *args: Any) -> Any:
-    listener = hooks._listener
-    if listener is None or not getattr(hooks._inside, "graph", False):
+    if getattr(hooks._inside, "graph", False) != "shown" or (listener := hooks._listener) is None:
         return site.function(*args)
-    return listener.kernel(site, sys._getframe(1).f_lineno, args)
+    return listener.kernel(site, _line_in(site.path), args)
 
 
 def _allocated(hooks: CompiledGraphCalls, name: str, function: Callable[..., Any], /, *args: Any) -> Any:
-    listener = hooks._listener
-    if listener is None or not getattr(hooks._inside, "graph", False):
+    if getattr(hooks._inside, "graph", False) != "shown" or (listener := hooks._listener) is None:
         return function(*args)
     return listener.allocate(name, function, args)
 
 
-def code_of(graph: Any) -> CodeType | None:
-    """Return the code of the generated function that a ``CompiledFxGraph`` calls; ``None`` if that is not in a Python
-    module (``cpp_wrapper``) or not called each time (CUDA graphs)."""
+def _line_in(path: str) -> int:
+    """Return the line of the innermost frame of a file; 0 if there is none."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename != path:
+        frame = frame.f_back  # another trace's proxy
+    return 0 if frame is None else frame.f_lineno
+
+
+class _OpCalls:
+    """Stand-in for a global of a generated module that holds ops (``extern_kernels``, ``aten``, ``torch`` for its
+    ``ops``): as that object, and announces each op that is looked up."""
+
+    __slots__ = ("_facts", "_hooks", "_of", "_only", "_path")
+
+    def __init__(
+        self, of: Any, is_torch: bool, hooks: CompiledGraphCalls, path: str, facts: Mapping[str, NodeFacts]
+    ) -> None:
+        self._of, self._only, self._hooks, self._path, self._facts = of, is_torch, hooks, path, facts
+
+    def __getattr__(self, name: str) -> Any:
+        hooks = self._hooks
+        if getattr(hooks._inside, "graph", False) == "shown" and (name == "ops" or not self._only):
+            listener = hooks._listener
+            if listener is not None:
+                listener.op(self._path, _line_in(self._path), self._facts)
+        return getattr(self._of, name)
+
+
+class PackagedModelCalls(ModulePatch):
+    """Show every call of a model that AOTInductor compiled and packaged to a listener, as a graph that is not seen."""
+
+    module = _PACKAGE
+
+    def __init__(self, listener: GraphListener, shown: Callable[[], bool]) -> None:
+        super().__init__()
+        self._listener: GraphListener | None = listener
+        self._shown: Callable[[], bool] = shown
+
+    def stop(self) -> None:
+        super().stop()
+        self._listener, self._shown = None, bool
+
+    def _replace(self) -> None:
+        model = getattr(sys.modules[_PACKAGE], "AOTICompiledModel", None)
+        if model is None:
+            return
+        call, hooks = model.__call__, self
+
+        @functools.wraps(call)
+        def called(model: Any, *args: Any, **kwargs: Any) -> Any:
+            return hooks._call(call, model, args, kwargs)
+
+        self._put(model, __call__=called)
+
+    def _call(self, call: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        listener, result = self._listener, None
+        if listener is None or not self._shown():
+            return call(model, *args, **kwargs)
+        try:
+            listener.begin("", [*args, *kwargs.values()], seen=False)
+            result = call(model, *args, **kwargs)
+            return result
+        finally:
+            listener.end(result)
+
+
+def generated_function(graph: Any) -> Any:
+    """Return the generated function that a ``CompiledFxGraph`` calls; ``None`` if that is not in a Python module
+    (``cpp_wrapper``) or not called each time (CUDA graphs)."""
     function = graph.current_callable
     for _ in range(_DEEPEST):
-        code = getattr(getattr(function, "__func__", function), "__code__", None)
+        function = getattr(function, "__func__", function)
+        code = getattr(function, "__code__", None)
         if code is not None and code.co_name == "call" and "recursively_apply_fns" in _globals_of(function):
-            return code  # type: ignore[no-any-return]
+            return function
         function = getattr(function, "__wrapped__", None)
         if function is None:
             break
     return None
 
 
-def _globals_of(function: Any) -> Mapping[str, Any]:
-    return getattr(getattr(function, "__func__", function), "__globals__", {})
+def _globals_of(function: Any) -> dict[str, Any]:
+    values: dict[str, Any] = getattr(function, "__globals__", {})
+    return values
 
 
 def inside_wrapper() -> tuple[str, int] | None:
@@ -206,7 +285,7 @@ def backend_of(callback: Any) -> str:
 class CapturedGraphs(ModulePatch):
     """Keep the graphs that Inductor compiles from :meth:`start` until :meth:`stop`.
 
-    Each generated module is told what its buffers stand for (:func:`facts_at`), for as long as it lives. Graphs that
+    Each generated module is told what its buffers stand for, for as long as it lives. Graphs that
     come out of Inductor's or AOTAutograd's graph cache are not seen (:func:`without_graph_caches`).
 
     Args:
@@ -253,10 +332,8 @@ class CapturedGraphs(ModulePatch):
             if node is not None:
                 nodes[buffer.get_name()] = node
         facts = {name: facts_of(node) for name, node in nodes.items()}
-        loaded = sys.modules[_CODE_CACHE].PyCodeCache.modules
         path = module.__file__
-        for holder in (one for one in loaded if one.__file__ == path):
-            vars(holder)[_FACTS] = facts
+        vars(module)[_FACTS] = facts  # of this module alone: another graph may have the same text
         names = [node.name for node in graph.module.graph.nodes if node.op == "placeholder"]
         mine = tuple(one for one in self._passes if _inputs_of(one.after) == names)
         self._passes = [one for one in self._passes if one not in mine]
@@ -316,14 +393,6 @@ def _watched_pass(apply: Callable[..., Any], hooks: CapturedGraphs) -> Callable[
 
 def _text_of(module: Any) -> str:
     return "\n".join(f"{node.format_node()}" for node in module.graph.nodes)
-
-
-def facts_at(path: str) -> Mapping[str, NodeFacts]:
-    """Return what the buffers of a loaded generated module stand for, by name; empty if it was not captured."""
-    for module in reversed(sys.modules[_CODE_CACHE].PyCodeCache.modules):
-        if module.__file__ == path and _FACTS in vars(module):
-            return vars(module)[_FACTS]  # type: ignore[no-any-return]
-    return {}
 
 
 @contextlib.contextmanager

@@ -11,9 +11,11 @@
 #include <torch/csrc/autograd/function.h>
 #endif
 
+#include <cstring>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <typeinfo>
 #include <utility>
 
 #include "arguments.h"
@@ -294,6 +296,13 @@ struct Call {
   }
 };
 
+// True if Python decides whether a call of a backward pass is recorded: compiled code is a node made in Python (`PyNode`, a class of
+// libtorch_python, known by its name alone).
+bool is_left_to_python(const Recorder& recorder, const torch::autograd::Node* node) {
+  if (!node || !recorder.backward_python.load(std::memory_order_relaxed)) return false;
+  return std::strcmp(typeid(*node).name(), "N5torch8autograd6PyNodeE") == 0;
+}
+
 void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::Stack* stack) {
   Scratch& scratch = this_thread();
   if (scratch.python) {  // program code that interrupts the callback: recorded like any other call
@@ -318,7 +327,7 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::
     return;
   }
   Call call{recorder, scratch, *op, node != nullptr};
-  if (plan.python || recorder.everything_python || (node && recorder.backward_python.load(std::memory_order_relaxed))) {
+  if (plan.python || recorder.everything_python || is_left_to_python(recorder, node.get())) {
     {
       Guard guard(recorder.lock);
       call.under_way.begin();

@@ -133,7 +133,7 @@ _ENTRY_POINTS: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
     ("leave_modules", _INT, (_POINTER,)),
     ("place", _I32, (_POINTER,)),
     ("module_functions", _POINTER, ()),
-    ("backward_in_python", None, (_POINTER,)),
+    ("backward_in_python", None, (_POINTER, _INT)),
     ("name", None, (_POINTER, _POINTER, _I32, _I32)),
     ("node", _INT, (_POINTER, _POINTER, ctypes.POINTER(_I32))),
     ("set_node", None, (_POINTER, _POINTER, _I32, _INT)),

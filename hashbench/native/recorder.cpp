@@ -248,7 +248,7 @@ MethodDef* hb_module_functions() {
                                   {"leave_module", reinterpret_cast<Method>(&leave_module), kOneArgument, nullptr}};
   return functions;
 }
-void hb_backward_in_python(Recorder* recorder) { recorder->backward_python = true; }
+void hb_backward_in_python(Recorder* recorder, int on) { recorder->backward_python = on; }
 void hb_name(Recorder* recorder, void** tensors, int32_t count, int32_t first) {
   Guard guard(recorder->lock);
   for (int32_t i = count; i-- > 0;)  // the first of several names wins

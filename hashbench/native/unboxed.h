@@ -79,7 +79,7 @@ namespace {
 [[gnu::hot]] Recorder* recorder_of(const Scratch& scratch, const torch::autograd::Node* node) {
   Recorder* on = current.load(std::memory_order_acquire);
   if (!on || scratch.python || (scratch.owner && scratch.owner != on) || on->everything_python) return nullptr;
-  if (node ? on->backward_python.load(std::memory_order_relaxed) : !scratch.owner && scratch.entered != on->trace) return nullptr;
+  if (node ? is_left_to_python(*on, node) : !scratch.owner && scratch.entered != on->trace) return nullptr;
   return on;
 }
 

@@ -166,6 +166,9 @@ class CallObserver:
     """Observer of the calls of one trace: runs its callback, with the ids and records that the finished trace will
     have, and keeps notes by record number in ``kept``.
 
+    ``line`` is the source line from which a compiled graph made the current call; ``unwritten`` are the numbers of the
+    records that allocated memory in such graphs.
+
     :meth:`before` and :meth:`after` are called for ops that resize, and for every op if ``wanted``. ``token``
     identifies the trace in marks; ``records`` is the tracer's list of raw records, to which digests of undeclared
     writes are added.
@@ -176,6 +179,8 @@ class CallObserver:
         self.wants_records, self.wanted = options.wants_records, options.notes_calls
         self.kept: dict[int, dict[str, Any]] = {}
         self.ids = Ids()
+        self.line = ""
+        self.unwritten: set[int] = set()
         self._options, self._token, self._ledger, self._records = options, token, ledger, records
         self._possible = PossibleWrites()
         self._disturbed: list[tuple[dict[str, RawDigest], str, RawDigest, RawDigest]] = []
@@ -229,6 +234,8 @@ class CallObserver:
             ]
         if self._options.hash_inputs:
             unused = plan.unused_state(args, kwargs)
+            if self.unwritten:
+                unused |= {id(tensor) for tensor in plan.written_tensors(args, kwargs) if self._is_unwritten(tensor)}
             noted["inputs"] = {
                 path: undefined(tensor) if id(tensor) in unused else self._input_digest(tensor)
                 for path, tensor in arguments.named_arguments(args, kwargs)
@@ -253,6 +260,8 @@ class CallObserver:
             self._find_undeclared_writes(number, plan, args, kwargs, noted["inputs"])
         if self._options.source_lines:
             kept["source"] = noted["source"]
+        if self.line:
+            kept["source"] = self.line
         if self._options.include_timestamp:
             kept["time"] = f"{noted['time']:.6f}"
         if self._options.show_exec_time:
@@ -294,6 +303,11 @@ class CallObserver:
         if in_order and self._possible.empty:
             return records, results, notes
         return without_gaps(records, results, notes, self._possible.node)
+
+    def _is_unwritten(self, tensor: torch.Tensor) -> bool:
+        """Return whether a compiled graph has allocated the tensor's memory, and nothing has written it since."""
+        mark = get_mark(tensor)
+        return mark is not None and mark[0] is self._token and mark[1] in self.unwritten
 
     def _input_digest(self, tensor: torch.Tensor) -> RawDigest:
         """Hash a tensor before a call; return ``pending`` for one that a collective still writes."""

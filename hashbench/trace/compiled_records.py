@@ -6,23 +6,34 @@ generated module calls, is a record. Other compiled code is one opaque record.
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
 from hashbench.imports import ModulePatch
-from hashbench.inductor.internals import CapturedGraphs, CompiledGraphCalls, KernelSite, is_compiling
-from hashbench.native.library import unrecorded
+from hashbench.inductor.internals import (
+    CapturedGraphs,
+    CompiledGraphCalls,
+    KernelSite,
+    PackagedModelCalls,
+    is_compiling,
+)
+from hashbench.inductor.nodes import NodeFacts
+from hashbench.native.library import is_recorded, unrecorded
 from hashbench.trace import arguments
 from hashbench.trace.calls import CallRecorder
 from hashbench.trace.compiled import CompiledCalls, Exports, is_compiled_backward
 from hashbench.trace.digest import untraced
-from hashbench.trace.generated import GeneratedKernel, allocation_plan, kernel_at
+from hashbench.trace.generated import GeneratedKernel, allocation_plan, facts_of_line, graph_plan, kernel_at
 from hashbench.trace.op_schema import OpPlan
 from hashbench.trace.raw import RawTrace
 from hashbench.trace.reads import PLAIN_TYPES
+from hashbench.trace.storage_writers import storage_key
 
 
 def _no_op(*_: Any, **__: Any) -> None:
@@ -63,8 +74,16 @@ class Tracing(Protocol):
     def resume(self) -> object:
         """Go on tracing."""
 
-    def inside(self, entered: bool) -> object:
-        """Trace ops within a compiled graph, or stop again, while suspended: module hooks stay removed."""
+    def inside(self, entered: bool, *, suspended: bool) -> object:
+        """Trace every op within a compiled graph, or stop that again.
+
+        Args:
+            entered: trace.
+            suspended: tracing is suspended around the graph, and module hooks stay removed.
+        """
+
+    def allocated(self, tensor: torch.Tensor) -> int:
+        """Mark new memory as that of the next record, and return the record's number."""
 
     def compiled_ended(self) -> object:
         """Called before tracing resumes after compiled code, whose backward is not recorded by the native tracer."""
@@ -75,14 +94,43 @@ class Tracing(Protocol):
 
 @dataclass(slots=True)
 class _OpenCall:
-    """The outermost call of compiled code that is under way: ``opening`` begins its opaque record, if it may need one.
+    """The outermost call of compiled code that is under way.
 
     Attributes:
+        name: of the compiled function.
+        given: storages of the arguments.
+        opening: begins its opaque record, if it may need one.
         graphs: calls of graphs within it that are recorded kernel by kernel.
     """
 
+    name: str
+    given: set[int | None]
     opening: tuple[Any, ...] | None = None
     graphs: int = 0
+
+
+@dataclass(slots=True)
+class _OpenGraph:
+    """The call of a compiled graph that is under way.
+
+    Attributes:
+        outside: table of plans around it.
+        lines: number of the next record, and what the ops from there on stand for, wherever that changed.
+        place: phase, iteration, module and sequence number of its records.
+        entered: stand-in for the module of the op that is called now.
+    """
+
+    outside: dict[int, OpPlan]
+    lines: list[tuple[int, NodeFacts]]
+    place: tuple[str, int | None, str, int] = ("forward", None, "", -1)
+    entered: torch.nn.Module | None = None
+
+
+class _Unseen(threading.local):
+    """Calls of graphs that are not shown, in each thread."""
+
+    def __init__(self) -> None:
+        self.under_way: list[tuple[tuple[Any, ...] | None, AbstractContextManager[None], dict[int, OpPlan] | None]] = []
 
 
 class CompiledRecords:
@@ -97,19 +145,25 @@ class CompiledRecords:
     def __init__(self, trace: RawTrace, calls: CallRecorder, tracing: Tracing) -> None:
         self._trace, self._calls, self._tracing = trace, calls, tracing
         self._open: _OpenCall | None = None
+        self._graph: _OpenGraph | None = None
+        self._unseen = _Unseen()
         self._plans = calls.plans
-        self._outside: dict[int, OpPlan] | None = None
-        self._opaque: tuple[Any, ...] | None = None
-        self._kernels: dict[tuple[str, str, int], GeneratedKernel] = {}
+        self._owner = threading.get_ident()
+        self._kernels: dict[tuple[int, int], GeneratedKernel] = {}
         self._allocations: dict[str, OpPlan] = {}
+        self._graph_plan = graph_plan()
+        self._stand_ins: dict[str, torch.nn.Module] = {}
+        self._facts: dict[tuple[int, int], NodeFacts] = {}
         self._watches: tuple[ModulePatch, ...] = (
             CompiledCalls(self._begin, self._end),
             Exports(tracing.suspend, tracing.resume),
-            CompiledGraphCalls(self),
+            CompiledGraphCalls(self, self._sees_thread),
+            PackagedModelCalls(self, self._sees_thread),
             CapturedGraphs(keep=False),
         )
 
     def start(self) -> None:
+        self._owner = threading.get_ident()
         for watch in self._watches:
             watch.start()
 
@@ -119,27 +173,39 @@ class CompiledRecords:
         self._watches = ()
         self._tracing = None  # type: ignore[assignment]
 
+    def _sees_thread(self) -> bool:
+        return threading.get_ident() == self._owner or is_recorded()
+
     # ---------------------------------------------------------------------------------------- calls of compiled code
 
     def _begin(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], backend: str) -> None:
-        self._open = _OpenCall()
-        if not self._trace.records_nothing and backend != "inductor":
+        nothing = self._trace.records_nothing
+        given = () if nothing else arguments.tensors_in([*args, *kwargs.values()])
+        self._open = _OpenCall(name, set(map(storage_key, given)))
+        if not nothing and backend != "inductor":
             self._open.opening = self._opened("torch.compile", name, args, kwargs)
         self._tracing.suspend()
         self._calls.plans = _NoPlans()
 
     def _end(self, result: Any) -> None:
         call, self._open = self._open, None
-        seen = call is None or call.opening is None or (call.graphs and self._all_known(result))
-        if call is not None and call.opening is not None and not seen:
-            self._closed(call.opening, result)
+        if call is not None and not self._trace.records_nothing:
+            self._end_recorded(call, result)
         self._calls.plans = _PlansBehindCompiledCode(self._plans)
         self._tracing.compiled_ended()
         self._tracing.resume()
 
-    def _all_known(self, result: Any) -> bool:
+    def _end_recorded(self, call: _OpenCall, result: Any) -> None:
+        """Add the opaque record of a call, unless all of its results are known from the graphs within it."""
         with untraced():
-            return all(map(self._trace.nodes.is_known, arguments.tensors_in(result)))
+            known = self._trace.nodes.is_known
+            results = arguments.tensors_in(result)
+            unknown = [one for one in results if not known(one) and storage_key(one) not in call.given]
+        if call.opening is not None:
+            if unknown or not call.graphs:
+                self._closed(call.opening, result)
+        elif unknown:  # computed by code that dynamo did not compile
+            self._closed(self._opened("torch.compile", call.name, (), {}), unknown)
 
     def _opened(self, op: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """Begin the opaque record of compiled code: it may read and write its arguments, and all that is registered."""
@@ -171,48 +237,144 @@ class CompiledRecords:
 
     # ------------------------------------------------------------------------------------------ graphs of Inductor
 
-    def begin(self, path: str, inputs: Sequence[Any], *, seen: bool) -> None:
+    def begin(self, path: str, inputs: Sequence[Any], *, seen: bool) -> bool:
+        if not seen or threading.get_ident() != self._owner:
+            self._begin_unseen(inputs)
+            return False
         callback = self._trace.observer.callback
-        if callback is not None and seen:
+        if callback is not None:
             with unrecorded():
                 callback.graph(path, inputs)
-        if not seen:
-            with untraced():
-                nothing = self._trace.records_nothing
-                self._opaque = None if nothing else self._opened("torch.compile", "graph", inputs, {})
-            return
-        if self._open is not None:
-            self._open.graphs += 1
-            self._tracing.inside(True)
-        self._outside, self._calls.plans = self._calls.plans, self._plans
+        call = self._open
+        if call is not None:
+            call.graphs += 1
+        self._graph = graph = _OpenGraph(self._calls.plans, [])
+        self._calls.plans = self._plans
+        self._tracing.inside(True, suspended=call is not None)
+        if not self._trace.records_nothing:
+            graph.place = self._place()
+            self._add(self._graph_plan, (), (), self._trace.nodes.next_record)
+        return True
 
     def end(self, result: Any) -> None:
-        opaque, self._opaque = self._opaque, None
-        if opaque is not None:
-            self._closed(opaque, result)
-        if self._outside is None:
+        if self._unseen.under_way:
+            self._end_unseen(result)
             return
-        self._calls.plans, self._outside = self._outside, None
-        if self._open is not None:
-            self._tracing.inside(False)
+        graph, self._graph = self._graph, None
+        if graph is None:
+            return
+        self._leave(graph)
+        self._note_lines(graph)
+        self._calls.plans = graph.outside
+        self._tracing.inside(False, suspended=self._open is not None)
         callback = self._trace.observer.callback
         if callback is not None:
             with unrecorded():
                 callback.graph_ended()
 
+    def _begin_unseen(self, inputs: Sequence[Any]) -> None:
+        """Begin the opaque record of a graph, and record nothing within it."""
+        opening = None if self._trace.records_nothing else self._opened("torch.compile", "graph", inputs, {})
+        outside = None
+        if threading.get_ident() == self._owner:
+            outside, self._calls.plans = self._calls.plans, _NoPlans()
+        pause = unrecorded()
+        pause.__enter__()
+        self._unseen.under_way.append((opening, pause, outside))
+
+    def _end_unseen(self, result: Any) -> None:
+        opening, pause, outside = self._unseen.under_way.pop()
+        pause.__exit__(None, None, None)
+        if outside is not None:
+            self._calls.plans = outside
+        if opening is not None:
+            self._closed(opening, result)
+
+    def op(self, path: str, line: int, facts: Mapping[str, NodeFacts]) -> None:
+        graph, key = self._graph, (id(facts), line)
+        if graph is None or self._trace.records_nothing:
+            return
+        found = self._facts.get(key)
+        if found is None:
+            self._facts[key] = found = facts_of_line(path, line, facts)
+        self._leave(graph)
+        self._trace.observer.line = found.source
+        graph.lines.append((self._trace.nodes.record_count(), found))
+        if found.module:
+            stand_in = self._stand_ins.get(found.module)
+            if stand_in is None:
+                self._stand_ins[found.module] = stand_in = self._trace.modules.stand_in(found.module)
+            graph.entered = stand_in
+            self._trace.modules.stack.enter_by_hook(stand_in)
+
     def kernel(self, site: KernelSite, line: int, args: tuple[Any, ...]) -> Any:
-        key = site.path, site.name, line
+        graph = self._graph
+        if graph is not None:
+            self._leave(graph)
+        key = id(site), line
         kernel = self._kernels.get(key)
-        if kernel is None or kernel.plan.call is not site.function:
+        if kernel is None:
             self._kernels[key] = kernel = kernel_at(site, line)
-        return self._recorded(self._plans.get(id(kernel)) or self._calls.plan(kernel, kernel.plan), args)
+        with unrecorded():
+            plan = self._plans.get(id(kernel)) or self._calls.plan(kernel, kernel.plan)
+            return self._tracing.recorded(plan, args)
 
     def allocate(self, name: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        tensor, graph = function(*args), self._graph
+        if self._trace.records_nothing or graph is None or type(tensor) is not torch.Tensor:
+            return tensor
+        self._leave(graph)
         plan = self._allocations.get(name)
         if plan is None:
             self._allocations[name] = plan = allocation_plan(name, function)
-        return self._recorded(plan, args)
+        stride = None if tensor.is_contiguous() else tensor.stride()
+        written = ((tensor.dtype, tensor.shape, stride, None),)
+        number = self._add(plan, args, written, functools.partial(self._tracing.allocated, tensor))
+        if self._trace.hashed_inputs:
+            self._trace.observer.unwritten.add(number)
+        return tensor
 
-    def _recorded(self, plan: OpPlan, args: tuple[Any, ...]) -> Any:
-        with unrecorded():
-            return self._tracing.recorded(plan, args)
+    # ------------------------------------------------------------------------------------------- records of a graph
+
+    def _place(self) -> tuple[str, int | None, str, int]:
+        node = torch._C._current_autograd_node()
+        if node is not None:
+            phase, sequence = "backward", node._sequence_nr()
+        else:
+            phase = "optimizer" if self._trace.modules.optimizing else "forward"
+            sequence = torch._C._autograd._get_sequence_nr() - 1
+        return phase, self._trace.iteration, self._trace.modules.current, sequence
+
+    def _add(self, plan: OpPlan, others: Sequence[Any], written: tuple[Any, ...], take: Callable[[], int]) -> int:
+        """Add a record that reads nothing, and return its number: callbacks are not called around it."""
+        observer, graph = self._trace.observer, self._graph
+        assert graph is not None
+        noted = None
+        if observer.wanted or observer.callback is not None:
+            with unrecorded():
+                noted = observer.before(plan, (), {}) if observer.wanted else None
+                observer.last = self._calls.begin(plan)
+        number = take()
+        self._trace.nodes.records.append((plan, *graph.place, (), others, written, None, None, number))
+        if noted is not None:
+            observer.after(number, plan, (), {}, noted)
+        return number
+
+    def _leave(self, graph: _OpenGraph) -> None:
+        """Leave the module and the line of the last op."""
+        if graph.lines and graph.lines[-1][1] is not _NOWHERE:
+            self._trace.observer.line = ""
+            graph.lines.append((self._trace.nodes.record_count(), _NOWHERE))
+        if graph.entered is not None:
+            self._trace.modules.stack.leave(graph.entered)
+            graph.entered = None
+
+    def _note_lines(self, graph: _OpenGraph) -> None:
+        """Note the source lines of the ops of a graph that has ended."""
+        kept, ends = self._trace.observer.kept, [first for first, _ in graph.lines[1:]]
+        for (first, facts), end in zip(graph.lines, ends, strict=False):
+            for number in range(first, end) if facts.source else ():
+                kept.setdefault(number, {}).setdefault("source", facts.source)
+
+
+_NOWHERE = NodeFacts()

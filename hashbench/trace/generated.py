@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hashbench.inductor.internals import KernelSite, facts_at, wrapper_of
-from hashbench.inductor.nodes import common
+from hashbench.inductor.internals import KernelSite, wrapper_of
+from hashbench.inductor.nodes import NodeFacts, common
 from hashbench.trace.op_schema import OpPlan, Pattern
 
 
@@ -31,14 +31,16 @@ class GeneratedKernel:
         """Call the kernel."""
         return self.plan.call(*args)
 
+    def __str__(self) -> str:
+        return self.plan.name
+
 
 def kernel_at(site: KernelSite, line: int) -> GeneratedKernel:
     """Return the kernel that is called at a line of its module."""
     call = wrapper_of(site.path).calls.get(line)
     written = tuple(at for at, kind in enumerate(site.types) if kind.endswith("*") and not kind.startswith("const "))
     buffers = () if call is None else call.arguments
-    known = facts_at(site.path)
-    facts = common(known[buffers[at]] for at in written if at < len(buffers) and buffers[at] in known)
+    facts = common(site.facts[buffers[at]] for at in written if at < len(buffers) and buffers[at] in site.facts)
     plan = OpPlan(
         site.name,
         call=site.function,
@@ -50,6 +52,24 @@ def kernel_at(site: KernelSite, line: int) -> GeneratedKernel:
     return GeneratedKernel(plan, site.path, line, buffers)
 
 
+def facts_of_line(path: str, line: int, facts: Mapping[str, NodeFacts]) -> NodeFacts:
+    """Return what a line of a generated module, whose buffers stand for ``facts``, computes; empty if unknown."""
+    call = wrapper_of(path).calls.get(line)
+    return common(facts[name] for name in (() if call is None else call.targets) if name in facts)
+
+
+GRAPH = "inductor.graph"
+"""Name of the record with which the records of a call of a compiled graph begin."""
+
+
+def graph_plan() -> OpPlan:
+    """Return the plan of the record with which a call of a compiled graph begins. It reads and writes nothing."""
+    return OpPlan(GRAPH, call=_nothing)
+
+
 def allocation_plan(name: str, function: Callable[..., Any]) -> OpPlan:
     """Return the plan of an allocator of generated modules."""
     return OpPlan(f"inductor.{name}", call=function, pattern=Pattern.FRESH, blank=True)
+
+
+def _nothing(*_: Any) -> None: ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch._C import _len_torch_dispatch_stack
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack
 
@@ -18,7 +19,7 @@ from hashbench.trace.compiled import skip_frames
 from hashbench.trace.compiled_records import CompiledRecords
 from hashbench.trace.digest import has_no_data, is_distributed
 from hashbench.trace.module_paths import ModulePaths
-from hashbench.trace.nodes import PythonNodes
+from hashbench.trace.nodes import Nodes, PythonNodes
 from hashbench.trace.op_schema import OpPlan
 from hashbench.trace.raw import RawTrace
 
@@ -60,7 +61,7 @@ class TracingMode(TorchDispatchMode):
 
     def __enter__(self) -> TracingMode:
         modules = self.raw.modules
-        self._compiled = CompiledRecords(self.raw, self._calls, _ModeTracing(modules, self._calls))
+        self._compiled = CompiledRecords(self.raw, self._calls, _ModeTracing(modules, self._calls, self.raw.nodes))
         try:
             self.raw.start()
             self._compiled.start()
@@ -123,11 +124,16 @@ class TracingMode(TorchDispatchMode):
 class _ModeTracing:
     """How the mode stops and goes on around compiled code: what it records is chosen by the table of plans."""
 
-    def __init__(self, modules: ModulePaths, calls: CallRecorder) -> None:
+    def __init__(self, modules: ModulePaths, calls: CallRecorder, nodes: Nodes) -> None:
         self.suspend, self.resume = modules.remove_hooks, modules.install_hooks
-        self._calls = calls
+        self._calls, self._nodes = calls, nodes
 
-    def inside(self, entered: bool) -> None: ...
+    def inside(self, entered: bool, *, suspended: bool) -> None: ...
+
+    def allocated(self, tensor: torch.Tensor) -> int:
+        number = self._nodes.next_record()
+        tensor.untyped_storage()._hashbench_writer = self._nodes.token, number, None  # type: ignore[attr-defined]
+        return number
 
     def compiled_ended(self) -> None: ...
 

@@ -216,6 +216,15 @@ class ModulePaths:
         self.stack.know(list(modules), first)
         return found
 
+    def stand_in(self, path: str) -> torch.nn.Module:
+        """Return a module without state that has this path, to be entered while its code runs elsewhere (compiled)."""
+        module = torch.nn.Module()
+        self.stack.know([id(module)], len(self.contexts.modules))
+        self.contexts.modules.append(path)
+        self._known.append(weakref.ref(module, self._dies))
+        self._ends += [len(self._attributes)] * 2
+        return module
+
     def state(self, number: int) -> tuple[str, str, str]:
         """Return ``"buffer"`` or ``"parameter"``, the path of its module, and its name there."""
         place, is_buffer = self._owner(number)

@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 import xxhash
 
 from hashbench.errors import HashbenchError
@@ -50,6 +51,7 @@ class NativeTracer:
         self._forwarded = ForwardedCalls(self.raw, self.nodes)
         self._threads = ThreadLanes(self.nodes, self._forwarded)
         self._compiled: CompiledRecords | None = None
+        self._compiled_ran = False
         self.raw.changed()
 
     def __enter__(self) -> NativeTracer:
@@ -105,13 +107,23 @@ class NativeTracer:
         self._threads.install()
         self._library.thread(1)
 
-    def inside(self, entered: bool) -> None:
-        """Record ops within a compiled graph, or stop again."""
-        self._library.thread(int(entered))
+    def inside(self, entered: bool, *, suspended: bool) -> None:
+        """Record every op within a compiled graph, or stop that again."""
+        if suspended:
+            self._library.thread(int(entered))
+        if self._compiled_ran:
+            self._library.backward_in_python(self.nodes.recorder, int(not entered))
 
     def compiled_ended(self) -> None:
-        """Let Python choose from now on which ops of a backward pass are recorded."""
-        self._library.backward_in_python(self.nodes.recorder)
+        """Let Python choose from now on which ops called by the backward of compiled code are recorded."""
+        self._compiled_ran = True
+        self._library.backward_in_python(self.nodes.recorder, 1)
+
+    def allocated(self, tensor: torch.Tensor) -> int:
+        """Mark new memory as that of the next record, and return the record's number."""
+        number = int(self._library.take_record(self.nodes.recorder))
+        self._library.set_node(self.nodes.recorder, tensor.untyped_storage()._cdata, number, 0)
+        return number
 
     def recorded(self, plan: OpPlan, args: Sequence[Any]) -> Any:
         """Make a call that is not dispatched, and record it."""
