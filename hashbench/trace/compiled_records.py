@@ -65,6 +65,10 @@ def _is_inductor(node: Any) -> bool:
     return type(compiled).__module__.startswith("torch._inductor")
 
 
+Place = tuple[str, int | None, str, int]
+"""Phase, iteration, module and sequence number of a record."""
+
+
 class Tracing(Protocol):
     """How a tracer stops and goes on around compiled code."""
 
@@ -88,8 +92,8 @@ class Tracing(Protocol):
     def compiled_ended(self) -> object:
         """Called before tracing resumes after compiled code, whose backward is not recorded by the native tracer."""
 
-    def recorded(self, plan: OpPlan, args: Sequence[Any]) -> Any:
-        """Make a call that is not dispatched, and record it."""
+    def recorded(self, plan: OpPlan, args: Sequence[Any], place: Place) -> Any:
+        """Make a call that is not dispatched, and record it in a place of the program."""
 
 
 @dataclass(slots=True)
@@ -122,7 +126,7 @@ class _OpenGraph:
 
     outside: dict[int, OpPlan]
     lines: list[tuple[int, NodeFacts]]
-    place: tuple[str, int | None, str, int] = ("forward", None, "", -1)
+    place: Place = ("forward", None, "", -1)
     entered: torch.nn.Module | None = None
 
 
@@ -309,15 +313,15 @@ class CompiledRecords:
 
     def kernel(self, site: KernelSite, line: int, args: tuple[Any, ...]) -> Any:
         graph = self._graph
-        if graph is not None:
-            self._leave(graph)
+        assert graph is not None
+        self._leave(graph)
         key = id(site), line
         kernel = self._kernels.get(key)
         if kernel is None:
             self._kernels[key] = kernel = kernel_at(site, line)
         with unrecorded():
             plan = self._plans.get(id(kernel)) or self._calls.plan(kernel, kernel.plan)
-            return self._tracing.recorded(plan, args)
+            return self._tracing.recorded(plan, args, graph.place)
 
     def allocate(self, name: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         tensor, graph = function(*args), self._graph
@@ -336,7 +340,7 @@ class CompiledRecords:
 
     # ------------------------------------------------------------------------------------------- records of a graph
 
-    def _place(self) -> tuple[str, int | None, str, int]:
+    def _place(self) -> Place:
         node = torch._C._current_autograd_node()
         if node is not None:
             phase, sequence = "backward", node._sequence_nr()

@@ -137,7 +137,7 @@ class _ModeTracing:
 
     def compiled_ended(self) -> None: ...
 
-    def recorded(self, plan: OpPlan, args: Sequence[Any]) -> Any:
+    def recorded(self, plan: OpPlan, args: Sequence[Any], place: object) -> Any:  # noqa: ARG002
         with _disable_current_modes():
             return self._calls.record(plan, args, None)
 

@@ -25,6 +25,7 @@ from hashbench.trace.lanes import callers_of, in_schedule_independent_order
 from hashbench.trace.module_paths import ModulePaths
 from hashbench.trace.native.decode import DecodedTrace, content_of
 from hashbench.trace.native.forwarded import ForwardedCalls
+from hashbench.trace.native.kernels import KernelCalls
 from hashbench.trace.native.nodes import RecorderNodes
 from hashbench.trace.native.ops import Ops
 from hashbench.trace.native.threads import ThreadLanes
@@ -49,6 +50,7 @@ class NativeTracer:
         self.nodes = RecorderNodes(library, recorder, modules)
         self.raw = RawTrace(options, self.nodes, modules)
         self._forwarded = ForwardedCalls(self.raw, self.nodes)
+        self._kernels = KernelCalls(self.raw, self.nodes, self._forwarded)
         self._threads = ThreadLanes(self.nodes, self._forwarded)
         self._compiled: CompiledRecords | None = None
         self._compiled_ran = False
@@ -125,8 +127,10 @@ class NativeTracer:
         self._library.set_node(self.nodes.recorder, tensor.untyped_storage()._cdata, number, 0)
         return number
 
-    def recorded(self, plan: OpPlan, args: Sequence[Any]) -> Any:
+    def recorded(self, plan: OpPlan, args: Sequence[Any], place: tuple[str, int | None, str, int]) -> Any:
         """Make a call that is not dispatched, and record it."""
+        if self._mixed:
+            return self._kernels.record(plan, args, place)
         return self._forwarded.record(plan, args, None)
 
     # --------------------------------------------------------------------------------------------- the finished trace
