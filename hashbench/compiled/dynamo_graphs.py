@@ -1,12 +1,14 @@
 """Find the first node of dynamo's graphs that computes what eager mode never computes.
 
-A graph that dynamo captured runs the ops of eager mode, on the same values: without decompositions and rounding, every
-result is found among those of eager mode, bit by bit. After a constant that is none (``assume_constant_result``), a
+A graph that dynamo captured runs the ops of eager mode, on the same values and in the same order: without
+decompositions and rounding, every result is found among those of eager mode behind the graphs before it, bit by bit.
+After a constant that is none (``assume_constant_result``), a
 guard that misses a change, or a wrong trace of Python, it is not.
 """
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,8 +33,8 @@ class StaleNode:
         graph: number of the call of a captured graph, from 0.
         node: name of the node.
         facts: op as dynamo has it, module, source.
-        constants: what stands in the graph where eager mode may have called something: names of ``get_attr`` nodes that
-            eager mode has no such tensor for, and numbers, among the node's arguments.
+        constants: names of tensors that the graph holds (``get_attr``), and numbers, among the node's arguments: where
+            dynamo puts what it takes for constant.
     """
 
     graph: int
@@ -56,41 +58,49 @@ def first_stale(
     eager = _EagerResults()
     with eager:
         run(None, dtype)
-    found = _Search(eager.digests)
+    found = _Search(eager)
     run(dynamo_backend(found.run), dtype)
     return found.first
 
 
 class _EagerResults(TorchDispatchMode):
-    """Digests of all that ops read and return."""
+    """Digests of what ops compute, with the numbers of the ops that did, ascending. An op that returns the content of an
+    argument (``detach``) computes nothing."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.digests: set[TensorDigest] = set()
+        self.positions: dict[TensorDigest, list[int]] = {}
+        self._ops = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._see([args, kwargs or {}])
+        given = set(_digests([args, kwargs or {}]))
         result = func(*args, **(kwargs or {}))
-        self._see(result)
+        for found in _digests(result):
+            if found not in given:
+                self.positions.setdefault(found, []).append(self._ops)
+        self._ops += 1
         return result
 
-    def _see(self, value: Any) -> None:
-        self.digests.update(digest(tensor.detach()) for tensor in tensors_in(value))
+
+def _digests(value: Any) -> tuple[TensorDigest, ...]:
+    return tuple(digest(tensor.detach()) for tensor in tensors_in(value))
 
 
 class _Search:
     """Run captured graphs, and keep the first node that parts."""
 
-    def __init__(self, known: set[TensorDigest]) -> None:
-        self._known = known
-        self._graphs = 0
+    def __init__(self, eager: _EagerResults) -> None:
+        self._eager = eager
+        self._start = self._graphs = 0
         self.first: StaleNode | None = None
 
     def run(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
         interpreter = _Digesting(graph)
         result = interpreter.run(*inputs)
         if self.first is None:
-            self.first = _first_unknown(graph.graph, interpreter.digests, self._known, self._graphs)
+            unknown, last = _unknown(interpreter.digests, self._eager, self._start)
+            self.first = _first_stale(graph.graph, unknown, self._graphs)
+            self._start = last + 1
         self._graphs += 1
         return result
 
@@ -104,25 +114,38 @@ class _Digesting(torch.fx.Interpreter):
 
     def run_node(self, n: torch.fx.Node) -> Any:
         result = super().run_node(n)
-        self.digests[n] = tuple(digest(tensor.detach()) for tensor in tensors_in(result))
+        self.digests[n] = _digests(result)
         return result
 
 
-def _first_unknown(
-    graph: torch.fx.Graph,
-    digests: Mapping[torch.fx.Node, tuple[TensorDigest, ...]],
-    known: set[TensorDigest],
-    number: int,
-) -> StaleNode | None:
-    unknown = {node for node, found in digests.items() if node.op != "output" and not known.issuperset(found)}
+def _unknown(
+    digests: Mapping[torch.fx.Node, tuple[TensorDigest, ...]], eager: _EagerResults, start: int
+) -> tuple[set[torch.fx.Node], int]:
+    """Return the nodes whose results no op from number ``start`` on computes, and the number of an op that is not
+    behind the last one of this graph."""
+    unknown, last = set(), start - 1
+    for node, found in digests.items():
+        if node.op in {"placeholder", "get_attr", "output"}:
+            continue
+        given = {value for parent in node.all_input_nodes if parent not in unknown for value in digests[parent]}
+        for value in found:
+            if value in given:
+                continue
+            numbers = eager.positions.get(value, [])
+            if bisect.bisect_left(numbers, start) == len(numbers):
+                unknown.add(node)
+            elif (at := bisect.bisect_left(numbers, last)) < len(numbers):
+                last = numbers[at]
+    return unknown, last
+
+
+def _first_stale(graph: torch.fx.Graph, unknown: set[torch.fx.Node], number: int) -> StaleNode | None:
     (output,) = graph.find_nodes(op="output")
     guilty = unknown & _ancestors(node for node in output.all_input_nodes if node in unknown)
     for node in graph.nodes:
-        if node not in guilty or node.op in {"placeholder", "get_attr"}:
+        if node not in guilty or not unknown.isdisjoint(node.all_input_nodes):
             continue
-        if any(parent in unknown and parent.op != "get_attr" for parent in node.all_input_nodes):
-            continue
-        attributes = [str(parent.target) for parent in node.all_input_nodes if parent in unknown]
+        attributes = [str(parent.target) for parent in node.all_input_nodes if parent.op == "get_attr"]
         numbers = [repr(leaf) for leaf in leaves([node.args, node.kwargs]) if isinstance(leaf, _NUMBERS)]
         return StaleNode(number, node.name, facts_of(node), (*attributes, *numbers))
     return None

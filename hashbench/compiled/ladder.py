@@ -121,12 +121,13 @@ class _Eager:
     own_dtype: torch.dtype
     lower: str
 
-    def distances(self, results: Results) -> dict[str, float]:
-        """Return the distance of every result, by name."""
+    def distances(self, results: Results, reference: Results | None = None) -> dict[str, float]:
+        """Return the distance of every result to that of eager mode, or to another reference, by name."""
+        reference = self.float64 if reference is None else reference
         floor = smallest_unit(self.float64, self.own_dtype)
         return {
-            name: _distance(results.get(name), self.float64.get(name), self.own.get(name), floor, self.own_dtype)
-            for name in [*self.float64, *(name for name in results if name not in self.float64)]
+            name: _distance(results.get(name), reference.get(name), self.own.get(name), floor, self.own_dtype)
+            for name in [*reference, *(name for name in results if name not in reference)]
         }
 
 
@@ -241,13 +242,16 @@ def _measured(
 
 
 def _rounding(run: Run, eager: _Eager) -> dict[str, float]:
-    """Return the distance of every result if each op rounds at random; empty if that cannot be run."""
+    """Return the distance of every result of dynamo's graphs to the same graphs if each op rounds at random; empty if
+    that cannot be run."""
     found: dict[str, float] = {}
-    for seed in SEEDS:
-        try:
-            distances = eager.distances(run(rounding_backend(seed), torch.float64))
-        except Exception:
-            return {}
+    try:
+        reference = run("eager", torch.float64)
+        rounded = [run(rounding_backend(seed), torch.float64) for seed in SEEDS]
+    except Exception:
+        return {}
+    for results in rounded:
+        distances = eager.distances(results, reference)
         found = {name: max(apart, found.get(name, 0.0)) for name, apart in distances.items()}
     return found
 
