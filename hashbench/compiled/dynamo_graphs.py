@@ -64,7 +64,7 @@ def first_stale(
 
 
 class _EagerResults(TorchDispatchMode):
-    """Digests of what ops compute, with the numbers of the ops that did, ascending. An op that returns the content of an
+    """Digests of what ops compute, with the numbers of those ops, ascending. An op that returns the content of an
     argument (``detach``) computes nothing."""
 
     def __init__(self) -> None:

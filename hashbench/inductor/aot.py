@@ -3,6 +3,7 @@ what torch does not document for these."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ def reset() -> None:
 
 def decomposition_table() -> Mapping[Any, Callable[..., Any]]:
     """Return the decompositions that TorchInductor applies under its present configuration, by op overload."""
+    importlib.import_module("torch._inductor.lowering")  # where that of max_pool2d_with_indices looks for limits
     table: Mapping[Any, Callable[..., Any]] = select_decomp_table()
     return table
 

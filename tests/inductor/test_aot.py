@@ -77,3 +77,10 @@ def test_the_table_is_the_one_that_a_changed_entry_is_seen_in(monkeypatch: pytes
     with config.patch(fallback_random=True):
         monkeypatch.setitem(decompositions, torch.ops.aten.elu.default, abs)
         assert aot.decomposition_table()[torch.ops.aten.elu.default] is abs
+
+
+def test_torch_inductor_lowering_is_there_for_decompositions() -> None:
+    values, _ = aot.decomposition_table()[torch.ops.aten.max_pool2d_with_indices.default](
+        torch.ones(1, 1, 4, 4), [2, 2]
+    )
+    assert values.shape == (1, 1, 2, 2)
