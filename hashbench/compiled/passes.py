@@ -174,6 +174,7 @@ class _Comparison:
     def _judged(self, number: int, name: str, relative: float, after: Any, before: Any) -> WrongPass | None:
         is_float64 = not any(tensor.dtype in _WIDE for tensor in tensors_in(list(self._inputs.values())))
         own = self._values(after=False, float64=False, narrow=is_float64)[number]
+        own = _narrowed(own) if isinstance(own, torch.Tensor) and is_float64 else own
         own = own if isinstance(own, torch.Tensor) else None
         error = distance(after, before, own, own_dtype=torch.float32) if _are_tensors(after, before) else math.inf
         rounded = not is_float64 and _has_new_constant(self._step)
@@ -348,21 +349,12 @@ class _Evaluation:
         result = node.target(*args, **kwargs)
         if plan.blank:
             return mapped(result, lambda leaf: leaf.zero_() if isinstance(leaf, torch.Tensor) else leaf)
-        return _as_traced(self._apart(result, args, kwargs), node) if plan.fresh else result
+        return _as_traced(result, node) if plan.fresh else result
 
     def _seed(self, number: int) -> None:
         torch.default_generator.manual_seed(number)
         for kind in self._kinds:
             torch.get_device_module(kind).manual_seed_all(number)
-
-    def _apart(self, result: Any, args: Any, kwargs: Any) -> Any:
-        """Copy what shares memory with an argument though the op makes a new tensor: a conversion that float64 makes
-        superfluous returns its argument."""
-        given = {storage_key(tensor) for tensor in tensors_in([args, kwargs])}
-        return mapped(
-            result,
-            lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) and storage_key(leaf) in given else leaf,
-        )
 
     def _lose_what_it_writes(self, node: torch.fx.Node, unknown: NotEvaluated) -> None:
         if not isinstance(node.target, torch._ops.OpOverload) or not plan_of(node.target).writes_arguments:
