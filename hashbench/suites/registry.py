@@ -122,6 +122,7 @@ class BundledSuite:
 _SUITES = (
     BundledSuite("huggingface", "transformers", "pip install 'hashbench[huggingface]'", variants=(TINY,)),
     BundledSuite("specimens", apart="its models differ on purpose"),
+    BundledSuite("compiled", apart="its models are compiled wrongly on purpose"),
     BundledSuite("timm", "timm", "pip install 'hashbench[timm]'", builder="hashbench.suites.model_zoos:load_timm"),
     BundledSuite(
         "torchbench",

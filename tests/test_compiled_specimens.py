@@ -1,0 +1,172 @@
+"""The suite ``compiled``: its list, its files and its truths name the same models, and what it plants can be undone."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from compiled.truths import DECOYS, PLANTED, TRUTHS, TWINS, Truth
+
+import hashbench
+from benchmarks import compiled_truths
+from hashbench.suites import registry
+from hashbench.suites.csv_file import data_folder
+from hashbench.suites.python_suites import import_file
+
+SPECS = {spec.name: spec for spec in registry.catalog("compiled")}
+FILES = sorted((data_folder() / "compiled").glob("[!_]*.py"))
+STAGES = (
+    "dynamo",
+    "aot_autograd",
+    "decomposition",
+    "joint_graph_passes",
+    "post_grad_passes",
+    "lowering",
+    "codegen",
+    "memory_planning",
+    "runtime",
+)
+WITHOUT_STAGE = ("lowering", "codegen", "memory_planning", "runtime")
+"""Stages behind which a kernel is wrong, and not its graph."""
+
+
+def models_in(path: Path) -> list[str]:
+    """The keys of ``MODELS`` in a zoo file, read off its text."""
+    for statement in ast.parse(path.read_text(encoding="utf-8")).body:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id="MODELS")], value=ast.Dict(keys=keys)):
+                return [ast.literal_eval(key) for key in keys if key is not None]
+    return []
+
+
+def test_list_files_and_truths_name_the_same_models_each_once() -> None:
+    in_files = sorted(name for path in FILES for name in models_in(path))
+    assert in_files == sorted(SPECS) == sorted(TRUTHS)
+    assert len(TRUTHS) == len(PLANTED) + len(TWINS) + len(DECOYS)
+
+
+@pytest.mark.parametrize("truth", TRUTHS.values(), ids=list(TRUTHS))
+def test_a_model_runs_in_the_mode_of_its_truth(truth: Truth) -> None:
+    assert getattr(SPECS[truth.name], f"skip_{truth.mode}") == ""
+
+
+@pytest.mark.parametrize("truth", PLANTED, ids=[truth.name for truth in PLANTED])
+def test_what_is_planted_is_said_in_the_words_of_rows(truth: Truth) -> None:
+    assert truth.stage in STAGES
+    assert truth.phase in ("forward", "backward")
+    assert (truth.kernel != "") == (truth.stage in WITHOUT_STAGE or truth.differs_by != "")
+    assert (truth.compiler_pass != "") == truth.stage.endswith("_passes")
+    assert re.compile(truth.kernel)
+    same_modes = [SPECS[name].skip_training for name in (truth.name, f"{truth.name}_twin")]
+    assert same_modes[0] == same_modes[1]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_stage_has_a_specimen(stage: str) -> None:
+    assert any(truth.stage == stage for truth in PLANTED)
+
+
+def test_neither_twins_nor_decoys_are_blamed() -> None:
+    assert [truth.name for truth in (*TWINS, *DECOYS) if truth.is_blamed] == []
+
+
+def test_hashbench_knows_no_specimen_by_name() -> None:
+    package = Path(hashbench.__file__).parent
+    source = "\n".join(path.read_text() for path in package.rglob("*.py") if "models" not in path.parts)
+    assert [name for name in SPECS if f'"{name}"' in source] == []
+
+
+def test_the_list_has_no_column_that_a_catalog_ignores() -> None:
+    with (data_folder() / "compiled.csv").open(encoding="utf-8", newline="") as file:
+        assert all(line["note"] and line["task"] in ("planted", "decoy") for line in csv.DictReader(file))
+
+
+@pytest.fixture
+def planting() -> Any:
+    """The module that plants; whatever is planted at the end is undone."""
+    module = import_file(data_folder() / "compiled" / "_planted.py")
+    yield module
+    module.undo()
+
+
+def build(name: str) -> None:
+    registry.load(SPECS[name], mode=TRUTHS[name].mode)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in TRUTHS if f"{name}_twin" in TRUTHS])
+def test_what_is_planted_is_undone_by_the_next_model(name: str, planting: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    changed: list[tuple[Any, str, Any]] = []
+
+    def attribute(self: Any, owner: Any, field: str, value: Any, *, right: Any = planting.Patches.attribute) -> None:
+        changed.append((owner, field, getattr(owner, field)))
+        right(self, owner, field, value)
+
+    def item(self: Any, mapping: Any, key: Any, value: Any, *, right: Any = planting.Patches.item) -> None:
+        changed.append((mapping, key, mapping[key]))
+        right(self, mapping, key, value)
+
+    def now(owner: Any, field: Any) -> Any:
+        return owner[field] if isinstance(owner, dict) else getattr(owner, field)
+
+    monkeypatch.setattr(planting.Patches, "attribute", attribute)
+    monkeypatch.setattr(planting.Patches, "item", item)
+    build(name)
+    planted = planting.is_planted()
+    assert planted == bool(changed)
+    assert all(now(owner, field) is not before for owner, field, before in changed)
+    build(name)  # again: nothing more
+    assert len(changed) == len({(id(owner), str(field)) for owner, field, _ in changed})
+    build("gelu_lowering_twin")
+    assert not planting.is_planted()
+    assert all(now(owner, field) is before for owner, field, before in changed)
+
+
+@pytest.mark.slow
+def test_a_fault_that_cannot_be_planted_leaves_torch_as_it_was(planting: Any) -> None:
+    before = torch.compiler.config.cache_key_tag
+
+    def fault(patches: Any) -> None:
+        patches.attribute(torch.compiler.config, "cache_key_tag", "half planted")
+        raise RuntimeError("no such internal")
+
+    with pytest.raises(RuntimeError, match="no such internal"):
+        planting.plant(fault)
+    assert (torch.compiler.config.cache_key_tag, planting.is_planted()) == (before, False)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("planting")
+def test_a_twin_is_right_in_the_process_and_with_the_caches_of_its_specimen() -> None:
+    apart = {}
+    for name in ("gelu_lowering", "gelu_lowering_twin"):
+        workload = compiled_truths.load(name, "inference")
+        exact, reference = (compiled_truths.run(workload, "inference", dtype=kind) for kind in (torch.float64, None))
+        compiled = compiled_truths.run(workload, "inference", dtype=torch.float64, backend="inductor")
+        apart[name], _ = compiled_truths.separation(reference, exact, compiled)
+    assert apart["gelu_lowering"] > compiled_truths.PLANTED
+    assert apart["gelu_lowering_twin"] < compiled_truths.CLEAN
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("truth", TRUTHS.values(), ids=list(TRUTHS))
+def test_a_model_is_what_its_truth_says(truth: Truth) -> None:
+    line = compiled_truths.child(truth.name, truth.mode, "--runs", "10")
+    if "fail_to_run" in truth.accuracy:
+        assert "AssertionError" in line["error"]
+        return
+    assert line["eager"]
+    assert (line["differ"] > 0) == ("compiled_two_runs_differ" in truth.accuracy)
+    assert line["same"] == ("fail_accuracy" not in truth.accuracy) or len(truth.accuracy) > 1
+    assert line["backend"] == truth.backend
+    assert (
+        line["separation"] > compiled_truths.PLANTED if truth.semantic else line["separation"] < compiled_truths.CLEAN
+    )
+    if truth.kernel:
+        assert any(re.fullmatch(truth.kernel, kernel) for kernel in line["kernels"])
