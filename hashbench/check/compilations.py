@@ -124,7 +124,7 @@ class FreshCompilation:
         spec: ModelSpec,
         *,
         level: str,
-        runs: int,
+        runs: int,  # noqa: ARG002
         threads: int | None = None,  # noqa: ARG002
     ) -> list[Trace | Failure]:
         """Return the trace of a compiled run, whose results are compared by their digests."""

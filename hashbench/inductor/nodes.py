@@ -32,11 +32,11 @@ class NodeFacts:
 
 
 def facts_of(node: Any) -> NodeFacts:
-    """Return the facts of a ``torch.fx.Node``, from ``original_aten``, ``nn_module_stack`` (``fwd_nn_module_stack`` in a
-    backward graph) and ``stack_trace``.
+    """Return the facts of a ``torch.fx.Node``, from ``original_aten``, ``nn_module_stack`` (``fwd_nn_module_stack`` in
+    a backward graph) and ``stack_trace``.
 
-    A write to an input that the compiler added (``copy_``, for a buffer that the program updates) has no stack trace; it
-    has the facts of what it writes.
+    A write to an input that the compiler added (``copy_``, for a buffer that the program updates) has no stack trace;
+    it has the facts of what it writes.
     """
     added = _is_mutable(node) and not node.meta.get("stack_trace")
     node = node.all_input_nodes[-1] if added and node.all_input_nodes else node
