@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -97,6 +98,28 @@ class Callee(Protocol):
     plan: OpPlan
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
+class CompiledKernel(Callee, Protocol):
+    """A :class:`Callee` whose choices are in its machine code: no setting of torch's reaches it.
+
+    Attributes:
+        types: C++ types of its arguments (``const float*``).
+        source: the C++ that it was compiled from; empty if that is gone.
+    """
+
+    types: tuple[str, ...]
+
+    @property
+    def source(self) -> str: ...
+
+    def single_thread(self) -> AbstractContextManager[None]:
+        """Return a context in which it runs on one thread; raise ``LookupError`` if there is no way."""
+
+
+def compiled_kernel(func: Any) -> CompiledKernel | None:
+    """Return a callee that is a :class:`CompiledKernel`; ``None`` for anything else."""
+    return func if isinstance(getattr(func, "plan", None), OpPlan) and hasattr(func, "single_thread") else None
 
 
 def plan_for(func: Any) -> OpPlan:

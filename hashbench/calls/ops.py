@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from hashbench.calls.call import compiled_kernel
 from hashbench.errors import HashbenchError
 
 # Both tables: the first words of torch._C._jit_get_all_schemas() after `import torch`, torch 2.15. What a newer torch
@@ -98,10 +99,12 @@ def is_custom(func: Any) -> bool:
 
     True if the namespace is not torch's, or if a Python kernel is registered for one of torch's ops (a kernel
     registered by a C++ extension cannot be distinguished from torch's). An op without a schema (a higher-order
-    operator) runs arbitrary code.
+    operator) runs arbitrary code. Not so a kernel of torch's compiler.
     """
     schema = getattr(func, "_schema", None)
-    if schema is None or schema.name.partition("::")[0] not in TORCH_NAMESPACES:
+    if schema is None:
+        return compiled_kernel(func) is None
+    if schema.name.partition("::")[0] not in TORCH_NAMESPACES:
         return True
     if schema.name.startswith("prims::"):  # torch registers these through the decorator that users have
         return False

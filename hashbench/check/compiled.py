@@ -136,7 +136,7 @@ class CompiledCheck:
         found = compared(outcome, first, second, keep_traces=self.options.keep_traces)
         if found.accuracy != Status.TWO_RUNS_DIFFER:
             return replace(found, runs=outcome.runs)
-        subject = replace(self.subject, attempt=program.attempt)
+        subject = replace(self.subject, attempt=program.attempt, compiled=True)
         check = PairCheck(subject, self.options, self.level, drafted=_of_compiled_runs)
         return _of_compiled_runs(check.diagnose(check.confirm(found)))
 

@@ -197,7 +197,14 @@ class PairCheck:
             return outcome
         self._keep_draft(outcome)
         subject = self.subject
-        case = driver.DiagnosisCase(subject.attempt, self.options, outcome, spec=subject.spec, target=subject.target)
+        case = driver.DiagnosisCase(
+            subject.attempt,
+            self.options,
+            outcome,
+            spec=subject.spec,
+            target=subject.target,
+            compiled=subject.compiled,
+        )
         try:
             return replace(outcome, diagnosis=driver.diagnose(case))
         except Exception as error:

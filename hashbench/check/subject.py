@@ -63,6 +63,7 @@ class Subject:
             (:func:`~hashbench.diagnose.fresh_process.fresh_traces`). ``None``: no draft is kept, no process builds it.
         target: see ``spec``.
         runs: returns the number of compared runs; called again when the first has ended.
+        compiled: the runs are those of one compilation, which no other process and no other setting shares.
         iterations: of one run, for the row.
         same_structure: results of another structure are a difference, not results that cannot be compared.
         model: called with ``inputs``; its parameters show how tokens are passed.
@@ -76,6 +77,7 @@ class Subject:
     spec: ModelSpec | None = None
     target: str = DEFAULT_TARGET
     runs: Callable[[], int] = lambda: 2
+    compiled: bool = False
     iterations: int | None = None
     same_structure: bool = False
     model: Callable[..., Any] | None = None

@@ -18,7 +18,7 @@ import psutil
 import torch
 
 from hashbench import causes, replay, repro
-from hashbench.calls.call import MIB, CapturedCall
+from hashbench.calls.call import MIB, CapturedCall, compiled_kernel, plan_for
 from hashbench.calls.capture import CaptureError, capture
 from hashbench.calls.ops import definition_of
 from hashbench.catalog import Confidence, Limit, Origin, Perturbation, Status
@@ -47,7 +47,6 @@ from hashbench.run.outcome import Attempt, Outcome, results_that_differ
 from hashbench.run.outputs import bitwise_equal
 from hashbench.trace.arguments import tensors_in
 from hashbench.trace.callbacks import TraceCallback
-from hashbench.trace.op_schema import plan_of
 
 MOST_SOURCES = 20
 """Upper limit of independent sources to look for."""
@@ -58,6 +57,9 @@ CALL_SHARE = 0.6
 FIXED_ORDERS = 3
 """Attempts at processes with fixed addresses: one Python in eight has forks that differ."""
 
+COMPILES_ANEW = "it compiles another program"
+"""Note of an experiment on a compiled program that torch would compile anew for it."""
+
 
 class DiagnosisCase:
     """A model to diagnose: how to run it, its known difference, and the budget, which starts now.
@@ -65,6 +67,7 @@ class DiagnosisCase:
     Attributes:
         divergence: where the difference entered.
         spec: from which ``target`` builds the same model in a fresh process.
+        compiled: its runs are those of one compilation, which neither a process nor another number of threads shares.
         pairs: runs the whole model under one change at a time.
     """
 
@@ -76,8 +79,10 @@ class DiagnosisCase:
         *,
         spec: ModelSpec | None = None,
         target: str = fresh_process.DEFAULT_TARGET,
+        compiled: bool = False,
     ) -> None:
         self.attempt, self.options, self.outcome, self.spec, self.target = attempt, options, outcome, spec, target
+        self.compiled = compiled
         self.divergence = outcome.verdict.divergence if outcome.verdict is not None else None
         self.budget = Budget(options.diagnose_budget)
         self.pairs = Pairs(
@@ -173,7 +178,7 @@ def capture_call(case: DiagnosisCase, findings: Findings) -> Findings:
     assert case.divergence is not None
     tell_phase("capturing the call")
     call, limits = _capture(case, case.divergence)
-    allocation = plan_of(call.func).blank if call is not None else _left_blank(case, case.divergence.node)
+    allocation = plan_for(call.func).blank if call is not None else _left_blank(case, case.divergence.node)
     facts = CallFacts(case.divergence.kernel, allocation=allocation, limits=limits)
     return replace(findings, call=call, evidence=replace(findings.evidence, call=facts))
 
@@ -228,7 +233,15 @@ def control_environment(case: DiagnosisCase, findings: Findings) -> Findings:
     collector = case.outcome.perturbation in (Perturbation.COLLECTOR, Perturbation.TOGETHER)
     wanted = {"one_thread": threads, "no_collector": collector}
     names = [name for name in CONTROLS if wanted.get(name, True)]
-    return findings.plus(case.pairs.generators(), *map(case.pairs.under, names))
+    anew = [name for name in names if case.compiled and name in _COMPILES_ANEW]
+    made = [case.pairs.under(name) for name in names if name not in anew]
+    return findings.plus(
+        case.pairs.generators(), *made, *(ExperimentResult(name, "pair", note=COMPILES_ANEW) for name in anew)
+    )
+
+
+_COMPILES_ANEW = frozenset({"one_thread"})
+"""Experiments on the pair that change what dynamo guards on."""
 
 
 def start_processes(case: DiagnosisCase, findings: Findings) -> Findings:
@@ -283,6 +296,8 @@ def try_memory_and_collector(case: DiagnosisCase, findings: Findings) -> Finding
 
 
 def _in_processes(case: DiagnosisCase, name: str, *, runs: int) -> Sequence[ExperimentResult]:
+    if case.compiled:
+        return [ExperimentResult(name, "process", note=COMPILES_ANEW)]
     if case.spec is None or case.budget.left() <= 0:
         note = NO_TIME if case.spec is not None else "only models of a suite can be built again"
         return [ExperimentResult(name, "process", note=note)]
@@ -315,7 +330,8 @@ def _conclude(case: DiagnosisCase, findings: Findings) -> Diagnosis:
     evidence, divergence = findings.evidence, case.divergence
     rate = stats.rate_of_evidence(evidence) or stats.rate_of_runs(case.outcome.run_counts)
     diagnosis = Diagnosis(causes.decide(evidence), evidence, rate=rate)
-    if divergence is not None and divergence.origin == Origin.KERNEL:
+    generated = findings.call is not None and compiled_kernel(findings.call.func) is not None
+    if divergence is not None and divergence.origin == Origin.KERNEL and not generated:
         backward_of = op_of(divergence.forward_op)
         listed = torch_docs.look_up(divergence.kernel, device=case.options.device, backward_of=backward_of)
         diagnosis = replace(

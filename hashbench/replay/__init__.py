@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from hashbench.calls.call import CapturedCall, plan_for
+from hashbench.calls.call import CapturedCall, compiled_kernel, plan_for
 from hashbench.calls.live import OutcomeDigests, captured_environment
 from hashbench.catalog import EXPERIMENTS, Experiment, Role
 from hashbench.processes import Budget, tell_phase
@@ -25,6 +25,12 @@ from hashbench.replay.methods import METHODS
 from hashbench.replay.replayer import InapplicableError, Replayer
 
 Recorded = Sequence[tuple[TensorDigest, ...]]
+
+OF_SETTINGS = (Role.FLAG, Role.LIBRARY)
+"""Roles of experiments that change settings of torch, by which its own kernels are chosen."""
+
+NO_SETTING = "it is compiled: no setting of torch's reaches its machine code"
+"""Note of these experiments on a compiled kernel."""
 
 REPEAT_SHARE = 0.3
 """Share of the budget available to the plain repetition."""
@@ -101,6 +107,8 @@ def _experiment_order(replayer: Replayer) -> list[Experiment]:
 
 def _run_experiment(replayer: Replayer, name: str, *, share: float) -> ExperimentResult:
     """Run one experiment within its share of the remaining budget."""
+    if EXPERIMENTS[name].role in OF_SETTINGS and compiled_kernel(replayer.call.func) is not None:
+        return ExperimentResult(name, "call", note=NO_SETTING)
     left = replayer.budget.left()
     if left <= 2 * replayer.cost:
         return ExperimentResult(name, "call", note=NO_TIME)

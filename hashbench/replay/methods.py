@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from hashbench.calls.call import CapturedCall, TensorForm, held_bytes, plan_for
+from hashbench.calls.call import CapturedCall, CompiledKernel, TensorForm, compiled_kernel, held_bytes, plan_for
 from hashbench.calls.live import LiveCall
 from hashbench.calls.ops import calls_others
 from hashbench.processes import Budget
@@ -38,6 +38,7 @@ class ReplayChange:
         outside: the change only reaches code outside torch, so it applies to custom ops only.
         inside: the change only reaches ops that call other ops: custom ones and composites.
         disturbs: the change adds a disturbance; outcomes are compared with the undisturbed one.
+        compiled: makes the context of the runs of a compiled kernel, which ``around`` does not reach.
     """
 
     around: Context = nullcontext
@@ -46,21 +47,37 @@ class ReplayChange:
     outside: bool = False
     inside: bool = False
     disturbs: bool = False
+    compiled: Callable[[CompiledKernel], Context] | None = None
 
     def __call__(self, name: str, replayer: Replayer, left: Budget) -> ExperimentResult:
         if self.outside and not replayer.custom:
-            raise InapplicableError("torch's own kernels read nothing from outside torch")
+            raise InapplicableError(f"{_of_torch(replayer)} kernels read nothing from outside torch")
         if self.inside and not (replayer.custom or calls_others(replayer.call.func)):
             raise InapplicableError("this kernel calls no other op, so there is nothing to choose")
         tally = replayer.against_in_place() if self.disturbs else Tally()
         if name == "nondeterministic" and replayer.call.settings.get("deterministic_algorithms") == "off":
             return replayer.repeated.result(name, note="as it was captured")
-        changed = self.call(replayer.call)
+        around, changed = self._around(replayer.call.func), self.call(replayer.call)
         live = LiveCall(changed) if changed is not replayer.call else None
-        result = replayer.compared(name, left, live=live, change=self.around, each=self.each, tally=tally)
+        result = replayer.compared(name, left, live=live, change=around, each=self.each, tally=tally)
         if self.disturbs:
             replayer.keep(tally)
         return result
+
+    def _around(self, func: Any) -> Context:
+        kernel = compiled_kernel(func)
+        if kernel is None or self.compiled is None:
+            return self.around
+        try:
+            change = self.compiled(kernel)
+            change()
+        except LookupError as error:
+            raise InapplicableError(str(error.args[0])) from None
+        return change
+
+
+def _of_torch(replayer: Replayer) -> str:
+    return "torch's own" if compiled_kernel(replayer.call.func) is None else "compiled"
 
 
 # ------------------------------------------------------------------------------------------ settings and libraries
@@ -125,18 +142,40 @@ def busy_stream(name: str, replayer: Replayer, left: Budget) -> ExperimentResult
 _SMALL, _TINY = 8, 1
 """Largest integer used as an element: sums of 100,000 products stay exact in float32, of some hundreds in 16 bits."""
 
+_LARGE, _LARGE_OF_16_BITS = 1024, 16
+"""Integers at which activations are whole: ``gelu``, ``silu`` and ``softplus`` give 0 or the number, ``tanh`` and
+``sigmoid`` -1, 0 or 1, since ``exp(-1024)`` is 0. Their sums stay exact, as they are multiples."""
+
 
 def exact_values(name: str, replayer: Replayer, left: Budget) -> ExperimentResult:
-    """Replace all contents by small integers: sums become exact, so their order no longer matters."""
+    """Replace all contents by small integers: sums become exact, so their order no longer matters.
+
+    A compiled kernel may add what other ops, fused with the sum, made of them; where it still differs, it is tried with
+    integers at which activations are whole.
+    """
     forms = replayer.call.tensors
     if forms and all(isinstance(form, TensorForm) and not _is_inexact(form.dtype) for form in forms):
         return replayer.repeated.result(name, note="all inputs are whole numbers as they are")
-    return ReplayChange(call=with_exact_values)(name, replayer, left)
+    result = ReplayChange(call=with_exact_values)(name, replayer, left)
+    if not result.differing or compiled_kernel(replayer.call.func) is None:
+        return result
+    large = with_exact_values(replayer.call, large=True)
+    if not _vary(LiveCall(large).run().written):
+        return result
+    whole = ReplayChange(call=lambda _: large)(name, replayer, left)
+    return result if whole.differing or not whole.ran else replace(whole, found=f"multiples of {_LARGE}")
 
 
-def with_exact_values(call: CapturedCall) -> CapturedCall:
+def _vary(snapshot: Sequence[torch.Tensor]) -> bool:
+    """Return whether floating-point outputs are finite and hold several values, so that a race would still show."""
+    inexact = [tensor for tensor in snapshot if _is_inexact(tensor.dtype) and tensor.numel()]
+    finite = all(bool(tensor.isfinite().all()) for tensor in inexact)
+    return finite and any(bool((tensor != tensor.flatten()[0]).any()) for tensor in inexact)
+
+
+def with_exact_values(call: CapturedCall, *, large: bool = False) -> CapturedCall:
     """Return the call with small integers in every floating-point or complex tensor, so that sums are exact in any
-    order.
+    order; with ``large`` ones, multiples of 1024 (of 16 in 16 bits) but 0.
 
     Indices, masks and tensors without plain memory are kept.
 
@@ -149,7 +188,7 @@ def with_exact_values(call: CapturedCall) -> CapturedCall:
     for form in call.tensors:
         if isinstance(form, TensorForm) and _can_hold_whole_numbers(form.dtype) and form.span()[1]:
             start, end = form.span()  # holes included
-            _fill_with_whole_numbers(contents[form.storage][start:end].view(form.dtype), generator)
+            _fill_with_whole_numbers(contents[form.storage][start:end].view(form.dtype), generator, large=large)
             changed = True
     if not changed:
         raise InapplicableError("no floating-point input in plain memory")
@@ -157,8 +196,13 @@ def with_exact_values(call: CapturedCall) -> CapturedCall:
     return replace(call, memories=memories)
 
 
-def _fill_with_whole_numbers(tensor: torch.Tensor, generator: torch.Generator) -> None:
+def _fill_with_whole_numbers(tensor: torch.Tensor, generator: torch.Generator, *, large: bool) -> None:
     numbers = torch.view_as_real(tensor) if tensor.dtype.is_complex else tensor
+    if large:
+        step = _LARGE if numbers.itemsize > 2 else _LARGE_OF_16_BITS
+        choices = torch.tensor([-2.0, -1.0, 1.0, 2.0]) * step
+        numbers.copy_(choices[torch.randint(0, 4, numbers.shape, generator=generator)])
+        return
     most = _SMALL if numbers.itemsize > 2 else _TINY
     numbers.copy_(torch.randint(-most, most + 1, numbers.shape, generator=generator).to(torch.float32))
 
@@ -281,7 +325,7 @@ GUILTY_REPLAYS = 5
 def generators(name: str, replayer: Replayer, left: Budget) -> ExperimentResult:
     """Restore every live generator object before each replay; name those that remove the difference on their own."""
     if not replayer.custom:
-        raise InapplicableError("torch's own kernels draw from generators that are restored anyway")
+        raise InapplicableError(f"{_of_torch(replayer)} kernels draw from generators that are restored anyway")
     noted, tally = controls.Generators.alive(), Tally()
 
     def replay(count: int, *, into: Tally = tally, only: str | None = None) -> None:
@@ -375,7 +419,7 @@ def poison(name: str, replayer: Replayer, left: Budget) -> ExperimentResult:
 # -------------------------------------------------------------------------------------------------------- the table
 
 METHODS: Mapping[str, Method] = {
-    "one_thread": ReplayChange(controls.one_thread),
+    "one_thread": ReplayChange(controls.one_thread, compiled=lambda kernel: kernel.single_thread),
     "exact_values": exact_values,
     "copied_sources": ReplayChange(call=with_copied_sources),
     "poison": poison,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 from hashbench.inductor.internals import KernelSite, wrapper_of
 from hashbench.inductor.nodes import NodeFacts, common
+from hashbench.inductor.openmp import library_of, one_thread_in
 from hashbench.trace.op_schema import OpPlan, Pattern
 
 
@@ -20,12 +22,14 @@ class GeneratedKernel:
         path: file of the generated module.
         line: of the call in that file, from 1.
         buffers: Inductor's name of the buffer at each argument; empty for sizes and where it is unknown.
+        types: C++ types of the arguments.
     """
 
     plan: OpPlan
     path: str
     line: int
     buffers: tuple[str, ...]
+    types: tuple[str, ...] = ()
 
     def __call__(self, *args: Any) -> Any:
         """Call the kernel."""
@@ -33,6 +37,20 @@ class GeneratedKernel:
 
     def __str__(self) -> str:
         return self.plan.name
+
+    @property
+    def source(self) -> str:
+        """The C++ that it was compiled from; empty if the module's file is gone."""
+        kernels = wrapper_of(self.path).kernels
+        return next((kernel.source for kernel in kernels if kernel.name == self.plan.name), "")
+
+    def single_thread(self) -> AbstractContextManager[None]:
+        """Return a context in which a call runs on one thread, as ``torch.set_num_threads`` cannot achieve.
+
+        Raises:
+            LookupError: its OpenMP runtime is not found.
+        """
+        return one_thread_in(library_of(self.plan.call))
 
 
 def kernel_at(site: KernelSite, line: int) -> GeneratedKernel:
@@ -49,7 +67,7 @@ def kernel_at(site: KernelSite, line: int) -> GeneratedKernel:
         module=facts.module,
         source=facts.source,
     )
-    return GeneratedKernel(plan, site.path, line, buffers)
+    return GeneratedKernel(plan, site.path, line, buffers, site.types)
 
 
 def facts_of_line(path: str, line: int, facts: Mapping[str, NodeFacts]) -> NodeFacts:
