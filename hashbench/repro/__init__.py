@@ -1,7 +1,8 @@
 """Write, run and replay the repro of one difference: a folder that runs with torch alone.
 
 ``repro.py`` makes the captured call again and says how often it differs; ``tensors.pt`` holds its inputs; ``call.json``
-describes the call exactly, with the evidence; ``REPORT.md`` is a text for a bug report. ``uv run repro.py`` is the
+describes the call exactly, with the evidence; ``REPORT.md`` is a text for a bug report; ``kernel.cpp`` is the C++ of a
+generated kernel. ``uv run repro.py`` is the
 whole
 instruction: the script's PEP 723 header names the torch that it was written with.
 """
@@ -27,7 +28,7 @@ import torch
 
 import hashbench
 from hashbench import causes, io, replay
-from hashbench.calls.call import LINE, CapturedCall, TensorForm
+from hashbench.calls.call import LINE, CapturedCall, TensorForm, compiled_kernel
 from hashbench.calls.ops import Definition, definition_of, needs_definition
 from hashbench.catalog import CAUSES, EXPERIMENTS, REPEATED, Confidence
 from hashbench.causes import evidence
@@ -77,7 +78,7 @@ def write_repro(
         seen_in: in which model, in words.
 
     Raises:
-        HashbenchError: the call has an argument that cannot be written to a file.
+        HashbenchError: the call has an argument that cannot be written to a file, or the C++ of its kernel is gone.
         OSError: the folder cannot be written.
     """
     definition = definition_of(call.func)
@@ -105,6 +106,11 @@ def write_repro(
 
 def _write_call(folder: Path, call: CapturedCall, recorded: Mapping[str, Any]) -> None:
     """Write the two files of the call and read them back: a tensor subclass is written without an error."""
+    kernel = compiled_kernel(call.func)
+    if kernel is not None:
+        if not (kernel.source and kernel.types):
+            raise ValueError("the C++ of its kernel is gone")
+        (folder / call_file.KERNEL_FILE).write_text(kernel.source, encoding="utf-8")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch deprecates its own way of saving quantized tensors
         torch.save(call_file.payload(call), folder / call_file.TENSORS_FILE)
@@ -154,6 +160,8 @@ def _requirements(definition: Definition | None, here: Mapping[str, str]) -> str
 
 
 def _needs(call: CapturedCall) -> str:
+    if compiled_kernel(call.func) is not None:
+        return "It needs torch and a C++ compiler."
     return f"It needs torch{' and the definition of the op' if needs_definition(call.func) else ' alone'}."
 
 
@@ -177,6 +185,8 @@ def report(
     """Return ``REPORT.md``: everything about one difference, to paste into a bug report. ``here`` describes this
     machine."""
     custom, decision, price = needs_definition(call.func), diagnosis.decision, diagnosis.deterministic_price
+    generated = compiled_kernel(call.func) is not None
+    files = f"`{call_file.TENSORS_FILE}`" + (f" and `{call_file.KERNEL_FILE}`" if generated else "")
     inputs = [f"# t[{index}]: {_described(call, tensor)}" for index, tensor in enumerate(call.tensors)]
     more = [f"# and {len(inputs) - _SHOWN_INPUTS} more"] if len(inputs) > _SHOWN_INPUTS else []
     documented = [
@@ -207,9 +217,10 @@ def report(
         documented=documented if any(value for _, value in documented) else [],
         environment=here.items(),
         usage=(
-            f"`uv run {SCRIPT_FILE}{' DEFINITION' if custom else ''}` beside `tensors.pt` installs the torch that "
+            f"`uv run {SCRIPT_FILE}{' DEFINITION' if custom else ''}` beside {files} installs the torch that "
             f"it was written with; `python {SCRIPT_FILE}` takes the torch at hand. {_needs(call)}"
         ),
+        replayed=not generated,
         output_heading=OUTPUT_HEADING,
         not_run=NOT_RUN,
     )

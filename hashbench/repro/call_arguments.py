@@ -10,7 +10,7 @@ from typing import Any, Never
 
 import torch
 
-from hashbench.calls.call import GeneratorSlot, Slot
+from hashbench.calls.call import GeneratorSlot, Slot, TensorForm
 from hashbench.calls.ops import why_refused
 from hashbench.errors import HashbenchError
 
@@ -172,6 +172,27 @@ def check_arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
             bad(f"{func} needs the argument {argument.name}")
         if argument.name in given and not fits(given[argument.name], str(argument.type)):
             bad(f"the argument {argument.name} of {func} is not a {argument.type}")
+
+
+_POINTER = re.compile(r"[\w:<> ]+\*")
+_SIZES = frozenset({"const int64_t", "int64_t", "const double", "double", "const bool", "bool"})
+"""C++ types of what is passed to generated kernels by value."""
+
+
+def check_kernel_arguments(
+    name: str, types: Sequence[str], args: Sequence[Any], tensors: Sequence[TensorForm | torch.Tensor]
+) -> None:
+    """Raise :class:`BadCallError` unless a generated kernel with arguments of these C++ types takes these: strided
+    tensors for pointers, numbers for the rest. The C++ decides what it reads and writes."""
+    if len(types) != len(args):
+        bad(f"{name} takes {len(types)} arguments")
+    for kind, value in zip(types, args, strict=True):
+        if _POINTER.fullmatch(kind):
+            fits_type = isinstance(value, Slot) and isinstance(tensors[value.index], TensorForm)
+        else:
+            fits_type = kind in _SIZES and isinstance(value, (bool, int, float))
+        if not fits_type:
+            bad(f"an argument of {name} is not a {kind}")
 
 
 _KINDS: Mapping[str, tuple[type, ...]] = {

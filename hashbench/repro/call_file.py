@@ -22,16 +22,17 @@ from typing import Any
 
 import torch
 
-from hashbench.calls.call import CapturedCall, Memory, TensorForm, generator_slots
+from hashbench.calls.call import CapturedCall, Memory, TensorForm, compiled_kernel, generator_slots
 from hashbench.calls.ops import path_among, why_unchecked
 from hashbench.errors import HashbenchError, first_line
-from hashbench.io import from_json, open_file, read_json, refuse_other_document, sealed, to_json
+from hashbench.io import from_json, open_file, read_json, read_text, refuse_other_document, sealed, to_json
 from hashbench.repro.call_arguments import (
     LARGEST,
     Arguments,
     RefusedOpError,
     bad,
     check_arguments,
+    check_kernel_arguments,
     encoded,
     find_op,
     within,
@@ -40,11 +41,12 @@ from hashbench.results.folder import CALL_FILE
 from hashbench.run.rng import preserved_rng, restore_random_states
 from hashbench.run.settings import applied
 from hashbench.trace.arguments import leaves
+from hashbench.trace.op_schema import OpPlan
 
 CALL_SCHEMA = 1
 """Version of ``call.json``; a file of another one is refused."""
 
-TENSORS_FILE = "tensors.pt"
+TENSORS_FILE, KERNEL_FILE = "tensors.pt", "kernel.cpp"
 
 TIP = "Regenerate it with `hashbench sweep`."
 _DISTRUST = "Do not trust this folder, nor its repro.py: no sweep writes the repro of such a call."
@@ -86,6 +88,34 @@ class _FormEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class _KernelEntry:
+    """A generated kernel, whose C++ is the file beside.
+
+    Attributes:
+        types: C++ types of its arguments.
+        sha256: of that file.
+    """
+
+    types: tuple[str, ...]
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SavedKernel:
+    """A generated kernel in a folder: described, never compiled nor called.
+
+    Attributes:
+        plan: its name, and the arguments that it writes.
+        types: C++ types of its arguments.
+        source: its C++.
+    """
+
+    plan: OpPlan
+    types: tuple[str, ...]
+    source: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class _CallSite:
     node: str
     phase: str
@@ -96,7 +126,7 @@ class _CallSite:
 
 @dataclass(frozen=True, slots=True)
 class _CallDocument:
-    """``args``, ``kwargs``: see :func:`encoded`. ``recorded`` is kept as it is."""
+    """``args``, ``kwargs``: see :func:`encoded`. ``recorded`` is kept as it is. ``kernel``: where ``op`` is no op."""
 
     schema: int
     op: str
@@ -111,6 +141,7 @@ class _CallDocument:
     place: _CallSite
     recorded: Mapping[str, object]
     tensors_sha256: str
+    kernel: _KernelEntry | None = None
     sha256: str = ""
 
 
@@ -132,7 +163,8 @@ def payload(call: CapturedCall) -> dict[str, Any]:
 
 
 def document(call: CapturedCall, *, tensors: Path, recorded: Mapping[str, Any]) -> str:
-    """Return the text of ``call.json``. ``tensors`` is the finished ``tensors.pt``; ``recorded`` is stored unchanged.
+    """Return the text of ``call.json``. ``tensors`` is the finished ``tensors.pt``, beside which the C++ of a generated
+    kernel is ``kernel.cpp``; ``recorded`` is stored unchanged.
 
     Raises:
         BadCallError: an argument cannot be written.
@@ -145,6 +177,7 @@ def document(call: CapturedCall, *, tensors: Path, recorded: Mapping[str, Any]) 
         else:
             fields = {item.name: getattr(tensor, item.name) for item in dataclasses.fields(tensor)}
             entries.append(_FormEntry(**{**fields, "dtype": str(tensor.dtype)}))
+    kernel = compiled_kernel(call.func)
     content = to_json(
         _CallDocument(
             schema=CALL_SCHEMA,
@@ -163,8 +196,11 @@ def document(call: CapturedCall, *, tensors: Path, recorded: Mapping[str, Any]) 
             place=_CallSite(*(getattr(call, name) for name in _CallSite.__slots__)),
             recorded=recorded,
             tensors_sha256=_sha256(tensors),
+            kernel=kernel and _KernelEntry(kernel.types, _sha256(tensors.with_name(KERNEL_FILE))),
         )
     )
+    if kernel is None:
+        del content["kernel"]
     return json.dumps(sealed(content), indent=1)
 
 
@@ -195,13 +231,19 @@ def read(folder: Path) -> SavedCall:
     """Read the call in this folder, on the devices of its capture, or on the first of their kind.
 
     Raises:
-        HashbenchError: a file is missing, truncated, changed, of another version, or has impossible numbers, or the
-            call's op does not check its arguments.
+        HashbenchError: a file is missing, truncated, changed, of another version, or has impossible numbers, the call's
+            op does not check its arguments, or it is a generated kernel.
     """
     try:
         saved = read_checked(folder)
     except ValueError as error:
         raise unusable(folder, error) from None
+    if isinstance(saved.call.func, SavedKernel):
+        raise HashbenchError(
+            f"cannot replay {folder}",
+            consequence=f"nothing was run ({saved.call.op} is C++ in the folder, and no code of a folder is run)",
+            tip="If you trust the folder, run its repro.py.",
+        )
     if unchecked := why_unchecked(saved.call.func):
         raise HashbenchError(
             f"cannot use the repro in {folder}",
@@ -225,7 +267,25 @@ def read_checked(folder: Path) -> SavedCall:
     named = named_in([content[name] for name in ("args", "kwargs", "tensors", "memories")])
     named |= {name for name in tensors.held("random_states", dict) if isinstance(name, str)}
     tensors.moved = substitutes(named, devices_here())
-    return SavedCall(_call(document, tensors), document.recorded, tensors.moved)
+    kernel = None if document.kernel is None else _kernel(document.op, document.kernel, folder / KERNEL_FILE)
+    return SavedCall(_call(document, tensors, kernel), document.recorded, tensors.moved)
+
+
+def _kernel(name: str, entry: _KernelEntry, path: Path) -> SavedKernel:
+    if not name.isidentifier() or not name.isascii():
+        bad(f"{name[:40]!r} is not the name of a kernel")
+    try:
+        if _sha256(path) != entry.sha256:
+            bad(f"{path.name} is truncated, changed, or of another call")
+        source = read_text(path)
+    except OSError as error:
+        bad(f"{path.name}: {error.strerror}")
+    written = tuple(at for at, kind in enumerate(entry.types) if kind.endswith("*") and not kind.startswith("const "))
+    return SavedKernel(OpPlan(name, call=_not_called, written=written, writes_arguments=True), entry.types, source)
+
+
+def _not_called(*_: Any) -> None:
+    raise NotImplementedError("a kernel from a folder is never run")
 
 
 def _read_document(path: Path) -> dict[str, Any]:
@@ -239,22 +299,27 @@ def _read_document(path: Path) -> dict[str, Any]:
     return content
 
 
-def _call(document: _CallDocument, tensors: _Tensors) -> CapturedCall:
+def _call(document: _CallDocument, tensors: _Tensors, kernel: SavedKernel | None) -> CapturedCall:
     memories = tensors.memories(document.memories)
     forms = tuple(tensors.tensor(entry, memories) for entry in document.tensors)
     generators = tuple(_flat(item, torch.uint8) for item in tensors.held("generators", list))
     arguments = Arguments(tensors=len(forms), generators=len(generators), moved=tensors.moved)
-    func = find_op(document.op)
+    func = find_op(document.op) if kernel is None else kernel
     args = tuple(arguments.decoded(value) for value in document.args)
     kwargs = {name: arguments.decoded(value) for name, value in document.kwargs.items()}
-    check_arguments(func, args, kwargs)
-    path = path_among(func, leaves([args, kwargs]))
-    if path:
-        raise RefusedOpError(path)
+    if kernel is not None:
+        if kwargs:
+            bad(f"{document.op} has no such arguments")
+        check_kernel_arguments(document.op, kernel.types, args, forms)
+    else:
+        check_arguments(func, args, kwargs)
+        path = path_among(func, leaves([args, kwargs]))
+        if path:
+            raise RefusedOpError(path)
     if document.settings.get("num_threads", str(document.threads)) != str(document.threads):
         bad("it names two numbers of threads")
     call = CapturedCall(
-        op=str(func),
+        op=str(func) if kernel is None else document.op,
         func=func,
         args=args,
         kwargs=kwargs,

@@ -17,14 +17,22 @@ from typing import Any
 import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from hashbench.calls.call import LINE, CapturedCall, GeneratorSlot, Slot, TensorForm, generator_slots
+from hashbench.calls.call import (
+    LINE,
+    CapturedCall,
+    GeneratorSlot,
+    Slot,
+    TensorForm,
+    compiled_kernel,
+    generator_slots,
+    plan_for,
+)
 from hashbench.calls.capture import may_resize
 from hashbench.calls.ops import needs_definition
 from hashbench.catalog import EXPERIMENTS
 from hashbench.records import Evidence, ExperimentResult
 from hashbench.replay.methods import possible_shifts
 from hashbench.repro.call_arguments import bad, is_named
-from hashbench.trace.op_schema import plan_of
 
 # ------------------------------------------------------------------------------------------------------- templates
 
@@ -171,6 +179,7 @@ def source(call: CapturedCall, how: Plan, *, heading: str, definition: str = "",
     calls = how.calls
     if how.variant == "fresh_memory" and call.nbytes:  # each call keeps its memory
         calls = max(2, min(calls, _MOST_BYTES // call.nbytes))
+    kernel = compiled_kernel(call.func)
     workspace = call.settings.get("CUBLAS_WORKSPACE_CONFIG", "") if kind == "cuda" else ""
     return render(
         _TEMPLATE.format(how.variant),
@@ -180,6 +189,8 @@ def source(call: CapturedCall, how: Plan, *, heading: str, definition: str = "",
         demo=EXPERIMENTS[how.variant].demo,
         custom=custom,
         definition=definition,
+        kernel_types="" if kernel is None else json.dumps(list(kernel.types)),
+        kernel_name="" if kernel is None else call.op,
         workspace=json.dumps(workspace) if workspace else "",
         calls=calls,
         moves=moves_of(call, how.moves) if how.variant == "moved" else [],
@@ -197,7 +208,7 @@ def source(call: CapturedCall, how: Plan, *, heading: str, definition: str = "",
         tensors=[_tensor(call, index, custom=custom) for index in range(len(call.tensors))],
         other_kinds=any(not isinstance(form, TensorForm) for form in call.tensors),
         generators=generators(call),
-        random_states=_random_states(call) if custom or plan_of(call.func).seeded else [],
+        random_states=_random_states(call) if custom or plan_for(call.func).seeded else [],
         seeds=custom,
         inference=call.settings.get("inference_mode") == "True",
         # with the script's own name for its device
@@ -332,14 +343,16 @@ def _random_states(call: CapturedCall) -> list[str]:
 
 
 def expression(call: CapturedCall) -> str:
-    """Format the call as Python: ``torch.ops.aten.index_put_.default(t[0], [t[1]], t[2], True)``.
+    """Format the call as Python: ``torch.ops.aten.index_put_.default(t[0], [t[1]], t[2], True)``; of a generated kernel
+    ``kernel(t[0], t[1])``.
 
     Raises:
         BadCallError: an argument cannot be written.
     """
     arguments = [as_python(value) for value in call.args]
-    name = "torch.ops"
-    for part in call.op.split("."):
+    compiled = compiled_kernel(call.func) is not None
+    name = "kernel" if compiled else "torch.ops"
+    for part in () if compiled else call.op.split("."):
         name = f'getattr({name}, "{part}")' if keyword.iskeyword(part) else f"{name}.{part}"
     for key, value in call.kwargs.items():
         arguments.append(
