@@ -196,7 +196,7 @@ class Definition:
 
 def needs_definition(func: Any) -> bool:
     """Return whether a process that imports only torch lacks the op, or has another one of that name."""
-    return is_custom(func) and not _defining_file(func).startswith(_TORCH)
+    return hasattr(func, "_schema") and is_custom(func) and not _defining_file(func).startswith(_TORCH)
 
 
 def definition_of(func: Any) -> Definition | None:

@@ -19,7 +19,7 @@ _GET, _SET = "omp_get_max_active_levels", "omp_set_max_active_levels"
 def library_of(function: Any) -> str:
     """Return the file of the extension module that a built-in function belongs to; empty for any other function."""
     module = getattr(function, "__self__", None)
-    return (module.__file__ or "") if isinstance(module, ModuleType) else ""
+    return getattr(module, "__file__", None) or "" if isinstance(module, ModuleType) else ""
 
 
 def one_thread_in(path: str) -> AbstractContextManager[None]:

@@ -90,7 +90,7 @@ def write_repro(
         "environment": here,
         "definition": word,
     }
-    with _new_folder(folder) as new:
+    with new_folder(folder) as new:
         try:
             _write_call(new, call, recorded)
             heading = _heading(call, diagnosis, seen_in=seen_in)
@@ -120,7 +120,7 @@ def _write_call(folder: Path, call: CapturedCall, recorded: Mapping[str, Any]) -
 
 
 @contextmanager
-def _new_folder(folder: Path) -> Iterator[Path]:
+def new_folder(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder that replaces ``folder`` when the body ends without an error."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     new, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{word}") for word in ("new", "old"))

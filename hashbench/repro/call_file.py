@@ -196,7 +196,7 @@ def document(call: CapturedCall, *, tensors: Path, recorded: Mapping[str, Any]) 
             place=_CallSite(*(getattr(call, name) for name in _CallSite.__slots__)),
             recorded=recorded,
             tensors_sha256=_sha256(tensors),
-            kernel=kernel and _KernelEntry(kernel.types, _sha256(tensors.with_name(KERNEL_FILE))),
+            kernel=None if kernel is None else _KernelEntry(kernel.types, _sha256(tensors.with_name(KERNEL_FILE))),
         )
     )
     if kernel is None:

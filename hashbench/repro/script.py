@@ -175,45 +175,62 @@ def source(call: CapturedCall, how: Plan, *, heading: str, definition: str = "",
     Raises:
         BadCallError: an argument cannot be written as Python.
     """
-    custom, kind, own_device = needs_definition(call.func), call.device.type, _device(call, call.device)
     calls = how.calls
     if how.variant == "fresh_memory" and call.nbytes:  # each call keeps its memory
         calls = max(2, min(calls, _MOST_BYTES // call.nbytes))
-    kernel = compiled_kernel(call.func)
-    workspace = call.settings.get("CUBLAS_WORKSPACE_CONFIG", "") if kind == "cuda" else ""
     return render(
         _TEMPLATE.format(how.variant),
         variant=how.variant,
-        metadata=requirements,
-        heading=heading.rstrip(),
         demo=EXPERIMENTS[how.variant].demo,
-        custom=custom,
-        definition=definition,
-        kernel_types="" if kernel is None else json.dumps(list(kernel.types)),
-        kernel_name="" if kernel is None else call.op,
-        workspace=json.dumps(workspace) if workspace else "",
         calls=calls,
         moves=moves_of(call, how.moves) if how.variant == "moved" else [],
-        device_statements=_device_statements(call),
-        settings=settings_statements(call),
-        threads=call.threads,
-        kind=kind,
-        device=own_device,
-        allocator_snapshot=kind in _WITH_SNAPSHOT,
-        memories=[
+        **call_values(call, heading=heading, definition=definition, requirements=requirements),
+    )
+
+
+def call_values(
+    call: CapturedCall, *, heading: str, definition: str = "", requirements: str = "", function: str = ""
+) -> dict[str, Any]:
+    """Return the values of ``repro.py.jinja`` that follow from the call alone; arguments as of :func:`source`.
+
+    Args:
+        function: name of the function that is called instead of an op or kernel.
+
+    Raises:
+        BadCallError: an argument cannot be written as Python.
+    """
+    custom, kind, own_device = needs_definition(call.func), call.device.type, _device(call, call.device)
+    kernel = compiled_kernel(call.func)
+    workspace = call.settings.get("CUBLAS_WORKSPACE_CONFIG", "") if kind == "cuda" else ""
+    called = expression(call, function=function)
+    return {
+        "metadata": requirements,
+        "heading": heading.rstrip(),
+        "custom": custom,
+        "definition": definition,
+        "kernel_types": "" if kernel is None else json.dumps(list(kernel.types)),
+        "kernel_name": "" if kernel is None else call.op,
+        "workspace": json.dumps(workspace) if workspace else "",
+        "device_statements": _device_statements(call),
+        "settings": settings_statements(call),
+        "threads": call.threads,
+        "kind": kind,
+        "device": own_device,
+        "allocator_snapshot": kind in _WITH_SNAPSHOT,
+        "memories": [
             (memory.alignment % LINE, "" if device.type == "cpu" else _device(call, device))
             for memory, device in ((memory, memory.content.device) for memory in call.memories)
         ],
-        resizes=may_resize(call.func) and not any(memory.alignment % LINE for memory in call.memories),
-        tensors=[_tensor(call, index, custom=custom) for index in range(len(call.tensors))],
-        other_kinds=any(not isinstance(form, TensorForm) for form in call.tensors),
-        generators=generators(call),
-        random_states=_random_states(call) if custom or plan_for(call.func).seeded else [],
-        seeds=custom,
-        inference=call.settings.get("inference_mode") == "True",
+        "resizes": may_resize(call.func) and not any(memory.alignment % LINE for memory in call.memories),
+        "tensors": [_tensor(call, index, custom=custom) for index in range(len(call.tensors))],
+        "other_kinds": any(not isinstance(form, TensorForm) for form in call.tensors),
+        "generators": generators(call),
+        "random_states": _random_states(call) if custom or plan_for(call.func).seeded else [],
+        "seeds": custom,
+        "inference": call.settings.get("inference_mode") == "True",
         # with the script's own name for its device
-        expression=expression(call).replace(f'torch.device("{call.device}")', f"torch.device({own_device})"),
-    )
+        "expression": called.replace(f'torch.device("{call.device}")', f"torch.device({own_device})"),
+    }
 
 
 def _device_statements(call: CapturedCall) -> list[str]:
@@ -342,23 +359,28 @@ def _random_states(call: CapturedCall) -> list[str]:
 # ------------------------------------------------------------------------------------------------------ as Python
 
 
-def expression(call: CapturedCall) -> str:
+def expression(call: CapturedCall, *, function: str = "") -> str:
     """Format the call as Python: ``torch.ops.aten.index_put_.default(t[0], [t[1]], t[2], True)``; of a generated kernel
-    ``kernel(t[0], t[1])``.
+    ``kernel(t[0], t[1])``, of a ``function`` likewise.
 
     Raises:
         BadCallError: an argument cannot be written.
     """
     arguments = [as_python(value) for value in call.args]
-    compiled = compiled_kernel(call.func) is not None
-    name = "kernel" if compiled else "torch.ops"
-    for part in () if compiled else call.op.split("."):
-        name = f'getattr({name}, "{part}")' if keyword.iskeyword(part) else f"{name}.{part}"
+    name = function or ("kernel" if compiled_kernel(call.func) is not None else op_name(call.op))
     for key, value in call.kwargs.items():
         arguments.append(
             f"**{{{key!r}: {as_python(value)}}}" if keyword.iskeyword(key) else f"{key}={as_python(value)}"
         )
     return f"{name}({', '.join(arguments)})"
+
+
+def op_name(op: str) -> str:
+    """Format an op as Python: ``torch.ops.aten.add.Tensor``."""
+    name = "torch.ops"
+    for part in op.split("."):
+        name = f'getattr({name}, "{part}")' if keyword.iskeyword(part) else f"{name}.{part}"
+    return name
 
 
 def as_python(value: Any) -> str:
