@@ -1,0 +1,110 @@
+"""Generated kernels for tests: stand-ins in Python, and one that torch's compiler makes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from hashbench.calls.call import CapturedCall
+from hashbench.calls.capture import capture
+from hashbench.trace.api import HashDebugTrace
+from hashbench.trace.callbacks import TraceCallback
+from hashbench.trace.generated import GeneratedKernel
+from hashbench.trace.op_schema import OpPlan
+
+SOURCE = 'extern "C" void kernel(const float* in_ptr0, float* out_ptr0) { out_ptr0[0] = 2 * in_ptr0[0]; }\n'
+
+
+@dataclass(eq=False)
+class FakeKernel:
+    """A kernel that combines what it computes of its input in any order, on one thread in one.
+
+    ``types``, ``source``: of a kernel that it does not resemble.
+    """
+
+    combine: Callable[[np.ndarray[Any, Any]], float]
+    ordered: bool = False
+    openmp: bool = True
+    source: str = SOURCE
+    types: tuple[str, ...] = ("const float*", "float*")
+
+    def __post_init__(self) -> None:
+        self.plan = OpPlan("cpp_fused_fake_0", call=self, written=(1,), writes_arguments=True)
+
+    def __call__(self, values: torch.Tensor, out: torch.Tensor) -> None:
+        order = list(range(values.numel()))
+        if not self.ordered:
+            random.SystemRandom().shuffle(order)
+        out[0] = self.combine(torch.nn.functional.gelu(values).numpy()[order])
+
+    def single_thread(self) -> Any:
+        if not self.openmp:
+            raise LookupError("no OpenMP runtime is loaded whose threads could be limited")
+        return self._single()
+
+    @contextmanager
+    def _single(self) -> Iterator[None]:
+        before, self.ordered = self.ordered, True
+        try:
+            yield
+        finally:
+            self.ordered = before
+
+
+def added(values: np.ndarray[Any, Any]) -> float:
+    return float(np.add.accumulate(values, dtype=np.float32)[-1])
+
+
+def last(values: np.ndarray[Any, Any]) -> float:
+    return float(values[-1])
+
+
+def call_of(kernel: FakeKernel, count: int = 300) -> CapturedCall:
+    values = torch.randn(count, generator=torch.Generator().manual_seed(0))
+    return capture(kernel, (values, torch.zeros(2)), {}, limit_bytes=2**20)
+
+
+ROWS, BINS = 400_000, 20
+
+
+class Scatter(torch.nn.Module):
+    """Adds many values to few bins: compiled for several threads, with atomic additions in one generated kernel."""
+
+    def __init__(self, *, accumulate: bool = True) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.weight = torch.nn.Parameter(torch.randn(ROWS, generator=generator))
+        self.register_buffer("bins", torch.randint(0, BINS, (ROWS,), generator=generator))
+        self.accumulate = accumulate
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        values = torch.nn.functional.gelu(self.weight * x)
+        if not self.accumulate:
+            return values * 2
+        return torch.zeros(BINS).index_put((self.bins,), values, accumulate=True)
+
+
+class Captor(TraceCallback):
+    """Captures the last call of a generated kernel."""
+
+    def __init__(self) -> None:
+        self.call: CapturedCall | None = None
+
+    def before(self, node: str, func: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG002
+        if isinstance(func, GeneratedKernel):
+            self.call = capture(func, args, kwargs, limit_bytes=2**28)
+
+
+def captured_kernel(function: Callable[..., Any], *inputs: torch.Tensor) -> CapturedCall:
+    """Compile a function and capture the call of its generated kernel; compiled code is left for the caller to drop."""
+    compiled, captor = torch.compile(function), Captor()
+    with torch.no_grad(), HashDebugTrace(watcher=captor):
+        compiled(*inputs)
+    assert captor.call is not None
+    return captor.call
