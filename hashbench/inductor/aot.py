@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._dynamo.backends.common import aot_autograd
-from torch._inductor.decomposition import select_decomp_table
 
 Backend = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 """A backend of ``torch.compile``: the captured graph and its example inputs, to what is called in its place."""
@@ -25,6 +23,8 @@ def reset() -> None:
 
 def decomposition_table() -> Mapping[Any, Callable[..., Any]]:
     """Return the decompositions that TorchInductor applies under its present configuration, by op overload."""
+    from torch._inductor.decomposition import select_decomp_table
+
     importlib.import_module("torch._inductor.lowering")  # where that of max_pool2d_with_indices looks for limits
     table: Mapping[Any, Callable[..., Any]] = select_decomp_table()
     return table
@@ -44,6 +44,7 @@ def dynamo_backend(run: GraphRun) -> Backend:
 
 def aot_backend(forward: GraphRun, backward: GraphRun) -> Backend:
     """Return the backend that runs AOTAutograd's graphs, none of whose ops is decomposed, without autograd."""
+    from torch._dynamo.backends.common import aot_autograd
 
     def compiler(run: GraphRun) -> Callable[..., Any]:
         def compiled(graph: torch.fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
