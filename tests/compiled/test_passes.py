@@ -269,6 +269,27 @@ def test_a_random_op_that_is_replaced_is_not_judged_and_the_rest_is() -> None:
     assert wrong.result == "mul"
 
 
+def test_a_random_op_inside_a_higher_order_one() -> None:
+    before = traced(lambda x: aten.add(x, aten.rand_like(x)), X)
+    inner = node(before.graph, "rand_like")
+
+    def wraps(graph: torch.fx.Graph) -> None:
+        old = node(graph, "rand_like")
+        with graph.inserting_before(old):
+            new = graph.call_function(called, (old.target, old.args[0]))
+        old.replace_all_uses_with(new)
+        graph.erase_node(old)
+
+    found = judged(changed("wraps", before, wraps), X)
+    assert (found.wrong, found.partly) == (None, (("wraps", f"{inner.target} is random"),))
+
+
+def called(op: Any, x: torch.Tensor) -> torch.Tensor:
+    """Call an op that is an argument, as a higher-order operator does."""
+    found: torch.Tensor = op(x)
+    return found
+
+
 def test_inputs_that_are_not_known_leave_the_rest() -> None:
     """The joint graph of a training step, where only the forward ran."""
 
