@@ -192,6 +192,7 @@ def test_reads(source: str, lines: Sequence[str], expected: Sequence[int]) -> No
         ("atomic_add(&in_out_ptr0[x0], tmp0);", (0, 1)),
         ("in_out_ptr0[static_cast<int64_t>(x0)] = tmp0;", (1,)),
         ("in_out_ptr0[x0] += tmp0;", (0, 1)),
+        ("auto tmp0 = in_out_ptr0[x0]; out_ptr1[x0] = tmp0;", (0, 1)),
         ("tmp0.store(in_out_ptr0 + x1);", (1,)),
         ("tmp0.store(in_out_ptr01 + x1); auto tmp0 = in_out_ptr0[x0];", (0, 1)),
         ("", (0, 1)),
