@@ -185,6 +185,10 @@ def test_calls_that_were_left_out_are_not_judged(cut: tuple[bool, bool], alone: 
     assert len(compare([RELU_0, MM, ADD_1], [RELU_0, MM], cut=cut).by_source) == alone
 
 
+def test_nothing_in_common_and_all_cut() -> None:
+    assert compare([], [MM], cut=(True, True)).equal
+
+
 def test_thousands_of_calls_with_other_ops() -> None:
     first = [kernel(f"k{number}", module=str(number)) for number in range(2000)]
     second = [replace(one, module=f"m{one.module}") if int(one.module) % 3 else one for one in first]

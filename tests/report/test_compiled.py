@@ -136,6 +136,11 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
     ]
 
 
+def test_missing_file_of_base_is_named(tmp_path: Path) -> None:
+    other = replace(NET, name="other")
+    assert remarks(tmp_path, [other], [other, NET])[0] == "net (inference): it has no compiled kernels in BASE."
+
+
 def test_damaged_file_and_that_of_another_model_are_not_used(tmp_path: Path) -> None:
     files = [folder(tmp_path / "old", NET), folder(tmp_path / "new", NET)]
     path = compiled_kernels.path_in(tmp_path / "new", suite="zoo", name="net", mode="inference")
