@@ -33,7 +33,8 @@ from hashbench.compiled.rounding import LIMIT
 from hashbench.compiled.varieties import Variety, further
 from hashbench.errors import HashbenchError, bounded
 from hashbench.inductor.graphs import CompiledGraph
-from hashbench.inductor.internals import CapturedGraphs
+from hashbench.inductor.internals import CapturedGraphs, wrapper_of
+from hashbench.inductor.nodes import common, facts_of
 from hashbench.processes import Budget, tell_phase
 from hashbench.records import Failure, RunOptions
 from hashbench.results import compiled_kernels
@@ -109,7 +110,7 @@ class CompiledCheck:
         outcome = self._with(outcome, compile_seconds=round(seconds, 3))
         if isinstance(second, Failure):
             return replace(outcome, accuracy=_failed(second), failure=second)
-        outcome = self._repeated(outcome, program, first, second)
+        outcome = self._repeated(outcome, program, first, second, graphs)
         if outcome.accuracy != Status.PASS:
             return outcome
         return self._judged(outcome, program, eager, first, reference, graphs)
@@ -131,14 +132,24 @@ class CompiledCheck:
             raise RuntimeError(run.error)  # noqa: TRY004 – it is what the run raised
         return {name: value for name, value in run.results.items() if isinstance(value, torch.Tensor)}
 
-    def _repeated(self, outcome: Outcome, program: Program, first: Run, second: Run) -> Outcome:
+    def _repeated(
+        self,
+        outcome: Outcome,
+        program: Program,
+        first: Run,
+        second: Run,
+        graphs: Mapping[str, CompiledGraph],
+    ) -> Outcome:
         """Compare two runs of one compilation, and find out why they differ."""
         found = compared(outcome, first, second, keep_traces=self.options.keep_traces)
         if found.accuracy != Status.TWO_RUNS_DIFFER:
             return replace(found, runs=outcome.runs)
         subject = replace(self.subject, attempt=program.attempt, compiled=True)
         check = PairCheck(subject, self.options, self.level, drafted=_of_compiled_runs)
-        return _of_compiled_runs(check.diagnose(check.confirm(found)))
+        told = _of_compiled_runs(check.diagnose(check.confirm(found)))
+        divergence = told.verdict.divergence if told.verdict is not None else None
+        op = "" if divergence is None else op_of_kernel(divergence.kernel, graphs)
+        return self._with(told, stage="runtime", op=op)
 
     def _judged(
         self,
@@ -309,6 +320,15 @@ def judged(program: Program, graphs: Mapping[str, CompiledGraph]) -> Judged | No
     watcher = KernelWatcher(graphs, Both(judge, kernels))
     run = program.attempt(watcher=watcher)
     return None if isinstance(run, Failure) else Judged(watcher.kernels, judge.result(), kernels.result())
+
+
+def op_of_kernel(name: str, graphs: Mapping[str, CompiledGraph]) -> str:
+    """Return the op of the program that a generated kernel computes last; empty if no graph calls it."""
+    for path, graph in graphs.items():
+        for call in wrapper_of(path).calls.values():
+            if call.kernel == name:
+                return common(facts_of(graph.nodes[one]) for one in call.targets if one in graph.nodes).op
+    return ""
 
 
 def _seen(found: Judged) -> dict[str, Any]:

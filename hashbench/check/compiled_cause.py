@@ -22,8 +22,9 @@ from hashbench.compiled.dynamo_graphs import first_stale
 from hashbench.compiled.judge import JudgedBuffer, Judgement, KernelJudge
 from hashbench.compiled.ladder import BACKENDS, Ladder, Semantic, climb
 from hashbench.compiled.mutations import undeclared_effects, wrong_fakes
+from hashbench.compiled.names import NamesJudge, Overwriter
 from hashbench.compiled.observed import Both, Judge, KernelWatcher
-from hashbench.compiled.passes import first_wrong_pass, inputs_by_name
+from hashbench.compiled.passes import Change, WrongPass, first_wrong_pass, inputs_by_name
 from hashbench.compiled.rounding import LIMIT
 from hashbench.compiled.split import SplitJudge
 from hashbench.errors import HashbenchError, named_line
@@ -32,7 +33,7 @@ from hashbench.inductor.graphs import CompiledGraph, KernelCall
 from hashbench.inductor.internals import CapturedGraphs
 from hashbench.inductor.nodes import NodeFacts
 from hashbench.processes import Budget, tell_phase
-from hashbench.records import ExperimentResult, Failure
+from hashbench.records import NO_TIME, ExperimentResult, Failure
 from hashbench.run.outcome import Run
 
 MISTAKE = 1000.0
@@ -67,7 +68,8 @@ class CompiledCase:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was found out; fields are columns of the same name, but for ``pass_name``, ``node`` and ``trials``."""
+    """What was found out; fields are columns of the same name, but for ``pass_name``, the ``node`` of the kernel's
+    record, the ``ops`` that it computes, and ``trials``."""
 
     stage: str = ""
     kernel: str = ""
@@ -82,6 +84,7 @@ class Finding:
     eager_rounding: float | None = None
     pass_name: str = ""
     node: str = ""
+    ops: tuple[str, ...] = ()
     trials: tuple[ExperimentResult, ...] = ()
     cured_by: str = ""
     confidence: str = ""
@@ -108,10 +111,12 @@ def _found(case: CompiledCase, runs: _Runs, ladder: Ladder) -> Finding:
     semantic, reason = str(ladder.semantic), ladder.reason
     match ladder.stage:
         case "":
-            own = case.judgement.first_beyond(MISTAKE) if case.judgement is not None else None
-            if own is not None:
-                return replace(_kernel(own, runs.own()), semantic="unknown", detail=f"in its own dtype only: {reason}")
-            return _rounding(runs, semantic, reason)
+            own = _wrong_in_own_dtype(case.judgement, None if runs.look is None else runs.look.judgement)
+            if own is None:
+                return _rounding(runs, semantic, reason)
+            found = _kernel(own, runs.own())
+            words = "not judged in float64" + (f": {reason}" if reason else "")
+            return replace(found, semantic="unknown", detail=f"{found.detail}; {words}")
         case "dynamo":
             stale = first_stale(runs)
             if stale is None:
@@ -136,6 +141,13 @@ def _found(case: CompiledCase, runs: _Runs, ladder: Ladder) -> Finding:
             )
         case _:
             return replace(_inside(case, runs, ladder), semantic=semantic)
+
+
+def _wrong_in_own_dtype(own: Judgement | None, wide: Judgement | None) -> JudgedBuffer | None:
+    """Return the first buffer that is wrong by far in the model's own dtype, and was not found right in float64."""
+    right = {} if wide is None else {(one.op, one.module, one.phase): one for one in wide.buffers if one.ratio <= LIMIT}
+    beyond = [] if own is None else [one for one in own.buffers if one.ratio > MISTAKE and not one.lost]
+    return next((one for one in beyond if (one.op, one.module, one.phase) not in right), None)
 
 
 def _place(facts: NodeFacts | JudgedBuffer) -> dict[str, Any]:
@@ -178,8 +190,7 @@ def _inside(case: CompiledCase, runs: _Runs, ladder: Ladder) -> Finding:
         return Finding(stage="inductor", detail=f"{_of(ladder)}; kernels were not seen")
     wrong = look.wrong_pass()
     if wrong is not None:
-        made = [node.facts for node in wrong.nodes if node.facts.op] or [one.facts for one in wrong.nodes]
-        facts = next((one for one in made if one.module), made[0] if made else None)
+        facts = _of_pass(wrong)
         place: dict[str, Any] = {} if facts is None else _place(facts)
         detail = f"pass {wrong.name} changes {wrong.result} by {wrong.relative:.2g}"
         return Finding(stage=wrong.subsystem, pass_name=wrong.name, detail=detail, **place)
@@ -194,6 +205,16 @@ def _inside(case: CompiledCase, runs: _Runs, ladder: Ladder) -> Finding:
     return Finding(stage="inductor", detail=f"{_of(ladder)}; every kernel that was checked is right")
 
 
+def _of_pass(wrong: WrongPass) -> NodeFacts | None:
+    """Return the facts of the last node that a pass removed, else changed, else made: what is removed because nothing
+    reads it any more stands before."""
+    for change in (Change.REMOVED, Change.CHANGED, Change.MADE):
+        found = [node.facts for node in wrong.nodes if node.change is change and node.facts.op]
+        if found:
+            return found[-1]
+    return None
+
+
 def _lost(judgement: Judgement) -> Finding:
     lost = judgement.lost[0]
     detail = f"{lost.overwritten_by} writes over {lost.buffer} of {lost.written_by} before {lost.reader} reads it"
@@ -204,9 +225,10 @@ def _lost(judgement: Judgement) -> Finding:
 
 
 def _kernel(buffer: JudgedBuffer, look: _Look | None) -> Finding:
-    stage = "" if look is None else look.stage_of(buffer)
+    split = None if look is None else look.split(buffer)
     return Finding(
-        stage=stage or "codegen",
+        stage=(split.stage if split is not None else "") or "codegen",
+        ops=() if split is None else split.ops,
         kernel=buffer.kernel,
         op=buffer.op,
         module=buffer.module,
@@ -248,33 +270,43 @@ def _rounding(runs: _Runs, semantic: str, reason: str) -> Finding:
 def _proven(case: CompiledCase, runs: _Runs, finding: Finding) -> Finding:
     """Compile with one change at a time, until the finding is proven or the budget is spent."""
     made: list[ExperimentResult] = []
-    while name := experiments.next_change(finding.stage, made):
-        change = fallbacks.CHANGES_BY_NAME[name]
-        target = {"op": finding.op, "decomposition": finding.op, "pass": finding.pass_name}.get(change.target, "-")
+    ops = (finding.op, *finding.ops)
+    while attempt := experiments.next_attempt(finding.stage, ops, made):
         if case.budget.left() <= 0:
-            made.append(experiments.trial(name, note="budget"))
+            made.append(experiments.trial(attempt, note=NO_TIME))
             break
-        if not target:
-            made.append(experiments.trial(name, note="nothing to name"))
-            continue
-        tell_phase(f"compilation with {name}")
-        made.append(_trial(runs, finding, change))
-    cured, confidence = experiments.conclude(finding.stage, made)
-    phrase = ""
-    if cured:
-        change = fallbacks.CHANGES_BY_NAME[cured]
-        phrase = change.phrase.replace("{}", finding.pass_name if change.target == "pass" else finding.op)
-    proof = confidence if made else Confidence.OPEN
-    return replace(finding, trials=tuple(made), cured_by=phrase, confidence=str(proof) if finding.stage else "")
+        tell_phase(f"compilation with {attempt.change}")
+        made.append(_trial(runs, finding, attempt))
+    cure, confidence = experiments.conclude(finding.stage, made)
+    confidence = confidence if made else Confidence.OPEN
+    finding = replace(finding, trials=tuple(made), confidence=str(confidence) if finding.stage else "")
+    if cure is None:
+        return finding
+    change = fallbacks.CHANGES_BY_NAME[cure.change]
+    named = finding.pass_name if change.target == "pass" else cure.op or finding.op
+    finding = replace(finding, cured_by=change.phrase.replace("{}", named), op=cure.op or finding.op)
+    stage = experiments.STAGE_OF_CURE.get(cure.change, finding.stage)
+    return finding if stage == finding.stage else replace(_overwritten(runs, finding), stage=stage)
 
 
-def _trial(runs: _Runs, finding: Finding, change: fallbacks.CompilerChange) -> ExperimentResult:
+def _overwritten(runs: _Runs, finding: Finding) -> Finding:
+    """Return the finding with the kernel that wrote over what the blamed one read, by the names of buffers."""
+    look = runs.look or runs.own()
+    found = None if look is None else look.overwriter_of(finding.node)
+    if found is None:
+        return finding
+    detail = f"{found.kernel} writes over {found.buffer} of {found.written_by} before {finding.kernel} reads it"
+    return replace(finding, kernel=found.kernel, detail=detail, node=found.node, **_place(found.facts))
+
+
+def _trial(runs: _Runs, finding: Finding, attempt: experiments.Attempt) -> ExperimentResult:
+    change = fallbacks.CHANGES_BY_NAME[attempt.change]
     subsystem = finding.stage if finding.stage.endswith("_passes") else ""
     try:
-        with fallbacks.applied(change, op=finding.op, pass_name=finding.pass_name, subsystem=subsystem):
-            return experiments.trial(change.name, gone=runs.is_gone(finding))
+        with fallbacks.applied(change, op=attempt.op or finding.op, pass_name=finding.pass_name, subsystem=subsystem):
+            return experiments.trial(attempt, gone=runs.is_gone(finding))
     except (HashbenchError, RuntimeError, AssertionError) as error:
-        return experiments.trial(change.name, note=named_line(error, limit=120))
+        return experiments.trial(attempt, note=named_line(error, limit=120))
 
 
 # ------------------------------------------------------------------------------------------------------------ runs
@@ -338,7 +370,7 @@ class _Look:
         failed = self._watched(Both(self._inputs, judge))
         self.judgement = None if failed else judge.result()
 
-    def wrong_pass(self) -> Any:
+    def wrong_pass(self) -> WrongPass | None:
         """Return the first pass that changes what its graph computes; ``None`` if none does."""
         tell_phase("passes")
         joint = first_wrong_pass(self._hooks.joint, self._inputs.all)
@@ -350,11 +382,17 @@ class _Look:
                 return found
         return None
 
-    def stage_of(self, buffer: JudgedBuffer) -> str:
-        """Return whether lowering or code generation made a buffer wrong; empty if that cannot be told."""
+    def split(self, buffer: JudgedBuffer) -> SplitJudge:
+        """Return whether lowering or code generation made a buffer wrong, and the ops that it is computed by."""
         split = SplitJudge(buffer.node, buffer.buffer)
         self._watched(split)
-        return split.stage
+        return split
+
+    def overwriter_of(self, node: str) -> Overwriter | None:
+        """Return who wrote over what a call read under the name of a buffer that another had written."""
+        judge = NamesJudge(node)
+        self._watched(judge)
+        return judge.found
 
     def amplified(self) -> Sequence[Any]:
         """Return where rounding grew most."""

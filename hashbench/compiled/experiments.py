@@ -29,56 +29,84 @@ class Trials:
     controls: tuple[str, ...] = ()
 
 
-_OP = "eager_op"
+OP = "eager_op"
+"""The change that is tried with one op after another."""
+
 TRIALS: Mapping[str, Trials] = MappingProxyType(
     {
-        "decomposition": Trials(("no_decomposition", _OP), ("scalar_code",)),
-        "joint_graph_passes": Trials(("no_pass", _OP), ("scalar_code",)),
-        "post_grad_passes": Trials(("no_pass", _OP), ("scalar_code",)),
-        "lowering": Trials((_OP,), ("scalar_code", "no_buffer_reuse")),
-        "codegen": Trials(("scalar_code", "one_thread", "no_fusion", _OP), ("no_buffer_reuse",)),
-        "memory_planning": Trials(("no_buffer_reuse", "no_inplace_buffers", "no_fusion", _OP), ("scalar_code",)),
-        "runtime": Trials(("one_thread", _OP), ("no_buffer_reuse",)),
-        "rounding": Trials(("precision_casts", _OP)),
+        "decomposition": Trials(("no_decomposition", OP), ("scalar_code",)),
+        "joint_graph_passes": Trials(("no_pass", OP), ("scalar_code",)),
+        "post_grad_passes": Trials(("no_pass", OP), ("scalar_code",)),
+        "lowering": Trials((OP,), ("scalar_code", "no_buffer_reuse")),
+        "codegen": Trials(("scalar_code", "no_inplace_buffers", "no_buffer_reuse", OP), ("one_thread",)),
+        "memory_planning": Trials(("no_buffer_reuse", "no_inplace_buffers", OP), ("scalar_code",)),
+        "runtime": Trials(("one_thread", OP), ("no_buffer_reuse",)),
+        "rounding": Trials(("precision_casts", OP)),
     }
 )
 """Stage → the changes that are tried for a finding there."""
 
+STAGE_OF_CURE: Mapping[str, str] = MappingProxyType(
+    {"no_inplace_buffers": "memory_planning", "no_buffer_reuse": "memory_planning"}
+)
+"""Change → the stage whose mistake it was if a kernel looked wrong, and this helped."""
 
-def trial(change: str, *, gone: bool = False, note: str = "") -> ExperimentResult:
-    """Return the result of one compilation with a change: whether the finding was ``gone``, or why it was not run."""
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A compilation to make: a change, and the op that it concerns (with :data:`OP`)."""
+
+    change: str
+    op: str = ""
+
+
+def trial(attempt: Attempt, *, gone: bool = False, note: str = "") -> ExperimentResult:
+    """Return the result of one compilation: whether the finding was ``gone``, or why it was not run."""
+    ran = not note
+    differing = int(ran and not gone)
     return ExperimentResult(
-        change, COMPILATION, trials=0 if note else 1, differing=int(not gone and not note), note=note
+        attempt.change, COMPILATION, trials=int(ran), differing=differing, found=attempt.op, note=note
     )
 
 
-def next_change(stage: str, made: Sequence[ExperimentResult]) -> str:
-    """Return the next change to try; empty if it is decided: cures up to the first one that helps, then controls."""
-    trials = TRIALS.get(stage, Trials(()))
-    tried = {trial.name for trial in made}
-    if len(made) >= MOST:
-        return ""
-    cured = any(_gone(trial) for trial in made if trial.name in trials.cures)
-    waiting = [name for name in (() if cured else trials.cures) if name not in tried]
-    if waiting:
-        return waiting[0]
-    return next((name for name in trials.controls if name not in tried), "") if cured else ""
+def next_attempt(stage: str, ops: Sequence[str], made: Sequence[ExperimentResult]) -> Attempt | None:
+    """Return the next compilation to make: cures up to the first one that helps, then a control if nothing else has
+    shown that the finding does not vanish with any change.
 
-
-def conclude(stage: str, made: Sequence[ExperimentResult]) -> tuple[str, Confidence]:
-    """Return the smallest change that made the finding vanish, and how firmly the trials support the stage.
-
-    Proven: a cure of the stage helped, and a control was run and did not.
+    Args:
+        stage: of the finding.
+        ops: those that may be to blame, the likeliest first.
+        made: what was tried.
     """
     trials = TRIALS.get(stage, Trials(()))
-    by_name = {trial.name: trial for trial in made}
-    cure = next((name for name in trials.cures if name in by_name and _gone(by_name[name])), "")
-    controls = [by_name[name] for name in trials.controls if name in by_name and by_name[name].ran]
-    if not cure:
-        return "", Confidence.OPEN
-    steady = bool(controls) and not any(_gone(trial) for trial in controls)
-    return cure, Confidence.PROVEN if steady else Confidence.LIKELY
+    tried = {(one.name, one.found) for one in made}
+    if len(made) >= MOST:
+        return None
+    if any(map(_is_gone, made)):
+        steady = any(one.ran and one.differing for one in made)
+        waiting = [Attempt(name) for name in (() if steady else trials.controls)]
+    else:
+        waiting = [one for name in trials.cures for one in (_each(ops) if name == OP else [Attempt(name)])]
+    return next((one for one in waiting if (one.change, one.op) not in tried), None)
 
 
-def _gone(trial: ExperimentResult) -> bool:
+def _each(ops: Sequence[str]) -> list[Attempt]:
+    return [Attempt(OP, op) for op in dict.fromkeys(ops) if op]
+
+
+def conclude(stage: str, made: Sequence[ExperimentResult]) -> tuple[Attempt | None, Confidence]:
+    """Return the smallest change that made the finding vanish, and how firmly the trials support the stage.
+
+    Proven: a cure of the stage helped, and another change was tried and did not.
+    """
+    cures = TRIALS.get(stage, Trials(())).cures
+    cure = next((one for one in made if one.name in cures and _is_gone(one)), None)
+    if cure is None:
+        return None, Confidence.OPEN
+    others = [one for one in made if one.ran and one is not cure]
+    steady = bool(others) and not any(map(_is_gone, others))
+    return Attempt(cure.name, cure.found), Confidence.PROVEN if steady else Confidence.LIKELY
+
+
+def _is_gone(trial: ExperimentResult) -> bool:
     return trial.ran and not trial.differing

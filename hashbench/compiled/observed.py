@@ -10,12 +10,11 @@ import torch
 
 from hashbench.inductor.graphs import CompiledGraph, KernelCall, Read, Write
 from hashbench.inductor.internals import inside_wrapper, wrapper_of
-from hashbench.trace.arguments import named_arguments, tensors_in
+from hashbench.trace.arguments import named_arguments
 from hashbench.trace.callbacks import TraceCallback
 from hashbench.trace.digest import raw_digest, readable
 from hashbench.trace.generated import GeneratedKernel
 from hashbench.trace.op_schema import plan_of
-from hashbench.trace.storage_writers import storage_key
 
 
 class Judge(Protocol):
@@ -69,16 +68,15 @@ class KernelWatcher(TraceCallback):
         self.kernels = self.unseen = 0
         self._graphs, self._judge = graphs, judge
         self._path = ""
-        self._known: set[int] = set()
         self._reads: tuple[Read, ...] = ()
+        self._depth = 0  # an op may call others
 
     def graph(self, path: str, inputs: Sequence[Any]) -> None:
         graph = self._graphs.get(path)
         if graph is None:
             self.unseen += 1
             return
-        self._path = path
-        self._known = {key for tensor in tensors_in(list(inputs)) if (key := storage_key(tensor)) is not None}
+        self._path, self._depth = path, 0
         self._judge.begin(graph, inputs)
 
     def graph_ended(self) -> None:
@@ -87,16 +85,15 @@ class KernelWatcher(TraceCallback):
             self._judge.end()
 
     def before(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:  # noqa: ARG002
-        if not self._path:
+        self._depth += 1
+        if not self._path or self._depth > 1:
             return
         self.kernels += 1
         if isinstance(func, GeneratedKernel):
-            written = set(func.plan.written)
-            named = [
-                (name, value)
-                for at, (name, value) in enumerate(_padded(func.buffers, args))
-                if isinstance(value, torch.Tensor) and (at not in written or storage_key(value) in self._known)
-            ]
+            call = wrapper_of(self._path).calls.get(func.line)
+            read = range(len(args)) if call is None else call.reads
+            named = [(name, value) for at, (name, value) in enumerate(_padded(func.buffers, args)) if at in read]
+            named = [(name, value) for name, value in named if isinstance(value, torch.Tensor)]
         else:
             plan = plan_of(func)
             given = named_arguments(args, kwargs)
@@ -104,7 +101,8 @@ class KernelWatcher(TraceCallback):
         self._reads = tuple(_read(name, tensor) for name, tensor in named)
 
     def after(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
-        if not self._path:
+        self._depth -= 1
+        if not self._path or self._depth > 0:
             return
         if isinstance(func, GeneratedKernel):
             line, kernel = func.line, func.plan.name
@@ -115,7 +113,6 @@ class KernelWatcher(TraceCallback):
             named = self._written(func, args, kwargs, output, line)
         last = wrapper_of(self._path).last_writers.get(line, frozenset())
         writes = tuple(_write(name, tensor) for name, tensor in named)
-        self._known.update(key for _, tensor in named if (key := storage_key(tensor)) is not None)
         self._judge.called(KernelCall(node, kernel, isinstance(func, GeneratedKernel), self._reads, writes, last))
 
     def _written(

@@ -11,6 +11,7 @@ from hashbench.compiled.evaluate import Evaluator, NotEvaluated, Operands, Preci
 from hashbench.compiled.rounding import LIMIT
 from hashbench.inductor import lowered
 from hashbench.inductor.graphs import CompiledGraph, KernelCall, Write
+from hashbench.inductor.nodes import facts_of
 from hashbench.trace.digest import untraced
 
 
@@ -23,10 +24,12 @@ class SplitJudge:
 
     Attributes:
         stage: ``lowering`` or ``codegen``; empty if it cannot be told.
+        ops: of the program, that the buffer is computed by from recorded values, the last first.
     """
 
     def __init__(self, node: str, buffer: str) -> None:
         self.stage = ""
+        self.ops: tuple[str, ...] = ()
         self._node, self._buffer = node, buffer
         self._graph: CompiledGraph | None = None
         self._values: dict[str, torch.Tensor] = {}
@@ -65,6 +68,7 @@ class SplitJudge:
         operands = Operands(graph.module.graph)
         try:
             subgraph = subgraph_of(node, self._recorded, operands)
+            self.ops = tuple(dict.fromkeys(facts_of(one).op for one in reversed(subgraph.ops)))
             exact, own = (
                 Evaluator(graph.module, self._recorded, operands, precision=precision).value(subgraph)
                 for precision in (Precision.FLOAT64, Precision.OWN)

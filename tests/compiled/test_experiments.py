@@ -5,63 +5,81 @@ from __future__ import annotations
 import pytest
 
 from hashbench.catalog import Confidence
-from hashbench.compiled.experiments import MOST, TRIALS, conclude, next_change, trial
+from hashbench.compiled.experiments import MOST, TRIALS, Attempt, conclude, next_attempt, trial
 from hashbench.inductor.fallbacks import CHANGES_BY_NAME
+from hashbench.records import ExperimentResult
 
 
-def made(*words: str) -> list[object]:
-    """``"scalar_code"`` stays, ``"+eager_op"`` makes the finding vanish, ``"?no_pass"`` was not run."""
+def made(*words: str) -> list[ExperimentResult]:
+    """``"scalar_code"`` stays, ``"+eager_op:aten.erf"`` makes the finding vanish, ``"?no_pass"`` was not run."""
     return [
-        trial(word.lstrip("+?"), gone=word.startswith("+"), note="budget" if word.startswith("?") else "")
+        trial(
+            Attempt(*word.lstrip("+?").split(":")),
+            gone=word.startswith("+"),
+            note="budget" if word.startswith("?") else "",
+        )
         for word in words
     ]
+
+
+def named(attempt: Attempt | None) -> str:
+    return "" if attempt is None else ":".join(filter(None, (attempt.change, attempt.op)))
 
 
 @pytest.mark.parametrize(
     ("stage", "words", "following"),
     [
-        ("lowering", (), "eager_op"),
-        ("lowering", ("+eager_op",), "scalar_code"),
-        ("lowering", ("+eager_op", "scalar_code"), "no_buffer_reuse"),
-        ("lowering", ("+eager_op", "scalar_code", "no_buffer_reuse"), ""),
-        ("lowering", ("eager_op",), ""),  # nothing cures it: controls would show nothing
-        ("codegen", ("scalar_code",), "one_thread"),
-        ("codegen", ("+scalar_code",), "no_buffer_reuse"),
-        ("codegen", ("?scalar_code",), "one_thread"),
+        ("lowering", (), "eager_op:aten.erf"),
+        ("lowering", ("+eager_op:aten.erf",), "scalar_code"),  # a control: it should stay
+        ("lowering", ("+eager_op:aten.erf", "scalar_code"), ""),
+        ("lowering", ("+eager_op:aten.erf", "?scalar_code"), "no_buffer_reuse"),
+        ("lowering", ("eager_op:aten.erf",), "eager_op:aten.mul"),  # the next op of the kernel
+        ("lowering", ("eager_op:aten.erf", "+eager_op:aten.mul"), ""),  # the first one is the control
+        ("lowering", ("eager_op:aten.erf", "eager_op:aten.mul"), ""),  # nothing cures it
+        ("codegen", ("scalar_code",), "no_inplace_buffers"),
+        ("codegen", ("+scalar_code",), "one_thread"),
+        ("codegen", ("scalar_code", "+no_inplace_buffers"), ""),
+        ("codegen", ("?scalar_code",), "no_inplace_buffers"),
+        ("codegen", ("scalar_code", "no_inplace_buffers", "no_buffer_reuse"), "eager_op:aten.erf"),
         ("post_grad_passes", (), "no_pass"),
         ("dynamo", (), ""),
         ("", (), ""),
     ],
 )
-def test_cures_are_tried_until_one_helps_then_controls(stage: str, words: tuple[str, ...], following: str) -> None:
-    assert next_change(stage, made(*words)) == following  # type: ignore[arg-type]
+def test_cures_are_tried_until_one_helps_then_a_control(stage: str, words: tuple[str, ...], following: str) -> None:
+    assert named(next_attempt(stage, ("aten.erf", "aten.mul"), made(*words))) == following
 
 
 def test_no_more_than_six_compilations_are_made() -> None:
-    for stage, trials in TRIALS.items():
-        done: list[object] = []
-        while name := next_change(stage, done):  # type: ignore[arg-type]
-            done.append(trial(name))
-        assert len(done) <= MOST, stage
-        assert len(trials.cures) + len(trials.controls) <= MOST
+    for stage in TRIALS:
+        done: list[ExperimentResult] = []
+        while attempt := next_attempt(stage, [f"aten.op{number}" for number in range(9)], done):
+            done.append(trial(attempt))
+        assert 0 < len(done) <= MOST, stage
 
 
 @pytest.mark.parametrize(
     ("stage", "words", "cure", "confidence"),
     [
-        ("lowering", ("+eager_op", "scalar_code"), "eager_op", Confidence.PROVEN),
-        ("lowering", ("+eager_op", "+scalar_code"), "eager_op", Confidence.LIKELY),  # everything makes it vanish
-        ("lowering", ("+eager_op", "?scalar_code"), "eager_op", Confidence.LIKELY),  # no control was run
-        ("lowering", ("eager_op",), "", Confidence.OPEN),
-        ("codegen", ("scalar_code", "one_thread", "no_fusion", "+eager_op", "no_buffer_reuse"), "eager_op", "proven"),
+        ("lowering", ("+eager_op:aten.erf", "scalar_code"), "eager_op:aten.erf", Confidence.PROVEN),
+        (
+            "lowering",
+            ("+eager_op:aten.erf", "+scalar_code"),
+            "eager_op:aten.erf",
+            Confidence.LIKELY,
+        ),  # whatever is done
+        ("lowering", ("+eager_op:aten.erf", "?scalar_code"), "eager_op:aten.erf", Confidence.LIKELY),  # no control
+        ("lowering", ("eager_op:aten.erf",), "", Confidence.OPEN),
+        ("codegen", ("scalar_code", "no_inplace_buffers", "+eager_op:aten.mul"), "eager_op:aten.mul", "proven"),
         ("memory_planning", ("+no_buffer_reuse", "scalar_code"), "no_buffer_reuse", Confidence.PROVEN),
         ("dynamo", (), "", Confidence.OPEN),
     ],
 )
-def test_a_finding_is_proven_by_a_cure_and_a_control(
+def test_a_finding_is_proven_by_a_cure_and_another_change(
     stage: str, words: tuple[str, ...], cure: str, confidence: str
 ) -> None:
-    assert conclude(stage, made(*words)) == (cure, confidence)  # type: ignore[arg-type]
+    found, how = conclude(stage, made(*words))
+    assert (named(found), how) == (cure, confidence)
 
 
 def test_every_change_exists() -> None:
