@@ -14,6 +14,8 @@ from torch._inductor import compile_fx, config, ir
 from torch._inductor.graph import GraphLowering
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from hashbench.inductor.lowered import evaluate
+
 
 @dataclass(frozen=True, slots=True)
 class Lowering:
@@ -23,6 +25,7 @@ class Lowering:
     code: str
     nodes: dict[torch.fx.Node, Any]
     inputs: dict[str, Any]
+    results: tuple[torch.Tensor, ...] = ()
 
     def values(self) -> dict[str, torch.Tensor]:
         """Return the inputs, and the results of extern kernels, by name of buffer."""
@@ -33,6 +36,16 @@ class Lowering:
                 value = self.nodes[node]
                 if isinstance(value, torch.Tensor):
                     found[buffer.get_name()] = value
+        return found
+
+    def outputs(self, **how: Any) -> list[torch.Tensor]:
+        """Return the results of the graph, by the evaluation of its IR."""
+        found = []
+        for output in self.graph.graph_outputs:
+            name = output.get_name()
+            writer = [b for b in self.graph.buffers if name in (b.get_name(), *b.get_mutation_names())][-1]
+            value = evaluate(writer, self.values(), graph=self.graph, **how)
+            found.append(value.reshape([int(size) for size in output.get_size()]))
         return found
 
     def computed(self) -> list[ir.Buffer]:
@@ -76,6 +89,37 @@ def lower_module(module: Any, inputs: Sequence[Any], *, interpret: bool = True, 
             interpreter = _Interpreter(graph.module, nodes)
             interpreter.run(*[x.clone() for x in given])
     return Lowering(graph, code, nodes, dict(zip(graph.graph_inputs, given, strict=True)))
+
+
+def lower_compiled(
+    function: Callable[..., Any], inputs: Sequence[Any], *, dynamic: bool = False, run: bool = False
+) -> Lowering:
+    """Lower what dynamo makes of a function; if ``run``, compile it and keep what its kernels compute."""
+    captured: list[tuple[GraphLowering, str]] = []
+    compile_to_module = GraphLowering.compile_to_module
+
+    def capture(self: GraphLowering) -> Any:
+        if run:
+            made = compile_to_module(self)
+            captured.append((self, ""))
+            return made
+        captured.append((self, self.codegen()[0].value))
+        raise _Stop
+
+    torch._dynamo.reset()
+    results: Any = ()
+    with (
+        torch.no_grad(),
+        config.patch(fx_graph_cache=False, compile_threads=1),
+        functorch_config.patch(enable_autograd_cache=False),
+        patch.object(GraphLowering, "compile_to_module", capture),
+        suppress(_Stop),
+    ):
+        results = torch.compile(function, dynamic=dynamic)(*inputs)
+    torch._dynamo.reset()
+    ((graph, code),) = captured
+    given = {} if dynamic else dict(zip(graph.graph_inputs, inputs, strict=True))
+    return Lowering(graph, code, {}, given, (results,) if isinstance(results, torch.Tensor) else tuple(results))
 
 
 class _Interpreter(torch.fx.Interpreter):
