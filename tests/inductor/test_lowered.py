@@ -138,6 +138,13 @@ def test_in_float64_nothing_is_rounded() -> None:
     assert torch.equal(lower(program, (x,)).outputs(float64=True)[0], ((wide + 0.1) * 3).sin())
 
 
+def test_low_precision_is_computed_in_float32() -> None:
+    x = torch.ones(4, dtype=torch.bfloat16)
+    value = lower(lambda x: (x + 0.001) - 1, (x,)).outputs()[0]
+    assert value.dtype == torch.bfloat16
+    torch.testing.assert_close(value, torch.full((4,), 0.001, dtype=torch.bfloat16))
+
+
 # what is read
 
 
@@ -337,7 +344,7 @@ def _handler(domain: list[int], memories: dict[str, torch.Tensor], **how: Any) -
         loops,
         reduced=how.get("reduced", 0),
         result=tensor_ops.Memory(torch.zeros(math.prod(domain))),
-        read=lambda name: tensor_ops.Memory(memories[name]),
+        read=lambda name: tensor_ops.Memory(memories[name], how.get("known")),
         compute_dtype=lambda dtype: dtype,
         keep_precision=False,
     )
@@ -390,6 +397,40 @@ def test_welford_of_triples_is_that_of_the_values() -> None:
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize(
+    ("kind", "rows", "index", "value"),
+    [
+        ("argmax", [[1, 3, 3, 0], [2, 2, 2, 2]], [1, 0], [3, 2]),
+        ("argmin", [[1, 0, 0, 3], [2, 2, 2, 2]], [1, 0], [0, 2]),
+        ("argmax", [[1, nan, 9, nan], [inf, 0, 0, 0]], [1, 0], [nan, inf]),
+        ("argmin", [[1, nan, 0, nan], [-inf, 0, 0, 0]], [1, 0], [nan, -inf]),
+    ],
+)
+def test_selection(kind: str, rows: list[list[float]], index: list[int], value: list[float]) -> None:
+    (row, column), handler = _handler([2, 4], {"x": torch.tensor(rows, dtype=torch.float32).reshape(-1)}, reduced=1)
+    loaded = handler.load("x", row * 4 + column)
+    assert handler.reduction(torch.int64, torch.float32, kind, loaded).flatten().tolist() == index
+    wanted = torch.tensor(value, dtype=torch.float32)
+    best, where = handler.reduction(torch.float32, torch.float32, f"{kind}_with_value", loaded)
+    assert where.flatten().tolist() == index
+    for found in (best, handler.reduction(torch.float32, torch.float32, f"{kind}_value", loaded)):
+        torch.testing.assert_close(found.flatten(), wanted, equal_nan=True)
+    at = handler.index_expr(10 - column, torch.int64)  # an index of its own, from a split reduction
+    of_own = handler.reduction(torch.int64, torch.float32, kind, (loaded, at)).flatten().tolist()
+    hits = [
+        [10 - c for c, x in enumerate(line) if x == v or (x != x and v != v)]
+        for line, v in zip(rows, value, strict=True)
+    ]
+    assert of_own == [min(hit) for hit in hits]
+
+
+def test_signs_of_the_two_remainders() -> None:
+    _, handler = _handler([1], {})
+    a, b = (torch.tensor(values) for values in ([7, -7, 7, -7], [4, 4, -4, -4]))
+    assert handler.mod(a, b).tolist() == [3, -3, 3, -3]
+    assert handler.remainder(a, b).tolist() == [3, 1, -1, -3]
+
+
 def test_a_store_of_another_mode_is_refused() -> None:
     (index,), handler = _handler([3], {})
     with pytest.raises(NotEvaluated, match="store with atomic_max"):
@@ -403,6 +444,13 @@ def test_a_masked_load_may_lie_outside() -> None:
     assert value.tolist() == [0.0, 1.0, -1.0, -1.0]
     with pytest.raises(NotEvaluated, match="reads beyond the 2 elements of x"):
         handler.load("x", index)
+
+
+def test_a_read_between_the_elements_of_a_strided_buffer_is_said() -> None:
+    (index,), handler = _handler([4], {"x": torch.arange(4.0)}, known=torch.tensor([True, False, True, True]))
+    with pytest.raises(NotEvaluated, match="reads between the elements of x"):
+        handler.load("x", index)
+    assert handler.load("x", index * 0 + 2).tolist() == [2.0]
 
 
 # internals of torch
