@@ -110,7 +110,7 @@ def stage_of(
         lowered: value of the IR, by :func:`evaluate` in float64 from the same inputs.
         kernel_output: what the kernel wrote, in its own dtype.
         allowed: differences that rounding explains, shape of ``reference`` or a number; unused for integers and bools.
-            A less exact formula of the IR is no mistake: include ``abs(evaluate(..., float64=False) - reference)``.
+            A less exact formula of the IR is no mistake: include ``abs(lowered - evaluate(..., float64=False))``.
     """
     wrong = ~_agree(kernel_output, reference, allowed, kernel_output.dtype)
     if not bool(wrong.any()):

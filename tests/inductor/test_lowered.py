@@ -541,9 +541,7 @@ def wrong_rsqrt() -> Iterator[None]:
 
 def _judged(lowered: Lowering, kernel: torch.Tensor, reference: torch.Tensor) -> str:
     ours, own = lowered.outputs(float64=True)[0], lowered.outputs()[0]
-    allowed = 16 * (own.double() - reference).abs() + 1e-6 * reference.abs()
-    if (own.double() - reference).abs().max() > 1e-4:  # the IR in its own dtype is as wrong: no rounding
-        allowed = 1e-6 * reference.abs()
+    allowed = 16 * (own.double() - ours).abs() + 1e-6 * reference.abs()
     return stage_of(reference, ours, kernel, allowed)
 
 
@@ -562,6 +560,23 @@ def test_a_clean_twin_is_right() -> None:
     x = _normal(64).abs() + 0.1
     lowered = lower(_rsqrt, (x,))
     assert _judged(lowered, lowered.outputs()[0], _rsqrt(x.double())) == ""
+
+
+def test_a_less_exact_formula_is_no_mistake() -> None:
+    x = _normal(4, 64) + 1000
+    right = lowerings[aten.mul.Tensor]
+
+    def one_pass(x: torch.Tensor) -> torch.Tensor:
+        return (x * x).mean(1) - x.mean(1) ** 2
+
+    lowered = lower(one_pass, (x,))
+    exact = x.double().var(1, correction=0)
+    kernel = lowered.outputs()[0]
+    assert (kernel.double() - exact).abs().max() > 1e-3
+    assert _judged(lowered, kernel, exact) == ""
+    with patch.dict(lowerings, {aten.mul.Tensor: lambda a, b: right(right(a, b), 1.001)}):
+        wrong = lower(one_pass, (x,))
+    assert _judged(wrong, wrong.outputs()[0], exact) == "lowering"
 
 
 @pytest.mark.slow
