@@ -6,6 +6,7 @@ a loop, the loops of a reduction last. Ops are torch's functions of the same nam
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,10 +39,9 @@ def _wide(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """Compute in float64 and round once."""
 
     def compute(*values: torch.Tensor) -> torch.Tensor:
-        dtype = values[0].dtype
-        for value in values[1:]:
-            dtype = torch.promote_types(dtype, value.dtype)
-        return function(*(value.double() for value in values)).to(dtype)
+        dtype = functools.reduce(torch.promote_types, (value.dtype for value in values))
+        exact: torch.Tensor = function(*(value.double() for value in values))
+        return exact.to(dtype)
 
     return compute
 
@@ -50,7 +50,8 @@ def _polygamma(order: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     orders = order.unique().tolist()
     if len(orders) != 1:
         raise NotEvaluated("polygamma of several orders")
-    return torch.special.polygamma(int(orders[0]), x)
+    value: torch.Tensor = torch.special.polygamma(int(orders[0]), x)
+    return value
 
 
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(

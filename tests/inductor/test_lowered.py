@@ -364,6 +364,7 @@ TRUTH = {
     "the kernel alone is wrong": ([1.0, 2.0], [1.0, 2.0], [1.0, 2.1], 1e-6, "codegen"),
     "the kernel does as the IR, which is wrong": ([1.0, 2.0], [1.0, 2.1], [1.0, 2.1], 1e-6, "lowering"),
     "both wrong, each in its way": ([1.0, 2.0], [1.0, 2.1], [1.0, 2.9], 1e-6, "lowering"),
+    "the IR is wrong at one of two": ([1.0, 2.0], [1.0, 2.1], [1.1, 2.1], 1e-6, "lowering"),
     "the IR is wrong elsewhere": ([1.0, 2.0], [1.5, 2.0], [1.0, 2.1], 1e-6, "codegen"),
     "the IR is wrong and the kernel is not": ([1.0, 2.0], [1.5, 2.0], [1.0, 2.0], 1e-6, ""),
     "the IR is less wrong than rounding explains": ([1.0, 2.0], [1.0, 2.00001], [1.0, 2.1], 1e-3, "codegen"),
