@@ -70,6 +70,7 @@ class KernelWatcher(TraceCallback):
         self._path = ""
         self._reads: tuple[Read, ...] = ()
         self._depth = 0  # an op may call others
+        self._used: dict[str, frozenset[str]] = {}
 
     def graph(self, path: str, inputs: Sequence[Any]) -> None:
         graph = self._graphs.get(path)
@@ -77,6 +78,8 @@ class KernelWatcher(TraceCallback):
             self.unseen += 1
             return
         self._path, self._depth = path, 0
+        if path not in self._used:
+            self._used[path] = wrapper_of(path).used()
         self._judge.begin(graph, inputs)
 
     def graph_ended(self) -> None:
@@ -111,7 +114,7 @@ class KernelWatcher(TraceCallback):
             kernel, place = str(func), inside_wrapper()
             line = place[1] if place is not None and place[0] == self._path else 0
             named = self._written(func, args, kwargs, output, line)
-        last = wrapper_of(self._path).last_writers.get(line, frozenset())
+        last = wrapper_of(self._path).last_writers.get(line, frozenset()) & self._used[self._path]
         writes = tuple(_write(name, tensor) for name, tensor in named)
         self._judge.called(KernelCall(node, kernel, isinstance(func, GeneratedKernel), self._reads, writes, last))
 
@@ -119,11 +122,14 @@ class KernelWatcher(TraceCallback):
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any, line: int
     ) -> list[tuple[str, torch.Tensor]]:
         """Return what an op wrote, by the buffers of the line that called it."""
-        tensors = plan_of(func).written_by(args, kwargs, output)
+        plan = plan_of(func)
+        tensors, mutated = plan.written_by(args, kwargs, output), len(plan.written_tensors(args, kwargs))
         call = wrapper_of(self._path).calls.get(line)
-        names = () if call is None else call.pieces or call.targets
+        if call is None:
+            return [("", tensor) for tensor in tensors]
+        names = [*(call.pieces or call.targets[mutated:]), *call.targets[:mutated]]  # as the tensors: outputs first
         if len(names) != len(tensors):
-            names = ("",) * len(tensors)
+            names = [""] * len(tensors)
         return list(zip(names, tensors, strict=True))
 
 

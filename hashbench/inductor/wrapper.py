@@ -74,12 +74,25 @@ class Wrapper:
         last_writers: names of the buffers that no later line writes, by the line that writes them last. A write to a
             view (``# alias``) is one to the buffer that it views as long as that has a name; a write to memory that was
             taken over is one to its new name only.
+        returned: names of the inputs, which belong to the caller, and of the buffers in what is returned.
     """
 
     kernels: tuple[KernelSource, ...] = ()
     calls: Mapping[int, WrapperCall] = field(default_factory=dict)
     reuses: Mapping[int, tuple[str, str]] = field(default_factory=dict)
     last_writers: Mapping[int, frozenset[str]] = field(default_factory=dict)
+    returned: frozenset[str] = frozenset()
+
+    def used(self) -> frozenset[str]:
+        """Return the names of the buffers whose content is used: returned, or read by a later call under this name, or
+        under one that takes its memory over. Code generation may leave the others with any content."""
+        found = set(self.returned)
+        for call in reversed(self.calls.values()):
+            if call.kernel:
+                found.update(call.arguments[at] for at in call.reads if at < len(call.arguments))
+            elif not found.isdisjoint(call.targets):
+                found.update(call.arguments)
+        return frozenset(found - {""})
 
 
 def mutated_by_name(op: str) -> Sequence[Argument]:
@@ -332,6 +345,7 @@ class _Reader:
         self._unwritten: dict[str, bool] = {}  # name that nothing wrote yet -> its memory was written under another one
         self._pieces: dict[int, dict[int, str]] = {}
         self._memories = _Memories()
+        self._returned: set[str] = set()
 
     def wrapper(self, sources: tuple[KernelSource, ...]) -> Wrapper:
         """Return what was read."""
@@ -342,7 +356,7 @@ class _Reader:
             names = tuple(pieces.get(index, "") for index in range(max(pieces) + 1))
             self._calls[line] = replace(self._calls[line], pieces=names)
         frozen = {line: frozenset(names) for line, names in sorted(last.items())}
-        return Wrapper(sources, self._calls, self._reuses, frozen)
+        return Wrapper(sources, self._calls, self._reuses, frozen, frozenset(self._returned))
 
     def read(self, function: ast.FunctionDef) -> None:
         """Read one function. Memory of another function has another name in it."""
@@ -354,6 +368,8 @@ class _Reader:
                     self._assign(statement.lineno, target, value, deleted.get(statement.lineno, frozenset()))
                 case ast.Expr(value=ast.Call() as call):
                     self._call(call, ())
+                case ast.Return(value=ast.expr() as value):
+                    self._returned.update(self._leaves(value))
                 case ast.Delete(targets=targets):
                     for each in targets:
                         self._memories.forget(_dotted(each))
@@ -362,6 +378,9 @@ class _Reader:
 
     def _assign(self, line: int, target: ast.expr, value: ast.expr, deleted: frozenset[str]) -> None:
         names = tuple(_names(target))
+        if isinstance(value, ast.Name) and value.id == "args":
+            self._returned.update(names)
+            return
         element = value.slice if isinstance(value, ast.Subscript) else None
         while isinstance(value, ast.Subscript):
             value = value.value
