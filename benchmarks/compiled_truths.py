@@ -130,7 +130,7 @@ def separation(reference: Results, exact: Results, compiled: Results) -> tuple[f
     return worst
 
 
-def measure(name: str, mode: str, *, runs: int, fallback_random: bool) -> dict[str, Any]:
+def measure(name: str, mode: str, *, runs: int, fallback_random: bool, ladder: bool = True) -> dict[str, Any]:
     """Measure one model in this process, in both dtypes.
 
     Args:
@@ -138,6 +138,7 @@ def measure(name: str, mode: str, *, runs: int, fallback_random: bool) -> dict[s
         mode: ``training`` or ``inference``.
         runs: of one compilation, besides the first.
         fallback_random: random numbers as eager draws them.
+        ladder: in float64 too, with every backend of ``LADDER`` that it takes.
     """
     from torch._dynamo.utils import same
     from torch._inductor import config
@@ -154,7 +155,7 @@ def measure(name: str, mode: str, *, runs: int, fallback_random: bool) -> dict[s
     }
     try:
         found["backend"] = ""
-        for backend in reversed(LADDER):
+        for backend in reversed(LADDER) if ladder else ():
             compiled = run(workload, mode, backend=backend, dtype=torch.float64)
             apart, where = separation(reference, exact, compiled)
             if backend == LADDER[-1]:
@@ -165,7 +166,9 @@ def measure(name: str, mode: str, *, runs: int, fallback_random: bool) -> dict[s
         (first, differ), sources = run_and_get_code(lambda: several(workload, mode, runs))
     except Exception as error:  # the row says so
         return {**found, "error": f"{type(error).__name__}: {error}".splitlines()[0]}
-    calls = re.findall(r"^ +((?:cpp_fused|extern_kernels|torch\.ops)[\w.]*)\(", "\n".join(sources), re.MULTILINE)
+    calls = re.findall(
+        r"^ +(?:\w+ = )?((?:cpp_fused|extern_kernels|torch\.ops)[\w.]*)\(", "\n".join(sources), re.MULTILINE
+    )
     found["kernels"] = list(dict.fromkeys(calls))
     found["own"], _ = separation(reference, exact, first)
     found["same"] = all(
@@ -218,9 +221,10 @@ def lines(wanted: Sequence[str], *, runs: int, compilations: int) -> Iterator[di
             continue
         mode = "inference" if "inference" in modes else "training"
         line = child(spec.name, mode, "--runs", str(runs), PYTHONHASHSEED="0")
-        others = [child(spec.name, mode, "--runs", "0", PYTHONHASHSEED=str(seed)) for seed in range(1, compilations)]
+        flags = "--runs", "0", "--own-dtype"
+        others = [child(spec.name, mode, *flags, PYTHONHASHSEED=str(seed)) for seed in range(1, compilations)]
         if compilations > 1:
-            others.append(child(spec.name, mode, "--runs", "0", threads=1, PYTHONHASHSEED="0"))
+            others.append(child(spec.name, mode, *flags, threads=1, PYTHONHASHSEED="0"))
             line["seeds"] = len({other.get("digest") for other in (line, *others[:-1])})
             line["threads"] = len({other.get("digest") for other in (line, others[-1])})
         yield line
@@ -247,9 +251,11 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=10, metavar="N", help="of one compilation (default 10)")
     parser.add_argument("--compilations", type=int, default=1, metavar="N", help="processes for each (default 1)")
     parser.add_argument("--own-random", action="store_true", help="without fallback_random, for --one")
+    parser.add_argument("--own-dtype", action="store_true", help="not in float64, for --one")
     parsed = parser.parse_args()
     if parsed.one:
-        line = measure(*parsed.one, runs=parsed.runs, fallback_random=not parsed.own_random)
+        random, ladder = not parsed.own_random, not parsed.own_dtype
+        line = measure(*parsed.one, runs=parsed.runs, fallback_random=random, ladder=ladder)
         print(json.dumps(line))
         return
     rows = []
