@@ -39,6 +39,7 @@ from hashbench.processes import Budget, tell_phase
 from hashbench.records import Failure, RunOptions
 from hashbench.results import compiled_kernels
 from hashbench.results.compiled_kernels import CompiledKernel
+from hashbench.results.folder import file_key
 from hashbench.run.outcome import CompiledFacts, Outcome, Run, log_error
 from hashbench.run.workload import Workload
 from hashbench.text import a_few
@@ -189,8 +190,16 @@ class CompiledCheck:
             failed,
             None if found is None else found.judgement,
             Budget(self.options.diagnose_budget),
+            self._repro(),
         )
         return self._explained(outcome, case)
+
+    def _repro(self) -> tuple[Path, str] | None:
+        spec, options = self.subject.spec, self.options
+        if spec is None or not options.output:
+            return None
+        key = file_key(suite=spec.suite, mode=options.mode, name=spec.name)
+        return Path(options.output) / "repro" / key, f"{spec.name} ({options.mode})"
 
     def _keep_kernels(self, found: Judged) -> None:
         """Write the list of kernels beside the rows, by which nights are compared."""
@@ -270,6 +279,8 @@ class CompiledCheck:
         if told.module and told.module.partition(".")[0] != root:  # a container's own call is not on dynamo's stack
             told = replace(told, module=f"{root}.{told.module}")
         detail = "; ".join(filter(None, (known.detail, finding.detail)))
+        if finding.reproduced and case.repro is not None and not finding.reproduced.startswith("no repro"):
+            told = replace(told, repro=f"repro/{case.repro[0].name}")
         advice = advice_for(finding.stage, finding.op, finding.cured_by)
         return replace(outcome, facts=replace(told, detail=detail, advice=advice), trials=finding.trials)
 
@@ -351,7 +362,7 @@ def _only_rounding(case: CompiledCase) -> str:
 
 _OF_FINDING = (
     *("stage", "kernel", "op", "module", "source", "phase", "semantic", "reference", "cured_by", "confidence"),
-    *("beyond_rounding", "eager_rounding"),
+    *("beyond_rounding", "eager_rounding", "reproduced"),
 )
 """Fields of a finding that are columns."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,8 +26,11 @@ from hashbench.compiled.mutations import undeclared_effects, wrong_fakes
 from hashbench.compiled.names import NamesJudge, Overwriter
 from hashbench.compiled.observed import Both, Judge, KernelWatcher
 from hashbench.compiled.passes import Change, WrongPass, first_wrong_pass, inputs_by_name
+from hashbench.compiled.repro import BlamedCall, ExpectedResult, write_accuracy_repro
 from hashbench.compiled.rounding import LIMIT
 from hashbench.compiled.split import SplitJudge
+from hashbench.diagnose import fresh_process
+from hashbench.diagnose.driver import CallCapturer
 from hashbench.errors import HashbenchError, named_line
 from hashbench.inductor import fallbacks
 from hashbench.inductor.graphs import CompiledGraph, KernelCall
@@ -34,11 +38,16 @@ from hashbench.inductor.internals import CapturedGraphs
 from hashbench.inductor.nodes import NodeFacts
 from hashbench.processes import Budget, tell_phase
 from hashbench.records import NO_TIME, ExperimentResult, Failure
+from hashbench.repro import REPRO_SECONDS, run_in_fresh_process
 from hashbench.run.outcome import Run
+from hashbench.trace.generated import GeneratedKernel
 
 MISTAKE = 1000.0
 """Ratio from which a kernel is wrong by what its own dtype shows alone. Below, rounding that eager mode does not do may
 explain it: batch-norm statistics in float32 reach 12.6."""
+
+_MOST_BYTES = 2**30
+"""Of the captured inputs of a kernel."""
 
 Results = Callable[[Run], Mapping[str, Any]]
 
@@ -55,6 +64,7 @@ class CompiledCase:
         failed: those of the row; empty if it passes.
         judgement: of the kernels in the model's own dtype; ``None`` if they were not seen.
         budget: for experiments.
+        repro: folder of the repro, and the model in words; ``None``: no repro is written.
     """
 
     make: Callable[..., Program]
@@ -64,12 +74,13 @@ class CompiledCase:
     failed: tuple[str, ...]
     judgement: Judgement | None
     budget: Budget
+    repro: tuple[Path, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """What was found out; fields are columns of the same name, but for ``pass_name``, the ``node`` of the kernel's
-    record, the ``ops`` that it computes, and ``trials``."""
+    record, the ``ops`` that it computes, its ``buffer`` that is wrong, and ``trials``."""
 
     stage: str = ""
     kernel: str = ""
@@ -85,7 +96,9 @@ class Finding:
     pass_name: str = ""
     node: str = ""
     ops: tuple[str, ...] = ()
+    buffer: str = ""
     trials: tuple[ExperimentResult, ...] = ()
+    reproduced: str = ""
     cured_by: str = ""
     confidence: str = ""
 
@@ -96,8 +109,8 @@ def explain(case: CompiledCase) -> Finding:
         runs = _Runs(case, stack)
         tell_phase("ladder of backends in float64")
         ladder = climb(runs, backends=rungs_below(case.backend))
-        finding = _found(case, runs, ladder)
-        return _proven(case, runs, finding)
+        finding = _proven(case, runs, _found(case, runs, ladder))
+        return replace(finding, reproduced=_reproduced(case, runs, finding))
 
 
 def rungs_below(backend: str) -> tuple[str, ...]:
@@ -237,6 +250,7 @@ def _kernel(buffer: JudgedBuffer, look: _Look | None) -> Finding:
         beyond_rounding=buffer.ratio,
         eager_rounding=buffer.own_ratio,
         node=buffer.node,
+        buffer=buffer.buffer,
         detail=f"{buffer.buffer} is {buffer.relative_error:.2g} off",
     )
 
@@ -307,6 +321,23 @@ def _trial(runs: _Runs, finding: Finding, attempt: experiments.Attempt) -> Exper
             return experiments.trial(attempt, gone=runs.is_gone(finding))
     except (HashbenchError, RuntimeError, AssertionError) as error:
         return experiments.trial(attempt, note=named_line(error, limit=120))
+
+
+def _reproduced(case: CompiledCase, runs: _Runs, finding: Finding) -> str:
+    """Write the repro of a wrong kernel and run it; return what came of that, empty if there is none to write."""
+    if case.repro is None or not finding.buffer or finding.stage not in ("lowering", "codegen"):
+        return ""
+    folder, model = case.repro
+    look = runs.own()
+    blamed = None if look is None else look.blamed(finding)
+    if blamed is None:
+        return ""
+    tell_phase("repro")
+    try:
+        write_accuracy_repro(folder, blamed, seen_in=f"in the model {model}")
+    except (HashbenchError, OSError) as error:
+        return f"no repro: {error}"
+    return run_in_fresh_process(folder, timeout=REPRO_SECONDS, by=fresh_process.run_python)
 
 
 # ------------------------------------------------------------------------------------------------------------ runs
@@ -393,6 +424,22 @@ class _Look:
         judge = NamesJudge(node)
         self._watched(judge)
         return judge.found
+
+    def blamed(self, finding: Finding) -> BlamedCall | None:
+        """Capture the call of a generated kernel, with what its wrong buffer should hold."""
+        split, capturer = SplitJudge(finding.node, finding.buffer), CallCapturer(finding.node, limit_bytes=_MOST_BYTES)
+        self._watched(split)
+        self._program.attempt(watcher=capturer)
+        call, expected = capturer.call, split.expected
+        kernel = None if call is None else call.func
+        if call is None or expected is None or not isinstance(kernel, GeneratedKernel):
+            return None
+        place = next((at for at in kernel.plan.written if kernel.buffers[at : at + 1] == (finding.buffer,)), None)
+        if place is None:
+            return None
+        result = ExpectedResult(finding.buffer, place, expected.reference, expected.allowed, finding.eager_rounding)
+        call = replace(call, node=finding.node, phase=finding.phase, module=finding.module, source=finding.source)
+        return BlamedCall(call, (result,), stage=finding.stage, op=finding.op, semantic=finding.semantic)
 
     def amplified(self) -> Sequence[Any]:
         """Return where rounding grew most."""

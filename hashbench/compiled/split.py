@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,6 +16,19 @@ from hashbench.inductor.nodes import facts_of
 from hashbench.trace.digest import untraced
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Expected:
+    """What a buffer should hold.
+
+    Attributes:
+        reference: its value, evaluated in float64 from recorded values.
+        allowed: error that rounding explains for each element, in float64.
+    """
+
+    reference: torch.Tensor = field(repr=False)
+    allowed: torch.Tensor = field(repr=False)
+
+
 class SplitJudge:
     """Judge of one buffer of one call.
 
@@ -25,11 +39,13 @@ class SplitJudge:
     Attributes:
         stage: ``lowering`` or ``codegen``; empty if it cannot be told.
         ops: of the program, that the buffer is computed by from recorded values, the last first.
+        expected: what the buffer should hold; ``None`` if that is not known.
     """
 
     def __init__(self, node: str, buffer: str) -> None:
         self.stage = ""
         self.ops: tuple[str, ...] = ()
+        self.expected: Expected | None = None
         self._node, self._buffer = node, buffer
         self._graph: CompiledGraph | None = None
         self._values: dict[str, torch.Tensor] = {}
@@ -73,16 +89,29 @@ class SplitJudge:
                 Evaluator(graph.module, self._recorded, operands, precision=precision).value(subgraph)
                 for precision in (Precision.FLOAT64, Precision.OWN)
             )
-            made = lowered.evaluate(ir, self._values, graph=graph.lowering, float64=True)
-        except (NotEvaluated, lowered.NotEvaluated):
+        except NotEvaluated:
             return
         if not all(isinstance(each, torch.Tensor) and each.numel() == write.tensor.numel() for each in (exact, own)):
             return
         shape = write.tensor.shape
-        exact, own, made = (each.reshape(shape) for each in (exact, own, made))
-        allowed: torch.Tensor | float = 0.0
-        if exact.is_floating_point():
-            # A formula of the IR that is less exact than eager mode's is no mistake; a wrong one is far away.
-            lost = torch.maximum((own.double() - exact).abs(), unit_roundoff(write.tensor.dtype) * exact.abs())
-            allowed = LIMIT * (lost + lost.square().mean().sqrt())
+        exact, own = exact.reshape(shape), own.reshape(shape)
+        self.expected = Expected(exact, _explained(exact, own, write.tensor.dtype))
+        try:
+            made, narrow = (
+                lowered.evaluate(ir, self._values, graph=graph.lowering, float64=wide).reshape(shape)
+                for wide in (True, False)
+            )
+        except lowered.NotEvaluated:
+            return
+        # A formula of the IR that is less exact is no mistake; what the IR itself loses in its own dtype is allowed.
+        allowed = LIMIT * self.expected.allowed + (made.double() - narrow.double()).abs().nan_to_num()
         self.stage = lowered.stage_of(exact, made, write.tensor, allowed)
+
+
+def _explained(exact: torch.Tensor, own: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the error that rounding explains for each element, in float64; 0 for integers and bools."""
+    if not (exact.is_floating_point() or exact.is_complex()):
+        return torch.zeros(exact.shape, dtype=torch.float64)
+    wide = torch.complex128 if exact.is_complex() else torch.float64
+    lost = torch.maximum((own.to(wide) - exact).abs(), unit_roundoff(dtype) * exact.abs()).nan_to_num()
+    return lost + lost.square().mean().sqrt()

@@ -422,7 +422,7 @@ def _capture(case: DiagnosisCase, divergence: Divergence) -> tuple[CapturedCall 
     limit = int(case.options.capture_mib * MIB)
     if case.options.device == "cpu":  # no more than memory allows
         limit = min(limit, psutil.virtual_memory().available // COPIES)
-    capturer = _Capturer(divergence.node, limit_bytes=limit)
+    capturer = CallCapturer(divergence.node, limit_bytes=limit)
     run = case.attempt(watcher=capturer)
     if capturer.call is not None:
         call = replace(capturer.call, node=divergence.node, phase=divergence.phase, module=divergence.module)
@@ -454,8 +454,13 @@ def _first_evidence(outcome: Outcome, divergence: Divergence | None) -> Evidence
 # ------------------------------------------------------------------------------------- what is done during a run
 
 
-class _Capturer(TraceCallback):
-    """Captures the call with one record id."""
+class CallCapturer(TraceCallback):
+    """Captures the call with one record id.
+
+    Attributes:
+        call: the last such call; ``None`` if there was none.
+        reason: why it could not be captured.
+    """
 
     def __init__(self, node: str, *, limit_bytes: int) -> None:
         self.node, self.limit_bytes = node, limit_bytes
