@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any, Protocol
 
 from hashbench.imports import ModulePatch
@@ -148,8 +148,10 @@ class CompiledGraphCalls(ModulePatch):
             for name, value in list(values.items()):
                 if name.startswith(_ALLOCATOR):
                     self._put(values, **{name: functools.partial(_allocated, self, name, value)})
-                elif name == "torch" or _holds_ops(name, value):
-                    self._put(values, **{name: _OpCalls(value, name == "torch", self, path, facts)})
+                elif _holds_ops(name, value):
+                    self._put(values, **{name: _OpCalls(value, self, path, facts)})
+            if any(call.kernel.startswith("torch.ops.") for call in source.calls.values()):
+                self._put(values, torch=_Torch(values["torch"], self, path, facts))
         return seen
 
 
@@ -179,23 +181,42 @@ def _line_in(path: str) -> int:
 
 
 class _OpCalls:
-    """Stand-in for a global of a generated module that holds ops (``extern_kernels``, ``aten``, ``torch`` for its
-    ``ops``): as that object, and announces each op that is looked up."""
+    """Stand-in for a global of a generated module that holds ops (``extern_kernels``, ``aten``): as that object, and
+    announces each op that is looked up."""
 
-    __slots__ = ("_facts", "_hooks", "_of", "_only", "_path")
+    __slots__ = ("_facts", "_hooks", "_of", "_path")
 
-    def __init__(
-        self, of: Any, is_torch: bool, hooks: CompiledGraphCalls, path: str, facts: Mapping[str, NodeFacts]
-    ) -> None:
-        self._of, self._only, self._hooks, self._path, self._facts = of, is_torch, hooks, path, facts
+    def __init__(self, of: Any, hooks: CompiledGraphCalls, path: str, facts: Mapping[str, NodeFacts]) -> None:
+        self._of, self._hooks, self._path, self._facts = of, hooks, path, facts
 
     def __getattr__(self, name: str) -> Any:
-        hooks = self._hooks
-        if getattr(hooks._inside, "graph", False) == "shown" and (name == "ops" or not self._only):
-            listener = hooks._listener
-            if listener is not None:
-                listener.op(self._path, _line_in(self._path), self._facts)
+        _announce(self._hooks, self._path, self._facts)
         return getattr(self._of, name)
+
+
+class _Torch(ModuleType):
+    """Stand-in for ``torch`` in a generated module, which looks up its dtypes more often than its ops."""
+
+    def __init__(self, of: ModuleType, hooks: CompiledGraphCalls, path: str, facts: Mapping[str, NodeFacts]) -> None:
+        super().__init__(of.__name__)
+        vars(self).update(vars(of), _stands_for=(of, hooks, path, facts))
+
+    @property
+    def ops(self) -> Any:
+        of, *known = vars(self)["_stands_for"]
+        _announce(*known)
+        return of.ops
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["_stands_for"][0], name)
+
+
+def _announce(hooks: CompiledGraphCalls, path: str, facts: Mapping[str, NodeFacts]) -> None:
+    if getattr(hooks._inside, "graph", False) == "shown" and (listener := hooks._listener) is not None:
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and frame.f_code.co_filename != path:
+            frame = frame.f_back  # another trace's stand-in
+        listener.op(path, 0 if frame is None else frame.f_lineno, facts)
 
 
 class PackagedModelCalls(ModulePatch):

@@ -156,6 +156,8 @@ class CompiledRecords:
         self._kernels: dict[tuple[int, int], GeneratedKernel] = {}
         self._allocations: dict[str, OpPlan] = {}
         self._graph_plan = graph_plan()
+        self._observed = trace.observer.wanted or trace.observer.callback is not None
+        self._records = trace.nodes.records
         self._stand_ins: dict[str, torch.nn.Module] = {}
         self._facts: dict[tuple[int, int], NodeFacts] = {}
         self._watches: tuple[ModulePatch, ...] = (
@@ -333,7 +335,11 @@ class CompiledRecords:
             self._allocations[name] = plan = allocation_plan(name, function)
         stride = None if tensor.is_contiguous() else tensor.stride()
         written = ((tensor.dtype, tensor.shape, stride, None),)
-        number = self._add(plan, args, written, functools.partial(self._tracing.allocated, tensor))
+        if self._observed:
+            number = self._add(plan, args, written, functools.partial(self._tracing.allocated, tensor))
+        else:
+            number = self._tracing.allocated(tensor)
+            self._records.append((plan, *graph.place, (), args, written, None, None, number))
         if self._trace.hashed_inputs:
             self._trace.observer.unwritten.add(number)
         return tensor
@@ -354,12 +360,12 @@ class CompiledRecords:
         observer, graph = self._trace.observer, self._graph
         assert graph is not None
         noted = None
-        if observer.wanted or observer.callback is not None:
+        if self._observed:
             with unrecorded():
                 noted = observer.before(plan, (), {}) if observer.wanted else None
                 observer.last = self._calls.begin(plan)
         number = take()
-        self._trace.nodes.records.append((plan, *graph.place, (), others, written, None, None, number))
+        self._records.append((plan, *graph.place, (), others, written, None, None, number))
         if noted is not None:
             observer.after(number, plan, (), {}, noted)
         return number
