@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from hashbench.imports import ImportWatch
+from hashbench.imports import ImportWatch, ModulePatch
 
 
 @pytest.fixture
@@ -98,3 +99,79 @@ def test_removed_watch_reports_nothing(module: str) -> None:
     assert watch not in sys.meta_path
     importlib.import_module(module)
     assert (found, spec is not None) == ([], True)
+
+
+# ------------------------------------------------------------------------------------------------------------ patches
+
+
+class Patch(ModulePatch):
+    """Appends its mark to what a function of the watched module returns, until it stops."""
+
+    module = "watched_module"
+
+    def __init__(self, mark: str) -> None:
+        super().__init__()
+        self.mark = mark
+
+    def _replace(self) -> None:
+        holder = sys.modules[self.module]
+        name = holder.name  # type: ignore[attr-defined]
+        self._put(holder, name=lambda: name() + self.mark)
+
+    def stop(self) -> None:
+        super().stop()
+        self.mark = ""
+
+
+@pytest.fixture
+def patched(module: str) -> ModuleType:
+    imported = importlib.import_module(module)
+    imported.name = lambda: "torch"  # type: ignore[attr-defined]
+    return imported
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_patches_of_one_function_stop_in_any_order(patched: ModuleType, order: tuple[int, ...]) -> None:
+    before = dict(vars(patched))
+    patches = [Patch(mark) for mark in "abc"]
+    for patch in patches:
+        patch.start()
+    assert patched.name() == "torchabc"
+    left = "abc"
+    for number in order:
+        patches[number].stop()
+        left = left.replace("abc"[number], "")
+        assert patched.name() == f"torch{left}"
+    assert vars(patched) == before
+
+
+def test_what_another_library_put_on_top_stays(patched: ModuleType) -> None:
+    patch = Patch("a")
+    patch.start()
+    ours = patched.name
+    patched.name = lambda: ours() + "!"  # type: ignore[attr-defined]
+    patch.stop()
+    assert patched.name() == "torch!"
+
+
+def test_a_patch_waits_for_the_import_and_a_stopped_one_does_not(module: str) -> None:
+    waiting, stopped = Patch("a"), Patch("b")
+    waiting.start()
+    stopped.start()
+    stopped.stop()
+    with pytest.raises(AttributeError, match="name"):  # the patch ran, once the module was there
+        importlib.import_module(module)
+    waiting.stop()
+    assert not [finder for finder in sys.meta_path if isinstance(finder, ImportWatch)]
+
+
+def test_a_namespace_is_patched_like_a_module() -> None:
+    class Values(ModulePatch):
+        module = "sys"
+
+    values = {"kernel": 1}
+    patch = Values()
+    patch._put(values, kernel=2)
+    assert values["kernel"] == 2
+    patch.stop()
+    assert values == {"kernel": 1}

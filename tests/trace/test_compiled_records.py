@@ -380,12 +380,12 @@ def test_an_exception_in_a_kernel_leaves_everything_as_it_was(tracer: str, error
 def test_after_an_exception_the_trace_goes_on(tracer: str) -> None:
     class Raises(TraceCallback):
         def graph_ended(self) -> None:
-            raise ValueError
+            raise ValueError("planted")
 
     compiled = torch.compile(kernels)
     compiled(X)
     with HashDebugTrace(tracer=tracer, watcher=Raises()) as trace:
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match="planted"):
             compiled(X)
         X.cos()
     assert ops(trace.finish()) == [*KERNELS, "aten.cos.default"]

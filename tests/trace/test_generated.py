@@ -1,4 +1,4 @@
-"""A generated kernel as a callee: its C++, its types, and which callees count as compiled."""
+"""A generated kernel as a callee: what it writes, which buffers it gets, where in the program it comes from."""
 
 from __future__ import annotations
 
@@ -11,8 +11,68 @@ from kernel_helpers import FakeKernel, added
 
 from hashbench.calls.call import compiled_kernel
 from hashbench.calls.ops import definition_of, is_custom, needs_definition
-from hashbench.trace.generated import GeneratedKernel, allocation_plan
-from hashbench.trace.op_schema import OpPlan
+from hashbench.inductor.internals import KernelSite
+from hashbench.inductor.nodes import NodeFacts
+from hashbench.trace.generated import GeneratedKernel, allocation_plan, facts_of_line, graph_plan, kernel_at
+from hashbench.trace.op_schema import OpPlan, Pattern
+
+TEXT = """\
+cpp_fused_0 = async_compile.cpp_pybinding(['float*', 'const float*', 'const int64_t', 'bool*'], '''
+ void kernel
+''')
+def call(args):
+    cpp_fused_0(buf0, primals_1, 8, buf1)
+    extern_kernels.mm(buf0, primals_1, out=buf2)
+    buf3 = torch.ops.aten.sort.default(buf2)
+"""
+FACTS = {
+    "buf0": NodeFacts("aten.gelu.default", "Net.act", "net.py:3 gelu(x)"),
+    "buf1": NodeFacts("aten.gt.Scalar"),
+    "buf2": NodeFacts("aten.mm.default", "Net.fc", "net.py:4 self.fc(x)"),
+    "primals_1": NodeFacts("", "Net.other"),
+}
+TYPES = ("float*", "const float*", "const int64_t", "bool*")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    (tmp_path / "module.py").write_text(TEXT, encoding="utf-8")
+    return str(tmp_path / "module.py")
+
+
+def test_kernel_writes_what_is_not_const_and_has_the_place_of_what_it_writes(path: str) -> None:
+    called = []
+    kernel = kernel_at(KernelSite(path, "cpp_fused_0", TYPES, lambda *args: called.append(args), FACTS), 5)
+    assert kernel.plan.written == (0, 3)
+    assert kernel.buffers == ("buf0", "primals_1", "", "buf1")
+    assert (kernel.plan.module, kernel.plan.source) == ("Net.act", "net.py:3 gelu(x)")
+    assert str(kernel) == kernel.plan.name == "cpp_fused_0"
+    kernel(1, 2)
+    assert called == [(1, 2)]
+
+
+def test_kernel_at_an_unknown_line_has_no_place(path: str) -> None:
+    kernel = kernel_at(KernelSite(path, "cpp_fused_0", TYPES, print, FACTS), 99)
+    assert (kernel.buffers, kernel.plan.module, kernel.plan.source, kernel.plan.written) == ((), "", "", (0, 3))
+    assert kernel_at(KernelSite(path, "cpp_fused_0", TYPES, print), 5).plan.module == ""
+
+
+def test_facts_of_a_line_are_those_of_the_buffer_that_it_writes(path: str) -> None:
+    assert facts_of_line(path, 6, FACTS) == FACTS["buf2"]
+    assert facts_of_line(path, 7, FACTS) == facts_of_line(path, 99, FACTS) == NodeFacts()
+    assert facts_of_line(path + ".gone", 6, FACTS) == NodeFacts()
+
+
+def test_plans_of_memory_and_graphs_compute_nothing() -> None:
+    allocation = allocation_plan("empty_strided_cpu", print)
+    assert (allocation.name, allocation.blank, allocation.pattern) == (
+        "inductor.empty_strided_cpu",
+        True,
+        Pattern.FRESH,
+    )
+    graph = graph_plan()
+    assert (graph.name, graph.blank, graph.written, graph.call()) == ("inductor.graph", False, (), None)
+
 
 MODULE = """
 async_compile = AsyncCompile()

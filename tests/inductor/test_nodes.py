@@ -1,0 +1,63 @@
+"""What a node of a graph stands for: the op, module and line of the user's program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from hashbench.inductor.nodes import NodeFacts, common, facts_of, module_path, source_line
+
+LAYER = torch.nn.Linear
+STACKS: dict[str, tuple[dict[str, tuple[str, Any]], str]] = {
+    "no module": ({}, ""),
+    "the root alone": ({"L['self']": ("L['self']", LAYER)}, "Linear"),
+    "below the root": (
+        {"L['self']": ("L['self']", LAYER), "L['self'].a": ("L['self'].a", LAYER)},
+        "Linear.a",
+    ),
+    "the root is not in it": ({"L['self'].a": ("L['self'].a", LAYER)}, "a"),
+    "the class as text": ({"L['self']": ("L['self']", "zoo.nets.Net")}, "Net"),
+    "in a list": (
+        {"L['self']": ("L['self']", LAYER), "x": ("L['self']._modules['layers']._modules['0']", LAYER)},
+        "Linear.layers.0",
+    ),
+    "a global": ({"G['model']": ("G['model']", LAYER), "y": ("G['model'].b", LAYER)}, "Linear.b"),
+}
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_path_of(name: str) -> None:
+    stack, expected = STACKS[name]
+    assert module_path(stack) == expected
+
+
+FRAME = '  File "{file}", line {line}, in forward\n    {code}\n'
+
+
+def test_line_is_the_last_one_outside_of_torch() -> None:
+    mine = FRAME.format(file="/home/me/net.py", line=7, code="return self.fc(x)")
+    torchs = FRAME.format(file="/v/site-packages/torch/nn/modules/linear.py", line=125, code="return F.linear(x)")
+    assert source_line(mine + torchs) == "/home/me/net.py:7 return self.fc(x)"
+    assert source_line(torchs) == "/v/site-packages/torch/nn/modules/linear.py:125 return F.linear(x)"
+    assert source_line("") == source_line("no frame") == ""
+    assert source_line('File "a.py", line 3, in f') == "a.py:3"
+
+
+def test_facts_of_a_node_prefer_the_op_of_the_program() -> None:
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    node = graph.call_function(torch.ops.aten.mul.Tensor, (x, x))
+    assert facts_of(x) == NodeFacts()
+    assert facts_of(node) == NodeFacts(op="aten.mul.Tensor")
+    node.meta["original_aten"] = torch.ops.aten.gelu.default
+    node.meta["fwd_nn_module_stack"] = {"L['self']": ("L['self']", LAYER)}  # a backward node has no stack of its own
+    assert facts_of(node) == NodeFacts(op="aten.gelu.default", module="Linear")
+
+
+def test_common_facts_are_those_of_the_last_node_with_a_module() -> None:
+    first, second, third = NodeFacts("a", "m"), NodeFacts("b", "n"), NodeFacts("c")
+    assert common([first, second, third]) == second
+    assert common([third]) == third
+    assert common([]) == NodeFacts()
