@@ -32,7 +32,8 @@ class Layer(torch.nn.Module):
         each = [part(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.query, self.key, self.value)]
         attended = torch.nn.functional.scaled_dot_product_attention(*each).transpose(1, 2).flatten(2)
         x = self.norm(x + self.out(attended))
-        return self.last(x + self.second(torch.nn.functional.gelu(self.first(x))))
+        last: torch.Tensor = self.last(x + self.second(torch.nn.functional.gelu(self.first(x))))
+        return last
 
 
 def _bert() -> Callable[[], object]:

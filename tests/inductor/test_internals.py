@@ -315,7 +315,8 @@ def test_graphs_of_one_text_keep_their_own_facts() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             x = self.one(x).exp()
             torch._dynamo.graph_break()
-            return self.two(x).exp()
+            result: torch.Tensor = self.two(x).exp()
+            return result
 
     torch._dynamo.reset()
     captured = CapturedGraphs(keep=False)
