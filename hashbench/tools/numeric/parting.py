@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,7 @@ from hashbench.compare.align import Pair, PairedRuns, align, pair
 from hashbench.compare.slice import backward_slice
 from hashbench.records import Leaf, OpRecord, Ref, Trace
 from hashbench.run.workload import clone_inputs
+from hashbench.text import a_few
 from hashbench.tools.numeric.compare import compare_mappings, compare_values, renamed, without_wrapper
 from hashbench.tools.numeric.report import LONE, SIDES, Parting, Place, Rename, Rule, TensorComparison
 from hashbench.trace.api import HashDebugTrace
@@ -118,11 +120,15 @@ def _with_names(
 ) -> tuple[Trace, Mapping[str, str]]:
     """Return the trace with the other model's paths of modules, parameters and buffers, without the name of the model's
     class; and the new ids of leaves. Those of records are as they were."""
-    root = type(module).__name__ if module is not None else ""
+    root, compiled = type(module).__name__ if module is not None else "", _compiled_modules(module)
 
-    def renamed_path(path: str) -> str:
-        inside = "" if path == root else path.removeprefix(f"{root}.") if root else path
-        inside = without_wrapper(inside)
+    def renamed_path(path: str, *, generated: bool = False) -> str:
+        first, _, rest = path.partition(".")
+        if generated and first in compiled:
+            path = ".".join(filter(None, (compiled[first], rest)))
+        elif first == root:
+            path = rest
+        inside = without_wrapper(path)
         return names.get(inside, inside)
 
     leaves = {}
@@ -133,13 +139,25 @@ def _with_names(
     records = []
     for record in trace.records:
         inputs = tuple(ref._replace(source=leaves.get(ref.source, ref.source)) for ref in record.inputs)
-        records.append(replace(record, module=renamed_path(record.module), inputs=inputs))
+        module_path = renamed_path(record.module, generated=is_generated(record))
+        records.append(replace(record, module=module_path, inputs=inputs))
     return replace(
         trace,
         records=tuple(records),
         leaves=tuple(replace(leaf, id=leaves[leaf.id]) for leaf in trace.leaves),
         results=tuple(replace(item, source=leaves.get(item.source, item.source)) for item in trace.results),
     ), leaves
+
+
+def _compiled_modules(module: torch.nn.Module | None) -> dict[str, str]:
+    """Return the paths of compiled modules by their classes, with which the paths of generated kernels begin; without
+    classes of which there are several."""
+    found: dict[str, list[str]] = {}
+    for name, one in () if module is None else module.named_modules():
+        inner = getattr(one, "_orig_mod", None)
+        if inner is not None or one._compiled_call_impl is not None:
+            found.setdefault(type(one if inner is None else inner).__name__, []).append(name)
+    return {name: paths[0] for name, paths in found.items() if len(paths) == 1}
 
 
 def names_back(names: Iterable[str], rename: Rename) -> dict[str, str]:
@@ -239,7 +257,8 @@ def find(
     aligned, replacing = correspondence(first.records, second.records)
     runs, replaced = pair(first, second, aligned), {first.records[a].id for a, _ in replacing if a is not None}
     items: Mapping[str, tuple[Item | None, Item | None]] = {**runs.leaves, **runs.records}
-    differs = {node for node, (a, b) in items.items() if _parts_at(a, b, differ)}.__contains__
+    elsewhere = _left_elsewhere(runs)
+    differs = {node for node, (a, b) in items.items() if node not in elsewhere and _parts_at(a, b, differ)}.__contains__
     roots = [result.source for result in first.results if result.name in differing and result.source]
     roots += [runs.node_of[one.source] for one in second.results if one.name in differing and one.source]
 
@@ -271,7 +290,7 @@ def find(
     node = min(way.frontier, key=place)
     gap = _compiled_gap(runs, replaced, node)
     if gap is not None:
-        return _inside_compiled(unseen, _records_of(runs, [node])[0], *gap)
+        return _inside_compiled(unseen, runs, node, gap, way.reached)
     parting = replace(unseen, until=_named(items[known]) if known is not None and known != node else "")
     if node in runs.leaves:
         return _at_leaf(parting, runs, node)
@@ -292,6 +311,58 @@ def _parts_at(a: Item | None, b: Item | None, differ: Callable[[str, str], bool]
     return differ(a.id, b.id)
 
 
+_GENERATED = ("cpp_", "triton_")
+"""Prefixes of the names that Inductor gives to kernels; ops of torch begin with a namespace and a dot."""
+
+
+def _left_elsewhere(runs: PairedRuns) -> frozenset[str]:
+    """Return the nodes of ops that one execution alone has, and of which the other has the results all the same: from
+    another overload of the op (compiled code calls out-variants, in an order of its own), or, of more than one element,
+    where one of the two is generated code."""
+    kept = tuple(_Left.of(trace.records) for trace in (runs.first, runs.second))
+    lone = ((node, a, b) for node, (a, b) in runs.records.items() if (a is None) != (b is None))
+    return frozenset(node for node, a, b in lone if (a and kept[1].has(a)) or (b and kept[0].has(b)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """What the records of an execution left: by op, by generated code, by anything; with phase and iteration."""
+
+    by_op: frozenset[tuple[Any, ...]]
+    generated: frozenset[tuple[Any, ...]]
+    all: frozenset[tuple[Any, ...]]
+
+    @classmethod
+    def of(cls, records: Iterable[OpRecord]) -> _Left:
+        kept = [record for record in records if not _is_silent(record) and not record.opaque]
+        generated = frozenset(word for record in kept if is_generated(record) for word in _words_of(record))
+        anything = frozenset(word for record in kept for word in _words_of(record))
+        return cls(frozenset(map(_op_and_words, kept)), generated, anything)
+
+    def has(self, record: OpRecord) -> bool:
+        """Return whether these are also the results of a record of the other execution."""
+        if _is_silent(record) or record.opaque or not record.outputs:
+            return False
+        if _op_and_words(record) in self.by_op:
+            return True
+        known = self.all if is_generated(record) else self.generated
+        large = all(math.prod(output.shape) > 1 for output in record.outputs)
+        return large and known.issuperset(_words_of(record))
+
+
+def _op_and_words(record: OpRecord) -> tuple[Any, ...]:
+    return _without_overload(record).op, *_words_of(record)
+
+
+def _words_of(record: OpRecord) -> tuple[tuple[Any, ...], ...]:
+    return tuple((record.phase, record.iteration, output.word()) for output in record.outputs)
+
+
+def is_generated(record: OpRecord) -> bool:
+    """Return whether a record is of a kernel that Inductor generated, by its name (``cpp_fused_relu_0``)."""
+    return record.op.startswith(_GENERATED)
+
+
 def _is_filled(ref: Ref, source: tuple[Item | None, Item | None]) -> bool:
     """Return whether ``ref`` is memory that the op only fills: an ``out=``, which is passed by name, or memory that
     nothing recorded has written."""
@@ -308,26 +379,46 @@ def _is_silent(record: OpRecord) -> bool:
 # ------------------------------------------------------------------------------------------------ compiled code
 
 
-def _compiled_gap(runs: PairedRuns, replaced: Container[str], node: str) -> tuple[Place | None, Place | None] | None:
+@dataclass(frozen=True, slots=True)
+class _Gap:
+    """Nodes of records between two records that both executions have (``None``: an end of the trace)."""
+
+    nodes: Sequence[str]
+    before: Place | None
+    after: Place | None
+
+
+def _compiled_gap(runs: PairedRuns, replaced: Container[str], node: str) -> _Gap | None:
     """Return the records around ``node`` that both executions have, where compiled code ran between these in place of
     recorded ops; ``None`` where none did.
 
-    Compiled code leaves one opaque record in the forward, and in the backward none, or the out-variants that it calls:
-    there, it is told by the modules whose forward it ran. Views and allocations are no landmarks.
+    Generated kernels have records. Other compiled code leaves one opaque record in the forward, and in the backward
+    none: there, it is told by the modules whose forward it ran. Views and allocations are no landmarks.
     """
     landmarks = [one for one in runs.records if not _is_silent(_records_of(runs, [one])[0])]
-    stretches = itertools.groupby(landmarks, lambda one: one not in replaced and _is_seen_in_both(runs, one))
+    stretches = itertools.groupby(landmarks, lambda one: _is_landmark(runs, replaced, one))
     gaps = [list(gap) for is_anchor, gap in stretches if not is_anchor]
     compiled: set[str] = set()
     for gap in gaps:
         if any(record.opaque for record in _records_of(runs, gap)):
             compiled.update(record.module for record in _records_of(runs, gap) if not record.opaque)
     gap = next((gap for gap in gaps if node in gap), [])
-    if not any(one.opaque or (one.phase == "backward" and one.module in compiled) for one in _records_of(runs, gap)):
+    if not any(
+        one.opaque or is_generated(one) or (one.phase == "backward" and one.module in compiled)
+        for one in _records_of(runs, gap)
+    ):
         return None
     begin = landmarks.index(gap[0])
     end = begin + len(gap)
-    return _place(runs, landmarks[max(0, begin - 1) : begin]), _place(runs, landmarks[end : end + 1])
+    return _Gap(gap, _place(runs, landmarks[max(0, begin - 1) : begin]), _place(runs, landmarks[end : end + 1]))
+
+
+def _is_landmark(runs: PairedRuns, replaced: Container[str], node: str) -> bool:
+    """Return whether both executions ran this op, in whichever overload."""
+    if not _is_seen_in_both(runs, node):
+        return False
+    a, b = _records_of(runs, [node])
+    return node not in replaced or _without_overload(a).op == _without_overload(b).op
 
 
 def _is_seen_in_both(runs: PairedRuns, node: str) -> bool:
@@ -346,17 +437,29 @@ def _place(runs: PairedRuns, nodes: Sequence[str]) -> Place | None:
     return Place(a.op, a.module, a.phase, a.iteration, a.id, b.id)
 
 
-def _inside_compiled(parting: Parting, record: OpRecord, before: Place | None, after: Place | None) -> Parting:
-    around = f"{before or 'the start of the trace'} and {after or 'the end of the trace'}"
+def _inside_compiled(parting: Parting, runs: PairedRuns, node: str, gap: _Gap, reached: Container[str]) -> Parting:
+    """Return the parting at ``node`` in a gap: between what is around it, in the generated kernels, if there are any,
+    on the way from there to a result."""
+    around = f"{gap.before or 'the start of the trace'} and {gap.after or 'the end of the trace'}"
+    on_the_way = [one for one in gap.nodes if one in reached]
+    kernels = _generated(runs, on_the_way) or _generated(runs, gap.nodes)
+    named = a_few([f"{one.op}{f' in {one.module}' if one.module else ''}" for one in kernels], 3)
+    record = _records_of(runs, [node])[0]
     return replace(
         parting,
         kind="compiled",
+        module=kernels[0].module if kernels else "",
         phase=record.phase,
         iteration=record.iteration,
-        detail=f"inside compiled code, between {around}",
-        last_before=before,
-        first_after=after,
+        detail=f"inside compiled code, between {around}{f': {named}' if named else ''}",
+        last_before=gap.before,
+        first_after=gap.after,
+        kernels=tuple(one.op for one in kernels),
     )
+
+
+def _generated(runs: PairedRuns, nodes: Iterable[str]) -> list[OpRecord]:
+    return [record for record in _records_of(runs, nodes) if is_generated(record) and not record.opaque]
 
 
 # -------------------------------------------------------------------------------------------------------- words
@@ -432,7 +535,7 @@ def correspondence(first: Sequence[OpRecord], second: Sequence[OpRecord]) -> tup
     is left over between two that correspond: see :func:`_replacements`.
     """
     ways = [align(*(list(map(form, records)) for records in (first, second))) for form in _FORMS]
-    aligned = max(ways, key=lambda pairs: sum(None not in pair for pair in pairs))  # of equals the first
+    aligned = max(ways, key=lambda pairs: _likeness(pairs, first, second))  # of equals the first
     pairs: list[Pair] = []
     replaced: list[Pair] = [
         (a, b) for a, b in aligned if a is not None and b is not None and first[a].op != second[b].op
@@ -446,6 +549,12 @@ def correspondence(first: Sequence[OpRecord], second: Sequence[OpRecord]) -> tup
         replaced += joined
         pairs += _joined(stretch, joined)
     return pairs, set(replaced)
+
+
+def _likeness(pairs: Sequence[Pair], first: Sequence[OpRecord], second: Sequence[OpRecord]) -> tuple[int, int]:
+    """Return how many records correspond, and how many of these leave the same."""
+    both = [(first[a], second[b]) for a, b in pairs if a is not None and b is not None]
+    return len(both), sum(a.outputs == b.outputs for a, b in both)
 
 
 def _without_overload(record: OpRecord) -> OpRecord:

@@ -177,8 +177,9 @@ class Parting:
 
     What an op left that only one execution runs cannot be compared. Where such an op is blamed, ``until`` names the
     first thing after it that both have and that differs: they part between the two. Of compiled code no op is blamed:
-    ``last_before`` and ``first_after`` are the records around it that both have (``None``: there is none). ``healed``
-    counts what differs at this level without reaching a result.
+    ``last_before`` and ``first_after`` are the records around it that both have (``None``: there is none), and
+    ``kernels`` the generated ones between these, if they were seen. ``healed`` counts what differs at this level
+    without reaching a result.
     """
 
     level: str
@@ -197,6 +198,7 @@ class Parting:
     until: str = ""
     last_before: Place | None = None
     first_after: Place | None = None
+    kernels: tuple[str, ...] = ()
     healed: int = 0
     aligned: int = 0
     only_before: int = 0

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from hashbench.errors import HashbenchError
+from hashbench.inductor.internals import CapturedGraphs, without_graph_caches
 from hashbench.run.outcome import failure_of
 from hashbench.run.rng import preserved_rng, reset_rng_state
 from hashbench.run.settings import deterministic_settings
@@ -265,8 +266,9 @@ def check(request: NumericRequest) -> Report:
     Raises:
         HashbenchError: a model cannot be called, or the two share their parameters and cannot be copied.
     """
-    with preserved_rng(), warnings.catch_warnings():
+    with preserved_rng(), warnings.catch_warnings(), contextlib.ExitStack() as stack:
         warnings.simplefilter("ignore")
+        stack.enter_context(_modules_of_kernels(request))
         report = _check(request)
         refused = next((item.nondeterministic_op for item in report.raised if item.nondeterministic_op), "")
         if refused and request.deterministic == "on":
@@ -276,6 +278,22 @@ def check(request: NumericRequest) -> Report:
     for raised in report.raised:
         log.info("%s", raised, exc_info=raised.exception)
     return report
+
+
+@contextlib.contextmanager
+def _modules_of_kernels(request: NumericRequest) -> Iterator[None]:
+    """Have Inductor's code that is compiled meanwhile know the modules of its kernels, if there is to be a trace of
+    compiled code: a graph that comes out of a cache does not know them."""
+    if not (request.trace and any(map(parting.is_compiled, (request.before, request.after)))):
+        yield
+        return
+    graphs = CapturedGraphs(keep=False)
+    with without_graph_caches():
+        graphs.start()
+        try:
+            yield
+        finally:
+            graphs.stop()
 
 
 def _check(request: NumericRequest) -> Report:

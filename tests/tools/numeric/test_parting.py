@@ -232,6 +232,71 @@ def test_an_out_variant_corresponds_to_the_op_that_it_is_a_variant_of() -> None:
     )
 
 
+GENERATED = (
+    "a aten.addmm.out 1 = x",
+    "m cpp_fused_0 7 = a/aten.addmm.out",
+    "b aten.addmm.out 9 = m/cpp_fused_0",
+    "b cpp_fused_1 9 = b/aten.addmm.out",
+)
+DISPATCHED = (
+    "a aten.addmm.default 1 = x",
+    "m aten.relu.default 2 = a/aten.addmm.default",
+    "m aten.exp.default 3 = m/aten.relu.default",
+    "b aten.addmm.default 4 = m/aten.exp.default",
+    "b aten.gelu.default 5 = b/aten.addmm.default",
+)
+
+
+def test_generated_kernels_are_named_between_the_ops_that_both_run() -> None:
+    parting = parted(trace(*DISPATCHED), trace(*GENERATED))
+    assert (parting.kind, parting.op, parting.module) == ("compiled", "", "m")
+    assert parting.kernels == ("cpp_fused_0",)
+    assert parting.detail == (
+        "inside compiled code, between aten.addmm.default in a (forward, iteration 0) "
+        "and aten.addmm.default in b (forward, iteration 0): cpp_fused_0 in m"
+    )
+
+
+def test_an_op_whose_result_the_other_has_in_another_place_is_not_blamed() -> None:
+    first = trace(
+        "a aten.mm.default 1 = x",
+        "a aten.add.Tensor 2 = x",
+        "c aten.mul.Tensor 4 = a/aten.mm.default w",
+        leaves={"w": 1.0},
+    )
+    second = trace(
+        "a aten.add.Tensor 2 = x", "b aten.mm.out 1 = x", "c aten.mul.Tensor 9 = b/aten.mm.out w", leaves={"w": 1.0}
+    )
+    parting = parted(first, second)
+    assert (parting.kind, parting.op, parting.only_before, parting.only_after) == ("op", "aten.mul.Tensor", 1, 1)
+    other = trace(
+        "a aten.add.Tensor 2 = x", "b aten.mm.out 8 = x", "c aten.mul.Tensor 9 = b/aten.mm.out w", leaves={"w": 1.0}
+    )
+    assert parted(first, other).op == "aten.mm.default"
+
+
+def in_shape(made: Trace, *shape: int) -> Trace:
+    """The trace whose records left tensors of this shape."""
+    records = (replace(one, outputs=tuple(out._replace(shape=shape) for out in one.outputs)) for one in made.records)
+    return replace(made, records=tuple(records))
+
+
+def test_a_result_of_generated_code_is_compared_with_those_of_ops_by_content() -> None:
+    lines = (
+        "a aten.addmm.out 1 = x",
+        "m cpp_fused_0 3 = a/aten.addmm.out",
+        "b aten.addmm.out 4 = m/cpp_fused_0",
+        "b cpp_fused_1 9 = b/aten.addmm.out",
+    )
+    parting = parted(in_shape(trace(*DISPATCHED), 2), in_shape(trace(*lines), 2))
+    assert parting.kernels == ("cpp_fused_1",)
+    assert parting.last_before is not None
+    assert (parting.last_before.module, parting.first_after) == ("b", None)
+    last = "x aten.sum.default 9 = b/cpp_fused_1"
+    wrong = (*lines[:2], "b aten.addmm.out 5 = m/cpp_fused_0", *lines[3:], last)
+    assert parted(in_shape(trace(*DISPATCHED), 2), in_shape(trace(*wrong), 2)).op == "aten.addmm.default"
+
+
 def test_a_buffer_that_is_filled_again_is_not_what_an_op_reads() -> None:
     def filling(made: Trace, buffer: str) -> Trace:
         first, second, third = made.records
