@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hashbench.check.program import Program, compiling
+from hashbench.check.program import AnyProgram, Program, compiling
 from hashbench.compiled.kernel_list import AnyGraph, KernelList
 from hashbench.compiled.observed import KernelWatcher
 from hashbench.compiled.sources import CompilationDifference, compare
@@ -78,7 +78,7 @@ InProcess = Callable[[Variety], Compiled]
 
 
 def compiled_again(
-    make: Callable[[], Program], first: Compiled, varieties: Sequence[Variety], in_process: InProcess
+    make: Callable[[], AnyProgram], first: Compiled, varieties: Sequence[Variety], in_process: InProcess
 ) -> Iterator[Again]:
     """Compile with each variety in turn, and compare with the first compilation.
 
@@ -103,7 +103,7 @@ def compiled_again(
             yield _compared(variety, first, made)
 
 
-def _compiled(make: Callable[[], Program], variety: Variety, folder: str) -> Compiled:
+def _compiled(make: Callable[[], AnyProgram], variety: Variety, folder: str) -> Compiled:
     options = variety.options_beside(compile_threads())
     with _cache_in(folder), compiling(options, graph_caches=True):
         return listed(make())
@@ -167,7 +167,7 @@ def program_of(spec: ModelSpec, options: RunOptions, kernels: tuple[CompiledKern
     )
 
 
-def listed(program: Program, known: Mapping[str, CompiledGraph] | None = None) -> Compiled:
+def listed(program: AnyProgram, known: Mapping[str, CompiledGraph] | None = None) -> Compiled:
     """Run a program once and list the kernels of its first step; graphs are captured unless they are ``known``."""
     hooks = CapturedGraphs()
     hooks.start()

@@ -7,11 +7,12 @@ second compiled run, which must give the same bits, and a third one, whose kerne
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -20,7 +21,7 @@ from hashbench.causes import stats
 from hashbench.check.compilations import Compiled, compiled_again, in_fresh_process, program_of
 from hashbench.check.compiled_cause import CompiledCase, explain, undeclared
 from hashbench.check.pair import PairCheck, compared
-from hashbench.check.program import Compilation, Program, compiling
+from hashbench.check.program import AnyProgram, Compilation, Program, compiling
 from hashbench.check.row import keep_draft
 from hashbench.check.subject import Subject
 from hashbench.compiled.accuracy import Tolerance, farther, inaccurate, tolerance_of
@@ -52,25 +53,70 @@ _SECONDS = 600.0
 """For a compilation in a fresh process."""
 
 
+class ProgramMaker(Protocol):
+    """Makes a program of one model."""
+
+    def __call__(self, *, backend: Any = None, dtype: torch.dtype | None = None) -> AnyProgram:
+        """Return the program of a backend (``None``: eager mode) in a dtype (``None``: the model's own)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledModel:
+    """A model whose programs are compared.
+
+    Attributes:
+        make: makes its programs.
+        results: returns those of a run's results that the harness compares.
+        tolerance: that the harness compares them with.
+        root: class of the model, with which paths of its modules begin.
+    """
+
+    make: ProgramMaker
+    results: Callable[[Run], Mapping[str, Any]]
+    tolerance: Tolerance
+    root: str
+
+    @classmethod
+    def of(
+        cls, runner: BenchmarkRunner, workload: Workload, options: RunOptions, *, suite: str = "", optimizer: str = ""
+    ) -> CompiledModel:
+        """Return a workload, prepared, as ``runner`` runs it.
+
+        Args:
+            runner: makes the runs.
+            workload: model and inputs.
+            options: of the sweep.
+            suite: of the model: some have a tolerance of their own.
+            optimizer: name of the optimizer.
+        """
+        training = options.model_mode == "training"
+        last = str((workload.iterations or 1) - 1)
+        return cls(
+            functools.partial(Program, runner, workload, optimizer),
+            functools.partial(_harness_results, last=last, training=training),
+            tolerance_of(suite, training=training, device=options.device, dtype=options.dtype),
+            type(workload.module).__name__,
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class CompiledCheck:
-    """Checks one workload under ``options.backend``.
+    """Checks one model under ``options.backend``.
 
     Args:
-        runner: makes the runs.
-        workload: model and inputs, prepared.
+        model: as it is run.
         subject: of the eager runs.
         options: of the sweep.
         level: the deterministic level in force.
-        optimizer: name of the optimizer.
+        said: the status that PyTorch's own harness gave the compiled model, which stays; empty: there is none.
     """
 
-    runner: BenchmarkRunner
-    workload: Workload
+    model: CompiledModel
     subject: Subject
     options: RunOptions
     level: str
-    optimizer: str = ""
+    said: str = ""
 
     def run(self) -> Outcome:
         """Make all runs, and return the outcome with the worst status."""
@@ -80,17 +126,26 @@ class CompiledCheck:
         outcome = replace(outcome, first=None, facts=CompiledFacts(self.options.backend))
         if outcome.accuracy != Status.PASS or first is None:
             return eager.diagnose(eager.confirm(outcome))
+        return self.compared(outcome, first)
+
+    def compared(self, outcome: Outcome, eager: Run) -> Outcome:
+        """Compile the model, and return ``outcome``, that of its eager runs, with what its compiled runs show.
+
+        Args:
+            outcome: of eager runs that agree.
+            eager: one of them.
+        """
         tell_phase("float64 reference")
-        reference = self._program(dtype=torch.float64).attempt(traced=False)
+        reference = self.model.make(dtype=torch.float64).attempt(traced=False)
         with compiling(), captured() as graphs:
-            return self._compiled(outcome, first, None if isinstance(reference, Failure) else reference, graphs)
+            return self._compiled(outcome, eager, None if isinstance(reference, Failure) else reference, graphs)
 
     # ------------------------------------------------------------------------------------------------- stages
 
     def _compiled(
         self, outcome: Outcome, eager: Run, reference: Run | None, graphs: Mapping[str, CompiledGraph]
     ) -> Outcome:
-        program = self._program(backend=self.options.backend)
+        program = self.model.make(backend=self.options.backend)
         tell_phase("compiling")
         began = perf_counter()
         first = program.attempt()
@@ -112,7 +167,7 @@ class CompiledCheck:
         if isinstance(second, Failure):
             return replace(outcome, accuracy=_failed(second), failure=second)
         outcome = self._repeated(outcome, program, first, second, graphs)
-        if outcome.accuracy != Status.PASS:
+        if outcome.accuracy != Status.PASS and not self.said:
             return outcome
         return self._judged(outcome, program, eager, first, reference, graphs)
 
@@ -128,7 +183,7 @@ class CompiledCheck:
     def _run(self, backend: Any, dtype: torch.dtype | None) -> Mapping[str, torch.Tensor]:
         """Make a run as the ladder of backends does."""
         with compiling():
-            run = self._program(backend=backend, dtype=dtype).attempt(traced=False)
+            run = self.model.make(backend=backend, dtype=dtype).attempt(traced=False)
         if isinstance(run, Failure):
             raise RuntimeError(run.error)  # noqa: TRY004 – it is what the run raised
         return {name: value for name, value in run.results.items() if isinstance(value, torch.Tensor)}
@@ -136,7 +191,7 @@ class CompiledCheck:
     def _repeated(
         self,
         outcome: Outcome,
-        program: Program,
+        program: AnyProgram,
         first: Run,
         second: Run,
         graphs: Mapping[str, CompiledGraph],
@@ -145,6 +200,10 @@ class CompiledCheck:
         found = compared(outcome, first, second, keep_traces=self.options.keep_traces)
         if found.accuracy != Status.TWO_RUNS_DIFFER:
             return replace(found, runs=outcome.runs)
+        if self.said:
+            divergence = found.verdict.divergence if found.verdict is not None else None
+            kernel = divergence.kernel if divergence is not None else ""
+            return self._with(outcome, detail=f"two compiled runs differ{f' from {kernel} on' if kernel else ''}")
         subject = replace(self.subject, attempt=program.attempt, compiled=True)
         check = PairCheck(subject, self.options, self.level, drafted=_of_compiled_runs)
         told = _of_compiled_runs(check.diagnose(check.confirm(found)))
@@ -155,20 +214,23 @@ class CompiledCheck:
     def _judged(
         self,
         outcome: Outcome,
-        program: Program,
+        program: AnyProgram,
         eager: Run,
         compiled: Run,
         reference: Run | None,
         graphs: Mapping[str, CompiledGraph],
     ) -> Outcome:
         def beyond(run: Run) -> tuple[str, ...]:
-            exact = None if reference is None else self._harness_results(reference)
-            return inaccurate(self._harness_results(eager), self._harness_results(run), exact, self._tolerance())
+            results, exact = self.model.results, None if reference is None else self.model.results(reference)
+            return inaccurate(results(eager), results(run), exact, self.model.tolerance)
 
         failed = beyond(compiled)
         if failed:
             outcome = replace(outcome, accuracy=Status.FAIL_ACCURACY)
-            outcome = self._with(outcome, detail=f"beyond the tolerance: {a_few(failed)}")
+            outcome = self._noted(outcome, f"beyond the tolerance: {a_few(failed)}")
+        elif self.said:
+            again = "within the tolerance when it was compiled again"
+            outcome = self._noted(replace(outcome, accuracy=self.said), again)
         outcome = self._with(outcome, reference=self._reference_moved(eager, compiled, reference, program, graphs))
         found = judged(program, graphs)
         if found is not None:
@@ -176,16 +238,16 @@ class CompiledCheck:
             self._keep_kernels(found)
             outcome = self._compiled_again(outcome, Compiled(compiled.noted, found.listed))
         suspected = found is not None and found.judgement.first_beyond(LIMIT) is not None
-        if not (failed or suspected or (found is not None and found.judgement.lost)):
+        if not (failed or self.said or suspected or (found is not None and found.judgement.lost)):
             return outcome
         if self.options.diagnose_budget <= 0:
             return outcome
         if self.subject.spec is not None:
             keep_draft(self.subject.spec, self.options, outcome)
         case = CompiledCase(
-            self._program,
+            self.model.make,
             self.options.backend,
-            self._harness_results,
+            self.model.results,
             beyond,
             failed,
             None if found is None else found.judgement,
@@ -230,8 +292,8 @@ class CompiledCheck:
         what = "another source" if pair.differs_by_source else "other bits on equal inputs"
         return self._with(outcome, detail=f"{detail}; first kernel with {what}", **place)
 
-    def _first_program(self) -> Program:
-        return self._program(backend=self.options.backend)
+    def _first_program(self) -> AnyProgram:
+        return self.model.make(backend=self.options.backend)
 
     def _in_fresh_process(self, _: Variety) -> Compiled:
         if self.subject.spec is None:
@@ -243,15 +305,15 @@ class CompiledCheck:
         eager: Run,
         compiled: Run,
         reference: Run | None,
-        program: Program,
+        program: AnyProgram,
         graphs: Mapping[str, CompiledGraph],
     ) -> str:
         """Return in words that eager mode is farther from float64 than the compiled model, and by which op; empty if it
         is not."""
         if reference is None:
             return ""
-        first, second, exact = (self._harness_results(run) for run in (eager, compiled, reference))
-        moved = farther(first, second, exact, self._tolerance())
+        first, second, exact = (self.model.results(run) for run in (eager, compiled, reference))
+        moved = farther(first, second, exact, self.model.tolerance)
         if moved is None:
             return ""
         text = f"eager mode is farther from float64 in {moved.name}: {moved.eager:.2g}, compiled {moved.compiled:.2g}"
@@ -275,7 +337,7 @@ class CompiledCheck:
         if outcome.accuracy == Status.PASS and finding.semantic == "no":
             return self._with(outcome, semantic="no", detail=_only_rounding(case))
         told = replace(known, **{name: getattr(finding, name) for name in _OF_FINDING if getattr(finding, name)})
-        root = type(self.workload.module).__name__
+        root = self.model.root
         if told.module and told.module.partition(".")[0] != root:  # a container's own call is not on dynamo's stack
             told = replace(told, module=f"{root}.{told.module}")
         detail = "; ".join(filter(None, (known.detail, finding.detail)))
@@ -286,31 +348,25 @@ class CompiledCheck:
 
     # ------------------------------------------------------------------------------------------------ helpers
 
-    def _program(self, **how: Any) -> Program:
-        return Program(self.runner, self.workload, self.optimizer, **how)
-
-    def _tolerance(self) -> Tolerance:
-        suite = self.subject.spec.suite if self.subject.spec is not None else ""
-        options = self.options
-        training = options.model_mode == "training"
-        return tolerance_of(suite, training=training, device=options.device, dtype=options.dtype)
-
-    def _harness_results(self, run: Run) -> dict[str, Any]:
-        """Return the results that the harness compares: those of the last iteration, in training without outputs."""
-        training = self.options.model_mode == "training"
-        last = str((self.workload.iterations or 1) - 1)
-        kept = {}
-        for name, value in run.results.items():
-            kind, _, rest = name.partition(".")
-            of_step = kind in ("output", "loss", "input_grad")
-            if of_step and (rest.partition(".")[0].partition("[")[0] != last or (training and kind == "output")):
-                continue
-            kept[name] = value
-        return kept
+    def _noted(self, outcome: Outcome, detail: str) -> Outcome:
+        known = outcome.facts.detail if outcome.facts is not None else ""
+        return self._with(outcome, detail="; ".join(filter(None, (known, detail))))
 
     def _with(self, outcome: Outcome, **facts: Any) -> Outcome:
         known = outcome.facts or CompiledFacts(self.options.backend)
         return replace(outcome, facts=replace(known, **facts))
+
+
+def _harness_results(run: Run, *, last: str, training: bool) -> dict[str, Any]:
+    """Return the results that the harness compares: those of the ``last`` iteration, in training without outputs."""
+    kept = {}
+    for name, value in run.results.items():
+        kind, _, rest = name.partition(".")
+        of_step = kind in ("output", "loss", "input_grad")
+        if of_step and (rest.partition(".")[0].partition("[")[0] != last or (training and kind == "output")):
+            continue
+        kept[name] = value
+    return kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +378,7 @@ class Judged:
     listed: tuple[CompiledKernel, ...] = ()
 
 
-def judged(program: Program, graphs: Mapping[str, CompiledGraph]) -> Judged | None:
+def judged(program: AnyProgram, graphs: Mapping[str, CompiledGraph]) -> Judged | None:
     """Make a run whose kernels are judged; ``None`` if there are none that were captured, or the run failed."""
     if not graphs:
         return None

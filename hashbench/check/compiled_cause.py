@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from hashbench.catalog import Confidence
-from hashbench.check.program import Program, compiling
+from hashbench.check.program import AnyProgram, compiling
 from hashbench.compiled import experiments
 from hashbench.compiled.amplification import AmplificationJudge
 from hashbench.compiled.decompositions import check_decompositions
@@ -57,7 +57,7 @@ class CompiledCase:
     """A compiled model to explain.
 
     Attributes:
-        make: makes a :class:`Program` with a backend and a dtype.
+        make: makes a program with a backend and a dtype.
         backend: that is judged.
         results: the results of a run that count.
         inaccurate: the names of a run's results that are beyond the tolerance.
@@ -67,7 +67,7 @@ class CompiledCase:
         repro: folder of the repro, and the model in words; ``None``: no repro is written.
     """
 
-    make: Callable[..., Program]
+    make: Callable[..., AnyProgram]
     backend: str
     results: Results
     inaccurate: Callable[[Run], tuple[str, ...]]
@@ -393,7 +393,7 @@ class _Look:
         judgement: of its kernels.
     """
 
-    def __init__(self, case: CompiledCase, program: Program, hooks: CapturedGraphs) -> None:
+    def __init__(self, case: CompiledCase, program: AnyProgram, hooks: CapturedGraphs) -> None:
         self._program, self._hooks = program, hooks
         self.graphs = hooks.graphs
         self.results = _results(case, program.attempt(traced=False))

@@ -19,7 +19,7 @@ import torch
 
 from hashbench.catalog import Status
 from hashbench.check.batch_items import batch_of
-from hashbench.check.compiled import CompiledCheck
+from hashbench.check.compiled import CompiledCheck, CompiledModel
 from hashbench.check.invariance import check_invariance
 from hashbench.check.pair import PairCheck, retried_with_warnings
 from hashbench.check.row import row_of
@@ -187,7 +187,9 @@ class BenchmarkRunner:
                 if self.options.batch_invariant:
                     return check_invariance(subject, self.options, level)
                 if self.options.backend:
-                    return CompiledCheck(self, workload, subject, self.options, level, optimizer).run()
+                    suite = spec.suite if spec is not None else ""
+                    model = CompiledModel.of(self, workload, self.options, suite=suite, optimizer=optimizer)
+                    return CompiledCheck(model, subject, self.options, level).run()
                 return PairCheck(subject, self.options, level, loading_seconds=loading_seconds).run()
 
         outcome = retried_with_warnings(check, deterministic)

@@ -6,7 +6,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -17,11 +17,20 @@ from hashbench.run.workload import Workload, call, map_tensors
 
 if TYPE_CHECKING:
     from hashbench.check.model import BenchmarkRunner
-    from hashbench.check.subject import Given
+    from hashbench.check.subject import Given, RunMaker
     from hashbench.trace.callbacks import TraceCallback
 
 Backend = str | Callable[..., Any]
 """What ``torch.compile`` takes: a registered backend, or a function of a graph and example inputs."""
+
+
+class AnyProgram(Protocol):
+    """What can be run: a :class:`Program`, or what makes the runs of PyTorch's own harness."""
+
+    @property
+    def attempt(self) -> RunMaker:
+        """Makes a run."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 TIGHT, LOOSE = 1e-4, 1e-3
@@ -19,10 +19,12 @@ class Tolerance:
     Attributes:
         tolerance: absolute and relative.
         cosine: compare by cosine similarity, as where there is no float64 reference.
+        options: further arguments of ``same``, by name.
     """
 
     tolerance: float
     cosine: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def tolerance_of(suite: str, *, training: bool, device: str, dtype: str) -> Tolerance:
@@ -65,8 +67,8 @@ def inaccurate(
                 exact,
                 cos_similarity=tolerance.cosine or exact is None,
                 tol=tolerance.tolerance,
-                equal_nan=True,
                 log_error=log,
+                **{"equal_nan": True, **tolerance.options},
             )
         except (RuntimeError, AssertionError):
             agrees = value == compiled[name] if not hasattr(value, "dtype") else False

@@ -77,6 +77,8 @@ class EagerRuns:
         answer: what ``same`` returned for the pair; ``None`` if it was not called or raised.
         compare_error: what it raised.
         strange: whether the first call of ``same`` had other arguments than the pair.
+        compared_compiled: the numbers that ``same`` was last given with another pair, that of an eager and a compiled
+            run, by the names of its arguments; ``None`` if there was no other pair.
         problems: faults of ours.
     """
 
@@ -87,6 +89,7 @@ class EagerRuns:
         self.answer: bool | None = None
         self.compare_error = ""
         self.strange = False
+        self.compared_compiled: Mapping[str, Any] | None = None
         self.failure: Failure | None = None
         self.problems: list[str] = []
         self.on_compared: Callable[[Mapping[str, Any], Mapping[str, Any]], None] = lambda *_: None
@@ -115,6 +118,8 @@ class EagerRuns:
             self.strange = self.pair is None
             if self.pair is not None:
                 return self._compare(arguments, named)
+        elif self.pair is not None:
+            self.compared_compiled = {name: value for name, value in named.items() if _is_plain(value)}
         return self._real_same(*arguments, **named)
 
     def _pair_of(self, first: Any = None, second: Any = None) -> tuple[EagerRun, EagerRun] | None:
@@ -243,6 +248,10 @@ class EagerRuns:
         tell(text)
 
 
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, (bool, int, float))
+
+
 def _references(value: Any) -> tuple[Any, ...]:
     """Return weak references to the tensors in a returned value; else the ``id`` of the value."""
     with unobserved():
@@ -320,6 +329,13 @@ def _step_arguments(harness: Any, step: Any) -> tuple[tuple[Any, ...], dict[str,
     named = {one.name: step for one in needed if one.kind is one.KEYWORD_ONLY}
     positional = (one for one in needed if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD))
     return tuple(step for _ in positional), named
+
+
+def takes_step(harness: Any) -> bool:
+    """Return whether ``run_n_iterations`` is given the function of one iteration; harnesses before 2025 take it from
+    the runner."""
+    positional, named = _step_arguments(harness, None)
+    return bool(positional or named)
 
 
 def unsupported_reason(harness: Any, names: Mapping[str, Any]) -> str:

@@ -157,6 +157,7 @@ def _checked(
                 name=given["name"],
                 model=given["model"],
                 inputs=given["example_inputs"],
+                optimize_ctx=given.get("optimize_ctx"),
                 generators=generators,
             )
             return getattr(model_check, check)(case)

@@ -29,6 +29,7 @@ from hashbench.divergence import find as find_divergence
 from hashbench.fingerprint import document
 from hashbench.fingerprint.calls import KernelCollector
 from hashbench.fingerprint.document import Fingerprints
+from hashbench.integrations.dynamo.compiled_runs import HarnessPieces, backend_of, explained
 from hashbench.integrations.dynamo.eager_runs import (
     EagerRuns,
     named_results,
@@ -43,7 +44,7 @@ from hashbench.records import BATCH_INVARIANCE, DTYPES, Failure, ModelSpec, RunC
 from hashbench.results.folder import file_key
 from hashbench.run import environment, outputs
 from hashbench.run.leaves import LeftOut
-from hashbench.run.outcome import Outcome, Prepared, Run, add_result
+from hashbench.run.outcome import CompiledFacts, Outcome, Prepared, Run, add_result
 from hashbench.run.settings import claim_workspace, settings
 from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.digest import untraced
@@ -64,6 +65,9 @@ _EAGER = ("eager",)
 """Backends that run the model's own ops."""
 _BATCH_RUNS = 4
 """Time limit of our batch-invariance check, in times of the harness's."""
+_COMPILATIONS = 8
+"""Time limit of looking for the cause of an inaccurate compiled model, in times of the harness's own check: a ladder of
+backends in float64, and runs whose kernels are judged, without the experiments."""
 _STRESSED_RUNS = 4
 """Time limit of stressed runs and of naming the perturbation, in times of the harness's two runs."""
 
@@ -133,6 +137,7 @@ class HarnessModel:
         names: the globals of its module.
         model: as the harness built it.
         inputs: likewise.
+        optimize_ctx: what the harness compiles with.
         options: what the harness's flags mean.
         spec: names it, and says how a fresh process builds it.
         unsupported: why this harness is unsupported, or "".
@@ -143,6 +148,7 @@ class HarnessModel:
     names: dict[str, Any]
     model: Any
     inputs: Any
+    optimize_ctx: Any
     options: RunOptions
     spec: ModelSpec
     unsupported: str
@@ -157,6 +163,7 @@ class HarnessModel:
         name: str,
         model: Any,
         inputs: Any,
+        optimize_ctx: Any,
         generators: Mapping[str, Sequence[int]],
     ) -> HarnessModel:
         """Return the model whose check begins, and describe the machine once.
@@ -182,7 +189,7 @@ class HarnessModel:
             replace_file(session.machine, json.dumps(environment.collect(options.device, tracer=session.tracer)))
         if unlike:
             tell(unlike)
-        return cls(session, harness, names, model, inputs, options, spec, unlike)
+        return cls(session, harness, names, model, inputs, optimize_ctx, options, spec, unlike)
 
     def subject(self, *, step: Any = None) -> Subject:
         """Return it as a check runs it; ``step`` as in :func:`preparing`."""
@@ -285,6 +292,9 @@ class ModelCheck:
         outcome, error = self._eager_outcome(status)
         if outcome.accuracy == Status.TWO_RUNS_DIFFER:
             outcome = self._diagnose(outcome)
+        elif outcome.accuracy == Status.PASS and status == Status.FAIL_ACCURACY:
+            outcome, why_not = self._explain(outcome)
+            error = "; ".join(filter(None, (error, why_not)))
         elif outcome.accuracy == Status.PASS:
             outcome = self._stress(outcome)
         return outcome, "; ".join(filter(None, (error, self._record_kernels(outcome))))
@@ -366,6 +376,25 @@ class ModelCheck:
             return replace(outcome, confirmed=f"not tried: {why}")
         check = PairCheck(self.subject, self.case.within(left), outcome.deterministic)
         return check.diagnose(check.confirm(outcome))
+
+    def _explain(self, outcome: Outcome) -> tuple[Outcome, str]:
+        """Return the outcome of a model that the harness found inaccurate, and why its cause was not looked for, or
+        ""."""
+        case, compared = self.case, self.eager.compared_compiled
+        backend = backend_of(case.harness.args)
+        outcome = replace(outcome, accuracy=Status.FAIL_ACCURACY, facts=CompiledFacts(backend), traces=())
+        seconds = max(time.perf_counter() - self.began - sum(run.seconds for run in self.eager.runs), 0.0)
+        left = case.seconds_left()
+        if case.session.budget <= 0:
+            return outcome, "no cause was looked for: no experiments were asked for"
+        if not backend or compared is None or case.optimize_ctx is None:
+            return outcome, "no cause was looked for: the harness does not compile its step as it is"
+        if left < _COMPILATIONS * seconds:
+            return outcome, "no cause was looked for: the harness's --timeout is too near"
+        options = replace(case.within(left - _COMPILATIONS * seconds), backend=backend)
+        model, inputs = case.harness.maybe_cast(case.model, case.inputs)
+        pieces = HarnessPieces(case.harness, case.names, model, inputs, case.optimize_ctx, options)
+        return explained(pieces, self.subject, outcome, compared=compared)
 
     def _stress(self, outcome: Outcome) -> Outcome:
         """Rerun pairs under perturbations, if asked for and if the harness's ``--timeout`` leaves the time."""

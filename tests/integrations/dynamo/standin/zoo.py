@@ -212,6 +212,19 @@ class Half(Steady):
         return x.relu()
 
 
+class Compiled(torch.nn.Module):
+    """What the stand-in's compiler, asked to, gets wrong: its ReLU."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(4, 6)
+        self.relu = torch.nn.ReLU()
+        self.last = torch.nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.last(self.relu(self.first(x)))
+
+
 class Waiting(Steady):
     """Tells that it runs, and waits to be interrupted."""
 
@@ -238,6 +251,7 @@ MODELS = {
         RefusedLater,
         Centred,
         Collected,
+        Compiled,
         Doubled,
         Routed,
         RoutedExactly,

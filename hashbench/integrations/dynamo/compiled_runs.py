@@ -1,0 +1,210 @@
+"""Run the harness's model as it compiles it, under other backends and in float64, to explain a ``fail_accuracy``.
+
+Only what the harness's own pieces do is repeated: its cast, copy, optimizer, inputs, iterations and step, and its
+``optimize_ctx``. What it prints of dynamo's counters afterwards is as it left them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from hashbench.check.compiled import CompiledCheck, CompiledModel
+from hashbench.check.subject import Given, Subject
+from hashbench.compiled.accuracy import Tolerance
+from hashbench.integrations.dynamo.eager_runs import named_results, optimizer_arguments, run_once, takes_step
+from hashbench.records import Failure, RunOptions
+from hashbench.run.outcome import Outcome, Prepared, Run, add_result, attempt
+from hashbench.run.workload import map_tensors
+from hashbench.trace.api import HashDebugTrace
+from hashbench.trace.callbacks import TraceCallback
+
+_ELSEWHERE = ("export", "export_aot_inductor", "aot_precompile", "cpp_wrapper", "nothing")
+"""Flags of the harness with which it does not call what ``optimize_ctx`` makes of its step."""
+_COUNTED = (
+    ("torch._dynamo.utils", ("counters", "compilation_time_metrics", "graph_break_reasons", "guard_failures")),
+    ("torch.utils._stats", ("simple_call_counter",)),
+)
+"""What dynamo counts, by module: dicts and lists that the harness prints after its check."""
+_NUMBERS = ("torch._dynamo.utils", ("op_count",))
+
+
+def backend_of(args: Any) -> str:
+    """Return the backend that the harness's flags choose; empty if it does not compile its step as it is."""
+    if any(getattr(args, name, False) for name in _ELSEWHERE):
+        return ""
+    if getattr(args, "inductor", False):
+        return "inductor"
+    backend = getattr(args, "backend", None)
+    return backend if isinstance(backend, str) else ""
+
+
+@dataclass(frozen=True, slots=True)
+class HarnessPieces:
+    """What the harness makes a run with.
+
+    Attributes:
+        harness: its runner.
+        names: the globals of its module.
+        model: as it built it, and cast it.
+        inputs: likewise.
+        optimize_ctx: its compiler: takes a function, and returns it compiled.
+        options: what its flags mean.
+    """
+
+    harness: Any
+    names: Mapping[str, Any]
+    model: Any
+    inputs: Any
+    optimize_ctx: Callable[..., Any]
+    options: RunOptions
+
+    def program(self, *, backend: Any = None, dtype: torch.dtype | None = None) -> HarnessProgram:
+        """Return the program of a backend (``None``: eager mode) in a dtype (``None``: as the flags say)."""
+        return HarnessProgram(self, self._compiler(backend), dtype)
+
+    def _compiler(self, backend: Any) -> Callable[..., Any] | None:
+        if backend is None:
+            return None
+        own = isinstance(backend, str) and backend == self.options.backend
+        return self.optimize_ctx if own else functools.partial(torch.compile, backend=backend)
+
+    def copies(self, dtype: torch.dtype | None) -> tuple[Any, Any]:
+        """Return copies of model and inputs for one run, which has an optimizer now."""
+        model = self.harness.deepcopy_and_maybe_parallelize(self.model)
+        inputs = self.names["clone_inputs"](self.inputs)
+        if dtype is not None:
+            model, inputs = self._cast(model, inputs, dtype)
+        self.harness.init_optimizer(*optimizer_arguments(self.names, model))
+        return model, inputs
+
+    def _cast(self, model: Any, inputs: Any, dtype: torch.dtype) -> tuple[Any, Any]:
+        cast = self.names.get("cast_to_fp64")
+        if cast is not None and dtype == torch.float64:
+            model, inputs = cast(model, inputs)
+            return model, inputs
+
+        def changed(tensor: torch.Tensor) -> torch.Tensor:
+            if not tensor.is_floating_point():
+                return tensor
+            return tensor.detach().to(dtype).requires_grad_(tensor.requires_grad)
+
+        return model.to(dtype), map_tensors(inputs, changed)
+
+
+class HarnessProgram:
+    """The harness's model under a compiler and in a dtype; see :class:`~hashbench.check.program.Program`."""
+
+    def __init__(self, pieces: HarnessPieces, compiler: Callable[..., Any] | None, dtype: torch.dtype | None) -> None:
+        self._pieces, self._compiler, self._dtype = pieces, compiler, dtype
+
+    def attempt(
+        self,
+        given: Given | None = None,
+        *,
+        number: int | None = None,  # noqa: ARG002 – a RunMaker
+        traced: bool = True,
+        diagnosing: bool = False,
+        watcher: TraceCallback | None = None,
+    ) -> Run | Failure:
+        """Make one run, as a :class:`~hashbench.check.subject.RunMaker` does."""
+        prepare, compiled = functools.partial(self._prepared, given), self._compiler is not None
+        how: dict[str, Any] = {"traced": traced, "diagnosing": diagnosing, "watcher": watcher}
+        return attempt(prepare, self._pieces.options, compiled=compiled, **how)
+
+    @functools.cached_property
+    def _function(self) -> Callable[..., Any] | None:
+        """What is called: the step, compiled; of harnesses before 2025 the whole ``run_n_iterations``."""
+        harness = self._pieces.harness
+        if self._compiler is None:
+            return None
+        step = harness.model_iter_fn if takes_step(harness) else harness.run_n_iterations
+        return self._compiler(step)  # type: ignore[no-any-return]
+
+    def _prepared(self, given: Given | None) -> Prepared:
+        model, inputs = self._pieces.copies(self._dtype)
+        if given is not None:
+            inputs = given(model, inputs)
+        return Prepared(model, inputs, functools.partial(self._executed, model, inputs))
+
+    def _executed(self, model: Any, inputs: Any, trace: HashDebugTrace | None) -> dict[str, Any]:
+        harness, function = self._pieces.harness, self._function
+        if function is None or takes_step(harness):
+            returned = run_once(harness, model, inputs, trace, step=function)
+        else:
+            with trace or contextlib.nullcontext():
+                returned = function(model, inputs)
+        results: dict[str, Any] = {}
+        for name, value in named_results(returned).items():
+            add_result(results, trace, name, value, copied=False)
+        return results
+
+
+def explained(
+    pieces: HarnessPieces,
+    subject: Subject,
+    outcome: Outcome,
+    *,
+    compared: Mapping[str, Any],
+) -> tuple[Outcome, str]:
+    """Compile the model again, and return ``outcome`` with what is wrong with it, and why nothing is known, or "".
+
+    Args:
+        pieces: what the harness makes a run with; its options name the backend.
+        subject: of its eager runs.
+        outcome: of the eager runs that it compared.
+        compared: how it compared a compiled run, by the names of the arguments of ``same``.
+    """
+    said = outcome.accuracy
+    eager = pieces.program().attempt(traced=False)
+    if isinstance(eager, Failure):
+        return outcome, f"the eager run, repeated, failed: {eager.error}"
+    root = type(pieces.model).__name__
+    model = CompiledModel(pieces.program, lambda run: run.results, _tolerance(compared), root)
+    check = CompiledCheck(model, subject, pieces.options, outcome.deterministic, said=said)
+    with preserved_counters():
+        found = check.compared(outcome, eager)
+    if found.failure is not None and found.accuracy != said:
+        return replace(outcome, facts=found.facts), f"compiled again, it failed: {found.failure.error}"
+    return replace(found, accuracy=said), ""
+
+
+def _tolerance(compared: Mapping[str, Any]) -> Tolerance:
+    options = dict(compared)
+    tolerance = options.pop("tol", 1e-4)
+    return Tolerance(tolerance, options.pop("cos_similarity", False), options)
+
+
+@contextlib.contextmanager
+def preserved_counters() -> Iterator[None]:
+    """Restore what dynamo has counted."""
+    kept = [(value, _copy_of(value)) for value in _counted()]
+    module = importlib.import_module(_NUMBERS[0])
+    numbers = {name: getattr(module, name) for name in _NUMBERS[1] if hasattr(module, name)}
+    try:
+        yield
+    finally:
+        for value, before in kept:
+            value.clear()
+            value.update(before) if isinstance(value, MutableMapping) else value.extend(before)
+        for name, number in numbers.items():
+            setattr(module, name, number)
+
+
+def _counted() -> Iterator[Any]:
+    for name, attributes in _COUNTED:
+        module = importlib.import_module(name)
+        found = (getattr(module, attribute, None) for attribute in attributes)
+        yield from (value for value in found if isinstance(value, (MutableMapping, list)))
+
+
+def _copy_of(value: Any) -> Any:
+    if isinstance(value, MutableMapping):
+        return {key: one.copy() if hasattr(one, "copy") else one for key, one in value.items()}
+    return list(value)
