@@ -173,7 +173,7 @@ def check_function(
     spec = ModelSpec(SUITE, name, arguments={"function": call.function})
     runs = _Runs(call, options, every_op=every_op, allow_empty=allow_empty, quick_runs=quick_runs)
     subject = Subject(runs, spec, runs=lambda: runs.count, same_structure=True)
-    row = _row_of_check(subject, options, lambda level: PairCheck(subject, options, level).run())
+    row = row_of_check(subject, options, lambda level: PairCheck(subject, options, level).run())
     return row, runs.first_value
 
 
@@ -216,10 +216,10 @@ def check_invariance(
         what = "no smaller batch can be run" if of_sizes else f"{options.invariance} invariance cannot be checked"
         tip = "Give tensors with one batch." if of_sizes else ""
         raise HashbenchError(what, consequence=str(error), tip=tip) from None
-    return _row_of_check(subject, options, lambda level: InvarianceCheck(subject, options, level, variants).run())
+    return row_of_check(subject, options, lambda level: InvarianceCheck(subject, options, level, variants).run())
 
 
-def _row_of_check(subject: Subject, options: RunOptions, check: Callable[[str], Outcome]) -> Row:
+def row_of_check(subject: Subject, options: RunOptions, check: Callable[[str], Outcome]) -> Row:
     """Return the row of a check under the caller's settings, or those that its options request."""
     choose(options.tracer)
     started = perf_counter()

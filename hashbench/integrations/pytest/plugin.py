@@ -1,5 +1,5 @@
-"""The pytest plug-in: ``assert_runs_equal``, ``@pytest.mark.run_to_run``, ``assert_batch_invariant`` and
-``assert_kernels_unchanged``.
+"""The pytest plug-in: ``assert_runs_equal``, ``@pytest.mark.run_to_run``, ``assert_batch_invariant``,
+``assert_compiled_equals_eager`` and ``assert_kernels_unchanged``.
 
 pytest loads this module in every session of every project that has hashbench installed, so it imports nothing but
 pytest; torch and the rest of hashbench are imported by the first test that asks for them.
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 MARKER = "run_to_run"
 _FIXTURE, _OF_BATCHES, _OF_KERNELS = "assert_runs_equal", "assert_batch_invariant", "assert_kernels_unchanged"
+_OF_COMPILED = "assert_compiled_equals_eager"
 _RECORD, _RECORDED = "--hashbench-record", "hashbench_recorded"
 _MARKERS_OWN = "_hashbench_run_to_run"
 """Name under which no conftest.py overrides the fixture."""
@@ -144,7 +145,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Compile the native tracer if tests will use it, so that no test waits for it; only one of several processes
     does."""
     config = session.config
-    fixtures = {_FIXTURE, _OF_BATCHES, _OF_KERNELS, _MARKERS_OWN}
+    fixtures = {_FIXTURE, _OF_BATCHES, _OF_COMPILED, _OF_KERNELS, _MARKERS_OWN}
     uses = any(fixtures & set(getattr(item, "fixturenames", ())) for item in session.items)
     if uses and not config.option.collectonly and _tracer(config) != "python":
         from hashbench.trace.tracer import native_unavailable
@@ -202,6 +203,14 @@ def assert_runs_equal(request: pytest.FixtureRequest, tmp_path_factory: pytest.T
 def assert_batch_invariant(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> BatchInvariant:
     """Return a callable that takes a model and its inputs, and fails if an item differs in a smaller batch."""
     return BatchInvariant(RunsEqual(request.node.nodeid, request.config, tmp_path_factory))
+
+
+@pytest.fixture
+def assert_compiled_equals_eager(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> CompiledEqualsEager:
+    """Return a callable that takes a model and its inputs, and fails if ``torch.compile`` changes what it computes."""
+    return CompiledEqualsEager(RunsEqual(request.node.nodeid, request.config, tmp_path_factory))
 
 
 @pytest.fixture
@@ -426,6 +435,61 @@ class BatchInvariant:
         return "" if row.accuracy == Status.PASS else five_lines(row, folder=self._test.folder)
 
 
+_OWN = ("backend", "training", "loss", "tolerance")
+
+
+class CompiledEqualsEager:
+    """``assert_compiled_equals_eager(model, inputs)`` compiles the model and fails where a result is beyond the
+    tolerance of PyTorch's harness, or where something that the compiler made computes something else in float64, too,
+    also if all results are within it.
+
+    ``model`` is a module or any function; ``inputs`` are a tuple or list (positional arguments), a mapping (by name) or
+    one tensor. ``backend`` is that of ``torch.compile``. With ``training`` a loss is differentiated and gradients,
+    parameters and buffers are compared; ``None``: if the model is in ``train()`` mode and has parameters that require
+    gradients. ``loss`` gets the output and returns a scalar; ``None``: the mean of all outputs. ``tolerance`` is
+    absolute and relative; ``None``: that of the harness. ``seed``, ``deterministic``, ``diagnose`` and ``tracer`` are
+    those of :class:`Options`.
+    """
+
+    def __init__(self, test: RunsEqual) -> None:
+        self._test = test
+
+    def __call__(
+        self,
+        model: Callable[..., Any],
+        inputs: Any,
+        *,
+        backend: str = "inductor",
+        training: bool | None = None,
+        loss: Callable[[Any], Any] | None = None,
+        tolerance: float | None = None,
+        **asked: Any,
+    ) -> None:
+        __tracebackhide__ = True
+        if not callable(model):
+            pytest.fail(f"{_OF_COMPILED} needs a model to call, not a {type(model).__name__}.")
+        _refuse_others(_OF_COMPILED, asked, ("seed", "deterministic", "diagnose", "tracer"), *_OWN)
+        if tolerance is not None and not 0 <= tolerance < float("inf"):
+            pytest.fail(f"tolerance must be a number >= 0, got {tolerance!r}")
+        from hashbench.check.compiled_function import check_compiled, is_trained
+        from hashbench.check.function import FunctionCall
+        from hashbench.compiled.lines import accuracy_lines, is_wrong
+        from hashbench.errors import HashbenchError
+
+        trained = is_trained(model) if training is None else training
+        call, name = FunctionCall.of(model, *_given(inputs)), _name_of(model)
+        options = self._test.run_options(call, _options(asked), mode="training" if trained else "inference")
+        options = dataclasses.replace(options, backend=backend, runs=2)
+        try:
+            row = check_compiled(model, inputs, name, options, loss=loss, tolerance=tolerance)
+        except HashbenchError as error:
+            message = f"{name}: {error}"
+        else:
+            message = accuracy_lines(row, folder=self._test.folder) if is_wrong(row) else ""
+        if message:
+            pytest.fail(message)
+
+
 class KernelsUnchanged:
     """``assert_kernels_unchanged(model, inputs, "base.json")`` calls the model with its inputs once to see which
     kernels it calls, runs each that the file has on the synthetic inputs of ``hashbench fingerprint``, and fails where
@@ -454,8 +518,7 @@ class KernelsUnchanged:
         __tracebackhide__ = True
         if not callable(model):
             pytest.fail(f"{_OF_KERNELS} needs a model to call, not a {type(model).__name__}.")
-        if others := sorted(asked.keys() - {"seed", "deterministic", "tracer"}):
-            pytest.fail(f"{_OF_KERNELS} has no option {others[0]}; it has threads, name, seed, deterministic, tracer")
+        _refuse_others(_OF_KERNELS, asked, ("seed", "deterministic", "tracer"), "threads", "name")
         if threads is not None and (type(threads) is not int or threads < 1):
             pytest.fail(f"threads must be an int >= 1, got {threads!r}")
         from hashbench.check.fingerprint import changed_kernels, record_function
@@ -547,6 +610,13 @@ def _options(asked: Mapping[str, Any]) -> Options:
     except ValueError as error:
         wrong = str(error)
     pytest.fail(wrong, pytrace=False)
+
+
+def _refuse_others(check: str, asked: Mapping[str, Any], taken: Sequence[str], *own: str) -> None:
+    """Fail if an option is asked for that a check does not take."""
+    __tracebackhide__ = True
+    if others := sorted(asked.keys() - set(taken)):
+        pytest.fail(f"{check} has no option {others[0]}; it has {', '.join((*own, *taken))}")
 
 
 def _parameters(function: Callable[..., Any]) -> set[str]:

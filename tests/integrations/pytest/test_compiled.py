@@ -1,0 +1,113 @@
+"""``assert_compiled_equals_eager`` in a test of this suite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch._inductor.config
+
+from hashbench.inductor import toolchain
+from hashbench.integrations.pytest.plugin import (  # noqa: F401 – a fixture, also where the plug-in is not installed
+    assert_compiled_equals_eager,
+)
+from hashbench.run.rng import preserved_rng
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(16, 32)
+        self.relu = torch.nn.ReLU()
+        self.last = torch.nn.Linear(32, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.relu(self.first(x))
+        return self.last(hidden)  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def net() -> Iterator[tuple[Net, tuple[torch.Tensor]]]:
+    with preserved_rng():
+        torch.manual_seed(0)
+        yield Net(), (torch.randn(8, 16),)
+
+
+def failed(check: Any, *arguments: Any, **options: Any) -> list[str]:
+    with pytest.raises(pytest.fail.Exception) as failure:
+        check(*arguments, **options)
+    return str(failure.value).splitlines()
+
+
+@pytest.mark.slow
+def test_wrong_code_is_told_in_five_lines(assert_compiled_equals_eager: Any, net: Any) -> None:  # noqa: F811
+    model, inputs = net
+    weight = model.first.weight.clone()
+    with torch._inductor.config.patch({"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"}):
+        what, where, why, evidence, remedy = failed(assert_compiled_equals_eager, model, inputs, seed=0)
+    assert what.startswith("Net: what inductor made of it is not what eager mode computes (beyond the tolerance: ")
+    assert where.startswith("stage: codegen: kernel cpp_fused_")
+    assert "relu" in where
+    assert "in Net.relu" in where
+    assert "test_compiled.py" in where
+    assert "times what rounding explains" in why
+    assert "in float64, too" in why
+    assert evidence.startswith("evidence (")
+    assert remedy.startswith("to do: report the code generated for aten.relu.default")
+    assert torch.equal(model.first.weight, weight)
+    assert model.first.weight.grad is None
+
+
+@pytest.mark.slow
+def test_right_code_passes(assert_compiled_equals_eager: Any, net: Any) -> None:  # noqa: F811
+    assert_compiled_equals_eager(*net)
+
+
+@pytest.mark.slow
+def test_backend_without_kernels_passes(assert_compiled_equals_eager: Any, net: Any) -> None:  # noqa: F811
+    model, inputs = net
+    mode = [module.training for module in model.modules()]
+    assert_compiled_equals_eager(torch.compile(model), inputs, backend="aot_eager")
+    assert_compiled_equals_eager(lambda x, y: (x * y).relu(), {"x": inputs[0], "y": inputs[0]}, backend="eager")
+    assert [module.training for module in model.modules()] == mode
+
+
+@pytest.mark.slow
+def test_what_is_not_compiled_does_not_pass(assert_compiled_equals_eager: Any) -> None:  # noqa: F811
+    @torch.compiler.disable
+    def apart(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    (line,) = failed(assert_compiled_equals_eager, apart, torch.ones(3), backend="eager")
+    assert "pass_due_to_skip with backend eager: nothing was compiled: " in line
+
+
+def clipped(x: torch.Tensor) -> torch.Tensor:
+    return x.relu()
+
+
+REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "no such backend": (clipped, {"backend": "indctor"}, "clipped: unknown backend 'indctor': nothing was compiled"),
+    "no model": (3, {}, "assert_compiled_equals_eager needs a model to call, not a int."),
+    "no such option": (clipped, {"runs": 3}, "assert_compiled_equals_eager has no option runs; it has backend"),
+    "no tolerance": (clipped, {"tolerance": -1.0}, "tolerance must be a number >= 0, got -1.0"),
+}
+
+
+@pytest.mark.parametrize(("model", "options", "said"), REFUSED.values(), ids=REFUSED)
+def test_refused_in_one_line(
+    assert_compiled_equals_eager: Any,  # noqa: F811
+    model: Any,
+    options: dict[str, Any],
+    said: str,
+) -> None:
+    (line,) = failed(assert_compiled_equals_eager, model, torch.ones(2), **options)
+    assert line.startswith(said)
+
+
+def test_no_compiler_is_one_line(assert_compiled_equals_eager: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    monkeypatch.setattr(toolchain, "missing_compiler", lambda: "none of g++")
+    (line,) = failed(assert_compiled_equals_eager, clipped, torch.ones(2))
+    assert line.startswith("clipped: no C++ compiler: inductor cannot compile for the CPU (none of g++)")
