@@ -331,7 +331,7 @@ class ModelCheck:
 
     def _not_judged(self, status: str, why: str) -> tuple[Outcome, str]:
         """Repeat the harness's word if it says that something is wrong, else skip: its pass is not ours to confirm."""
-        wrong = status in _FAILED_RUNS or status == Status.TWO_RUNS_DIFFER
+        wrong = status in (*_FAILED_RUNS, Status.TWO_RUNS_DIFFER, Status.FAIL_ACCURACY)
         confirmed = "no: nothing was run again" if status == Status.TWO_RUNS_DIFFER else ""
         accuracy = status if wrong else Status.SKIPPED
         return replace(self.outcome, accuracy=accuracy, confirmed=confirmed), f"{why}; the harness wrote {status}"

@@ -126,3 +126,12 @@ def test_cause_is_not_looked_for_without_time(standin: Standin) -> None:
     assert (unasked.backend, unasked.stage) == ("inductor", "")
     assert unasked.error == "no cause was looked for: no experiments were asked for"
     assert late.error == "no cause was looked for: the harness's --timeout is too near"
+
+
+@pytest.mark.slow
+def test_word_of_a_harness_that_is_not_followed_is_ours(standin: Standin, monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = Standin(standin.folder, monkeypatch, changed="unknown")
+    with torch._inductor.config.patch({"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"}):
+        row = with_us(changed, "compiled", "--backend=inductor", budget=20.0).row
+    assert row.accuracy == row.harness_accuracy == "fail_accuracy"
+    assert "cannot follow this harness" in row.error

@@ -136,7 +136,7 @@ def collected(tmp_path: Path, note: Note, theirs: str, *, ended: str = "") -> li
     ("word", "ours"),
     [
         ("pass", "pass"),
-        ("fail_accuracy", "pass"),
+        ("fail_accuracy", "fail_accuracy"),
         ("fail_to_run", "pass"),
         ("OOM", "pass"),
         ("timeout", "timeout"),

@@ -76,7 +76,7 @@ def test_backend_without_kernels_passes(assert_compiled_equals_eager: Any, net: 
 
 @pytest.mark.slow
 def test_what_is_not_compiled_does_not_pass(assert_compiled_equals_eager: Any) -> None:  # noqa: F811
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def apart(x: torch.Tensor) -> torch.Tensor:
         return x + 1
 
@@ -111,3 +111,12 @@ def test_no_compiler_is_one_line(assert_compiled_equals_eager: Any, monkeypatch:
     monkeypatch.setattr(toolchain, "missing_compiler", lambda: "none of g++")
     (line,) = failed(assert_compiled_equals_eager, clipped, torch.ones(2))
     assert line.startswith("clipped: no C++ compiler: inductor cannot compile for the CPU (none of g++)")
+
+
+@pytest.mark.exhaustive
+def test_wrong_code_within_the_tolerance_does_not_pass(assert_compiled_equals_eager: Any, net: Any) -> None:  # noqa: F811
+    model, inputs = net
+    with torch._inductor.config.patch({"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"}):
+        lines = failed(assert_compiled_equals_eager, model.eval(), inputs, tolerance=10.0)
+    assert lines[0] == "Net: within the tolerance, and what inductor made of it computes something else"
+    assert "in Net.relu" in lines[1]
