@@ -76,11 +76,15 @@ def _why(row: Row) -> str:
 
 
 def _evidence(row: Row) -> str:
-    ran = [trial.word() for trial in row.evidence.results if trial.ran] if row.evidence else []
+    trials = row.evidence.results if row.evidence else ()
+    ran = [trial.word() for trial in trials if trial.ran]
+    late = ", ".join(trial.name for trial in trials if trial.lacked_time)
+    unrun = f"; not tried for lack of time (hashbench_diagnose_budget): {late}" if late else ""
     if not ran:
-        return "evidence: no compilation with a change was tried"
+        return f"evidence: no compilation with a change was tried{unrun}"
     cured = f"; gone if {row.cured_by}" if row.cured_by else ""
-    return f"evidence ({row.confidence}; compilations with a change in which it is there): {'; '.join(ran)}{cured}"
+    words = f"{'; '.join(ran)}{cured}{unrun}"
+    return f"evidence ({row.confidence}; compilations with a change in which it is there): {words}"
 
 
 def _remedy(row: Row, folder: Path) -> str:

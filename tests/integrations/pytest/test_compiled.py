@@ -10,9 +10,6 @@ import torch
 import torch._inductor.config
 
 from hashbench.inductor import toolchain
-from hashbench.integrations.pytest.plugin import (  # noqa: F401 – a fixture, also where the plug-in is not installed
-    assert_compiled_equals_eager,
-)
 from hashbench.run.rng import preserved_rng
 
 
@@ -42,7 +39,7 @@ def failed(check: Any, *arguments: Any, **options: Any) -> list[str]:
 
 
 @pytest.mark.slow
-def test_wrong_code_is_told_in_five_lines(assert_compiled_equals_eager: Any, net: Any) -> None:  # noqa: F811
+def test_wrong_code_is_told_in_five_lines(assert_compiled_equals_eager: Any, net: Any) -> None:
     model, inputs = net
     weight = model.first.weight.clone()
     with torch._inductor.config.patch({"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"}):
@@ -61,12 +58,12 @@ def test_wrong_code_is_told_in_five_lines(assert_compiled_equals_eager: Any, net
 
 
 @pytest.mark.slow
-def test_right_code_passes(assert_compiled_equals_eager: Any, net: Any) -> None:  # noqa: F811
+def test_right_code_passes(assert_compiled_equals_eager: Any, net: Any) -> None:
     assert_compiled_equals_eager(*net)
 
 
 @pytest.mark.slow
-def test_backend_without_kernels_passes(assert_compiled_equals_eager: Any, net: Any) -> None:  # noqa: F811
+def test_backend_without_kernels_passes(assert_compiled_equals_eager: Any, net: Any) -> None:
     model, inputs = net
     mode = [module.training for module in model.modules()]
     assert_compiled_equals_eager(torch.compile(model), inputs, backend="aot_eager")
@@ -75,7 +72,7 @@ def test_backend_without_kernels_passes(assert_compiled_equals_eager: Any, net: 
 
 
 @pytest.mark.slow
-def test_what_is_not_compiled_does_not_pass(assert_compiled_equals_eager: Any) -> None:  # noqa: F811
+def test_what_is_not_compiled_does_not_pass(assert_compiled_equals_eager: Any) -> None:
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def apart(x: torch.Tensor) -> torch.Tensor:
         return x + 1
@@ -98,7 +95,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("model", "options", "said"), REFUSED.values(), ids=REFUSED)
 def test_refused_in_one_line(
-    assert_compiled_equals_eager: Any,  # noqa: F811
+    assert_compiled_equals_eager: Any,
     model: Any,
     options: dict[str, Any],
     said: str,
@@ -107,14 +104,14 @@ def test_refused_in_one_line(
     assert line.startswith(said)
 
 
-def test_no_compiler_is_one_line(assert_compiled_equals_eager: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_no_compiler_is_one_line(assert_compiled_equals_eager: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(toolchain, "missing_compiler", lambda: "none of g++")
     (line,) = failed(assert_compiled_equals_eager, clipped, torch.ones(2))
     assert line.startswith("clipped: no C++ compiler: inductor cannot compile for the CPU (none of g++)")
 
 
 @pytest.mark.exhaustive
-def test_wrong_code_within_the_tolerance_does_not_pass(assert_compiled_equals_eager: Any, net: Any) -> None:  # noqa: F811
+def test_wrong_code_within_the_tolerance_does_not_pass(assert_compiled_equals_eager: Any, net: Any) -> None:
     model, inputs = net
     with torch._inductor.config.patch({"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"}):
         lines = failed(assert_compiled_equals_eager, model.eval(), inputs, tolerance=10.0)
