@@ -229,6 +229,8 @@ def notes_on(before: Execution, after: Execution, *, parted: bool) -> Iterator[s
             own, others = (sum(not one.opaque for one in seen.trace.records) for seen in (execution, other))
             seen = f"{own} ops of it were seen, {others} of the other; what compiled kernels do inside is hidden"
             tip = "With backend='eager', then 'aot_eager', see which stage of compiling parts them"
+            if any(map(is_generated, execution.trace.records)):
+                tip = "`hashbench sweep --backend inductor` judges each kernel"
             yield f"the model {side} is compiled: {seen}. {tip}"
     if before.dropped or after.dropped:
         yield (

@@ -585,6 +585,7 @@ def test_compiled_code_is_blamed_by_the_records_around_it(backend: Any) -> None:
     ]
     kernels = ("cpp_fused__softmax_0", "block.1") if seen else ()
     assert (*parting.kernels, *([parting.module] if seen else [])) == kernels
+    assert any("judges each kernel" in note for note in report.notes) == seen
     what = f"inside compiled code, between aten.addmm.default in {first} (forward"
     assert f"first apart bit by bit: {what}" in as_text(report)
     (said,) = json.loads(as_json(report))["partings"]
