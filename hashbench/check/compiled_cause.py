@@ -26,7 +26,7 @@ from hashbench.compiled.mutations import undeclared_effects, wrong_fakes
 from hashbench.compiled.names import NamesJudge, Overwriter
 from hashbench.compiled.observed import Both, Judge, KernelWatcher
 from hashbench.compiled.passes import Change, WrongPass, first_wrong_pass, inputs_by_name
-from hashbench.compiled.repro import BlamedCall, ExpectedResult, write_accuracy_repro
+from hashbench.compiled.repro import BlamedCall, ExpectedResult, run_accuracy_repro, write_accuracy_repro
 from hashbench.compiled.rounding import LIMIT
 from hashbench.compiled.split import SplitJudge
 from hashbench.diagnose import fresh_process
@@ -38,7 +38,7 @@ from hashbench.inductor.internals import CapturedGraphs
 from hashbench.inductor.nodes import NodeFacts
 from hashbench.processes import Budget, tell_phase
 from hashbench.records import NO_TIME, ExperimentResult, Failure
-from hashbench.repro import REPRO_SECONDS, run_in_fresh_process
+from hashbench.repro import REPRO_SECONDS
 from hashbench.run.outcome import Run
 from hashbench.trace.generated import GeneratedKernel
 
@@ -337,7 +337,7 @@ def _reproduced(case: CompiledCase, runs: _Runs, finding: Finding) -> str:
         write_accuracy_repro(folder, blamed, seen_in=f"in the model {model}")
     except (HashbenchError, OSError) as error:
         return f"no repro: {error}"
-    return run_in_fresh_process(folder, timeout=REPRO_SECONDS, by=fresh_process.run_python)
+    return run_accuracy_repro(folder, timeout=REPRO_SECONDS, by=fresh_process.run_python)
 
 
 # ------------------------------------------------------------------------------------------------------------ runs

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import keyword
 import math
+import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,8 @@ import hashbench
 from hashbench.calls.call import CapturedCall, Slot, compiled_kernel
 from hashbench.calls.capture import capture
 from hashbench.errors import HashbenchError
-from hashbench.repro import SCRIPT_FILE, new_folder, script
+from hashbench.processes import new_python
+from hashbench.repro import SCRIPT_FILE, RunsPython, new_folder, script
 from hashbench.repro.call_arguments import bad
 from hashbench.repro.call_file import KERNEL_FILE, TENSORS_FILE, payload
 from hashbench.run import environment
@@ -33,6 +35,9 @@ LIMIT = 16.0
 
 FUNCTION = "subgraph"
 """Name of the function of aten ops in a script."""
+
+_RATIO = re.compile(r"^largest ratio ([^,]+),", re.MULTILINE)
+"""In what a script prints."""
 
 _WIDTH = 100
 _TEMPLATE = "accuracy.py.jinja"
@@ -272,3 +277,28 @@ _TAKEN = frozenset({"torch", "math", "operator", FUNCTION})
 
 def _name(names: Mapping[Node, str], node: Node) -> str:
     return names[node] if node in names else bad(f"{node.name} is neither an input nor computed")
+
+
+def run_accuracy_repro(folder: Path, *, timeout: float, by: RunsPython = new_python) -> str:
+    """Run the script of a repro in a new process, and return what came of it.
+
+    Args:
+        folder: of the repro.
+        timeout: seconds.
+        by: runs the program.
+
+    Returns:
+        ``in a fresh process 3.2e+07 times what rounding explains``, ``not reproduced: …``, ``failed: …`` or
+        ``timeout after 300 s``.
+    """
+    code = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
+    try:
+        done = by(code, str((folder / SCRIPT_FILE).resolve()), seconds=timeout)
+    except OSError as error:
+        return f"failed: {error}"
+    if done.status is None:
+        return f"timeout after {timeout:g} s"
+    found = _RATIO.search(done.stdout)
+    if done.status not in (0, 1) or found is None:
+        return f"failed: {done.last_line}"
+    return f"{'in a fresh process' if done.status else 'not reproduced:'} {found[1]} times what rounding explains"

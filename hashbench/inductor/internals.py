@@ -347,9 +347,12 @@ class CapturedGraphs(ModulePatch):
             self._put(observer, **{name: _watched_pass(getattr(observer, name), self)})
 
     def _compiled(self, graph: Any, module: Any) -> None:
+        from hashbench.inductor.lowered import last_writer  # imports the compiler
+
         nodes = {}
         for buffer in graph.buffers:
-            node = buffer.get_origin_node() if hasattr(buffer, "get_origin_node") else None
+            last = last_writer(buffer, graph)
+            node = last.get_origin_node() if hasattr(last, "get_origin_node") else None
             if node is not None:
                 nodes[buffer.get_name()] = node
         facts = {name: facts_of(node) for name, node in nodes.items()}
