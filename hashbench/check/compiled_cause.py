@@ -221,7 +221,7 @@ def _inside(case: CompiledCase, runs: _Runs, ladder: Ladder) -> Finding:
 def _of_pass(wrong: WrongPass) -> NodeFacts | None:
     """Return the facts of the last node that a pass removed, else changed, else made: what is removed because nothing
     reads it any more stands before."""
-    for change in (Change.REMOVED, Change.CHANGED, Change.MADE):
+    for change in (Change.REMOVED, Change.CHANGED, Change.MADE, Change.MOVED):
         found = [node.facts for node in wrong.nodes if node.change is change and node.facts.op]
         if found:
             return found[-1]

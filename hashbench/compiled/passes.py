@@ -8,6 +8,7 @@ import math
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from typing import Any
 
 import torch
@@ -46,6 +47,7 @@ class Change(enum.Enum):
     MADE = "made"
     CHANGED = "changed"
     REMOVED = "removed"
+    MOVED = "moved"
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +211,7 @@ class _Comparison:
 
 def changed_nodes(step: GraphPass) -> list[ChangedNode]:
     """Return the nodes that a pass made or gave another target or arguments, in the order of the graph, then those that
-    it removed."""
+    it removed; if there are none, those that it moved."""
     before, after = ({node.name: node for node in graph.graph.nodes} for graph in (step.before, step.after))
     found = []
     for name, node in after.items():
@@ -220,7 +222,17 @@ def changed_nodes(step: GraphPass) -> list[ChangedNode]:
         elif _call(node) != _call(before[name]):
             found.append(ChangedNode(name, str(node.target), Change.CHANGED, facts_of(node)))
     removed = [node for name, node in before.items() if name not in after]
+    if not (found or removed):
+        moved = _moved(list(before), list(after))
+        found += [ChangedNode(name, str(after[name].target), Change.MOVED, facts_of(after[name])) for name in moved]
     return found + [ChangedNode(node.name, str(node.target), Change.REMOVED, facts_of(node)) for node in removed]
+
+
+def _moved(before: Sequence[str], after: Sequence[str]) -> list[str]:
+    """Return the names that stand elsewhere among the others, the fewest that explain it."""
+    blocks = SequenceMatcher(None, before, after, autojunk=False).get_matching_blocks()
+    still = {name for block in blocks for name in after[block.b : block.b + block.size]}
+    return [name for name in after if name not in still]
 
 
 def _call(node: torch.fx.Node) -> tuple[str, str, str]:

@@ -43,7 +43,7 @@ class Variety:
     cache: Cache = Cache.FRESH
     variables: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     other_threads: bool = False
-    options: Mapping[str, bool] = field(default_factory=lambda: MappingProxyType({}))
+    options: Mapping[str, bool | int] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def in_fresh_process(self) -> bool:
@@ -69,6 +69,11 @@ VARIETIES = (
         "max_autotune",
         "compiled with max_autotune, which times several kernels and takes the fastest",
         options=MappingProxyType({"max_autotune": True}),
+    ),
+    Variety(
+        "one thread",
+        "compiled for one thread, which splits no reduction",
+        options=MappingProxyType({"cpp.threads": 1}),
     ),
 )
 """In the order in which ``--compilations`` adds them."""

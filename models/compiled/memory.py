@@ -14,6 +14,7 @@ Example = tuple[nn.Module, tuple[torch.Tensor, ...]]
 
 def reuse_of_live_buffer(patches: Patches) -> None:
     """Let one buffer of a graph take the memory of another that is read later, and not by the one that fills it."""
+    from torch._inductor import config
     from torch._inductor.codegen.wrapper import AllocateLine, ReuseLine, buffer_reuse_key
     from torch._inductor.virtualized import V
 
@@ -27,7 +28,7 @@ def reuse_of_live_buffer(patches: Patches) -> None:
         nodes, here = V.graph.scheduler.nodes, self.scheduler_node_index
         needed = names_read(nodes[here + 1 :]) - names_read(nodes[here : here + 1])
         for other in allocated:
-            fits = buffer_reuse_key(other.node) == buffer_reuse_key(self.node)
+            fits = config.allow_buffer_reuse and buffer_reuse_key(other.node) == buffer_reuse_key(self.node)
             if fits and other.node.get_name() in needed and not hasattr(state, "planted_reuse"):
                 state.planted_reuse = True
                 return ReuseLine(self.wrapper, other.node, self.node, delete_old=False)

@@ -15,10 +15,11 @@ def test_order() -> None:
         "fresh process",
         "compile threads",
         "max_autotune",
+        "one thread",
     ]
 
 
-@pytest.mark.parametrize("compilations", range(1, 7))
+@pytest.mark.parametrize("compilations", range(1, 8))
 def test_first_ones_are_taken(compilations: int) -> None:
     assert further(compilations) == VARIETIES[: compilations - 1]
 
