@@ -19,7 +19,6 @@ import torch
 
 from hashbench.catalog import Status
 from hashbench.check.batch_items import batch_of
-from hashbench.check.compiled import CompiledCheck, CompiledModel
 from hashbench.check.invariance import check_invariance
 from hashbench.check.pair import PairCheck, retried_with_warnings
 from hashbench.check.row import row_of
@@ -187,6 +186,8 @@ class BenchmarkRunner:
                 if self.options.batch_invariant:
                     return check_invariance(subject, self.options, level)
                 if self.options.backend:
+                    from hashbench.check.compiled import CompiledCheck, CompiledModel  # imports the compiler
+
                     suite = spec.suite if spec is not None else ""
                     model = CompiledModel.of(self, workload, self.options, suite=suite, optimizer=optimizer)
                     return CompiledCheck(model, subject, self.options, level).run()
