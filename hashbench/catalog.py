@@ -59,10 +59,11 @@ _LACK = Kind.DIFFER, "I", "not invariant"
 
 
 class Status(Word):
-    """The status words of ``benchmarks/dynamo``, and two that it lacks: ``crashed`` (there a dead child leaves no row)
-    and ``results_not_comparable`` (there an unknown type is reported as ``eager_two_runs_differ``). A third one,
-    ``latent``, is for reports alone: in ``accuracy.csv`` such a model has ``pass``. Those that end in ``<n>`` end in a
-    batch size there, as a sweep with ``--batch-invariant`` writes them (:func:`status_of`).
+    """The status words of ``benchmarks/dynamo``, and some that it lacks: ``crashed`` (there a dead child leaves no
+    row), ``results_not_comparable`` (there an unknown type is reported as ``eager_two_runs_differ``), and two of
+    ``--backend``, ``compiled_two_runs_differ`` and ``compilations_differ``. ``latent`` is for reports alone: in
+    ``accuracy.csv`` such a model has ``pass``. Those that end in ``<n>`` end in a batch size there, as a sweep with
+    ``--batch-invariant`` writes them (:func:`status_of`).
 
     Attributes:
         kind: by which statuses are compared and counted.
@@ -653,7 +654,7 @@ CAUSES: Mapping[str, Cause] = MappingProxyType({cause.name: cause for cause in _
 # ------------------------------------------------------------------------------------------------------- experiments
 
 Place = tuple[str, str]
-"""The name of an experiment and what it repeats: ``call``, ``pair`` or ``process``."""
+"""The name of an experiment and what it repeats, one of :data:`REPEATED`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -671,6 +672,7 @@ REPEATED: Mapping[str, Repeated] = MappingProxyType(
         "pair": Repeated("pairs of runs", "whole model", "Two runs of the whole model, repeated"),
         "process": Repeated("process", "fresh processes", "Runs in fresh processes"),
         "items": Repeated("comparisons", "batch", "The call with an item in another batch"),
+        "compilation": Repeated("compilations", "compilation", "The model compiled anew, with one change each"),
     }
 )
 
@@ -687,6 +689,7 @@ class Role(Enum):
     FLAG = "sets deterministic algorithms"
     LIBRARY = "makes another library, algorithm or precision compute"
     PROCESS = "starts anew in fresh processes"
+    COMPILER = "compiles another program"
 
 
 @dataclass(frozen=True, slots=True)
@@ -694,7 +697,8 @@ class Experiment:
     """One controlled experiment: the same thing repeated with one change.
 
     Attributes:
-        on: what it may repeat (``items``: the call, with other items of a batch).
+        on: what it may repeat (``items``: the call, with other items of a batch; ``compilation``: the compilation of
+            the model, under one of ``inductor.fallbacks.CHANGES``).
         phrase: the change, after a count (``0 of 20 with one thread``); that of a ``BASE`` or ``PROCESS`` experiment
             includes its unit (``20 of 20 unmodified replays``).
         cause: follows if this one alone removes the difference, or a disturbance causes it.
@@ -735,7 +739,7 @@ class Experiment:
 
 _CALL, _PAIR, _BOTH, _PROCESS = ("call",), ("pair",), ("call", "pair"), ("process",)
 _ITEMS, _CALL_AND_ITEMS, _EVERYWHERE = ("items",), ("call", "items"), ("call", "pair", "items")
-_CUDA, _WITH_STREAMS = ("cuda",), ("cuda", "xpu")
+_COMPILATION, _CUDA, _WITH_STREAMS = ("compilation",), ("cuda",), ("cuda", "xpu")
 
 _EXPERIMENTS = (
     Experiment(
@@ -743,7 +747,7 @@ _EXPERIMENTS = (
         rate_of="replays",
         demo="Makes the call again and again, from inputs that are restored in place.",
     ),
-    Experiment("one_thread", _EVERYWHERE, "with one thread", Role.STEADY, devices=("cpu",)),
+    Experiment("one_thread", (*_EVERYWHERE, "compilation"), "with one thread", Role.STEADY, devices=("cpu",)),
     Experiment(
         "exact_values", _CALL_AND_ITEMS, "with integer-valued inputs (sums are exact in any order)", Role.CONTENT
     ),
@@ -814,6 +818,17 @@ _EXPERIMENTS = (
     Experiment("same_strides", _ITEMS, "with contiguous inputs", Role.CONTENT),
     Experiment("other_content", _ITEMS, "with other content in the other items", Role.CONTENT),
     Experiment("other_places", _ITEMS, "with the items at other places of the batch", Role.CONTENT),
+    # Smallest change first.
+    Experiment("eager_op", _COMPILATION, "with the op run eagerly", Role.COMPILER),
+    Experiment("no_decomposition", _COMPILATION, "without the op's decomposition", Role.COMPILER),
+    Experiment("no_pass", _COMPILATION, "without the pass", Role.COMPILER),
+    Experiment("scalar_code", _COMPILATION, "without vectorization (cpp.simdlen=1)", Role.COMPILER),
+    Experiment("no_fusion", _COMPILATION, "without fusion", Role.COMPILER),
+    Experiment("no_buffer_reuse", _COMPILATION, "without reuse of buffers", Role.COMPILER),
+    Experiment("no_inplace_buffers", _COMPILATION, "without kernels that write in place", Role.COMPILER),
+    Experiment(
+        *("precision_casts", _COMPILATION, "with casts to low precision kept (emulate_precision_casts)", Role.COMPILER)
+    ),
 )
 
 EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType({experiment.name: experiment for experiment in _EXPERIMENTS})

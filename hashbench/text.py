@@ -213,19 +213,23 @@ _SINGULAR = {"runs": "run", "replays": "replay", "pairs": "pair", "processes": "
 """Units of a rate."""
 
 
+_IN_EVERY_RUN = (Status.FAIL_ACCURACY, Status.COMPILATIONS_DIFFER)
+"""Statuses of models whose runs agree: the rate is that of the runs."""
+
+
 def when(phase: str, iteration: int | None) -> str:
     """Return ``backward, iteration 3``; without the iteration where that is unknown."""
     return phase if iteration is None or not phase else f"{phase}, iteration {iteration}"
 
 
 def rate(row: Row) -> str:
-    """Return ``33 of 33 replays``; empty where no rate is known."""
+    """Return ``33 of 33 replays``; empty where no rate is known, or what is wrong shows in every run."""
     if row.accuracy == Status.LATENT and row.latent_rate is not None:
         together = stress_counts(row).get(row.latent) if row.latent == Perturbation.TOGETHER else None
         if together is not None:
             return f"{together[0]} of {together[1]} pairs under several perturbations at once"
         return f"{percent(row.latent_rate)} of pairs under {row.latent}"
-    if row.rate is None or row.trials is None:
+    if row.rate is None or row.trials is None or row.accuracy in _IN_EVERY_RUN:
         return ""
     of = row.rate_of or "runs"
     return f"{round(row.rate * row.trials)} of {row.trials} {_SINGULAR.get(of, of) if row.trials == 1 else of}"

@@ -32,11 +32,12 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     ("workers", NO_MODULE),
     ("native", frozenset({"build", "library"})),
     ("devices", frozenset({"ledger", "reference", "triton_kernel"})),
+    ("inductor", frozenset({"aot", "fallbacks", "graphs", "indices", "internals", "lowered", "tensor_ops"})),
     (
         "trace",
         frozenset({"api", "arguments", "build", "callbacks", "calls", "collectives", "compiled", "compiled_records"})
         | {"digest", "mode", "module_paths", "native", "nodes", "op_schema", "raw", "reads", "registered"}
-        | {"storage_writers"},
+        | {"generated", "storage_writers"},
     ),
     ("compare", NO_MODULE),
     ("divergence", NO_MODULE),
@@ -51,10 +52,19 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     ("batch", frozenset({"call_pair", "experiments", "item_call", "locate", "neighbours", "repro", "rows"})),
     ("suites", frozenset({"huggingface", "torchvision"})),
     (
+        "compiled",
+        frozenset({"amplification", "aot_graphs", "decompositions", "dynamo_graphs", "evaluate", "judge"})
+        | {"kernel_list", "ladder", "memory", "mutations", "observed", "passes", "rounding", "roundings", "split"}
+        | {"units"},
+    ),
+    (
         "check",
         frozenset(
             {
                 "batch_items",
+                "compilations",
+                "compiled",
+                "compiled_cause",
                 "fingerprint",
                 "function",
                 "invariance",
@@ -62,6 +72,7 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
                 "model",
                 "pair",
                 "perturbed",
+                "program",
                 "row",
                 "stress",
                 "subject",

@@ -50,7 +50,7 @@ def test_every_written_word_has_its_status(status: str) -> None:
     ("word", "kind", "letter"),
     [
         pytest.param("", Kind.ABSENT, "", id="no row"),
-        pytest.param("fail_accuracy", Kind.FAIL, "F", id="a word of dynamo alone"),
+        pytest.param("eager_fail", Kind.FAIL, "F", id="a word of dynamo alone"),
         pytest.param("fail_batch_invariance_at_", Kind.FAIL, "F", id="no batch size"),
         pytest.param("fail_batch_invariance_at_04", Kind.FAIL, "F", id="a batch size with a leading zero"),
         pytest.param("pass_4", Kind.FAIL, "F", id="a batch size where none belongs"),
@@ -108,3 +108,10 @@ def test_places_are_grouped_by_what_is_repeated() -> None:
 
 def test_only_perturbations_that_must_not_matter_make_a_model_latent() -> None:
     assert {*Perturbation} - LATENT == {Perturbation.CLOCK, Perturbation.ENTROPY}
+
+
+def test_compilations_have_every_change_of_the_compiler() -> None:
+    from hashbench.inductor.fallbacks import CHANGES
+
+    known = {name for name, experiment in EXPERIMENTS.items() if "compilation" in experiment.on}
+    assert {change.name for change in CHANGES} == known

@@ -78,6 +78,7 @@ def row_of(
         benign_ops=_op_names(outcome.benign or ()),
         settings_changed="; ".join(outcome.settings_changed),
         not_compared=a_few(outcome.not_compared),
+        backend=options.backend,
         compiled=f"ran eagerly: {a_few(outcome.compiled)}" if outcome.compiled else "",
         traces=" ".join(traces),
         seconds=None if seconds is None else round(max(0.0, seconds), 3),  # a model may have set its clock back

@@ -50,9 +50,8 @@ def add(commands: Commands) -> None:
 def _add_nightly(nightly: OneLineParser) -> None:
     nightly.set_defaults(command=_nightly)
     nightly.tip_for = _flag_of_sweep
-    nightly.add_argument(
-        "--output", type=Path, default=Path("results/nightly"), metavar="ROOT", help="Write nights into ROOT."
-    )
+    text = "Write nights into ROOT (default: results/nightly; with --backend results/nightly_BACKEND)."
+    nightly.add_argument("--output", type=Path, metavar="ROOT", help=text)
     nightly.add_argument(
         "--label", default="", metavar="NAME", help="Call the night's folder in ROOT NAME (default: today's date)."
     )
@@ -62,6 +61,7 @@ def _add_nightly(nightly: OneLineParser) -> None:
     flags.models(nightly)
     flags.whole(nightly, "--jobs", text="Run N models at once (default: 1; on a cluster as many as fit).")
     flags.stress(nightly)
+    flags.backend(nightly)
     nightly.add_argument("--expected", type=Path, metavar="DIR", help="Compare with the baseline CSVs in DIR.")
     nightly.add_argument("--annotations", action="store_true", help="Print GitHub's workflow commands, too.")
     nightly.add_argument("flags", nargs="*", metavar="-- FLAGS", help="Pass FLAGS to every `hashbench sweep`.")
@@ -94,6 +94,8 @@ def _night(parsed: argparse.Namespace) -> int:
     from hashbench.results.load import load_sweep
     from hashbench.sweep.request import diagnosis_servers
 
+    # Nights of compiled models are compared with each other alone.
+    parsed.output = parsed.output or Path("results") / "_".join(filter(None, ("nightly", parsed.backend)))
     folder = nightly.night_folder(parsed.output, parsed.label or time.strftime("%Y-%m-%d"))
     if parsed.expected is not None:
         load_sweep(parsed.expected)  # a mistake in it should not show in the morning
@@ -128,15 +130,16 @@ def _night(parsed: argparse.Namespace) -> int:
 
 
 def _check_device(requests: Iterable[SweepRequest]) -> None:
-    """Raise if this machine lacks a device or tracer, before the night has a folder. A cluster is not asked."""
+    """Raise if this machine lacks a device, tracer or backend, before the night has a folder. A cluster is not
+    asked."""
     from hashbench.run.environment import collect_in_child
     from hashbench.sweep import LOCAL
     from hashbench.workers import WORKER_VARIABLES
 
-    asked = {(request.options.device, request.options.tracer) for request in requests if request.executor == LOCAL}
-    for device, tracer in asked:
-        if device != "cpu" or tracer == "native":
-            collect_in_child(device=device, variables=WORKER_VARIABLES, tracer=tracer)
+    local = [request.options for request in requests if request.executor == LOCAL]
+    for device, tracer, backend in {(options.device, options.tracer, options.backend) for options in local}:
+        if device != "cpu" or tracer == "native" or backend:
+            collect_in_child(device=device, variables=WORKER_VARIABLES, tracer=tracer, backend=backend)
 
 
 def _with_models(parsed: argparse.Namespace, parts: Sequence[Part]) -> list[Part]:
@@ -175,7 +178,7 @@ def _sweep_requests(parsed: argparse.Namespace) -> dict[str, SweepRequest]:
     requests = {}
     for mode in dict.fromkeys(parsed.modes):
         parser.set_defaults(stress=parsed.stress and mode not in INVARIANCES)
-        made = parser.parse_args([*flags_of_mode(mode), *parsed.flags])
+        made = parser.parse_args([*flags_of_mode(mode), *_compiler_flags(parsed, mode), *parsed.flags])
         if made.output or made.only or made.tiny or made.suite:
             raise HashbenchError(
                 "--output, --suite, --only and --tiny are flags of `hashbench nightly` itself",
@@ -200,6 +203,21 @@ def _sweep_requests(parsed: argparse.Namespace) -> dict[str, SweepRequest]:
     return requests
 
 
+def _compiler_flags(parsed: argparse.Namespace, mode: str) -> list[str]:
+    """Return the flags of ``sweep`` for compiled models in a mode.
+
+    Raises:
+        HashbenchError: invariances of compiled models are not checked.
+    """
+    if parsed.backend and mode in INVARIANCES:
+        raise HashbenchError(
+            f"--backend cannot be combined with --modes {mode}",
+            consequence="nothing was run",
+            tip="Sweep compiled models in a night of their own.",
+        )
+    return ["--backend", parsed.backend, "--compilations", str(parsed.compilations)] if parsed.backend else []
+
+
 def _next_command(judged: JudgedNight, parts: Sequence[Part], *, folder: Path, expected: Path | None) -> str:
     """Return what to run after a night: the repro of the first model that differs, else its sweep alone, else the
     update of the baseline."""
@@ -213,7 +231,9 @@ def _next_command(judged: JudgedNight, parts: Sequence[Part], *, folder: Path, e
         if row.repro and row.mode not in INVARIANCES:
             return shlex.join(["hashbench", "replay", str(where / row.repro)])
         suite = suites.get((row.suite, row.mode), row.suite)
-        return shlex.join(["hashbench", "sweep", *flags_of_mode(row.mode), "--suite", suite, "--only", row.name])
+        backend = ["--backend", row.backend] if row.backend else []
+        words = ["hashbench", "sweep", *flags_of_mode(row.mode), *backend, "--suite", suite, "--only", row.name]
+        return shlex.join(words)
     return shlex.join(["hashbench", "expect", str(folder), "--output", str(expected or "expected")])
 
 

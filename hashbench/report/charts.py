@@ -9,6 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from hashbench.catalog import STATUSES, Kind, family_of, kind_of, letter_of
+from hashbench.compiled.text import blamed, mechanism
 from hashbench.report.compare import EnvironmentChange
 from hashbench.report.history import History, Measured, ModelHistory, Night
 from hashbench.text import one_line, shorten
@@ -43,7 +44,9 @@ def totals_of(history: History) -> dict[str, Any]:
     for row in rows:
         suites.setdefault((row.suite, row.mode), Counter())[row.accuracy] += 1
     kernels = Counter(
-        (row.kernel or f"({row.origin or 'unknown'})", row.cause) for row in rows if kind_of(row.accuracy).has_cause
+        (blamed(row) or f"({row.origin or row.stage or 'unknown'})", mechanism(row))
+        for row in rows
+        if kind_of(row.accuracy).has_cause
     )
     return {
         "kinds": kinds,

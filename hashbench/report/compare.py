@@ -12,7 +12,8 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from hashbench.catalog import CAUSES, Confidence, Kind, Word, family_of, kind_of
+from hashbench.catalog import CAUSES, Confidence, Kind, Word, kind_of
+from hashbench.compiled import text as compiled
 from hashbench.errors import HashbenchError
 from hashbench.records import MODES, Row
 from hashbench.results.load import Sweep
@@ -58,7 +59,8 @@ class Became(Word):
 
 
 CONDITIONS = ("dev", "dtype", "batch_size", "iterations", "runs", "threads", "deterministic")
-"""Columns that must be equal, where both rows have them, for two results to be comparable."""
+"""Columns that must be equal, where both rows have them, for two results to be comparable. So must ``backend``, also
+where one has none: that one says nothing of a compiled program."""
 
 PLACE = ("origin", "kernel", "module")
 """Columns that locate the first divergence."""
@@ -369,11 +371,13 @@ def _is_selected(sweep: Sweep, row: Row, suites: Collection[str], modes: Collect
 
 
 def _moved(base: Row, new: Row) -> list[str]:
-    """Return the columns that show another difference; the cause only where both sides have established one."""
+    """Return the columns that show another difference; cause and stage only where both sides have established one."""
     established = all((cause := CAUSES.get(row.cause)) and cause.decided for row in (base, new))
     open_ = Confidence.OPEN in (base.confidence, new.confidence)
-    sizes = ("accuracy",) if family_of(base.accuracy) == family_of(new.accuracy) else ()
-    return _differing(base, new, (*sizes, *PLACE, "cause") if established and not open_ else (*sizes, *PLACE))
+    # Flaky models differ as others do; of the same kind, eager runs that differ are no inaccurate compiled run.
+    statuses = ("accuracy",) if kind_of(base.accuracy) is kind_of(new.accuracy) else ()
+    stages = ("stage",) if base.stage and new.stage and not open_ else ()
+    return _differing(base, new, (*statuses, *PLACE, *stages, *(("cause",) if established and not open_ else ())))
 
 
 def other_tracer(base: Row, new: Row) -> str:
@@ -394,7 +398,8 @@ def tracer_remark(pairs: Iterable[tuple[Row, Row]]) -> str:
 
 def _other_conditions(base: Row, new: Row) -> list[str]:
     known = [column for column in CONDITIONS if not {getattr(base, column), getattr(new, column)} & {None, ""}]
-    return _differing(base, new, known)
+    ours = base.suite and new.suite  # PyTorch's harness does not tell which backend it judged
+    return _differing(base, new, (*known, "backend") if ours else known)
 
 
 def _differing(base: Row, new: Row, columns: Iterable[str]) -> list[str]:
@@ -420,7 +425,9 @@ def _note(outcome: Became, pair: Pair) -> str:
 
 
 def what_happened(row: Row) -> str:
-    """Return the error of a row that failed, or where one that differs diverges."""
+    """Return the error of a row that failed, or where one that differs diverges, with the stage of the compiler."""
+    if compiled.tells(row):
+        return ": ".join(filter(None, (compiled.place(row), row.error)))
     where = " in ".join(filter(None, (row.kernel, row.module))) if row.kernel else ""
     under = f"under {row.latent}" if kind_of(row.accuracy) is Kind.LATENT else ""
     return row.error or ": ".join(filter(None, (row.origin or under, where)))

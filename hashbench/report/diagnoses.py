@@ -19,6 +19,8 @@ from hashbench.catalog import EXPERIMENTS, INVARIANCES, Kind, Role, kind_of
 from hashbench.causes.evidence import base_of, effect
 from hashbench.causes.stats import MOST_TRIALS, Effect, rate_of
 from hashbench.compare.align import align
+from hashbench.compiled.experiments import COMPILATION
+from hashbench.compiled.text import tells
 from hashbench.errors import HashbenchError
 from hashbench.records import (
     DTYPES,
@@ -89,7 +91,8 @@ class ModelView:
     @property
     def commands(self) -> tuple[tuple[str, str], ...]:
         """Next steps as ``(purpose, command line)``; none for a path that leads out of the sweep's folder."""
-        row, traces, repro = self.row, self.row.traces.split(), [self.row.repro] if self.row.repro else []
+        row, repro = self.row, [self.row.repro] if self.row.repro else []
+        traces = [] if tells(row) else row.traces.split()
         lines = [
             ("run the captured call again, with its torch", ["uv", "run", f"{self.repro}/repro.py"], repro),
             (
@@ -140,7 +143,18 @@ def model_views(
     )
 
 
-_OF_THE_RUN = ("--batch-size", "--iterations", "--runs", "--threads", "--seed", "--deterministic", "--cotangent")
+_OF_THE_RUN = (
+    *(
+        "--batch-size",
+        "--iterations",
+        "--runs",
+        "--threads",
+        "--seed",
+        "--deterministic",
+        "--cotangent",
+        "--compilations",
+    ),
+)
 """Flags of a sweep that change what a model computes, each with one value."""
 
 
@@ -169,8 +183,10 @@ def sweep_again(
     words += ["--tiny"] * ("--tiny" in known)
     words += [f"--{row.dtype}"] * (row.dtype in DTYPES and row.dtype != DTYPES[0])
     words += ["-d", row.dev] * (row.dev != "cpu")
+    words += ["--backend", row.backend] * bool(row.backend)
     for flag, value in pairwise(known):
-        words += [flag, value] * (flag in _OF_THE_RUN and not value.startswith("-"))
+        known_flag = flag in _OF_THE_RUN and (row.backend or flag != "--compilations")
+        words += [flag, value] * bool(known_flag and not value.startswith("-"))
     return (*words, "--only", *(names or (row.name,)), "--output", f"again/{row.name}")
 
 
@@ -235,6 +251,8 @@ def _effect(result: ExperimentResult, evidence: Evidence) -> str:
     # Fisher's test over counts that no experiment ever reaches would take minutes, and a file can claim them.
     if max(result.trials, base.trials) > 5 * MOST_TRIALS:
         return ""
+    if result.on == COMPILATION:  # one each: the first compilation is what they are compared with
+        return "still there" if result.differing else "gone"
     known = effect(evidence, result.name, result.on)
     if known is not Effect.ABSENT:
         return str(known.value)
@@ -338,7 +356,11 @@ def read_excerpts(history: History, *, limit: int = DETAILS, mib: float = TRACE_
 
     Raises nothing: for a missing, damaged or foreign trace, the excerpt says so in ``missing``.
     """
-    with_traces = [(model.key, trouble) for _, model, trouble in models_in_trouble(history) if trouble.row.traces]
+    with_traces = [
+        (model.key, trouble)
+        for _, model, trouble in models_in_trouble(history)
+        if trouble.row.traces and not tells(trouble.row)  # those of eager runs, which agree
+    ]
     excerpts: dict[tuple[str, ...], Excerpt] = {}
     left = mib * 2**20
     for key, (row, _, folder) in with_traces[:limit]:

@@ -17,6 +17,7 @@ from markupsafe import Markup
 from tabulate import tabulate
 
 from hashbench.catalog import Kind, kind_of
+from hashbench.compiled import text as compiled
 from hashbench.records import Row
 from hashbench.report.expectations import STALE_AFTER, ExpectationStatus, JudgedNight, Judgement
 from hashbench.report.history import same_but_for_the_tracer, seen
@@ -84,6 +85,10 @@ def _markdown(judged: JudgedNight, *, lines: int, details: int, only_beginning: 
                 f"{night.label}: {problem}" for night in history.nights[-2::-1] for problem in reversed(night.problems)
             ],
             diagnosed=[row for row in rows if row.because or row.detail],
+            why=lambda row: compiled.why_with_stage(row) if compiled.tells(row) else "",
+            where=lambda row: compiled.where(row) if compiled.tells(row) else "",
+            remedy=compiled.remedy,
+            remarks=[f"{row.name} ({row.mode}): {text}" for row in rows for text in compiled.remarks(row)],
             repros=_repros(judged),
             row_key=row_key,
         )
@@ -192,17 +197,17 @@ def _not_passing(judged: JudgedNight, *, kind: Kind | None = None) -> list[Cells
     for one in judged.judgements:
         if one.new is None or not one.in_trouble or kind not in (None, kind_of(one.now)):
             continue
-        row, link, model = one.new, _link(one.link), models.get(one.key)
+        row, link, model, cause = one.new, _link(one.link), models.get(one.key), compiled.mechanism(one.new)
         newest = model.standing if model else None
         cells = {
-            "kernel": row.kernel or row.origin,
+            "kernel": compiled.blamed(row) or row.origin,
             "under": row.latent,
-            "cause": f"{row.cause} ({row.confidence})" if row.cause and row.confidence else row.cause,
+            "cause": f"{cause} ({row.confidence})" if cause and row.confidence else cause,
             "module": row.module,
             "rate": rate(row),
             "expected": "" if judged.alone else Markup(f"{_escaped(one.word)} ({link})") if link else one.word,
             "for nights": f"{newest.nights}, since {nights[newest.first].label}" if newest else "",
-            "what to do": row.advice or row.error,
+            "what to do": compiled.remedy(row) or row.error,
         }
         lines.append({"status": row.accuracy, **_model(one.key), **cells})
     return lines
@@ -238,7 +243,9 @@ def _expected(one: Judgement) -> Cells:
 
 
 _FACTS = (
-    *("origin", "kernel", "module", "phase", "cause", "confidence", "because", "evidence", "advice", "repro", "error"),
+    *("origin", "stage", "kernel", "op", "module", "source", "phase", "cause", "confidence", "because", "detail"),
+    *("beyond_rounding", "eager_rounding", "semantic", "cured_by", "reference", "compilations"),
+    *("evidence", "advice", "repro", "error"),
 )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hashbench.catalog import Kind, kind_of
+from hashbench.compiled.text import blamed, mechanism, remedy
 from hashbench.records import Row
 from hashbench.report.charts import KIND_WORDS
 from hashbench.report.expectations import ExpectationStatus, Judgement
@@ -95,7 +96,7 @@ class Group:
         status = self.first.status
         if self.runs_again and not self.row.advice:
             return "Run it again alone; its log is in the sweep's folder."  # the command is shown below
-        return status.advice if status in _ROW_SAYS_NOTHING else self.row.advice or status.advice
+        return status.advice if status in _ROW_SAYS_NOTHING else remedy(self.row) or status.advice
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +165,7 @@ def _reason(one: Judgement) -> tuple[str, ...]:
         return one.key[:-1]
     reason = one.note if one.status is ExpectationStatus.NOT_COMPARABLE else ""
     if kind_of(row.accuracy).has_cause:
-        return reason, row.kernel, row.cause or row.origin
+        return reason, blamed(row), mechanism(row) or row.origin
     return reason, row.accuracy, shorten(row.error, 80)
 
 

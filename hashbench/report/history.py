@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
 from hashbench.catalog import kind_of
+from hashbench.compiled.text import mechanism
 from hashbench.errors import HashbenchError
 from hashbench.io import read_json_object
 from hashbench.records import Row
@@ -71,7 +72,7 @@ class Interval:
         last: index of the last one, included.
         accuracy: its status.
         kernel: the first divergent kernel.
-        cause: its cause.
+        cause: its cause, or the stage of the compiler to blame.
         tracer: the tracer of its last night.
         retraced: whether its first night has another tracer than the night before: a new kernel or cause is then no
             change.
@@ -161,7 +162,7 @@ def seen(result: Row | Interval | None) -> str:
     """Format a result: ``eager_two_runs_differ (aten.dot.default, alignment)``."""
     if result is None:
         return "no row"
-    what = ", ".join(filter(None, (result.kernel, result.cause)))
+    what = ", ".join(filter(None, (result.kernel, mechanism(result) if isinstance(result, Row) else result.cause)))
     return f"{result.accuracy} ({what})" if what else result.accuracy
 
 
@@ -271,7 +272,7 @@ class _GatheredModel:
         return (Interval(self.first, self.last, *self.state, self.tracer, self.retraced),)
 
     def add(self, row: Row, *, night: int, folder: Path) -> None:
-        state = (row.accuracy, row.kernel, row.cause)
+        state = (row.accuracy, row.kernel, mechanism(row))
         if state != self.state or night != self.last + 1:
             self.ended += self.ending()
             self.retraced = "" not in (self.tracer, row.tracer) and self.tracer != row.tracer

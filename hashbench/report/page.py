@@ -22,6 +22,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from hashbench.catalog import CAUSES, LETTERS, REPEATED, kind_of, letter_of, status_of
+from hashbench.compiled import text as compiled
 from hashbench.records import LABELS, Row
 from hashbench.report.charts import (
     KIND_WORDS,
@@ -138,8 +139,10 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     of_rows = (deterministic_here, expectation_of, how_much, how_often, is_link, kind_of, letter_of, status_of, when)
+    of_rows += (compiled.blamed, compiled.mechanism, compiled.program, compiled.ratio, compiled.tells, compiled.why)
     of_names = (anchor_of, changes_text, rows_of_models, scope_words, shorten, spaced, sparkline, suite_words)
     environment.globals |= {function.__name__: function for function in (*of_rows, *of_names)}
+    environment.globals["remedy"] = compiled.remedy
     environment.globals |= {"count_of": count, "labelled": _labelled, "rate_words": rate}
     environment.globals |= {"causes": CAUSES, "kind_words": KIND_WORDS, "letters": LETTERS}
     environment.globals |= {"measures": MEASURES, "repeated": REPEATED}

@@ -12,17 +12,20 @@ from tabulate import tabulate
 
 from hashbench.catalog import Kind, Origin, Perturbation, kind_of, status_of
 from hashbench.causes import stats
+from hashbench.compiled import text as compiled
 from hashbench.records import Row
 from hashbench.results.folder import ResultsFolder, file_key
 from hashbench.text import a_few, count, one_line, percent, rate, shorten, stress_counts, told
 
-COLUMNS = ("name", "accuracy", "latent", "origin", "kernel", "module", "phase", "cause", "confidence", "seconds")
+COLUMNS = (
+    *("name", "accuracy", "latent", "origin", "stage", "kernel", "module", "phase", "cause", "confidence", "seconds"),
+)
 """Columns of the table. The origin is left out where there is a cause, as are empty columns."""
 
 _NARROWEST = {"module": 8, "name": 16}
 """Minimum widths of the columns that may be cut, in the order in which they are; no other is ever cut."""
 
-_WHERE_THERE_IS_ROOM = ("kernel", "cause", "module", "origin", "phase", "confidence", "seconds")
+_WHERE_THERE_IS_ROOM = ("kernel", "cause", "stage", "module", "origin", "phase", "confidence", "seconds")
 """Columns that a narrow table leaves out, the last first. Kernel, module and cause then have a line below the row, as
 does a module that is cut."""
 
@@ -75,7 +78,14 @@ def what_passing_means(rows: Sequence[Row], *, width: int | None = None, more_ru
     """Return which differences passing rows may have missed, in plain words; empty where none passes."""
     by_kind = _by_kind([told(row) for row in rows])
     passing, flaky = by_kind[Kind.PASS], by_kind[Kind.LATENT]
-    paragraphs = (_what_runs_prove(passing, more_runs), _what_stress_proves(passing, flaky))
+    eager, of_compiled = (
+        [row for row in passing if bool(row.backend) is with_backend] for with_backend in (False, True)
+    )
+    paragraphs = (
+        _what_runs_prove(eager, more_runs),
+        compiled.what_passing_means(of_compiled, bound=stats.rate_of(0, 1, distinct=1, of="runs").high),
+        _what_stress_proves(passing, flaky),
+    )
     return "\n\n".join(_fill(text, width, indent="") for text in paragraphs if text)
 
 
@@ -116,7 +126,7 @@ def _below(
 ) -> Iterator[str]:
     """Yield the lines below a row: cells not in ``shown``, its error, what to do, where to look, and the command."""
     line = command(row)
-    for text in (_place(row, shown), _cause(row, shown), *_remarks(row)):
+    for text in (*_found(row, shown), *_remarks(row)):
         if text:
             yield _fill(text, width)
     for label, text in (("to do: ", _remedy(row, ours=bool(line))), *_places(row, folder)):
@@ -124,6 +134,17 @@ def _below(
             yield _fill(f"{label}{one_line(text)}", width)
     if line:
         yield f"{_INDENT}$ {line}"
+
+
+def _found(row: Row, shown: Collection[str]) -> Iterator[str]:
+    """Yield where a difference entered and why; of a compiled model with all that was measured."""
+    if not compiled.tells(row):
+        yield _place(row, shown)
+        yield _cause(row, shown)
+        return
+    place, why = compiled.where(row), compiled.why(row) if "stage" in shown else compiled.why_with_stage(row)
+    yield f"where: {place}" if place else ""
+    yield f"why: {why}" if why else ""
 
 
 def _place(row: Row, shown: Collection[str]) -> str:
@@ -147,10 +168,13 @@ def _remarks(row: Row) -> Iterator[str]:
         yield f"flaky: it differs in {rate(row)} ({Perturbation[row.latent.upper()].meaning})"
     not_compared = f"not compared: {row.not_compared}" if row.not_compared else ""
     yield from (one_line(text) for text in (row.error, not_compared, row.compiled) if text)
+    yield from compiled.remarks(row)
 
 
 def _remedy(row: Row, *, ours: bool) -> str:
     """Return the advice for a difference, or for a failure of our own run."""
+    if ours and (text := compiled.remedy(row)):
+        return text
     if kind_of(row.accuracy).has_cause:
         return row.advice or "let the diagnosis look for the cause, with a --diagnose-budget above 0"
     status = status_of(row.accuracy)
@@ -165,7 +189,7 @@ def _places(row: Row, folder: Path | None) -> Iterator[tuple[str, str]]:
     log = ResultsFolder(folder).log_path(file_key(suite=row.suite, mode=row.mode, name=row.name))
     if row.repro:
         yield "repro: ", f"{folder / row.repro} ({row.reproduced})" if row.reproduced else str(folder / row.repro)
-    elif row.traces:
+    elif row.traces and not compiled.tells(row):  # of eager runs, which agree
         yield "traces: ", " ".join(str(folder / name) for name in row.traces.split())
     if log.exists():
         yield "log: ", str(log)

@@ -172,7 +172,7 @@ def _filled(row: Row | None) -> dict[str, object] | None:
     return {column: numbers.get(column, str(value)) for column, value in known.items()}
 
 
-SIDE_COLUMNS = ("accuracy", "origin", "kernel", "module", "error")
+SIDE_COLUMNS = ("accuracy", "origin", "stage", "kernel", "op", "module", "error")
 
 
 def as_csv(comparison: Comparison[Row]) -> str:

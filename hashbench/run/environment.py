@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import difflib
 import hashlib
 import importlib.metadata
 import json
@@ -14,7 +15,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Never, Protocol
 
@@ -95,7 +96,7 @@ class Asked(Protocol):
 
 
 def collect_in_child(
-    *, device: str, variables: Mapping[str, str], tracer: str = "auto", by: Asked | None = None
+    *, device: str, variables: Mapping[str, str], tracer: str = "auto", backend: str = "", by: Asked | None = None
 ) -> dict[str, Any]:
     """Run :func:`collect` in a child process with additional environment variables; those already set take precedence.
 
@@ -105,22 +106,24 @@ def collect_in_child(
         device: as for :func:`collect`.
         variables: of the child.
         tracer: as for :func:`collect`.
+        backend: of ``torch.compile`` that must be there; empty: none is needed.
         by: asked first, which saves an import of torch; if it does not answer, a new Python is started.
 
     Raises:
-        HashbenchError: there is no such device or tracer, or torch cannot be imported.
+        HashbenchError: there is no such device, tracer or backend, or torch cannot be imported.
     """
     given = {name: value for name, value in variables.items() if name not in os.environ}
     known = {**os.environ, **given}
-    answer = by("hashbench.run.environment:described", device, tracer, environment=known) if by is not None else ""
-    fingerprint: dict[str, Any] = json.loads(answer or _collect_in_new_process(device, tracer, given))
+    asked = (device, tracer, backend)
+    answer = by("hashbench.run.environment:described", *asked, environment=known) if by is not None else ""
+    fingerprint: dict[str, Any] = json.loads(answer or _collect_in_new_process(asked, given))
     if "error" in fingerprint:
         raise HashbenchError(**fingerprint["error"])
     return fingerprint
 
 
-def _collect_in_new_process(device: str, tracer: str, given: Mapping[str, str]) -> str:
-    done = run(python_calling("hashbench.run.environment:main", device, tracer), seconds=_SECONDS, environment=given)
+def _collect_in_new_process(asked: Sequence[str], given: Mapping[str, str]) -> str:
+    done = run(python_calling("hashbench.run.environment:main", *asked), seconds=_SECONDS, environment=given)
     if done.status is None:
         raise _no_torch(f"a process that imports it has not answered after {_SECONDS:.0f} s")
     answer = done.stdout.strip().rpartition("\n")[2]
@@ -155,6 +158,22 @@ def _check_device(device: str) -> None:
     if kind != wanted.type or (wanted.index or 0) >= count:
         tip = what_to_do(wanted.type, built_for=kind, count=count)
         raise HashbenchError(f"the device {device} does not exist here", consequence="nothing was run", tip=tip)
+
+
+def check_backend(name: str) -> None:
+    """Raise :class:`HashbenchError` if ``torch.compile`` has no backend of this name; an empty one is none."""
+    if not name:
+        return
+    from hashbench.inductor.internals import backends  # imports torch._dynamo, which takes seconds
+
+    known = backends()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        raise HashbenchError(
+            f"torch.compile has no backend {name!r}",
+            consequence="nothing was run",
+            tip=f"Did you mean {near[0]}?" if near else f"It has: {', '.join(known)}.",
+        )
 
 
 def what_to_do(wanted: str, *, built_for: str, count: int) -> str:
@@ -259,11 +278,12 @@ def _driver() -> str:
     return ""
 
 
-def described(device: str, tracer: str = "auto") -> str:
+def described(device: str, tracer: str = "auto", backend: str = "") -> str:
     """Return the environment, with the digest path of the device, or the error, as JSON."""
     from hashbench.devices.ledger import digest_path
 
     try:
+        check_backend(backend)
         fingerprint = collect(device, tracer=tracer)
         # The way of making digests is not in its key: by any they are the same.
         return json.dumps({**fingerprint, "digests": dataclasses.asdict(digest_path(device))})
@@ -271,7 +291,7 @@ def described(device: str, tracer: str = "auto") -> str:
         return json.dumps({"error": {"what": error.what, "consequence": error.consequence, "tip": error.tip}})
 
 
-def main(device: str, tracer: str = "auto") -> Never:
+def main(device: str, tracer: str = "auto", backend: str = "") -> Never:
     """Print the environment, or the error, as JSON, and exit."""
-    print(described(device, tracer))
+    print(described(device, tracer, backend))
     exit_at_once()

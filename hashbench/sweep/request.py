@@ -106,7 +106,9 @@ def run(
         # Where others run the models, this machine need not have the device; each of theirs tells its own, and how it
         # traces.
         if cluster is None:
-            devices = local_devices(options.device, options.tracer, fingerprinted=request.fingerprints)
+            devices = local_devices(
+                options.device, options.tracer, fingerprinted=request.fingerprints, backend=options.backend
+            )
             options = replace(options, device=devices.device)
         else:
             devices = local_devices("cpu")
@@ -249,18 +251,21 @@ class LocalDevices:
         return LocalExecutor(jobs=jobs, preload=self.preload, devices=self.assignments, memory_mib=memory_mib)
 
 
-def local_devices(device: str, tracer: str = "python", *, fingerprinted: bool = False) -> LocalDevices:
+def local_devices(
+    device: str, tracer: str = "python", *, fingerprinted: bool = False, backend: str = ""
+) -> LocalDevices:
     """Look at this machine: the environment, and the devices of workers on ``device``, traced by ``tracer``. With
     ``fingerprinted``, workers also preload what records kernel fingerprints. Notes name the devices that are left out
-    and the variable that is overridden.
+    and the variable that is overridden. A ``backend`` of ``torch.compile`` is looked up.
 
     A child process looks, on the CPU a fork of the workers' server: a process that has initialised CUDA cannot fork
     workers that use it.
 
     Raises:
-        HashbenchError: the device, or the tracer, is not available.
+        HashbenchError: the device, the tracer or the backend is not available.
     """
-    collect = functools.partial(fingerprints.collect_in_child, device=device, variables=WORKER_VARIABLES, tracer=tracer)
+    asked = {"device": device, "tracer": tracer, "backend": backend}
+    collect = functools.partial(fingerprints.collect_in_child, variables=WORKER_VARIABLES, **asked)
     if device == "cpu":
         preload = preload_for(tracer, fingerprinted=fingerprinted)
         by = functools.partial(answer_of_a_fork, preload=preload)
@@ -283,11 +288,12 @@ def _earlier(request: SweepRequest, specs: Sequence[ModelSpec], options: RunOpti
     """Return the sweep whose timings order the models; an empty one for one worker, which keeps the order of the
     selection."""
     if request.times_from is not None:
-        return read_estimates(request.times_from, mode=options.mode, device=options.device)
+        return read_estimates(request.times_from, mode=options.mode, device=options.device)  # of any backend
     if (request.jobs or 1) == 1 and request.executor == LOCAL:
         return EarlierSweep()
     models = {(spec.suite, spec.name) for spec in specs}
-    return newest_before(request.output, models=models, mode=options.mode, device=options.device)
+    of = {"mode": options.mode, "device": options.device, "backend": options.backend}
+    return newest_before(request.output, models=models, **of)
 
 
 def read_estimates(path: Path, *, mode: str, device: str) -> EarlierSweep:
@@ -314,15 +320,18 @@ def read_estimates(path: Path, *, mode: str, device: str) -> EarlierSweep:
     )
 
 
-def newest_before(output: Path, *, models: Collection[tuple[str, str]], mode: str, device: str) -> EarlierSweep:
-    """Find the newest sweep of at least half of ``models``, as ``(suite, name)``, in this mode on this device, beside
-    ``output`` or under the same name beside its parent (``<night>/<suite>_<mode>``); an empty one if there is none."""
+def newest_before(
+    output: Path, *, models: Collection[tuple[str, str]], mode: str, device: str, backend: str = ""
+) -> EarlierSweep:
+    """Find the newest sweep of at least half of ``models``, as ``(suite, name)``, in this mode on this device under
+    this backend, beside ``output`` or under the same name beside its parent (``<night>/<suite>_<mode>``); an empty one
+    if there is none."""
     for manifest in _newest_manifests(output.absolute()):
         try:
             content = checked_manifest(read_json(manifest))
             asked, known = content["options"], {(suite, name) for suite, name in content["models"]}
             enough = 2 * len(known.intersection(models)) >= len(models)
-            if enough and (asked["mode"], asked["device"]) == (mode, device):
+            if enough and (asked["mode"], asked["device"], asked.get("backend", "")) == (mode, device, backend):
                 return read_estimates(manifest.parent, mode=mode, device=device)
         except (OSError, ValueError, KeyError, HashbenchError):
             continue

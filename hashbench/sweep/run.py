@@ -263,6 +263,7 @@ class _WorkerRows:
             suite=spec.suite,
             mode=options.mode,
             dtype=options.dtype_column,
+            backend=options.backend,
             env=self._own_environment,
             error=error,
         )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from hashbench.catalog import EXPERIMENTS, Remedy, places
+from hashbench.catalog import EXPERIMENTS, REPEATED, Remedy, places
 from hashbench.records import CallFacts, Evidence
 from tests.experiment_texts import result
 
-EVERYWHERE = places(EXPERIMENTS.values())
+EVERYWHERE = places(EXPERIMENTS.values(), *(on for on in REPEATED if on != "compilation"))
+"""What a cause may be decided from: other compilations prove a stage of the compiler instead."""
 
 
 def seen(origin: str, *results: str, call: CallFacts | None = None, **facts: Any) -> Evidence:

@@ -100,6 +100,12 @@ WRONG = {
     "a value that sweeps refuse": (("--", "--runs", "1"), "--runs"),
     "a device that is none": (("--", "-d", "nonsense"), "nonsense"),
     "another output for sweeps": (("--", "--output", "elsewhere"), "--output"),
+    "a backend of the compiler that is none": (("--backend", "inductr"), "Did you mean inductor?"),
+    "compiled models in a batch": (
+        ("--backend", "inductor", "--modes", "batch-invariance"),
+        "--modes batch-invariance",
+    ),
+    "compiled models under stress": (("--backend", "inductor", "--", "--stress"), "--stress"),
     "another suite for sweeps": (("--", "--suite", "timm"), "--suite"),
 }
 

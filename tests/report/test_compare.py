@@ -12,7 +12,7 @@ from hashbench.errors import HashbenchError
 from hashbench.report.compare import Became, compare, decide, environment_changes, require_overlap
 from hashbench.results.load import Requested, load_sweep
 
-from .rows import DIFFERING, PLAIN, row, selection, sweep, write_rows, write_sweep
+from .rows import DIFFERING, INACCURATE, PLAIN, ROUNDED, row, selection, sweep, write_rows, write_sweep
 
 PASS, SKIP, DIFFER = "pass", "pass_due_to_skip", "eager_two_runs_differ"
 LATENT, UNSTRESSED = "latent", {"stressed": False}
@@ -30,7 +30,8 @@ TRUTH = {
     "passed and now does not load": (PASS, "model_fail_to_load", {}, Became.REGRESSED),
     "passed and now does not run": (PASS, "eager_fail_to_run", {}, Became.REGRESSED),
     "passed and its results can no longer be compared": (PASS, "results_not_comparable", {}, Became.REGRESSED),
-    "passed and now has a word that only dynamo knows": (PASS, "fail_accuracy", {}, Became.REGRESSED),
+    "passed and its compiled program is inaccurate": (PASS, "fail_accuracy", {}, Became.REGRESSED),
+    "passed and now has a word that only dynamo knows": (PASS, "eager_fail", {}, Became.REGRESSED),
     "passed and now has a word that nobody knows": (PASS, "PASS", {}, Became.REGRESSED),
     "passed and is now skipped": (PASS, SKIP, {}, Became.NOW_SKIPPED),
     "passed and now has no row": (PASS, "", {}, Became.MISSING),
@@ -453,3 +454,57 @@ def test_many_rows_are_compared_in_linear_time(tmp_path):
             write_sweep(tmp_path / f"{side}{count}", *rows[:count])
     few, many = (min(seconds(count) for _ in range(2)) for count in (1_000, 4_000))
     assert many < 8 * few  # 4 times as long where time is linear, 16 times where it is quadratic, on any machine
+
+
+# ------------------------------------------------------------------------------------------------ compiled models
+
+
+@pytest.mark.parametrize(
+    ("base", "new", "outcome", "note"),
+    [
+        pytest.param(
+            *(PLAIN, dataclasses.replace(PLAIN, backend="inductor")),
+            *(Became.NOT_COMPARABLE, "backend (none) → inductor"),
+            id="an eager row says nothing of a compiled one",
+        ),
+        pytest.param(
+            *(dataclasses.replace(PLAIN, backend="aot_eager"), dataclasses.replace(PLAIN, backend="inductor")),
+            *(Became.NOT_COMPARABLE, "backend aot_eager → inductor"),
+            id="another backend",
+        ),
+        pytest.param(
+            *(dataclasses.replace(PLAIN, backend="inductor"), INACCURATE),
+            *(Became.REGRESSED, "codegen: cpp_fused_relu_0 (aten.relu.default) in Net.act"),
+            id="a new inaccuracy",
+        ),
+        pytest.param(
+            *(dataclasses.replace(PLAIN, backend="inductor"), ROUNDED),
+            *(Became.REGRESSED, "rounding, no kernel is to blame"),
+            id="a new inaccuracy by rounding",
+        ),
+        pytest.param(
+            *(INACCURATE, dataclasses.replace(INACCURATE, stage="lowering")),
+            *(Became.MOVED, "stage codegen → lowering"),
+            id="another stage",
+        ),
+        pytest.param(
+            *(INACCURATE, dataclasses.replace(INACCURATE, stage="lowering", confidence="open")),
+            *(Became.STILL_DIFFERS, "lowering: cpp_fused_relu_0 (aten.relu.default) in Net.act"),
+            id="another stage that is not established",
+        ),
+        pytest.param(
+            *(INACCURATE, dataclasses.replace(INACCURATE, accuracy="compiled_two_runs_differ", stage="")),
+            *(Became.MOVED, "accuracy fail_accuracy → compiled_two_runs_differ"),
+            id="another status of the same kind",
+        ),
+    ],
+)
+def test_what_became_of_a_compiled_model(base, new, outcome, note):
+    (change,) = compare(sweep(base), sweep(new)).changes
+    assert (change.outcome, change.note) == (outcome, note)
+
+
+def test_a_row_of_the_harness_has_no_backend_to_compare():
+    old = dynamo(dataclasses.replace(PLAIN, suite="", mode="", dtype=""))
+    (change,) = compare(old, sweep(dataclasses.replace(PLAIN, backend="inductor"))).changes
+    assert change.outcome is Became.UNCHANGED

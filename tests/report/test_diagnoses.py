@@ -27,6 +27,7 @@ from hashbench.report.diagnoses import (
     read_evidence,
     read_excerpts,
     read_tracebacks,
+    sweep_again,
 )
 from hashbench.report.expectations import assess
 from hashbench.report.history import load_history
@@ -36,7 +37,7 @@ from hashbench.results.rows import read_rows, row_from_json, row_key, row_to_jso
 from hashbench.trace import file as tracefile
 from tests.experiment_texts import evidence
 from tests.report.histories import DIAGNOSED, diagnosed, failed, history, record, traces
-from tests.report.rows import write_sweep
+from tests.report.rows import INACCURATE, write_sweep
 
 MOVES = ((None, 4), (1, 8))
 RICH = RowEvidence.of(
@@ -123,6 +124,8 @@ def read(*texts: str) -> dict[str, ExperimentView]:
         (("call/repeat 20/20", "call/poison 20/20"), "poison", "depends on uninitialised memory"),
         (("call/repeat 20/20", "call/poison 0/20"), "poison", "does not depend on it"),
         (("call/one_thread 3/20",), "one_thread", "differs"),
+        (("compilation/one_thread 0/1",), "one_thread", "gone"),
+        (("compilation/no_fusion 1/1",), "no_fusion", "still there"),
         (("call/repeat 20/20",), "repeat", ""),
     ],
 )
@@ -182,6 +185,16 @@ def test_commands_parse_and_their_paths_exist(tmp_path: Path) -> None:
     assert (sweep.suite, sweep.mode, sweep.only, sweep.dtype) == (["zoos/zoo.py"], "training", [row.name], "bfloat16")
     for words in commands:
         cli_parser().parse_args(words[1:])
+
+
+def test_a_compiled_model_is_compiled_again() -> None:
+    row = dataclasses.replace(INACCURATE, env="e1")
+    words = ["hashbench", "sweep", "--compilations", "3", "--threads", "2"]
+    again = " ".join(sweep_again(row, {"e1": {"command_line": words}}))
+    assert "--backend inductor --compilations 3 --threads 2" in again
+    assert cli_parser().parse_args(again.split()[1:]).backend == "inductor"
+    eager = sweep_again(dataclasses.replace(row, backend=""), {"e1": {"command_line": words}})
+    assert not {"--backend", "--compilations"} & set(eager)
 
 
 @pytest.mark.parametrize("repro", ["", "../elsewhere", "/etc"])

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from hashbench.records import Row
 from hashbench.report.compare import Became
 from hashbench.report.expectations import ExpectationStatus, Judgement
 from hashbench.report.groups import GROUPS, MEMBERS, Group, expectation_of, groups_of, is_known, is_news
 from tests.report.histories import diagnosed, failed
 from tests.report.judgements import DIFFERS, MET_PASS, MOVED, NEW_DIFFERENCE, PASSES, STALE, changes_of, judgement
+from tests.report.rows import INACCURATE, ROUNDED
 
 BROKEN = judgement(ExpectationStatus.BROKEN, Became.REGRESSED, PASSES, failed("a"))
 MISSING = judgement(ExpectationStatus.MISSING, Became.MISSING, PASSES, None)
@@ -116,3 +120,14 @@ def test_what_has_no_room_is_counted() -> None:
     ]
     groups = groups_of(varied)
     assert (len(groups.shown), groups.omitted, groups.size) == (GROUPS, 3, GROUPS + 3)
+
+
+def test_compiled_models_are_grouped_by_what_is_to_blame() -> None:
+    def of(row: Row, name: str) -> Judgement:
+        new = replace(row, name=name, suite="specimens")
+        return judgement(ExpectationStatus.NEW_DIFFERENCE, Became.REGRESSED, PASSES, new)
+
+    rows = [of(INACCURATE, "a"), of(INACCURATE, "b"), of(ROUNDED, "c"), of(replace(ROUNDED, op="aten.x"), "d")]
+    groups = groups_of([*rows, of(replace(INACCURATE, stage="lowering"), "e")]).shown
+    assert [[one.key[-1] for one in group.members] for group in groups] == [["a", "b"], ["c", "d"], ["e"]]
+    assert groups[0].advice == "report the code generated for aten.relu.default"

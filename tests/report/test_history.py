@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 
@@ -14,12 +15,13 @@ from hashbench.report.history import (
     find_nights,
     load_history,
     models_in_trouble,
+    seen,
 )
 from hashbench.results.load import load_file
 from hashbench.results.rows import ROWS, row_key
 from tests.report.histories import DIAGNOSED, diagnosed, failed, history, passing
 
-from .rows import differing, row, write_night, write_sweep
+from .rows import INACCURATE, differing, row, write_night, write_sweep
 
 KEY = ("torchvision", "training", "float32", "cpu", "resnet18")
 
@@ -262,3 +264,11 @@ def test_a_night_without_a_row_is_in_no_interval() -> None:
     assert found.models[0].at(1) is None
     assert found.models[0].at(None) is None
     assert found.models[0].at(2) == found.models[0].intervals[1]
+
+
+def test_a_compiled_row_is_told_with_its_stage():
+    assert seen(INACCURATE) == "fail_accuracy (cpp_fused_relu_0, codegen)"
+    other = dataclasses.replace(INACCURATE, stage="lowering")
+    (model,) = history([INACCURATE], [INACCURATE], [other]).models
+    assert [(one.cause, one.nights) for one in model.intervals] == [("codegen", 2), ("lowering", 1)]
+    assert seen(model.intervals[0]) == "fail_accuracy (cpp_fused_relu_0, codegen)"

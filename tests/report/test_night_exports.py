@@ -17,8 +17,9 @@ from hashbench.report import exports
 from hashbench.report.expectations import JudgedNight, assess
 from hashbench.report.expected_rows import expect_from
 from hashbench.report.exports import LIMIT, as_annotations, as_junit, as_markdown, as_summary
+from tests.report.histories import judged
 
-from .rows import differing, row, write_night
+from .rows import INACCURATE, ROUNDED, WHY, differing, row, write_night
 
 EVIL = "a|b\n<script>`x`</script> [l](javascript:1) *b* ::error::"
 NAMES = ["steady", "drifts", "moved", "flaky", "gone", "broken", "skipped"]
@@ -243,3 +244,39 @@ def test_models_of_a_lost_sweep_are_missing(tmp_path):
         (night / "night.json").write_text(json.dumps({"parts": modes}))
     shutil.rmtree(tmp_path / "2026-11-02" / "torchvision_inference")
     assert "1 missing" in as_markdown(assess([tmp_path]))
+
+
+# ------------------------------------------------------------------------------------------------ compiled models
+
+
+def compiled_night() -> JudgedNight:
+    passing = row("suspicious", backend="inductor", beyond_rounding=40.0, checked=1.0)
+    return judged([replace(INACCURATE, name="wrong"), replace(ROUNDED, name="rounds"), passing])
+
+
+def test_markdown_tells_stage_kernel_and_measurements_of_compiled_models():
+    text = as_markdown(compiled_night())
+    line = next(line for line in text.splitlines() if line.startswith("|") and "| wrong" in line)
+    assert [cell.strip() for cell in line.split("|")][1:3] == ["fail_accuracy", "wrong"]
+    assert "cpp_fused_relu_0" in line
+    assert "codegen (proven)" in line
+    assert "report the code generated for aten.relu.default" in line
+    assert f"- stage: codegen (proven): {WHY}" in text
+    assert "- where: cpp_fused_relu_0 (aten.relu.default) in Net.act, net.py:18 forward, forward" in text
+    assert "- stage: rounding (proven): no kernel is to blame; beyond the tolerance" in text
+    assert "- suspicious (training): suspicious: 40 times what rounding explains" in text
+    assert "what differs: beyond" not in text
+
+
+def test_junit_and_annotations_tell_stage_and_op():
+    facts = cases(compiled_night())["wrong"].find("failure")
+    assert facts.get("message") == (
+        "fail_accuracy (cpp_fused_relu_0, codegen); codegen: cpp_fused_relu_0 (aten.relu.default) in Net.act"
+    )
+    lines = facts.text.splitlines()
+    for fact in ("stage: codegen", "op: aten.relu.default", "source: net.py:18 forward", "beyond_rounding: 22000000.0"):
+        assert fact in lines
+    before = replace(INACCURATE, accuracy="pass", stage="", kernel="", op="")
+    (line,) = as_annotations(judged([before], [INACCURATE])).splitlines()
+    assert line.startswith("::error")
+    assert "codegen: cpp_fused_relu_0 (aten.relu.default) in Net.act" in line

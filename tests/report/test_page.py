@@ -25,7 +25,7 @@ from hashbench.trace import file
 from tests.experiment_texts import evidence
 from tests.report.histories import DIAGNOSED, TORCH_CHANGED, diagnosed, failed, history, judged, passing, traces
 from tests.report.judgements import MET_PASS, MOVED, NEW_DIFFERENCE, STALE, changes_of, judgement
-from tests.report.rows import row
+from tests.report.rows import INACCURATE, ROUNDED, WHY, row
 
 HOSTILE = "<img src=x onerror=alert(1)></script><!--\u2028\u202e'\"&{{7*7}}"
 
@@ -405,3 +405,19 @@ def test_the_course_of_a_model_is_drawn_in_its_diagnosis() -> None:
     assert "Memory <b>900</b> MiB" in text
     assert "How often it differs <b>1</b>" in text
     assert '<path d="M0 75H133V0H267V50H400"/>' in text
+
+
+def test_a_compiled_model_has_stage_op_and_what_was_measured() -> None:
+    text = page([dataclasses.replace(INACCURATE, name="wrong"), dataclasses.replace(ROUNDED, name="rounds")])
+    words = re.sub(r"<[^>]*>", "", text)
+    assert "cpp_fused_relu_0 (aten.relu.default) in Net.act" in words
+    assert WHY in words
+    assert (
+        "inductor: 1 graph, 0 graph breaks, compiled in 7.8 s; 16 kernel calls, 90 % of their buffers checked" in words
+    )
+    assert "No kernel is to blame" in words
+    assert "The model compiled anew, with one change each" in words
+    assert "✓ gone" in words
+    assert "0 of 1 run" not in words
+    assert "hashbench diff" not in words
+    assert "--backend inductor" in words

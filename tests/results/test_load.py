@@ -25,7 +25,7 @@ FULL = Row(
             "str": f"{field.name} text",
             "RowEvidence": RowEvidence("some"),
             "int | None": index,
-            "float | None": index / 70,
+            "float | None": index / 100,
         }[field.type]
         for index, field in enumerate(dataclasses.fields(Row))
     }
@@ -167,7 +167,7 @@ REFUSED = {
     "a cell over two lines": ((HEADER + 'cpu,vgg11,4,pass,"a\nb"\n').encode(), "line 2 of PATH: a quoted cell spreads"),
     "the same model twice": ((HEADER + GOOD + GOOD).encode(), "resnet18 (cpu) twice: lines 2 and 3"),
     "a status that is none": ((HEADER + "cpu,a,4,passed,\n").encode(), "accuracy 'passed'"),
-    "a status of dynamo's": ((HEADER + "cpu,a,4,fail_accuracy,\n").encode(), "accuracy 'fail_accuracy'"),
+    "a status of dynamo's": ((HEADER + "cpu,a,4,infra_error,\n").encode(), "accuracy 'infra_error'"),
     "a row without a status": (
         (HEADER + "cpu,a,4,,\n").encode(),
         "line 2 of PATH: the required column 'accuracy' is empty",

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from hashbench.run.environment import collect, facts_of, variables_that_matter, what_to_do
+from hashbench.errors import HashbenchError
+from hashbench.run.environment import check_backend, collect, facts_of, variables_that_matter, what_to_do
 from hashbench.run.settings import preserved
 
 
@@ -85,3 +86,16 @@ def test_environment_lists_every_device(
         "each": [{"name": "Max 1100", "memory_mib": 1024}, {"name": "Max 1550", "memory_mib": 1024}],
         "tf32": "off",
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "tip"),
+    [("inductr", "Did you mean inductor?"), ("nothing like it", "It has: ")],
+)
+def test_an_unknown_backend_of_the_compiler_is_named(name: str, tip: str) -> None:
+    with pytest.raises(HashbenchError) as caught:
+        check_backend(name)
+    assert caught.value.what == f"torch.compile has no backend {name!r}"
+    assert caught.value.tip.startswith(tip)
+    check_backend("inductor")
+    check_backend("")

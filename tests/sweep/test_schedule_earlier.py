@@ -108,3 +108,19 @@ def test_of_a_nightly_folder_it_is_that_of_the_night_before(tmp_path):
 @pytest.mark.parametrize("output", ["nowhere/at/all", "/", "/nowhere"])
 def test_where_nothing_lies_nothing_is_known(tmp_path, output):
     assert newest(tmp_path / output) == EarlierSweep()
+
+
+def test_times_of_another_backend_are_none(tmp_path):
+    left(tmp_path / "eager", row("a", seconds=1.0), row("b", seconds=1.0))
+    compiled = left(tmp_path / "compiled", row("a", seconds=9.0), row("b", seconds=9.0), when=-1)
+    manifest = json.loads((compiled / "sweep.json").read_text())
+    manifest["options"]["backend"] = "inductor"
+    (compiled / "sweep.json").write_text(json.dumps(manifest))
+    models = {("zoo", "a"), ("zoo", "b")}
+
+    def times(**of):
+        return newest_before(tmp_path / "of_a_backend", models=models, mode="training", device="cpu", **of).seconds
+
+    assert set(times().values()) == {1.0}
+    assert set(times(backend="inductor").values()) == {9.0}
+    assert not times(backend="aot_eager")
