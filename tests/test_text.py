@@ -32,6 +32,7 @@ from hashbench.text import (
     duration,
     five_lines,
     how_much,
+    how_often,
     mebibytes,
     one_line,
     percent,
@@ -307,3 +308,10 @@ def test_texts_of_the_tested_code_stay_on_their_line(text: str) -> None:
 
     assert len(lines) == 5
     assert all(line.isprintable() and len(line) <= 500 for line in lines)
+
+
+@pytest.mark.parametrize("status", ["fail_accuracy", "compilations_differ"])
+def test_what_shows_in_every_run_has_no_rate(status: str) -> None:
+    counted = Row("cpu", "net", 1, "eager_two_runs_differ", rate=0.5, trials=4, rate_of="runs")
+    assert how_often(counted) == "2 of 4 runs"
+    assert how_often(replace(counted, accuracy=status)) == ""

@@ -41,6 +41,7 @@ from hashbench.records import Failure, RunOptions
 from hashbench.results import compiled_kernels
 from hashbench.results.compiled_kernels import CompiledKernel
 from hashbench.results.folder import file_key
+from hashbench.run.environment import check_backend
 from hashbench.run.outcome import CompiledFacts, Outcome, Run, log_error
 from hashbench.run.workload import Workload
 from hashbench.text import a_few
@@ -120,6 +121,11 @@ class CompiledCheck:
 
     def run(self) -> Outcome:
         """Make all runs, and return the outcome with the worst status."""
+        try:
+            check_backend(self.options.backend)
+        except HashbenchError as error:  # of a machine of a cluster, which the sweep's own cannot know
+            facts = CompiledFacts(self.options.backend, stage="dynamo")
+            return Outcome(Status.REFERENCE_FAIL, self.level, failure=Failure(str(error)), facts=facts)
         eager = PairCheck(self.subject, self.options, self.level)
         outcome = eager.repeat()
         first = outcome.first

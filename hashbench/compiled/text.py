@@ -148,6 +148,8 @@ def remedy(row: Row) -> str:
             return "let all runs use one compilation: one cache folder, the same compile threads, no max_autotune"
         case Status.FAIL_ACCURACY if row.confidence == Confidence.OPEN:
             return "see its log, and report the failed diagnosis"
+        case Status.REFERENCE_FAIL if "InvalidCxxCompiler" in row.error:
+            return "install a C++ compiler, or name one by CXX; --backend aot_eager needs none"
         case Status.REFERENCE_FAIL:
             backend = "" if row.backend == "inductor" else f"backend={row.backend!r}"
             return f"compile it in plain Python (torch.compile({backend})), where it should raise the same"

@@ -89,3 +89,19 @@ def test_row_of_torchvisions_cheapest_model_says_all() -> None:
     assert row.ops
     assert row.seconds
     assert row.peak_memory_mib
+
+
+def test_a_row_of_a_sweep_with_a_backend_has_it_whatever_happened() -> None:
+    """Also one that failed before anything was compiled: else it would be compared with eager rows."""
+
+    def broken(_model, _out):
+        raise ValueError("no")
+
+    row = row_of(lambda: workload(broken), replace(INFERENCE, backend="aot_eager"))
+    assert (row.accuracy, row.backend) == ("eager_1st_run_fail", "aot_eager")
+
+
+def test_a_backend_that_this_machine_lacks_is_a_row() -> None:
+    row = row_of(workload, replace(INFERENCE, backend="inductr"))
+    assert (row.accuracy, row.stage, row.backend) == ("fail_to_run", "dynamo", "inductr")
+    assert row.error == "torch.compile has no backend 'inductr': nothing was run. Did you mean inductor?"

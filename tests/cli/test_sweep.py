@@ -252,6 +252,7 @@ def test_finished_sweep_resumes_to_the_same_rows(
         "--training",
         "--inference --amp --batch-size 4 --runs 3 --threads 2 --seed 0 --deterministic off",
         "--training --cotangent random --hash-inputs --untraced-pair --replays 5 --diagnose-budget 7.5 -d cuda",
+        "--training --backend inductor --compilations 3 --threads 2",
         "--training --jobs 4 --output elsewhere -k other -x more --total-partitions 2",
     ],
 )

@@ -137,6 +137,10 @@ def test_the_program_is_counted(changes: dict[str, Any], words: str) -> None:
         ({"advice": "", "accuracy": "fail_to_run"}, "compile it in plain Python (torch.compile()), where"),
         ({"advice": "", "accuracy": "fail_to_run", "backend": "aot_eager"}, "(torch.compile(backend='aot_eager'))"),
         ({"advice": "", "accuracy": "fail_to_run", "backend": ""}, ""),
+        (
+            {"advice": "", "accuracy": "fail_to_run", "error": "InductorError: InvalidCxxCompiler: No working …"},
+            "install a C++ compiler",
+        ),
         ({"advice": "", "accuracy": "crashed"}, ""),
     ],
 )

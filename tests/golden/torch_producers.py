@@ -9,6 +9,7 @@ import enum
 import inspect
 import io
 import json
+import re
 import runpy
 import textwrap
 import warnings
@@ -49,7 +50,8 @@ def _parameters(value: Any) -> list[str]:
         found = inspect.signature(value).parameters.values()
     except (TypeError, ValueError):
         return []
-    return [str(one.replace(annotation=inspect.Parameter.empty)) for one in found]
+    texts = [str(one.replace(annotation=inspect.Parameter.empty)) for one in found]
+    return [re.sub(r"<function (\w+) at 0x[0-9a-f]+>", r"\1", text) for text in texts]
 
 
 def _shape(value: Any) -> Any:

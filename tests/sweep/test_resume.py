@@ -269,6 +269,9 @@ MANIFEST = {
         pytest.param(
             {"options": {"seed": 1, "tracer": "native"}}, ["tracer was 'native' and is 'auto'"], id="another tracer"
         ),
+        pytest.param(
+            {"options": {"seed": 1, "backend": "inductor"}}, ["backend was 'inductor' and is ''"], id="another backend"
+        ),
         pytest.param({"options": {"seed": 1, "stress": False}}, [], id="an option that one of them lacks"),
         pytest.param({"options": None}, ["seed was 1337 and is 1"], id="damaged"),
         pytest.param({"suites": ["t"]}, ["suites were ['t'] and are ['s']"], id="another suite"),

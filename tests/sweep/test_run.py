@@ -192,6 +192,12 @@ def endings(tmp_path_factory):
 
 
 @pytest.mark.slow
+def test_a_row_that_no_worker_wrote_has_the_backend_of_its_sweep(tmp_path):
+    (row,) = sweep([spec("exit3", "exit3")], tmp_path / "out", options=RunOptions(backend="inductor"), retries=0).rows
+    assert (row.accuracy, row.backend) == ("crashed", "inductor")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("do", "accuracy", "words"), ENDINGS, ids=[do for do, _, _ in ENDINGS])
 def test_however_a_worker_ends_its_model_has_a_row(endings, do, accuracy, words):
     _, rows = endings
