@@ -3,7 +3,9 @@
 All perturbations share one run, with more threads than cores, which is compared with a run of a fresh process with as
 many threads: two runs show whether anything differs. As long as there is time, further runs in other variations follow;
 if the number of threads is the plain pair's, its first run is the other side. If a pair differs, further pairs find the
-perturbation (:class:`~hashbench.check.perturbed.PerturbationSearch`).
+perturbation (:class:`~hashbench.check.perturbed.PerturbationSearch`): runs differ under it alone, and pairs without it
+agree, or differ significantly less often. If none does, as far as there was time to try, up to ten more pairs under all
+of them are counted (``together``). The model is built with the threads of the plain pair in both processes.
 """
 
 from __future__ import annotations

@@ -6,7 +6,22 @@ origin), only propagated one, or agrees (``introduce``). A backward slice from t
 that differ; the first introduction in it is the divergence (``choose``). Records that differ outside the slice are
 benign.
 
-Details beyond the table in ``docs/design.md``, "The verdict on a pair":
+The first of these that differs decides the origin:
+
+=========================================================== ==========================================================
+model inputs, before the first op                           ``input``
+parameters or buffers, before the first op                  ``state``
+a global setting of torch changed by a run                  ``settings`` (restored before the next run, and reported)
+generator state at a seeded op                              ``rng``
+another leaf, or a non-tensor argument                      ``outside``
+an input's content against its last recorded write          ``outside`` (a write that bypassed the dispatcher)
+an input is another record's output than in the first run   ``sequence``
+the next op, or the end of one trace                        ``sequence``
+outputs of an op whose inputs are equal                     ``kernel``
+outputs of a collective, or anything downstream of one      ``ranks`` (no kernel is named)
+=========================================================== ==========================================================
+
+Details:
 
 * Blank memory: an op that reads an unwritten allocation is not blamed; the allocation is
   (``aten.empty.memory_format``), also where later writes filled only a part. Ops that overwrite without reading

@@ -1,6 +1,6 @@
 """Judge each pair of records: did it introduce a difference (and with which origin), or only propagate one?
 
-The rules are the table in ``docs/design.md``, "The verdict on a pair", applied to the pairs of records in order.
+The rules are the table in the docstring of :mod:`hashbench.divergence`, applied to the pairs of records in order.
 """
 
 from __future__ import annotations

@@ -2,6 +2,17 @@
 
 Of each sample the axis of its items is found by experiment, then the op is run, forward, on other numbers of them and
 in another order. What differs from the run on all of them is explained by the experiments of :mod:`hashbench.batch`.
+
+1. The batch axis: the first dimension of the inputs, and one of the outputs, such that one more item in is one more
+   out, and items in another order come out in that order. Weights have none, nor has an input as large as the batch by
+   chance that the op takes beside fewer items.
+2. The reference has 8 items, 32 of a widened sample, 13 if an item is widened to more than 16,384 elements; missing
+   ones are copies, each multiplied by a factor of its own. The rows of the first 1, 2, 3, 5, 7 and 31 items alone are
+   compared with theirs, bit by bit, and if one number differs those of 4, 6, 8, 12 and 16 too; then those of all items
+   backwards, and with the first one last.
+3. What differs is traced: the kernel is the first whose inputs' rows are equal and whose outputs' are not, as in a
+   sweep. Experiments on it say why (``shape_dependent_kernel``, from how many items on, whether it is the order of
+   addition); ``repro/`` gets it at both sizes or in both orders.
 """
 
 from __future__ import annotations
