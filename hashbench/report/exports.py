@@ -197,12 +197,13 @@ def _not_passing(judged: JudgedNight, *, kind: Kind | None = None) -> list[Cells
     for one in judged.judgements:
         if one.new is None or not one.in_trouble or kind not in (None, kind_of(one.now)):
             continue
-        row, link, model, cause = one.new, _link(one.link), models.get(one.key), compiled.mechanism(one.new)
+        row, link, model = one.new, _link(one.link), models.get(one.key)
         newest = model.standing if model else None
         cells = {
             "kernel": compiled.blamed(row) or row.origin,
             "under": row.latent,
-            "cause": f"{cause} ({row.confidence})" if cause and row.confidence else cause,
+            "stage": _sure(row.stage, row),
+            "cause": _sure(row.cause, row),
             "module": row.module,
             "rate": rate(row),
             "expected": "" if judged.alone else Markup(f"{_escaped(one.word)} ({link})") if link else one.word,
@@ -211,6 +212,11 @@ def _not_passing(judged: JudgedNight, *, kind: Kind | None = None) -> list[Cells
         }
         lines.append({"status": row.accuracy, **_model(one.key), **cells})
     return lines
+
+
+def _sure(word: str, row: Row) -> str:
+    """Return a cause or a stage with its confidence."""
+    return f"{word} ({row.confidence})" if word and row.confidence else word
 
 
 _EXPECTATION_HEADINGS = {

@@ -260,6 +260,8 @@ def test_markdown_tells_stage_kernel_and_measurements_of_compiled_models():
     assert [cell.strip() for cell in line.split("|")][1:3] == ["fail_accuracy", "wrong"]
     assert "cpp_fused_relu_0" in line
     assert "codegen (proven)" in line
+    assert "| stage " in text
+    assert "| cause " not in text
     assert "report the code generated for aten.relu.default" in line
     assert f"- stage: codegen (proven): {WHY}" in text
     assert "- where: cpp_fused_relu_0 (aten.relu.default) in Net.act, net.py:18 forward, forward" in text

@@ -421,3 +421,4 @@ def test_a_compiled_model_has_stage_op_and_what_was_measured() -> None:
     assert "0 of 1 run" not in words
     assert "hashbench diff" not in words
     assert "--backend inductor" in words
+    assert "two runs differ (A inaccurate)" in words
