@@ -139,10 +139,12 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     of_rows = (deterministic_here, expectation_of, how_much, how_often, is_link, kind_of, letter_of, status_of, when)
-    of_rows += (compiled.blamed, compiled.mechanism, compiled.program, compiled.ratio, compiled.tells, compiled.why)
+    of_compiled = (
+        *(compiled.blamed, compiled.mechanism, compiled.program, compiled.ratio),
+        *(compiled.remedy, compiled.tells, compiled.why),
+    )
     of_names = (anchor_of, changes_text, rows_of_models, scope_words, shorten, spaced, sparkline, suite_words)
-    environment.globals |= {function.__name__: function for function in (*of_rows, *of_names)}
-    environment.globals["remedy"] = compiled.remedy
+    environment.globals |= {function.__name__: function for function in (*of_rows, *of_compiled, *of_names)}
     environment.globals |= {"count_of": count, "labelled": _labelled, "rate_words": rate}
     environment.globals |= {"causes": CAUSES, "kind_words": KIND_WORDS, "letters": LETTERS}
     environment.globals |= {"measures": MEASURES, "repeated": REPEATED}

@@ -264,8 +264,9 @@ def local_devices(
     Raises:
         HashbenchError: the device, the tracer or the backend is not available.
     """
-    asked = {"device": device, "tracer": tracer, "backend": backend}
-    collect = functools.partial(fingerprints.collect_in_child, variables=WORKER_VARIABLES, **asked)
+    collect = functools.partial(
+        fingerprints.collect_in_child, device=device, variables=WORKER_VARIABLES, tracer=tracer, backend=backend
+    )
     if device == "cpu":
         preload = preload_for(tracer, fingerprinted=fingerprinted)
         by = functools.partial(answer_of_a_fork, preload=preload)
