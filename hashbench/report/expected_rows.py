@@ -58,7 +58,8 @@ def expect(new: Sweep, *, known: Sweep | None, only: Collection[str] = (), link:
         today: the date of ``new``, as ISO 8601.
 
     Raises:
-        HashbenchError: ``new`` has no rows, ``link`` is not an address, or a side is dynamo's.
+        HashbenchError: ``new`` has no rows, ``link`` is not an address, a side is dynamo's, or a row is of another
+            backend than the one that it would replace.
     """
     if new.kind != "hashbench" or (known is not None and known.kind != "hashbench"):
         raise HashbenchError(
@@ -79,6 +80,7 @@ def expect(new: Sweep, *, known: Sweep | None, only: Collection[str] = (), link:
     left = {row_key(row): row.name for row in new.rows if only and row.name not in only}
     known = known or Sweep("nothing", (), {}, kind="hashbench")
     changes = changes_since(known, replace(new, rows=taken, selections=(), parts=None))
+    _refuse_other_backend(changes, known)
     updated = {change.key: _updated(change, only=only, left=left, link=link, today=today) for change in changes}
     rows = tuple(updated[key][0] for key in dict.fromkeys(row_key(row) for row in (*known.rows, *taken)))
     environments = {**known.environments, **new.environments}
@@ -91,6 +93,19 @@ def expect(new: Sweep, *, known: Sweep | None, only: Collection[str] = (), link:
         left=tuple(dict.fromkeys(left.values())),
         accepted=tuple(filter(None, (_accepted(change, updated[change.key][1]) for change in changes))),
     )
+
+
+def _refuse_other_backend(changes: Sequence[ModelChange], known: Sweep) -> None:
+    """Raise if a row of a compiled model would replace one of an eager run, or of another backend."""
+    for change in changes:
+        base, new = change.base, change.new
+        if base is not None and new is not None and base.backend != new.backend:
+            before, now = (row.backend or "eager mode" for row in (base, new))
+            raise HashbenchError(
+                f"{known.label} expects {one_line(base.name)} of {before}, and the sweep has it of {now}",
+                consequence="nothing was written",
+                tip="Name another --output for each backend.",
+            )
 
 
 def _accepted(change: ModelChange, what: str) -> str:

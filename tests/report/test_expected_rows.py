@@ -188,3 +188,11 @@ def test_it_says_what_is_expected_now(before, now, said):
 def test_rows_that_pass_get_no_link():
     rows, _ = update(sweep(row(), row("b")), expecting(row(), row("b"), told={**TOLD, "link": ""}), link=LINK)
     assert [one[2] for one in rows] == ["", ""]
+
+
+def test_a_compiled_row_never_replaces_an_eager_one():
+    eager, compiled = sweep(row()), sweep(row(backend="inductor"))
+    for before, now, words in ((eager, compiled, "of eager mode, and"), (compiled, eager, "of inductor, and")):
+        with pytest.raises(HashbenchError, match=words):
+            update(now, before)
+    assert update(compiled, compiled)[1] == {"unchanged": 1}
