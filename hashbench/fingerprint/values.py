@@ -3,8 +3,8 @@
 A number is generated from its index by integer arithmetic alone (SplitMix64: Steele, Lea and Flood, "Fast splittable
 pseudorandom number generators", 2014). Its bits are assembled as sign, exponent and significand, so that nothing is
 rounded: every value is exact in its dtype, and all bits of its significand are used, so that summing in another order
-gives another result. The period is 1,114,112 numbers. Custom ops always get numbers from 0 to 1, since they may use them
-as unchecked indices (``roi_align``).
+gives another result. The period is 1,114,112 numbers. Custom ops always get numbers from 0 to 1, since they may use
+them as unchecked indices (``roi_align``).
 """
 
 from __future__ import annotations

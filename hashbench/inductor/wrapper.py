@@ -87,7 +87,7 @@ class Wrapper:
         """Return the names of the buffers whose content is used: returned, or read by a later call under this name, or
         under one that takes its memory over. Code generation may leave the others with any content."""
         found = set(self.returned)
-        for call in reversed(self.calls.values()):
+        for call in reversed(list(self.calls.values())):
             if call.kernel:
                 found.update(call.arguments[at] for at in call.reads if at < len(call.arguments))
             elif not found.isdisjoint(call.targets):

@@ -120,7 +120,7 @@ def test_nodes_that_a_pass_made_changed_and_removed() -> None:
         ("mul", Change.CHANGED),
         ("gelu", Change.REMOVED),
     ]
-    assert (removed.facts.op, removed.facts.module) == ("aten.gelu.default", "L['self'].mlp")
+    assert (removed.facts.op, removed.facts.module) == ("aten.gelu.default", "mlp")
     assert removed.facts.source == "model.py:7 y = gelu(x)"
 
 

@@ -45,6 +45,7 @@ def test_number_of_compile_threads_is_another(threads: int, other: int) -> None:
     options = {each.name: each.options_beside(threads) for each in VARIETIES}
     assert options.pop("compile threads") == {"compile_threads": other}
     assert options.pop("max_autotune") == {"max_autotune": True}
+    assert options.pop("one thread") == {"cpp.threads": 1}
     assert set(map(len, options.values())) == {0}
 
 

@@ -1,4 +1,4 @@
-"""Experiments on a compiled kernel: its own binary is repeated, and what compiles anew or reaches nothing is not run."""
+"""Experiments on a compiled kernel: its own binary is repeated; what compiles anew or reaches nothing is not run."""
 
 from __future__ import annotations
 
