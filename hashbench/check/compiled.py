@@ -239,6 +239,8 @@ class CompiledCheck:
             outcome = self._noted(replace(outcome, accuracy=self.said), again)
         outcome = self._with(outcome, reference=self._reference_moved(eager, compiled, reference, program, graphs))
         found = judged(program, graphs)
+        if found is None and graphs:
+            outcome = self._noted(outcome, "kernels are not seen")
         if found is not None:
             outcome = self._with(outcome, **_seen(found))
             self._keep_kernels(found)
@@ -392,7 +394,9 @@ def judged(program: AnyProgram, graphs: Mapping[str, CompiledGraph]) -> Judged |
     judge, kernels = KernelJudge(), KernelList()
     watcher = KernelWatcher(graphs, Both(judge, kernels))
     run = program.attempt(watcher=watcher)
-    return None if isinstance(run, Failure) else Judged(watcher.kernels, judge.result(), kernels.result())
+    if isinstance(run, Failure) or not watcher.kernels:
+        return None
+    return Judged(watcher.kernels, judge.result(), kernels.result())
 
 
 def op_of_kernel(name: str, graphs: Mapping[str, CompiledGraph]) -> str:
