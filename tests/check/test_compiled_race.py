@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from kernel_helpers import Scatter
 
 from hashbench.catalog import Status
 from hashbench.check.model import BenchmarkRunner
@@ -18,6 +17,7 @@ from hashbench.diagnose import driver
 from hashbench.records import Divergence, Evidence, Failure, ModelSpec, RunOptions, Verdict
 from hashbench.run.outcome import Outcome
 from hashbench.run.workload import Workload
+from tests.kernel_helpers import Scatter
 
 OPTIONS = RunOptions(mode="inference", threads=2, replays=10, diagnose_budget=300.0, deterministic="off")
 MOST_RUNS = 60

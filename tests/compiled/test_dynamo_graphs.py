@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from compiled_steps import Norms, OnRounding, Step, ZeroGradient, made, step_of
 
 from hashbench.compiled.dynamo_graphs import StaleNode, first_stale
 from hashbench.compiled.ladder import Semantic, climb
+from tests.compiled.steps import Norms, OnRounding, Step, ZeroGradient, made, step_of
 
 SCALES = [1.0]
 """The scale of the model now: what a user's configuration may hold."""

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from compiled_steps import InFloat32, Norms, OnRounding, Step, ZeroGradient, made, step_of
 
 from hashbench.compiled.ladder import LIMIT, Ladder, Rung, Semantic, climb
 from hashbench.compiled.units import EXPLAINED
+from tests.compiled.steps import InFloat32, Norms, OnRounding, Step, ZeroGradient, made, step_of
 
 THIRD = torch.tensor([1 / 3, 1.0], dtype=torch.float64)
 
@@ -188,7 +188,14 @@ def separation(ladder: Ladder) -> list[float]:
     ("kind", "shape"),
     [pytest.param(Norms, (6, 8), id="layer norm"), pytest.param(ZeroGradient, (2, 3, 8, 8), id="zero gradient")],
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float32,
+        pytest.param(torch.bfloat16, marks=pytest.mark.exhaustive),
+        pytest.param(torch.float64, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_a_right_model_is_right_on_every_rung(kind: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     began = time.monotonic()
     ladder = climb(step_of(made(kind).to(dtype), [torch.randn(shape).to(dtype)]))

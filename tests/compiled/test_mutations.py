@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from compiled_steps import Norms, ZeroGradient, made, step_of
 
 from hashbench.compiled.ladder import climb
 from hashbench.compiled.mutations import Effect, undeclared_effects, wrong_fakes
+from tests.compiled.steps import Norms, ZeroGradient, made, step_of
 
 SPACE = "hashbench_test_effects"
 
@@ -87,7 +87,7 @@ def test_an_undeclared_mutation_is_found() -> None:
     assert (ladder.stage, [rung.error == 0 for rung in ladder.rungs]) == ("aot_autograd", [True, False])
     (found,) = undeclared_effects(inference(Calls("bump_undeclared"))).undeclared
     assert (found.op, found.argument, found.effect) == (f"{SPACE}.bump_undeclared.default", "x", Effect.WRITES)
-    assert (found.facts.module, found.backward) == ("L['self'].calls", False)
+    assert (found.facts.module, found.backward) == ("calls", False)
     assert "test_mutations.py" in found.facts.source
     assert "op(self.name)(y)" in found.facts.source
 
@@ -159,7 +159,7 @@ def test_a_wrong_fake_implementation(name: str, what: list[str]) -> None:
     assert [(fake.op, fake.what) for fake in custom] == [(f"{SPACE}.{name}.default", one) for one in what]
     for fake in custom:
         assert fake.fake != fake.real
-        assert fake.facts.module == "L['self'].calls"
+        assert fake.facts.module == "calls"
 
 
 @pytest.mark.slow

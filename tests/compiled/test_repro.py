@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_helpers import FakeKernel, Scatter, added, call_of, captured_kernel
 from torch.fx import Graph, Node
 
 from hashbench import cli
@@ -27,6 +26,7 @@ from hashbench.compiled.repro import (
 from hashbench.errors import HashbenchError
 from hashbench.processes import Finished, new_python
 from hashbench.repro.call_arguments import BadCallError
+from tests.kernel_helpers import FakeKernel, Scatter, added, call_of, captured_kernel
 
 aten: Any = torch.ops.aten
 
@@ -194,6 +194,7 @@ def test_result_that_is_no_argument_is_refused(tmp_path: Path) -> None:
         write_accuracy_repro(tmp_path / "repro", kernel)
 
 
+@pytest.mark.slow
 def test_replay_refuses_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_accuracy_repro(tmp_path / "repro", blamed())
     assert cli.main(["replay", str(tmp_path / "repro")]) == 2
@@ -201,7 +202,10 @@ def test_replay_refuses_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("scale", "status"), [(1.0, 0), (1.01, 1)], ids=["right", "wrong"])
+@pytest.mark.parametrize(
+    ("scale", "status"),
+    [pytest.param(1.0, 0, id="right", marks=pytest.mark.exhaustive), pytest.param(1.01, 1, id="wrong")],
+)
 def test_script_prints_the_ratio(scale: float, status: int, tmp_path: Path) -> None:
     torch.manual_seed(0)
     write_accuracy_repro(tmp_path / "repro", blamed(scale=scale))
@@ -259,7 +263,9 @@ def exec_script(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("planted", [False, True], ids=["right", "planted"])
+@pytest.mark.parametrize(
+    "planted", [pytest.param(False, id="right", marks=pytest.mark.exhaustive), pytest.param(True, id="planted")]
+)
 def test_kernel_of_the_compiler_is_compiled_and_judged(planted: bool, tmp_path: Path) -> None:
     model, x = Scatter(accumulate=False), torch.full((), 0.5)
     try:

@@ -9,13 +9,13 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from lowered_helpers import lower
 from torch._inductor import config, decomposition, lowering
 from torch._inductor.codegen.cpp import CppScheduling
 from torch.fx.passes.graph_transform_observer import GraphTransformObserver
 
 from hashbench.errors import HashbenchError
 from hashbench.inductor.fallbacks import CHANGES, CHANGES_BY_NAME, CompilerChange, applied, op_overloads, supported
+from tests.inductor.lowering import lower
 
 
 @dataclass(frozen=True, slots=True)

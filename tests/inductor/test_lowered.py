@@ -10,7 +10,6 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - as everywhere
-from lowered_helpers import Lowering, lower, lower_compiled
 from torch._inductor import ir
 from torch._inductor.graph import GraphLowering
 from torch._inductor.lowering import lowerings
@@ -19,6 +18,7 @@ from torch._inductor.virtualized import V
 
 from hashbench.inductor import indices, tensor_ops
 from hashbench.inductor.lowered import NotEvaluated, evaluate, last_writer, reads, stage_of
+from tests.inductor.lowering import Lowering, lower, lower_compiled
 
 nan, inf = math.nan, math.inf
 aten = torch.ops.aten

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from kernel_helpers import FakeKernel, added, call_of, last
 
 from hashbench import causes
 from hashbench.calls.live import LiveCall, captured_environment
@@ -14,6 +13,7 @@ from hashbench.catalog import EXPERIMENTS, Role
 from hashbench.records import Decision, Evidence
 from hashbench.replay import NO_SETTING, Replays
 from hashbench.replay.methods import with_exact_values
+from tests.kernel_helpers import FakeKernel, added, call_of, last
 from tests.replay.replay_helpers import tried
 
 SETTINGS = [name for name, one in EXPERIMENTS.items() if one.role in (Role.FLAG, Role.LIBRARY) and "call" in one.on]

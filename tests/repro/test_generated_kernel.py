@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_helpers import SOURCE, FakeKernel, Scatter, added, call_of, captured_kernel
 from repro_helpers import PLACE, document_in, said_of, signed_again
 
 from hashbench import cli
@@ -18,6 +17,7 @@ from hashbench.calls.call import CapturedCall, Slot, TensorForm
 from hashbench.errors import HashbenchError
 from hashbench.repro import call_file, write_repro
 from hashbench.repro.call_arguments import BadCallError, check_kernel_arguments
+from tests.kernel_helpers import SOURCE, FakeKernel, Scatter, added, call_of, captured_kernel
 from tests.repro.writing import REPEAT, differs, ran, written
 
 
@@ -48,6 +48,7 @@ def test_call_is_read_back_as_it_was(tmp_path: Path) -> None:
         saved.func.plan.call()
 
 
+@pytest.mark.slow
 def test_replay_says_in_one_line_why_not(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["replay", str(folder)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -141,7 +142,10 @@ def kernels() -> Iterator[dict[bool, CapturedCall]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("accumulate", [True, False], ids=["race", "twin"])
+@pytest.mark.parametrize(
+    "accumulate",
+    [pytest.param(True, id="race"), pytest.param(False, id="twin", marks=pytest.mark.exhaustive)],
+)
 def test_script_compiles_and_repeats(kernels: dict[bool, CapturedCall], accumulate: bool, tmp_path: Path) -> None:
     folder = written(tmp_path / "repro", kernels[accumulate], REPEAT)
     assert "#pragma omp parallel num_threads(8)" in (folder / "kernel.cpp").read_text()

@@ -293,7 +293,7 @@ def test_graphs_of_cpp_wrapper_are_opaque(tracer: str) -> None:
     assert "Compiled code ran 2 times" in find_divergence(trace, trace).unseen
 
 
-@each
+@pytest.mark.parametrize("tracer", [TRACERS[0], pytest.param("python", marks=pytest.mark.exhaustive)])
 def test_packaged_models_are_opaque(tracer: str, tmp_path: Path) -> None:
     exported = torch.export.export(Net(), (X,))
     path = torch._inductor.aoti_compile_and_package(exported, package_path=str(tmp_path / "net.pt2"))

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_helpers import FakeKernel, added
 
 from hashbench.calls.call import compiled_kernel
 from hashbench.calls.ops import definition_of, is_custom, needs_definition
@@ -15,6 +14,7 @@ from hashbench.inductor.internals import KernelSite
 from hashbench.inductor.nodes import NodeFacts
 from hashbench.trace.generated import GeneratedKernel, allocation_plan, facts_of_line, graph_plan, kernel_at
 from hashbench.trace.op_schema import OpPlan, Pattern
+from tests.kernel_helpers import FakeKernel, added
 
 TEXT = """\
 cpp_fused_0 = async_compile.cpp_pybinding(['float*', 'const float*', 'const int64_t', 'bool*'], '''

@@ -12,6 +12,7 @@ import torch._dynamo.utils
 import torch._inductor.config
 
 from hashbench.compiled.accuracy import Tolerance
+from hashbench.inductor.internals import without_graph_caches
 from hashbench.integrations.dynamo import compiled_runs
 from hashbench.integrations.dynamo.compiled_runs import HarnessPieces, backend_of, preserved_counters
 from hashbench.records import Failure, RunOptions
@@ -100,7 +101,8 @@ def test_the_step_of_the_harness_is_compiled(standin: Standin, monkeypatch: pyte
 @pytest.mark.slow
 def test_inaccurate_model_has_stage_kernel_op_and_module(standin: Standin) -> None:
     volatile = {"compilation_latency": ""}
-    with torch._inductor.config.patch({"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"}):
+    injected = torch._inductor.config.patch({"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"})
+    with injected, without_graph_caches():  # of which dynamo counts hits and misses
         alone = standin.run("compiled", "--backend=inductor").theirs
         counted = {name: dict(value) for name, value in torch._dynamo.utils.counters.items() if name != "inductor"}
         found = with_us(standin, "compiled", "--backend=inductor", budget=20.0)
