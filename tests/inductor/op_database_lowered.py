@@ -1,15 +1,20 @@
-"""The ops of torch's own op database: their IR, evaluated by torch, against the FX graph that was lowered."""
+"""The ops of torch's own op database: their IR, evaluated by torch, against the FX graph that was lowered.
+
+``python -m tests.inductor.op_database_lowered float64 1 2`` runs two samples of every op. A process of its own: to import
+the database changes torch's global flags for good.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
-import pytest
 import torch
 from torch._inductor import ir
+from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from hashbench.inductor.lowered import NotEvaluated, evaluate, last_writer
@@ -17,12 +22,6 @@ from tests.inductor.lowering import Lowering, lower
 
 LARGEST = 20_000
 """Maximum number of elements of the inputs of a sample."""
-
-
-def _op_db() -> Sequence[Any]:
-    from torch.testing._internal.common_methods_invocations import op_db
-
-    return op_db
 
 
 def _samples(op: Any, dtype: torch.dtype, number: int) -> list[Any]:
@@ -105,16 +104,10 @@ def _judge(counts: Counter[tuple[str, str]]) -> None:
     assert counts["agrees", ""] >= 0.9 * sum(counts.values())
 
 
-@pytest.mark.slow
-def test_a_sample_of_ops() -> None:
-    counts = _outcomes(_op_db()[::32], torch.float64, 1)
-    assert sum(counts.values()) >= 10
+def main(dtype: str, every: str, number: str) -> None:
+    counts = _outcomes(op_db[:: int(every)], getattr(torch, dtype), int(number))
     _judge(counts)
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64], ids=str)
-def test_all_ops(dtype: torch.dtype) -> None:
-    counts = _outcomes(_op_db(), dtype, 2)
-    assert sum(counts.values()) >= 500
-    _judge(counts)
+if __name__ == "__main__":
+    main(*sys.argv[1:])
