@@ -65,6 +65,7 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
                 "compilations",
                 "compiled",
                 "compiled_cause",
+                "compiled_function",
                 "fingerprint",
                 "function",
                 "invariance",
@@ -82,7 +83,7 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     ),
     ("sweep", NO_MODULE),
     ("report", NO_MODULE),
-    ("integrations", frozenset({"dynamo.eager_runs", "dynamo.model_check"})),
+    ("integrations", frozenset({"dynamo.compiled_runs", "dynamo.eager_runs", "dynamo.model_check"})),
     (
         "tools",
         frozenset({"bitwise", "numeric", "observer"})

@@ -252,11 +252,12 @@ class BenchmarkRunner:
     ) -> Iterator[tuple[int, list[tuple[tuple[str, str], Any]]]]:
         """Make one step after another in a ``trace`` that is active; gives the results of each by name."""
         step = self.forward_and_backward_pass if self.training else self.forward_pass
+        compiled: dict[str, Any] = {} if forward is call else {"forward": forward}  # which a subclass need not take
         for iteration in range(workload.iterations or DEFAULT_ITERATIONS):
             if trace is not None:
                 trace.iteration = iteration
                 trace.mark(f"iteration {iteration}")
-            yield iteration, step(workload, model, inputs, optimizer, trace, forward=forward)
+            yield iteration, step(workload, model, inputs, optimizer, trace, **compiled)
 
     def forward_pass(
         self,

@@ -81,7 +81,7 @@ def supported(change: CompilerChange) -> bool:
 
 
 def _missing(change: CompilerChange) -> list[str]:
-    return sorted(set(change.settings) - set(config.shallow_copy_dict()))
+    return sorted(set(change.settings) - set(config.get_config_copy()))
 
 
 @contextmanager

@@ -117,7 +117,13 @@ def test_rule(
     assert Asked(monkeypatch, rule).error(words, capsys) == expected
 
 
-VALUES = {"--output": "out", "--address": "auto", "--ray-resource": "a", "--results": "out"}
+VALUES = {
+    "--output": "out",
+    "--address": "auto",
+    "--ray-resource": "a",
+    "--results": "out",
+    "--compilations": "2",
+}
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
