@@ -13,7 +13,7 @@ import functools
 import importlib
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from hashbench.imports import ModulePatch
 from hashbench.inductor import wrapper
 from hashbench.inductor.graphs import CompiledGraph, GraphPass
-from hashbench.inductor.nodes import NodeFacts, facts_of
+from hashbench.inductor.nodes import BufferFacts, facts_of
 
 _OUTPUT_CODE = "torch._inductor.output_code"
 _PACKAGE = "torch.export.pt2_archive._package"
@@ -56,7 +56,7 @@ class KernelSite:
     name: str
     types: tuple[str, ...]
     function: Callable[..., Any]
-    facts: Mapping[str, NodeFacts] = field(default_factory=dict, repr=False)
+    facts: BufferFacts = field(default_factory=BufferFacts, repr=False)
 
 
 class GraphListener(Protocol):
@@ -69,7 +69,7 @@ class GraphListener(Protocol):
     def end(self, result: Any) -> None:
         """The call has ended; with ``None`` also if it raised."""
 
-    def op(self, path: str, line: int, facts: Mapping[str, NodeFacts]) -> None:
+    def op(self, path: str, line: int, facts: BufferFacts) -> None:
         """An op is about to be called by this line of the generated module, whose buffers stand for ``facts``."""
 
     def kernel(self, site: KernelSite, line: int, args: tuple[Any, ...]) -> Any:
@@ -119,7 +119,7 @@ class CompiledGraphCalls(ModulePatch):
             return call(graph, inputs)
         function = generated_function(graph)
         values = {} if function is None else _globals_of(function)
-        seen, result = function is not None and self._show(values), None
+        seen, result = function is not None and self._show(function, values), None
         self._inside.graph = True
         try:
             shown = listener.begin(values["__file__"] if seen else "", inputs, seen=seen)
@@ -130,8 +130,8 @@ class CompiledGraphCalls(ModulePatch):
             self._inside.graph = False
             listener.end(result)
 
-    def _show(self, values: dict[str, Any]) -> bool:
-        """Patch the namespace of a generated module; return whether all of its kernels can be shown."""
+    def _show(self, function: Any, values: dict[str, Any]) -> bool:
+        """Patch the namespace of a generated function's module; return whether all of its kernels can be shown."""
         if id(values) in self._known:
             return self._known[id(values)][1]
         path = values.get("__file__") or ""
@@ -139,11 +139,11 @@ class CompiledGraphCalls(ModulePatch):
         seen = all(kernel.kind == "cpp" for kernel in source.kernels) and Path(path).is_file()
         self._known[id(values)] = values, seen
         if seen:
-            facts = values.get(_FACTS, {})
+            facts = values.get(_FACTS) or vars(function).setdefault(_FACTS, BufferFacts())
             for kernel in source.kernels:
-                function = values.get(kernel.name)
-                if callable(function):
-                    site = KernelSite(path, kernel.name, kernel.argument_types, function, facts)
+                callee = values.get(kernel.name)
+                if callable(callee):
+                    site = KernelSite(path, kernel.name, kernel.argument_types, callee, facts)
                     self._put(values, **{kernel.name: functools.partial(_called, self, site)})
             for name, value in list(values.items()):
                 if name.startswith(_ALLOCATOR):
@@ -163,7 +163,7 @@ def _holds_ops(name: str, value: Any) -> bool:
 def _called(hooks: CompiledGraphCalls, site: KernelSite, /, *args: Any) -> Any:
     if getattr(hooks._inside, "graph", False) != "shown" or (listener := hooks._listener) is None:
         return site.function(*args)
-    return listener.kernel(site, _line_in(site.path), args)
+    return listener.kernel(site, _line_in(site.path, site.facts), args)
 
 
 def _allocated(hooks: CompiledGraphCalls, name: str, function: Callable[..., Any], /, *args: Any) -> Any:
@@ -172,12 +172,18 @@ def _allocated(hooks: CompiledGraphCalls, name: str, function: Callable[..., Any
     return listener.allocate(name, function, args)
 
 
-def _line_in(path: str) -> int:
-    """Return the line of the innermost frame of a file; 0 if there is none."""
+def _line_in(path: str, facts: BufferFacts) -> int:
+    """Return the line of the innermost frame of a generated module; 0 if there is none."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename != path:
-        frame = frame.f_back  # another trace's proxy
-    return 0 if frame is None else frame.f_lineno
+        frame = frame.f_back  # another trace's proxy or stand-in
+    if frame is None:
+        return 0
+    at = frame.f_code.co_firstlineno, frame.f_lasti
+    line = facts.lines.get(at)
+    if line is None:  # computed from the start of a function with thousands of lines
+        facts.lines[at] = line = frame.f_lineno
+    return line
 
 
 class _OpCalls:
@@ -186,7 +192,7 @@ class _OpCalls:
 
     __slots__ = ("_facts", "_hooks", "_of", "_path")
 
-    def __init__(self, of: Any, hooks: CompiledGraphCalls, path: str, facts: Mapping[str, NodeFacts]) -> None:
+    def __init__(self, of: Any, hooks: CompiledGraphCalls, path: str, facts: BufferFacts) -> None:
         self._of, self._hooks, self._path, self._facts = of, hooks, path, facts
 
     def __getattr__(self, name: str) -> Any:
@@ -195,11 +201,11 @@ class _OpCalls:
 
 
 class _Torch(ModuleType):
-    """Stand-in for ``torch`` in a generated module, which looks up its dtypes more often than its ops."""
+    """Stand-in for ``torch`` in a generated module, which keeps what is looked up there, except its ops."""
 
-    def __init__(self, of: ModuleType, hooks: CompiledGraphCalls, path: str, facts: Mapping[str, NodeFacts]) -> None:
+    def __init__(self, of: ModuleType, hooks: CompiledGraphCalls, path: str, facts: BufferFacts) -> None:
         super().__init__(of.__name__)
-        vars(self).update(vars(of), _stands_for=(of, hooks, path, facts))
+        vars(self)["_stands_for"] = of, hooks, path, facts
 
     @property
     def ops(self) -> Any:
@@ -208,15 +214,13 @@ class _Torch(ModuleType):
         return of.ops
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(vars(self)["_stands_for"][0], name)
+        vars(self)[name] = value = getattr(vars(self)["_stands_for"][0], name)
+        return value
 
 
-def _announce(hooks: CompiledGraphCalls, path: str, facts: Mapping[str, NodeFacts]) -> None:
+def _announce(hooks: CompiledGraphCalls, path: str, facts: BufferFacts) -> None:
     if getattr(hooks._inside, "graph", False) == "shown" and (listener := hooks._listener) is not None:
-        frame: FrameType | None = sys._getframe(2)
-        while frame is not None and frame.f_code.co_filename != path:
-            frame = frame.f_back  # another trace's stand-in
-        listener.op(path, 0 if frame is None else frame.f_lineno, facts)
+        listener.op(path, _line_in(path, facts), facts)
 
 
 class PackagedModelCalls(ModulePatch):
@@ -355,7 +359,7 @@ class CapturedGraphs(ModulePatch):
             node = last.get_origin_node() if hasattr(last, "get_origin_node") else None
             if node is not None:
                 nodes[buffer.get_name()] = node
-        facts = {name: facts_of(node) for name, node in nodes.items()}
+        facts = BufferFacts({name: facts_of(node) for name, node in nodes.items()})
         path = module.__file__
         vars(module)[_FACTS] = facts  # of this module alone: another graph may have the same text
         names = [node.name for node in graph.module.graph.nodes if node.op == "placeholder"]
@@ -396,7 +400,7 @@ def _mutated(op: str) -> Sequence[str | int]:
 
 
 _FACTS = "_hashbench_facts"
-"""Global of a generated module: what its buffers stand for."""
+"""Global of a generated module, or attribute of its function where that is not known: what its buffers stand for."""
 
 
 def _inputs_of(module: Any) -> list[str]:

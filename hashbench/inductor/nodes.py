@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 _ROOT = re.compile(r"^[LG]\['?\w+'?\]")
@@ -29,6 +30,20 @@ class NodeFacts:
     op: str = ""
     module: str = ""
     source: str = ""
+
+
+class BufferFacts(dict[str, NodeFacts]):
+    """Facts of the buffers of a generated module, by name.
+
+    Attributes:
+        derived: what was made of them, kept as long as the module.
+        lines: lines of the module, by the first line of a function and the place of an instruction in it.
+    """
+
+    def __init__(self, facts: Mapping[str, NodeFacts] = MappingProxyType({})) -> None:
+        super().__init__(facts)
+        self.derived: dict[Any, Any] = {}
+        self.lines: dict[tuple[int, int], int] = {}
 
 
 def facts_of(node: Any) -> NodeFacts:

@@ -12,6 +12,7 @@ it (10 to 25 s of CPU, 1 GB of memory). ``build()`` returns the library or the r
 * ``digest.h``, ``arguments.h``: contents of tensors, and bytes of other arguments.
 * ``thread.h``: a thread's state, and its callbacks into Python.
 * ``forward.h``: calls forwarded to Python. ``call.h``: calls recorded in C++.
+* ``kernels.h``: calls that are not dispatched: of generated kernels, and of the allocators of generated modules.
 * ``unboxed.h``: kernels of usual ops that spare boxing a call. Optional: without it (or with
   ``HASHBENCH_CXXFLAGS=-DHASHBENCH_ONLY_BOXED``) every call is boxed, with the same records.
 

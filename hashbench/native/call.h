@@ -107,7 +107,7 @@ struct Call {
       if (entry->python) return false;
       node = entry->node;
     } else {
-      if (tensor.nbytes() < storage->nbytes() || !tensor.is_contiguous()) return false;  // part of a leaf
+      if (tensor.nbytes() < storage->nbytes() || !tensor.is_non_overlapping_and_dense()) return false;  // part of a leaf
       node = new_leaf(tensor, storage);
     }
     reads.push_back({node, argument, tensor.storage_offset()});

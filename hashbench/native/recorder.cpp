@@ -22,6 +22,7 @@
 #include "call.h"
 #include "digest.h"
 #include "forward.h"
+#include "kernels.h"
 #include "ops.h"
 #include "tables.h"
 #include "thread.h"
@@ -291,6 +292,32 @@ int32_t hb_take_leaf(Recorder* recorder, void** storages, int32_t count, int pyt
   const auto number = -static_cast<int32_t>(recorder->leaves.count);
   for (int32_t i = 0; i < count; i++) recorder->writers.set(storage(i), number, python);
   return number;
+}
+// Number of a callee that is not dispatched, as that of an op. At most 64 arguments, of which these bits are tensors.
+int32_t hb_know_kernel(Recorder* recorder, int32_t arguments, uint64_t tensors, uint64_t written, int blank) {
+  auto op = std::make_shared<Op>();
+  op->plan.written = written, op->plan.fresh = 1, op->plan.blank = static_cast<uint8_t>(blank), op->plan.training = -1;
+  op->arguments = op->positional = arguments;
+  op->each.resize(static_cast<size_t>(arguments));
+  for (int position = 0; position < arguments; position++) op->each[position].lists = !(tensors >> position & 1);
+  Guard guard(recorder->lock);
+  op->id = kFirstKernel + static_cast<int32_t>(recorder->kernels.size());
+  recorder->kernels.push_back(std::move(op));
+  return recorder->kernels.back()->id;
+}
+// Begins the record of a kernel's call; null if Python must record it.
+KernelCall* hb_kernel(Recorder* recorder, int32_t kernel, const int64_t* values) {
+  auto call = std::make_unique<KernelCall>();
+  return call->begin(*recorder, *recorder->kernels[static_cast<size_t>(kernel - kFirstKernel)], values) ? call.release() : nullptr;
+}
+void hb_kernel_ended(KernelCall* ended, int returned) {  // 0 if it raised
+  const std::unique_ptr<KernelCall> call(ended);
+  returned ? call->call->record() : call->call->undo();
+}
+int hb_allocated(Recorder* recorder, int32_t allocator, int64_t tensor) {  // 0 if Python must record it
+  Borrowed made;
+  made.add(tensor);
+  return add_allocation(*recorder, *recorder->kernels[static_cast<size_t>(allocator - kFirstKernel)], made.all.back());
 }
 // Maps an alias passed to Python, tensor or storage, to the call's own.
 void* hb_origin(void* shown) {

@@ -376,6 +376,9 @@ struct Tables {
   }
 };
 
+struct Op;
+constexpr int32_t kFirstKernel = 1 << 30;  // number of the first callee that is no op
+
 struct Recorder {
   Lock lock;  // never held while calling Python: another thread may hold the GIL and wait for it
   bool hashes = true;
@@ -395,6 +398,7 @@ struct Recorder {
   Writers& writers = tables->writers;
   Names& names = tables->names;
   Modules& modules = tables->modules;
+  std::vector<std::shared_ptr<const Op>> kernels;  // callees that are no ops
   bool over = false;  // calls in progress are no longer recorded
   int32_t calls = 0;  // in progress
   bool dropped = false;

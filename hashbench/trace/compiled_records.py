@@ -23,7 +23,7 @@ from hashbench.inductor.internals import (
     PackagedModelCalls,
     is_compiling,
 )
-from hashbench.inductor.nodes import NodeFacts
+from hashbench.inductor.nodes import BufferFacts, NodeFacts
 from hashbench.native.library import is_recorded, unrecorded
 from hashbench.trace import arguments
 from hashbench.trace.calls import CallRecorder
@@ -92,8 +92,11 @@ class Tracing(Protocol):
     def compiled_ended(self) -> object:
         """Called before tracing resumes after compiled code, whose backward is not recorded by the native tracer."""
 
-    def recorded(self, plan: OpPlan, args: Sequence[Any], place: Place) -> Any:
-        """Make a call that is not dispatched, and record it in a place of the program."""
+    def add_allocation(self, plan: OpPlan, tensor: torch.Tensor) -> bool:
+        """Add the record of an allocation of ``tensor`` without Python; return False if that is not possible."""
+
+    def recorded(self, plan: OpPlan, args: Sequence[Any]) -> Any:
+        """Make a call that is not dispatched, and record it."""
 
 
 @dataclass(slots=True)
@@ -153,13 +156,12 @@ class CompiledRecords:
         self._unseen = _Unseen()
         self._plans = calls.plans
         self._owner = threading.get_ident()
-        self._kernels: dict[tuple[int, int], GeneratedKernel] = {}
+        self._kernels: dict[tuple[int, int], tuple[GeneratedKernel, OpPlan]] = {}
         self._allocations: dict[str, OpPlan] = {}
         self._graph_plan = graph_plan()
         self._observed = trace.observer.wanted or trace.observer.callback is not None
         self._records = trace.nodes.records
         self._stand_ins: dict[str, torch.nn.Module] = {}
-        self._facts: dict[tuple[int, int], NodeFacts] = {}
         self._watches: tuple[ModulePatch, ...] = (
             CompiledCalls(self._begin, self._end),
             Exports(tracing.suspend, tracing.resume),
@@ -296,13 +298,11 @@ class CompiledRecords:
         if opening is not None:
             self._closed(opening, result)
 
-    def op(self, path: str, line: int, facts: Mapping[str, NodeFacts]) -> None:
-        graph, key = self._graph, (id(facts), line)
+    def op(self, path: str, line: int, facts: BufferFacts) -> None:
+        graph = self._graph
         if graph is None or self._trace.records_nothing:
             return
-        found = self._facts.get(key)
-        if found is None:
-            self._facts[key] = found = facts_of_line(path, line, facts)
+        found = facts_of_line(path, line, facts)
         self._leave(graph)
         self._trace.observer.line = found.source
         graph.lines.append((self._trace.nodes.record_count(), found))
@@ -318,12 +318,11 @@ class CompiledRecords:
         assert graph is not None
         self._leave(graph)
         key = id(site), line
-        kernel = self._kernels.get(key)
-        if kernel is None:
-            self._kernels[key] = kernel = kernel_at(site, line)
-        with unrecorded():
-            plan = self._plans.get(id(kernel)) or self._calls.plan(kernel, kernel.plan)
-            return self._tracing.recorded(plan, args, graph.place)
+        known = self._kernels.get(key)
+        if known is None:
+            kernel = kernel_at(site, line)
+            self._kernels[key] = known = kernel, self._calls.plan(kernel, kernel.plan)
+        return self._tracing.recorded(known[1], args)
 
     def allocate(self, name: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         tensor, graph = function(*args), self._graph
@@ -333,6 +332,8 @@ class CompiledRecords:
         plan = self._allocations.get(name)
         if plan is None:
             self._allocations[name] = plan = allocation_plan(name, function)
+        if not self._observed and len(args) == _ALLOCATED and self._tracing.add_allocation(plan, tensor):
+            return tensor
         stride = None if tensor.is_contiguous() else tensor.stride()
         written = ((tensor.dtype, tensor.shape, stride, None),)
         if self._observed:
@@ -388,3 +389,6 @@ class CompiledRecords:
 
 
 _NOWHERE = NodeFacts()
+
+_ALLOCATED = 3
+"""Arguments of an allocator: size, stride and dtype."""

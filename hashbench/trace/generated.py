@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 from hashbench.inductor.internals import KernelSite, wrapper_of
-from hashbench.inductor.nodes import NodeFacts, common
+from hashbench.inductor.nodes import BufferFacts, NodeFacts, common
 from hashbench.inductor.openmp import library_of, one_thread_in
 from hashbench.trace.op_schema import OpPlan, Pattern
 
@@ -54,7 +54,14 @@ class GeneratedKernel:
 
 
 def kernel_at(site: KernelSite, line: int) -> GeneratedKernel:
-    """Return the kernel that is called at a line of its module."""
+    """Return the kernel that is called at a line of its module: the same object as long as its function is the same."""
+    kernel: GeneratedKernel | None = site.facts.derived.get((site.name, line))
+    if kernel is None or kernel.plan.call is not site.function:
+        site.facts.derived[site.name, line] = kernel = _kernel_at(site, line)
+    return kernel
+
+
+def _kernel_at(site: KernelSite, line: int) -> GeneratedKernel:
     call = wrapper_of(site.path).calls.get(line)
     written = tuple(at for at, kind in enumerate(site.types) if kind.endswith("*") and not kind.startswith("const "))
     buffers = () if call is None else call.arguments
@@ -70,10 +77,15 @@ def kernel_at(site: KernelSite, line: int) -> GeneratedKernel:
     return GeneratedKernel(plan, site.path, line, buffers, site.types)
 
 
-def facts_of_line(path: str, line: int, facts: Mapping[str, NodeFacts]) -> NodeFacts:
+def facts_of_line(path: str, line: int, facts: BufferFacts) -> NodeFacts:
     """Return what a line of a generated module, whose buffers stand for ``facts``, computes; empty if unknown."""
-    call = wrapper_of(path).calls.get(line)
-    return common(facts[name] for name in (() if call is None else call.targets) if name in facts)
+    found: NodeFacts | None = facts.derived.get(line)
+    if found is None:
+        call = wrapper_of(path).calls.get(line)
+        facts.derived[line] = found = common(
+            facts[name] for name in (() if call is None else call.targets) if name in facts
+        )
+    return found
 
 
 GRAPH = "inductor.graph"

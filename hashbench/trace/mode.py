@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch._C import _len_torch_dispatch_stack
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from hashbench.native.library import is_recorded
 from hashbench.records import Trace
@@ -17,7 +17,7 @@ from hashbench.trace.callbacks import TraceOptions
 from hashbench.trace.calls import CallRecorder
 from hashbench.trace.compiled import skip_frames
 from hashbench.trace.compiled_records import CompiledRecords
-from hashbench.trace.digest import has_no_data, is_distributed
+from hashbench.trace.digest import has_no_data, is_distributed, unobserved
 from hashbench.trace.module_paths import ModulePaths
 from hashbench.trace.nodes import Nodes, PythonNodes
 from hashbench.trace.op_schema import OpPlan
@@ -137,8 +137,11 @@ class _ModeTracing:
 
     def compiled_ended(self) -> None: ...
 
-    def recorded(self, plan: OpPlan, args: Sequence[Any], place: object) -> Any:  # noqa: ARG002
-        with _disable_current_modes():
+    def add_allocation(self, plan: OpPlan, tensor: torch.Tensor) -> bool:  # noqa: ARG002
+        return False
+
+    def recorded(self, plan: OpPlan, args: Sequence[Any]) -> Any:
+        with unobserved():
             return self._calls.record(plan, args, None)
 
 

@@ -11,7 +11,7 @@ import torch
 from hashbench.calls.call import compiled_kernel
 from hashbench.calls.ops import definition_of, is_custom, needs_definition
 from hashbench.inductor.internals import KernelSite
-from hashbench.inductor.nodes import NodeFacts
+from hashbench.inductor.nodes import BufferFacts, NodeFacts
 from hashbench.trace.generated import GeneratedKernel, allocation_plan, facts_of_line, graph_plan, kernel_at
 from hashbench.trace.op_schema import OpPlan, Pattern
 from tests.kernel_helpers import FakeKernel, added
@@ -25,12 +25,14 @@ def call(args):
     extern_kernels.mm(buf0, primals_1, out=buf2)
     buf3 = torch.ops.aten.sort.default(buf2)
 """
-FACTS = {
-    "buf0": NodeFacts("aten.gelu.default", "Net.act", "net.py:3 gelu(x)"),
-    "buf1": NodeFacts("aten.gt.Scalar"),
-    "buf2": NodeFacts("aten.mm.default", "Net.fc", "net.py:4 self.fc(x)"),
-    "primals_1": NodeFacts("", "Net.other"),
-}
+FACTS = BufferFacts(
+    {
+        "buf0": NodeFacts("aten.gelu.default", "Net.act", "net.py:3 gelu(x)"),
+        "buf1": NodeFacts("aten.gt.Scalar"),
+        "buf2": NodeFacts("aten.mm.default", "Net.fc", "net.py:4 self.fc(x)"),
+        "primals_1": NodeFacts("", "Net.other"),
+    }
+)
 TYPES = ("float*", "const float*", "const int64_t", "bool*")
 
 
@@ -60,7 +62,16 @@ def test_kernel_at_an_unknown_line_has_no_place(path: str) -> None:
 def test_facts_of_a_line_are_those_of_the_buffer_that_it_writes(path: str) -> None:
     assert facts_of_line(path, 6, FACTS) == FACTS["buf2"]
     assert facts_of_line(path, 7, FACTS) == facts_of_line(path, 99, FACTS) == NodeFacts()
-    assert facts_of_line(path + ".gone", 6, FACTS) == NodeFacts()
+    assert facts_of_line(path + ".gone", 6, BufferFacts(FACTS)) == NodeFacts()
+
+
+def test_what_is_known_of_a_line_is_kept_as_long_as_the_module(path: str) -> None:
+    facts = BufferFacts(FACTS)
+    kernel = kernel_at(KernelSite(path, "cpp_fused_0", TYPES, print, facts), 5)
+    assert kernel_at(KernelSite(path, "cpp_fused_0", TYPES, print, facts), 5) is kernel
+    assert kernel_at(KernelSite(path, "cpp_fused_0", TYPES, len, facts), 5).plan.call is len
+    assert kernel_at(KernelSite(path, "cpp_fused_0", TYPES, print, BufferFacts(FACTS)), 5) is not kernel
+    assert facts_of_line(path, 6, facts) is facts_of_line(path + ".gone", 6, facts)
 
 
 def test_plans_of_memory_and_graphs_compute_nothing() -> None:

@@ -135,6 +135,7 @@ class DecodedTrace:
                 continue
             op = ops[at]
             module, iteration, optimizing = contexts[context & ~_BACKWARD]
+            module = op.plan.module or module
             phase = "backward" if context & _BACKWARD else "optimizer" if optimizing else "forward"
             parts: list[Any] = []
             if reads:

@@ -16,15 +16,9 @@ from hashbench.trace.op_schema import OpPlan
 class Op:
     """One op for both sides: its plan, and the names and types of its arguments."""
 
-    def __init__(self, plan: OpPlan, schema: Any) -> None:
-        self.plan = plan
-        self.names: list[int | str] = [
-            argument.name if argument.kwarg_only else position for position, argument in enumerate(schema.arguments)
-        ]
-        self.kinds = [
-            str(argument.real_type).removeprefix("Optional[").removesuffix("]") for argument in schema.arguments
-        ]
-        self.places = _ArgumentNames(self.names)
+    def __init__(self, plan: OpPlan, names: Sequence[int | str], kinds: Sequence[str]) -> None:
+        self.plan, self.names, self.kinds = plan, names, kinds
+        self.places = _ArgumentNames(names)
 
 
 def plan_of(func: Any) -> OpPlan:
@@ -59,8 +53,10 @@ class Ops:
         namespace, _, short = name.partition("::")
         func = getattr(getattr(getattr(torch.ops, namespace), short), overload or "default")
         plan, schema = plan_of(func), func._schema
-        self.by_number[number] = Op(plan, schema)
         names = [argument.name for argument in schema.arguments]
+        shown = [one.name if one.kwarg_only else at for at, one in enumerate(schema.arguments)]
+        kinds = [str(one.real_type).removeprefix("Optional[").removesuffix("]") for one in schema.arguments]
+        self.by_number[number] = Op(plan, shown, kinds)
         kept = {*plan.written_names}
         originals = plan.collective or plan.shown is not None or plan.resizes
         odd = len(names) > 64 or any("torch.classes." in str(argument.type) for argument in schema.arguments)

@@ -15,7 +15,7 @@ import torch
 import xxhash
 
 from hashbench.errors import HashbenchError
-from hashbench.native.library import LANES, Library
+from hashbench.native.library import LANES, Library, unrecorded
 from hashbench.records import TensorDigest, Trace
 from hashbench.trace.build import IndexedTrace, RawRecord, RawResult, without_gaps
 from hashbench.trace.callbacks import TraceOptions
@@ -127,11 +127,16 @@ class NativeTracer:
         self._library.set_node(self.nodes.recorder, tensor.untyped_storage()._cdata, number, 0)
         return number
 
-    def recorded(self, plan: OpPlan, args: Sequence[Any], place: tuple[str, int | None, str, int]) -> Any:
+    def add_allocation(self, plan: OpPlan, tensor: torch.Tensor) -> bool:
+        """Add the record of an allocation without Python; return False if Python must."""
+        return self._mixed and self._kernels.add_allocation(plan, tensor)
+
+    def recorded(self, plan: OpPlan, args: Sequence[Any]) -> Any:
         """Make a call that is not dispatched, and record it."""
         if self._mixed:
-            return self._kernels.record(plan, args, place)
-        return self._forwarded.record(plan, args, None)
+            return self._kernels.record(plan, args)
+        with unrecorded():
+            return self._forwarded.record(plan, args, None)
 
     # --------------------------------------------------------------------------------------------- the finished trace
 
@@ -149,7 +154,9 @@ class NativeTracer:
         "compare the finished traces". It is a digest of the recorder's content, without what no finished trace
         shows."""
         raw, nodes = self.raw, self.nodes
-        in_python = nodes.records or nodes.leaves or self._forwarded.odd_digests or raw.observer.kept
+        in_python = (
+            nodes.records or nodes.leaves or self._forwarded.odd_digests or raw.observer.kept or self._kernels.ops
+        )
         waiting = any(not isinstance(digest, TensorDigest) and is_waiting(digest) for _, digest, _ in raw.results)
         threads = self._library.count(nodes.recorder, LANES) > 1  # records in arbitrary order
         if not self._mixed or in_python or waiting or threads or not nodes.record_count():
@@ -170,7 +177,7 @@ class NativeTracer:
         raw, contexts = self.raw, self.raw.modules.contexts
         results: Sequence[RawResult] = list(raw.results)
         made, early_results = raw.made()
-        kept = DecodedTrace(self._library, self.nodes.recorder, self._ops.by_number)
+        kept = DecodedTrace(self._library, self.nodes.recorder, {**self._ops.by_number, **self._kernels.ops})
         in_python = [kept.placed(record, contexts) for record in made]
         records: Sequence[RawRecord]
         notes: Mapping[int, Mapping[str, Any]]
