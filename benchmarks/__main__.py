@@ -10,7 +10,18 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import bitwise, calls, digests, fingerprint, fuzz, overhead, scale, sweep_overhead, traces
+from benchmarks import (
+    bitwise,
+    calls,
+    compiled_overhead,
+    digests,
+    fingerprint,
+    fuzz,
+    overhead,
+    scale,
+    sweep_overhead,
+    traces,
+)
 from benchmarks.table import Table, machine
 
 
@@ -25,6 +36,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write machine and tables there as well")
     benchmarks: dict[str, Callable[[], list[Table]]] = {
         "overhead": lambda: overhead.measure(seconds=parsed.seconds),
+        "compiled": lambda: compiled_overhead.measure(seconds=parsed.seconds),
         "calls": lambda: calls.measure(seconds=parsed.seconds),
         "digests": digests.measure,
         "bitwise": lambda: bitwise.measure(seconds=parsed.seconds),

@@ -15,6 +15,8 @@ call.
   (``hash_inputs``, ``source_lines``, a watcher) are forwarded to Python by a second key. Python makes the call
   through ``hashbench::make``; any other op that arrives meanwhile comes from a signal handler or a finalizer, and is
   recorded as such.
+* Kernels and allocators of compiled code are not dispatched: Python makes their calls, and the recorder their records
+  (``kernels``), except where an argument is a part of a leaf or no plain tensor.
 * Calls inside an ``aten`` kernel are not recorded: the op is the unit that torch documents and replays. Calls inside
   other ops (custom ops, extensions) are; the outer op shows what they wrote.
 * Python receives aliases of plain tensors: another Python object would count as another owner, and autograd would
