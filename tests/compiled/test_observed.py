@@ -83,6 +83,7 @@ class Module:
                     aten=SimpleNamespace(
                         sort=SimpleNamespace(stable=self.op(aten.sort.stable)),
                         mm=SimpleNamespace(default=self.op(aten.mm.default)),
+                        rrelu_with_noise=SimpleNamespace(default=self.op(aten.rrelu_with_noise.default)),
                         unbind_copy=SimpleNamespace(int=self.op(aten.unbind_copy.int)),
                     )
                 )
@@ -172,6 +173,14 @@ aten.index_put_(buf0, [arg0_1 > 0], arg0_1[0, 0], True)
 return (buf0, )
 """,
         ["aten.mm.default: ? ? -> buf0", "aten.index_put_.default: ? ? ? -> buf0*"],
+    ),
+    "what an op returns beside what it mutates": (
+        """
+buf0 = torch.ops.aten.mm.default(arg0_1, arg0_1)
+buf1 = torch.ops.aten.rrelu_with_noise.default(arg0_1, buf0, 0.1, 0.3, True)
+return (buf1, buf0, )
+""",
+        ["aten.mm.default: ? ? -> buf0", "aten.rrelu_with_noise.default: ? ? -> buf1* buf0*"],
     ),
     "the elements of a tuple": (
         """
