@@ -355,8 +355,9 @@ class CapturedGraphs(ModulePatch):
 
         nodes = {}
         for buffer in graph.buffers:
-            last = last_writer(buffer, graph)
-            node = last.get_origin_node() if hasattr(last, "get_origin_node") else None
+            writers = last_writer(buffer, graph), buffer  # a mutation may have no node of its own
+            origins = [one.get_origin_node() for one in writers if hasattr(one, "get_origin_node")]
+            node = next((one for one in origins if one is not None), None)
             if node is not None:
                 nodes[buffer.get_name()] = node
         facts = BufferFacts({name: facts_of(node) for name, node in nodes.items()})
