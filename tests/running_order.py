@@ -5,6 +5,7 @@ from __future__ import annotations
 LONGEST_FIRST = (
     # Looks at all modules: 20 times as long once transformers and timm are loaded.
     "tests/replay/controls/test_generators.py",
+    *("compiled inference", "compiled training", "compiled inference again"),
     # One behind the other in each worker: they share what their diagnoses start.
     *(f"specimens {share}" for share in ("training 0", "training 2", "training 1", "training 3", "--tracer python")),
     *(f"specimens training --stress --threads 2 --diagnose-budget 30 {share}" for share in (1, 0)),
@@ -18,6 +19,8 @@ LONGEST_FIRST = (
         "tests/integrations/dynamo/test_hook.py",
         "tests/check/test_stress.py",
     ),
+    # Compile with a cache that is empty where nothing was compiled before.
+    *("inductor", "tests/check/test_compiled.py", "tests/integrations/pytest/test_compiled.py"),
     *("tests/integrations/dynamo/test_eager_runs.py", "tests/cli/test_commands.py", "tests/cli/test_report.py"),
     *(
         "tests/trace/test_compiled.py",
@@ -25,7 +28,7 @@ LONGEST_FIRST = (
         "tests/test_extending.py",
         "tests/check/test_variants.py",
     ),
-    "tests/integrations/dynamo/test_session.py",
+    *("tests/integrations/dynamo/test_session.py", "tests/integrations/dynamo/test_compiled_runs.py"),
     *(
         "tests/trace/native/test_parity.py",
         "tests/integrations/pytest/test_plugin.py",

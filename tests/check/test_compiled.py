@@ -227,12 +227,14 @@ def test_what_fails_is_a_row(case: str, monkeypatch: pytest.MonkeyPatch) -> None
 def planted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Row, Path]]:
     """The row of a specimen whose ``relu`` is printed as wrong C++."""
     output = tmp_path_factory.mktemp("planted")
+    planting = import_file(data_folder() / "compiled" / "_planted.py")  # before the model's file imports another one
     spec = next(one for one in registry.catalog("compiled") if one.name == "relu_injected")
     try:
         row = BenchmarkRunner(replace(INFERENCE, output=str(output), diagnose_budget=120.0)).run_model(spec)
         yield row, output
     finally:
-        import_file(data_folder() / "compiled" / "_planted.py").undo()
+        assert planting.is_planted()
+        planting.undo()
 
 
 @pytest.mark.slow
