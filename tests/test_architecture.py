@@ -54,7 +54,18 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     (
         "compiled",
         frozenset({"amplification", "aot_graphs", "decompositions", "dynamo_graphs", "evaluate", "judge"})
-        | {"kernel_list", "ladder", "memory", "mutations", "observed", "passes", "rounding", "roundings", "split"}
+        | {
+            "kernel_list",
+            "ladder",
+            "memory",
+            "mutations",
+            "names",
+            "observed",
+            "passes",
+            "rounding",
+            "roundings",
+            "split",
+        }
         | {"units"},
     ),
     (
