@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from _pytest.mark.structures import ParameterSet
+from running_order import LONGEST_FIRST
 
 import hashbench
 from benchmarks import compiled_truths
@@ -179,6 +180,10 @@ def grouped(truths: Iterable[Truth]) -> list[ParameterSet]:
         pytest.param(truth, id=f"{truth.name} in {truth.mode}", marks=pytest.mark.xdist_group(group_of(truth)))
         for truth in truths
     ]
+
+
+def test_all_sweeps_are_among_what_is_begun_first() -> None:
+    assert set(LONGEST_FIRST) >= set(map(group_of, TRUTHS.values()))
 
 
 @pytest.fixture(scope="session")
