@@ -90,7 +90,7 @@ class Module:
             ),
         }
         for name, function in (("cpp_fused_sin_0", sine), ("cpp_fused_add_1", add)):
-            values[name] = self.kernel(KernelSite(self.path, name, TYPES[name], function, {}))
+            values[name] = self.kernel(KernelSite(self.path, name, TYPES[name], function))
         exec(compile(ast.Module(functions, []), self.path, "exec"), values)
         self.watcher.graph(self.path, inputs)
         try:
