@@ -20,6 +20,8 @@ from hashbench.inductor import indices, tensor_ops
 from hashbench.inductor.lowered import NotEvaluated, evaluate, last_writer, reads, stage_of
 from tests.inductor.lowering import Lowering, lower, lower_compiled
 
+pytestmark = pytest.mark.slow  # together, and the first of them alone: TorchInductor's lowering takes seconds
+
 nan, inf = math.nan, math.inf
 aten = torch.ops.aten
 
@@ -109,7 +111,6 @@ SCATTER = {"cpp.fallback_scatter_reduce_sum": False}
 """Scatters are else no loops on CPUs with several threads."""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_ir_computes_what_eager_computes(name: str) -> None:
     program, inputs = PROGRAMS[name]
@@ -455,7 +456,6 @@ def test_a_less_exact_formula_is_no_mistake() -> None:
     assert _judged(wrong, wrong.outputs()[0], exact) == "lowering"
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("wrong_rsqrt")
 def test_a_wrong_lowering_that_is_compiled_is_in_the_ir() -> None:
     x = _normal(64).abs() + 0.1
@@ -463,7 +463,6 @@ def test_a_wrong_lowering_that_is_compiled_is_in_the_ir() -> None:
     assert _judged(lowered, lowered.results[0], _rsqrt(x.double())) == "lowering"
 
 
-@pytest.mark.slow
 def test_wrong_code_is_not_in_the_ir() -> None:
     from torch._inductor.codegen.cpp import CppVecOverrides
 
@@ -473,7 +472,6 @@ def test_wrong_code_is_not_in_the_ir() -> None:
     assert _judged(lowered, lowered.results[0], _rsqrt(x.double())) == "codegen"
 
 
-@pytest.mark.slow
 def test_a_compiled_clean_twin_is_right() -> None:
     x = _normal(64).abs() + 0.1
     lowered = lower_compiled(_rsqrt, (x,), run=True)
