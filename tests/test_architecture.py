@@ -32,7 +32,10 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     ("workers", NO_MODULE),
     ("native", frozenset({"build", "library"})),
     ("devices", frozenset({"ledger", "reference", "triton_kernel"})),
-    ("inductor", frozenset({"aot", "fallbacks", "graphs", "indices", "internals", "lowered", "tensor_ops"})),
+    (
+        "inductor",
+        frozenset({"aot", "fallbacks", "graphs", "indices", "internals", "lowered", "tensor_ops"} | {"toolchain"}),
+    ),
     (
         "trace",
         frozenset({"api", "arguments", "build", "callbacks", "calls", "collectives", "compiled", "compiled_records"})
@@ -62,6 +65,7 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
             "names",
             "observed",
             "passes",
+            "repro",
             "rounding",
             "roundings",
             "split",

@@ -1,7 +1,7 @@
 """The ops of torch's own op database: their IR, evaluated by torch, against the FX graph that was lowered.
 
-``python -m tests.inductor.op_database_lowered float64 1 2`` runs two samples of every op. A process of its own: to
-import the database changes torch's global flags for good.
+``python -m tests.inductor.op_database_lowered float64 1 2`` runs two samples of every op. A process of its own, since
+importing the database changes torch's global flags for good.
 """
 
 from __future__ import annotations
