@@ -77,7 +77,7 @@ class _NotifyingLoader(Loader):
 
 
 @dataclass(slots=True, eq=False)
-class _Patch:
+class _AttributePatch:
     """A replaced attribute of a module or class, or value of a namespace."""
 
     holder: Any
@@ -120,10 +120,10 @@ def _remove(holder: Any, name: str) -> None:
         delattr(holder, name)
 
 
-def _patches_of(holder: Any) -> list[_Patch]:
+def _patches_of(holder: Any) -> list[_AttributePatch]:
     if _PATCHES not in _namespace(holder):
         _put(holder, _PATCHES, [])
-    patches: list[_Patch] = _namespace(holder)[_PATCHES]
+    patches: list[_AttributePatch] = _namespace(holder)[_PATCHES]
     return patches
 
 
@@ -136,7 +136,7 @@ class ModulePatch:
 
     def __init__(self) -> None:
         self._waiting: ImportWatch | None = None
-        self._before: list[_Patch] = []
+        self._before: list[_AttributePatch] = []
 
     def start(self) -> None:
         if self.module in sys.modules:
@@ -163,7 +163,7 @@ class ModulePatch:
     def _put(self, holder: Any, **functions: Any) -> None:
         """Replace attributes of a module or class, or values of a namespace, until :meth:`stop`."""
         for name, function in functions.items():
-            patch = _Patch(holder, name, _namespace(holder)[name], function)
+            patch = _AttributePatch(holder, name, _namespace(holder)[name], function)
             self._before.append(patch)
             _patches_of(holder).append(patch)
             _put(holder, name, function)

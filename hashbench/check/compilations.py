@@ -21,7 +21,7 @@ from hashbench.inductor.internals import CapturedGraphs, clear_compiler_caches, 
 from hashbench.processes import tell_phase
 from hashbench.records import Failure, ModelSpec, Result, RunOptions, TensorDigest, Trace
 from hashbench.results import compiled_kernels
-from hashbench.results.compiled_kernels import CompiledKernel, CompiledProgram
+from hashbench.results.compiled_kernels import CompiledProgram, ListedKernel
 from hashbench.run.rng import preserved_rng
 from hashbench.run.settings import deterministic_settings
 
@@ -37,7 +37,7 @@ class Compiled:
     """
 
     results: Mapping[str, TensorDigest] = field(default_factory=dict)
-    kernels: tuple[CompiledKernel, ...] = ()
+    kernels: tuple[ListedKernel, ...] = ()
     error: str = ""
 
 
@@ -160,7 +160,7 @@ def in_fresh_process(spec: ModelSpec, options: RunOptions, level: str, seconds: 
 _TARGET = "hashbench.check.compilations:FreshCompilation"
 
 
-def program_of(spec: ModelSpec, options: RunOptions, kernels: tuple[CompiledKernel, ...]) -> CompiledProgram:
+def program_of(spec: ModelSpec, options: RunOptions, kernels: tuple[ListedKernel, ...]) -> CompiledProgram:
     """Return the kernels of a model as the file has them."""
     return CompiledProgram(
         spec.suite, spec.name, options.mode, options.device, options.dtype_column, options.backend, kernels
@@ -192,7 +192,7 @@ def _compared(variety: Variety, first: Compiled, made: Compiled) -> Again:
     return Again(variety, tuple(names), compare(*sides) if all(sides) else None)
 
 
-def _told_alike(*sides: tuple[CompiledKernel, ...]) -> list[tuple[CompiledKernel, ...]]:
+def _told_alike(*sides: tuple[ListedKernel, ...]) -> list[tuple[ListedKernel, ...]]:
     """Return the calls without what they compute, if that is not known of one side: its graphs came out of a cache."""
     if len({any(kernel.ops for kernel in kernels) for kernels in sides}) == 1:
         return [*sides]

@@ -27,9 +27,9 @@ from hashbench.check.subject import Subject
 from hashbench.compiled.accuracy import Tolerance, farther, inaccurate, tolerance_of
 from hashbench.compiled.advice import advice_for
 from hashbench.compiled.amplification import AmplificationJudge
-from hashbench.compiled.judge import Judgement, KernelJudge
+from hashbench.compiled.judge import KernelJudge, KernelJudgement
 from hashbench.compiled.kernel_list import KernelList
-from hashbench.compiled.observed import Both, KernelWatcher
+from hashbench.compiled.observed import BothJudges, KernelWatcher
 from hashbench.compiled.rounding import LIMIT
 from hashbench.compiled.varieties import Variety, further
 from hashbench.errors import HashbenchError, bounded
@@ -39,7 +39,7 @@ from hashbench.inductor.nodes import common, facts_of
 from hashbench.processes import Budget, tell_phase
 from hashbench.records import Failure, RunOptions
 from hashbench.results import compiled_kernels
-from hashbench.results.compiled_kernels import CompiledKernel
+from hashbench.results.compiled_kernels import ListedKernel
 from hashbench.results.folder import file_key
 from hashbench.run.environment import check_backend
 from hashbench.run.outcome import CompiledFacts, Outcome, Run, log_error
@@ -181,18 +181,10 @@ class CompiledCheck:
         """Return where a compiled run failed: at a custom op that breaks its promises, or elsewhere."""
         if failure.stage == "runtime" and self.options.diagnose_budget > 0:
             tell_phase("what custom ops promise")
-            found = undeclared(self._run)
+            found = undeclared(functools.partial(_results_under, self.model))
             if found.op:
                 return {"stage": found.stage, "op": found.op, "module": found.module, "detail": found.detail}
         return {"stage": failure.stage, "op": failure.op}
-
-    def _run(self, backend: Any, dtype: torch.dtype | None) -> Mapping[str, torch.Tensor]:
-        """Make a run as the ladder of backends does."""
-        with compiling():
-            run = self.model.make(backend=backend, dtype=dtype).attempt(traced=False)
-        if isinstance(run, Failure):
-            raise RuntimeError(run.error)  # noqa: TRY004 – it is what the run raised
-        return {name: value for name, value in run.results.items() if isinstance(value, torch.Tensor)}
 
     def _repeated(
         self,
@@ -285,7 +277,8 @@ class CompiledCheck:
         varieties = further(self.options.compilations)
         if not varieties:
             return outcome
-        made = list(compiled_again(self._first_program, first, varieties, self._in_fresh_process))
+        make = functools.partial(self.model.make, backend=self.options.backend)
+        made = list(compiled_again(make, first, varieties, functools.partial(_in_fresh_process, self)))
         outcome = self._with(outcome, compilations="; ".join(one.word() for one in made))
         differing = next((one for one in made if one.differs), None)
         if differing is None or outcome.accuracy != Status.PASS:
@@ -299,14 +292,6 @@ class CompiledCheck:
         place = {"kernel": kernel.name, "op": ", ".join(kernel.ops[:3]), "module": kernel.module, "phase": kernel.phase}
         what = "another source" if pair.differs_by_source else "other bits on equal inputs"
         return self._with(outcome, detail=f"{detail}; first kernel with {what}", **place)
-
-    def _first_program(self) -> AnyProgram:
-        return self.model.make(backend=self.options.backend)
-
-    def _in_fresh_process(self, _: Variety) -> Compiled:
-        if self.subject.spec is None:
-            return Compiled(error="only models of a suite can be built again")
-        return in_fresh_process(self.subject.spec, self.options, self.level, seconds=_SECONDS)
 
     def _reference_moved(
         self,
@@ -365,6 +350,22 @@ class CompiledCheck:
         return replace(outcome, facts=replace(known, **facts))
 
 
+def _in_fresh_process(check: CompiledCheck, _: Variety) -> Compiled:
+    spec = check.subject.spec
+    if spec is None:
+        return Compiled(error="only models of a suite can be built again")
+    return in_fresh_process(spec, check.options, check.level, seconds=_SECONDS)
+
+
+def _results_under(model: CompiledModel, backend: Any, dtype: torch.dtype | None) -> Mapping[str, torch.Tensor]:
+    """Make a run as the ladder of backends does, and return its tensors."""
+    with compiling():
+        run = model.make(backend=backend, dtype=dtype).attempt(traced=False)
+    if isinstance(run, Failure):
+        raise RuntimeError(run.error)  # noqa: TRY004 – it is what the run raised
+    return {name: value for name, value in run.results.items() if isinstance(value, torch.Tensor)}
+
+
 def _harness_results(run: Run, *, last: str, training: bool) -> dict[str, Any]:
     """Return the results that the harness compares: those of the ``last`` iteration, in training without outputs."""
     kept = {}
@@ -382,8 +383,8 @@ class Judged:
     """The kernels of a run: their number, the judgement, and the list of those of the first step."""
 
     kernels: int
-    judgement: Judgement
-    listed: tuple[CompiledKernel, ...] = ()
+    judgement: KernelJudgement
+    listed: tuple[ListedKernel, ...] = ()
 
 
 def judged(program: AnyProgram, graphs: Mapping[str, CompiledGraph]) -> Judged | None:
@@ -392,7 +393,7 @@ def judged(program: AnyProgram, graphs: Mapping[str, CompiledGraph]) -> Judged |
         return None
     tell_phase("judging kernels")
     judge, kernels = KernelJudge(), KernelList()
-    watcher = KernelWatcher(graphs, Both(judge, kernels))
+    watcher = KernelWatcher(graphs, BothJudges(judge, kernels))
     run = program.attempt(watcher=watcher)
     if isinstance(run, Failure) or not watcher.kernels:
         return None

@@ -20,11 +20,11 @@ from hashbench.compiled import experiments
 from hashbench.compiled.amplification import AmplificationJudge
 from hashbench.compiled.decompositions import check_decompositions
 from hashbench.compiled.dynamo_graphs import first_stale
-from hashbench.compiled.judge import JudgedBuffer, Judgement, KernelJudge
+from hashbench.compiled.judge import JudgedBuffer, KernelJudge, KernelJudgement
 from hashbench.compiled.ladder import BACKENDS, Ladder, Semantic, climb
 from hashbench.compiled.mutations import undeclared_effects, wrong_fakes
 from hashbench.compiled.names import NamesJudge, Overwriter
-from hashbench.compiled.observed import Both, Judge, KernelWatcher
+from hashbench.compiled.observed import BothJudges, Judge, KernelWatcher
 from hashbench.compiled.passes import Change, WrongPass, first_wrong_pass, inputs_by_name
 from hashbench.compiled.repro import BlamedCall, ExpectedResult, run_accuracy_repro, write_accuracy_repro
 from hashbench.compiled.rounding import LIMIT
@@ -72,13 +72,13 @@ class CompiledCase:
     results: Results
     inaccurate: Callable[[Run], tuple[str, ...]]
     failed: tuple[str, ...]
-    judgement: Judgement | None
+    judgement: KernelJudgement | None
     budget: Budget
     repro: tuple[Path, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CompiledFinding:
     """What was found out; fields are columns of the same name, but for ``pass_name``, the ``node`` of the kernel's
     record, the ``ops`` that it computes, its ``buffer`` that is wrong, and ``trials``."""
 
@@ -103,10 +103,10 @@ class Finding:
     confidence: str = ""
 
 
-def explain(case: CompiledCase) -> Finding:
+def explain(case: CompiledCase) -> CompiledFinding:
     """Name the stage and what in it is to blame, and prove it within the budget."""
     with contextlib.ExitStack() as stack:
-        runs = _Runs(case, stack)
+        runs = _LadderRuns(case, stack)
         tell_phase("ladder of backends in float64")
         ladder = climb(runs, backends=rungs_below(case.backend))
         finding = _proven(case, runs, _found(case, runs, ladder))
@@ -120,7 +120,7 @@ def rungs_below(backend: str) -> tuple[str, ...]:
     return (*BACKENDS, backend)
 
 
-def _found(case: CompiledCase, runs: _Runs, ladder: Ladder) -> Finding:
+def _found(case: CompiledCase, runs: _LadderRuns, ladder: Ladder) -> CompiledFinding:
     semantic, reason = str(ladder.semantic), ladder.reason
     match ladder.stage:
         case "":
@@ -133,11 +133,11 @@ def _found(case: CompiledCase, runs: _Runs, ladder: Ladder) -> Finding:
         case "dynamo":
             stale = first_stale(runs)
             if stale is None:
-                return Finding(stage="dynamo", semantic=semantic, detail=_of(ladder))
+                return CompiledFinding(stage="dynamo", semantic=semantic, detail=_of(ladder))
             facts = stale.facts
             what = f"graph {stale.graph}: {stale.node} is not what eager mode computes"
             constants = f" ({', '.join(stale.constants)})" if stale.constants else ""
-            return Finding(
+            return CompiledFinding(
                 "dynamo", "", facts.op, facts.module, facts.source, "forward", semantic, detail=what + constants
             )
         case "aot_autograd":
@@ -145,18 +145,18 @@ def _found(case: CompiledCase, runs: _Runs, ladder: Ladder) -> Finding:
         case "decomposition":
             wrong = check_decompositions(runs).wrong
             if not wrong:
-                return Finding(stage="decomposition", semantic=semantic, detail=_of(ladder))
+                return CompiledFinding(stage="decomposition", semantic=semantic, detail=_of(ladder))
             first = wrong[0]
             detail = f"its decomposition differs by {first.relative:.2g}"
             phase = "backward" if first.backward else "forward"
-            return Finding(
+            return CompiledFinding(
                 "decomposition", "", first.op, first.facts.module, first.facts.source, phase, semantic, detail=detail
             )
         case _:
             return replace(_inside(case, runs, ladder), semantic=semantic)
 
 
-def _wrong_in_own_dtype(own: Judgement | None, wide: Judgement | None) -> JudgedBuffer | None:
+def _wrong_in_own_dtype(own: KernelJudgement | None, wide: KernelJudgement | None) -> JudgedBuffer | None:
     """Return the first buffer that is wrong by far in the model's own dtype, and was not found right in float64."""
     right = {} if wide is None else {(one.op, one.module, one.phase): one for one in wide.buffers if one.ratio <= LIMIT}
     beyond = [] if own is None else [one for one in own.buffers if one.ratio > MISTAKE and not one.lost]
@@ -176,37 +176,39 @@ def _of(ladder: Ladder) -> str:
     return f"{last.result} differs with backend {last.backend}"
 
 
-def undeclared(runs: Any) -> Finding:
+def undeclared(runs: Any) -> CompiledFinding:
     """Return the custom op that does something else than AOTAutograd was told."""
     effects = undeclared_effects(runs).undeclared
     if effects:
         one = effects[0]
         detail = f"{one.argument}: {one.effect.value}, which its schema does not say"
         phase = "backward" if one.backward else "forward"
-        return Finding(stage="aot_autograd", phase=phase, detail=detail, **{**_place(one.facts), "op": one.op})
+        return CompiledFinding(stage="aot_autograd", phase=phase, detail=detail, **{**_place(one.facts), "op": one.op})
     fakes = [fake for fake in wrong_fakes(runs).wrong if fake.custom]
     if fakes:
         fake = fakes[0]
         detail = f"its fake implementation promises {fake.what} {fake.fake}, and it returns {fake.real}"
         phase = "backward" if fake.backward else "forward"
-        return Finding(stage="aot_autograd", phase=phase, detail=detail, **{**_place(fake.facts), "op": fake.op})
-    return Finding(stage="aot_autograd")
+        return CompiledFinding(
+            stage="aot_autograd", phase=phase, detail=detail, **{**_place(fake.facts), "op": fake.op}
+        )
+    return CompiledFinding(stage="aot_autograd")
 
 
-def _inside(case: CompiledCase, runs: _Runs, ladder: Ladder) -> Finding:
+def _inside(case: CompiledCase, runs: _LadderRuns, ladder: Ladder) -> CompiledFinding:
     """Look inside TorchInductor: custom ops that promise something else, passes, memory, kernels."""
     told = undeclared(runs)
     if told.op:
         return told
     look = runs.look
     if look is None or not look.graphs:
-        return Finding(stage="inductor", detail=f"{_of(ladder)}; kernels were not seen")
+        return CompiledFinding(stage="inductor", detail=f"{_of(ladder)}; kernels were not seen")
     wrong = look.wrong_pass()
     if wrong is not None:
         facts = _of_pass(wrong)
         place: dict[str, Any] = {} if facts is None else _place(facts)
         detail = f"pass {wrong.name} changes {wrong.result} by {wrong.relative:.2g}"
-        return Finding(stage=wrong.subsystem, pass_name=wrong.name, detail=detail, **place)
+        return CompiledFinding(stage=wrong.subsystem, pass_name=wrong.name, detail=detail, **place)
     for judgement, seen in ((look.judgement, look), (case.judgement, None)):
         if judgement is None:
             continue
@@ -215,7 +217,7 @@ def _inside(case: CompiledCase, runs: _Runs, ladder: Ladder) -> Finding:
         beyond = judgement.first_beyond(LIMIT if seen is not None else MISTAKE)
         if beyond is not None:
             return _in_own_dtype(_kernel(beyond, seen or runs.own()), case.judgement)
-    return Finding(stage="inductor", detail=f"{_of(ladder)}; every kernel that was checked is right")
+    return CompiledFinding(stage="inductor", detail=f"{_of(ladder)}; every kernel that was checked is right")
 
 
 def _of_pass(wrong: WrongPass) -> NodeFacts | None:
@@ -228,18 +230,18 @@ def _of_pass(wrong: WrongPass) -> NodeFacts | None:
     return None
 
 
-def _lost(judgement: Judgement) -> Finding:
+def _lost(judgement: KernelJudgement) -> CompiledFinding:
     lost = judgement.lost[0]
     detail = f"{lost.overwritten_by} writes over {lost.buffer} of {lost.written_by} before {lost.reader} reads it"
     by_node = {buffer.node: buffer for buffer in judgement.buffers}
     facts = by_node.get(lost.node)
     place: dict[str, Any] = {} if facts is None else {**_place(facts), "phase": facts.phase}
-    return Finding(stage="memory_planning", kernel=lost.overwritten_by, detail=detail, node=lost.node, **place)
+    return CompiledFinding(stage="memory_planning", kernel=lost.overwritten_by, detail=detail, node=lost.node, **place)
 
 
-def _kernel(buffer: JudgedBuffer, look: _Look | None) -> Finding:
+def _kernel(buffer: JudgedBuffer, look: _CompiledLook | None) -> CompiledFinding:
     split = None if look is None else look.split(buffer)
-    return Finding(
+    return CompiledFinding(
         stage=(split.stage if split is not None else "") or "codegen",
         ops=() if split is None else split.ops,
         kernel=buffer.kernel,
@@ -255,7 +257,7 @@ def _kernel(buffer: JudgedBuffer, look: _Look | None) -> Finding:
     )
 
 
-def _in_own_dtype(finding: Finding, own: Judgement | None) -> Finding:
+def _in_own_dtype(finding: CompiledFinding, own: KernelJudgement | None) -> CompiledFinding:
     """Return a finding from float64 with the ratios of the same kernel in the model's own dtype."""
     buffers = [] if own is None else [one for one in own.buffers if one.kernel == finding.kernel]
     worst = max(buffers, key=lambda one: one.ratio, default=None)
@@ -265,7 +267,7 @@ def _in_own_dtype(finding: Finding, own: Judgement | None) -> Finding:
     return replace(finding, beyond_rounding=worst.ratio, eager_rounding=worst.own_ratio, detail=detail)
 
 
-def _rounding(runs: _Runs, semantic: str, reason: str) -> Finding:
+def _rounding(runs: _LadderRuns, semantic: str, reason: str) -> CompiledFinding:
     """Say how rounding grew, where nothing but rounding was found."""
     look = runs.own()
     worst = look.amplified() if look is not None else ()
@@ -275,13 +277,13 @@ def _rounding(runs: _Runs, semantic: str, reason: str) -> Finding:
     ]
     detail = "rounding" + (f", amplified by {'; '.join(words)}" if words else "") + (f"; {reason}" if reason else "")
     op = worst[0].facts.op if worst else ""
-    return Finding(stage="rounding" if semantic != "unknown" else "", op=op, semantic=semantic, detail=detail)
+    return CompiledFinding(stage="rounding" if semantic != "unknown" else "", op=op, semantic=semantic, detail=detail)
 
 
 # ----------------------------------------------------------------------------------------------------- experiments
 
 
-def _proven(case: CompiledCase, runs: _Runs, finding: Finding) -> Finding:
+def _proven(case: CompiledCase, runs: _LadderRuns, finding: CompiledFinding) -> CompiledFinding:
     """Compile with one change at a time, until the finding is proven or the budget is spent."""
     made: list[ExperimentResult] = []
     ops = (finding.op, *finding.ops)
@@ -303,7 +305,7 @@ def _proven(case: CompiledCase, runs: _Runs, finding: Finding) -> Finding:
     return finding if stage == finding.stage else replace(_overwritten(runs, finding), stage=stage)
 
 
-def _overwritten(runs: _Runs, finding: Finding) -> Finding:
+def _overwritten(runs: _LadderRuns, finding: CompiledFinding) -> CompiledFinding:
     """Return the finding with the kernel that wrote over what the blamed one read, by the names of buffers."""
     look = runs.look or runs.own()
     found = None if look is None else look.overwriter_of(finding.node)
@@ -313,7 +315,7 @@ def _overwritten(runs: _Runs, finding: Finding) -> Finding:
     return replace(finding, kernel=found.kernel, detail=detail, node=found.node, **_place(found.facts))
 
 
-def _trial(runs: _Runs, finding: Finding, attempt: experiments.Attempt) -> ExperimentResult:
+def _trial(runs: _LadderRuns, finding: CompiledFinding, attempt: experiments.Trial) -> ExperimentResult:
     change = fallbacks.CHANGES_BY_NAME[attempt.change]
     subsystem = finding.stage if finding.stage.endswith("_passes") else ""
     try:
@@ -323,7 +325,7 @@ def _trial(runs: _Runs, finding: Finding, attempt: experiments.Attempt) -> Exper
         return experiments.trial(attempt, note=named_line(error, limit=120))
 
 
-def _reproduced(case: CompiledCase, runs: _Runs, finding: Finding) -> str:
+def _reproduced(case: CompiledCase, runs: _LadderRuns, finding: CompiledFinding) -> str:
     """Write the repro of a wrong kernel and run it; return what came of that, empty if there is none to write."""
     if case.repro is None or not finding.buffer or finding.stage not in ("lowering", "codegen"):
         return ""
@@ -343,13 +345,13 @@ def _reproduced(case: CompiledCase, runs: _Runs, finding: Finding) -> str:
 # ------------------------------------------------------------------------------------------------------------ runs
 
 
-class _Runs:
+class _LadderRuns:
     """Runs of a case by backend and dtype, as the ladder asks for them; the compiled one in float64 is looked into."""
 
     def __init__(self, case: CompiledCase, stack: contextlib.ExitStack) -> None:
         self._case, self._stack = case, stack
-        self.look: _Look | None = None
-        self._own: _Look | None = None
+        self.look: _CompiledLook | None = None
+        self._own: _CompiledLook | None = None
 
     def __call__(self, backend: Any, dtype: torch.dtype | None) -> Mapping[str, torch.Tensor]:
         if backend == self._case.backend and dtype == torch.float64 and self.look is None:
@@ -358,7 +360,7 @@ class _Runs:
         with compiling():
             return _results(self._case, self._case.make(backend=backend, dtype=dtype).attempt(traced=False))
 
-    def own(self) -> _Look | None:
+    def own(self) -> _CompiledLook | None:
         """Return a look into the program in the model's own dtype; ``None`` if it fails."""
         if self._own is None:
             try:
@@ -367,7 +369,7 @@ class _Runs:
                 return None
         return self._own
 
-    def is_gone(self, finding: Finding) -> bool:
+    def is_gone(self, finding: CompiledFinding) -> bool:
         """Return whether a compilation, as it is now, is as eager mode: in float64, or within the tolerance."""
         case = self._case
         if finding.semantic == Semantic.YES:
@@ -384,7 +386,7 @@ def _results(case: CompiledCase, run: Run | Failure) -> Mapping[str, torch.Tenso
     return {name: value for name, value in case.results(run).items() if isinstance(value, torch.Tensor)}
 
 
-class _Look:
+class _CompiledLook:
     """A compiled program whose graphs are captured, as long as its context lasts.
 
     Attributes:
@@ -398,7 +400,7 @@ class _Look:
         self.graphs = hooks.graphs
         self.results = _results(case, program.attempt(traced=False))
         judge, self._inputs = KernelJudge(), _Inputs()
-        failed = self._watched(Both(self._inputs, judge))
+        failed = self._watched(BothJudges(self._inputs, judge))
         self.judgement = None if failed else judge.result()
 
     def wrong_pass(self) -> WrongPass | None:
@@ -425,7 +427,7 @@ class _Look:
         self._watched(judge)
         return judge.found
 
-    def blamed(self, finding: Finding) -> BlamedCall | None:
+    def blamed(self, finding: CompiledFinding) -> BlamedCall | None:
         """Capture the call of a generated kernel, with what its wrong buffer should hold."""
         split, capturer = SplitJudge(finding.node, finding.buffer), CallCapturer(finding.node, limit_bytes=_MOST_BYTES)
         self._watched(split)
@@ -452,14 +454,14 @@ class _Look:
 
 
 @contextlib.contextmanager
-def looking(case: CompiledCase, dtype: torch.dtype | None) -> Iterator[_Look]:
+def looking(case: CompiledCase, dtype: torch.dtype | None) -> Iterator[_CompiledLook]:
     """Compile a case in a dtype, and look into it."""
     tell_phase("compiling" if dtype is None else "compiling in float64")
     hooks = CapturedGraphs(passes=True)
     with compiling():
         hooks.start()
         try:
-            yield _Look(case, case.make(backend=case.backend, dtype=dtype), hooks)
+            yield _CompiledLook(case, case.make(backend=case.backend, dtype=dtype), hooks)
         finally:
             hooks.stop()
             hooks.graphs.clear()

@@ -90,8 +90,7 @@ class BenchmarkRunner:
         claim_workspace(options.device)
 
     def run_model(self, spec: ModelSpec) -> Row:
-        """Load a model, check it, keep its traces, and describe it all in one row. Settings and random state of the
-        caller are restored, and the model's memory is free again."""
+        """Load a model, check it, keep its traces, and return its row; settings and random state are restored."""
         started = perf_counter()
         reset_peak_memory(self.device)
         level = self.options.deterministic or spec.deterministic or "on"
@@ -128,9 +127,8 @@ class BenchmarkRunner:
             )
 
     def traces_of(self, spec: ModelSpec, *, level: str, runs: int, threads: int | None = None) -> list[Trace | Failure]:
-        """Build the model and make ``runs`` traced runs, as :meth:`run_model` would with deterministic level ``level``,
-        and nothing else: what a fresh process does for an experiment. The runs have as many ``threads``, where they are
-        given, and the model is built without them: what initializes it may give something else with other threads."""
+        """Build the model and make ``runs`` traced runs at deterministic level ``level``: what a fresh process does.
+        ``threads`` are of the runs: with them the model might be initialized otherwise."""
         with preserved_rng(), deterministic_settings(level, threads=self.options.threads), self.pick_grad():
             workload = self.prepare(self.load_model(spec))
             return traces_of(run_factory(self, workload, spec.optimizer), self.options, runs=runs, threads=threads)
@@ -139,8 +137,8 @@ class BenchmarkRunner:
         """Build the model and make one traced run of it, without results, with ``watcher`` on every call. The caller
         must release its memory.
 
-        It is one step, after which the optimizer makes another: its first one has other kernels than all later ones,
-        forward and backward pass do not. With ``options.iterations`` there are so many whole steps.
+        It is one step, then another of the optimizer, whose first one has other kernels than all later ones; with
+        ``options.iterations`` so many whole steps.
         """
         with deterministic_settings(level, threads=self.options.threads), self.pick_grad():
             workload = self.prepare(self.load_model(spec))
@@ -176,7 +174,6 @@ class BenchmarkRunner:
         An op that has no deterministic implementation does not end it: the runs are repeated with ``warn`` in force,
         and the outcome names the op. ``spec`` is how a fresh process can build the model again.
         """
-
         if self.options.batch_invariant and self.options.mode != BATCH_INVARIANCE:
             workload = replace(workload, iterations=1)  # a cache holds what one step left
         subject = subject_of(self, workload, spec, optimizer=optimizer)
@@ -186,11 +183,7 @@ class BenchmarkRunner:
                 if self.options.batch_invariant:
                     return check_invariance(subject, self.options, level)
                 if self.options.backend:
-                    from hashbench.check.compiled import CompiledCheck, CompiledModel  # imports the compiler
-
-                    suite = spec.suite if spec is not None else ""
-                    model = CompiledModel.of(self, workload, self.options, suite=suite, optimizer=optimizer)
-                    return CompiledCheck(model, subject, self.options, level).run()
+                    return _compiled(self, workload, subject, level, optimizer)
                 return PairCheck(subject, self.options, level, loading_seconds=loading_seconds).run()
 
         outcome = retried_with_warnings(check, deterministic)
@@ -228,7 +221,7 @@ class BenchmarkRunner:
         *,
         forward: Forward = call,
     ) -> dict[str, Any]:
-        """Run all steps of one run, in which ``forward`` calls the model; return its results by name."""
+        """Run all steps of one run, calling the model by ``forward``; return its results by name."""
         results: dict[str, Any] = {}
         with trace or contextlib.nullcontext():
             for iteration, named in self._steps(workload, model, inputs, optimizer, trace, forward):
@@ -250,14 +243,15 @@ class BenchmarkRunner:
         trace: HashDebugTrace | None,
         forward: Forward = call,
     ) -> Iterator[tuple[int, list[tuple[tuple[str, str], Any]]]]:
-        """Make one step after another in a ``trace`` that is active; gives the results of each by name."""
-        step = self.forward_and_backward_pass if self.training else self.forward_pass
-        compiled: dict[str, Any] = {} if forward is call else {"forward": forward}  # which a subclass need not take
+        """Make one step after another in an active ``trace``; yield the results of each by name."""
+        step: Callable[..., Any] = self.forward_and_backward_pass if self.training else self.forward_pass
+        if forward is not call:  # which a subclass need not take
+            step = functools.partial(step, forward=forward)
         for iteration in range(workload.iterations or DEFAULT_ITERATIONS):
             if trace is not None:
                 trace.iteration = iteration
                 trace.mark(f"iteration {iteration}")
-            yield iteration, step(workload, model, inputs, optimizer, trace, **compiled)
+            yield iteration, step(workload, model, inputs, optimizer, trace)
 
     def forward_pass(
         self,
@@ -284,8 +278,7 @@ class BenchmarkRunner:
         *,
         forward: Forward = call,
     ) -> list[tuple[tuple[str, str], Any]]:
-        """Run one step of training on a fresh clone of the inputs; return outputs, loss, and gradients of inputs that
-        require one."""
+        """Run one step of training on clones of the inputs; return outputs, loss, and gradients of inputs."""
         with unobserved():
             inputs = clone_inputs(inputs)
             if trace is not None:
@@ -303,16 +296,11 @@ class BenchmarkRunner:
 
     def compute_loss(self, workload: Workload, output: Any) -> torch.Tensor:
         """Return the scalar to differentiate: the workload's own loss, else the mean of every floating-point tensor of
-        the output.
-
-        With ``--cotangent random`` it is a fixed random projection instead, because a constant gradient can hide a
-        difference.
+        the output; with ``--cotangent random`` a fixed projection, because a constant gradient can hide a difference.
         """
         if self.options.cotangent == "random":
             return random_projection(output, seed=self.options.seed)
-        if workload.loss is not None:
-            return workload.loss(output)
-        return mean_of_outputs(output)
+        return workload.loss(output) if workload.loss is not None else mean_of_outputs(output)
 
     def pick_grad(self) -> contextlib.AbstractContextManager[Any]:
         """Enable gradients in training, disable them in inference."""
@@ -330,6 +318,14 @@ class BenchmarkRunner:
 
 
 # --------------------------------------------------------------------------------------------------- helpers
+
+
+def _compiled(runner: BenchmarkRunner, workload: Workload, subject: Subject, level: str, optimizer: str) -> Outcome:
+    from hashbench.check.compiled import CompiledCheck, CompiledModel  # imports the compiler
+
+    suite = subject.spec.suite if subject.spec is not None else ""
+    model = CompiledModel.of(runner, workload, runner.options, suite=suite, optimizer=optimizer)
+    return CompiledCheck(model, subject, runner.options, level).run()
 
 
 def subject_of(

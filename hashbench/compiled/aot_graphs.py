@@ -61,7 +61,7 @@ def _plain(value: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Raised:
+class NotedException:
     """An exception of something that was tried, which is noted and blamed for nothing.
 
     Attributes:
@@ -73,6 +73,6 @@ class Raised:
     exception: str
 
     @staticmethod
-    def of(what: object, error: Exception) -> Raised:
+    def of(what: object, error: Exception) -> NotedException:
         """Return the record of an exception."""
-        return Raised(str(what), named_line(error, limit=200))
+        return NotedException(str(what), named_line(error, limit=200))

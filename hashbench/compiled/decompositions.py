@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hashbench.compiled.aot_graphs import Raised, is_random, visiting_backend
+from hashbench.compiled.aot_graphs import NotedException, is_random, visiting_backend
 from hashbench.compiled.units import distance
 from hashbench.inductor.aot import Backend, decomposition_table
 from hashbench.inductor.nodes import NodeFacts, facts_of
@@ -74,7 +74,7 @@ class Decompositions:
     checked: tuple[str, ...] = ()
     calls: int = 0
     unchecked: tuple[str, ...] = ()
-    raised: tuple[Raised, ...] = ()
+    raised: tuple[NotedException, ...] = ()
 
 
 def check_decompositions(
@@ -91,11 +91,11 @@ def check_decompositions(
         dtype: in which the model runs; ``None``: its own. Rounding is judged with more leniency below float64.
         table: decompositions by op overload; TorchInductor's by default.
     """
-    check = _Check(decomposition_table() if table is None else table)
+    check = _DecompositionCheck(decomposition_table() if table is None else table)
     try:
         run(visiting_backend(check.visit), dtype)
     except Exception as error:
-        check.raised["the model"] = Raised.of("the model", error)
+        check.raised["the model"] = NotedException.of("the model", error)
     return Decompositions(
         wrong=tuple(check.wrong.values()),
         checked=tuple(check.checked),
@@ -106,12 +106,12 @@ def check_decompositions(
 
 
 @dataclass(slots=True)
-class _Check:
+class _DecompositionCheck:
     table: Table
     wrong: dict[tuple[str, int], WrongDecomposition] = field(default_factory=dict)
     checked: dict[str, int] = field(default_factory=dict)
     unchecked: dict[str, None] = field(default_factory=dict)
-    raised: dict[str, Raised] = field(default_factory=dict)
+    raised: dict[str, NotedException] = field(default_factory=dict)
     node: torch.fx.Node | None = None
     backward: bool = False
     open: list[Any] = field(default_factory=list)
@@ -138,7 +138,7 @@ class _Check:
             with _Nested(self):
                 decomposed = self.table[func](*given[0], **given[1])
         except Exception as error:
-            self.raised.setdefault(str(func), Raised.of(func, error))
+            self.raised.setdefault(str(func), NotedException.of(func, error))
             return result
         finally:
             self.open.pop()
@@ -183,7 +183,7 @@ class _Check:
 class _Nested(TorchDispatchMode):
     """Check the ops that a decomposition calls."""
 
-    def __init__(self, check: _Check) -> None:
+    def __init__(self, check: _DecompositionCheck) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._check = check
 

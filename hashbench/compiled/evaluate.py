@@ -35,7 +35,7 @@ _PLAIN = (builtins, operator, math)
 """Modules of Python functions on sizes; ``operator`` has ``getitem``."""
 
 
-class Reason(enum.StrEnum):
+class NoValueReason(enum.StrEnum):
     """Why the value of a node has no reference."""
 
     RANDOM = "random"
@@ -55,7 +55,7 @@ class Reason(enum.StrEnum):
 class NotEvaluated(Exception):  # noqa: N818 - an answer, not an error
     """The value of a node is unknown, for a ``reason`` that is the same for many nodes and a ``detail``."""
 
-    def __init__(self, reason: Reason, detail: str = "") -> None:
+    def __init__(self, reason: NoValueReason, detail: str = "") -> None:
         self.reason, self.detail = reason, detail
         super().__init__(f"{reason}: {detail}" if detail else str(reason))
 
@@ -130,7 +130,7 @@ class Operands:
         """
         found = self._replaced.get((reader, operand), operand)
         if found is None:
-            raise NotEvaluated(Reason.CHANGED, f"{reader.name} reads {operand.name}")
+            raise NotEvaluated(NoValueReason.CHANGED, f"{reader.name} reads {operand.name}")
         return found
 
 
@@ -158,7 +158,7 @@ def subgraph_of(node: torch.fx.Node, recorded: Container[torch.fx.Node], operand
         elif item in recorded and (item is not node or item.op == "placeholder"):
             inputs[item] = None
         elif item.op != "call_function":
-            raise NotEvaluated(Reason.MISSING, item.name)
+            raise NotEvaluated(NoValueReason.MISSING, item.name)
         elif item in opened:
             ops[waiting.pop()] = None
         else:
@@ -240,7 +240,7 @@ class Evaluator:
         except NotEvaluated:
             raise
         except Exception as error:  # of any kind: a kernel lacks for float64, a library is missing, memory
-            reason = Reason.RAISED if self._precision is Precision.OWN else Reason.NOT_IN_FLOAT64
+            reason = NoValueReason.RAISED if self._precision is Precision.OWN else NoValueReason.NOT_IN_FLOAT64
             raise NotEvaluated(reason, f"{node.target}: {named_line(error, limit=200)}") from error
         if self._precision is Precision.OWN:
             return value
@@ -254,7 +254,7 @@ class Evaluator:
         if not (isinstance(value, torch.Tensor) and isinstance(traced, torch.Tensor)):
             return value
         if len(value.shape) != len(traced.shape) or _other_shape(value.shape, traced.shape):
-            raise NotEvaluated(Reason.NOT_IN_FLOAT64, f"{node.target} reads bits: its result has another shape")
+            raise NotEvaluated(NoValueReason.NOT_IN_FLOAT64, f"{node.target} reads bits: its result has another shape")
         return value if _moves(node) else self._rounded(value, traced, terms_of(node))
 
     def _called(self, node: torch.fx.Node, compute: Callable[..., Any]) -> Any:
@@ -314,14 +314,14 @@ def function_of(node: torch.fx.Node) -> Callable[..., Any]:
         name = getattr(target, "__name__", "")
         if name.startswith("sym_") or any(getattr(module, name, None) is target for module in _PLAIN):
             return target  # type: ignore[no-any-return]
-        raise NotEvaluated(Reason.UNKNOWN_OP, str(target))
+        raise NotEvaluated(NoValueReason.UNKNOWN_OP, str(target))
     plan = plan_of(target)
     if plan.seeded and not _draws_nothing(node):
-        raise NotEvaluated(Reason.RANDOM, str(target))
+        raise NotEvaluated(NoValueReason.RANDOM, str(target))
     if plan.blank:
-        raise NotEvaluated(Reason.UNINITIALIZED, str(target))
+        raise NotEvaluated(NoValueReason.UNINITIALIZED, str(target))
     if plan.collective or plan.waits:
-        raise NotEvaluated(Reason.COLLECTIVE, str(target))
+        raise NotEvaluated(NoValueReason.COLLECTIVE, str(target))
     return target
 
 
@@ -337,7 +337,7 @@ def _constant(module: torch.fx.GraphModule, node: torch.fx.Node) -> Any:
     value: Any = module
     for name in str(node.target).split("."):
         if not hasattr(value, name):
-            raise NotEvaluated(Reason.MISSING, str(node.target))
+            raise NotEvaluated(NoValueReason.MISSING, str(node.target))
         value = getattr(value, name)
     return value.detach() if isinstance(value, torch.Tensor) else value
 

@@ -53,14 +53,14 @@ STAGE_OF_CURE: Mapping[str, str] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class Trial:
     """A compilation to make: a change, and the op that it concerns (with :data:`OP`)."""
 
     change: str
     op: str = ""
 
 
-def trial(attempt: Attempt, *, gone: bool = False, note: str = "") -> ExperimentResult:
+def trial(attempt: Trial, *, gone: bool = False, note: str = "") -> ExperimentResult:
     """Return the result of one compilation: whether the finding was ``gone``, or why it was not run."""
     ran = not note
     differing = int(ran and not gone)
@@ -69,7 +69,7 @@ def trial(attempt: Attempt, *, gone: bool = False, note: str = "") -> Experiment
     )
 
 
-def next_attempt(stage: str, ops: Sequence[str], made: Sequence[ExperimentResult]) -> Attempt | None:
+def next_attempt(stage: str, ops: Sequence[str], made: Sequence[ExperimentResult]) -> Trial | None:
     """Return the next compilation to make: cures up to the first one that helps, then a control if nothing else has
     shown that the finding does not vanish with any change.
 
@@ -84,17 +84,17 @@ def next_attempt(stage: str, ops: Sequence[str], made: Sequence[ExperimentResult
         return None
     if any(map(_is_gone, made)):
         steady = any(one.ran and one.differing for one in made)
-        waiting = [Attempt(name) for name in (() if steady else trials.controls)]
+        waiting = [Trial(name) for name in (() if steady else trials.controls)]
     else:
-        waiting = [one for name in trials.cures for one in (_each(ops) if name == OP else [Attempt(name)])]
+        waiting = [one for name in trials.cures for one in (_each(ops) if name == OP else [Trial(name)])]
     return next((one for one in waiting if (one.change, one.op) not in tried), None)
 
 
-def _each(ops: Sequence[str]) -> list[Attempt]:
-    return [Attempt(OP, op) for op in dict.fromkeys(ops) if op]
+def _each(ops: Sequence[str]) -> list[Trial]:
+    return [Trial(OP, op) for op in dict.fromkeys(ops) if op]
 
 
-def conclude(stage: str, made: Sequence[ExperimentResult]) -> tuple[Attempt | None, Confidence]:
+def conclude(stage: str, made: Sequence[ExperimentResult]) -> tuple[Trial | None, Confidence]:
     """Return the smallest change that made the finding vanish, and how firmly the trials support the stage.
 
     Proven: a cure of the stage helped, and another change was tried and did not.
@@ -105,7 +105,7 @@ def conclude(stage: str, made: Sequence[ExperimentResult]) -> tuple[Attempt | No
         return None, Confidence.OPEN
     others = [one for one in made if one.ran and one is not cure]
     steady = bool(others) and not any(map(_is_gone, others))
-    return Attempt(cure.name, cure.found), Confidence.PROVEN if steady else Confidence.LIKELY
+    return Trial(cure.name, cure.found), Confidence.PROVEN if steady else Confidence.LIKELY
 
 
 def _is_gone(trial: ExperimentResult) -> bool:

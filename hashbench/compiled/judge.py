@@ -25,15 +25,15 @@ import torch
 from hashbench.compiled.evaluate import (
     Evaluator,
     NotEvaluated,
+    NoValueReason,
     Operands,
     Precision,
-    Reason,
     Subgraph,
     subgraph_of,
 )
-from hashbench.compiled.memory import RETURN, Access, Left, LostInput, behind, left_by, lost_inputs, overwriter
+from hashbench.compiled.memory import RETURN, Access, LeftContent, LostInput, behind, left_by, lost_inputs, overwriter
 from hashbench.compiled.rounding import LIMIT, measure
-from hashbench.inductor.graphs import CompiledGraph, KernelCall, Write
+from hashbench.inductor.graphs import BufferWrite, CompiledGraph, KernelCall
 from hashbench.inductor.nodes import facts_of
 from hashbench.trace.digest import digest, untraced
 
@@ -50,7 +50,7 @@ class JudgedBuffer:
         module: path of the module.
         source: ``file:line code``.
         phase: ``forward`` or ``backward``.
-        ratio: error in units of what rounding explains, see :class:`~hashbench.compiled.rounding.Measured`.
+        ratio: error in units of what rounding explains, see :class:`~hashbench.compiled.rounding.MeasuredError`.
         own_ratio: the same of eager mode's own result; None if not needed.
         relative_error: largest error over the largest magnitude.
         nodes: number of FX nodes between recorded values and it.
@@ -74,7 +74,7 @@ class JudgedBuffer:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class KernelJudgement:
     """What was found out about the kernels of one step, in the order of their calls.
 
     Attributes:
@@ -120,7 +120,7 @@ class KernelJudge:
 
     def __init__(self, *, content: Callable[[torch.Tensor], str] = content_digest, limit: float = LIMIT) -> None:
         self._content, self._limit = content, limit
-        self._plans: dict[int, _Plan] = {}
+        self._plans: dict[int, _GraphPlan] = {}
         self._running: list[_GraphCall] = []
         self._buffers: list[JudgedBuffer] = []
         self._lost: list[LostInput] = []
@@ -131,7 +131,7 @@ class KernelJudge:
         """Begin a call of a graph. Inputs that it uses are copied: a kernel may write over them."""
         plan = self._plans.get(id(graph))
         if plan is None:
-            plan = self._plans[id(graph)] = _Plan(graph)
+            plan = self._plans[id(graph)] = _GraphPlan(graph)
         with untraced():
             self._running.append(_GraphCall(plan, inputs, self._content, self._limit))
 
@@ -139,7 +139,7 @@ class KernelJudge:
         """Judge what a call wrote last. Its tensors are read now, and those that later nodes need are copied."""
         self._kernels += 1
         if not self._running:
-            self._unchecked[str(Reason.NO_GRAPH)] += len(call.last)
+            self._unchecked[str(NoValueReason.NO_GRAPH)] += len(call.last)
             return
         with untraced():
             self._running[-1].called(call)
@@ -153,12 +153,12 @@ class KernelJudge:
         self._lost += running.lost
         self._unchecked += running.unchecked
 
-    def result(self) -> Judgement:
+    def result(self) -> KernelJudgement:
         """Return what was found out about all calls that have ended."""
-        return Judgement(tuple(self._buffers), tuple(self._lost), Counter(self._unchecked), self._kernels)
+        return KernelJudgement(tuple(self._buffers), tuple(self._lost), Counter(self._unchecked), self._kernels)
 
 
-class _Plan:
+class _GraphPlan:
     """What a graph alone says: nodes of buffers, operands, and which nodes each of them is evaluated from."""
 
     def __init__(self, graph: CompiledGraph) -> None:
@@ -185,7 +185,7 @@ class _GraphCall:
     """One call of a graph: what is recorded, and what was found out."""
 
     def __init__(
-        self, plan: _Plan, inputs: Sequence[Any], content: Callable[[torch.Tensor], str], limit: float
+        self, plan: _GraphPlan, inputs: Sequence[Any], content: Callable[[torch.Tensor], str], limit: float
     ) -> None:
         self.buffers: list[JudgedBuffer] = []
         self.lost: list[LostInput] = []
@@ -194,21 +194,21 @@ class _GraphCall:
         self._readers = Counter(plan.readers)
         self._settled: set[torch.fx.Node] = set()
         self._recorded: dict[torch.fx.Node, Any] = {}
-        self._left: dict[torch.fx.Node, Left] = {}
+        self._left: dict[torch.fx.Node, LeftContent] = {}
         self._accesses: list[Access] = []
-        self._returned: dict[torch.fx.Node, tuple[torch.Tensor, Left]] = {}
+        self._returned: dict[torch.fx.Node, tuple[torch.Tensor, LeftContent]] = {}
         for node, value in zip(plan.placeholders, inputs, strict=False):
             if not isinstance(value, torch.Tensor):
                 self._recorded[node] = value
             elif self._readers[node]:
                 self._recorded[node] = value.detach().clone()
                 if value.layout is torch.strided:
-                    self._left[node] = Left(node.name, "", -1, value.data_ptr(), value.nbytes)
+                    self._left[node] = LeftContent(node.name, "", -1, value.data_ptr(), value.nbytes)
 
     def called(self, call: KernelCall) -> None:
         """Judge one call, then take its results as recorded."""
-        values = _Values(self._plan, self._recorded)
-        known: list[tuple[Write, torch.fx.Node]] = []
+        values = _NodeValues(self._plan, self._recorded)
+        known: list[tuple[BufferWrite, torch.fx.Node]] = []
         for write in call.writes:
             if write.buffer and write.buffer not in call.last:
                 continue
@@ -218,18 +218,20 @@ class _GraphCall:
             except NotEvaluated as answer:
                 self.unchecked[str(answer.reason)] += 1
             except RuntimeError:  # torch lacks a comparison for a dtype, or memory: never the end of the user's step
-                self.unchecked[str(Reason.RAISED)] += 1
+                self.unchecked[str(NoValueReason.RAISED)] += 1
             if node is not None:
                 known.append((write, node))
         recorded = frozenset([write.buffer for write, node in known if self._record(write, node, values)])
         self._accesses.append(Access.of(call, len(self._accesses), recorded))
 
-    def _judged(self, call: KernelCall, write: Write, node: torch.fx.Node | None, values: _Values) -> JudgedBuffer:
+    def _judged(
+        self, call: KernelCall, write: BufferWrite, node: torch.fx.Node | None, values: _NodeValues
+    ) -> JudgedBuffer:
         if node is None:
-            raise NotEvaluated(Reason.NO_ORIGIN, write.buffer)
+            raise NotEvaluated(NoValueReason.NO_ORIGIN, write.buffer)
         subgraph = subgraph_of(node, self._recorded, self._plan.operands)
         own = values.own(node, subgraph)
-        measured = measure(fitted(write.tensor, own.shape), _References(values, subgraph, own))
+        measured = measure(fitted(write.tensor, own.shape), _NodeReferences(values, subgraph, own))
         facts = facts_of(node)
         beyond = measured.ratio > self._limit
         lost, through = self._blame(call, subgraph) if beyond else (False, ())
@@ -260,9 +262,9 @@ class _GraphCall:
         self.lost += [item for item in lost if item not in self.lost]
         return bool(lost), tuple(self._accesses[item].kernel for item in behind(call.reads, self._accesses))
 
-    def _record(self, write: Write, node: torch.fx.Node, values: _Values) -> bool:
+    def _record(self, write: BufferWrite, node: torch.fx.Node, values: _NodeValues) -> bool:
         """Keep what a node's buffer holds if other nodes are evaluated from it, and what is to be returned."""
-        left = Left(write.buffer, write.digest, len(self._accesses), write.address, write.nbytes)
+        left = LeftContent(write.buffer, write.digest, len(self._accesses), write.address, write.nbytes)
         root = self._plan.operands.storage.get(node, node)
         if root in self._plan.returned:
             self._returned[root] = write.tensor, left
@@ -296,10 +298,10 @@ class _GraphCall:
                 self.lost.append(LostInput(RETURN, left.name, writer, guilty.kernel, guilty.node))
 
 
-class _Values:
+class _NodeValues:
     """Values of nodes for one kernel, one evaluator for each precision and seed."""
 
-    def __init__(self, plan: _Plan, recorded: Mapping[torch.fx.Node, Any]) -> None:
+    def __init__(self, plan: _GraphPlan, recorded: Mapping[torch.fx.Node, Any]) -> None:
         self._plan, self._recorded = plan, recorded
         self._evaluators: dict[tuple[Precision, int, float], Evaluator] = {}
         self._shapes: dict[torch.fx.Node, Sequence[int]] = {}
@@ -322,7 +324,7 @@ class _Values:
             )
         value = self._evaluators[key].value(subgraph)
         if not isinstance(value, torch.Tensor):
-            raise NotEvaluated(Reason.NO_ORIGIN, "its node has no tensor")
+            raise NotEvaluated(NoValueReason.NO_ORIGIN, "its node has no tensor")
         return value
 
     def own(self, node: torch.fx.Node, subgraph: Subgraph) -> torch.Tensor:
@@ -339,15 +341,15 @@ class _Values:
         meta = node.meta.get("val")
         shape = self._shapes.get(node, meta.shape if isinstance(meta, torch.Tensor) else None)
         if shape is None or not all(type(size) is int for size in shape):
-            raise NotEvaluated(Reason.SHAPE, node.name)
+            raise NotEvaluated(NoValueReason.SHAPE, node.name)
         return shape
 
 
 @dataclass(frozen=True, slots=True)
-class _References:
+class _NodeReferences:
     """References of one buffer."""
 
-    values: _Values
+    values: _NodeValues
     subgraph: Subgraph
     own: torch.Tensor
 
@@ -365,9 +367,9 @@ def fitted(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
         NotEvaluated: it has another number of elements, or it has no strides.
     """
     if tensor.layout is not torch.strided or tensor.is_quantized:
-        raise NotEvaluated(Reason.LAYOUT, str(tensor.layout))
+        raise NotEvaluated(NoValueReason.LAYOUT, str(tensor.layout))
     if tuple(tensor.shape) == tuple(shape):
         return tensor
     if tensor.numel() != math.prod(shape) or not tensor.is_contiguous():
-        raise NotEvaluated(Reason.SHAPE, f"{tuple(tensor.shape)} for {tuple(shape)}")
+        raise NotEvaluated(NoValueReason.SHAPE, f"{tuple(tensor.shape)} for {tuple(shape)}")
     return tensor.reshape(*shape)

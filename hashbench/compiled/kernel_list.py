@@ -12,14 +12,14 @@ from hashbench.compiled.sources import source_digest
 from hashbench.inductor.graphs import CompiledGraph, KernelCall
 from hashbench.inductor.internals import wrapper_of
 from hashbench.inductor.nodes import common, facts_of
-from hashbench.results.compiled_kernels import DIGITS, CompiledKernel
+from hashbench.results.compiled_kernels import DIGITS, ListedKernel
 
 
 class KernelList:
     """Judge that lists the kernel calls of the first call of each compiled graph."""
 
     def __init__(self) -> None:
-        self._kernels: list[CompiledKernel] = []
+        self._kernels: list[ListedKernel] = []
         self._graphs: dict[str, int] = {}
         self._sources: dict[str, dict[str, str]] = {}
         self._open: CompiledGraph | None = None
@@ -35,7 +35,7 @@ class KernelList:
         nodes = [graph.nodes[write.buffer] for write in call.writes if write.buffer in graph.nodes]
         facts = [facts_of(node) for node in nodes]
         self._kernels.append(
-            CompiledKernel(
+            ListedKernel(
                 call.kernel,
                 self._source(graph.path, call.kernel) if call.generated else "",
                 tuple(read.digest[:DIGITS] for read in call.reads),
@@ -50,7 +50,7 @@ class KernelList:
     def end(self) -> None:
         self._open = None
 
-    def result(self) -> tuple[CompiledKernel, ...]:
+    def result(self) -> tuple[ListedKernel, ...]:
         """Return the calls in order."""
         return tuple(self._kernels)
 

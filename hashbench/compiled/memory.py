@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hashbench.inductor.graphs import KernelCall, Read
+from hashbench.inductor.graphs import BufferRead, KernelCall
 
 CALLER, RETURN = "caller", "return"
 """Stand in the place of a kernel for who calls the graph: it left the inputs, and it reads what is returned."""
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class LeftContent:
     """What was left for a reader.
 
     Attributes:
@@ -44,14 +44,16 @@ class Access:
 
     node: str
     kernel: str
-    reads: tuple[Read, ...] = ()
-    writes: tuple[Left, ...] = ()
+    reads: tuple[BufferRead, ...] = ()
+    writes: tuple[LeftContent, ...] = ()
     recorded: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, call: KernelCall, position: int, recorded: frozenset[str] = frozenset()) -> Access:
         """Return the access of a call, without its tensors."""
-        writes = tuple(Left(item.buffer, item.digest, position, item.address, item.nbytes) for item in call.writes)
+        writes = tuple(
+            LeftContent(item.buffer, item.digest, position, item.address, item.nbytes) for item in call.writes
+        )
         return cls(call.node, call.kernel, call.reads, writes, recorded)
 
 
@@ -74,14 +76,14 @@ class LostInput:
     node: str = ""
 
 
-def overlap(first: Left | Read, second: Left | Read) -> bool:
+def overlap(first: LeftContent | BufferRead, second: LeftContent | BufferRead) -> bool:
     """Return True if two tensors share memory; False if an address is unknown."""
     begin = max(first.address, second.address)
     end = min(first.address + first.nbytes, second.address + second.nbytes)
     return bool(first.address and second.address and begin < end)
 
 
-def writer_of(read: Read, accesses: Sequence[Access]) -> tuple[int, Left] | None:
+def writer_of(read: BufferRead, accesses: Sequence[Access]) -> tuple[int, LeftContent] | None:
     """Return the position of the last of ``accesses`` that wrote what was read, and what it wrote: by address, or by
     digest if addresses are unknown; None if the caller did."""
     for position in range(len(accesses) - 1, -1, -1):
@@ -91,7 +93,7 @@ def writer_of(read: Read, accesses: Sequence[Access]) -> tuple[int, Left] | None
     return None
 
 
-def behind(reads: Sequence[Read], accesses: Sequence[Access]) -> tuple[int, ...]:
+def behind(reads: Sequence[BufferRead], accesses: Sequence[Access]) -> tuple[int, ...]:
     """Return the positions of the ``accesses`` whose results stand between recorded values and ``reads``, in order:
     those that wrote what is no node's value, and those that wrote for them."""
     found: set[int] = set()
@@ -106,14 +108,14 @@ def behind(reads: Sequence[Read], accesses: Sequence[Access]) -> tuple[int, ...]
     return tuple(sorted(found))
 
 
-def overwriter(left: Left, accesses: Sequence[Access]) -> Access | None:
+def overwriter(left: LeftContent, accesses: Sequence[Access]) -> Access | None:
     """Return the last of ``accesses`` after the one that left a value which wrote over its memory; None if none did."""
     later = accesses[left.position + 1 :]
     return next((item for item in reversed(later) if any(overlap(left, write) for write in item.writes)), None)
 
 
 def lost_inputs(
-    kernel: str, reads: Sequence[Read], needed: Sequence[Left], accesses: Sequence[Access]
+    kernel: str, reads: Sequence[BufferRead], needed: Sequence[LeftContent], accesses: Sequence[Access]
 ) -> tuple[LostInput, ...]:
     """Return what a kernel did not read although it was left for it, and was written over.
 
@@ -135,6 +137,6 @@ def lost_inputs(
     return tuple(found)
 
 
-def left_by(left: Left, accesses: Sequence[Access]) -> str:
+def left_by(left: LeftContent, accesses: Sequence[Access]) -> str:
     """Return the name of the kernel that left a value."""
     return CALLER if left.position < 0 else accesses[left.position].kernel

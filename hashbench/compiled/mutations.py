@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hashbench.calls.ops import is_custom
-from hashbench.compiled.aot_graphs import Raised, visiting_backend
+from hashbench.compiled.aot_graphs import NotedException, visiting_backend
 from hashbench.inductor.aot import Backend, dynamo_backend
 from hashbench.inductor.nodes import NodeFacts, facts_of
 from hashbench.trace.arguments import caller_line, leaves, tensors_in
@@ -25,7 +25,7 @@ Run = Callable[["str | Backend | None", "torch.dtype | None"], Any]
 """As :data:`hashbench.compiled.ladder.Run`."""
 
 
-class Effect(enum.Enum):
+class EffectKind(enum.Enum):
     """What an op does with an argument, undeclared in its schema."""
 
     WRITES = "writes it"
@@ -46,7 +46,7 @@ class UndeclaredEffect:
 
     op: str
     argument: str
-    effect: Effect
+    effect: EffectKind
     facts: NodeFacts
     backward: bool = False
 
@@ -76,7 +76,7 @@ class WrongFake:
 
 
 @dataclass(frozen=True, slots=True)
-class Effects:
+class UndeclaredEffects:
     """What the ops of a model do beside their schemas.
 
     Attributes:
@@ -87,10 +87,10 @@ class Effects:
 
     undeclared: tuple[UndeclaredEffect, ...] = ()
     custom_calls: int = 0
-    raised: tuple[Raised, ...] = ()
+    raised: tuple[NotedException, ...] = ()
 
 
-def undeclared_effects(run: Run, *, dtype: torch.dtype | None = None) -> Effects:
+def undeclared_effects(run: Run, *, dtype: torch.dtype | None = None) -> UndeclaredEffects:
     """Return what custom ops do with their arguments that their schemas do not declare.
 
     Forward passes run as dynamo captured them; then a step in eager mode shows backward passes and frames that dynamo
@@ -101,25 +101,25 @@ def undeclared_effects(run: Run, *, dtype: torch.dtype | None = None) -> Effects
         run: called twice.
         dtype: in which the model runs; ``None``: its own.
     """
-    watch = _Effects()
+    watch = _EffectsWatch()
     raised = []
     try:
         run(dynamo_backend(lambda graph, inputs: _Located(graph, watch).run(*inputs)), dtype)
     except Exception as error:
-        raised.append(Raised.of("dynamo's graphs", error))
+        raised.append(NotedException.of("dynamo's graphs", error))
     watch.node = None
     try:
         with watch:
             run(None, dtype)
     except Exception as error:
-        raised.append(Raised.of("eager mode", error))
-    return Effects(tuple(watch.found.values()), watch.custom_calls, tuple(raised))
+        raised.append(NotedException.of("eager mode", error))
+    return UndeclaredEffects(tuple(watch.found.values()), watch.custom_calls, tuple(raised))
 
 
 class _Located(torch.fx.Interpreter):
     """Run a captured graph with each of its nodes under watch."""
 
-    def __init__(self, graph: torch.fx.GraphModule, watch: _Effects) -> None:
+    def __init__(self, graph: torch.fx.GraphModule, watch: _EffectsWatch) -> None:
         super().__init__(graph)
         self._watch = watch
 
@@ -129,13 +129,13 @@ class _Located(torch.fx.Interpreter):
             return super().run_node(n)
 
 
-class _Effects(TorchDispatchMode):
+class _EffectsWatch(TorchDispatchMode):
     """Compare the arguments of every custom op before and after it."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.node: torch.fx.Node | None = None
-        self.found: dict[tuple[str, str, Effect], UndeclaredEffect] = {}
+        self.found: dict[tuple[str, str, EffectKind], UndeclaredEffect] = {}
         self.custom_calls = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -153,14 +153,14 @@ class _Effects(TorchDispatchMode):
             if any(digest(tensor.detach()) != was for tensor, was in zip(tensors, old, strict=True)) and not any(
                 _share(tensors, others) for other, others in given if _is_written(other)
             ):
-                self._note(func, argument.name, Effect.WRITES)
+                self._note(func, argument.name, EffectKind.WRITES)
         for output, item in zip(_outputs(schema, result), schema.returns, strict=False):
             for argument, tensors in given:
                 if _share(tensors_in([output]), tensors) and not _is_declared(argument, item):
-                    self._note(func, argument.name, Effect.RETURNS)
+                    self._note(func, argument.name, EffectKind.RETURNS)
         return result
 
-    def _note(self, func: Any, argument: str, effect: Effect) -> None:
+    def _note(self, func: Any, argument: str, effect: EffectKind) -> None:
         key = (str(func), argument, effect)
         if key not in self.found:
             backward = torch._C._current_autograd_node() is not None
@@ -207,7 +207,7 @@ def _share(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
 
 
 @dataclass(slots=True)
-class _Fakes:
+class _FakesWatch:
     found: dict[tuple[str, int, str], WrongFake] = field(default_factory=dict)
     calls: int = 0
 
@@ -235,7 +235,7 @@ class Fakes:
 
     wrong: tuple[WrongFake, ...] = ()
     calls: int = 0
-    raised: tuple[Raised, ...] = ()
+    raised: tuple[NotedException, ...] = ()
 
 
 def wrong_fakes(run: Run, *, dtype: torch.dtype | None = None) -> Fakes:
@@ -249,11 +249,11 @@ def wrong_fakes(run: Run, *, dtype: torch.dtype | None = None) -> Fakes:
         run: called once.
         dtype: in which the model runs; ``None``: its own.
     """
-    fakes = _Fakes()
+    fakes = _FakesWatch()
     try:
         run(visiting_backend(fakes.visit), dtype)
     except Exception as error:
-        return Fakes(tuple(fakes.found.values()), fakes.calls, (Raised.of("aot_eager", error),))
+        return Fakes(tuple(fakes.found.values()), fakes.calls, (NotedException.of("aot_eager", error),))
     return Fakes(tuple(fakes.found.values()), fakes.calls)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hashbench.inductor.graphs import CompiledGraph, KernelCall, Write
+from hashbench.inductor.graphs import BufferWrite, CompiledGraph, KernelCall
 from hashbench.inductor.nodes import NodeFacts, common, facts_of
 
 
@@ -47,7 +47,7 @@ class NamesJudge:
         self.found: Overwriter | None = None
         self._node = node
         self._graph: CompiledGraph | None = None
-        self._calls: list[tuple[KernelCall, tuple[Write, ...]]] = []
+        self._calls: list[tuple[KernelCall, tuple[BufferWrite, ...]]] = []
 
     def begin(self, graph: CompiledGraph, inputs: Sequence[Any]) -> None:  # noqa: ARG002
         self._graph, self._calls = graph, []
@@ -84,6 +84,6 @@ class NamesJudge:
         return common(facts_of(nodes[write.buffer]) for write in call.writes if write.buffer in nodes)
 
 
-def _overlap(first: Write, second: Write) -> bool:
+def _overlap(first: BufferWrite, second: BufferWrite) -> bool:
     apart = second.address >= first.address + first.nbytes or first.address >= second.address + second.nbytes
     return bool(first.address and second.address and not apart)

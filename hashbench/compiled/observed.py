@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from hashbench.inductor.graphs import CompiledGraph, KernelCall, Read, Write
+from hashbench.inductor.graphs import BufferRead, BufferWrite, CompiledGraph, KernelCall
 from hashbench.inductor.internals import inside_wrapper, wrapper_of
 from hashbench.trace.arguments import named_arguments
 from hashbench.trace.callbacks import TraceCallback
@@ -31,7 +31,7 @@ class Judge(Protocol):
 
 
 @dataclass(slots=True)
-class Both:
+class BothJudges:
     """Two judges as one."""
 
     first: Judge
@@ -68,7 +68,7 @@ class KernelWatcher(TraceCallback):
         self.kernels = self.unseen = 0
         self._graphs, self._judge = graphs, judge
         self._path = ""
-        self._reads: tuple[Read, ...] = ()
+        self._reads: tuple[BufferRead, ...] = ()
         self._depth = 0  # an op may call others
         self._used: dict[str, frozenset[str]] = {}
 
@@ -137,12 +137,12 @@ def _padded(names: Sequence[str], args: Sequence[Any]) -> list[tuple[str, Any]]:
     return [(names[at] if at < len(names) else "", value) for at, value in enumerate(args)]
 
 
-def _read(name: str, tensor: torch.Tensor) -> Read:
-    return Read(name, readable(raw_digest(tensor)).value, *_place(tensor))
+def _read(name: str, tensor: torch.Tensor) -> BufferRead:
+    return BufferRead(name, readable(raw_digest(tensor)).value, *_place(tensor))
 
 
-def _write(name: str, tensor: torch.Tensor) -> Write:
-    return Write(name, tensor, readable(raw_digest(tensor)).value, *_place(tensor))
+def _write(name: str, tensor: torch.Tensor) -> BufferWrite:
+    return BufferWrite(name, tensor, readable(raw_digest(tensor)).value, *_place(tensor))
 
 
 def _place(tensor: torch.Tensor) -> tuple[int, int]:

@@ -83,7 +83,7 @@ class WrongPass:
 
 
 @dataclass(frozen=True, slots=True)
-class NotEvaluated:
+class NoValue:
     """Value of a node that cannot be evaluated, and of all that follow from it."""
 
     reason: str
@@ -118,7 +118,7 @@ def first_wrong_pass(passes: Iterable[GraphPass], inputs: Mapping[str, Any]) -> 
     evaluated = 0
     partly: list[tuple[str, str]] = []
     for step in passes:
-        comparison = _Comparison(step, inputs)
+        comparison = _PassComparison(step, inputs)
         wrong = comparison.first_difference()
         if wrong is not None:
             return Passes(wrong, evaluated, tuple(partly))
@@ -134,7 +134,7 @@ def inputs_by_name(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> dict[s
     return {node.name: value for node, value in zip(graph.graph.find_nodes(op="placeholder"), inputs, strict=False)}
 
 
-class _Comparison:
+class _PassComparison:
     """A graph before and after a pass, on the same inputs."""
 
     def __init__(self, step: GraphPass, inputs: Mapping[str, Any]) -> None:
@@ -151,7 +151,7 @@ class _Comparison:
         before, after = self._values(after=False), self._values(after=True)
         found = []
         for number, (name, one, other) in enumerate(zip(names, before, after, strict=True)):
-            if isinstance(one, NotEvaluated) or isinstance(other, NotEvaluated):
+            if isinstance(one, NoValue) or isinstance(other, NoValue):
                 found.append(self._in_own_dtype(number, name))
             elif (relative := _relative(other, one)) > SUSPICIOUS:
                 found.append(self._judged(number, name, relative, other, one))
@@ -166,7 +166,7 @@ class _Comparison:
 
     def _evaluated(self, graph: torch.fx.GraphModule, *, float64: bool, narrow: bool) -> list[Any]:
         given = [
-            self._inputs.get(node.name, NotEvaluated(f"no value of {node.name} is known"))
+            self._inputs.get(node.name, NoValue(f"no value of {node.name} is known"))
             for node in graph.graph.find_nodes(op="placeholder")
         ]
         if narrow:
@@ -189,7 +189,7 @@ class _Comparison:
     def _in_own_dtype(self, number: int, name: str) -> WrongPass | None:
         """Compare a result that has no float64 value: a large difference in the graph's own dtype counts."""
         before, after = (self._values(after=which, float64=False)[number] for which in (False, True))
-        missing = next((value for value in (before, after) if isinstance(value, NotEvaluated)), None)
+        missing = next((value for value in (before, after) if isinstance(value, NoValue)), None)
         if missing is not None:
             self.reason = missing.reason
             return None
@@ -296,12 +296,12 @@ def outputs_of(
     """Return what a graph of aten ops computes: its outputs in order, then what each of its inputs holds afterwards.
 
     Args:
-        inputs: values of the placeholders in order, which are not written; :class:`NotEvaluated` where none is known.
+        inputs: values of the placeholders in order, which are not written; :class:`NoValue` where none is known.
         float64: replaces lower floating-point dtypes, also those that ops are given as arguments.
         frozen: names of the random nodes that get a generator seeded by their name; others are not evaluated.
 
     Returns:
-        For each of them the value, or :class:`NotEvaluated` if an op raised or was random, or read such a value.
+        For each of them the value, or :class:`NoValue` if an op raised or was random, or read such a value.
     """
     kinds = {tensor.device.type for tensor in tensors_in(list(inputs))} - {"cpu", "meta"}
     with contextlib.ExitStack() as restored:
@@ -332,12 +332,12 @@ class _Evaluation:
         return returned + [self._values[node] for node in placeholders]
 
     def _value(self, node: torch.fx.Node) -> Any:
-        unknown = next((v for n in node.all_input_nodes if isinstance(v := self._values[n], NotEvaluated)), None)
+        unknown = next((v for n in node.all_input_nodes if isinstance(v := self._values[n], NoValue)), None)
         if unknown is None:
             try:
                 return self._computed(node)
             except Exception as error:
-                unknown = NotEvaluated(f"{node.target}: {named_line(error, limit=120)}")
+                unknown = NoValue(f"{node.target}: {named_line(error, limit=120)}")
         self._lose_what_it_writes(node, unknown)
         return unknown
 
@@ -348,15 +348,15 @@ class _Evaluation:
         if node.op == "call_method":
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)
         if node.op != "call_function" or not callable(node.target):
-            return NotEvaluated(f"{node.op} {node.target}")
+            return NoValue(f"{node.op} {node.target}")
         if _holds_random([node.target, args, kwargs]):
             if node.name not in self._frozen:
-                return NotEvaluated(f"{node.target} is random")
+                return NoValue(f"{node.target} is random")
             self._seed(zlib.crc32(node.name.encode()))
         if not isinstance(node.target, torch._ops.OpOverload):
             return node.target(*args, **kwargs)
         if self._float64 and node.target is torch.ops.aten.view.dtype:
-            return NotEvaluated(f"{node.target} reads the bits of a dtype")
+            return NoValue(f"{node.target} reads the bits of a dtype")
         plan = plan_of(node.target)
         result = node.target(*args, **kwargs)
         if plan.blank:
@@ -368,7 +368,7 @@ class _Evaluation:
         for kind in self._kinds:
             torch.get_device_module(kind).manual_seed_all(number)
 
-    def _lose_what_it_writes(self, node: torch.fx.Node, unknown: NotEvaluated) -> None:
+    def _lose_what_it_writes(self, node: torch.fx.Node, unknown: NoValue) -> None:
         if not isinstance(node.target, torch._ops.OpOverload) or not plan_of(node.target).writes_arguments:
             return
         written = {storage_key(tensor) for n in node.all_input_nodes for tensor in tensors_in(self._values[n])}

@@ -48,7 +48,7 @@ class References(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredError:
     """Error of a result.
 
     Attributes:
@@ -63,17 +63,17 @@ class Measured:
     relative: float = 0.0
 
 
-def measure(value: torch.Tensor, references: References) -> Measured:
+def measure(value: torch.Tensor, references: References) -> MeasuredError:
     """Return the error of ``value`` against its references, of the same shape."""
     own = references.own
     countable = own.dtype.itemsize > 1 or not own.dtype.is_floating_point  # torch.equal lacks float8
     if value.numel() == 0 or (countable and value.dtype is own.dtype and torch.equal(value, own)):
-        return Measured(0.0)
+        return MeasuredError(0.0)
     if not (own.dtype.is_floating_point or own.dtype.is_complex):
         return _measure_discrete(value, references)
     apart = units_apart(value, own)
     if apart <= NEAR:
-        return Measured(apart, None, apart * unit_roundoff(own.dtype))
+        return MeasuredError(apart, None, apart * unit_roundoff(own.dtype))
     return _measure_rounded(value, references)
 
 
@@ -87,7 +87,7 @@ def units_apart(value: torch.Tensor, own: torch.Tensor) -> float:
     return float(_quotient(difference, unit).max())
 
 
-def _measure_rounded(value: torch.Tensor, references: References) -> Measured:
+def _measure_rounded(value: torch.Tensor, references: References) -> MeasuredError:
     units = _Units(value, references.own, references.exact())
     for seed in range(SAMPLES):
         if units.ratio <= NEAR:
@@ -99,27 +99,27 @@ def _measure_rounded(value: torch.Tensor, references: References) -> Measured:
             units.add_flips(references.rounded(SAMPLES + seed, LIMIT))
             if not units.beyond or (seed % 4 == 3 and units.beyond == left):
                 break
-    return Measured(units.ratio, units.own_ratio, units.relative)
+    return MeasuredError(units.ratio, units.own_ratio, units.relative)
 
 
-def _measure_discrete(value: torch.Tensor, references: References) -> Measured:
+def _measure_discrete(value: torch.Tensor, references: References) -> MeasuredError:
     """Compare integers or bools: equal to eager mode's, or to what rounding of the floats before them gives."""
     different = value != references.own
     if not bool(different.any()):
-        return Measured(0.0)
+        return MeasuredError(0.0)
     different &= value != references.exact()
     for seed in range(SAMPLES):
         different &= value != references.rounded(seed, 1.0)
     if not bool(different.any()):
-        return Measured(1.0)
+        return MeasuredError(1.0)
     for seed in range(MOST_FLIPS):
         left = int(different.sum())
         different &= value != references.rounded(SAMPLES + seed, LIMIT)
         if not bool(different.any()):
-            return Measured(LIMIT)
+            return MeasuredError(LIMIT)
         if seed % 4 == 3 and int(different.sum()) == left:
             break
-    return Measured(math.inf)
+    return MeasuredError(math.inf)
 
 
 class _Units:

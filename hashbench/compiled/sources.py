@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from hashbench.compare.align import align
 from hashbench.inductor.wrapper import KernelSource
 from hashbench.records import OpRecord
-from hashbench.results.compiled_kernels import DIGITS, CompiledKernel
+from hashbench.results.compiled_kernels import DIGITS, ListedKernel
 
 _PYTHON = frozenset({"triton", "pallas", "cutedsl"})
 """Kinds of kernels whose source is Python."""
@@ -47,11 +47,11 @@ def source_digest(kernel: KernelSource) -> str:
 class KernelPair:
     """The same kernel call in two compilations; ``None`` where one has none."""
 
-    first: CompiledKernel | None
-    second: CompiledKernel | None
+    first: ListedKernel | None
+    second: ListedKernel | None
 
     @property
-    def shown(self) -> CompiledKernel:
+    def shown(self) -> ListedKernel:
         """The call of the second compilation, else that of the first."""
         kernel = self.second or self.first
         if kernel is None:
@@ -110,7 +110,7 @@ class CompilationDifference:
 
 
 def compare(
-    first: Sequence[CompiledKernel], second: Sequence[CompiledKernel], *, cut: tuple[bool, bool] = (False, False)
+    first: Sequence[ListedKernel], second: Sequence[ListedKernel], *, cut: tuple[bool, bool] = (False, False)
 ) -> CompilationDifference:
     """Compare the kernel calls of two compilations of one program.
 
@@ -140,7 +140,7 @@ def compare(
 _NUMBER = re.compile(r"_\d+$")
 
 
-def _records(kernels: Sequence[CompiledKernel]) -> list[OpRecord]:
+def _records(kernels: Sequence[ListedKernel]) -> list[OpRecord]:
     """Return the calls as records, whose ``op`` is what is computed."""
     counts: Counter[OpRecord] = Counter()
     records = []

@@ -11,13 +11,13 @@ import torch
 from hashbench.compiled.evaluate import Evaluator, NotEvaluated, Operands, Precision, subgraph_of, unit_roundoff
 from hashbench.compiled.rounding import LIMIT
 from hashbench.inductor import lowered
-from hashbench.inductor.graphs import CompiledGraph, KernelCall, Write
+from hashbench.inductor.graphs import BufferWrite, CompiledGraph, KernelCall
 from hashbench.inductor.nodes import facts_of
 from hashbench.trace.digest import untraced
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Expected:
+class ExpectedBuffer:
     """What a buffer should hold.
 
     Attributes:
@@ -45,7 +45,7 @@ class SplitJudge:
     def __init__(self, node: str, buffer: str) -> None:
         self.stage = ""
         self.ops: tuple[str, ...] = ()
-        self.expected: Expected | None = None
+        self.expected: ExpectedBuffer | None = None
         self._node, self._buffer = node, buffer
         self._graph: CompiledGraph | None = None
         self._values: dict[str, torch.Tensor] = {}
@@ -77,7 +77,7 @@ class SplitJudge:
     def end(self) -> None:
         self._graph, self._values, self._recorded = None, {}, {}
 
-    def _decide(self, graph: CompiledGraph, write: Write) -> None:
+    def _decide(self, graph: CompiledGraph, write: BufferWrite) -> None:
         node, ir = graph.nodes.get(write.buffer), graph.buffers.get(write.buffer)
         if node is None or ir is None:
             return
@@ -95,13 +95,13 @@ class SplitJudge:
             return
         shape = write.tensor.shape
         exact, own = exact.reshape(shape), own.reshape(shape)
-        self.expected = Expected(exact, _explained(exact, own, write.tensor.dtype))
+        self.expected = ExpectedBuffer(exact, _explained(exact, own, write.tensor.dtype))
         try:
             made, narrow = (
                 lowered.evaluate(ir, self._values, graph=graph.lowering, float64=wide).reshape(shape)
                 for wide in (True, False)
             )
-        except lowered.NotEvaluated:
+        except lowered.NotComputed:
             return
         # A formula of the IR that is less exact is no mistake; what the IR itself loses in its own dtype is allowed.
         allowed = LIMIT * self.expected.allowed + (made.double() - narrow.double()).abs().nan_to_num()

@@ -50,7 +50,7 @@ class CompiledGraph:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class BufferRead:
     """A tensor that a kernel read.
 
     Attributes:
@@ -67,11 +67,11 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Write:
+class BufferWrite:
     """A tensor that a kernel wrote.
 
     Attributes:
-        buffer: as in :class:`Read`.
+        buffer: as in :class:`BufferRead`.
         tensor: what it holds just after the call; later kernels may overwrite its memory.
         digest: of its content just after the call.
         address: of its first byte.
@@ -101,6 +101,6 @@ class KernelCall:
     node: str
     kernel: str
     generated: bool = True
-    reads: tuple[Read, ...] = ()
-    writes: tuple[Write, ...] = ()
+    reads: tuple[BufferRead, ...] = ()
+    writes: tuple[BufferWrite, ...] = ()
     last: frozenset[str] = frozenset()

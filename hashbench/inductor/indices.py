@@ -17,7 +17,7 @@ LARGEST_DOMAIN = 1 << 25
 """Maximum number of iterations of a buffer that is evaluated: each op makes a tensor of up to as many elements."""
 
 
-class NotEvaluated(Exception):  # noqa: N818 - a finding, no error of the user
+class NotComputed(Exception):  # noqa: N818 - a finding, no error of the user
     """A buffer's value is not computed; the message is a short reason."""
 
 
@@ -129,7 +129,7 @@ class Indices:
 
     def _symbol(self, symbol: sympy.Symbol) -> Any:
         if symbol.name not in self._symbols:
-            raise NotEvaluated(f"the size {symbol} is not known")
+            raise NotComputed(f"the size {symbol} is not known")
         return self._symbols[symbol.name]
 
     def integer(self, expression: Any) -> int:
@@ -145,7 +145,7 @@ class Indices:
         """Return the index symbols of loops over groups of sizes: the output's, and those of a reduction."""
         self.domain = [self.integer(size) for group in groups for size in group]
         if math.prod(self.domain) > LARGEST_DOMAIN:
-            raise NotEvaluated(f"{math.prod(self.domain)} iterations")
+            raise NotComputed(f"{math.prod(self.domain)} iterations")
         made, dims = [], iter(range(len(self.domain)))
         for group, prefix in zip(groups, (SymT.INDEX, SymT.R0_INDEX), strict=False):
             made.append([self._loop(next(dims), size, prefix, number) for number, size in enumerate(group)])

@@ -23,10 +23,10 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
 
 from hashbench.errors import named_line, ran_out_of_memory
-from hashbench.inductor.indices import Indices, NotEvaluated
-from hashbench.inductor.tensor_ops import Memory, TensorHandler
+from hashbench.inductor.indices import Indices, NotComputed
+from hashbench.inductor.tensor_ops import FlatMemory, TensorHandler
 
-__all__ = ["NotEvaluated", "Stage", "evaluate", "last_writer", "reads", "stage_of"]
+__all__ = ["NotComputed", "Stage", "evaluate", "last_writer", "reads", "stage_of"]
 
 
 def evaluate(
@@ -60,13 +60,13 @@ def evaluate(
     """
     try:
         with torch.no_grad(), V.set_graph_handler(graph), patch.object(ir.FlexibleLayout, "allow_indexing", True):
-            return _Program(graph, values, float64, _sizes(graph, values, sizes)).value(buffer)
-    except NotEvaluated:
+            return _IrProgram(graph, values, float64, _sizes(graph, values, sizes)).value(buffer)
+    except NotComputed:
         raise
     except Exception as error:
         if ran_out_of_memory(error):
             raise
-        raise NotEvaluated(named_line(error, limit=200)) from error
+        raise NotComputed(named_line(error, limit=200)) from error
 
 
 def reads(buffer: ir.Buffer, graph: GraphLowering) -> tuple[str, ...]:
@@ -181,20 +181,20 @@ def _layout(graph: GraphLowering, name: str) -> ir.Layout | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Program:
+class _IrProgram:
     """The buffers of a graph as a program over ``values``; each is computed at most once."""
 
     graph: GraphLowering
     values: Mapping[str, torch.Tensor]
     float64: bool
     sizes: Mapping[str, int]
-    memories: dict[str, Memory] = field(default_factory=dict)
+    memories: dict[str, FlatMemory] = field(default_factory=dict)
 
     def value(self, buffer: ir.Buffer) -> torch.Tensor:
         """Return the value of a buffer, in its shape and dtype."""
         layout = _layout(self.graph, _name(buffer))
         if layout is None:
-            raise NotEvaluated(f"{type(buffer).__name__} has no layout")
+            raise NotComputed(f"{type(buffer).__name__} has no layout")
         memory = self._computed(buffer)
         where = self.positions(layout)
         result = memory.content[where] if where.numel() else memory.content.new_empty(where.shape)
@@ -210,11 +210,11 @@ class _Program:
             where = where + along.view([-1 if d == dim else 1 for d in range(len(shape))])
         return where
 
-    def read(self, name: str, reader: ir.Buffer) -> Memory:
+    def read(self, name: str, reader: ir.Buffer) -> FlatMemory:
         """Return the memory of a buffer as ``reader`` finds it."""
         return self._memory(_version(self.graph, name, reader))
 
-    def _memory(self, name: str) -> Memory:
+    def _memory(self, name: str) -> FlatMemory:
         if name not in self.memories:
             given = self.values.get(name, self.graph.constants.get(name))
             buffer = self.graph.try_get_buffer(name)
@@ -223,33 +223,33 @@ class _Program:
             elif isinstance(buffer, ir.Buffer) and (_is_computed(buffer) or isinstance(buffer, ir.ConcatKernel)):
                 self.memories[name] = self._computed(buffer)
             else:
-                raise NotEvaluated(f"the value of {name} ({type(buffer).__name__}) is needed and not given")
+                raise NotComputed(f"the value of {name} ({type(buffer).__name__}) is needed and not given")
         return self.memories[name]
 
-    def _laid_out(self, name: str, value: torch.Tensor) -> Memory:
+    def _laid_out(self, name: str, value: torch.Tensor) -> FlatMemory:
         layout = _layout(self.graph, name)
         if layout is None:
-            raise NotEvaluated(f"{name} has no layout")
+            raise NotComputed(f"{name} has no layout")
         where = self.positions(layout)
         if where.numel() != value.numel():
-            raise NotEvaluated(f"{name} has shape {tuple(value.shape)}, in the IR {tuple(where.shape)}")
+            raise NotComputed(f"{name} has shape {tuple(value.shape)}, in the IR {tuple(where.shape)}")
         flat = value.detach().cpu().to(self.compute_dtype(value.dtype)).reshape(-1)
         size = int(where.max()) + 1 if where.numel() else 0
         if size == where.numel() and bool((where.reshape(-1) == torch.arange(size)).all()):
-            return Memory(flat)
+            return FlatMemory(flat)
         content, known = flat.new_zeros(size), torch.zeros(size, dtype=torch.bool)
         content[where.reshape(-1)] = flat
         known[where.reshape(-1)] = True
-        return Memory(content, known)
+        return FlatMemory(content, known)
 
-    def _computed(self, buffer: ir.Buffer) -> Memory:
+    def _computed(self, buffer: ir.Buffer) -> FlatMemory:
         if isinstance(buffer, ir.ConcatKernel):
             return self._concatenated(buffer)
         if not isinstance(buffer, ir.ComputedBuffer) or not buffer.has_store_function():
-            raise NotEvaluated(f"{type(buffer).__name__} is no loop")
+            raise NotComputed(f"{type(buffer).__name__} is no loop")
         data = buffer.data
         if not isinstance(data, ir.Pointwise | ir.Reduction):
-            raise NotEvaluated(type(data).__name__.lower())
+            raise NotComputed(type(data).__name__.lower())
         indices = Indices(self.sizes)
         reduced = data.get_reduction_size()
         arguments = indices.loops([data.get_pointwise_size(), *([reduced] if reduced else [])])
@@ -258,7 +258,7 @@ class _Program:
         handler = TensorHandler(
             indices,
             reduced=len(reduced),
-            result=Memory(memory.content.clone(), memory.known),
+            result=FlatMemory(memory.content.clone(), memory.known),
             read=lambda name: self.read(name, buffer),
             compute_dtype=self.compute_dtype,
             keep_precision=self.float64,
@@ -268,20 +268,20 @@ class _Program:
                 buffer.get_store_function()(*arguments)
         return handler.result
 
-    def _blank(self, buffer: ir.Buffer) -> Memory:
+    def _blank(self, buffer: ir.Buffer) -> FlatMemory:
         layout = _layout(self.graph, _name(buffer))
         if layout is None:
-            raise NotEvaluated(f"{_name(buffer)} has no layout")
+            raise NotComputed(f"{_name(buffer)} has no layout")
         where = self.positions(layout)
         size = int(where.max()) + 1 if where.numel() else 0
-        return Memory(torch.zeros(size, dtype=self.compute_dtype(layout.dtype)))
+        return FlatMemory(torch.zeros(size, dtype=self.compute_dtype(layout.dtype)))
 
-    def _concatenated(self, buffer: ir.ConcatKernel) -> Memory:
+    def _concatenated(self, buffer: ir.ConcatKernel) -> FlatMemory:
         memory = self._blank(buffer)
         for piece in buffer.inputs:
             layout = piece.layout if isinstance(piece, ir.Buffer) else None
             if not isinstance(layout, ir.NonOwningLayout):
-                raise NotEvaluated(f"a piece of {_name(buffer)} lies elsewhere")
+                raise NotComputed(f"a piece of {_name(buffer)} lies elsewhere")
             own = self._memory(_name(piece)).content
             memory.content[self.positions(layout.view.get_layout())] = own[self.positions(layout)]
         return memory

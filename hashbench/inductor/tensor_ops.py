@@ -19,11 +19,11 @@ import torch
 from torch._inductor.ops_handler import DefaultHandler
 from torch._inductor.virtualized import OpsValue
 
-from hashbench.inductor.indices import Indices, NotEvaluated
+from hashbench.inductor.indices import Indices, NotComputed
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class FlatMemory:
     """A buffer's flat memory.
 
     Attributes:
@@ -49,7 +49,7 @@ def _wide(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
 def _polygamma(order: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     orders = order.unique().tolist()
     if len(orders) != 1:
-        raise NotEvaluated("polygamma of several orders")
+        raise NotComputed("polygamma of several orders")
     value: torch.Tensor = torch.special.polygamma(int(orders[0]), x)
     return value
 
@@ -91,10 +91,10 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
 def _function(name: str) -> Callable[..., Any]:
     """Return torch's function for a pointwise virtualized op."""
     if name in _REFUSED:
-        raise NotEvaluated(_REFUSED[name] or name)
+        raise NotComputed(_REFUSED[name] or name)
     function = _FUNCTIONS.get(name) or getattr(torch, name, None) or getattr(torch.special, name, None)
     if not callable(function):
-        raise NotEvaluated(f"virtualized op {name}")
+        raise NotComputed(f"virtualized op {name}")
     return function
 
 
@@ -110,8 +110,8 @@ class TensorHandler(DefaultHandler):
         indices: Indices,
         *,
         reduced: int,
-        result: Memory,
-        read: Callable[[str], Memory],
+        result: FlatMemory,
+        read: Callable[[str], FlatMemory],
         compute_dtype: Callable[[torch.dtype], torch.dtype],
         keep_precision: bool,
     ) -> None:
@@ -198,7 +198,7 @@ class TensorHandler(DefaultHandler):
         if wrap_neg:
             value = torch.where(value < 0, value + limit, value)
         if check and bool(self._required((value < 0) | (value >= limit)).any()):
-            raise NotEvaluated(f"an index is out of range of {size}")
+            raise NotComputed(f"an index is out of range of {size}")
         return self._indices.indirect(value)
 
     def load(self, name: str, index: Any) -> torch.Tensor:
@@ -208,12 +208,12 @@ class TensorHandler(DefaultHandler):
         memory = self._read(name)
         outside = (where < 0) | (where >= len(memory.content))
         if bool(self._required(outside).any()):
-            raise NotEvaluated(f"reads beyond the {len(memory.content)} elements of {name}")
+            raise NotComputed(f"reads beyond the {len(memory.content)} elements of {name}")
         if not len(memory.content):
             return memory.content.new_zeros(where.shape)
         where = where.masked_fill(outside, 0)
         if memory.known is not None and bool(self._required(~memory.known[where]).any()):
-            raise NotEvaluated(f"reads between the elements of {name}")
+            raise NotComputed(f"reads between the elements of {name}")
         return memory.content[where]
 
     def bucketize(
@@ -252,13 +252,13 @@ class TensorHandler(DefaultHandler):
     def _write(self, where: torch.Tensor, value: torch.Tensor, mode: Any) -> None:
         content = self.result.content
         if mode not in (None, "atomic_add"):
-            raise NotEvaluated(f"store with {mode}")
+            raise NotComputed(f"store with {mode}")
         if where.numel() and (int(where.min()) < 0 or int(where.max()) >= len(content)):
-            raise NotEvaluated(f"writes beyond the {len(content)} elements of the buffer")
+            raise NotComputed(f"writes beyond the {len(content)} elements of the buffer")
         value = value.to(content.dtype)
         content.index_put_((where,), value, accumulate=mode is not None)
         if mode is None and not bool(((content[where] == value) | (value != value)).all()):
-            raise NotEvaluated("several values are stored to one element")
+            raise NotComputed("several values are stored to one element")
 
     def reduction(
         self,
@@ -290,7 +290,7 @@ def _reduce(kind: str, rows: Sequence[torch.Tensor], dtype: torch.dtype) -> tupl
         largest = rows[0].amax(-1)
         return largest, (rows[0] - largest.unsqueeze(-1)).exp().sum(-1)
     if kind not in _REDUCTIONS:
-        raise NotEvaluated(f"reduction {kind}")
+        raise NotComputed(f"reduction {kind}")
     return (_REDUCTIONS[kind](rows[0] if kind == "any" else rows[0].to(dtype)).to(dtype),)
 
 

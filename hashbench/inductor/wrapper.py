@@ -118,7 +118,9 @@ def parse(text: str, *, mutated: Mutated = mutated_by_name) -> Wrapper:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return Wrapper()
     sources = tuple(_kernels(tree))
-    reader = _Reader({kernel.name: kernel for kernel in sources}, _op_namespaces(tree), _imported(tree), mutated)
+    reader = _FunctionReader(
+        {kernel.name: kernel for kernel in sources}, _op_namespaces(tree), _imported(tree), mutated
+    )
     for function in _functions(tree):
         reader.read(function)
     return reader.wrapper(sources)
@@ -287,18 +289,18 @@ def _dotted(node: ast.expr) -> str:
 
 
 @dataclass(slots=True)
-class _Memory:
+class _NamedMemory:
     """Memory, the ``name`` that it has now (empty: none any more), and the memory that it is a view of."""
 
     name: str
-    viewed: _Memory | None = None
+    viewed: _NamedMemory | None = None
 
 
 class _Memories:
     """The memory behind each name of a function."""
 
     def __init__(self) -> None:
-        self._of: dict[str, _Memory] = {}
+        self._of: dict[str, _NamedMemory] = {}
 
     def viewed_by(self, name: str) -> Iterator[str]:
         """Yield the name of the memory that ``name`` views, and of what that views."""
@@ -310,11 +312,11 @@ class _Memories:
 
     def view(self, name: str, base: str) -> None:
         """Let ``name`` view the memory of ``base``."""
-        self._of[name] = _Memory(name, self._of.setdefault(base, _Memory(base)))
+        self._of[name] = _NamedMemory(name, self._of.setdefault(base, _NamedMemory(base)))
 
     def rename(self, old: str, new: str) -> None:
         """Give the memory of ``old`` another name."""
-        memory = self._of.pop(old, None) or _Memory(old)
+        memory = self._of.pop(old, None) or _NamedMemory(old)
         memory.name = new
         self._of[new] = memory
 
@@ -325,7 +327,7 @@ class _Memories:
             memory.name = ""
 
 
-class _Reader:
+class _FunctionReader:
     """Reads functions statement by statement, in the order of the text."""
 
     def __init__(

@@ -35,7 +35,7 @@ _TIP = "Sweep the model again with --backend."
 
 
 @dataclass(frozen=True, slots=True)
-class CompiledKernel:
+class ListedKernel:
     """One call of a generated kernel, or of an op by a generated module.
 
     Attributes:
@@ -80,7 +80,7 @@ class CompiledProgram:
     device: str
     dtype: str
     backend: str
-    kernels: tuple[CompiledKernel, ...] = field(default=(), repr=False)
+    kernels: tuple[ListedKernel, ...] = field(default=(), repr=False)
     left_out: int = 0
 
     @property
@@ -90,7 +90,7 @@ class CompiledProgram:
 
 
 @dataclass(frozen=True, slots=True)
-class _Header:
+class _ProgramHeader:
     """The first line: a program with the number of its kernels."""
 
     schema: int
@@ -130,7 +130,7 @@ def _largest(program: CompiledProgram, path: Path) -> bytes:
         number = int(0.99 * number * MOST_BYTES / len(content))
 
 
-def _shortened(kernel: CompiledKernel) -> CompiledKernel:
+def _shortened(kernel: ListedKernel) -> ListedKernel:
     reads, writes = (tuple(digest[:DIGITS] for digest in digests) for digests in (kernel.reads, kernel.writes))
     return replace(kernel, source=kernel.source[:DIGITS], reads=reads, writes=writes)
 
@@ -169,14 +169,14 @@ def _program(text: str) -> CompiledProgram:
     content = _parsed(first, 1)
     whole = {**content, "lines": lines} if isinstance(content, dict) else content
     refuse_other_document(whole, schema=SCHEMA, what="compiled kernels")
-    described = from_json(_Header, content, where="line 1").program
+    described = from_json(_ProgramHeader, content, where="line 1").program
     if described.get("kernels") != len(lines):
         raise ValueError("it has another number of kernels")
     program = from_json(CompiledProgram, {**described, "kernels": []}, where="line 1: program")
     if program.left_out < 0:
         raise ValueError(f"line 1: program.left_out is {program.left_out!s:.20}")
     kernels = (
-        from_json(CompiledKernel, _parsed(line, number), where=f"line {number}: kernel")
+        from_json(ListedKernel, _parsed(line, number), where=f"line {number}: kernel")
         for number, line in enumerate(lines, 2)
     )
     return replace(program, kernels=tuple(kernels))

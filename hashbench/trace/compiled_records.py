@@ -100,7 +100,7 @@ class Tracing(Protocol):
 
 
 @dataclass(slots=True)
-class _OpenCall:
+class _OpenCompiledCall:
     """The outermost call of compiled code that is under way.
 
     Attributes:
@@ -151,7 +151,7 @@ class CompiledRecords:
 
     def __init__(self, trace: RawTrace, calls: CallRecorder, tracing: Tracing) -> None:
         self._trace, self._calls, self._tracing = trace, calls, tracing
-        self._open: _OpenCall | None = None
+        self._open: _OpenCompiledCall | None = None
         self._graph: _OpenGraph | None = None
         self._unseen = _Unseen()
         self._plans = calls.plans
@@ -189,7 +189,7 @@ class CompiledRecords:
     def _begin(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], backend: str) -> None:
         nothing = self._trace.records_nothing
         given = () if nothing else arguments.tensors_in([*args, *kwargs.values()])
-        self._open = _OpenCall(name, set(map(storage_key, given)))
+        self._open = _OpenCompiledCall(name, set(map(storage_key, given)))
         if not nothing and backend != "inductor":
             self._open.opening = self._opened("torch.compile", name, args, kwargs)
         self._tracing.suspend()
@@ -203,7 +203,7 @@ class CompiledRecords:
         self._tracing.compiled_ended()
         self._tracing.resume()
 
-    def _end_recorded(self, call: _OpenCall, result: Any) -> None:
+    def _end_recorded(self, call: _OpenCompiledCall, result: Any) -> None:
         """Add the opaque record of a call, unless all of its results are known from the graphs within it."""
         with untraced():
             known = self._trace.nodes.is_known

@@ -18,7 +18,7 @@ from hashbench.compiled.varieties import VARIETIES, Variety
 from hashbench.diagnose import fresh_process
 from hashbench.records import Failure, ModelSpec, Result, RunOptions, TensorDigest, Trace
 from hashbench.results import compiled_kernels
-from hashbench.results.compiled_kernels import CompiledKernel
+from hashbench.results.compiled_kernels import ListedKernel
 
 FRESH = VARIETIES[0]
 
@@ -28,7 +28,7 @@ def digest(value: str) -> TensorDigest:
 
 
 def compiled(source: str = "s", error: str = "", **results: str) -> Compiled:
-    kernels = (CompiledKernel("cpp_fused_add_0", source, ("a",), ("b",)),) if source else ()
+    kernels = (ListedKernel("cpp_fused_add_0", source, ("a",), ("b",)),) if source else ()
     return Compiled({name: digest(value) for name, value in results.items()}, kernels, error)
 
 
@@ -57,7 +57,7 @@ def test_comparison_with_the_first_one(case: str) -> None:
 
 
 def test_kernels_out_of_a_cache_are_matched_by_their_names() -> None:
-    known = (CompiledKernel("k_0", "s", ("a",), ("b",), ("aten.add.Tensor",), "Net"), CompiledKernel("k_1", "s"))
+    known = (ListedKernel("k_0", "s", ("a",), ("b",), ("aten.add.Tensor",), "Net"), ListedKernel("k_1", "s"))
     cached = tuple(replace(one, ops=(), module="") for one in known)
     other = cached[0], replace(cached[1], source="t")
     for made, source in ((cached, ""), (other, "t")):

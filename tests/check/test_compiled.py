@@ -20,7 +20,7 @@ from hashbench.catalog import Status
 from hashbench.check.compiled import CompiledModel, Judged, _harness_results, _only_rounding, _seen, op_of_kernel
 from hashbench.check.model import BenchmarkRunner
 from hashbench.compiled.accuracy import Tolerance
-from hashbench.compiled.judge import JudgedBuffer, Judgement
+from hashbench.compiled.judge import JudgedBuffer, KernelJudgement
 from hashbench.inductor.graphs import CompiledGraph
 from hashbench.inductor.internals import dynamo_counters
 from hashbench.records import ModelSpec, Row, RunOptions
@@ -76,14 +76,14 @@ def buffer(kernel: str, ratio: float) -> JudgedBuffer:
 
 
 def test_columns_of_a_judgement() -> None:
-    judgement = Judgement((buffer("a", 0.25), buffer("b", 123.456)), unchecked={"random": 1})
+    judgement = KernelJudgement((buffer("a", 0.25), buffer("b", 123.456)), unchecked={"random": 1})
     assert _seen(Judged(7, judgement)) == {
         "kernels": 7,
         "checked": 0.6667,
         "beyond_rounding": 123.5,
         "eager_rounding": 0.1235,
     }
-    assert _seen(Judged(0, Judgement(()))) == {
+    assert _seen(Judged(0, KernelJudgement(()))) == {
         "kernels": 0,
         "checked": 0.0,
         "beyond_rounding": None,
@@ -92,7 +92,7 @@ def test_columns_of_a_judgement() -> None:
 
 
 def test_a_kernel_that_is_right_in_float64_is_told() -> None:
-    case: Any = SimpleNamespace(judgement=Judgement((buffer("a", 0.25), buffer("b", 123.456))))
+    case: Any = SimpleNamespace(judgement=KernelJudgement((buffer("a", 0.25), buffer("b", 123.456))))
     assert _only_rounding(case) == "b is 123 times beyond what rounding explains, and right in float64"
     assert _only_rounding(SimpleNamespace(judgement=None)) == ""  # type: ignore[arg-type]
 

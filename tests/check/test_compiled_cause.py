@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from hashbench.check import compiled_cause
-from hashbench.check.compiled_cause import MISTAKE, CompiledCase, Finding, rungs_below
-from hashbench.compiled.judge import JudgedBuffer, Judgement
+from hashbench.check.compiled_cause import MISTAKE, CompiledCase, CompiledFinding, rungs_below
+from hashbench.compiled.judge import JudgedBuffer, KernelJudgement
 from hashbench.compiled.ladder import BACKENDS, Ladder, Rung, Semantic
 from hashbench.compiled.memory import LostInput
 from hashbench.compiled.names import Overwriter
@@ -47,12 +47,12 @@ def buffer(kernel: str, ratio: float, op: str = "aten.gelu.default", **more: Any
     return JudgedBuffer(f"id of {kernel}", kernel, "buf0", op, "Net.act", "net.py:7", "forward", ratio, **more)
 
 
-def judgement(*buffers: JudgedBuffer, lost: tuple[LostInput, ...] = ()) -> Judgement:
-    return Judgement(buffers, lost=lost)
+def judgement(*buffers: JudgedBuffer, lost: tuple[LostInput, ...] = ()) -> KernelJudgement:
+    return KernelJudgement(buffers, lost=lost)
 
 
 FAR, NEAR = MISTAKE * 2, MISTAKE / 2
-OWN: dict[str, tuple[Judgement | None, Judgement | None, str]] = {
+OWN: dict[str, tuple[KernelJudgement | None, KernelJudgement | None, str]] = {
     "not judged": (None, None, ""),
     "rounding": (judgement(buffer("a", NEAR)), None, ""),
     "far, and float64 was not judged": (judgement(buffer("a", NEAR), buffer("b", FAR)), None, "b"),
@@ -117,12 +117,16 @@ class Runs:
     def own(self) -> Any:
         return self._own
 
-    def is_gone(self, _: Finding) -> bool:
+    def is_gone(self, _: CompiledFinding) -> bool:
         return self._gone()
 
 
 def looking(
-    judged: Judgement | None = None, *, wrong: Any = None, stage: str = "lowering", overwriter: Overwriter | None = None
+    judged: KernelJudgement | None = None,
+    *,
+    wrong: Any = None,
+    stage: str = "lowering",
+    overwriter: Overwriter | None = None,
 ) -> Any:
     return SimpleNamespace(
         graphs={"t.py": None},
@@ -136,7 +140,7 @@ def looking(
 
 
 def case_of(
-    own: Judgement | None = None, *, seconds: float = 60.0, repro: tuple[Path, str] | None = None
+    own: KernelJudgement | None = None, *, seconds: float = 60.0, repro: tuple[Path, str] | None = None
 ) -> CompiledCase:
     return CompiledCase(
         SimpleNamespace, "inductor", lambda run: run.results, lambda _: (), ("output.0",), own, Budget(seconds), repro
@@ -149,7 +153,7 @@ def _custom_ops_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled_cause, "wrong_fakes", lambda _: SimpleNamespace(wrong=()))
 
 
-def found(stage: str, runs: Runs, own: Judgement | None = None, **ladder: Any) -> Finding:
+def found(stage: str, runs: Runs, own: KernelJudgement | None = None, **ladder: Any) -> CompiledFinding:
     return compiled_cause._found(
         case_of(own),
         runs,  # type: ignore[arg-type]
@@ -197,7 +201,7 @@ def test_a_custom_op_that_does_something_else(monkeypatch: pytest.MonkeyPatch) -
     fake = SimpleNamespace(
         custom=True, what="stride", fake="(1, 2)", real="(2, 1)", backward=True, facts=FACTS, op="zoo.turn.default"
     )
-    assert compiled_cause.undeclared(None) == Finding(stage="aot_autograd")
+    assert compiled_cause.undeclared(None) == CompiledFinding(stage="aot_autograd")
     torchs = SimpleNamespace(**{**vars(fake), "custom": False})
     monkeypatch.setattr(compiled_cause, "wrong_fakes", lambda _: SimpleNamespace(wrong=(torchs, fake)))
     finding = compiled_cause.undeclared(None)
@@ -216,7 +220,7 @@ WRONG_PASS = SimpleNamespace(
     **vars(changes("removed:aten.mul.Tensor")),
     **{"name": "fold", "subsystem": "joint_graph_passes", "result": "mul", "relative": 0.5},
 )
-INSIDE: dict[str, tuple[Any, Judgement | None, tuple[str, str, str]]] = {
+INSIDE: dict[str, tuple[Any, KernelJudgement | None, tuple[str, str, str]]] = {
     "graphs were not seen": (None, None, ("inductor", "", "")),
     "a pass": (
         looking(judgement(buffer("k", FAR)), wrong=WRONG_PASS),
@@ -278,13 +282,13 @@ def applied(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return now
 
 
-KERNEL = Finding("codegen", "k", "aten.gelu.default", ops=("aten.mul.Tensor",), node="id of k")
+KERNEL = CompiledFinding("codegen", "k", "aten.gelu.default", ops=("aten.mul.Tensor",), node="id of k")
 OVERWRITER = Overwriter("sin", "id of sin", "buf0", "exp", NodeFacts("aten.sin.default", "Net"))
 
 
 def proven(
-    gone: str, applied: list[str], finding: Finding = KERNEL, *, seconds: float = 60.0, look: Any = None
-) -> Finding:
+    gone: str, applied: list[str], finding: CompiledFinding = KERNEL, *, seconds: float = 60.0, look: Any = None
+) -> CompiledFinding:
     runs = Runs(look, gone=lambda: applied[-1].startswith(gone))
     return compiled_cause._proven(case_of(seconds=seconds), runs, finding)  # type: ignore[arg-type]
 
@@ -327,7 +331,7 @@ def test_a_cure_of_memory_names_who_wrote_over_it(applied: list[str]) -> None:
 
 
 @pytest.mark.parametrize("finding", [KERNEL, replace(KERNEL, buffer="buf0", stage="dynamo")])
-def test_only_kernels_have_a_repro(finding: Finding, tmp_path: Path) -> None:
+def test_only_kernels_have_a_repro(finding: CompiledFinding, tmp_path: Path) -> None:
     case = case_of(repro=(tmp_path, "in net"))
     assert compiled_cause._reproduced(case, Runs(own=looking()), finding) == ""  # type: ignore[arg-type]
     assert torch.is_grad_enabled()

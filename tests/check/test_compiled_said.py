@@ -11,7 +11,7 @@ import torch
 from hashbench.catalog import Status
 from hashbench.check import compiled
 from hashbench.check.compiled import CompiledCheck, CompiledModel
-from hashbench.check.compiled_cause import CompiledCase, Finding
+from hashbench.check.compiled_cause import CompiledCase, CompiledFinding
 from hashbench.check.program import Compilation
 from hashbench.check.subject import Subject
 from hashbench.compiled.accuracy import Tolerance
@@ -42,9 +42,9 @@ def explained(monkeypatch: pytest.MonkeyPatch) -> list[CompiledCase]:
     """The cases that are to be explained."""
     cases: list[CompiledCase] = []
 
-    def explain(case: CompiledCase) -> Finding:
+    def explain(case: CompiledCase) -> CompiledFinding:
         cases.append(case)
-        return Finding(stage="lowering", op="aten.relu.default", module="relu", detail="found", semantic="yes")
+        return CompiledFinding(stage="lowering", op="aten.relu.default", module="relu", detail="found", semantic="yes")
 
     monkeypatch.setattr(compiled, "explain", explain)
     monkeypatch.setattr(Compilation, "so_far", lambda: Compilation(1, 0, 0, ()))

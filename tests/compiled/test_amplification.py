@@ -10,7 +10,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from hashbench.compiled.amplification import SHOWN, AmplificationJudge, Amplified
-from hashbench.inductor.graphs import CompiledGraph, KernelCall, Write
+from hashbench.inductor.graphs import BufferWrite, CompiledGraph, KernelCall
 
 X = torch.linspace(0.1, 3, 24)
 
@@ -23,7 +23,7 @@ def graph_of(function: Callable[..., Any], *inputs: Any, buffers: Mapping[str, s
 
 def call(kernel: str, *, last: bool = True, **writes: torch.Tensor) -> KernelCall:
     names = frozenset(writes) if last else frozenset()
-    return KernelCall(kernel, kernel, writes=tuple(Write(*item) for item in writes.items()), last=names)
+    return KernelCall(kernel, kernel, writes=tuple(BufferWrite(*item) for item in writes.items()), last=names)
 
 
 def judged(graph: CompiledGraph, *calls: KernelCall, eager: bool = False) -> tuple[Amplified, ...]:

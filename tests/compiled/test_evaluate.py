@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hashbench.compiled.evaluate import (
     Evaluator,
     NotEvaluated,
+    NoValueReason,
     Operands,
     Precision,
-    Reason,
     subgraph_of,
     terms_of,
     unit_roundoff,
@@ -285,7 +285,7 @@ def test_a_reader_of_a_view_that_was_mutated_is_not_evaluated():
     module, reader = mutated(view=True)
     with pytest.raises(NotEvaluated) as raised:
         evaluate(module, reader, given(module, X))
-    assert raised.value.reason is Reason.CHANGED
+    assert raised.value.reason is NoValueReason.CHANGED
 
 
 def test_the_last_write_to_an_input_is_known():
@@ -308,7 +308,7 @@ def test_an_out_argument_is_changed_memory():
 # ------------------------------------------------------------------------------------------------------- no reference
 
 
-def not_evaluated(module: torch.fx.GraphModule, *inputs: Any, precision: Precision = OWN) -> Reason:
+def not_evaluated(module: torch.fx.GraphModule, *inputs: Any, precision: Precision = OWN) -> NoValueReason:
     with pytest.raises(NotEvaluated) as raised:
         evaluate(module, last(module), given(module, *inputs), precision)
     return raised.value.reason
@@ -321,9 +321,9 @@ def of_target(target: Any, *args: Any, **kwargs: Any) -> torch.fx.GraphModule:
 
 
 def test_random_ops_have_no_reference():
-    assert not_evaluated(of_target(aten.rand_like.default), X) is Reason.RANDOM
-    assert not_evaluated(of_target(aten.native_dropout.default, 0.5, True), X) is Reason.RANDOM
-    assert not_evaluated(of_target(aten.bernoulli.p, 0.5), X) is Reason.RANDOM
+    assert not_evaluated(of_target(aten.rand_like.default), X) is NoValueReason.RANDOM
+    assert not_evaluated(of_target(aten.native_dropout.default, 0.5, True), X) is NoValueReason.RANDOM
+    assert not_evaluated(of_target(aten.bernoulli.p, 0.5), X) is NoValueReason.RANDOM
 
 
 def test_random_ops_of_inductor_have_no_reference():
@@ -333,7 +333,7 @@ def test_random_ops_of_inductor_have_no_reference():
     graph.placeholder("x")
     seed = graph.call_function(prims.inductor_seed.default, (torch.device("cpu"),))
     graph.output(graph.call_function(prims.inductor_random.default, ([4, 6], seed, "rand")))
-    assert not_evaluated(torch.fx.GraphModule({}, graph), X) is Reason.RANDOM
+    assert not_evaluated(torch.fx.GraphModule({}, graph), X) is NoValueReason.RANDOM
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.5])
@@ -346,25 +346,25 @@ def test_attention_is_random_only_with_dropout(probability: float):
     graph.output(graph.call_function(operator.getitem, (both, 0)))
     module = torch.fx.GraphModule({}, graph)
     if probability:
-        assert not_evaluated(module, q) is Reason.RANDOM
+        assert not_evaluated(module, q) is NoValueReason.RANDOM
     else:
         assert torch.equal(evaluate(module, last(module), given(module, q)), op(q, q, q)[0])
 
 
 def test_uninitialized_memory_has_no_reference():
-    assert not_evaluated(of_target(aten.empty_like.default), X) is Reason.UNINITIALIZED
+    assert not_evaluated(of_target(aten.empty_like.default), X) is NoValueReason.UNINITIALIZED
 
 
 def test_python_functions_and_higher_order_ops_have_no_reference():
-    assert not_evaluated(of_target(chain), X) is Reason.UNKNOWN_OP
-    assert not_evaluated(of_target(torch.ops.higher_order.cond), X) is Reason.UNKNOWN_OP
+    assert not_evaluated(of_target(chain), X) is NoValueReason.UNKNOWN_OP
+    assert not_evaluated(of_target(torch.ops.higher_order.cond), X) is NoValueReason.UNKNOWN_OP
 
 
 def test_a_missing_value_is_named():
     module = traced(chain, X)
     with pytest.raises(NotEvaluated, match="not recorded: x_1") as raised:
         evaluate(module, last(module), {})
-    assert raised.value.reason is Reason.MISSING
+    assert raised.value.reason is NoValueReason.MISSING
 
 
 def test_an_op_that_raises_says_so():
@@ -374,13 +374,13 @@ def test_an_op_that_raises_says_so():
 
 def test_an_op_that_lacks_float64_says_so():
     module = of_target(torch.ops.aten._weight_int4pack_mm_for_cpu.default, X, 32, X)
-    assert not_evaluated(module, X, precision=FLOAT64) is Reason.NOT_IN_FLOAT64
+    assert not_evaluated(module, X, precision=FLOAT64) is NoValueReason.NOT_IN_FLOAT64
 
 
 def test_reading_bits_has_no_value_in_float64():
     module = traced(lambda x: x.view(torch.int32), X)
     assert torch.equal(evaluate(module, last(module), given(module, X)), X.view(torch.int32))
-    assert not_evaluated(module, X, precision=FLOAT64) is Reason.NOT_IN_FLOAT64
+    assert not_evaluated(module, X, precision=FLOAT64) is NoValueReason.NOT_IN_FLOAT64
 
 
 # ------------------------------------------------------------------------------------------------------- surroundings

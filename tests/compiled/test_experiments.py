@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hashbench.catalog import Confidence
-from hashbench.compiled.experiments import MOST, TRIALS, Attempt, conclude, next_attempt, trial
+from hashbench.compiled.experiments import MOST, TRIALS, Trial, conclude, next_attempt, trial
 from hashbench.inductor.fallbacks import CHANGES_BY_NAME
 from hashbench.records import ExperimentResult
 
@@ -14,7 +14,7 @@ def made(*words: str) -> list[ExperimentResult]:
     """``"scalar_code"`` stays, ``"+eager_op:aten.erf"`` makes the finding vanish, ``"?no_pass"`` was not run."""
     return [
         trial(
-            Attempt(*word.lstrip("+?").split(":")),
+            Trial(*word.lstrip("+?").split(":")),
             gone=word.startswith("+"),
             note="budget" if word.startswith("?") else "",
         )
@@ -22,7 +22,7 @@ def made(*words: str) -> list[ExperimentResult]:
     ]
 
 
-def named(attempt: Attempt | None) -> str:
+def named(attempt: Trial | None) -> str:
     return "" if attempt is None else ":".join(filter(None, (attempt.change, attempt.op)))
 
 

@@ -16,11 +16,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from hashbench.check.compiled import captured
 from hashbench.check.program import compiling
 from hashbench.compiled.evaluate import NotEvaluated
-from hashbench.compiled.judge import JudgedBuffer, Judgement, KernelJudge, content_digest, fitted
+from hashbench.compiled.judge import JudgedBuffer, KernelJudge, KernelJudgement, content_digest, fitted
 from hashbench.compiled.memory import LostInput
 from hashbench.compiled.observed import KernelWatcher
 from hashbench.compiled.rounding import LIMIT
-from hashbench.inductor.graphs import CompiledGraph, KernelCall, Read, Write
+from hashbench.inductor.graphs import BufferRead, BufferWrite, CompiledGraph, KernelCall
 from hashbench.trace.api import HashDebugTrace
 
 aten = torch.ops.aten
@@ -36,12 +36,12 @@ def graph_of(
     return CompiledGraph("t.py", module, {key: nodes[name] for key, name in buffers.items()}, backward=backward)
 
 
-def read(tensor: torch.Tensor, buffer: str = "") -> Read:
-    return Read(buffer, content_digest(tensor), tensor.data_ptr(), tensor.nbytes)
+def read(tensor: torch.Tensor, buffer: str = "") -> BufferRead:
+    return BufferRead(buffer, content_digest(tensor), tensor.data_ptr(), tensor.nbytes)
 
 
-def write(buffer: str, tensor: torch.Tensor) -> Write:
-    return Write(buffer, tensor, content_digest(tensor), tensor.data_ptr(), tensor.nbytes)
+def write(buffer: str, tensor: torch.Tensor) -> BufferWrite:
+    return BufferWrite(buffer, tensor, content_digest(tensor), tensor.data_ptr(), tensor.nbytes)
 
 
 def call(
@@ -56,7 +56,7 @@ def call(
     )
 
 
-def judged(graph: CompiledGraph, inputs: Sequence[Any], *calls: KernelCall) -> Judgement:
+def judged(graph: CompiledGraph, inputs: Sequence[Any], *calls: KernelCall) -> KernelJudgement:
     judge = KernelJudge()
     judge.begin(graph, inputs)
     for item in calls:
@@ -155,7 +155,7 @@ TWO_SUMS = {"buf0": "exp", "buf1": "sum_1", "buf2": "sin", "buf3": "sum_2"}
 
 
 @pytest.fixture
-def reused() -> Judgement:
+def reused() -> KernelJudgement:
     """The memory of buf0 is used for buf2 although buf3 is still to be computed from it."""
     graph, memory = graph_of(two_sums, X, buffers=TWO_SUMS), X.exp()
     judge = KernelJudge()
@@ -169,7 +169,7 @@ def reused() -> Judgement:
     return judge.result()
 
 
-def test_a_live_buffer_that_is_reused_is_not_the_readers_fault(reused: Judgement) -> None:
+def test_a_live_buffer_that_is_reused_is_not_the_readers_fault(reused: KernelJudgement) -> None:
     assert reused.lost == (LostInput("sum 0", "buf0", "exp", "sin", "id of sin"),)
     assert reused.buffers[-1].lost
     assert reused.buffers[-1].ratio > 1000
@@ -439,7 +439,7 @@ def test_the_first_beyond_is_the_first_call_and_not_the_largest() -> None:
         JudgedBuffer("", name, "", "", "", "", "forward", ratio, lost=lost)
         for name, ratio, lost in [("a", 1.0, False), ("b", 99.0, True), ("c", 50.0, False), ("d", 1e9, False)]
     )
-    found = Judgement(buffers)
+    found = KernelJudgement(buffers)
     assert [getattr(found.first_beyond(limit), "kernel", None) for limit in (0.5, 16, 60, 1e10)] == [
         "a",
         "c",
@@ -448,7 +448,7 @@ def test_the_first_beyond_is_the_first_call_and_not_the_largest() -> None:
     ]
     assert found.largest is buffers[3]
     assert found.checked == 1.0
-    assert Judgement(buffers, unchecked={"random": 12}).checked == 0.25
+    assert KernelJudgement(buffers, unchecked={"random": 12}).checked == 0.25
 
 
 # ------------------------------------------------------------------------------------------------------- Inductor
@@ -464,7 +464,7 @@ class Mlp(torch.nn.Module):
         return result
 
 
-def compiled_step(dtype: torch.dtype) -> Judgement:
+def compiled_step(dtype: torch.dtype) -> KernelJudgement:
     """Judge a training step of an MLP."""
     torch.manual_seed(0)
     model, x = Mlp().to(dtype), torch.randn(32, 24, dtype=dtype)

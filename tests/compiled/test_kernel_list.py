@@ -10,7 +10,7 @@ import torch
 from hashbench.compiled.kernel_list import AnyGraph, KernelList
 from hashbench.compiled.sources import source_digest
 from hashbench.inductor import wrapper
-from hashbench.inductor.graphs import CompiledGraph, KernelCall, Read, Write
+from hashbench.inductor.graphs import BufferRead, BufferWrite, CompiledGraph, KernelCall
 from hashbench.results.compiled_kernels import DIGITS
 from tests.inductor.wrappers import CPP
 
@@ -19,10 +19,10 @@ LONG = "0123456789abcdef"
 RELU = KernelCall(
     "0",
     "cpp_fused_relu_0",
-    reads=(Read("x", LONG), Read("", LONG[::-1])),
-    writes=(Write("buf0", NOTHING, LONG), Write("buf1", NOTHING, LONG), Write("", NOTHING, LONG)),
+    reads=(BufferRead("x", LONG), BufferRead("", LONG[::-1])),
+    writes=(BufferWrite("buf0", NOTHING, LONG), BufferWrite("buf1", NOTHING, LONG), BufferWrite("", NOTHING, LONG)),
 )
-MM = KernelCall("1", "aten.mm.out", generated=False, writes=(Write("buf2", NOTHING, "a"),))
+MM = KernelCall("1", "aten.mm.out", generated=False, writes=(BufferWrite("buf2", NOTHING, "a"),))
 
 
 def graph(path: Path, *, backward: bool = False) -> CompiledGraph:

@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import pytest
 
-from hashbench.compiled.memory import Access, Left, LostInput, behind, lost_inputs, overlap, overwriter, writer_of
-from hashbench.inductor.graphs import Read
+from hashbench.compiled.memory import (
+    Access,
+    LeftContent,
+    LostInput,
+    behind,
+    lost_inputs,
+    overlap,
+    overwriter,
+    writer_of,
+)
+from hashbench.inductor.graphs import BufferRead
 
 
-def at(address: int, digest: str, nbytes: int = 4) -> Read:
-    return Read("", digest, address, nbytes)
+def at(address: int, digest: str, nbytes: int = 4) -> BufferRead:
+    return BufferRead("", digest, address, nbytes)
 
 
-def access(name: str, reads: list[Read], writes: dict[str, Read], recorded: str | None = None) -> Access:
-    left = tuple(Left(buffer, to.digest, 0, to.address, to.nbytes) for buffer, to in writes.items())
+def access(name: str, reads: list[BufferRead], writes: dict[str, BufferRead], recorded: str | None = None) -> Access:
+    left = tuple(LeftContent(buffer, to.digest, 0, to.address, to.nbytes) for buffer, to in writes.items())
     return Access(
         f"id of {name}", name, tuple(reads), left, frozenset(writes if recorded is None else recorded.split())
     )
 
 
 X, A, B = at(100, "x"), at(200, "a"), at(300, "b")
-INPUT = Left("x", "x", -1, 100, 4)
-LEFT_A = Left("buf0", "a", 0, 200, 4)
+INPUT = LeftContent("x", "x", -1, 100, 4)
+LEFT_A = LeftContent("buf0", "a", 0, 200, 4)
 MAKES_A = access("makes a", [X], {"buf0": A})
 
 
@@ -35,7 +44,7 @@ MAKES_A = access("makes a", [X], {"buf0": A})
         pytest.param(at(104, "", 0), at(100, "", 16), False, id="zero-size"),
     ],
 )
-def test_overlap(first: Read, second: Read, expected: bool):
+def test_overlap(first: BufferRead, second: BufferRead, expected: bool):
     assert overlap(first, second) is expected
     assert overlap(second, first) is expected
 
@@ -48,8 +57,8 @@ def test_the_writer_is_the_last_one():
 
 
 def test_without_addresses_the_writer_is_found_by_content():
-    assert writer_of(Read("", "a"), [MAKES_A]) == (0, MAKES_A.writes[0])
-    assert writer_of(Read("", ""), [MAKES_A]) is None
+    assert writer_of(BufferRead("", "a"), [MAKES_A]) == (0, MAKES_A.writes[0])
+    assert writer_of(BufferRead("", ""), [MAKES_A]) is None
 
 
 OVERWRITES = access("overwrites", [X], {"buf1": at(200, "other")})
@@ -73,14 +82,14 @@ OVERWRITES = access("overwrites", [X], {"buf1": at(200, "other")})
         pytest.param([at(100, "other")], [INPUT], [access("w", [], {"buf0": at(100, "other")})], "w", id="an input"),
         pytest.param(
             [at(200, "other")],
-            [Left("buf1", "later", 1, 200, 4)],
+            [LeftContent("buf1", "later", 1, 200, 4)],
             [MAKES_A, OVERWRITES],
             None,
             id="memory is written before what is needed",
         ),
         pytest.param(
             [at(204, "part")],
-            [Left("buf0", "a", 0, 200, 8)],
+            [LeftContent("buf0", "a", 0, 200, 8)],
             [access("makes a", [X], {"buf0": at(200, "a", 8)})],
             None,
             id="a part of a buffer is read",
@@ -101,7 +110,9 @@ OVERWRITES = access("overwrites", [X], {"buf1": at(200, "other")})
         ),
     ],
 )
-def test_lost_inputs(reads: list[Read], needed: list[Left], accesses: list[Access], overwritten_by: str | None):
+def test_lost_inputs(
+    reads: list[BufferRead], needed: list[LeftContent], accesses: list[Access], overwritten_by: str | None
+):
     found = lost_inputs("reader", reads, needed, accesses)
     assert [item.overwritten_by for item in found] == ([overwritten_by] if overwritten_by else [])
 
@@ -133,5 +144,5 @@ def test_a_kernel_that_updates_its_own_memory_does_not_stand_behind_itself():
 
 
 def test_the_overwriter_comes_after_the_writer():
-    assert overwriter(Left("buf0", "a", 1, 200, 4), [OVERWRITES, MAKES_A]) is None
+    assert overwriter(LeftContent("buf0", "a", 1, 200, 4), [OVERWRITES, MAKES_A]) is None
     assert overwriter(LEFT_A, [MAKES_A, OVERWRITES]) is OVERWRITES

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hashbench.compiled.ladder import climb
-from hashbench.compiled.mutations import Effect, undeclared_effects, wrong_fakes
+from hashbench.compiled.mutations import EffectKind, undeclared_effects, wrong_fakes
 from tests.compiled.steps import Norms, ZeroGradient, made, step_of
 
 SPACE = "hashbench_test_effects"
@@ -86,7 +86,7 @@ def test_an_undeclared_mutation_is_found() -> None:
     ladder = climb(inference(Calls("bump_undeclared")))
     assert (ladder.stage, [rung.error == 0 for rung in ladder.rungs]) == ("aot_autograd", [True, False])
     (found,) = undeclared_effects(inference(Calls("bump_undeclared"))).undeclared
-    assert (found.op, found.argument, found.effect) == (f"{SPACE}.bump_undeclared.default", "x", Effect.WRITES)
+    assert (found.op, found.argument, found.effect) == (f"{SPACE}.bump_undeclared.default", "x", EffectKind.WRITES)
     assert (found.facts.module, found.backward) == ("calls", False)
     assert "test_mutations.py" in found.facts.source
     assert "op(self.name)(y)" in found.facts.source
@@ -104,11 +104,11 @@ def test_a_declared_mutation_is_right() -> None:
 @pytest.mark.parametrize(
     ("name", "found"),
     [
-        pytest.param("same_undeclared", [("x", Effect.RETURNS)], id="undeclared"),
+        pytest.param("same_undeclared", [("x", EffectKind.RETURNS)], id="undeclared"),
         pytest.param("same_declared", [], id="declared"),
     ],
 )
-def test_an_alias(name: str, found: list[tuple[str, Effect]]) -> None:
+def test_an_alias(name: str, found: list[tuple[str, EffectKind]]) -> None:
     effects = undeclared_effects(inference(Calls(name, uses=True)))
     assert [(effect.argument, effect.effect) for effect in effects.undeclared] == found
     assert effects.raised == ()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hashbench.compiled.names import NamesJudge, Overwriter
-from hashbench.inductor.graphs import CompiledGraph, KernelCall, Read, Write
+from hashbench.inductor.graphs import BufferRead, BufferWrite, CompiledGraph, KernelCall
 from hashbench.inductor.nodes import NodeFacts
 
 NOTHING = torch.empty(0)
@@ -39,8 +39,8 @@ def call(kernel: str, reads: str = "", writes: str = "") -> KernelCall:
     return KernelCall(
         f"id of {kernel}",
         kernel,
-        reads=tuple(Read(name, digest, address, 16) for name, digest, address in parts(reads)),
-        writes=tuple(Write(name, NOTHING, digest, address, 16) for name, digest, address in parts(writes)),
+        reads=tuple(BufferRead(name, digest, address, 16) for name, digest, address in parts(reads)),
+        writes=tuple(BufferWrite(name, NOTHING, digest, address, 16) for name, digest, address in parts(writes)),
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from hashbench.compiled.observed import Both, KernelWatcher
+from hashbench.compiled.observed import BothJudges, KernelWatcher
 from hashbench.inductor.graphs import CompiledGraph, KernelCall
 from hashbench.inductor.internals import KernelSite
 from hashbench.trace.generated import kernel_at
@@ -282,6 +282,6 @@ def test_two_judges_are_shown_the_same(tmp_path: Path) -> None:
     first, second = Seen(), Seen()
     run, _ = module(tmp_path, BODY)
     graph = CompiledGraph(run.path, torch.fx.GraphModule({}, torch.fx.Graph()), {})
-    run.watcher = KernelWatcher({run.path: graph}, Both(first, second))
+    run.watcher = KernelWatcher({run.path: graph}, BothJudges(first, second))
     run(X.clone())
     assert first.notes == second.notes == ["begin module.py 1", "cpp_fused_sin_0", "cpp_fused_add_1", "end"]

@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from hashbench.compiled.passes import (
     Change,
-    NotEvaluated,
+    NoValue,
     Passes,
     changed_nodes,
     first_wrong_pass,
@@ -310,7 +310,7 @@ def test_an_op_without_float64_is_judged_in_its_own_dtype(float32_op: Any) -> No
 
     before = traced(model, X)
     name = next(n.name for n in before.graph.nodes if n.target is float32_op)
-    assert isinstance(outputs_of(before, [X])[0], NotEvaluated)
+    assert isinstance(outputs_of(before, [X])[0], NoValue)
     right = judged(changed("right", before, nothing), X)
     assert (right.wrong, right.evaluated, right.partly) == (None, 1, ())
     assert judged(changed("wrong", before, replaces(name, aten.neg.default)), X).wrong is not None
@@ -350,7 +350,7 @@ def test_what_an_op_that_is_not_evaluated_writes_is_lost() -> None:
         return copied, aten.neg(x)
 
     lost, kept, given = outputs_of(traced(writes, X), [X])
-    assert isinstance(lost, NotEvaluated)
+    assert isinstance(lost, NoValue)
     assert torch.equal(kept, -X.double())
     assert torch.equal(given, X.double())
 
@@ -359,7 +359,7 @@ def test_bits_of_a_dtype_are_not_evaluated_in_float64() -> None:
     def bits(x: torch.Tensor) -> torch.Tensor:
         return aten.view.dtype(x, torch.int32)
 
-    assert isinstance(outputs_of(traced(bits, X), [X])[0], NotEvaluated)
+    assert isinstance(outputs_of(traced(bits, X), [X])[0], NoValue)
     found = judged(changed("nothing", traced(bits, X), nothing), X)
     assert (found.wrong, found.evaluated) == (None, 1)  # in its own dtype
 
@@ -384,7 +384,7 @@ def test_strides_are_those_of_the_trace() -> None:
     out, *_ = outputs_of(before, [X.t().contiguous().t()])
     assert torch.equal(out, X.double().flatten())
     del clone.meta["val"]
-    assert isinstance(outputs_of(before, [X.t().contiguous().t()])[0], NotEvaluated)
+    assert isinstance(outputs_of(before, [X.t().contiguous().t()])[0], NoValue)
 
 
 # ----------------------------------------------------------------------------------------------------- a real program

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from hashbench.compiled.rounding import LIMIT, NEAR, Measured, measure, units_apart
+from hashbench.compiled.rounding import LIMIT, NEAR, MeasuredError, measure, units_apart
 
 nan, inf = math.nan, math.inf
 
@@ -62,7 +62,7 @@ def off(relative: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 def test_equal_results_ask_for_nothing():
     given = Given(floats(1.0, 2.0))
-    assert measure(floats(1.0, 2.0), given) == Measured(0.0)
+    assert measure(floats(1.0, 2.0), given) == MeasuredError(0.0)
     assert given.asked == []
 
 

@@ -11,7 +11,7 @@ from hashbench.compiled import sources
 from hashbench.compiled.sources import KernelPair, compare, source_digest
 from hashbench.inductor import wrapper
 from hashbench.inductor.wrapper import KernelSource
-from hashbench.results.compiled_kernels import CompiledKernel
+from hashbench.results.compiled_kernels import ListedKernel
 from tests.inductor.wrappers import CPP, RELU, TRITON, TRITON_SOURCE
 
 CPP_KERNEL, TRITON_KERNEL = wrapper.kernels(CPP)[0], wrapper.kernels(TRITON)[0]
@@ -90,15 +90,15 @@ def test_other_source(case: str) -> None:
     assert source_digest(first) != source_digest(second)
 
 
-def kernel(name: str, source: str = "s", reads: str = "a", writes: str = "b", **more: object) -> CompiledKernel:
-    return CompiledKernel(name, source, tuple(reads), tuple(writes), **more)  # type: ignore[arg-type]
+def kernel(name: str, source: str = "s", reads: str = "a", writes: str = "b", **more: object) -> ListedKernel:
+    return ListedKernel(name, source, tuple(reads), tuple(writes), **more)  # type: ignore[arg-type]
 
 
 RELU_0, ADD_1, MM = kernel("cpp_fused_relu_0"), kernel("cpp_fused_add_1"), kernel("extern_kernels.mm", source="")
 
-Change = Callable[[CompiledKernel], CompiledKernel]
+Change = Callable[[ListedKernel], ListedKernel]
 
-PAIRS: dict[str, tuple[CompiledKernel | None, CompiledKernel | None, bool, bool]] = {
+PAIRS: dict[str, tuple[ListedKernel | None, ListedKernel | None, bool, bool]] = {
     "equal": (RELU_0, RELU_0, False, False),
     "another name": (RELU_0, kernel("cpp_fused_relu_7"), False, False),
     "another source, same bits": (RELU_0, kernel("cpp_fused_relu_0", "t"), True, False),

@@ -7,7 +7,7 @@ import torch
 
 from hashbench.compiled.rounding import LIMIT
 from hashbench.compiled.split import SplitJudge, _explained
-from hashbench.inductor.graphs import CompiledGraph, KernelCall, Write
+from hashbench.inductor.graphs import BufferWrite, CompiledGraph, KernelCall
 
 X = torch.linspace(-2, 3, 24).reshape(4, 6)
 
@@ -53,7 +53,7 @@ def split(graph: CompiledGraph, written: torch.Tensor, *, buffer: str = "buf0", 
     judge = SplitJudge("k", buffer)
     judge.begin(graph, [X])
     total = torch.nn.functional.gelu(X).sum(1)
-    writes = (Write("buf0", written), Write("buf1", total))
+    writes = (BufferWrite("buf0", written), BufferWrite("buf1", total))
     judge.called(KernelCall(node, "cpp_fused_gelu_sum_0", writes=writes, last=frozenset({"buf0", "buf1"})))
     judge.end()
     return judge
@@ -93,5 +93,5 @@ def test_what_cannot_be_told(graph: CompiledGraph) -> None:
     without = CompiledGraph("t.py", graph.module, graph.nodes, {}, lowering=graph.lowering)
     assert split(without, RIGHT * 2).expected is None
     judge = SplitJudge("k", "buf0")
-    judge.called(KernelCall("k", "cpp_fused_0", writes=(Write("buf0", RIGHT),)))  # outside of all graphs
+    judge.called(KernelCall("k", "cpp_fused_0", writes=(BufferWrite("buf0", RIGHT),)))  # outside of all graphs
     assert judge.expected is None

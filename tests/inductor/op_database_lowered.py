@@ -17,7 +17,7 @@ from torch._inductor import ir
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from hashbench.inductor.lowered import NotEvaluated, evaluate, last_writer
+from hashbench.inductor.lowered import NotComputed, evaluate, last_writer
 from tests.inductor.lowering import Lowering, lower
 
 LARGEST = 20_000
@@ -73,7 +73,7 @@ def _outcome(lowered: Lowering) -> str:
             continue  # an extern kernel mutates it
         try:
             value = evaluate(writer, values, graph=lowered.graph)
-        except NotEvaluated as reason:
+        except NotComputed as reason:
             return str(reason)
         wanted = _defined(lowered, buffer)
         if wanted is not None and not _close(value, wanted):

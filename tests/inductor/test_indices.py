@@ -10,7 +10,7 @@ import sympy
 import torch
 from torch.utils._sympy import functions
 
-from hashbench.inductor.indices import LARGEST_DOMAIN, Indices, NotEvaluated
+from hashbench.inductor.indices import LARGEST_DOMAIN, Indices, NotComputed
 
 EXPRESSIONS: dict[str, tuple[Callable[[Any], Any], Callable[[int], float]]] = {
     "sum": (lambda i: 3 * i + 5, lambda i: 3 * i + 5),
@@ -58,7 +58,7 @@ def test_computed_indices_are_symbols_of_their_own() -> None:
 
 
 def test_unknown_sizes_and_large_domains_are_refused() -> None:
-    with pytest.raises(NotEvaluated, match="the size s7 is not known"):
+    with pytest.raises(NotComputed, match="the size s7 is not known"):
         Indices({}).integer(sympy.Symbol("s7"))
-    with pytest.raises(NotEvaluated, match="iterations"):
+    with pytest.raises(NotComputed, match="iterations"):
         Indices({}).loops([[LARGEST_DOMAIN, 2]])

@@ -17,7 +17,7 @@ from torch._inductor.ops_handler import OpsHandler
 from torch._inductor.virtualized import V
 
 from hashbench.inductor import indices, tensor_ops
-from hashbench.inductor.lowered import NotEvaluated, evaluate, last_writer, reads, stage_of
+from hashbench.inductor.lowered import NotComputed, evaluate, last_writer, reads, stage_of
 from tests.inductor.lowering import Lowering, lower, lower_compiled
 
 pytestmark = pytest.mark.slow  # together, and the first of them alone: TorchInductor's lowering takes seconds
@@ -246,7 +246,7 @@ def test_sizes_are_taken_from_the_shapes_of_the_values() -> None:
 def test_a_size_that_is_not_known_is_named() -> None:
     lowered = lower_compiled(lambda x: x + 1, (_normal(7, 5),), dynamic=True)
     (buffer,) = lowered.computed()
-    with pytest.raises(NotEvaluated, match="the size s"):
+    with pytest.raises(NotComputed, match="the size s"):
         evaluate(buffer, {}, graph=lowered.graph)
     (name,) = (name for name, value in lowered.graph.graph_inputs.items() if isinstance(value, ir.TensorBox))
     symbols = {str(free): 7 for size in buffer.get_size() for free in size.free_symbols}
@@ -258,7 +258,7 @@ def test_a_size_that_is_not_known_is_named() -> None:
 
 
 def _refusal(lowered: Lowering, values: dict[str, torch.Tensor] | None = None) -> str:
-    with pytest.raises(NotEvaluated) as caught:
+    with pytest.raises(NotComputed) as caught:
         evaluate(lowered.computed()[-1], lowered.values() if values is None else values, graph=lowered.graph)
     return str(caught.value)
 
@@ -276,7 +276,7 @@ def test_the_result_of_an_extern_kernel_must_be_given() -> None:
 def test_an_extern_kernel_is_no_loop() -> None:
     lowered = lower(lambda x: x @ x, (_normal(4, 4),))
     (product,) = lowered.graph.buffers
-    with pytest.raises(NotEvaluated, match="ExternKernelOut is no loop"):
+    with pytest.raises(NotComputed, match="ExternKernelOut is no loop"):
         evaluate(product, lowered.values(), graph=lowered.graph)
 
 
@@ -327,7 +327,7 @@ def test_an_evaluation_leaves_nothing_behind() -> None:
     graph = lowered.graph
     with V.set_graph_handler(graph):
         evaluate(lowered.computed()[-1], values, graph=graph)
-        with pytest.raises(NotEvaluated):
+        with pytest.raises(NotComputed):
             evaluate(lowered.computed()[-1], {}, graph=graph)
         assert V.graph is graph
     assert type(V.get_ops_handler()) is type(before[0])

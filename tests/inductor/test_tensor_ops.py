@@ -10,7 +10,7 @@ import torch
 from torch._inductor.ops_handler import OP_NAMES
 
 from hashbench.inductor import indices, tensor_ops
-from hashbench.inductor.indices import NotEvaluated
+from hashbench.inductor.indices import NotComputed
 
 nan, inf = math.nan, math.inf
 
@@ -21,8 +21,8 @@ def _handler(domain: list[int], memories: dict[str, torch.Tensor], **how: Any) -
     handler = tensor_ops.TensorHandler(
         loops,
         reduced=how.get("reduced", 0),
-        result=tensor_ops.Memory(torch.zeros(math.prod(domain))),
-        read=lambda name: tensor_ops.Memory(memories[name], how.get("known")),
+        result=tensor_ops.FlatMemory(torch.zeros(math.prod(domain))),
+        read=lambda name: tensor_ops.FlatMemory(memories[name], how.get("known")),
         compute_dtype=lambda dtype: dtype,
         keep_precision=False,
     )
@@ -111,7 +111,7 @@ def test_signs_of_the_two_remainders() -> None:
 
 def test_a_store_of_another_mode_is_refused() -> None:
     (index,), handler = _handler([3], {})
-    with pytest.raises(NotEvaluated, match="store with atomic_max"):
+    with pytest.raises(NotComputed, match="store with atomic_max"):
         handler.store("x", index, handler.constant(1.0, torch.float32), mode="atomic_max")
 
 
@@ -120,13 +120,13 @@ def test_a_masked_load_may_lie_outside() -> None:
     inside = handler.index_expr(index, torch.int64) < 2
     value = handler.masked(inside, lambda: handler.load("x", index), -1.0)
     assert value.tolist() == [0.0, 1.0, -1.0, -1.0]
-    with pytest.raises(NotEvaluated, match="reads beyond the 2 elements of x"):
+    with pytest.raises(NotComputed, match="reads beyond the 2 elements of x"):
         handler.load("x", index)
 
 
 def test_a_read_between_the_elements_of_a_strided_buffer_is_said() -> None:
     (index,), handler = _handler([4], {"x": torch.arange(4.0)}, known=torch.tensor([True, False, True, True]))
-    with pytest.raises(NotEvaluated, match="reads between the elements of x"):
+    with pytest.raises(NotComputed, match="reads between the elements of x"):
         handler.load("x", index)
     assert handler.load("x", index * 0 + 2).tolist() == [2.0]
 

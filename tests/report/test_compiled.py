@@ -13,14 +13,14 @@ from hashbench.records import Row
 from hashbench.report.compiled import compilation_remarks, difference_text
 from hashbench.report.expectations import assess
 from hashbench.results import compiled_kernels
-from hashbench.results.compiled_kernels import CompiledKernel, CompiledProgram
+from hashbench.results.compiled_kernels import CompiledProgram, ListedKernel
 from tests.report.rows import PLAIN, write_night
 
 ROW = Row("cpu", "net", 1, "pass", suite="zoo", mode="inference", dtype="float32")
 
-MM = CompiledKernel("extern_kernels.mm", "", ("a",), ("b",), ("aten.mm",), "fc")
-RELU = CompiledKernel("cpp_fused_relu_0", "s", ("b",), ("c",), ("aten.relu",))
-SUM = CompiledKernel("cpp_fused_sum_1", "s", ("c",), ("d",), ("aten.sum", "aten.mul", "aten.add", "aten.exp"), "head")
+MM = ListedKernel("extern_kernels.mm", "", ("a",), ("b",), ("aten.mm",), "fc")
+RELU = ListedKernel("cpp_fused_relu_0", "s", ("b",), ("c",), ("aten.relu",))
+SUM = ListedKernel("cpp_fused_sum_1", "s", ("c",), ("d",), ("aten.sum", "aten.mul", "aten.add", "aten.exp"), "head")
 NET = CompiledProgram("zoo", "net", "inference", "cpu", "float32", "inductor", (MM, RELU, SUM))
 
 OTHER_SOURCE, OTHER_BITS, OTHER_INPUTS = (
@@ -29,7 +29,7 @@ OTHER_SOURCE, OTHER_BITS, OTHER_INPUTS = (
     replace(SUM, reads=("e",), writes=("f",)),
 )
 
-TEXTS: dict[str, tuple[Sequence[CompiledKernel], str]] = {
+TEXTS: dict[str, tuple[Sequence[ListedKernel], str]] = {
     "equal": ((MM, RELU, SUM), ""),
     "another source": (
         (MM, OTHER_SOURCE, SUM),

@@ -14,10 +14,10 @@ import pytest
 
 from hashbench.errors import HashbenchError
 from hashbench.results import compiled_kernels
-from hashbench.results.compiled_kernels import DIGITS, MOST_BYTES, CompiledKernel, CompiledProgram
+from hashbench.results.compiled_kernels import DIGITS, MOST_BYTES, CompiledProgram, ListedKernel
 
-RELU = CompiledKernel("cpp_fused_relu_0", "0123456789ab", ("aa",), ("bb", "cc"), ("aten.relu",), "layer1.0")
-MM = CompiledKernel("extern_kernels.mm", reads=("bb",), writes=("dd",), phase="backward", graph=1)
+RELU = ListedKernel("cpp_fused_relu_0", "0123456789ab", ("aa",), ("bb", "cc"), ("aten.relu",), "layer1.0")
+MM = ListedKernel("extern_kernels.mm", reads=("bb",), writes=("dd",), phase="backward", graph=1)
 NET = CompiledProgram("zoo", "net", "training", "cpu", "float32", "inductor", (RELU, MM))
 
 
@@ -39,7 +39,7 @@ def long_program(calls: int) -> CompiledProgram:
     return replace(
         NET,
         kernels=tuple(
-            CompiledKernel(
+            ListedKernel(
                 f"cpp_fused__native_batch_norm_legit_functional_add_relu_{number}",
                 *words(number),
                 words(3 * number, 3 * number + 1, 3 * number + 2),

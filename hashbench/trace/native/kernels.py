@@ -23,7 +23,7 @@ _ALLOCATOR_ARGUMENTS = ("int[]", "int[]", "ScalarType")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Callee:
+class _KnownKernel:
     """What the recorder knows of a callee.
 
     Attributes:
@@ -47,7 +47,7 @@ class KernelCalls:
     def __init__(self, trace: RawTrace, nodes: RecorderNodes, forwarded: ForwardedCalls) -> None:
         self.ops: dict[int, Op] = {}
         self._trace, self._nodes, self._forwarded = trace, nodes, forwarded
-        self._known: dict[int, _Callee] = {}  # by the id of the plan
+        self._known: dict[int, _KnownKernel] = {}  # by the id of the plan
 
     def record(self, plan: OpPlan, args: Sequence[Any]) -> Any:
         """Make a call that returns nothing, and add its record."""
@@ -75,19 +75,19 @@ class KernelCalls:
         callee = self._known.get(id(plan)) or self._know(plan, (False,) * 3, _ALLOCATOR_ARGUMENTS)
         return bool(self._nodes.library.allocated(self._nodes.recorder, callee.number, tensor._cdata))
 
-    def _kernel(self, plan: OpPlan, args: Sequence[Any]) -> _Callee:
+    def _kernel(self, plan: OpPlan, args: Sequence[Any]) -> _KnownKernel:
         tensors = [type(value) is not int for value in args]
         if len(args) <= _MOST and all(hasattr(args[at], "_cdata") for at in _places(tensors)):
             return self._know(plan, tensors, ("int",) * len(args))
-        self._known[id(plan)] = callee = _Callee(plan, -1)
+        self._known[id(plan)] = callee = _KnownKernel(plan, -1)
         return callee
 
-    def _know(self, plan: OpPlan, tensors: Sequence[bool], kinds: Sequence[str]) -> _Callee:
+    def _know(self, plan: OpPlan, tensors: Sequence[bool], kinds: Sequence[str]) -> _KnownKernel:
         """Tell the recorder of a callee."""
         bits, written = (sum(1 << at for at in those) for those in (_places(tensors), plan.written))
         number = self._nodes.library.know_kernel(self._nodes.recorder, len(kinds), bits, written, plan.blank)
         self.ops[number] = Op(plan, range(len(kinds)), kinds)
-        self._known[id(plan)] = callee = _Callee(plan, number, tensors)
+        self._known[id(plan)] = callee = _KnownKernel(plan, number, tensors)
         return callee
 
 
