@@ -209,6 +209,12 @@ def is_stressed(text: str) -> bool:
     return "" not in entries and all((pairs := _pairs(one)) and pairs[0] <= pairs[1] > 0 for one in ran.values())
 
 
+def is_replayable(row: Row) -> bool:
+    """Return True if ``hashbench replay`` takes the repro of a row: not one of two batches, nor of a compiled program,
+    whose kernels it never compiles."""
+    return bool(row.repro) and row.mode not in INVARIANCES and not row.backend
+
+
 _SINGULAR = {"runs": "run", "replays": "replay", "pairs": "pair", "processes": "process"}
 """Units of a rate."""
 

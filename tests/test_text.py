@@ -9,6 +9,7 @@ import re
 import unicodedata
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -33,6 +34,7 @@ from hashbench.text import (
     five_lines,
     how_much,
     how_often,
+    is_replayable,
     mebibytes,
     one_line,
     percent,
@@ -315,3 +317,16 @@ def test_what_shows_in_every_run_has_no_rate(status: str) -> None:
     counted = Row("cpu", "net", 1, "eager_two_runs_differ", rate=0.5, trials=4, rate_of="runs")
     assert how_often(counted) == "2 of 4 runs"
     assert how_often(replace(counted, accuracy=status)) == ""
+
+
+@pytest.mark.parametrize(
+    ("more", "replayable"),
+    [
+        ({"repro": "repro/a"}, True),
+        ({}, False),
+        ({"repro": "repro/a", "mode": "batch-invariance"}, False),
+        ({"repro": "repro/a", "backend": "inductor"}, False),
+    ],
+)
+def test_replay_takes_the_repro_of_an_eager_kernel_alone(more: dict[str, Any], replayable: bool) -> None:
+    assert is_replayable(Row("cpu", "a", 1, "fail_accuracy", **more)) is replayable

@@ -221,6 +221,8 @@ def _compiler_flags(parsed: argparse.Namespace, mode: str) -> list[str]:
 def _next_command(judged: JudgedNight, parts: Sequence[Part], *, folder: Path, expected: Path | None) -> str:
     """Return what to run after a night: the repro of the first model that differs, else its sweep alone, else the
     update of the baseline."""
+    from hashbench.text import is_replayable
+
     suites = {(part.name, part.mode): part.suite for part in parts}
     troubled = [one for one in judged.judgements if one.in_trouble and one.new is not None]
     for one in [one for one in troubled if one.worse] or troubled:
@@ -228,7 +230,7 @@ def _next_command(judged: JudgedNight, parts: Sequence[Part], *, folder: Path, e
         if row is None:
             continue
         where = folder / f"{row.suite}_{row.mode}"
-        if row.repro and row.mode not in INVARIANCES:
+        if is_replayable(row):
             return shlex.join(["hashbench", "replay", str(where / row.repro)])
         suite = suites.get((row.suite, row.mode), row.suite)
         backend = ["--backend", row.backend] if row.backend else []

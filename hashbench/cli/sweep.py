@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
-from hashbench.catalog import INVARIANCES, Status, kind_of
+from hashbench.catalog import Status, kind_of
 from hashbench.cli import flags
 from hashbench.cli.flags import at_least, made_of, say
 from hashbench.cli.parser import EXIT_DIFFERENCE, EXIT_INTERRUPTED, Commands, Flags, OneLineParser
@@ -40,7 +40,7 @@ from hashbench.sweep.run import (
     SweepPlanned,
     SweepResult,
 )
-from hashbench.text import a_few, count, duration, mebibytes, one_line, told
+from hashbench.text import a_few, count, duration, is_replayable, mebibytes, one_line, told
 
 if TYPE_CHECKING:
     from hashbench.sweep.request import SweepRequest
@@ -107,10 +107,10 @@ def run(request: SweepRequest, *, footer: bool = True) -> SweepResult:
 
 def command_for(request: SweepRequest, row: Row) -> str:
     """Return the command that reruns a row: its repro, else the sweep of its model alone under the same flags."""
-    if row.repro and row.mode in INVARIANCES:
-        return shlex.join(["python", str(request.output / row.repro / "repro.py")])
-    if row.repro:
+    if is_replayable(row):
         return shlex.join(["hashbench", "replay", str(request.output / row.repro)])
+    if row.repro:
+        return shlex.join(["python", str(request.output / row.repro / "repro.py")])
     suite = next((suite for suite in request.selection.suites if Path(suite).stem == row.suite), row.suite)
     options = request.options
     if request.jobs not in (None, 1) and options.threads is None:

@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hashbench.catalog import EXPERIMENTS, INVARIANCES, Kind, Role, kind_of
+from hashbench.catalog import EXPERIMENTS, Kind, Role, kind_of
 from hashbench.causes.evidence import base_of, effect
 from hashbench.causes.stats import MOST_TRIALS, Effect, rate_of
 from hashbench.compare.align import align
@@ -35,6 +35,7 @@ from hashbench.records import (
 )
 from hashbench.report.history import History, ModelHistory, models_in_trouble
 from hashbench.results.folder import file_key, traceback_of
+from hashbench.text import is_replayable
 from hashbench.trace import file as tracefile
 
 DETAILS = 150
@@ -98,7 +99,7 @@ class ModelView:
             (
                 "repeat the experiments on that call",
                 ["hashbench", "replay", self.repro],
-                repro * (row.mode not in INVARIANCES),
+                repro * is_replayable(row),
             ),
             (
                 "the first divergence of both traces",
