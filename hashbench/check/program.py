@@ -41,7 +41,7 @@ class Compilation:
         graphs: number of graphs that it gave to the backend.
         graph_breaks: number of graph breaks.
         eager_frames: number of frames that ran eagerly.
-        reasons: of graph breaks and skipped frames, each once.
+        reasons: of graph breaks and skipped frames, each once: the first line, later ones have addresses.
     """
 
     graphs: int
@@ -59,7 +59,7 @@ class Compilation:
             graphs=counted.get("stats", {}).get("unique_graphs", 0),
             graph_breaks=sum(breaks.values()),
             eager_frames=frames.get("total", 0) - frames.get("ok", 0),
-            reasons=tuple(dict.fromkeys(reasons)),
+            reasons=tuple(dict.fromkeys(reason.strip().partition("\n")[0] for reason in reasons)),
         )
 
 

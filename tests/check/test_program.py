@@ -24,7 +24,7 @@ COUNTED: dict[str, tuple[dict[str, dict[str, int]], Compilation]] = {
         {
             "stats": {"unique_graphs": 3},
             "frames": {"total": 4, "ok": 3},
-            "graph_break": {"print": 2, "a data-dependent branch": 1},
+            "graph_break": {"print\n  Explanation: <function f at 0x7f8c>": 2, "a data-dependent branch": 1},
             "unimplemented": {"print": 2, "skipped by its file": 1},
         },
         Compilation(3, 3, 1, ("print", "a data-dependent branch", "skipped by its file")),
