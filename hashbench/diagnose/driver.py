@@ -234,10 +234,8 @@ def control_environment(case: DiagnosisCase, findings: Findings) -> Findings:
     wanted = {"one_thread": threads, "no_collector": collector}
     names = [name for name in CONTROLS if wanted.get(name, True)]
     anew = [name for name in names if case.compiled and name in _COMPILES_ANEW]
-    made = [case.pairs.under(name) for name in names if name not in anew]
-    return findings.plus(
-        case.pairs.generators(), *made, *(ExperimentResult(name, "pair", note=COMPILES_ANEW) for name in anew)
-    )
+    made = [case.pairs.generators(), *(case.pairs.under(name) for name in names if name not in anew)]
+    return findings.plus(*made, *(ExperimentResult(name, "pair", note=COMPILES_ANEW) for name in anew))
 
 
 _COMPILES_ANEW = frozenset({"one_thread"})

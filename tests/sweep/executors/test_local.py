@@ -176,7 +176,7 @@ class TestTheEnvironmentIsToldByAForkOfTheServer:
         told = environment.collect_in_child(
             device="cpu", variables={}, tracer="python", by=lambda *words, **_: asked.append(words) or ""
         )
-        assert asked == [("hashbench.run.environment:described", "cpu", "python")]
+        assert asked == [("hashbench.run.environment:described", "cpu", "python", "")]
         assert told["tracer"] == "python"
 
 
