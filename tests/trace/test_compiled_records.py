@@ -18,6 +18,7 @@ import xxhash
 from torch._dynamo.utils import counters, guard_failures
 from torch._inductor.graph import GraphLowering
 from torch._inductor.output_code import CompiledFxGraph
+from torch.utils import _python_dispatch
 
 from hashbench import HashDebugTrace, find_divergence
 from hashbench.inductor.internals import without_graph_caches
@@ -391,7 +392,16 @@ def test_after_an_exception_the_trace_goes_on(tracer: str) -> None:
     assert ops(trace.finish()) == [*KERNELS, "aten.cos.default"]
 
 
-def test_two_traces_in_two_threads_stop_in_any_order() -> None:
+_FLAGS_OF_MODES = (
+    "_is_in_torch_dispatch_mode",
+    "_is_in_non_infra_torch_dispatch_mode",
+    "_is_in_any_mode_without_ignore_compile_internals",
+)
+
+
+def test_two_traces_in_two_threads_stop_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    for flag in _FLAGS_OF_MODES:  # of the process, in which torch keeps what each mode found: not in this order
+        monkeypatch.setattr(_python_dispatch, flag, getattr(_python_dispatch, flag))
     compiled = torch.compile(kernels)
     compiled(X)
     before = state_of_torch()
