@@ -16,7 +16,7 @@ import stat
 import types
 import typing
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -325,6 +325,47 @@ def refuse_other_document(content: Any, *, schema: int, what: str, where: str = 
         raise ValueError(f"{where} has schema version {content['schema']!a:.60}, this hashbench reads {schema}")
     if content.get("sha256") != sealed(content)["sha256"]:
         raise ValueError(f"{where} was changed: its checksum is another")
+
+
+compact = functools.partial(json.dumps, separators=(",", ":"))
+"""Return a value as JSON without spaces."""
+
+
+def sealed_text(header: Mapping[str, Any], lines: Sequence[str]) -> str:
+    """Return the text of a file of JSON lines: this header, whose checksum is computed, then these lines."""
+    sha256 = sealed({**header, "lines": lines})["sha256"]
+    return "\n".join([compact({**header, "sha256": sha256}), *lines, ""])
+
+
+def sealed_lines(text: str, *, schema: int, what: str, longest: int = 0) -> tuple[Any, list[str]]:
+    """Return the header of a file of JSON lines that :func:`sealed_text` made, parsed, and its other lines as they are.
+
+    Args:
+        text: of the file.
+        schema: of the file.
+        what: the lines describe.
+        longest: maximum number of characters of a line; 0: any.
+
+    Raises:
+        ValueError: it is truncated, changed, or no such file.
+    """
+    if not text.endswith("\n"):
+        raise ValueError("it is truncated: its last line has no end")
+    first, *lines = text[:-1].split("\n")
+    if longest and max(map(len, lines), default=0) > longest:
+        raise ValueError(f"a line has more than {longest // 2**20} MiB")
+    content = parsed_line(first, 1)
+    whole = {**content, "lines": lines} if isinstance(content, dict) else content
+    refuse_other_document(whole, schema=schema, what=what)
+    return content, lines
+
+
+def parsed_line(line: str, number: int) -> Any:
+    """Parse a line of a file of JSON lines; raise ``ValueError`` with its number if it is not JSON."""
+    try:
+        return parse_json(line)
+    except ValueError as error:
+        raise ValueError(f"line {number} is not JSON ({error})") from None
 
 
 def to_json(value: Any) -> Any:

@@ -14,10 +14,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from hashbench.errors import HashbenchError
-from hashbench.io import bytes_for, from_json, parse_json, read_text, refuse_other_document, sealed, to_json, write_file
+from hashbench.io import (
+    bytes_for,
+    compact,
+    from_json,
+    parsed_line,
+    read_text,
+    sealed_lines,
+    sealed_text,
+    to_json,
+    write_file,
+)
 from hashbench.records import DETERMINISTIC, contiguous_stride
 from hashbench.results.folder import file_key
 
@@ -235,20 +244,11 @@ class _Header:
     sha256: str
 
 
-_compact = functools.partial(json.dumps, separators=(",", ":"))
-
-
 def text_of(fingerprints: Fingerprints) -> str:
     """Serialise to the text of the file."""
     models = [{**to_json(replace(model, kernels=())), "kernels": len(model.kernels)} for model in fingerprints.models]
     head = {"schema": FINGERPRINT_SCHEMA, "environment": to_json(fingerprints.environment), "models": models}
-    return sealed_text(head, [_compact(to_json(kernel)) for model in fingerprints.models for kernel in model.kernels])
-
-
-def sealed_text(header: Mapping[str, Any], lines: Sequence[str]) -> str:
-    """Return the text of a file with this header, whose checksum is computed, and these lines of kernels."""
-    sha256 = sealed({**header, "lines": lines})["sha256"]
-    return "\n".join([_compact({**header, "sha256": sha256}), *lines, ""])
+    return sealed_text(head, [compact(to_json(kernel)) for model in fingerprints.models for kernel in model.kernels])
 
 
 def path_in(folder: Path, model: Sequence[str]) -> Path:
@@ -277,14 +277,7 @@ def read(path: Path) -> Fingerprints:
 
 def _fingerprints(text: str) -> Fingerprints:
     """Validate and convert the text of a file; raise ``ValueError`` if it is invalid."""
-    if not text.endswith("\n"):
-        raise ValueError("it is truncated: its last line has no end")
-    first, *lines = text[:-1].split("\n")
-    if max(map(len, lines), default=0) > MOST_IN_A_LINE:
-        raise ValueError(f"a line has more than {MOST_IN_A_LINE // 2**20} MiB")
-    content = _parsed(first, 1)
-    whole = {**content, "lines": lines} if isinstance(content, dict) else content
-    refuse_other_document(whole, schema=FINGERPRINT_SCHEMA, what="fingerprints")
+    content, lines = sealed_lines(text, schema=FINGERPRINT_SCHEMA, what="fingerprints", longest=MOST_IN_A_LINE)
     header = from_json(_Header, content, where="line 1")
     numbers, models = iter(range(len(lines))), []
     for model in header.models:
@@ -306,15 +299,8 @@ def _count_of(model: Mapping[str, object]) -> int:
     return count
 
 
-def _parsed(line: str, number: int) -> Any:
-    try:
-        return parse_json(line)
-    except ValueError as error:
-        raise ValueError(f"line {number} is not JSON ({error})") from None
-
-
 def _kernel(line: str, number: int) -> Kernel:
-    kernel = from_json(Kernel, _parsed(line, number), where=f"line {number}: kernel")
+    kernel = from_json(Kernel, parsed_line(line, number), where=f"line {number}: kernel")
     for word in (*kernel.tensors, *kernel.outputs):
         tensor_word(word)
     return kernel

@@ -7,15 +7,22 @@ call of a kernel. Two nights are compared by these files (:mod:`hashbench.report
 
 from __future__ import annotations
 
-import functools
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from hashbench.errors import HashbenchError
-from hashbench.io import bytes_for, from_json, parse_json, read_text, refuse_other_document, sealed, to_json, write_file
+from hashbench.io import (
+    bytes_for,
+    compact,
+    from_json,
+    parsed_line,
+    read_text,
+    sealed_lines,
+    sealed_text,
+    to_json,
+    write_file,
+)
 from hashbench.results.folder import file_key
 
 SCHEMA = 1
@@ -98,9 +105,6 @@ class _ProgramHeader:
     sha256: str
 
 
-_compact = functools.partial(json.dumps, separators=(",", ":"))
-
-
 def path_in(folder: Path, *, suite: str, name: str, mode: str) -> Path:
     """Return the path of a model's file in a results folder."""
     return folder / FOLDER / f"{file_key(suite=suite, mode=mode, name=name)}.jsonl.gz"
@@ -137,15 +141,9 @@ def _shortened(kernel: ListedKernel) -> ListedKernel:
 
 def text_of(program: CompiledProgram) -> str:
     """Serialise to the text of the file."""
-    lines = [_compact(to_json(kernel)) for kernel in program.kernels]
+    lines = [compact(to_json(kernel)) for kernel in program.kernels]
     described = {**to_json(replace(program, kernels=())), "kernels": len(lines)}
     return sealed_text({"schema": SCHEMA, "program": described}, lines)
-
-
-def sealed_text(header: Mapping[str, Any], lines: Sequence[str]) -> str:
-    """Return the text of a file with this header, whose checksum is computed, and these lines of kernels."""
-    sha256 = sealed({**header, "lines": lines})["sha256"]
-    return "\n".join([_compact({**header, "sha256": sha256}), *lines, ""])
 
 
 def read(path: Path) -> CompiledProgram:
@@ -163,12 +161,7 @@ def read(path: Path) -> CompiledProgram:
 
 def _program(text: str) -> CompiledProgram:
     """Validate and convert the text of a file; raise ``ValueError`` if it is invalid."""
-    if not text.endswith("\n"):
-        raise ValueError("it is truncated: its last line has no end")
-    first, *lines = text[:-1].split("\n")
-    content = _parsed(first, 1)
-    whole = {**content, "lines": lines} if isinstance(content, dict) else content
-    refuse_other_document(whole, schema=SCHEMA, what="compiled kernels")
+    content, lines = sealed_lines(text, schema=SCHEMA, what="compiled kernels")
     described = from_json(_ProgramHeader, content, where="line 1").program
     if described.get("kernels") != len(lines):
         raise ValueError("it has another number of kernels")
@@ -176,14 +169,7 @@ def _program(text: str) -> CompiledProgram:
     if program.left_out < 0:
         raise ValueError(f"line 1: program.left_out is {program.left_out!s:.20}")
     kernels = (
-        from_json(ListedKernel, _parsed(line, number), where=f"line {number}: kernel")
+        from_json(ListedKernel, parsed_line(line, number), where=f"line {number}: kernel")
         for number, line in enumerate(lines, 2)
     )
     return replace(program, kernels=tuple(kernels))
-
-
-def _parsed(line: str, number: int) -> Any:
-    try:
-        return parse_json(line)
-    except ValueError as error:
-        raise ValueError(f"line {number} is not JSON ({error})") from None

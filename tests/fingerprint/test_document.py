@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from hashbench import io
 from hashbench.errors import HashbenchError
 from hashbench.fingerprint import document
 from hashbench.fingerprint.checking import check
@@ -59,7 +60,7 @@ def forged(path: Path, change: Callable[[Lines], object]) -> Path:
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     change(lines)
     header, *kernels = lines
-    path.write_text(document.sealed_text(header, list(map(json.dumps, kernels))), encoding="utf-8")
+    path.write_text(io.sealed_text(header, list(map(json.dumps, kernels))), encoding="utf-8")
     return path
 
 

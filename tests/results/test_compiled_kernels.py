@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from hashbench import io
 from hashbench.errors import HashbenchError
 from hashbench.results import compiled_kernels
 from hashbench.results.compiled_kernels import DIGITS, MOST_BYTES, CompiledProgram, ListedKernel
@@ -81,7 +82,7 @@ def forged(path: Path, change: Callable[[Lines], object]) -> None:
     header, *kernels = lines = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
     change(lines)
     header, *kernels = lines
-    path.write_bytes(gzip.compress(compiled_kernels.sealed_text(header, list(map(json.dumps, kernels))).encode()))
+    path.write_bytes(gzip.compress(io.sealed_text(header, list(map(json.dumps, kernels))).encode()))
 
 
 REFUSED: dict[str, tuple[Callable[[Lines], object], str]] = {
