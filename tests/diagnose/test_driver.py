@@ -356,6 +356,7 @@ def test_a_single_source_has_no_others() -> None:
 # -------------------------------------------------------------------------------------------------- from a zoo
 
 ZOO = """
+import gc
 import weakref
 
 import numpy as np
@@ -375,7 +376,10 @@ class Counts(torch.nn.Module):
         self.cyclic = cyclic
 
     def forward(self, x):
+        SEEN.append(1)
         alive = weakref.WeakSet()
+        gc.collect()  # the count of new objects begins at 0, and the loop below after another number in each run
+        kept = [[] for _ in range(90 * (len(SEEN) % 7))]
         for _ in range(911):  # the collector runs after 700 new objects, wherever that is in this loop
             alive.add(Entry(self.cyclic))
         return x * (1.0 + len(alive))
