@@ -129,16 +129,16 @@ def scattered(x: torch.Tensor) -> torch.Tensor:
 
 
 def drawn_by_threads(x: torch.Tensor, *, ordered: bool = False) -> torch.Tensor:
-    """Six threads draw from the generator that every run resets, in an order that nothing but one thread fixes."""
+    """Eight threads draw from the generator that every run resets, in an order that nothing but one thread fixes."""
     with Path("/dev/urandom").open("rb") as source:
-        ranks = sorted(range(6), key=dict(enumerate(source.read(6))).__getitem__)
+        ranks = sorted(range(8), key=dict(enumerate(source.read(8))).__getitem__)
 
     def draw(number: int) -> torch.Tensor:
-        time.sleep(0.01 * ranks[number])
+        time.sleep(0.02 * ranks[number])
         return torch.rand(x.shape)
 
-    with ThreadPoolExecutor(1 if ordered else 6) as pool:
-        return x + sum(weight * drawn for weight, drawn in enumerate(pool.map(draw, range(6)), start=1))
+    with ThreadPoolExecutor(1 if ordered else 8) as pool:
+        return x + sum(weight * drawn for weight, drawn in enumerate(pool.map(draw, range(8)), start=1))
 
 
 def drawn_in_order(x: torch.Tensor) -> torch.Tensor:
