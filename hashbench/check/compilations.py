@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from hashbench.check.program import AnyProgram, Program, compiling
 from hashbench.compiled.kernel_list import AnyGraph, KernelList
@@ -18,7 +17,7 @@ from hashbench.compiled.varieties import Cache, Variety
 from hashbench.diagnose import fresh_process
 from hashbench.inductor.graphs import CompiledGraph
 from hashbench.inductor.internals import CapturedGraphs, clear_compiler_caches, compile_threads
-from hashbench.processes import tell_phase
+from hashbench.processes import tell_phase, variables
 from hashbench.records import Failure, ModelSpec, Result, RunOptions, TensorDigest, Trace
 from hashbench.results import compiled_kernels
 from hashbench.results.compiled_kernels import CompiledProgram, ListedKernel
@@ -169,9 +168,7 @@ def program_of(spec: ModelSpec, options: RunOptions, kernels: tuple[ListedKernel
 
 def listed(program: AnyProgram, known: Mapping[str, CompiledGraph] | None = None) -> Compiled:
     """Run a program once and list the kernels of its first step; graphs are captured unless they are ``known``."""
-    hooks = CapturedGraphs()
-    hooks.start()
-    try:
+    with CapturedGraphs() as hooks:
         first = program.attempt()
         if isinstance(first, Failure):
             return Compiled(error=first.error)
@@ -179,9 +176,6 @@ def listed(program: AnyProgram, known: Mapping[str, CompiledGraph] | None = None
         graphs = AnyGraph(hooks.graphs if known is None else known)
         again = program.attempt(watcher=KernelWatcher(graphs, kernels))
         return Compiled(first.noted, () if isinstance(again, Failure) else kernels.result())
-    finally:
-        hooks.stop()
-        hooks.graphs.clear()
 
 
 def _compared(variety: Variety, first: Compiled, made: Compiled) -> Again:
@@ -202,16 +196,9 @@ def _told_alike(*sides: tuple[ListedKernel, ...]) -> list[tuple[ListedKernel, ..
 @contextlib.contextmanager
 def _cache_in(folder: str) -> Iterator[None]:
     """Let the compiler's caches be in a folder."""
-    wanted = {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": os.path.join(folder, "triton")}  # noqa: PTH118
-    before: dict[str, Any] = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
-    clear_compiler_caches()
-    try:
-        yield
-    finally:
+    with variables({"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": os.path.join(folder, "triton")}):  # noqa: PTH118
         clear_compiler_caches()
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        try:
+            yield
+        finally:
+            clear_compiler_caches()

@@ -6,9 +6,8 @@ second compiled run, which must give the same bits, and a third one, whose kerne
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -19,7 +18,7 @@ import torch
 from hashbench.catalog import Confidence, Status
 from hashbench.causes import stats
 from hashbench.check.compilations import Compiled, compiled_again, in_fresh_process, program_of
-from hashbench.check.compiled_cause import CompiledCase, explain, undeclared
+from hashbench.check.compiled_cause import CompiledCase, explain, results_under, undeclared
 from hashbench.check.pair import PairCheck, compared
 from hashbench.check.program import AnyProgram, Compilation, Program, compiling
 from hashbench.check.row import keep_draft
@@ -143,8 +142,8 @@ class CompiledCheck:
         """
         tell_phase("float64 reference")
         reference = self.model.make(dtype=torch.float64).attempt(traced=False)
-        with compiling(), captured() as graphs:
-            return self._compiled(outcome, eager, None if isinstance(reference, Failure) else reference, graphs)
+        with compiling(), CapturedGraphs() as hooks:
+            return self._compiled(outcome, eager, None if isinstance(reference, Failure) else reference, hooks.graphs)
 
     # ------------------------------------------------------------------------------------------------- stages
 
@@ -181,7 +180,7 @@ class CompiledCheck:
         """Return where a compiled run failed: at a custom op that breaks its promises, or elsewhere."""
         if failure.stage == "runtime" and self.options.diagnose_budget > 0:
             tell_phase("what custom ops promise")
-            found = undeclared(functools.partial(_results_under, self.model))
+            found = undeclared(functools.partial(results_under, self.model.make, self.model.results))
             if found.op:
                 return {"stage": found.stage, "op": found.op, "module": found.module, "detail": found.detail}
         return {"stage": failure.stage, "op": failure.op}
@@ -357,15 +356,6 @@ def _in_fresh_process(check: CompiledCheck, _: Variety) -> Compiled:
     return in_fresh_process(spec, check.options, check.level, seconds=_SECONDS)
 
 
-def _results_under(model: CompiledModel, backend: Any, dtype: torch.dtype | None) -> Mapping[str, torch.Tensor]:
-    """Make a run as the ladder of backends does, and return its tensors."""
-    with compiling():
-        run = model.make(backend=backend, dtype=dtype).attempt(traced=False)
-    if isinstance(run, Failure):
-        raise RuntimeError(run.error)  # noqa: TRY004 – it is what the run raised
-    return {name: value for name, value in run.results.items() if isinstance(value, torch.Tensor)}
-
-
 def _harness_results(run: Run, *, last: str, training: bool) -> dict[str, Any]:
     """Return the results that the harness compares: those of the ``last`` iteration, in training without outputs."""
     kept = {}
@@ -432,18 +422,6 @@ _OF_FINDING = (
     *("beyond_rounding", "eager_rounding", "reproduced"),
 )
 """Fields of a finding that are columns."""
-
-
-@contextlib.contextmanager
-def captured(*, passes: bool = False) -> Iterator[Mapping[str, CompiledGraph]]:
-    """Keep the graphs that Inductor compiles meanwhile, by the file of the generated module."""
-    hooks = CapturedGraphs(passes=passes)
-    hooks.start()
-    try:
-        yield hooks.graphs
-    finally:
-        hooks.stop()
-        hooks.graphs.clear()
 
 
 def _of_compiled_runs(outcome: Outcome) -> Outcome:

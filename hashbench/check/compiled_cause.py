@@ -33,7 +33,7 @@ from hashbench.diagnose import fresh_process
 from hashbench.diagnose.driver import CallCapturer
 from hashbench.errors import HashbenchError, named_line
 from hashbench.inductor import fallbacks
-from hashbench.inductor.graphs import CompiledGraph, KernelCall
+from hashbench.inductor.graphs import CompiledGraph, KernelCall, phase_of
 from hashbench.inductor.internals import CapturedGraphs
 from hashbench.inductor.nodes import NodeFacts
 from hashbench.processes import Budget, tell_phase
@@ -141,14 +141,15 @@ def _found(case: CompiledCase, runs: _LadderRuns, ladder: Ladder) -> CompiledFin
                 "dynamo", "", facts.op, facts.module, facts.source, "forward", semantic, detail=what + constants
             )
         case "aot_autograd":
-            return replace(undeclared(runs), semantic=semantic, detail=undeclared(runs).detail or _of(ladder))
+            told = undeclared(runs)
+            return replace(told, semantic=semantic, detail=told.detail or _of(ladder))
         case "decomposition":
             wrong = check_decompositions(runs).wrong
             if not wrong:
                 return CompiledFinding(stage="decomposition", semantic=semantic, detail=_of(ladder))
             first = wrong[0]
             detail = f"its decomposition differs by {first.relative:.2g}"
-            phase = "backward" if first.backward else "forward"
+            phase = phase_of(first.backward)
             return CompiledFinding(
                 "decomposition", "", first.op, first.facts.module, first.facts.source, phase, semantic, detail=detail
             )
@@ -182,16 +183,14 @@ def undeclared(runs: Any) -> CompiledFinding:
     if effects:
         one = effects[0]
         detail = f"{one.argument}: {one.effect.value}, which its schema does not say"
-        phase = "backward" if one.backward else "forward"
-        return CompiledFinding(stage="aot_autograd", phase=phase, detail=detail, **{**_place(one.facts), "op": one.op})
+        place = {**_place(one.facts), "op": one.op, "phase": phase_of(one.backward)}
+        return CompiledFinding(stage="aot_autograd", detail=detail, **place)
     fakes = [fake for fake in wrong_fakes(runs).wrong if fake.custom]
     if fakes:
         fake = fakes[0]
         detail = f"its fake implementation promises {fake.what} {fake.fake}, and it returns {fake.real}"
-        phase = "backward" if fake.backward else "forward"
-        return CompiledFinding(
-            stage="aot_autograd", phase=phase, detail=detail, **{**_place(fake.facts), "op": fake.op}
-        )
+        place = {**_place(fake.facts), "op": fake.op, "phase": phase_of(fake.backward)}
+        return CompiledFinding(stage="aot_autograd", detail=detail, **place)
     return CompiledFinding(stage="aot_autograd")
 
 
@@ -357,8 +356,7 @@ class _LadderRuns:
         if backend == self._case.backend and dtype == torch.float64 and self.look is None:
             self.look = self._stack.enter_context(looking(self._case, dtype))
             return self.look.results
-        with compiling():
-            return _results(self._case, self._case.make(backend=backend, dtype=dtype).attempt(traced=False))
+        return results_under(self._case.make, self._case.results, backend, dtype)
 
     def own(self) -> _CompiledLook | None:
         """Return a look into the program in the model's own dtype; ``None`` if it fails."""
@@ -380,10 +378,18 @@ class _LadderRuns:
         return bool(case.failed) and not isinstance(run, Failure) and not case.inaccurate(run)
 
 
-def _results(case: CompiledCase, run: Run | Failure) -> Mapping[str, torch.Tensor]:
+def results_under(
+    make: Callable[..., AnyProgram], results: Results, backend: Any, dtype: torch.dtype | None
+) -> Mapping[str, torch.Tensor]:
+    """Make a run as the ladder of backends does, and return the tensors among its ``results``."""
+    with compiling():
+        return _tensors(results, make(backend=backend, dtype=dtype).attempt(traced=False))
+
+
+def _tensors(results: Results, run: Run | Failure) -> Mapping[str, torch.Tensor]:
     if isinstance(run, Failure):
         raise RuntimeError(run.error)  # noqa: TRY004 – it is what the run raised
-    return {name: value for name, value in case.results(run).items() if isinstance(value, torch.Tensor)}
+    return {name: value for name, value in results(run).items() if isinstance(value, torch.Tensor)}
 
 
 class _CompiledLook:
@@ -398,7 +404,7 @@ class _CompiledLook:
     def __init__(self, case: CompiledCase, program: AnyProgram, hooks: CapturedGraphs) -> None:
         self._program, self._hooks = program, hooks
         self.graphs = hooks.graphs
-        self.results = _results(case, program.attempt(traced=False))
+        self.results = _tensors(case.results, program.attempt(traced=False))
         judge, self._inputs = KernelJudge(), _Inputs()
         failed = self._watched(BothJudges(self._inputs, judge))
         self.judgement = None if failed else judge.result()
@@ -457,15 +463,8 @@ class _CompiledLook:
 def looking(case: CompiledCase, dtype: torch.dtype | None) -> Iterator[_CompiledLook]:
     """Compile a case in a dtype, and look into it."""
     tell_phase("compiling" if dtype is None else "compiling in float64")
-    hooks = CapturedGraphs(passes=True)
-    with compiling():
-        hooks.start()
-        try:
-            yield _CompiledLook(case, case.make(backend=case.backend, dtype=dtype), hooks)
-        finally:
-            hooks.stop()
-            hooks.graphs.clear()
-            hooks.joint.clear()
+    with compiling(), CapturedGraphs(passes=True) as hooks:
+        yield _CompiledLook(case, case.make(backend=case.backend, dtype=dtype), hooks)
 
 
 @dataclass(slots=True)
@@ -478,8 +477,7 @@ class _Inputs:
     def begin(self, graph: CompiledGraph, inputs: Sequence[Any]) -> None:
         if graph.path in self.of:
             return
-        kept = [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in inputs]
-        self.of[graph.path] = inputs_by_name(graph.module, kept)
+        self.of[graph.path] = inputs_by_name(graph.module, inputs)
         self.all = {**self.of[graph.path], **self.all}
 
     def called(self, call: KernelCall) -> None: ...

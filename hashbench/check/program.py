@@ -13,7 +13,7 @@ import torch
 from hashbench.inductor.internals import dynamo_counters, reset_dynamo, without_graph_caches
 from hashbench.records import Failure, RunOptions
 from hashbench.run.outcome import Prepared, Run, attempt
-from hashbench.run.workload import Workload, call, map_tensors
+from hashbench.run.workload import Workload, call, cast_inputs
 
 if TYPE_CHECKING:
     from hashbench.check.model import BenchmarkRunner
@@ -110,18 +110,13 @@ class Program:
         model = runner.deepcopy_model(workload.module)
         inputs = runner.fresh_inputs(workload)
         if self._dtype is not None:
-            model, inputs = model.to(self._dtype), map_tensors(inputs, self._cast)
+            model, inputs = model.to(self._dtype), cast_inputs(inputs, self._dtype)
             workload = replace(workload, module=model)
         chosen = runner.init_optimizer(workload, model, self._optimizer)
         if given is not None:
             inputs = given(model, inputs)
         execute = functools.partial(runner.run_n_iterations, workload, model, inputs, chosen, forward=self._forward)
         return Prepared(model, inputs, execute)
-
-    def _cast(self, tensor: torch.Tensor) -> torch.Tensor:
-        if not tensor.is_floating_point():
-            return tensor
-        return tensor.detach().to(self._dtype).requires_grad_(tensor.requires_grad)
 
 
 @contextlib.contextmanager

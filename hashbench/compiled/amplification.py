@@ -8,7 +8,15 @@ from typing import Any
 
 import torch
 
-from hashbench.compiled.evaluate import Evaluator, NotEvaluated, Operands, Precision, subgraph_of, unit_roundoff
+from hashbench.compiled.evaluate import (
+    Evaluator,
+    NotEvaluated,
+    Operands,
+    Precision,
+    recorded_inputs,
+    subgraph_of,
+    unit_roundoff,
+)
 from hashbench.inductor.graphs import CompiledGraph, KernelCall
 from hashbench.inductor.nodes import NodeFacts, facts_of
 from hashbench.trace.digest import untraced
@@ -48,10 +56,8 @@ class AmplificationJudge:
         self._graph: CompiledGraph | None = None
 
     def begin(self, graph: CompiledGraph, inputs: Sequence[Any]) -> None:
-        placeholders = [node for node in graph.module.graph.nodes if node.op == "placeholder"]
-        values = [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in inputs]
         self._graph, self._operands = graph, Operands(graph.module.graph)
-        self._recorded = dict(zip(placeholders, values, strict=False))
+        self._recorded = recorded_inputs(graph.module, inputs)
         self._errors: dict[torch.fx.Node, float] = {}
         self._exact, self._own = (
             Evaluator(graph.module, self._recorded, self._operands, precision=precision)

@@ -171,6 +171,12 @@ def _is_op(node: torch.fx.Node) -> bool:
     return node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload)
 
 
+def recorded_inputs(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> dict[torch.fx.Node, Any]:
+    """Return copies of the inputs of a call by the graph's placeholders."""
+    kept = [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in inputs]
+    return dict(zip(module.graph.find_nodes(op="placeholder"), kept, strict=False))
+
+
 # -------------------------------------------------------------------------------------------------------- their value
 
 

@@ -33,7 +33,7 @@ from hashbench.compiled.evaluate import (
 )
 from hashbench.compiled.memory import RETURN, Access, LeftContent, LostInput, behind, left_by, lost_inputs, overwriter
 from hashbench.compiled.rounding import LIMIT, measure
-from hashbench.inductor.graphs import BufferWrite, CompiledGraph, KernelCall
+from hashbench.inductor.graphs import BufferWrite, CompiledGraph, KernelCall, phase_of
 from hashbench.inductor.nodes import facts_of
 from hashbench.trace.digest import digest, untraced
 
@@ -164,7 +164,7 @@ class _GraphPlan:
     def __init__(self, graph: CompiledGraph) -> None:
         self.graph = graph
         self.operands = Operands(graph.module.graph)
-        self.placeholders = [node for node in graph.module.graph.nodes if node.op == "placeholder"]
+        self.placeholders = graph.module.graph.find_nodes(op="placeholder")
         self.nodes = {
             **{name: op for node, op in self.operands.written.items() for name in (node.name, str(node.target))},
             **graph.nodes,
@@ -242,7 +242,7 @@ class _GraphCall:
             op=facts.op,
             module=facts.module,
             source=facts.source,
-            phase="backward" if self._plan.graph.backward else "forward",
+            phase=phase_of(self._plan.graph.backward),
             ratio=measured.ratio,
             own_ratio=measured.own,
             relative_error=measured.relative,

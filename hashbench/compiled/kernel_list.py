@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hashbench.compiled.sources import source_digest
-from hashbench.inductor.graphs import CompiledGraph, KernelCall
+from hashbench.inductor.graphs import CompiledGraph, KernelCall, phase_of
 from hashbench.inductor.internals import wrapper_of
 from hashbench.inductor.nodes import common, facts_of
 from hashbench.results.compiled_kernels import DIGITS, ListedKernel
@@ -42,7 +42,7 @@ class KernelList:
                 tuple(write.digest[:DIGITS] for write in call.writes),
                 tuple(dict.fromkeys(one.op for one in facts if one.op)),
                 common(facts).module,
-                "backward" if graph.backward else "forward",
+                phase_of(graph.backward),
                 self._graphs[graph.path],
             )
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hashbench.inductor.graphs import BufferRead, KernelCall
+from hashbench.inductor.graphs import BufferRead, BufferWrite, KernelCall
 
 CALLER, RETURN = "caller", "return"
 """Stand in the place of a kernel for who calls the graph: it left the inputs, and it reads what is returned."""
@@ -28,6 +28,10 @@ class LeftContent:
     position: int = -1
     address: int = 0
     nbytes: int = 0
+
+
+Memory = LeftContent | BufferRead | BufferWrite
+"""What has an address and a size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,7 @@ class LostInput:
     node: str = ""
 
 
-def overlap(first: LeftContent | BufferRead, second: LeftContent | BufferRead) -> bool:
+def overlap(first: Memory, second: Memory) -> bool:
     """Return True if two tensors share memory; False if an address is unknown."""
     begin = max(first.address, second.address)
     end = min(first.address + first.nbytes, second.address + second.nbytes)

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hashbench.inductor.graphs import BufferWrite, CompiledGraph, KernelCall
+from hashbench.compiled.memory import overlap
+from hashbench.inductor.graphs import CompiledGraph, KernelCall
 from hashbench.inductor.nodes import NodeFacts, common, facts_of
 
 
@@ -47,7 +48,7 @@ class NamesJudge:
         self.found: Overwriter | None = None
         self._node = node
         self._graph: CompiledGraph | None = None
-        self._calls: list[tuple[KernelCall, tuple[BufferWrite, ...]]] = []
+        self._calls: list[KernelCall] = []
 
     def begin(self, graph: CompiledGraph, inputs: Sequence[Any]) -> None:  # noqa: ARG002
         self._graph, self._calls = graph, []
@@ -55,7 +56,7 @@ class NamesJudge:
     def called(self, call: KernelCall) -> None:
         if call.node == self._node:
             self._decide(call)
-        self._calls.append((call, call.writes))
+        self._calls.append(call)
 
     def end(self) -> None:
         self._graph, self._calls = None, []
@@ -64,26 +65,21 @@ class NamesJudge:
         for read in call.reads:
             written = [
                 (position, write)
-                for position, (_, writes) in enumerate(self._calls)
-                for write in writes
+                for position, one in enumerate(self._calls)
+                for write in one.writes
                 if read.buffer and write.buffer == read.buffer
             ]
             if not written or written[-1][1].digest == read.digest:
                 continue
             position, lost = written[-1]
             later = self._calls[position + 1 :]
-            guilty = [one for one, writes in later if any(_overlap(lost, write) for write in writes)]
+            guilty = [one for one in later if any(overlap(lost, write) for write in one.writes)]
             if guilty:
                 facts = self._facts(guilty[-1])
-                writer = self._calls[position][0].kernel
+                writer = self._calls[position].kernel
                 self.found = Overwriter(guilty[-1].kernel, guilty[-1].node, read.buffer, writer, facts)
                 return
 
     def _facts(self, call: KernelCall) -> NodeFacts:
         nodes = {} if self._graph is None else self._graph.nodes
         return common(facts_of(nodes[write.buffer]) for write in call.writes if write.buffer in nodes)
-
-
-def _overlap(first: BufferWrite, second: BufferWrite) -> bool:
-    apart = second.address >= first.address + first.nbytes or first.address >= second.address + second.nbytes
-    return bool(first.address and second.address and not apart)

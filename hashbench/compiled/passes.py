@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from hashbench.compiled.aot_graphs import is_random
+from hashbench.compiled.evaluate import recorded_inputs
 from hashbench.compiled.units import distance
 from hashbench.errors import named_line
 from hashbench.inductor.graphs import GraphPass
@@ -130,8 +131,8 @@ def first_wrong_pass(passes: Iterable[GraphPass], inputs: Mapping[str, Any]) -> 
 
 
 def inputs_by_name(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> dict[str, Any]:
-    """Return the inputs of a call by the names of the graph's placeholders."""
-    return {node.name: value for node, value in zip(graph.graph.find_nodes(op="placeholder"), inputs, strict=False)}
+    """Return copies of the inputs of a call by the names of the graph's placeholders."""
+    return {node.name: value for node, value in recorded_inputs(graph, inputs).items()}
 
 
 class _PassComparison:

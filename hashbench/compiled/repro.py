@@ -22,6 +22,7 @@ from torch.fx.node import Node
 import hashbench
 from hashbench.calls.call import CapturedCall, Slot, compiled_kernel
 from hashbench.calls.capture import capture
+from hashbench.compiled.rounding import LIMIT
 from hashbench.errors import HashbenchError
 from hashbench.processes import new_python
 from hashbench.repro import SCRIPT_FILE, RunsPython, new_folder, script
@@ -29,9 +30,6 @@ from hashbench.repro.call_arguments import bad
 from hashbench.repro.call_file import KERNEL_FILE, TENSORS_FILE, payload
 from hashbench.run import environment
 from hashbench.trace.op_schema import OpPlan, plan_of
-
-LIMIT = 16.0
-"""Largest error, in units of what rounding explains, that a repro takes for rounding."""
 
 FUNCTION = "subgraph"
 """Name of the function of aten ops in a script."""

@@ -8,7 +8,15 @@ from typing import Any
 
 import torch
 
-from hashbench.compiled.evaluate import Evaluator, NotEvaluated, Operands, Precision, subgraph_of, unit_roundoff
+from hashbench.compiled.evaluate import (
+    Evaluator,
+    NotEvaluated,
+    Operands,
+    Precision,
+    recorded_inputs,
+    subgraph_of,
+    unit_roundoff,
+)
 from hashbench.compiled.rounding import LIMIT
 from hashbench.inductor import lowered
 from hashbench.inductor.graphs import BufferWrite, CompiledGraph, KernelCall
@@ -53,9 +61,7 @@ class SplitJudge:
 
     def begin(self, graph: CompiledGraph, inputs: Sequence[Any]) -> None:
         self._graph = graph
-        placeholders = [node for node in graph.module.graph.nodes if node.op == "placeholder"]
-        kept = [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in inputs]
-        self._recorded = dict(zip(placeholders, kept, strict=False))
+        self._recorded = recorded_inputs(graph.module, inputs)
         self._values = {node.name: value for node, value in self._recorded.items() if isinstance(value, torch.Tensor)}
 
     def called(self, call: KernelCall) -> None:

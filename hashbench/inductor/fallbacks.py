@@ -15,12 +15,12 @@ from typing import Any, Literal
 from unittest.mock import patch
 
 import torch
-import torch._functorch.config as functorch_config
 from torch._inductor import config, decomposition, lowering
 from torch._inductor.codegen.cpp import CppScheduling
 from torch.fx.passes.graph_transform_observer import GraphTransformObserver
 
 from hashbench.errors import HashbenchError
+from hashbench.inductor.internals import without_graph_caches
 
 Target = Literal["", "op", "decomposition", "pass"]
 
@@ -32,7 +32,6 @@ class CompilerChange:
     Attributes:
         name: in tables and options.
         phrase: what was done, as in "cured by <phrase>"; ``{}`` stands for the op or the pass.
-        stage: stage of the compiler whose mistake it takes away; empty if it takes away none, but rounding.
         target: what :func:`applied` must be told: an ``op`` (also of a ``decomposition``) or a ``pass``.
         settings: of ``torch._inductor.config``.
         separate: each loop nest becomes a kernel of its own; C++ kernels else hold all loop nests between two calls of
@@ -41,38 +40,32 @@ class CompilerChange:
 
     name: str
     phrase: str
-    stage: str = ""
     target: Target = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
     separate: bool = False
 
 
 CHANGES: tuple[CompilerChange, ...] = (
-    CompilerChange("eager_op", "{} runs eagerly", "lowering", "op"),
-    CompilerChange("no_decomposition", "{} is not decomposed", "decomposition", "decomposition"),
-    CompilerChange("no_pass", "the pass {} is disabled", "post_grad_passes", "pass"),
-    CompilerChange("scalar_code", "code is not vectorized (cpp.simdlen=1)", "codegen", settings={"cpp.simdlen": 1}),
+    CompilerChange("eager_op", "{} runs eagerly", target="op"),
+    CompilerChange("no_decomposition", "{} is not decomposed", target="decomposition"),
+    CompilerChange("no_pass", "the pass {} is disabled", target="pass"),
+    CompilerChange("scalar_code", "code is not vectorized (cpp.simdlen=1)", settings={"cpp.simdlen": 1}),
     CompilerChange(
         "no_fusion",
         "kernels are not fused",
-        "codegen",
         settings={"max_fusion_size": 1, "epilogue_fusion": False},
         separate=True,
     ),
-    CompilerChange(
-        "no_buffer_reuse", "buffers are not reused", "memory_planning", settings={"allow_buffer_reuse": False}
-    ),
-    CompilerChange(
-        "no_inplace_buffers", "kernels do not write in place", "memory_planning", settings={"inplace_buffers": False}
-    ),
-    CompilerChange("one_thread", "kernels are compiled for one thread", "runtime", settings={"cpp.threads": 1}),
+    CompilerChange("no_buffer_reuse", "buffers are not reused", settings={"allow_buffer_reuse": False}),
+    CompilerChange("no_inplace_buffers", "kernels do not write in place", settings={"inplace_buffers": False}),
+    CompilerChange("one_thread", "kernels are compiled for one thread", settings={"cpp.threads": 1}),
     CompilerChange(
         "precision_casts",
         "casts to low precision are kept (emulate_precision_casts)",
         settings={"emulate_precision_casts": True},
     ),
 )
-"""In the order in which they are of use; a smaller change stands before a larger one of the same stage."""
+"""In the order in which they are of use, a smaller change before a larger one."""
 
 
 def supported(change: CompilerChange) -> bool:
@@ -102,8 +95,8 @@ def applied(change: CompilerChange, *, op: str = "", pass_name: str = "", subsys
             f"this torch has no setting {', '.join(missing)}", consequence=f"{change.name} cannot be tried"
         )
     with ExitStack() as stack:
-        stack.enter_context(config.patch({"fx_graph_cache": False, "fx_graph_remote_cache": False, **change.settings}))
-        stack.enter_context(functorch_config.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False))
+        stack.enter_context(without_graph_caches())
+        stack.enter_context(config.patch(dict(change.settings)))
         if change.target in ("op", "decomposition"):
             stack.enter_context(_kept(op_overloads(op), eager=change.target == "op"))
         elif change.target == "pass":

@@ -49,6 +49,11 @@ class CompiledGraph:
     lowering: Any = field(default=None, repr=False)
 
 
+def phase_of(backward: bool) -> str:
+    """Return the phase of a graph, as rows have it."""
+    return "backward" if backward else "forward"
+
+
 @dataclass(frozen=True, slots=True)
 class BufferRead:
     """A tensor that a kernel read.

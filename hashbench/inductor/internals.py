@@ -331,6 +331,16 @@ class CapturedGraphs(ModulePatch):
         self._keep, self._wants_passes = keep, passes
         self._passes: list[GraphPass] = []
 
+    def __enter__(self) -> CapturedGraphs:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop, and keep no graph."""
+        self.stop()
+        self.graphs.clear()
+        self.joint.clear()
+
     def _replace(self) -> None:
         lowering = sys.modules[_GRAPH].GraphLowering
         compile_to_module, hooks = lowering.compile_to_module, self
@@ -363,7 +373,7 @@ class CapturedGraphs(ModulePatch):
         facts = BufferFacts({name: facts_of(node) for name, node in nodes.items()})
         path = module.__file__
         vars(module)[_FACTS] = facts  # of this module alone: another graph may have the same text
-        names = [node.name for node in graph.module.graph.nodes if node.op == "placeholder"]
+        names = _inputs_of(graph.module)
         mine = tuple(one for one in self._passes if _inputs_of(one.after) == names)
         self._passes = [one for one in self._passes if one not in mine]
         if self._keep:
@@ -432,7 +442,7 @@ def without_graph_caches() -> Iterator[None]:
 
     with (
         torch._inductor.config.patch(fx_graph_cache=False, fx_graph_remote_cache=False),
-        torch._functorch.config.patch(enable_autograd_cache=False),
+        torch._functorch.config.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False),
     ):
         yield
 

@@ -116,6 +116,17 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> A
     return mapped(value, lambda leaf: change(leaf) if isinstance(leaf, torch.Tensor) else copy.deepcopy(leaf))
 
 
+def cast_inputs(inputs: Any, dtype: torch.dtype) -> Any:
+    """Copy nested inputs, floating-point tensors in a dtype; these are leaves that require a gradient as before."""
+
+    def cast(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        return tensor.detach().to(dtype).requires_grad_(tensor.requires_grad)
+
+    return map_tensors(inputs, cast)
+
+
 def mean_of_outputs(output: Any) -> torch.Tensor:
     """Compute the average of the means of all floating-point or complex tensors with a gradient in the output."""
     means = [_real(tensor).mean() for tensor in _differentiable(output)]

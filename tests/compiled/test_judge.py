@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from hashbench.check.compiled import captured
 from hashbench.check.program import compiling
 from hashbench.compiled.evaluate import NotEvaluated
 from hashbench.compiled.judge import JudgedBuffer, KernelJudge, KernelJudgement, content_digest, fitted
@@ -21,6 +20,7 @@ from hashbench.compiled.memory import LostInput
 from hashbench.compiled.observed import KernelWatcher
 from hashbench.compiled.rounding import LIMIT
 from hashbench.inductor.graphs import BufferRead, BufferWrite, CompiledGraph, KernelCall
+from hashbench.inductor.internals import CapturedGraphs
 from hashbench.trace.api import HashDebugTrace
 
 aten = torch.ops.aten
@@ -469,7 +469,8 @@ def compiled_step(dtype: torch.dtype) -> KernelJudgement:
     torch.manual_seed(0)
     model, x = Mlp().to(dtype), torch.randn(32, 24, dtype=dtype)
     judge = KernelJudge()
-    with compiling(), captured() as graphs:
+    with compiling(), CapturedGraphs() as hooks:
+        graphs = hooks.graphs
         compiled = torch.compile(model)
         compiled(x).square().mean().backward()
         with HashDebugTrace(watcher=KernelWatcher(graphs, judge)):

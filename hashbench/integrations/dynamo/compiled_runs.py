@@ -22,7 +22,7 @@ from hashbench.compiled.accuracy import Tolerance
 from hashbench.integrations.dynamo.eager_runs import named_results, optimizer_arguments, run_once, takes_step
 from hashbench.records import Failure, RunOptions
 from hashbench.run.outcome import Outcome, Prepared, Run, add_result, attempt
-from hashbench.run.workload import map_tensors
+from hashbench.run.workload import cast_inputs
 from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.callbacks import TraceCallback
 
@@ -90,13 +90,7 @@ class HarnessPieces:
         if cast is not None and dtype == torch.float64:
             model, inputs = cast(model, inputs)
             return model, inputs
-
-        def changed(tensor: torch.Tensor) -> torch.Tensor:
-            if not tensor.is_floating_point():
-                return tensor
-            return tensor.detach().to(dtype).requires_grad_(tensor.requires_grad)
-
-        return model.to(dtype), map_tensors(inputs, changed)
+        return model.to(dtype), cast_inputs(inputs, dtype)
 
 
 class HarnessProgram:
