@@ -272,6 +272,30 @@ class Leaf:
 
 
 @dataclass(frozen=True, slots=True)
+class Collective:
+    """The exchange of data with other ranks that a record made, in the words of torch's flight recorder.
+
+    Attributes:
+        kind: how contributions become outputs, a word of ``data/collectives.csv``.
+        process_group: global ranks of its process group, in the group's order; empty if the group is unknown.
+        ordinal: number of that group among the groups of the same ranks, in order of creation.
+        given: arguments (as :attr:`Ref.argument`) whose content this rank gives to others; :attr:`Ref.digest` is their
+            content just before the call.
+        root: global rank of the root, if the op has one.
+        peer: global rank at the other end of a message; ``None``: no message, or from any source.
+        tag: tag of a message.
+    """
+
+    kind: str
+    process_group: tuple[int, ...] = ()
+    ordinal: int = 0
+    given: tuple[str, ...] = ()
+    root: int | None = None
+    peer: int | None = None
+    tag: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class OpRecord:
     """One dispatched op in a trace.
 
@@ -291,7 +315,7 @@ class OpRecord:
         source: source line.
         opaque: set if the record stands for something other than an op, whose reads and writes the trace does not see
             completely (``compiled code``): no kernel behind it can be named.
-        collective: the op exchanges data with other processes.
+        collective: what it exchanged with other ranks; ``None`` if the op exchanges nothing.
         inside: id of the record of the non-``aten`` op that called this one; that record follows and has this one among
             its ``inputs``.
     """
@@ -310,7 +334,7 @@ class OpRecord:
     blank: bool = False
     source: str = ""
     opaque: str = ""
-    collective: bool = False
+    collective: Collective | None = None
     inside: str = ""
 
 
@@ -327,11 +351,46 @@ class Result:
         name: ``output.0``, ``loss``, ``grad.fc.weight``.
         digest: of its value.
         source: id of the record or leaf that wrote it last; empty for a Python value.
+        placement: how a distributed tensor lies on its mesh (``(Replicate(), Shard(dim=0))``), or ``DDP``.
+        replicas: global ranks that must hold the same content, this one included; empty if none is known.
     """
 
     name: str
     digest: TensorDigest
     source: str = ""
+    placement: str = ""
+    replicas: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TracedStep:
+    """A whole step of a traced program: its records end at ``position``.
+
+    Attributes:
+        number: of the step, from 0.
+        position: number of records up to its end.
+        results: parameters after the step, and what the program added.
+    """
+
+    number: int
+    position: int
+    results: tuple[Result, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TracedRank:
+    """The rank of a distributed program that a trace belongs to.
+
+    Attributes:
+        rank: global rank.
+        world_size: number of ranks.
+        ended: how the program ended on this rank, in words (``SIGTERM``, ``ValueError: …``, ``trace is cut``); empty if
+            it ended by itself.
+    """
+
+    rank: int
+    world_size: int
+    ended: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,6 +434,9 @@ class Trace:
         tracer: ``native`` or ``python`` (the dispatch mode, which changes which ops run).
         tracer_reason: why ``auto`` did not select the native tracer.
         early_reads: reads of a collective's output before the program waited for it.
+        rank: the rank that was traced; ``None`` for a program of one process.
+        steps: the whole steps, if it was recorded step by step; ``results`` are then those at the end, or of the last
+            whole step.
     """
 
     records: tuple[OpRecord, ...]
@@ -385,6 +447,8 @@ class Trace:
     tracer: str = "python"
     tracer_reason: str = ""
     early_reads: tuple[EarlyRead, ...] = ()
+    rank: TracedRank | None = None
+    steps: tuple[TracedStep, ...] = ()
 
     def __repr__(self) -> str:
         """Return a summary; the full content would be megabytes."""

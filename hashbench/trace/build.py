@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from hashbench.processes import uncollected
-from hashbench.records import EarlyRead, Leaf, OpRecord, Ref, Result, SettingsMark, TensorDigest, Trace
+from hashbench.records import Collective, EarlyRead, Leaf, OpRecord, Ref, Result, SettingsMark, TensorDigest, Trace
 from hashbench.trace.arguments import argument_text
 from hashbench.trace.digest import RawDigest, readable
 from hashbench.trace.op_schema import OpPlan
@@ -286,7 +286,7 @@ def build_record(
         "" in [output.value for output in outputs],
         source,
         raw.plan.opaque,
-        raw.plan.collective,
+        Collective("") if raw.plan.collective else None,
         "",
     )
 

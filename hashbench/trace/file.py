@@ -25,6 +25,7 @@ from hashbench.io import GZIP, LARGEST_FILE, bytes_for, open_file, read_text, re
 from hashbench.records import (
     TRACE_SCHEMA,
     TRACERS,
+    Collective,
     EarlyRead,
     Leaf,
     OpRecord,
@@ -33,13 +34,15 @@ from hashbench.records import (
     SettingsMark,
     TensorDigest,
     Trace,
+    TracedRank,
+    TracedStep,
     contiguous_stride,
 )
 
 OTHER_OPS = "the Python dispatch mode changes which ops run, and the native tracer does not"
 """Reason for not comparing traces of different tracers."""
 
-_Positioned = TypeVar("_Positioned", Leaf, SettingsMark)
+_Positioned = TypeVar("_Positioned", Leaf, SettingsMark, TracedStep)
 _MAGIC = "hashbench-trace"
 _ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r", " ": "\\s"}
 _UNESCAPES = {"\\": "\\", "t": "\t", "n": "\n", "r": "\r", "s": " "}
@@ -54,10 +57,44 @@ _LEAST_GZIP = 18
 
 def dumps(trace: Trace, *, notes: Mapping[int, str] | None = None) -> str:
     """Format a trace as text. ``notes`` by record index are appended to their lines, and ignored when read."""
-    lines = ["\t".join([_MAGIC, str(TRACE_SCHEMA), *_head(trace)])]
-    lines += _body(trace, notes or {})
-    text = "\n".join(lines) + "\n"
-    return f"{text}end\t{len(lines)}\t{_checksum(text)}\n"
+    text = SealedLines()
+    text.add("\t".join([_MAGIC, str(TRACE_SCHEMA), *_head(trace)]))
+    for line in _body(trace, notes or {}):
+        if isinstance(line, TracedStep):
+            text.close(f"step\t{line.number}")
+        else:
+            text.add(line)
+    text.close("end")
+    return text.taken()
+
+
+class SealedLines:
+    """Text in the making, whose closing lines have the number of lines before them and the checksum of all text so far.
+
+    Attributes:
+        count: number of lines so far.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._new: list[str] = []
+        self._hash = xxhash.xxh3_64()
+
+    def add(self, line: str) -> None:
+        """Add a line."""
+        self.count += 1
+        self._new.append(f"{line}\n")
+        self._hash.update(self._new[-1].encode())
+
+    def close(self, words: str) -> None:
+        """Add a closing line: these words, the number of lines, the checksum."""
+        self.add(f"{words}\t{self.count}\t{self._hash.hexdigest()}")
+
+    def taken(self) -> str:
+        """Return the text since the last call."""
+        text = "".join(self._new)
+        self._new.clear()
+        return text
 
 
 def write(trace: Trace, path: Path, *, notes: Mapping[int, str] | None = None) -> None:
@@ -93,8 +130,21 @@ def record_line(record: OpRecord, digits: Mapping[str, str]) -> str:
         ("inside", record.inside),
     )
     fields += [f"{name}={_escape(value, spaces=False)}" for name, value in extras if value]
-    fields += ["collective=yes"] if record.collective else []
+    fields += [f"collective={_collective_text(record.collective)}"] if record.collective else []
     return "\t".join(fields)
+
+
+def _collective_text(collective: Collective) -> str:
+    """Format as the kind and ``name=value`` of whatever is not the default, separated by spaces."""
+    named = (
+        ("group", ",".join(map(str, collective.process_group))),
+        ("ordinal", collective.ordinal or ""),
+        ("given", ",".join(collective.given)),
+        ("root", collective.root),
+        ("peer", collective.peer),
+        ("tag", collective.tag or ""),
+    )
+    return " ".join([collective.kind, *(f"{name}={value}" for name, value in named if value not in (None, ""))])
 
 
 def digest_text(digest: TensorDigest) -> str:
@@ -110,13 +160,18 @@ def _head(trace: Trace) -> Iterator[str]:
     yield f"tracer={_escape(trace.tracer)}"
     if trace.tracer_reason:
         yield f"tracer_reason={_escape(trace.tracer_reason, spaces=False)}"
+    if trace.rank is not None:
+        yield f"rank={trace.rank.rank}/{trace.rank.world_size}"
 
 
-def _body(trace: Trace, notes: Mapping[int, str]) -> Iterator[str]:
+def _body(trace: Trace, notes: Mapping[int, str]) -> Iterator[str | TracedStep]:
     digits: dict[str, str] = {}
     settings: dict[str, str] = {}
-    marks, leaves = _by_position(trace.marks), _by_position(trace.leaves)
+    marks, leaves, steps = _by_position(trace.marks), _by_position(trace.leaves), _by_position(trace.steps)
     for number in range(len(trace.records) + 1):
+        for step in steps[number]:
+            yield from map(_result_line, step.results)
+            yield step
         for mark in marks[number]:
             changed = {name: value for name, value in mark.settings if settings.get(name) != value}
             gone = {name: None for name in settings if name not in dict(mark.settings)}
@@ -133,13 +188,21 @@ def _body(trace: Trace, notes: Mapping[int, str]) -> Iterator[str]:
             yield record_line(record, digits) + note
             if record.outputs:
                 digits[record.id] = short_digest(record.outputs)
-    for result in trace.results:
-        yield "\t".join(["result", _escape(result.name), digest_text(result.digest), _escape(result.source) or "-"])
+    yield from map(_result_line, trace.results)
     for read in trace.early_reads:
         by = "result" if read.is_result else "op"
         yield "\t".join(
             ["early", _escape(read.collective), by, _escape(read.reader), _escape(read.source, spaces=False)]
         )
+    if trace.rank is not None and trace.rank.ended:
+        yield f"ended\t{_escape(trace.rank.ended, spaces=False)}"
+
+
+def _result_line(result: Result) -> str:
+    fields = ["result", _escape(result.name), digest_text(result.digest), _escape(result.source) or "-"]
+    fields += [f"placement={_escape(result.placement, spaces=False)}"] if result.placement else []
+    fields += [f"replicas={','.join(map(str, result.replicas))}"] if result.replicas else []
+    return "\t".join(fields)
 
 
 def _by_position(values: Iterable[_Positioned]) -> Mapping[int, list[_Positioned]]:
@@ -245,7 +308,9 @@ def _parse(lines: Sequence[str]) -> Trace:
     results: list[Result] = []
     marks: list[SettingsMark] = []
     early: list[EarlyRead] = []
+    steps: list[TracedStep] = []
     settings: dict[str, str] = {}
+    ended = ""
     for line in lines[1:]:
         kind, *fields = line.split("\t")
         match kind:
@@ -256,9 +321,12 @@ def _parse(lines: Sequence[str]) -> Trace:
                 initial = rest[0].removeprefix("was=") if rest else ""
                 leaves.append(Leaf(_unescape(leaf_id), leaf_kind, parse_digest(digest), len(records), initial))
             case "result":
-                name, digest, source = fields
-                writer = "" if source == "-" else _unescape(source)
-                results.append(Result(_unescape(name), parse_digest(digest), writer))
+                results.append(_parse_result(fields))
+            case "step":
+                steps.append(TracedStep(int(fields[0]), len(records), tuple(results)))
+                results.clear()
+            case "ended":
+                ended = _unescape(fields[0])
             case "setting":
                 position, label, changed = fields
                 settings.update(json.loads(changed))
@@ -270,19 +338,55 @@ def _parse(lines: Sequence[str]) -> Trace:
                 early.append(read)
             case _:
                 _fail(f"unknown kind {kind!r}")
-    head = _parse_head(lines[0].split("\t")[2:])
-    trace = Trace(tuple(records), tuple(leaves), tuple(results), tuple(marks), early_reads=tuple(early), **head)
+    head = _parse_head(lines[0].split("\t")[2:], ended)
+    made = tuple(results) or (steps[-1].results if steps else ())
+    trace = Trace(
+        tuple(records), tuple(leaves), made, tuple(marks), early_reads=tuple(early), steps=tuple(steps), **head
+    )
     _check_references(trace)
     return trace
 
 
-def _parse_head(fields: Sequence[str]) -> dict[str, Any]:
+def _parse_result(fields: Sequence[str]) -> Result:
+    name, digest, source, *rest = fields
+    more = dict(field.split("=", 1) for field in rest)
+    if unknown := more.keys() - {"placement", "replicas"}:
+        _fail(f"unknown field {min(unknown)!r:.40}")
+    writer = "" if source == "-" else _unescape(source)
+    replicas = tuple(map(int, filter(None, more.get("replicas", "").split(","))))
+    return Result(_unescape(name), parse_digest(digest), writer, _unescape(more.get("placement", "")), replicas)
+
+
+def _parse_head(fields: Sequence[str], ended: str) -> dict[str, Any]:
     named = dict(field.split("=", 1) for field in fields[1:])
     tracer = named.get("tracer", "python")
     if tracer not in TRACERS[1:]:
         _fail(f"unknown tracer {tracer!r}")
     reason = _unescape(named.get("tracer_reason", ""))
-    return {"hashed_inputs": fields[:1] == ["hashed-inputs"], "tracer": tracer, "tracer_reason": reason}
+    rank, _, size = named.get("rank", "").partition("/")
+    return {
+        "hashed_inputs": fields[:1] == ["hashed-inputs"],
+        "tracer": tracer,
+        "tracer_reason": reason,
+        "rank": TracedRank(int(rank), int(size), ended) if rank else None,
+    }
+
+
+def _parse_collective(text: str) -> Collective:
+    kind, *rest = text.split(" ")
+    named = dict(field.split("=", 1) for field in rest)
+    if unknown := named.keys() - {"group", "ordinal", "given", "root", "peer", "tag"}:
+        _fail(f"unknown field {min(unknown)!r:.40}")
+    root, peer = (int(named[name]) if name in named else None for name in ("root", "peer"))
+    return Collective(
+        kind,
+        tuple(map(int, filter(None, named.get("group", "").split(",")))),
+        int(named.get("ordinal", 0)),
+        tuple(filter(None, named.get("given", "").split(","))),
+        root,
+        peer,
+        int(named.get("tag", 0)),
+    )
 
 
 def _parse_record(fields: Sequence[str]) -> OpRecord:
@@ -310,7 +414,7 @@ def _parse_record(fields: Sequence[str]) -> OpRecord:
         blank=any(not digest.value for digest in outputs),
         source=_unescape(extras.get("source", "")),
         opaque=_unescape(extras.get("opaque", "")),
-        collective="collective" in extras,
+        collective=_parse_collective(extras["collective"]) if "collective" in extras else None,
         inside=_unescape(extras.get("inside", "")),
     )
 
@@ -341,8 +445,11 @@ def parse_digest(text: str) -> TensorDigest:
 def _check_references(trace: Trace) -> None:
     known = {leaf.id for leaf in trace.leaves}
     names = {result.name for result in trace.results}
-    if len(known) != len(trace.leaves) or len(names) != len(trace.results):
-        _fail("two leaves or two results have one name")
+    if len(known) != len(trace.leaves):
+        _fail("two leaves have one name")
+    for results in (trace.results, *(step.results for step in trace.steps)):
+        if len({result.name for result in results}) != len(results):
+            _fail("two results have one name")
     for record in trace.records:
         missing = next((ref.source for ref in record.inputs if ref.source not in known), None)
         if missing is not None or record.id in known:

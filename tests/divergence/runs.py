@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from hashbench.divergence import find
-from hashbench.records import Leaf, OpRecord, Ref, Result, SettingsMark, TensorDigest, Trace, Verdict
+from hashbench.records import Collective, Leaf, OpRecord, Ref, Result, SettingsMark, TensorDigest, Trace, Verdict
 
 FIELDS = ("rng", "scalar", "module", "phase", "forward_op", "source", "in", "thread")
 
@@ -106,7 +106,7 @@ class Run:
         self.counts[stem] += 1
         fields |= {"arguments": arguments, "blank": any(not output.value for output in outputs)}
         record = OpRecord(node, iteration=0, op=op, inputs=inputs, outputs=outputs, **fields)
-        self.records.append(replace(record, collective=op.startswith("c10d.")))
+        self.records.append(replace(record, collective=Collective("") if op.startswith("c10d.") else None))
         if arrow == "=>":
             self.results.append(Result("output", outputs[0], node))
         return node
