@@ -36,6 +36,9 @@ PIPE_SECONDS = 60.0
 DEEPEST = 50
 """Limit on the levels of lists and objects in a part of a document that no type describes."""
 
+_PIECE = 2**13
+"""Bytes of gzip data that are decompressed at once."""
+
 GZIP = b"\x1f\x8b"
 """First bytes of gzip data."""
 
@@ -102,8 +105,15 @@ def read_file(path: str | Path, *, most: int = LARGEST_FILE) -> bytes:
         return file.read()
 
 
-def read_text(path: str | Path, *, most: int = LARGEST_FILE) -> str:
+def read_text(path: str | Path, *, most: int = LARGEST_FILE, members: bool = False, cut: bool = False) -> str:
     """Read a text file in UTF-8, gzip-compressed or not, of at most ``most`` bytes of text.
+
+    Args:
+        path: of the file.
+        most: maximum number of bytes of text.
+        members: accept gzip data of several members, one after the other.
+        cut: return what comes before the first fault of a file that is truncated or damaged: whole members of gzip
+            data, whole characters of text.
 
     Raises:
         OSError: as for :func:`read_file`.
@@ -111,28 +121,53 @@ def read_text(path: str | Path, *, most: int = LARGEST_FILE) -> str:
     """
     content = read_file(path, most=most)
     if content.startswith(GZIP):
-        content = _decompressed(content, most, Path(path).name)
+        content = _decompressed(content, most, Path(path).name, members=members, cut=cut)
     try:
         return content.decode("utf-8")
-    except UnicodeDecodeError:
+    except UnicodeDecodeError as error:
+        if cut:
+            return content[: error.start].decode("utf-8")
         raise ValueError("it is not a text file") from None
 
 
-def _decompressed(content: bytes, most: int, name: str) -> bytes:
+def _decompressed(content: bytes, most: int, name: str, *, members: bool, cut: bool) -> bytes:
+    found: list[bytes] = []
+    at, left = 0, most
+    while at < len(content):
+        if at and not members:
+            raise ValueError("it is damaged (data follow the end of the gzip data)")
+        try:
+            text, at = _member(content, at, left)
+        except OverflowError:
+            raise ValueError(f"{name} has more than {most / 2**20:.4g} MiB of text") from None
+        except ValueError:
+            if cut:
+                break
+            raise
+        found.append(text)
+        left -= len(text)
+    return b"".join(found)
+
+
+def _member(content: bytes, at: int, most: int) -> tuple[bytes, int]:
+    """Return the text of the gzip member that begins at ``at``, and where it ends; raise ``OverflowError`` if it has
+    more than ``most`` bytes."""
     decoder = zlib.decompressobj(wbits=31)  # gzip with its checksum
-    try:
-        text = decoder.decompress(content, max(most, 1))
-        if not decoder.eof and len(text) == most:
-            text += decoder.decompress(decoder.unconsumed_tail, 1)
-    except zlib.error as error:
-        raise ValueError(f"it is damaged ({error})") from error
-    if len(text) > most:
-        raise ValueError(f"{name} has more than {most / 2**20:.4g} MiB of text")
+    found: list[bytes] = []
+    view = memoryview(content)
+    while not decoder.eof and at < len(content):
+        piece = view[at : at + _PIECE]  # what follows a member is copied
+        try:
+            found.append(decoder.decompress(piece, most + 1))
+        except zlib.error as error:
+            raise ValueError(f"it is damaged ({error})") from error
+        most -= len(found[-1])
+        if most < 0:
+            raise OverflowError
+        at += len(piece) - len(decoder.unused_data)
     if not decoder.eof:
         raise ValueError("it is truncated (the gzip data have no end)")
-    if decoder.unused_data:
-        raise ValueError("it is damaged (data follow the end of the gzip data)")
-    return text
+    return b"".join(found), at
 
 
 def bytes_for(path: Path, text: str) -> bytes:

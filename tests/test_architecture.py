@@ -40,11 +40,12 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
         "trace",
         frozenset({"api", "arguments", "build", "callbacks", "calls", "collectives", "compiled", "compiled_records"})
         | {"digest", "mode", "module_paths", "native", "nodes", "op_schema", "raw", "reads", "registered"}
-        | {"generated", "storage_writers"},
+        | {"generated", "segments", "stepped", "storage_writers"},
     ),
     ("compare", NO_MODULE),
     ("divergence", NO_MODULE),
     ("run", frozenset({"leaves", "outcome", "outputs", "rng", "settings", "workload"})),
+    ("ranks", frozenset({"record"})),
     ("results", NO_MODULE),
     ("causes", NO_MODULE),
     ("calls", frozenset({"call", "capture", "live", "ops"})),

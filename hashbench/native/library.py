@@ -201,18 +201,18 @@ class Library:
     def __getattr__(self, name: str) -> Any:  # declares the entry points to mypy
         raise AttributeError(name)
 
-    def bytes_of(self, recorder: int, what: int, size: int) -> bytes:
-        """Return the raw items ``what``, each of ``size`` bytes."""
+    def bytes_of(self, recorder: int, what: int, size: int, *, first: int = 0) -> bytes:
+        """Return the raw items ``what`` from number ``first`` on, each of ``size`` bytes."""
         count = self.count(recorder, what)
         buffer = ctypes.create_string_buffer(max(1, count * size))
         self.copy(recorder, what, count, buffer)
-        return buffer.raw[: count * size]
+        return ctypes.string_at(ctypes.addressof(buffer) + first * size, (count - first) * size)
 
-    def texts(self, recorder: int, what: int) -> list[bytes]:
-        """Return the interned byte strings ``what``, by number."""
+    def texts(self, recorder: int, what: int, *, first: int = 0) -> list[bytes]:
+        """Return the interned byte strings ``what``, by number, from number ``first`` on."""
         size = ctypes.c_int64()
         found = []
-        for number in range(self.count(recorder, what)):
+        for number in range(first, self.count(recorder, what)):
             address = self.text(recorder, what, number, ctypes.byref(size))
             found.append(ctypes.string_at(address, size.value))
         return found

@@ -117,13 +117,7 @@ class HashDebugTrace:
                 consequence="its records are closed, so new ones would be lost",
                 tip="Create a new HashDebugTrace for every run.",
             )
-        native.settle()
-        if is_tracing():
-            raise HashbenchError(
-                "cannot nest traces",
-                consequence="each would record the other's tensors as its inputs",
-                tip="Exit the outer trace first, or use one for both.",
-            )
+        refuse_nested()
         self.mark("start")
         self._tracer.__enter__()
         return self
@@ -285,6 +279,17 @@ class HashDebugTrace:
                 roles.append("output")
             uses += [{"op_id": record.id, "operation": record.op, "role": role} for role in roles]
         return uses
+
+
+def refuse_nested() -> None:
+    """Raise :class:`HashbenchError` if a trace is active in this thread."""
+    native.settle()
+    if is_tracing():
+        raise HashbenchError(
+            "cannot nest traces",
+            consequence="each would record the other's tensors as its inputs",
+            tip="Exit the outer trace first, or use one for both.",
+        )
 
 
 class Recording:

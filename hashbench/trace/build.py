@@ -119,52 +119,89 @@ def build_trace(
             forward ops has a record.
         hashed_inputs: whether inputs were hashed around every op.
     """
-    with uncollected():  # a collection would find nothing, and scan all of torch's objects
-        trace = _built(raw, Ids(first_sequence), hashed_inputs=hashed_inputs)
-        early = tuple(_early_reads(trace, raw.notes, early_results))
-        return replace(trace, early_reads=early) if early else trace
+    return TraceBuilder(first_sequence, hashed_inputs=hashed_inputs).add(raw, early_results)
 
 
-def _built(indexed: IndexedTrace, ids: Ids, *, hashed_inputs: bool) -> Trace:
-    records, leaves, results, marks, notes, callers, threads = indexed
-    for kind, name, *_ in leaves:
-        ids.add_leaf(kind, name)
-    built: list[OpRecord] = []
-    for number, raw in enumerate(records):
-        # A caller's record follows those of its inner calls, and is the forward op of the call's autograd nodes.
-        sequence = -1 if number in callers and raw.phase != "backward" else raw.sequence
-        identity = ids.add_record(
-            raw.plan.name,
-            phase=raw.phase,
-            iteration=raw.iteration,
-            module=raw.module,
-            sequence=sequence,
-            thread=threads.get(number, ""),
+class Forward(NamedTuple):
+    """Forward record of a backward one: its id, and its source line."""
+
+    id: str
+    source: str
+
+
+class TraceBuilder:
+    """Builder of a trace, all at once or part by part: each part costs what is new in it.
+
+    Args:
+        first_sequence: as for :func:`build_trace`, as is ``hashed_inputs``.
+
+    Attributes:
+        ids: ids of the records and leaves so far.
+    """
+
+    def __init__(self, first_sequence: int, *, hashed_inputs: bool) -> None:
+        self.ids = Ids(first_sequence)
+        self._hashed_inputs = hashed_inputs
+        self._sources: dict[int, str] = {}
+
+    def add(self, part: IndexedTrace, early_results: Mapping[str, str]) -> Trace:
+        """Return the next part of the trace. All numbers and positions in ``part`` count from the start of the trace;
+        its records and leaves have the next ones."""
+        with uncollected():  # a collection would find nothing, and scan all of torch's objects
+            trace = self._built(part)
+            early = tuple(_early_reads(trace, len(self.ids.records), part.notes, early_results))
+            return replace(trace, early_reads=early) if early else trace
+
+    def _built(self, part: IndexedTrace) -> Trace:
+        records, leaves, results, marks, notes, callers, threads = part
+        ids, first, first_leaf = self.ids, len(self.ids.records), len(self.ids.leaves)
+        for kind, name, *_ in leaves:
+            ids.add_leaf(kind, name)
+        built: list[OpRecord] = []
+        for number, raw in enumerate(records, first):
+            # A caller's record follows those of its inner calls, and is the forward op of the call's autograd nodes.
+            sequence = -1 if number in callers and raw.phase != "backward" else raw.sequence
+            identity = ids.add_record(
+                raw.plan.name,
+                phase=raw.phase,
+                iteration=raw.iteration,
+                module=raw.module,
+                sequence=sequence,
+                thread=threads.get(number, ""),
+            )
+            at = identity.forward
+            forward = None if at is None else built[at - first] if at >= first else self._forward(at)
+            built.append(build_record(raw, ids, identity, forward, notes.get(number, {})))
+        self._sources.update((number, record.source) for number, record in enumerate(built, first) if record.source)
+        for number, caller in callers.items():  # a caller's outputs depend on its inner calls
+            values = [""]
+            if number >= first:  # else its line is written
+                built[number - first] = inner = replace(built[number - first], inside=ids.records[caller])
+                values = [output.value if self._hashed_inputs else "" for output in inner.outputs]
+            shown = [Ref("inside", ids.records[number], digest=value) for value in dict.fromkeys(values)]
+            outer = built[caller - first]
+            built[caller - first] = replace(outer, inputs=(*outer.inputs, *shown))
+        for number, caller in sorted(callers.items()):  # callers follow their inner calls
+            if number >= first and built[number - first].rng and records[caller - first].plan.drawn_inside:
+                built[caller - first] = replace(built[caller - first], rng=_rng(records[caller - first]))
+        return Trace(
+            records=tuple(built),
+            leaves=tuple(map(_build_leaf, ids.leaves[first_leaf:], leaves)),
+            results=tuple(_build_result(ids, *result) for result in results),
+            marks=tuple(marks),
+            hashed_inputs=self._hashed_inputs,
         )
-        forward = None if identity.forward is None else built[identity.forward]
-        built.append(build_record(raw, ids, identity, forward, notes.get(number, {})))
-    for number, caller in callers.items():  # a caller's outputs depend on its inner calls
-        built[number] = replace(built[number], inside=ids.records[caller])
-        values = [output.value if hashed_inputs else "" for output in built[number].outputs]
-        shown = [Ref("inside", ids.records[number], digest=value) for value in dict.fromkeys(values)]
-        built[caller] = replace(built[caller], inputs=(*built[caller].inputs, *shown))
-    for number, caller in sorted(callers.items()):  # callers follow their inner calls
-        if built[number].rng and records[caller].plan.drawn_inside:
-            built[caller] = replace(built[caller], rng=_rng(records[caller]))
-    return Trace(
-        records=tuple(built),
-        leaves=tuple(map(_build_leaf, ids.leaves, leaves)),
-        results=tuple(_build_result(ids, *result) for result in results),
-        marks=tuple(marks),
-        hashed_inputs=hashed_inputs,
-    )
+
+    def _forward(self, number: int) -> Forward:
+        return Forward(self.ids.records[number], self._sources.get(number, ""))
 
 
 def _early_reads(
-    trace: Trace, notes: Mapping[int, Mapping[str, Any]], early_results: Mapping[str, str]
+    trace: Trace, count: int, notes: Mapping[int, Mapping[str, Any]], early_results: Mapping[str, str]
 ) -> Iterator[EarlyRead]:
+    first = count - len(trace.records)
     for number in sorted(number for number, kept in notes.items() if EARLY in kept):
-        record = trace.records[number]
+        record = trace.records[number - first]
         for at, source in sorted(notes[number][EARLY].items()):
             yield EarlyRead(record.inputs[at].source, record.id, source)
     for result in trace.results:
@@ -257,7 +294,7 @@ def _parts(identity: str) -> tuple[str, str, str]:
 
 
 def build_record(
-    raw: RawRecord, ids: Ids, identity: RecordIdentity, forward: OpRecord | None, notes: Mapping[str, Any]
+    raw: RawRecord, ids: Ids, identity: RecordIdentity, forward: OpRecord | Forward | None, notes: Mapping[str, Any]
 ) -> OpRecord:
     """Convert a raw record to its final form; ``forward`` is the forward record of a backward one."""
     found = notes.get("inputs")

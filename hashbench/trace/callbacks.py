@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -281,10 +281,15 @@ class CallObserver:
             with unrecorded():
                 self.callback.recorded(record)
 
-    def records(self) -> list[RawRecord]:
-        """Return the records so far, in the order they were appended. Synchronizes devices."""
+    def records(self, first: int = 0) -> list[RawRecord]:
+        """Return the records so far from the ``first`` on, in the order they were appended. Synchronizes devices."""
         self._add_undeclared_writes()
-        return list(map(RawRecord._make, list(self._records)))  # other threads may append
+        return list(map(RawRecord._make, self._records[first:]))  # a copy: other threads may append
+
+    @property
+    def writer(self) -> Callable[[int], int] | None:
+        """Function from a number among the reads to the writer's; ``None`` if they are the same."""
+        return None if self._possible.empty else self._possible.node
 
     def notes_of(self, numbers: Container[int]) -> dict[int, dict[str, Any]]:
         """Return the notes of these records; notes of unfinished or failed calls are left out."""

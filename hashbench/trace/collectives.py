@@ -170,12 +170,30 @@ class Collectives:
             self._unsure[number] = _Read(number, position, result, source, before, exchange.arrivals)
         self._hash(number, exchange)
 
-    def note_early_reads(self, records: Sequence[RawRecord], notes: dict[int, dict[str, Any]]) -> dict[str, str]:
+    def is_in_flight(self, number: int) -> bool:
+        """Return True if the outputs of the collective of this record may still be hashed."""
+        return number in self._open
+
+    @unrecorded()
+    def settle(self) -> None:
+        """Hash the outputs of collectives whose Work is known to be done; wait for none."""
+        for number, exchange in sorted(self._open.items()):
+            if exchange.is_done():
+                self._hash(number, exchange)
+
+    def note_early_reads(
+        self, records: Sequence[RawRecord], notes: dict[int, dict[str, Any]], *, once: bool = False
+    ) -> dict[str, str]:
         """Add early reads to ``notes``, by record number; return the results that were read early.
 
-        Both with source lines. Synchronizes devices.
+        Both with source lines. Synchronizes devices. If ``once`` is set, a read is noted by one call only.
         """
-        early = [read for read in list(self._unsure.values()) if read.is_before_change()]
+        reads = list(self._unsure.values())
+        if once:
+            reads = [read for read in reads if not self.is_in_flight(read.number)]
+            for read in reads:
+                del self._unsure[read.number]
+        early = [read for read in reads if read.is_before_change()]
         for read in early:
             reader = None if read.result else read.reader_among(records)
             if reader is not None:

@@ -16,6 +16,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
 import xxhash
@@ -42,11 +43,15 @@ from hashbench.records import (
 OTHER_OPS = "the Python dispatch mode changes which ops run, and the native tracer does not"
 """Reason for not comparing traces of different tracers."""
 
+CUT = "trace is cut"
+"""How a rank ended whose file has no end."""
+
 _Positioned = TypeVar("_Positioned", Leaf, SettingsMark, TracedStep)
 _MAGIC = "hashbench-trace"
 _ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r", " ": "\\s"}
 _UNESCAPES = {"\\": "\\", "t": "\t", "n": "\n", "r": "\r", "s": " "}
 _NOTE = "; "
+_CLOSED_STEP = re.compile(r"\nstep\t\d{1,20}\t(\d{1,20})\t([0-9a-f]{16})\n")
 _BLANK = "blank"
 _MOST_DIMENSIONS, _MOST_DIGITS = 256, 20
 _LEAST_GZIP = 18
@@ -57,14 +62,9 @@ _LEAST_GZIP = 18
 
 def dumps(trace: Trace, *, notes: Mapping[int, str] | None = None) -> str:
     """Format a trace as text. ``notes`` by record index are appended to their lines, and ignored when read."""
-    text = SealedLines()
-    text.add("\t".join([_MAGIC, str(TRACE_SCHEMA), *_head(trace)]))
-    for line in _body(trace, notes or {}):
-        if isinstance(line, TracedStep):
-            text.close(f"step\t{line.number}")
-        else:
-            text.add(line)
-    text.close("end")
+    text = TraceText(trace)
+    text.add(trace, notes=notes or {})
+    text.end(trace.results, trace.early_reads, ended=trace.rank.ended if trace.rank is not None else "")
     return text.taken()
 
 
@@ -79,6 +79,7 @@ class SealedLines:
         self.count = 0
         self._new: list[str] = []
         self._hash = xxhash.xxh3_64()
+        self._taken = 0, self._hash.copy()
 
     def add(self, line: str) -> None:
         """Add a line."""
@@ -90,11 +91,100 @@ class SealedLines:
         """Add a closing line: these words, the number of lines, the checksum."""
         self.add(f"{words}\t{self.count}\t{self._hash.hexdigest()}")
 
+    def new(self) -> str:
+        """Return the text since the last :meth:`keep`."""
+        return "".join(self._new)
+
+    def keep(self) -> None:
+        """Go on behind the text so far."""
+        self._new.clear()
+        self._taken = self.count, self._hash.copy()
+
+    def drop(self) -> None:
+        """Go on as if nothing had been added since the last :meth:`keep`."""
+        self._new.clear()
+        self.count, kept = self._taken
+        self._hash = kept.copy()
+
+
+class TraceText:
+    """Text form of a trace in the making, from its first line on; ``head`` is a trace with the fields of that line.
+
+    Attributes:
+        lines: the lines so far.
+    """
+
+    def __init__(self, head: Trace) -> None:
+        self.lines = SealedLines()
+        self._digits: dict[str, str] = {}
+        self._settings: dict[str, str] = {}
+        self.lines.add("\t".join([_MAGIC, str(TRACE_SCHEMA), *_head(head)]))
+
+    def add(
+        self,
+        trace: Trace,
+        *,
+        first: int = 0,
+        notes: Mapping[int, str] = MappingProxyType({}),
+        arrived: Mapping[str, tuple[TensorDigest, ...]] = MappingProxyType({}),
+    ) -> None:
+        """Add the records of a trace, or of the part of one that begins with record ``first``, with leaves, marks and
+        steps; and digests that have ``arrived`` since an earlier part, by the ids of their records."""
+        for identity, digests in arrived.items():
+            self._digits[identity] = short_digest(digests)
+            self.lines.add("\t".join(["arrived", _escape(identity), " ".join(map(digest_text, digests))]))
+        marks, leaves, steps = _by_position(trace.marks), _by_position(trace.leaves), _by_position(trace.steps)
+        for number in range(first, first + len(trace.records) + 1):
+            for step in steps[number]:
+                self.close_step(step.number, step.results)
+            for mark in marks[number]:
+                self.lines.add(self._mark_line(mark))
+            for leaf in leaves[number]:
+                self.lines.add(self._leaf_line(leaf))
+            if number < first + len(trace.records):
+                record = trace.records[number - first]
+                note = f"\t{_NOTE}{_escape(notes[number], spaces=False)}" if notes.get(number) else ""
+                self.lines.add(record_line(record, self._digits) + note)
+                if record.outputs:
+                    self._digits[record.id] = short_digest(record.outputs)
+
+    def close_step(self, number: int, results: Iterable[Result], early: Iterable[EarlyRead] = ()) -> None:
+        """Add the results of a step, and the line that closes it."""
+        self._add_results(results, early)
+        self.lines.close(f"step\t{number}")
+
+    def end(self, results: Iterable[Result], early: Iterable[EarlyRead] = (), *, ended: str = "") -> None:
+        """Add the results at the end, and the last lines."""
+        self._add_results(results, early)
+        if ended:
+            self.lines.add(f"ended\t{_escape(ended, spaces=False)}")
+        self.lines.close("end")
+
     def taken(self) -> str:
         """Return the text since the last call."""
-        text = "".join(self._new)
-        self._new.clear()
+        text = self.lines.new()
+        self.lines.keep()
         return text
+
+    def _add_results(self, results: Iterable[Result], early: Iterable[EarlyRead]) -> None:
+        for result in results:
+            self.lines.add(_result_line(result))
+        for read in early:
+            by = "result" if read.is_result else "op"
+            fields = ["early", _escape(read.collective), by, _escape(read.reader), _escape(read.source, spaces=False)]
+            self.lines.add("\t".join(fields))
+
+    def _mark_line(self, mark: SettingsMark) -> str:
+        changed = {name: value for name, value in mark.settings if self._settings.get(name) != value}
+        gone = {name: None for name in self._settings if name not in dict(mark.settings)}
+        self._settings = dict(mark.settings)
+        values = json.dumps({**changed, **gone}, sort_keys=True)
+        return f"setting\t{mark.position}\t{_escape(mark.label)}\t{values}"
+
+    def _leaf_line(self, leaf: Leaf) -> str:
+        self._digits[leaf.id] = leaf.digest.value[:8] or _BLANK
+        initial = f"\twas={leaf.initial}" if leaf.initial else ""
+        return f"leaf\t{_escape(leaf.id)}\t{leaf.kind}\t{digest_text(leaf.digest)}{initial}"
 
 
 def write(trace: Trace, path: Path, *, notes: Mapping[int, str] | None = None) -> None:
@@ -164,40 +254,6 @@ def _head(trace: Trace) -> Iterator[str]:
         yield f"rank={trace.rank.rank}/{trace.rank.world_size}"
 
 
-def _body(trace: Trace, notes: Mapping[int, str]) -> Iterator[str | TracedStep]:
-    digits: dict[str, str] = {}
-    settings: dict[str, str] = {}
-    marks, leaves, steps = _by_position(trace.marks), _by_position(trace.leaves), _by_position(trace.steps)
-    for number in range(len(trace.records) + 1):
-        for step in steps[number]:
-            yield from map(_result_line, step.results)
-            yield step
-        for mark in marks[number]:
-            changed = {name: value for name, value in mark.settings if settings.get(name) != value}
-            gone = {name: None for name in settings if name not in dict(mark.settings)}
-            settings = dict(mark.settings)
-            values = json.dumps({**changed, **gone}, sort_keys=True)
-            yield f"setting\t{mark.position}\t{_escape(mark.label)}\t{values}"
-        for leaf in leaves[number]:
-            digits[leaf.id] = leaf.digest.value[:8] or _BLANK
-            initial = f"\twas={leaf.initial}" if leaf.initial else ""
-            yield f"leaf\t{_escape(leaf.id)}\t{leaf.kind}\t{digest_text(leaf.digest)}{initial}"
-        if number < len(trace.records):
-            record = trace.records[number]
-            note = f"\t{_NOTE}{_escape(notes[number], spaces=False)}" if notes.get(number) else ""
-            yield record_line(record, digits) + note
-            if record.outputs:
-                digits[record.id] = short_digest(record.outputs)
-    yield from map(_result_line, trace.results)
-    for read in trace.early_reads:
-        by = "result" if read.is_result else "op"
-        yield "\t".join(
-            ["early", _escape(read.collective), by, _escape(read.reader), _escape(read.source, spaces=False)]
-        )
-    if trace.rank is not None and trace.rank.ended:
-        yield f"ended\t{_escape(trace.rank.ended, spaces=False)}"
-
-
 def _result_line(result: Result) -> str:
     fields = ["result", _escape(result.name), digest_text(result.digest), _escape(result.source) or "-"]
     fields += [f"placement={_escape(result.placement, spaces=False)}"] if result.placement else []
@@ -240,18 +296,24 @@ def _escape(text: str, *, spaces: bool = True) -> str:
 # ------------------------------------------------------------------------------------------------------ reading
 
 
-def read(path: Path, *, most: int = LARGEST_FILE) -> Trace:
+def read(path: Path, *, most: int = LARGEST_FILE, cut: bool = False) -> Trace:
     """Read a trace file, gzip-compressed or plain text, of at most ``most`` bytes of text.
 
+    Args:
+        path: of the file.
+        most: maximum number of bytes of text.
+        cut: read a file that is truncated, or damaged towards its end, up to the last whole step before: ``ended`` of
+            its rank is then :data:`CUT`.
+
     Raises:
-        HashbenchError: the file is missing, no trace, of another version, truncated or damaged. A truncated trace is
-            never read as a shorter one.
+        HashbenchError: the file is missing, no trace, of another version, truncated or damaged; or, with ``cut``, has
+            no whole step. A truncated trace is never read as a shorter one that is whole.
     """
     try:
-        text = read_text(path, most=most)
+        text = read_text(path, most=most, members=True, cut=cut)
     except (OSError, ValueError) as error:
         raise _unreadable(path, getattr(error, "strerror", None) or str(error)) from error
-    return loads(text, name=str(path))
+    return loads(text, name=str(path), cut=cut)
 
 
 def text_size(path: Path) -> int:
@@ -268,22 +330,31 @@ def text_size(path: Path) -> int:
         return max(size, int.from_bytes(opened.read(4), "little"))
 
 
-def loads(text: str, *, name: str = "trace") -> Trace:
+def loads(text: str, *, name: str = "trace", cut: bool = False) -> Trace:
     """Parse the text of a trace; ``name`` names it in errors. Raises as :func:`read` does."""
-    lines = _whole_lines(text, name)
     try:
-        return _parse(lines)
+        lines, is_cut = _whole_lines(text, name), False
+    except HashbenchError:
+        if not cut:
+            raise
+        lines, is_cut = _lines_of_whole_steps(text, name), True
+    try:
+        return _parse(lines, is_cut=is_cut)
     except (ValueError, IndexError, KeyError, TypeError, AttributeError) as error:
         raise _unreadable(name, f"a line cannot be parsed ({error})") from error
 
 
-def _whole_lines(text: str, name: str) -> list[str]:
+def _refuse_other_head(text: str, name: str) -> None:
     head = text.split("\n", 1)[0].split("\t")
     if head[0] != _MAGIC:
         raise _unreadable(name, "it is not a hashbench trace (unknown first line)")
     if head[1:2] != [str(TRACE_SCHEMA)]:
         version = head[1] if len(head) > 1 else "none"
         raise _unreadable(name, f"it has schema version {version}, this hashbench reads {TRACE_SCHEMA}")
+
+
+def _whole_lines(text: str, name: str) -> list[str]:
+    _refuse_other_head(text, name)
     body, end, tail = text.rpartition("end\t")
     fields = tail.split("\t")
     lines = body.split("\n")[:-1]  # not splitlines, which also splits at form feeds
@@ -294,6 +365,23 @@ def _whole_lines(text: str, name: str) -> list[str]:
     return lines
 
 
+def _lines_of_whole_steps(text: str, name: str) -> list[str]:
+    """Return the lines up to the end of the last whole step."""
+    _refuse_other_head(text, name)
+    whole = start = count = 0
+    checksum = xxhash.xxh3_64()
+    for closing in _CLOSED_STEP.finditer(text):
+        at = closing.start() + 1
+        checksum.update(text[start:at].encode())
+        count += text.count("\n", start, at)
+        if (closing[1], closing[2]) != (str(count), checksum.hexdigest()):
+            break
+        start, whole = at, closing.end()
+    if not whole:
+        raise _unreadable(name, "it has no whole step")
+    return text[:whole].split("\n")[:-1]
+
+
 def _unreadable(name: object, reason: str) -> HashbenchError:
     return HashbenchError(
         f"cannot read the trace {name}",
@@ -302,8 +390,9 @@ def _unreadable(name: object, reason: str) -> HashbenchError:
     )
 
 
-def _parse(lines: Sequence[str]) -> Trace:
+def _parse(lines: Sequence[str], *, is_cut: bool) -> Trace:
     records: list[OpRecord] = []
+    places: dict[str, int] = {}
     leaves: list[Leaf] = []
     results: list[Result] = []
     marks: list[SettingsMark] = []
@@ -316,6 +405,12 @@ def _parse(lines: Sequence[str]) -> Trace:
         match kind:
             case "op":
                 records.append(_parse_record(fields))
+                if records[-1].collective is not None:
+                    places[records[-1].id] = len(records) - 1
+            case "arrived":
+                identity, digests = fields
+                place = places[_unescape(identity)]
+                records[place] = _arrived(records[place], tuple(map(parse_digest, digests.split(" "))))
             case "leaf":
                 leaf_id, leaf_kind, digest, *rest = fields
                 initial = rest[0].removeprefix("was=") if rest else ""
@@ -338,13 +433,19 @@ def _parse(lines: Sequence[str]) -> Trace:
                 early.append(read)
             case _:
                 _fail(f"unknown kind {kind!r}")
-    head = _parse_head(lines[0].split("\t")[2:], ended)
+    head = _parse_head(lines[0].split("\t")[2:], CUT if is_cut else ended)
     made = tuple(results) or (steps[-1].results if steps else ())
     trace = Trace(
         tuple(records), tuple(leaves), made, tuple(marks), early_reads=tuple(early), steps=tuple(steps), **head
     )
     _check_references(trace)
     return trace
+
+
+def _arrived(record: OpRecord, outputs: tuple[TensorDigest, ...]) -> OpRecord:
+    if [digest[:3] for digest in record.outputs] != [digest[:3] for digest in outputs]:
+        _fail(f"other outputs of {record.id} arrived")
+    return dataclasses.replace(record, outputs=outputs)
 
 
 def _parse_result(fields: Sequence[str]) -> Result:
@@ -444,7 +545,7 @@ def parse_digest(text: str) -> TensorDigest:
 
 def _check_references(trace: Trace) -> None:
     known = {leaf.id for leaf in trace.leaves}
-    names = {result.name for result in trace.results}
+    names = {result.name for results in (trace.results, *(step.results for step in trace.steps)) for result in results}
     if len(known) != len(trace.leaves):
         _fail("two leaves have one name")
     for results in (trace.results, *(step.results for step in trace.steps)):

@@ -37,22 +37,52 @@ def in_schedule_independent_order(
     raw: IndexedTrace, lane_of: Sequence[int], lanes: Sequence[LaneStart], names: Mapping[int, str]
 ) -> IndexedTrace:
     """Return the trace in schedule-independent order; ``names`` are the lanes' names."""
+    return part_in_order(raw, lane_of, lanes, names, first=0, first_leaf=0)[0]
+
+
+def part_in_order(
+    raw: IndexedTrace,
+    lane_of: Sequence[int],
+    lanes: Sequence[LaneStart],
+    names: Mapping[int, str],
+    *,
+    first: int,
+    first_leaf: int,
+) -> tuple[IndexedTrace, dict[int, int]]:
+    """Put a part of a trace in schedule-independent order.
+
+    Args:
+        raw: the part from record ``first`` and leaf ``first_leaf`` on; numbers count from the start of the trace.
+        lane_of: number of each record's lane.
+        lanes: all lanes.
+        names: the lanes' names.
+        first: number of records before the part.
+        first_leaf: number of leaves before the part.
+
+    Returns:
+        the part in order, and the new numbers of its records and leaves by their old ones.
+    """
     records = raw.records
-    order = _in_order(records, lane_of, lanes, raw.callers)
-    moved = {place: at for at, place in enumerate(order)}
-    leaves, leaf_numbers = _leaves_in_order([records[place] for place in order], raw.leaves)
+    order = _in_order(records, lane_of, lanes, raw.callers, first)
+    moved = {first + place: first + at for at, place in enumerate(order)}
+    leaves, leaf_numbers = _leaves_in_order([records[place] for place in order], raw.leaves, first, first_leaf)
     moved |= leaf_numbers
-    own = [place for place, lane in enumerate(lane_of) if not lane]
+    own = [first + place for place, lane in enumerate(lane_of) if not lane]
     marks = [(bisect_left(own, mark.position), mark) for mark in raw.marks]
+    end = first + len(records)
+
+    def new(node: int) -> int:
+        return moved.get(node, node)
+
     return raw._replace(
-        records=[records[place].renumbered(moved.__getitem__) for place in order],
+        records=[records[place].renumbered(new) for place in order],
         leaves=leaves,
-        results=[(name, value, None if node is None else moved[node]) for name, value, node in raw.results],
-        marks=[replace(mark, position=moved[own[at]] if at < len(own) else len(records)) for at, mark in marks],
-        notes={moved[place]: kept for place, kept in raw.notes.items()},
-        callers={moved[place]: moved[caller] for place, caller in raw.callers.items()},
-        threads={moved[place]: names[lane] for place, lane in enumerate(lane_of) if lane},
-    )
+        results=[(name, value, None if node is None else new(node)) for name, value, node in raw.results],
+        marks=[replace(mark, position=moved[own[at]] if at < len(own) else end) for at, mark in marks],
+        notes={new(place): kept for place, kept in raw.notes.items()},
+        callers={new(place): new(caller) for place, caller in raw.callers.items()},
+        threads={moved[first + place]: names[lane] for place, lane in enumerate(lane_of) if lane},
+    ), moved
 
 
 def callers_of(numbers: Sequence[int], lane_of: Sequence[int], lanes: Sequence[LaneStart]) -> dict[int, int]:
@@ -68,14 +98,19 @@ def callers_of(numbers: Sequence[int], lane_of: Sequence[int], lanes: Sequence[L
 
 
 def _in_order(
-    records: Sequence[RawRecord], lane_of: Sequence[int], lanes: Sequence[LaneStart], callers: Mapping[int, int]
+    records: Sequence[RawRecord],
+    lane_of: Sequence[int],
+    lanes: Sequence[LaneStart],
+    callers: Mapping[int, int],
+    first: int,
 ) -> list[int]:
-    """Return the indices of ``records`` in trace order; ``lane_of`` is the lane of each. All numbers are indices."""
+    """Return the indices of ``records`` in trace order; ``lane_of`` is the lane of each. Their numbers are indices plus
+    ``first``."""
     rows: list[list[int]] = [[] for _ in lanes]
     for place, lane in enumerate(lane_of):
         rows[lane].append(place)
     index = {place: at for row in rows for at, place in enumerate(row)}
-    starts = [bisect_left(rows[lane.parent], lane.position) for lane in lanes]
+    starts = [bisect_left(rows[lane.parent], lane.position - first) for lane in lanes]
     paths: list[tuple[tuple[int, int, int], ...]] = [()]
     for number in range(1, len(lanes)):
         paths.append((*paths[lanes[number].parent], (starts[number], 0, number)))
@@ -92,9 +127,9 @@ def _in_order(
             follows(rows[number][0], rows[lanes[number].parent][starts[number] - 1])
     for place, record in enumerate(records):
         for earlier in set(record.reads[1::3]):
-            follows(place, earlier)
-        if place in callers:
-            follows(callers[place], place)
+            follows(place, earlier - first if earlier >= 0 else earlier)
+        if first + place in callers:
+            follows(callers[first + place] - first, place)
     waiting: list[tuple[tuple[tuple[int, int, int], ...], int]] = []
 
     def offer(place: int) -> None:
@@ -121,19 +156,21 @@ def _in_order(
     return order
 
 
-def _leaves_in_order(records: Iterable[RawRecord], leaves: Sequence[RawLeaf]) -> tuple[list[RawLeaf], dict[int, int]]:
+def _leaves_in_order(
+    records: Iterable[RawRecord], leaves: Sequence[RawLeaf], first: int, first_leaf: int
+) -> tuple[list[RawLeaf], dict[int, int]]:
     """Order leaves by their first read in ``records``; return them and the new number by old number. An unnamed leaf
     belongs to the module that reads it first."""
     found: list[RawLeaf] = []
     numbers: dict[int, int] = {}
-    for place, record in enumerate(records):
+    for place, record in enumerate(records, first):
         for node in record.reads[1::3]:
-            if node < 0 and node not in numbers:
-                kind, name, digest, _, registered = leaves[-1 - node]
-                numbers[node] = -1 - len(found)
+            if node < -first_leaf and node not in numbers:
+                kind, name, digest, _, registered = leaves[-1 - node - first_leaf]
+                numbers[node] = -1 - first_leaf - len(found)
                 found.append((kind, record.module if kind == "other" else name, digest, place, registered))
-    for at, leaf in enumerate(leaves):
-        if -1 - at not in numbers:
-            numbers[-1 - at] = -1 - len(found)
+    for number, leaf in enumerate(leaves, first_leaf):
+        if -1 - number not in numbers:
+            numbers[-1 - number] = -1 - first_leaf - len(found)
             found.append(leaf)
     return found, numbers

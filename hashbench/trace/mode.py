@@ -22,6 +22,7 @@ from hashbench.trace.module_paths import ModulePaths
 from hashbench.trace.nodes import Nodes, PythonNodes
 from hashbench.trace.op_schema import OpPlan
 from hashbench.trace.raw import RawTrace
+from hashbench.trace.segments import RawSegment, TraceSegment, TraceSegments
 
 
 def is_tracing() -> bool:
@@ -98,6 +99,26 @@ class TracingMode(TorchDispatchMode):
         leaves = list(raw.nodes.leaves.values())
         indexed = IndexedTrace(records, leaves, results, raw.setting_marks, notes, {})
         return raw.built(indexed, early_results, hashed_inputs=raw.hashed_inputs), notes
+
+    def segments(self) -> TraceSegments:
+        """Return the segments of this trace, none so far."""
+        return self.raw.segments(hashed_inputs=self.raw.hashed_inputs)
+
+    def taken(self, segments: TraceSegments) -> TraceSegment:
+        """Add what is new to ``segments``, and return it."""
+        raw = self.raw
+        records, early_results = raw.new_records(segments)
+        part = RawSegment(
+            records=records,
+            made=segments.made + len(records),
+            leaves=list(raw.nodes.leaves.values())[segments.leaves :],
+            results=raw.results[segments.results :],
+            marks=raw.setting_marks[segments.marks :],
+            notes=raw.observer.notes_of({record.number for record in records}),
+            early_results=early_results,
+            writer=raw.observer.writer,
+        )
+        return segments.add(part, raw.collectives.is_in_flight)
 
     def finish(self) -> tuple[Trace, Mapping[int, Mapping[str, Any]]]:
         """Return the trace, and notes by record number; release the raw records."""

@@ -26,8 +26,7 @@ from torch.nn.modules.module import (
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 _STEP_HOOKS: tuple[dict[int, Any], ...] = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
-_HOOKS: tuple[dict[int, Any], ...] = (
-    *_STEP_HOOKS,
+_MODULE_HOOKS: tuple[dict[int, Any], ...] = (
     _global_forward_pre_hooks,
     _global_forward_hooks,
     _global_forward_hooks_always_called,
@@ -175,6 +174,7 @@ class ModulePaths:
         self._ends: list[int] = []  # end of the parameters, and of the buffers, of each module in _attributes
         self._roots: dict[str, int] = {}
         self._listener = ModuleListener()
+        self._counting: ModuleListener | None = None
         self.use(ModuleStack())
 
     def use(self, stack: ModuleStack) -> None:
@@ -256,6 +256,23 @@ class ModulePaths:
         finally:
             self.stop()
 
+    def keep_counting(self, listener: ModuleListener) -> None:
+        """Tell ``listener`` of every optimizer step until :meth:`stop_counting`, also while nothing is followed.
+
+        A listener may then call :meth:`start` and :meth:`stop` when told: the hooks stay, over which torch iterates.
+        """
+        self.stack.thread = threading.get_ident()
+        self._listener = self._counting = listener
+        self._add_step_hooks()
+
+    def stop_counting(self) -> None:
+        """Undo :meth:`keep_counting`."""
+        self._counting = None
+        if not self.following:
+            self._listener = ModuleListener()
+            for hooks in _STEP_HOOKS:
+                hooks.pop(-id(self), None)
+
     def start(self, listener: ModuleListener) -> None:
         """Follow this thread's module calls, and optimizer steps, until :meth:`stop`."""
         self.stack.thread, self._listener = threading.get_ident(), listener
@@ -267,11 +284,11 @@ class ModulePaths:
 
     def stop(self) -> None:
         """Stop following, and release the listener: whatever a trace keeps is freed with it."""
-        self.remove_hooks()
+        self._remove_hooks(_STEP_HOOKS if self._counting is None else ())
         if self.stack.leave_all() or self.optimizing:  # the trace ended inside a module or step
             self.optimizing = False
             self._listener.changed()
-        self._listener = ModuleListener()
+        self._listener = self._counting or ModuleListener()
 
     def install_hooks(self) -> None:
         """Install the fast module call (or global hooks, if there are others), and the optimizer hooks. Hooks are kept
@@ -288,11 +305,13 @@ class ModulePaths:
                 self._add_hooks()
         else:
             self._add_hooks()
-        _global_optimizer_pre_hooks[-id(self)] = self._begin_step
-        _global_optimizer_post_hooks[-id(self)] = self._end_step
+        self._add_step_hooks()
 
     def remove_hooks(self) -> None:
         """Remove them: dynamo would compile hooks into the graph, cannot trace ours, and recompiles without them."""
+        self._remove_hooks(_STEP_HOOKS)
+
+    def _remove_hooks(self, step_hooks: Sequence[dict[int, Any]]) -> None:
         if not self.following:
             return
         self.following = False
@@ -300,7 +319,7 @@ class ModulePaths:
         if self.original is not None and call.__kwdefaults__ == {"_followed": self}:
             call.__code__ = self.original.__code__
             call.__kwdefaults__ = None
-        for hooks in _HOOKS if self.hooks else _STEP_HOOKS:
+        for hooks in (*step_hooks, *_MODULE_HOOKS) if self.hooks else step_hooks:
             hooks.pop(-id(self), None)
         self.hooks = 0
 
@@ -311,6 +330,10 @@ class ModulePaths:
             self._add_hooks()
             for hooks in (_global_forward_pre_hooks, _global_forward_hooks):
                 hooks.move_to_end(-id(self), last=False)  # type: ignore[attr-defined]
+
+    def _add_step_hooks(self) -> None:
+        _global_optimizer_pre_hooks[-id(self)] = self._begin_step
+        _global_optimizer_post_hooks[-id(self)] = self._end_step
 
     def _add_hooks(self) -> None:
         self.hooks = 1
@@ -349,6 +372,8 @@ class ModulePaths:
         self, _: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Pre-hook of every optimizer step; returns its arguments with the closure wrapped, if there is one."""
+        if not self.following:
+            return None
         self._set_optimizing(True)
         if "closure" in kwargs and callable(kwargs["closure"]):
             return args, {**kwargs, "closure": self._outside_step(kwargs["closure"])}
@@ -375,7 +400,8 @@ class ModulePaths:
         self._listener.changed()
 
     def _end_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        self._set_optimizing(False)
+        if self.following:
+            self._set_optimizing(False)
         if threading.get_ident() == self.stack.thread:
             self._listener.stepped(optimizer)
 

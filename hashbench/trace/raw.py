@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from hashbench.trace.collectives import Collectives
 from hashbench.trace.digest import (
     BY_DTYPE,
     EMPTY,
+    PENDING,
     PIECE,
     RawDigest,
     _buffer,
@@ -33,6 +34,7 @@ from hashbench.trace.digest import (
 from hashbench.trace.module_paths import ModuleListener, ModulePaths, NamedState
 from hashbench.trace.nodes import Nodes, own_mark
 from hashbench.trace.registered import Registered
+from hashbench.trace.segments import TraceSegments
 from hashbench.trace.storage_writers import IN_FLIGHT, Mark, set_mark, storage_key, view_key
 
 PLAIN_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
@@ -58,6 +60,7 @@ class RawTrace(ModuleListener):
         failed_op: name of the op that raised last.
         active: whether ops are being recorded.
         first_sequence: autograd's sequence number at the start.
+        after_step: called after each step of an optimizer, once it is counted.
     """
 
     def __init__(self, options: TraceOptions, nodes: Nodes, modules: ModulePaths) -> None:
@@ -71,6 +74,7 @@ class RawTrace(ModuleListener):
         self.collectives = Collectives(nodes.token, self.ledger)
         self.registered = Registered()
         self.results: list[RawResult] = []
+        self.after_step: Callable[[torch.optim.Optimizer], None] | None = None
         self.setting_marks: list[SettingsMark] = []
         self.records_nothing = options.records_nothing
         self.hashed_inputs = options.hash_inputs
@@ -94,6 +98,12 @@ class RawTrace(ModuleListener):
             with untraced():
                 self.collectives.finish()
 
+    def settle(self) -> None:
+        """Hash the outputs of collectives that are known to be done; wait for none."""
+        if self.collectives.under_way:
+            with untraced():
+                self.collectives.settle()
+
     # --------------------------------------------------------------------------------------------- iterations
 
     def begin_iteration(self, number: int | None = None) -> None:
@@ -109,6 +119,8 @@ class RawTrace(ModuleListener):
             self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
             self.iteration = max(self.iteration or 0, self._steps[optimizer])
             self.changed()
+        if self.after_step is not None:
+            self.after_step(optimizer)
 
     def changed(self) -> None:
         """Start a context range: the iteration changed, or an optimizer step begins or ends."""
@@ -159,8 +171,11 @@ class RawTrace(ModuleListener):
         position = self.nodes.record_count()
         self.setting_marks.append(SettingsMark(position, label, tuple(sorted(settings.items()))))
 
-    def add_result(self, name: str, value: Any) -> None:
-        """Add a result by which runs are compared, hashed now: a tensor, or a plain Python value."""
+    def add_result(self, name: str, value: Any, *, wait: bool = True) -> None:
+        """Add a result by which runs are compared, hashed now: a tensor, or a plain Python value.
+
+        A collective that still writes the tensor is waited for; without ``wait``, the digest is then ``pending``.
+        """
         if self.records_nothing:
             return
         if not isinstance(value, torch.Tensor):
@@ -172,6 +187,9 @@ class RawTrace(ModuleListener):
             mark, node = own_mark((components(value) or [value])[0], self.nodes.token), None
             if mark is not None:
                 node = mark[1]
+                if mark[2] is IN_FLIGHT and not wait and self.collectives.is_in_flight(node):
+                    self.results.append((name, (value.dtype, tuple(value.shape), None, PENDING), node))
+                    return
                 if mark[2] is IN_FLIGHT:
                     self.collectives.read(node, value, position=self.nodes.record_count(), result=name)
                 elif isinstance(mark[2], dict):
@@ -217,6 +235,17 @@ class RawTrace(ModuleListener):
         """Return the records made in Python, in any order, and the source lines of results that were read early."""
         records = self.observer.records()
         return records, self.collectives.note_early_reads(records, self.observer.kept)
+
+    def segments(self, *, hashed_inputs: bool) -> TraceSegments:
+        """Return the segments of this trace, none so far."""
+        return TraceSegments(self.first_sequence or 0, hashed_inputs=hashed_inputs)
+
+    def new_records(self, segments: TraceSegments) -> tuple[list[RawRecord], dict[str, str]]:
+        """Return what :meth:`made` does, without what ``segments`` have."""
+        self.settle()
+        self.ledger.read()
+        records = self.observer.records(segments.made)
+        return records, self.collectives.note_early_reads(records, self.observer.kept, once=True)
 
     def built(self, indexed: IndexedTrace, early_results: Mapping[str, str], *, hashed_inputs: bool) -> Trace:
         """Build the trace from records, leaves and results whose numbers are indices."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ _READ = struct.Struct("=iiq")
 _WRITE = struct.Struct("=QII")
 _LEAF = struct.Struct("=QQqIIiI")
 _LANE = struct.Struct("=iiiI")
-_SEQUENCE, _CONTEXT, _CALLER, _LANE_OF = 0, 4, 8, 11
+_SEQUENCE, _OP, _CONTEXT, _FIRST_READ, _FIRST_WRITE, _CALLER, _READS, _WRITES, _LANE_OF = 0, 2, 4, 5, 6, 8, 9, 10, 11
 _RECORD_FIELDS = np.dtype([("sequence", "i8"), ("rng", "u8"), ("op", "i4"), ("rest", "V36")])
 _LEAF_FIELDS = np.dtype([("storage", "u8"), ("rest", "V24"), ("name", "i4"), ("unused", "i4")])
 _BACKWARD, _STRIDED = 1 << 31, 1 << 8
@@ -62,15 +63,36 @@ def content_of(
 
 
 class DecodedTrace:
-    """Content of the recorder for one trace, as Python records and leaves."""
+    """Content of the recorder for one trace, as Python records and leaves: all so far, or what :meth:`load` found since
+    :meth:`release`."""
 
-    def __init__(self, library: Library, recorder: int, ops: Mapping[int, Op]) -> None:
-        self._library, self._recorder, self._ops = library, recorder, ops
-        self._calls = self._unpacked(RECORDS, _RECORD)
+    def __init__(self, library: Library, recorder: int) -> None:
+        self._library, self._recorder = library, recorder
         self._texts: dict[tuple[int, int], str] = {}
+        self._tables: dict[int, list[bytes]] = {OTHERS: [], METAS: []}
+        self._shapes = _Cached(self._shape)
+        self._first = 0
+        self._waiting: dict[int, tuple[Any, ...]] = {}  # calls without a record so far, by number
+        self.load()
 
-    def _unpacked(self, what: int, form: struct.Struct) -> list[tuple[Any, ...]]:
-        return list(form.iter_unpack(self._library.bytes_of(self._recorder, what, form.size)))
+    def load(self) -> None:
+        """Read the calls since the last :meth:`release`."""
+        self._calls = self._unpacked(RECORDS, _RECORD, first=self._first)
+
+    def release(self, made: Iterable[int]) -> None:
+        """Drop the calls, except those whose record Python has not made; ``made`` are the numbers that it has."""
+        numbered = enumerate(self._calls, self._first)
+        self._waiting |= {number: call for number, call in numbered if call[_OP] < 0}
+        for number in made:
+            self._waiting.pop(number, None)
+        self._first += len(self._calls)
+        self._calls = []
+
+    def _call(self, number: int) -> tuple[Any, ...]:
+        return self._waiting[number] if number < self._first else self._calls[number - self._first]
+
+    def _unpacked(self, what: int, form: struct.Struct, *, first: int = 0) -> list[tuple[Any, ...]]:
+        return list(form.iter_unpack(self._library.bytes_of(self._recorder, what, form.size, first=first)))
 
     # ------------------------------------------------------------------------- of all records, also those of Python's
 
@@ -80,16 +102,17 @@ class DecodedTrace:
 
     def lane_of(self, number: int) -> int:
         """Return the number of a record's lane."""
-        lane: int = self._calls[number][_LANE_OF]
+        lane: int = self._call(number)[_LANE_OF]
         return lane
 
     def callers(self) -> dict[int, int]:
         """Return the number of the enclosing record, by record number."""
-        return {number: call[_CALLER] for number, call in enumerate(self._calls) if call[_CALLER] >= 0}
+        numbered = [*self._waiting.items(), *enumerate(self._calls, self._first)]
+        return {number: call[_CALLER] for number, call in numbered if call[_CALLER] >= 0}
 
     def placed(self, made: RawRecord, contexts: Contexts) -> RawRecord:
         """Complete a record made by Python with the context of its thread."""
-        kept = self._calls[made.number]
+        kept = self._call(made.number)
         sequence = made.sequence | kept[_SEQUENCE]
         if not kept[_LANE_OF]:
             return made._replace(sequence=sequence) if kept[_SEQUENCE] else made
@@ -101,6 +124,7 @@ class DecodedTrace:
 
     def records(
         self,
+        ops: Mapping[int, Op],
         contexts: Contexts,
         in_python: Mapping[int, RawRecord],
         odd: Sequence[RawDigest],
@@ -108,13 +132,18 @@ class DecodedTrace:
         """Yield the records in order.
 
         Args:
+            ops: ops by number.
             contexts: contexts by number.
             in_python: records made by Python, by number.
             odd: digests that Python made for the recorder.
         """
         made: Any = tuple.__new__  # half the time of a named tuple's constructor
-        ops, shapes, texts = self._ops, self._shapes, self._texts
-        all_reads, all_writes = self._unpacked(READS, _READ), self._unpacked(WRITES, _WRITE)
+        shapes, texts = self._shapes, self._texts
+        first_read = min((call[_FIRST_READ] for call in self._calls if call[_READS]), default=0)
+        first_write = min((call[_FIRST_WRITE] for call in self._calls if call[_WRITES]), default=0)
+        all_reads = self._unpacked(READS, _READ, first=first_read)
+        all_writes = self._unpacked(WRITES, _WRITE, first=first_write)
+        yield from (in_python[number] for number in self._waiting if number in in_python)
         for number, (
             sequence,
             state_digest,
@@ -128,7 +157,7 @@ class DecodedTrace:
             reads,
             writes,
             _,
-        ) in enumerate(self._calls):
+        ) in enumerate(self._calls, self._first):
             if at < 0:
                 if number in in_python:  # else its digest failed, and Python dropped it
                     yield in_python[number]
@@ -140,16 +169,18 @@ class DecodedTrace:
             parts: list[Any] = []
             if reads:
                 places = op.places
+                first -= first_read
                 for node, argument, offset in all_reads[first : first + reads]:
                     parts += (places[argument], node, offset)
             written: list[RawDigest | TensorDigest] = []
             if writes:
+                write -= first_write
                 for value, meta, state in all_writes[write : write + writes]:
                     content = "" if state else f"{value:016x}"
                     written.append(odd[meta] if state == 2 else made(TensorDigest, (*shapes[meta], content)))
             text = texts.get((at, others))
             if text is None:
-                text = self._other_arguments(at, others)
+                text = self._other_arguments(op, at, others)
             scalar = self._scalar(returned) if returned else None
             rng = state_digest if op.plan.seeded else None
             reads_of, digests = tuple(parts), tuple(written)
@@ -164,12 +195,14 @@ class DecodedTrace:
         state: Callable[[int], tuple[str, str, str]],
         registered: Registered,
         in_python: Mapping[int, RawLeaf],
+        *,
+        first: int = 0,
     ) -> Iterator[RawLeaf]:
-        """Yield the leaves in order; ``in_python`` are those made by Python, by number."""
+        """Yield the leaves in order from the ``first`` on; ``in_python`` are those made by Python, by number."""
         kept = self._unpacked(LEAVES, _LEAF)
         registrations = registered.along(storage for storage, *_ in kept)
-        for place, ((_, value, position, meta, context, name, _), registration) in enumerate(
-            zip(kept, registrations, strict=True)
+        for place, ((_, value, position, meta, context, name, _), registration) in itertools.islice(
+            enumerate(zip(kept, registrations, strict=True)), first, None
         ):
             if name == -3:
                 yield in_python[-1 - place]
@@ -178,25 +211,23 @@ class DecodedTrace:
             if name >= 0:
                 kind, path, attribute = state(name)
                 label = f"{path}.{attribute}"
-            digest = (*self._metas[meta], value)
+            digest = (*self._meta(meta), value)
             kind, label, initial = registration or (kind, label, None)
             yield kind, label, digest, position, None if initial is None else (initial, digest)
 
-    @functools.cached_property
-    def _others(self) -> list[bytes]:
-        return self._library.texts(self._recorder, OTHERS)
+    def _text(self, what: int, number: int) -> bytes:
+        """Return an interned byte string."""
+        table = self._tables[what]
+        if number >= len(table):
+            table += self._library.texts(self._recorder, what, first=len(table))
+        return table[number]
 
-    @functools.cached_property
-    def _metas(self) -> dict[int, tuple[torch.dtype, tuple[int, ...], tuple[int, ...] | None]]:
-        metas = enumerate(self._library.texts(self._recorder, METAS))
-        return {number: _meta(text, self._library.dtypes) for number, text in metas if text}
+    def _meta(self, number: int) -> tuple[torch.dtype, tuple[int, ...], tuple[int, ...] | None]:
+        return _meta(self._text(METAS, number), self._library.dtypes)
 
-    @functools.cached_property
-    def _shapes(self) -> dict[int, tuple[str, tuple[int, ...], tuple[int, ...]]]:
-        return {
-            number: (dtype_name(dtype), shape, stride or contiguous_stride(shape))
-            for number, (dtype, shape, stride) in self._metas.items()
-        }
+    def _shape(self, number: int) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+        dtype, shape, stride = self._meta(number)
+        return dtype_name(dtype), shape, stride or contiguous_stride(shape)
 
     @functools.cached_property
     def _enumerated(self) -> dict[str, Mapping[int, Any]]:
@@ -207,10 +238,10 @@ class DecodedTrace:
             "MemoryFormat": {number: getattr(torch, name) for number, name in enumerate(_FORMATS)},
         }
 
-    def _other_arguments(self, at: int, number: int) -> str:
+    def _other_arguments(self, op: Op, at: int, number: int) -> str:
         """Return the text of a call's non-tensor arguments."""
         if (at, number) not in self._texts:
-            op, reader = self._ops[at], _Values(self._others[number], self._enumerated)
+            reader = _Values(self._text(OTHERS, number), self._enumerated)
             found = []
             while reader.more:
                 position = reader.byte()
@@ -220,8 +251,20 @@ class DecodedTrace:
         return self._texts[at, number]
 
     def _scalar(self, number: int) -> Any:
-        value = _Values(self._others[number - 1], {}).value("") if number else None
+        value = _Values(self._text(OTHERS, number - 1), {}).value("") if number else None
         return value if type(value) in PLAIN_TYPES else None
+
+
+class _Cached(dict[int, Any]):
+    """Cache of a function of a number."""
+
+    def __init__(self, function: Callable[[int], Any]) -> None:
+        super().__init__()
+        self._function = function
+
+    def __missing__(self, number: int) -> Any:
+        self[number] = made = self._function(number)
+        return made
 
 
 def _meta(

@@ -63,7 +63,7 @@ class RecorderNodes:
         self.thread = ThreadState()
         self.next_record: Callable[[], int] = functools.partial(_take_number, library, recorder, self.thread)
         self._context = library.context(recorder).contents
-        self._leaf_lock = threading.RLock()
+        self.leaf_lock = threading.RLock()
         modules.use(_RecordersStack(library, recorder))
 
     def __del__(self) -> None:
@@ -114,7 +114,7 @@ class RecorderNodes:
     # ---------------------------------------------------------------------------------------------------- leaves
 
     def add_leaf(self, tensor: torch.Tensor, views: LeafViews | None, *, whole: bool, describe: Describe) -> int:
-        with self._leaf_lock:  # another thread may just have added it
+        with self.leaf_lock:  # another thread may just have added it
             self.pull((tensor,))
             mark = own_mark(tensor, self.token)
             if mark is not None and not whole:

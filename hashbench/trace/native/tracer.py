@@ -31,6 +31,7 @@ from hashbench.trace.native.ops import Ops
 from hashbench.trace.native.threads import ThreadLanes
 from hashbench.trace.op_schema import OpPlan
 from hashbench.trace.raw import RawTrace
+from hashbench.trace.segments import RawSegment, TraceSegment, TraceSegments
 
 
 class NativeTracer:
@@ -54,6 +55,7 @@ class NativeTracer:
         self._threads = ThreadLanes(self.nodes, self._forwarded)
         self._compiled: CompiledRecords | None = None
         self._compiled_ran = False
+        self._decoded: DecodedTrace | None = None
         self.raw.changed()
 
     def __enter__(self) -> NativeTracer:
@@ -171,19 +173,62 @@ class NativeTracer:
         rest = (named, raw.modules.contexts.modules, raw.modules.contexts.steps, raw.results, raw.setting_marks)
         return xxhash.xxh3_128_digest(b"".join([*content, repr(rest).encode()]))
 
+    def segments(self) -> TraceSegments:
+        """Return the segments of this trace, none so far."""
+        self._decoded = DecodedTrace(self._library, self.nodes.recorder)
+        return self.raw.segments(hashed_inputs=not self._mixed and self.raw.hashed_inputs)
+
+    def taken(self, segments: TraceSegments) -> TraceSegment:
+        """Add what is new to ``segments``, and return it."""
+        # Other threads may be recording: copy referrers before what they refer to.
+        raw, contexts, kept = self.raw, self.raw.modules.contexts, self._decoded
+        assert kept is not None
+        results = raw.results[segments.results :]
+        made, early_results = raw.new_records(segments)
+        kept.load()
+        records = [kept.placed(record, contexts) for record in made]
+        with self.nodes.leaf_lock:  # else a leaf may have its number and no content
+            in_python, first = dict(self.nodes.leaves), segments.leaves
+            if self._mixed:
+                leaves = list(kept.leaves(contexts, raw.modules.state, raw.registered, in_python, first=first))
+            else:
+                leaves = [leaf for _, leaf in sorted(in_python.items(), reverse=True)][first:]
+        if self._mixed:
+            by_number = {record.number: record for record in records}
+            ops = {**self._ops.by_number, **self._kernels.ops}
+            records = list(kept.records(ops, contexts, by_number, self._forwarded.odd_digests))
+        part = RawSegment(
+            records=records,
+            made=segments.made + len(made),
+            leaves=leaves,
+            results=results,
+            marks=raw.setting_marks[segments.marks :],
+            notes=raw.observer.notes_of({record.number for record in records}),
+            early_results=early_results,
+            callers=kept.callers(),
+            lanes=kept.lanes(),
+            lane_of=kept.lane_of,
+            names=self._threads.names,
+            writer=raw.observer.writer,
+        )
+        segment = segments.add(part, raw.collectives.is_in_flight)
+        kept.release(record.number for record in made)
+        return segment
+
     def built(self) -> tuple[Trace, Mapping[int, Mapping[str, Any]]]:
         """Build the trace so far, and notes by record number."""
         # Other threads may be recording: copy referrers before what they refer to.
         raw, contexts = self.raw, self.raw.modules.contexts
         results: Sequence[RawResult] = list(raw.results)
         made, early_results = raw.made()
-        kept = DecodedTrace(self._library, self.nodes.recorder, {**self._ops.by_number, **self._kernels.ops})
+        kept = DecodedTrace(self._library, self.nodes.recorder)
         in_python = [kept.placed(record, contexts) for record in made]
         records: Sequence[RawRecord]
         notes: Mapping[int, Mapping[str, Any]]
         if self._mixed:
             by_number = {record.number: record for record in in_python}
-            records = list(kept.records(contexts, by_number, self._forwarded.odd_digests))
+            ops = {**self._ops.by_number, **self._kernels.ops}
+            records = list(kept.records(ops, contexts, by_number, self._forwarded.odd_digests))
             leaves = list(kept.leaves(contexts, raw.modules.state, raw.registered, self.nodes.leaves))
             numbers = [record.number for record in records]
             notes = raw.observer.notes_of(set(numbers))

@@ -1,0 +1,115 @@
+"""Record a program step by step: every step is a part of the trace that can be taken while the program goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from hashbench.records import Trace
+from hashbench.trace import native
+from hashbench.trace.api import refuse_nested
+from hashbench.trace.callbacks import TraceOptions
+from hashbench.trace.mode import TracingMode
+from hashbench.trace.native.tracer import NativeTracer
+from hashbench.trace.segments import TraceSegment, TraceSegments
+from hashbench.trace.tracer import choose
+
+
+class SteppedTrace:
+    """Trace that is taken part by part, while it is recorded; it can be started and stopped once.
+
+    Args:
+        tracer: as for :class:`~hashbench.trace.api.HashDebugTrace`.
+        model: as for :class:`~hashbench.trace.api.HashDebugTrace`.
+        settings: as for :class:`~hashbench.trace.api.HashDebugTrace`.
+        after_step: called with the optimizer after each of its steps, from :meth:`follow` until :meth:`unfollow`. It
+            may start and stop the trace.
+    """
+
+    def __init__(
+        self,
+        *,
+        after_step: Callable[[torch.optim.Optimizer], None],
+        tracer: str = "auto",
+        model: torch.nn.Module | None = None,
+        settings: Callable[[], Mapping[str, str]] | None = None,
+    ) -> None:
+        self.choice = choose(tracer)
+        options = TraceOptions()
+        self._tracer: TracingMode | NativeTracer = (
+            TracingMode(options) if self.choice.tracer == "python" else native.make_tracer(options)
+        )
+        self._settings, self._model = settings, model
+        self._segments: TraceSegments | None = None
+        self._tracer.raw.after_step = after_step
+
+    @property
+    def steps(self) -> int:
+        """Number of steps so far: those of the most frequently stepped optimizer."""
+        return self._tracer.raw.iteration or 0
+
+    @property
+    def is_active(self) -> bool:
+        """True if ops are being recorded."""
+        return self._tracer.raw.active
+
+    @property
+    def head(self) -> Trace:
+        """Empty trace with the tracer of this one."""
+        return Trace((), tracer=self.choice.tracer, tracer_reason=self.choice.reason)
+
+    def follow(self) -> None:
+        """Count the steps of optimizers from now on."""
+        self._tracer.raw.modules.keep_counting(self._tracer.raw)
+
+    def unfollow(self) -> None:
+        """Stop counting steps."""
+        self._tracer.raw.modules.stop_counting()
+
+    def start(self) -> None:
+        """Record every op from now on.
+
+        Raises:
+            HashbenchError: another trace is active.
+        """
+        refuse_nested()
+        if self._model is not None:
+            self._tracer.raw.register_model(self._model)
+        self._mark("start")
+        self._tracer.__enter__()
+        self._segments = self._tracer.segments()
+
+    def stop(self) -> None:
+        """Stop recording, without waiting for collectives under way: their outputs stay ``pending``."""
+        self._tracer.__exit__(_Stopped, None, None)
+        self._mark("end")
+
+    def add_result(self, name: str, value: Any, *, wait: bool = True) -> None:
+        """Add a result of this step, hashed now: a tensor, or a plain Python value. Without ``wait``, the digest of a
+        tensor that a collective still writes is ``pending``."""
+        self._tracer.raw.add_result(name, value, wait=wait)
+
+    def names_of(self, parameters: Sequence[torch.Tensor]) -> list[str]:
+        """Return the path of each parameter in the modules that the trace knows; ``""`` for others."""
+        raw = self._tracer.raw
+        with torch._C.DisableTorchFunction():
+            return [raw.state_name(raw.nodes.state_of(parameter))[1] for parameter in parameters]
+
+    def settle(self) -> None:
+        """Hash the outputs of collectives that are done."""
+        self._tracer.raw.settle()
+
+    def taken(self) -> TraceSegment:
+        """Return what is new since the last call."""
+        assert self._segments is not None
+        return self._tracer.taken(self._segments)
+
+    def _mark(self, label: str) -> None:
+        if self._settings is not None:
+            self._tracer.raw.mark(label, self._settings())
+
+
+class _Stopped(Exception):  # noqa: N818 – never raised
+    """Reason for a trace to end as after an exception: without waiting."""
