@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from hashbench.check.model import BenchmarkRunner
     from hashbench.divergence import find as find_divergence
     from hashbench.errors import HashbenchError
+    from hashbench.ranks.record import record_ranks
+    from hashbench.ranks.results import result
     from hashbench.records import ModelSpec, Row, RunOptions, Trace
     from hashbench.results.dataframe import read_sweep
     from hashbench.run.workload import Workload
@@ -33,6 +35,8 @@ _HOME = {
     "find_divergence": ("hashbench.divergence", "find"),
     "model": ("hashbench.suites.python_suites", "model"),
     "read_sweep": ("hashbench.results.dataframe", "read_sweep"),
+    "record_ranks": ("hashbench.ranks.record", "record_ranks"),
+    "result": ("hashbench.ranks.results", "result"),
 }
 
 __all__ = [
@@ -47,6 +51,8 @@ __all__ = [
     "find_divergence",
     "model",
     "read_sweep",
+    "record_ranks",
+    "result",
 ]
 
 

@@ -1,0 +1,1 @@
+"""Programs of several ranks: one trace a rank, written step by step."""
