@@ -178,11 +178,6 @@ OVERWRITING = _OVERWRITING_ALL | {
 }
 """In-place ops whose result does not depend on the old content."""
 
-_COMBINING = frozenset(
-    {"allreduce_", "allreduce_coalesced_", "reduce_", "broadcast_", "all_reduce_", "all_reduce_coalesced_"}
-)
-"""Collectives that also send the buffer that they overwrite."""
-
 
 def name_of(record: OpRecord) -> str:
     """Return the op without namespace and overload: ``add_`` of ``aten.add_.Tensor``."""
@@ -192,8 +187,9 @@ def name_of(record: OpRecord) -> str:
 def _reads(record: OpRecord, ref: Ref) -> bool:
     """Return True if an op reads the content of this argument: not an ``out=`` buffer (which is passed by name), nor a
     target that it overwrites."""
-    name = name_of(record)
-    fills = name in OVERWRITING or not ref.argument[:1].isdigit() or (record.collective and name not in _COMBINING)
+    if record.collective is not None:
+        return not ref.written or ref.argument in record.collective.given
+    fills = name_of(record) in OVERWRITING or not ref.argument[:1].isdigit()
     return not (ref.written and fills)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from hashbench.catalog import Origin
 from hashbench.compare.align import OVERWRITING, SECOND, PairedRuns, name_of, thread_of
 from hashbench.records import Leaf, OpRecord, Ref, TensorDigest, op_of
+from hashbench.trace.collective_ops import UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,8 @@ class Differences:
             told = f"the output differs ({told})"
         elif source.origin == Origin.KERNEL and node in self.exchanges:
             told = "what it received differs, although all that this rank gave to it is equal"
+            if self._gave_another(node):
+                told = "what this rank gave to it differs, although whatever wrote that is equal"
         before = "no collective comes before it"
         if last:
             outcome = "left other content in the two runs" if last in self.differs else "left the same in both runs"
@@ -117,6 +120,8 @@ class Differences:
             f"not traceable across ranks: {place}: {told}; {before}. Compare the two traces of each rank, and look "
             "first at a rank whose verdict names no collective"
         )
+        if unknown := next(filter(self._exchanges_unknown, self.exchanges), ""):
+            detail += f"; what {op_of(unknown)} exchanges is not known: hashbench/data/collectives.csv does not say it"
         return replace(
             source,
             origin=Origin.RANKS,
@@ -128,6 +133,20 @@ class Differences:
             second=second,
             opaque_producer=False,
         )
+
+    def _gave_another(self, node: str) -> bool:
+        """Return True if this rank gave other content to a collective in the second run."""
+        records = self.runs.records[node]
+        given = [
+            [ref.digest for ref in record.inputs if ref.argument in record.collective.given]
+            for record in records
+            if record is not None and record.collective is not None
+        ]
+        return len(given) == len(records) and given[0] != given[1]
+
+    def _exchanges_unknown(self, node: str) -> bool:
+        kinds = {record.collective.kind for record in self.runs.records[node] if record and record.collective}
+        return UNKNOWN in kinds
 
     def add_view(self, node: str) -> None:
         """Mark a view that the runs took differently, or one run only: its readers may read other elements."""

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from hashbench.processes import uncollected
-from hashbench.records import Collective, EarlyRead, Leaf, OpRecord, Ref, Result, SettingsMark, TensorDigest, Trace
+from hashbench.records import EarlyRead, Leaf, OpRecord, Ref, Result, SettingsMark, TensorDigest, Trace
 from hashbench.trace.arguments import argument_text
 from hashbench.trace.digest import RawDigest, readable
 from hashbench.trace.op_schema import OpPlan
@@ -18,6 +18,11 @@ from hashbench.trace.op_schema import OpPlan
 EARLY = "early"
 """Key in the notes of a record: source lines, by index into its reads, of reads of a collective's output that changed
 afterwards."""
+
+
+EXCHANGED = "exchanged"
+"""Key in the notes of a collective's record: what it exchanged
+(:class:`~hashbench.trace.collectives.Exchanged`)."""
 
 
 class RawRecord(NamedTuple):
@@ -299,6 +304,9 @@ def build_record(
     """Convert a raw record to its final form; ``forward`` is the forward record of a backward one."""
     found = notes.get("inputs")
     digests = {argument: readable(digest).value for argument, digest in found.items()} if found else {}
+    exchanged = notes.get(EXCHANGED)
+    if exchanged is not None:
+        digests |= {argument: readable(digest).value for argument, digest in exchanged.given.items()}
     argument_of, records, leaves = ids.argument, ids.records, ids.leaves
     reads, inputs = iter(raw.reads), []
     for argument, node, at in zip(reads, reads, reads, strict=True):
@@ -323,7 +331,7 @@ def build_record(
         "" in [output.value for output in outputs],
         source,
         raw.plan.opaque,
-        Collective("") if raw.plan.collective else None,
+        None if exchanged is None else exchanged.collective,
         "",
     )
 

@@ -16,7 +16,8 @@ from hashbench.native.library import unrecorded
 from hashbench.records import OpRecord, TensorDigest
 from hashbench.trace import arguments
 from hashbench.trace.build import Ids, RawRecord, RawResult, RecordIdentity, build_record, without_gaps
-from hashbench.trace.digest import PENDING, UNDEFINED, RawDigest, is_waiting, raw_digest, readable, undefined
+from hashbench.trace.collectives import digest_unless_in_flight
+from hashbench.trace.digest import UNDEFINED, RawDigest, is_waiting, raw_digest, readable, undefined
 from hashbench.trace.op_schema import OpPlan
 from hashbench.trace.storage_writers import (
     LeafViews,
@@ -237,7 +238,7 @@ class CallObserver:
             if self.unwritten:
                 unused |= {id(tensor) for tensor in plan.written_tensors(args, kwargs) if self._is_unwritten(tensor)}
             noted["inputs"] = {
-                path: undefined(tensor) if id(tensor) in unused else self._input_digest(tensor)
+                path: undefined(tensor) if id(tensor) in unused else digest_unless_in_flight(tensor, self._ledger)
                 for path, tensor in arguments.named_arguments(args, kwargs)
             }
         if self._options.source_lines:
@@ -249,7 +250,7 @@ class CallObserver:
         self, number: int, plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any], noted: Mapping[str, Any]
     ) -> None:
         """Keep the notes of the call that became record ``number``; print it and pass it on as requested."""
-        kept: dict[str, Any] = {}
+        kept = self.kept.get(number, {})
         for tensor, storage, size in noted.get("sizes", ()):
             if storage_key(tensor) == storage and storage_bytes(tensor) > size:
                 # resize_ grew it: the new part is uninitialized
@@ -313,12 +314,6 @@ class CallObserver:
         """Return whether a compiled graph has allocated the tensor's memory, and nothing has written it since."""
         mark = get_mark(tensor)
         return mark is not None and mark[0] is self._token and mark[1] in self.unwritten
-
-    def _input_digest(self, tensor: torch.Tensor) -> RawDigest:
-        """Hash a tensor before a call; return ``pending`` for one that a collective still writes."""
-        if is_in_flight(tensor):
-            return tensor.dtype, tuple(tensor.shape), None, PENDING
-        return raw_digest(tensor, self._ledger)
 
     def _find_undeclared_writes(
         self, number: int, plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any], before: dict[str, RawDigest]

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from hashbench.trace import arguments, op_schema
-from hashbench.trace.build import RecordIdentity
+from hashbench.trace.build import EXCHANGED, RecordIdentity
 from hashbench.trace.digest import RawDigest, undefined
 from hashbench.trace.op_schema import OpPlan, Pattern
 from hashbench.trace.raw import PLAIN_TENSORS, RawTrace, WithoutContentError
@@ -110,12 +110,18 @@ class CallRecorder:
             sequence = _get_sequence_nr() - 1
         rng = arguments.generator_digest(args, kwargs) if plan.seeded else None
         noted = self._observer.before(plan, args, kwargs) if self._observer.wanted or plan.resizes else None
+        exchanged = None
+        if plan.collective is not None:
+            known = (noted or {}).get("inputs", {})
+            exchanged = self._trace.collectives.exchanged(plan, args, kwargs, known)
         try:
             output = plan.call(*args, **kwargs)
         except BaseException:
             self._trace.failed_op = plan.name
             raise
         number = self._next_record()
+        if exchanged is not None:
+            self._observer.kept[number] = {EXCHANGED: exchanged}
         scalar = None
         written: tuple[RawDigest, ...] = ()
         pattern = plan.pattern if output is not None else _GENERAL  # None may replace any tensor
@@ -163,7 +169,7 @@ class CallRecorder:
             for tensor in arguments.tensors_in(output)
             if id(tensor) not in seen and (plan.fresh or not self._trace.nodes.is_known(tensor))
         ]
-        if plan.collective:
+        if plan.collective is not None:
             once = plan.receives_once
             return self._trace.collectives.begin(mark[1], [*fresh, *targets], output, receives_once=once)
         written = tuple([self._write(tensor, mark, plan.blank) for tensor in fresh + targets])

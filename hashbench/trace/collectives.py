@@ -1,4 +1,7 @@
-"""Hash the outputs of asynchronous collectives once their Work is done: at the first read, or at the end of the trace.
+"""Collectives of a trace: what a rank gives, read just before the call, and what it receives, once it is there.
+
+The outputs of asynchronous collectives are hashed once their Work is done: at the first read, or at the end of the
+trace.
 
 A collective returns before its data have arrived: gloo's threads, or a stream, go on writing. Its outputs are kept
 until they are hashed (its Work keeps them alive anyway); their storages are marked
@@ -15,7 +18,7 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +26,13 @@ import torch
 
 from hashbench.devices.ledger import Ledger
 from hashbench.native.library import unrecorded
-from hashbench.trace.arguments import caller_line
+from hashbench.records import Collective
+from hashbench.trace.arguments import caller_line, named_arguments
 from hashbench.trace.build import EARLY, RawRecord
 from hashbench.trace.digest import PENDING, Arrival, RawDigest, raw_digest, readable
+from hashbench.trace.groups import Groups
 from hashbench.trace.op_schema import OpPlan
-from hashbench.trace.storage_writers import IN_FLIGHT, get_mark, set_mark, storage_bytes
+from hashbench.trace.storage_writers import IN_FLIGHT, get_mark, is_in_flight, set_mark, storage_bytes
 
 LIMIT = 60.0
 """Timeout in seconds, at the end of a trace, for collectives whose outputs were never read."""
@@ -116,11 +121,20 @@ class _Read:
         return reader.plan.writes(argument) and {readable(raw).value for raw in reader.written} <= {*self.left()}
 
 
+@dataclass(frozen=True, slots=True)
+class Exchanged:
+    """What a call exchanges, with digests of all that this rank gives, by argument."""
+
+    collective: Collective
+    given: Mapping[str, RawDigest]
+
+
 class Collectives:
-    """Collectives of one trace whose outputs are not hashed yet, by record number."""
+    """Collectives of one trace: its process groups, and those whose outputs are not hashed yet, by record number."""
 
     def __init__(self, token: object, ledger: Ledger) -> None:
         self._token, self._ledger = token, ledger
+        self.groups = Groups()
         self._open: dict[int, _Exchange] = {}
         self._unsure: dict[int, _Read] = {}
 
@@ -128,6 +142,32 @@ class Collectives:
     def under_way(self) -> bool:
         """True if outputs are waiting to be hashed."""
         return bool(self._open)
+
+    @unrecorded()
+    def exchanged(
+        self, plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any], known: Mapping[str, RawDigest]
+    ) -> Exchanged:
+        """Return what a call that is about to be made exchanges; ``known``: digests of its arguments, if taken."""
+        op = plan.collective
+        assert op is not None
+        group = self.groups.of(op.group(args, kwargs))
+        root = op.root(args, kwargs)
+        is_root = root is None or group.own is None or group.own == root
+        given = {
+            path: known[path] if path in known else digest_unless_in_flight(tensor, self._ledger)
+            for path, tensor in named_arguments(args, kwargs)
+            if op.gives(path, is_root=is_root)
+        }
+        collective = Collective(
+            op.kind,
+            group.ranks,
+            group.ordinal,
+            tuple(given),
+            group.global_rank(root),
+            group.global_rank(op.peer(args, kwargs)),
+            op.tag(args, kwargs),
+        )
+        return Exchanged(collective, given)
 
     @unrecorded()
     def begin(
@@ -218,6 +258,13 @@ class Collectives:
             if mark is not None and mark[1:] == (number, IN_FLIGHT) and _is_whole(tensor):
                 set_mark(tensor, (self._token, number, None))
                 arrival.value = raw_digest(tensor, self._ledger)[3]
+
+
+def digest_unless_in_flight(tensor: torch.Tensor, ledger: Ledger) -> RawDigest:
+    """Hash a tensor before a call; return ``pending`` for one that a collective still writes."""
+    if is_in_flight(tensor):
+        return tensor.dtype, tuple(tensor.shape), None, PENDING
+    return raw_digest(tensor, ledger)
 
 
 def _ends_within(limit: float, wait: Callable[[], None]) -> bool:

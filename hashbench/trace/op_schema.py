@@ -15,6 +15,7 @@ import torch
 
 from hashbench.records import OpRecord, Trace
 from hashbench.trace.arguments import tensors_in
+from hashbench.trace.collective_ops import RECEIVE, WAIT, CollectivePlan, collective_op
 from hashbench.trace.storage_writers import storage_key
 
 _ALLOCATIONS = frozenset(
@@ -33,41 +34,12 @@ _ALLOCATIONS = frozenset(
     }
 )
 
-
-_EXCHANGING = frozenset(
-    {"c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem"}
-)
-"""Namespaces of ops that exchange data with other processes (torch/csrc/distributed/c10d/Ops.cpp, Functional.cpp,
-SymmetricMemory.cpp; torch/distributed/_functional_collectives.py, torch/distributed/tensor/_collective_utils.py)."""
-
-_WAITING = frozenset({"wait_tensor", "wait_tensors", "_wrap_tensor_autograd"})
-"""Ops of these namespaces that return their input tensor once its data have arrived."""
-
-_RECEIVING = frozenset({"recv_", "recv_any_source_"})
-"""Point-to-point ops of ``c10d``. Their ``Work.wait`` must be called only once: a second call waits for another
-message."""
-
-_WRITES_SHOWN = {"fsdp::all_gather_copy_in": ("all_gather_output", 0)}
-"""Ops with an output that aliases a written argument, though the schema declares neither: the argument, and that output
-(torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py)."""
-
 _GENERATOR_STATE = frozenset({"philox_seed", "philox_offset", "rng_state", "unused"})
 """Arguments and outputs of attention that hold the generator's state for dropout (``dropout_p``); without dropout they
 are allocated and neither written nor read (aten/src/ATen/native/transformers/cuda/attention.cu)."""
 
 GROUP = "<group>"
 """Placeholder for the name of a process group in a record's arguments: a recreated group has another name."""
-
-
-def _received_into(schema: Any) -> tuple[str, ...]:
-    """Return the arguments of a ``c10d`` op that receive other processes' data, which its schema does not declare:
-    those named as an output, else the tensors of an in-place op."""
-    if not schema.name.startswith("c10d::") or not schema.name.endswith("_"):
-        return ()
-    names = [argument.name for argument in schema.arguments]
-    return tuple(name for name in names if name.startswith("output") and "split" not in name) or tuple(
-        name for name in names if name == "tensors"
-    )
 
 
 class Pattern(enum.Enum):
@@ -89,7 +61,7 @@ class OpPlan:
             schema of ``native_batch_norm`` and its relatives omits that mutation.
         fresh: no output shares memory with an argument, according to the schema.
         traced: false for ops without any tensor, such as the profiler's marks.
-        collective: exchanges data with other processes; its outputs may arrive later.
+        collective: what it exchanges with other ranks; its outputs may arrive later. ``None``: nothing.
         group: the arguments that name a process group, by position or name.
         receives_once: its Work must be waited for only once.
         waits: returns a collective's output once it has arrived.
@@ -118,7 +90,7 @@ class OpPlan:
     seeded: bool = False
     drawn_inside: bool = False
     traced: bool = True
-    collective: bool = False
+    collective: CollectivePlan | None = None
     group: tuple[int | str, ...] = ()
     receives_once: bool = False
     waits: bool = False
@@ -177,12 +149,11 @@ def plan_of(func: Any) -> OpPlan:
     schema = getattr(func, "_schema", None)
     if schema is None:
         return OpPlan(name=str(func), call=func)
+    line = collective_op(schema)
+    undeclared, shown = ((), None) if line is None else (line.written, line.shown)
     metadata_only = torch.Tag.inplace_view in func.tags
     arguments = list(schema.arguments)
     names = [argument.name for argument in arguments]
-    namespace, _, name = schema.name.partition("::")
-    shown_in, shown = _WRITES_SHOWN.get(schema.name, ("", None))
-    undeclared = (*_received_into(schema), shown_in)
     written = [
         (position, argument)
         for position, argument in enumerate(arguments)
@@ -195,13 +166,8 @@ def plan_of(func: Any) -> OpPlan:
     # Only the forward of a norm has a momentum for its running statistics; its backward merely reads them.
     if not written and not {"momentum", "exponential_average_factor"}.isdisjoint(names):
         statistics = tuple(names.index(name) for name in ("running_mean", "running_var") if name in names)
-    # Communication: by namespace, a class of torch.distributed, a group, a peer.
-    waits = namespace in _EXCHANGING and name in _WAITING
-    collective = not waits and (
-        namespace in _EXCHANGING
-        or any("torch.classes.c10d." in kind for kind in kinds)
-        or not {"group_name", "ranks", "peer"}.isdisjoint(names)
-    )
+    waits = line is not None and line.kind == WAIT
+    collective = CollectivePlan(line, schema) if line is not None and line.exchanges else None
     pattern = _pattern(schema, metadata_only=metadata_only, undeclared=bool(statistics))
     dropout = names.index("dropout_p") if "dropout_p" in names else -1
     state_outputs, state_arguments = (
@@ -210,7 +176,7 @@ def plan_of(func: Any) -> OpPlan:
     )
     if state_outputs:
         pattern = Pattern.GENERAL
-    if collective or waits or shown_in:
+    if collective is not None or waits or shown is not None:
         pattern = Pattern.VIEW if waits and pattern is Pattern.FRESH else Pattern.GENERAL
     return OpPlan(
         name=str(func),
@@ -221,7 +187,8 @@ def plan_of(func: Any) -> OpPlan:
         written_names=tuple(argument.name for _, argument in written),
         running_statistics=statistics,
         training=next((names.index(name) for name in ("training", "train", "use_input_stats") if name in names), -1),
-        fresh=all(item.alias_info is None for item in schema.returns) and not (metadata_only or waits or shown_in),
+        fresh=all(item.alias_info is None for item in schema.returns)
+        and not (metadata_only or (line is not None and line.returned)),
         blank=schema.name in _ALLOCATIONS or (metadata_only and "Storage" in kinds),
         resizes=metadata_only,
         seeded=torch.Tag.nondeterministic_seeded in func.tags or any("Generator" in kind for kind in kinds),
@@ -233,10 +200,10 @@ def plan_of(func: Any) -> OpPlan:
             if label == "group_name" or (label, kind) == ("tag", "str")
             for key in (at, label)
         ),
-        receives_once=namespace == "c10d" and name in _RECEIVING,
+        receives_once=line is not None and line.kind == RECEIVE and any("c10d.Work" in kind for kind in kinds),
         waits=waits,
         shown=shown,
-        leading=None if collective else _leading_tensors(arguments),
+        leading=None if collective is not None else _leading_tensors(arguments),
         dropout=dropout if state_outputs or state_arguments else -1,
         state_outputs=state_outputs,
         state_arguments=state_arguments,

@@ -105,9 +105,8 @@ class Reads:
         """Return the number of the record or leaf that last wrote this tensor; an unknown tensor becomes a leaf."""
         mark = own_mark(tensor, self._token)
         if mark is not None and not isinstance(mark[2], dict):
-            if mark[2] is IN_FLIGHT and (
-                plan.fresh or plan.writes_arguments or plan.waits
-            ):  # else it only makes a view
+            only_view = not (plan.fresh or plan.writes_arguments or plan.waits or plan.collective)
+            if mark[2] is IN_FLIGHT and not only_view:
                 position = self._nodes.record_count()
                 self._trace.collectives.read(mark[1], tensor, position=position, by=plan)
             return mark[1]

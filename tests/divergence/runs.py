@@ -19,6 +19,7 @@ from typing import Any
 
 from hashbench.divergence import find
 from hashbench.records import Collective, Leaf, OpRecord, Ref, Result, SettingsMark, TensorDigest, Trace, Verdict
+from hashbench.trace.collective_ops import UNKNOWN, collective_ops
 
 FIELDS = ("rng", "scalar", "module", "phase", "forward_op", "source", "in", "thread")
 
@@ -106,7 +107,7 @@ class Run:
         self.counts[stem] += 1
         fields |= {"arguments": arguments, "blank": any(not output.value for output in outputs)}
         record = OpRecord(node, iteration=0, op=op, inputs=inputs, outputs=outputs, **fields)
-        self.records.append(replace(record, collective=Collective("") if op.startswith("c10d.") else None))
+        self.records.append(replace(record, collective=_collective(record)))
         if arrow == "=>":
             self.results.append(Result("output", outputs[0], node))
         return node
@@ -121,6 +122,18 @@ class Run:
 
     def trace(self) -> Trace:
         return Trace(tuple(self.records), tuple(self.leaves), tuple(self.results), tuple(self.marks), self.hashed)
+
+
+def _collective(record: OpRecord) -> Collective | None:
+    """What an op of ``c10d`` exchanges: it gives what it does not only receive into."""
+    if not record.op.startswith("c10d."):
+        return None
+    line = collective_ops().get(record.op.removesuffix(".default").replace(".", "::"))
+    if line is None:
+        return Collective(UNKNOWN)
+    in_place = {*line.given} == {*line.written}
+    given = tuple(ref.argument for ref in record.inputs if line.given and (in_place or not ref.written))
+    return Collective(line.kind, given=given)
 
 
 def judge(lines: str, *, swapped: bool = False) -> Verdict:

@@ -824,6 +824,15 @@ def test_memory_that_is_only_filled_is_no_difference() -> None:
     assert judge("c10d._allgather_base_.default !other/Net#0=g|G input/0 -> a").divergence is None
 
 
+def test_a_collective_without_a_line_is_told() -> None:
+    divergence = judge("x = relu input/0 -> r\nx = c10d.swap_.default !x -> a|A\nsum x => s|S").divergence
+    assert divergence is not None
+    assert divergence.origin == "ranks"
+    assert divergence.detail.endswith(
+        "; what c10d.swap_.default exchanges is not known: hashbench/data/collectives.csv does not say it"
+    )
+
+
 RECEIVED = "x = relu input/0 -> r\nx = c10d.allreduce_.default !x -> "
 
 
@@ -835,6 +844,12 @@ RECEIVED = "x = relu input/0 -> r\nx = c10d.allreduce_.default !x -> "
             "c10d.allreduce_.default: what it received differs, although all that this rank gave to it is equal; "
             "no collective comes before it",
             id="a collective",
+        ),
+        pytest.param(
+            "x = relu input/0 -> r\nx = c10d.allreduce_.default !x@d|D -> a|A\nsum x => s|S",
+            "c10d.allreduce_.default: what this rank gave to it differs, although whatever wrote that is equal; "
+            "no collective comes before it",
+            id="a collective that was given bytes from Python",
         ),
         pytest.param(
             RECEIVED + "a\nput x => y|Y",

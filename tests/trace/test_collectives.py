@@ -18,14 +18,16 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives  # registers the old form
 from torch.distributed import distributed_c10d as c10d
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from hashbench import HashDebugTrace, find_divergence
 from hashbench.check.function import FunctionCall, check_function
-from hashbench.records import OpRecord, RunOptions, Trace
+from hashbench.records import Collective, OpRecord, RunOptions, Trace
 from hashbench.trace import collectives, file
+from hashbench.trace.callbacks import TraceCallback
 from hashbench.trace.digest import digest, untraced
-from hashbench.trace.op_schema import Pattern, plan_of
 from hashbench.trace.tracer import native_unavailable
 
 
@@ -305,33 +307,189 @@ def test_a_row_never_passes_where_the_trace_waited_for_the_program(ranks: Sequen
 
 # ---------------------------------------------------------------------------------------------------- what is recorded
 
-NOT_WRITING = {"barrier", "check_for_nan", "monitored_barrier_", "send"}
+
+@pytest.fixture
+def third_of_four() -> Iterator[Any]:
+    """A group of the ranks 2, 0 and 3 of four, in which this is rank 2; nothing is exchanged."""
+    dist.init_process_group("fake", store=FakeStore(), rank=2, world_size=4)
+    yield dist.new_group([0, 2, 3])
+    dist.destroy_process_group()
 
 
-def test_every_collective_of_c10d_writes_what_it_receives_into() -> None:
-    names = {
-        schema.name.removeprefix("c10d::")
-        for schema in torch._C._jit_get_all_schemas()
-        if schema.name.startswith("c10d::")
-    }
-    plans = {name: plan_of(getattr(torch.ops.c10d, name).default) for name in names}
+X = torch.arange(3.0)
 
-    assert all(plan.collective and plan.pattern is Pattern.GENERAL for plan in plans.values())
-    assert {name for name, plan in plans.items() if not plan.written} == NOT_WRITING
-    assert (plans["allreduce_"].written, plans["alltoall_base_"].written) == ((0,), (0,))
-    assert [name for name, plan in sorted(plans.items()) if plan.receives_once] == ["recv_", "recv_any_source_"]
+
+def parts(count: int = 3) -> list[torch.Tensor]:
+    return [torch.full((1,), float(at)) for at in range(count)]
+
+
+THREE = {"process_group": (0, 2, 3)}
+EXCHANGES: dict[str, tuple[Callable[[Any], Any], Collective]] = {
+    "all_reduce": (
+        lambda group: dist.all_reduce(X.clone(), group=group),
+        Collective("combine", given=("0.0",), **THREE),
+    ),
+    "all_reduce of the world": (
+        lambda _: dist.all_reduce(X.clone()),
+        Collective("combine", (0, 1, 2, 3), given=("0.0",)),
+    ),
+    "broadcast by this rank": (
+        lambda group: dist.broadcast(X.clone(), 2, group=group),
+        Collective("broadcast", given=("0.0",), root=2, **THREE),
+    ),
+    "broadcast by another": (
+        lambda group: dist.broadcast(X.clone(), 3, group=group),
+        Collective("broadcast", root=3, **THREE),
+    ),
+    "reduce for another": (
+        lambda group: dist.reduce(X.clone(), 3, group=group),
+        Collective("combine", given=("0.0",), root=3, **THREE),
+    ),
+    "scatter by this rank": (
+        lambda group: dist.scatter(torch.empty(1), parts(), 2, group=group),
+        Collective("scatter", given=("1.0.0", "1.0.1", "1.0.2"), root=2, **THREE),
+    ),
+    "scatter by another": (
+        lambda group: dist.scatter(torch.empty(1), None, 0, group=group),
+        Collective("scatter", root=0, **THREE),
+    ),
+    "gather": (
+        lambda group: dist.gather(X.clone(), [torch.empty(3) for _ in range(3)], 2, group=group),
+        Collective("gather", given=("1.0",), root=2, **THREE),
+    ),
+    "all_gather": (
+        lambda group: dist.all_gather([torch.empty(3) for _ in range(3)], X.clone(), group=group),
+        Collective("gather", given=("1.0",), **THREE),
+    ),
+    "all_gather_into_tensor": (
+        lambda group: dist.all_gather_into_tensor(torch.empty(9), X.clone(), group=group),
+        Collective("gather", given=("1",), **THREE),
+    ),
+    "reduce_scatter": (
+        lambda group: dist.reduce_scatter(torch.empty(1), parts(), group=group),
+        Collective("reduce_scatter", given=("1.0.0", "1.0.1", "1.0.2"), **THREE),
+    ),
+    "reduce_scatter_tensor": (
+        lambda group: dist.reduce_scatter_tensor(torch.empty(1), X.clone(), group=group),
+        Collective("reduce_scatter", given=("1",), **THREE),
+    ),
+    "all_to_all_single": (
+        lambda group: dist.all_to_all_single(torch.empty(3), X.clone(), group=group),
+        Collective("all_to_all", given=("1",), **THREE),
+    ),
+    "send": (
+        lambda group: dist.send(X.clone(), 3, group=group, tag=7),
+        Collective("send", given=("0.0",), peer=3, tag=7, **THREE),
+    ),
+    "recv": (
+        lambda group: dist.recv(torch.empty(3), 0, group=group, tag=7),
+        Collective("receive", peer=0, tag=7, **THREE),
+    ),
+    "barrier": (lambda group: dist.barrier(group=group), Collective("barrier", **THREE)),
+    "functional all_reduce": (
+        lambda group: torch.ops._c10d_functional.all_reduce(X, "sum", group.group_name),
+        Collective("combine", given=("0",), **THREE),
+    ),
+    "functional broadcast by another": (
+        lambda group: torch.ops._c10d_functional.broadcast(X, 2, group.group_name),
+        Collective("broadcast", root=3, **THREE),
+    ),
+    "functional all_gather with an output": (
+        lambda group: torch.ops._c10d_functional.all_gather_into_tensor_out(X, 3, group.group_name, out=torch.empty(9)),
+        Collective("gather", given=("0",), **THREE),
+    ),
+    "functional isend": (
+        lambda group: torch.ops._c10d_functional.isend(X, 2, 5, group.group_name),
+        Collective("send", given=("0",), peer=3, tag=5, **THREE),
+    ),
+    "functional collective of the old form": (
+        lambda group: torch.ops.c10d_functional.all_reduce(X, "sum", c10d._get_group_tag(group), [0, 2, 3], 3),
+        Collective("combine", given=("0",), **THREE),
+    ),
+}
+
+
+@pytest.mark.parametrize("hash_inputs", [False, True], ids=["plain", "hashed inputs"])
+@pytest.mark.parametrize("tracer", ["python", "auto"])
+@pytest.mark.parametrize("name", EXCHANGES)
+def test_what_a_call_exchanges(third_of_four: Any, name: str, tracer: str, hash_inputs: bool) -> None:
+    call, expected = EXCHANGES[name]
+    with HashDebugTrace(tracer=tracer, hash_inputs=hash_inputs) as trace:
+        call(third_of_four)
+    made = file.loads(file.dumps(trace.finish()))
+    assert made == trace.finish()
+    (record,) = (record for record in made.records if record.collective and not record.inside)
+    assert record.collective == expected
+    whole = {digest(X).value}, {digest(part).value for part in parts()}
+    assert {ref.digest for ref in record.inputs if ref.argument in expected.given} in (*whole, set())
+    assert hash_inputs or {ref.argument for ref in record.inputs if ref.digest} == {*expected.given}
+    for inner in made.records:
+        if inner.inside == record.id and inner.collective is not None:
+            assert inner.collective.process_group == expected.process_group
+
+
+@pytest.mark.parametrize("tracer", ["python", "auto"])
+def test_groups_of_the_same_ranks_are_told_apart(third_of_four: Any, tracer: str) -> None:
+    second = dist.new_group([0, 2, 3])
+    with HashDebugTrace(tracer=tracer) as trace:
+        for group in (second, third_of_four, second):
+            dist.all_reduce(X.clone(), group=group)
+    collectives = [record.collective for record in trace.finish().records if record.collective is not None]
+    assert [(one.process_group, one.ordinal) for one in collectives] == [((0, 2, 3), at) for at in (1, 0, 1)]
+
+
+@pytest.mark.parametrize("tracer", ["python", "auto"])
+def test_what_is_given_is_hashed_where_no_recorded_op_wrote_it(ranks: Sequence[Any], tracer: str) -> None:
+    with HashDebugTrace(tracer=tracer) as trace:
+        x = torch.ones(4) * 2
+        x.numpy()[:] = 5
+        work = reduced(ranks[0], x)
+        elsewhere(lambda: reduced(ranks[1], torch.ones(4)))
+        work.wait()
+    record = of(trace.finish(), "c10d.allreduce_.default")
+    (given,) = (ref for ref in record.inputs if ref.argument == "0.0")
+    assert given.source == "forward//aten.mul.Tensor#0"
+    assert given.digest == digest(torch.full((4,), 5.0)).value
+    assert record.outputs == (digest(torch.full((4,), 6.0)),)
+
+
+@pytest.mark.parametrize("tracer", ["python", "auto"])
+def test_what_a_callback_sees_is_the_record_of_the_trace(ranks: Sequence[Any], tracer: str) -> None:
+    class Seen(TraceCallback):
+        wants_records = True
+
+        def __init__(self) -> None:
+            self.records: list[OpRecord] = []
+
+        def recorded(self, record: OpRecord) -> None:
+            self.records.append(record)
+
+    seen = Seen()
+    with HashDebugTrace(tracer=tracer, watcher=seen) as trace:
+        work = reduced(ranks[0], torch.ones(4))
+        elsewhere(lambda: reduced(ranks[1], torch.ones(4)))
+        work.wait()
+    record = of(trace.finish(), "c10d.allreduce_.default")
+    (told,) = (one for one in seen.records if one.id == record.id)
+    assert (told.collective, told.inputs) == (record.collective, record.inputs)
+    assert told.collective == Collective("combine", given=("0.0",))
 
 
 @pytest.mark.usefixtures("alone")
 def test_the_name_of_a_group_is_no_argument() -> None:
     from torch.distributed import _functional_collectives as functional
 
-    def run(group: Any) -> Trace:
+    def run() -> tuple[str, Trace]:
+        group = dist.new_group([0])
         with HashDebugTrace() as trace:
             functional.all_reduce(torch.ones(4), "sum", group).sum()
-        return trace.finish()
+        name = group.group_name
+        dist.destroy_process_group(group)
+        return name, trace.finish()
 
-    assert run(dist.group.WORLD) == run(dist.new_group([0]))
+    (name, trace), (other, again) = run(), run()
+    assert name != other
+    assert trace == again
 
 
 def test_lists_of_lists_of_tensors_are_read(ranks: Sequence[Any]) -> None:

@@ -58,7 +58,7 @@ class Ops:
         kinds = [str(one.real_type).removeprefix("Optional[").removesuffix("]") for one in schema.arguments]
         self.by_number[number] = Op(plan, shown, kinds)
         kept = {*plan.written_names}
-        originals = plan.collective or plan.shown is not None or plan.resizes
+        originals = plan.collective is not None or plan.shown is not None or plan.resizes
         odd = len(names) > 64 or any("torch.classes." in str(argument.type) for argument in schema.arguments)
         return CPlan(
             written=sum(1 << at for at, label in enumerate(names[:64]) if label in kept),
