@@ -14,6 +14,7 @@ from hashbench.records import EarlyRead, Leaf, OpRecord, Ref, Result, SettingsMa
 from hashbench.trace.arguments import argument_text
 from hashbench.trace.digest import RawDigest, readable
 from hashbench.trace.op_schema import OpPlan
+from hashbench.trace.placements import Placement
 
 EARLY = "early"
 """Key in the notes of a record: source lines, by index into its reads, of reads of a collective's output that changed
@@ -58,8 +59,8 @@ class RawRecord(NamedTuple):
 RawLeaf = tuple[str, str, RawDigest, int, tuple[RawDigest, RawDigest] | None]
 """``(kind, name, digest, position of the first reader, digests of the same at registration and then)``"""
 
-RawResult = tuple[str, RawDigest | TensorDigest, int | None]
-"""``(name, digest, number of the writer)``"""
+RawResult = tuple[tuple[str, Placement], RawDigest | TensorDigest, int | None]
+"""``((name, placement), digest, number of the writer)``"""
 
 
 def place_among(numbers: Sequence[int], node: int) -> int:
@@ -85,7 +86,7 @@ def without_gaps(
 
     return (
         [record.renumbered(place) for record in sorted(records, key=attrgetter("number"))],
-        [(name, digest, None if node is None else place(node)) for name, digest, node in results],
+        [(label, digest, None if node is None else place(node)) for label, digest, node in results],
         {place(number): kept for number, kept in notes.items()},
     )
 
@@ -363,6 +364,7 @@ def _build_leaf(leaf_id: str, leaf: RawLeaf) -> Leaf:
     return Leaf(leaf_id, kind, readable(raw), position, "" if before is None or before == then else before.value)
 
 
-def _build_result(ids: Ids, name: str, raw: RawDigest | TensorDigest, node: int | None) -> Result:
+def _build_result(ids: Ids, label: tuple[str, Placement], raw: RawDigest | TensorDigest, node: int | None) -> Result:
     digest = raw if isinstance(raw, TensorDigest) else readable(raw)
-    return Result(name, digest, "" if node is None else ids.of(node))
+    name, placement = label
+    return Result(name, digest, "" if node is None else ids.of(node), *placement)

@@ -77,7 +77,7 @@ def part_in_order(
     return raw._replace(
         records=[records[place].renumbered(new) for place in order],
         leaves=leaves,
-        results=[(name, value, None if node is None else new(node)) for name, value, node in raw.results],
+        results=[(label, value, None if node is None else new(node)) for label, value, node in raw.results],
         marks=[replace(mark, position=moved[own[at]] if at < len(own) else end) for at, mark in marks],
         notes={new(place): kept for place, kept in raw.notes.items()},
         callers={new(place): new(caller) for place, caller in raw.callers.items()},

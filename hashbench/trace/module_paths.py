@@ -216,6 +216,10 @@ class ModulePaths:
         self.stack.know(list(modules), first)
         return found
 
+    def known(self) -> Iterator[torch.nn.Module]:
+        """Yield the living modules that were named so far."""
+        return (module for known in self._known[:] if (module := known()) is not None)
+
     def stand_in(self, path: str) -> torch.nn.Module:
         """Return a module without state that has this path, to be entered while its code runs elsewhere (compiled)."""
         module = torch.nn.Module()

@@ -33,6 +33,7 @@ from hashbench.trace.digest import (
 )
 from hashbench.trace.module_paths import ModuleListener, ModulePaths, NamedState
 from hashbench.trace.nodes import Nodes, own_mark
+from hashbench.trace.placements import NOT_PLACED, Placements
 from hashbench.trace.registered import Registered
 from hashbench.trace.segments import TraceSegments
 from hashbench.trace.storage_writers import IN_FLIGHT, Mark, set_mark, storage_key, view_key
@@ -72,6 +73,7 @@ class RawTrace(ModuleListener):
         self.ledger = Ledger(everywhere=options.digests == "device")
         self.observer = CallObserver(options, nodes.token, self.ledger, nodes.records)
         self.collectives = Collectives(nodes.token, self.ledger)
+        self.placements = Placements(self.collectives.groups, modules.known, nodes.record_count)
         self.registered = Registered()
         self.results: list[RawResult] = []
         self.after_step: Callable[[torch.optim.Optimizer], None] | None = None
@@ -179,9 +181,10 @@ class RawTrace(ModuleListener):
         if self.records_nothing:
             return
         if not isinstance(value, torch.Tensor):
-            self.results.append((name, python_digest(value), None))
+            self.results.append(((name, NOT_PLACED), python_digest(value), None))
             return
         with untraced():
+            label = name, self.placements.of(value)
             value = local_tensor(value)
             self.nodes.pull((value,))
             mark, node = own_mark((components(value) or [value])[0], self.nodes.token), None
@@ -194,7 +197,7 @@ class RawTrace(ModuleListener):
                     self.collectives.read(node, value, position=self.nodes.record_count(), result=name)
                 elif isinstance(mark[2], dict):
                     node = mark[2].get(view_key(value), node)
-            self.results.append((name, raw_digest(value, self.ledger), node))
+            self.results.append((label, raw_digest(value, self.ledger), node))
 
     # ------------------------------------------------------------------------------------------------ digests
 
@@ -227,7 +230,7 @@ class RawTrace(ModuleListener):
     def noted(self) -> dict[str, TensorDigest]:
         """Return the digests of the results so far, by name."""
         self.ledger.read()
-        return {name: readable(raw) for name, raw, _ in self.results}
+        return {name: readable(raw) for (name, _), raw, _ in self.results}
 
     # --------------------------------------------------------------------------------------------- the finished trace
 
