@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -295,6 +295,10 @@ class CallObserver:
     def notes_of(self, numbers: Container[int]) -> dict[int, dict[str, Any]]:
         """Return the notes of these records; notes of unfinished or failed calls are left out."""
         return {number: notes for number, notes in list(self.kept.items()) if number in numbers}
+
+    def take_notes(self, numbers: Iterable[int]) -> dict[int, dict[str, Any]]:
+        """Return the notes of these records, and release them."""
+        return {number: self.kept.pop(number) for number in numbers if number in self.kept}
 
     def resolved(
         self, records: Sequence[RawRecord], results: Sequence[RawResult]

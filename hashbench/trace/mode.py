@@ -114,7 +114,7 @@ class TracingMode(TorchDispatchMode):
             leaves=list(raw.nodes.leaves.values())[segments.leaves :],
             results=raw.results[segments.results :],
             marks=raw.setting_marks[segments.marks :],
-            notes=raw.observer.notes_of({record.number for record in records}),
+            notes=raw.observer.take_notes([record.number for record in records]),
             early_results=early_results,
             writer=raw.observer.writer,
         )

@@ -191,7 +191,7 @@ class RawTrace(ModuleListener):
             if mark is not None:
                 node = mark[1]
                 if mark[2] is IN_FLIGHT and not wait and self.collectives.is_in_flight(node):
-                    self.results.append((name, (value.dtype, tuple(value.shape), None, PENDING), node))
+                    self.results.append((label, (value.dtype, tuple(value.shape), None, PENDING), node))
                     return
                 if mark[2] is IN_FLIGHT:
                     self.collectives.read(node, value, position=self.nodes.record_count(), result=name)

@@ -203,7 +203,7 @@ class NativeTracer:
             leaves=leaves,
             results=results,
             marks=raw.setting_marks[segments.marks :],
-            notes=raw.observer.notes_of({record.number for record in records}),
+            notes=raw.observer.take_notes([record.number for record in records]),
             early_results=early_results,
             callers=kept.callers(),
             lanes=kept.lanes(),
