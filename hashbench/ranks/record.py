@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from hashbench.errors import HashbenchError
+from hashbench.processes import uncollected
 from hashbench.ranks.results import CURRENT
 from hashbench.ranks.step_file import StepFile, rank_path, run_id
 from hashbench.records import EarlyRead, Result, TracedRank
@@ -161,14 +162,15 @@ class RankRecorder:
     def _close_step(self, number: int) -> None:
         """Take a step, and write it."""
         self._writing = True
-        self._add_parameters()
-        segment = self._trace.taken()
-        self._names.clear()
-        text = self._opened()
-        if text is not None:
-            self._add_segment(text, segment)
-            text.close_step(number, segment.trace.results, segment.trace.early_reads)
-            self._write(text, f"steps from {number} on are")
+        with uncollected():  # collections would be most of the cost
+            self._add_parameters()
+            segment = self._trace.taken()
+            self._names.clear()
+            text = self._opened()
+            if text is not None:
+                self._add_segment(text, segment)
+                text.close_step(number, segment.trace.results, segment.trace.early_reads)
+                self._write(text, f"steps from {number} on are")
         self._closed += not self._lost
         self._writing = False
 

@@ -10,6 +10,7 @@ only changes; a ``leaf`` has ``was=`` if its digest was another at the start of 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -49,6 +50,7 @@ CUT = "trace is cut"
 _Positioned = TypeVar("_Positioned", Leaf, SettingsMark, TracedStep)
 _MAGIC = "hashbench-trace"
 _ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r", " ": "\\s"}
+_SPECIAL = re.compile(r"[\\\t\n\r ]")
 _UNESCAPES = {"\\": "\\", "t": "\t", "n": "\n", "r": "\r", "s": " "}
 _NOTE = "; "
 _CLOSED_STEP = re.compile(r"\nstep\t\d{1,20}\t(\d{1,20})\t([0-9a-f]{16})\n")
@@ -78,17 +80,18 @@ class SealedLines:
     def __init__(self) -> None:
         self.count = 0
         self._new: list[str] = []
+        self._hashed = 0  # number of the new pieces that the checksum has
         self._hash = xxhash.xxh3_64()
-        self._taken = 0, self._hash.copy()
+        self._kept = 0, self._hash.copy()
 
     def add(self, line: str) -> None:
         """Add a line."""
         self.count += 1
-        self._new.append(f"{line}\n")
-        self._hash.update(self._new[-1].encode())
+        self._new.append(line + "\n")
 
     def close(self, words: str) -> None:
         """Add a closing line: these words, the number of lines, the checksum."""
+        self._update()
         self.add(f"{words}\t{self.count}\t{self._hash.hexdigest()}")
 
     def new(self) -> str:
@@ -97,14 +100,21 @@ class SealedLines:
 
     def keep(self) -> None:
         """Go on behind the text so far."""
+        self._update()
         self._new.clear()
-        self._taken = self.count, self._hash.copy()
+        self._hashed = 0
+        self._kept = self.count, self._hash.copy()
 
     def drop(self) -> None:
         """Go on as if nothing had been added since the last :meth:`keep`."""
         self._new.clear()
-        self.count, kept = self._taken
+        self._hashed = 0
+        self.count, kept = self._kept
         self._hash = kept.copy()
+
+    def _update(self) -> None:
+        self._hash.update("".join(self._new[self._hashed :]).encode())
+        self._hashed = len(self._new)
 
 
 class TraceText:
@@ -204,24 +214,23 @@ def _replace(path: Path, text: str) -> None:
 
 def record_line(record: OpRecord, digits: Mapping[str, str]) -> str:
     """Format one record without notes. ``digits`` maps the id of a writer to the digits shown of its digest."""
-    fields = [
-        "op",
-        _escape(record.id),
-        " ".join(_ref_text(ref, digits) for ref in record.inputs),
-        _escape(record.arguments, spaces=False),
-        "-> " + " ".join(map(digest_text, record.outputs)) if record.outputs else "->",
-    ]
-    extras = (
+    outputs, line = record.outputs, f"op\t{_escape(record.id)}\t"
+    if record.inputs:
+        line += " ".join([_ref_text(ref, digits) for ref in record.inputs])
+    line += f"\t{_escape(record.arguments, spaces=False)}\t->"
+    if outputs:
+        line += " " + (digest_text(outputs[0]) if len(outputs) == 1 else " ".join(map(digest_text, outputs)))
+    for name, value in (
         ("scalar", record.scalar),
         ("rng", record.rng),
         ("forward", record.forward_op),
         ("source", record.source),
         ("opaque", record.opaque),
         ("inside", record.inside),
-    )
-    fields += [f"{name}={_escape(value, spaces=False)}" for name, value in extras if value]
-    fields += [f"collective={_collective_text(record.collective)}"] if record.collective else []
-    return "\t".join(fields)
+    ):
+        if value:
+            line += f"\t{name}={_escape(value, spaces=False)}"
+    return f"{line}\tcollective={_collective_text(record.collective)}" if record.collective else line
 
 
 def _collective_text(collective: Collective) -> str:
@@ -239,10 +248,15 @@ def _collective_text(collective: Collective) -> str:
 
 def digest_text(digest: TensorDigest) -> str:
     """Format a digest as ``dtype[shape]{stride}:value``; the stride is omitted if contiguous."""
-    shape = ",".join(map(str, digest.shape))
-    stride = "" if digest.stride == contiguous_stride(digest.shape) else f"{{{','.join(map(str, digest.stride))}}}"
     value = "\\blank" if digest.value == _BLANK else _escape(digest.value) or _BLANK
-    return f"{_escape(digest.dtype)}[{shape}]{stride}:{value}"
+    return _form_text(*digest[:3]) + value
+
+
+@functools.lru_cache(maxsize=4096)
+def _form_text(dtype: str, shape: tuple[int, ...], stride: tuple[int, ...]) -> str:
+    """Format ``dtype[shape]{stride}:``."""
+    strided = "" if stride == contiguous_stride(shape) else f"{{{','.join(map(str, stride))}}}"
+    return f"{_escape(dtype)}[{','.join(map(str, shape))}]{strided}:"
 
 
 def _head(trace: Trace) -> Iterator[str]:
@@ -287,6 +301,8 @@ def _checksum(text: str) -> str:
 
 
 def _escape(text: str, *, spaces: bool = True) -> str:
+    if _SPECIAL.search(text) is None:
+        return text
     for plain, escaped in _ESCAPES.items():
         if plain in text and (spaces or plain != " "):
             text = text.replace(plain, escaped)
