@@ -14,7 +14,9 @@ import pytest
 from fuzzing import damaged
 
 from hashbench.errors import HashbenchError
+from hashbench.io import read_text
 from hashbench.records import (
+    Collective,
     EarlyRead,
     Leaf,
     OpRecord,
@@ -23,6 +25,8 @@ from hashbench.records import (
     SettingsMark,
     TensorDigest,
     Trace,
+    TracedRank,
+    TracedStep,
     contiguous_stride,
 )
 from hashbench.trace import file
@@ -73,13 +77,37 @@ class Writer:
             rng=self.rng.choice(["", self.hexadecimal()]),
             forward_op=self.text(),
             source=self.text(),
+            collective=self.collective() if self.rng.random() < 0.3 else None,
+        )
+
+    def collective(self) -> Collective:
+        ranks = tuple(self.rng.sample(range(9), self.rng.randrange(4)))
+        given = tuple(self.rng.sample(["0", "1.2", "input"], self.rng.randrange(3)))
+        root, peer = (self.rng.choice([None, 0, 7]) for _ in range(2))
+        kind = self.rng.choice(["", "reduce", "message"])
+        return Collective(kind, ranks, self.rng.randrange(2), given, root, peer, self.rng.choice([0, 5]))
+
+    def results(self, sources: list[str]) -> tuple[Result, ...]:
+        return tuple(
+            Result(
+                f"{number}{self.text()}",
+                self.digest(),
+                self.rng.choice(["", *sources]),
+                self.text(),
+                tuple(self.rng.sample(range(9), self.rng.randrange(3))),
+            )
+            for number in range(2)
         )
 
     def trace(self) -> Trace:
         records: list[OpRecord] = []
         leaves: list[Leaf] = []
         marks: list[SettingsMark] = []
+        steps: list[TracedStep] = []
         for number in range(self.rng.randrange(8)):
+            if self.rng.random() < 0.2:
+                written = [record.id for record in records]
+                steps.append(TracedStep(len(steps) + 3, len(records), self.results(written)))
             if self.rng.random() < 0.5:
                 leaves.append(self.leaf(number, len(records)))
             if self.rng.random() < 0.3:
@@ -88,10 +116,7 @@ class Writer:
             record = self.record(number, [*(leaf.id for leaf in leaves), *(record.id for record in records)])
             blank = any(not found.value for found in record.outputs)
             records.append(dataclasses.replace(record, blank=blank))
-        results = [
-            Result(f"{number}{self.text()}", self.digest(), self.rng.choice(["", *(r.id for r in records)]))
-            for number in range(2)
-        ]
+        results = list(self.results([record.id for record in records]))
         results.append(Result("python", TensorDigest("str", (), (), repr(self.text())), ""))
         tracer = self.rng.choice(["native", "python"])
         early = [
@@ -103,6 +128,8 @@ class Writer:
             *(tuple(records), tuple(leaves), tuple(results), tuple(marks)),
             *(self.rng.random() < 0.5, tracer, self.text()),
             early_reads=tuple(early),
+            rank=TracedRank(self.rng.randrange(3), 3, self.text()) if steps or self.rng.random() < 0.3 else None,
+            steps=tuple(steps),
         )
 
 
@@ -234,6 +261,173 @@ def test_missing_file_refused_and_no_leftovers(tmp_path: Path) -> None:
     file.write(small_trace(), path)
     assert [entry.name for entry in path.parent.iterdir()] == ["trace"]
     assert file.read(path) == small_trace()
+
+
+# ------------------------------------------------------------------------------------------------------- whole steps
+
+
+def stepped_trace() -> Trace:
+    """Two whole steps and what comes after them."""
+    digest, trace = TensorDigest("float32", (2, 3), (3, 1), "0123456789abcdef"), small_trace()
+    records = [
+        dataclasses.replace(trace.records[0], id=f"forward.{number}//aten.relu.default#0") for number in range(3)
+    ]
+    records = [dataclasses.replace(record, module="", iteration=at) for at, record in enumerate(records)]
+    results = [(Result("weight", digest._replace(value=f"{number:016x}"), records[number].id),) for number in range(3)]
+    steps = (TracedStep(5, 1, results[0]), TracedStep(6, 2, results[1]))
+    rank = TracedRank(1, 2)
+    return dataclasses.replace(trace, records=tuple(records), results=results[2], steps=steps, rank=rank)
+
+
+def cut_to(trace: Trace, steps: int) -> Trace:
+    """The trace as it was after some of its steps."""
+    last = trace.steps[steps - 1]
+    assert trace.rank is not None
+    return dataclasses.replace(
+        trace,
+        records=trace.records[: last.position],
+        results=last.results,
+        steps=trace.steps[:steps],
+        rank=dataclasses.replace(trace.rank, ended=file.CUT),
+    )
+
+
+def in_members(trace: Trace) -> tuple[bytes, list[int]]:
+    """The content of a file that has a member for each step, and where each of them ends."""
+    text = file.dumps(trace)
+    closings = [text.index("\n", text.index(f"\nstep\t{step.number}\t") + 1) + 1 for step in trace.steps]
+    parts = [text[start:end] for start, end in zip([0, *closings], [*closings, len(text)], strict=True)]
+    content, ends = b"", []
+    for part in parts:
+        content += gzip.compress(part.encode(), mtime=0)
+        ends.append(len(content))
+    return content, ends
+
+
+def test_steps_come_back_as_they_were(tmp_path: Path) -> None:
+    trace = stepped_trace()
+    assert file.loads(file.dumps(trace)) == trace
+    (tmp_path / "a.gz").write_bytes(in_members(trace)[0])
+    assert file.read(tmp_path / "a.gz") == file.read(tmp_path / "a.gz", cut=True) == trace
+
+
+def test_file_of_steps_cut_anywhere_has_its_last_whole_step(tmp_path: Path) -> None:
+    trace, path = stepped_trace(), tmp_path / "a.gz"
+    content, ends = in_members(trace)
+    for length in range(len(content)):
+        path.write_bytes(content[:length])
+        with pytest.raises(HashbenchError, match="nothing was compared"):
+            file.read(path)
+        whole = sum(end <= length for end in ends[:2])
+        if whole:
+            assert file.read(path, cut=True) == cut_to(trace, whole)
+        else:
+            with pytest.raises(HashbenchError, match=r"it has no whole step|not a hashbench trace"):
+                file.read(path, cut=True)
+
+
+def test_text_of_steps_cut_anywhere_has_its_last_whole_step(tmp_path: Path) -> None:
+    trace, path = stepped_trace(), tmp_path / "a.log"
+    content = file.dumps(trace).encode()
+    ends = [content.index(b"\n", content.index(b"\nstep\t%d\t" % step.number) + 1) + 1 for step in trace.steps]
+    for length in range(len(content)):
+        path.write_bytes(content[:length])
+        whole = sum(end <= length for end in ends)
+        if whole:
+            assert file.read(path, cut=True) == cut_to(trace, whole)
+        else:
+            with pytest.raises(HashbenchError, match="nothing was compared"):
+                file.read(path, cut=True)
+
+
+@pytest.mark.parametrize("tail", [b"garbage", bytes(99), b"\x1f\x8b\x08", b"\n"], ids=repr)
+def test_garbage_behind_whole_steps_is_left_out(tail: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "a.gz"
+    content, ends = in_members(stepped_trace())
+    path.write_bytes(content[: ends[1]] + tail)
+    assert file.read(path, cut=True) == cut_to(stepped_trace(), 2)
+    path.write_bytes(content + tail)
+    with pytest.raises(HashbenchError, match=r"damaged|truncated"):
+        file.read(path)
+
+
+def test_step_that_was_changed_ends_what_is_read() -> None:
+    text = file.dumps(stepped_trace())
+    changed = text.replace("\tweight\t", "\twaight\t")
+    with pytest.raises(HashbenchError, match="no whole step"):
+        file.loads(changed, cut=True)
+    first, second = (text.index(f"\nstep\t{number}") for number in (5, 6))
+    changed = text[:first] + text[first:second].replace("relu", "tanh") + text[second:]
+    assert file.loads(changed, cut=True) == cut_to(stepped_trace(), 1)
+    swapped = text.replace("step\t5\t", "step\t4\t")
+    with pytest.raises(HashbenchError, match="checksum mismatch"):
+        file.loads(swapped)
+
+
+def test_trace_without_steps_is_never_read_as_cut(tmp_path: Path) -> None:
+    path = tmp_path / "a.gz"
+    file.write(small_trace(), path)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(HashbenchError, match="not a hashbench trace"):
+        file.read(path, cut=True)
+
+
+@pytest.mark.slow
+def test_damaged_file_of_steps_has_no_step_that_is_not_the_writers(tmp_path: Path) -> None:
+    trace, path = stepped_trace(), tmp_path / "a.gz"
+    true = [trace, cut_to(trace, 1), cut_to(trace, 2)]
+    found, refused = [0, 0, 0], []
+    for name, bad in damaged(in_members(trace)[0], seed=8, flips=500, cuts=40):
+        path.write_bytes(bad)
+        try:
+            read = file.read(path, cut=True)
+        except HashbenchError as error:
+            refused.append(str(error))
+            continue
+        assert read in true, name
+        found[true.index(read)] += 1
+    assert min(*found, len(refused)) > 0
+    assert not any("\n" in sentence for sentence in refused)
+
+
+def test_digests_that_arrived_later_take_their_place() -> None:
+    trace = stepped_trace()
+    came = trace.records[0].outputs
+    pending = tuple(digest._replace(value="pending") for digest in came)
+    exchanged = dataclasses.replace(trace.records[0], collective=Collective("reduce"), outputs=pending)
+    text = file.TraceText(trace)
+    parts = [dataclasses.replace(trace, records=(exchanged,), steps=(), marks=(), results=())]
+    parts.append(dataclasses.replace(parts[0], leaves=(), records=trace.records[1:]))
+    text.add(parts[0])
+    text.close_step(5, trace.steps[0].results)
+    text.add(parts[1], first=1, arrived={exchanged.id: came})
+    text.end(trace.results)
+    read = file.loads(text.taken())
+    assert read.records == (dataclasses.replace(exchanged, outputs=came), *trace.records[1:])
+    assert read.steps == trace.steps[:1]
+
+
+def test_what_is_dropped_leaves_a_whole_text() -> None:
+    trace = stepped_trace()
+    text = file.TraceText(trace)
+    text.add(dataclasses.replace(trace, records=trace.records[:1], steps=(), marks=()))
+    text.close_step(5, trace.steps[0].results)
+    kept = text.taken()
+    text.add(dataclasses.replace(trace, records=trace.records[1:2], steps=(), marks=(), leaves=()), first=1)
+    text.close_step(6, ())
+    text.lines.drop()
+    text.end((), ended="no room")
+    read = file.loads(kept + text.taken())
+    assert (read.records, read.steps, read.results) == (trace.records[:1], trace.steps[:1], trace.steps[0].results)
+    assert read.rank == TracedRank(1, 2, "no room")
+
+
+def test_many_small_members_are_read_in_time(tmp_path: Path) -> None:
+    path = tmp_path / "a.gz"
+    path.write_bytes(gzip.compress(b"", mtime=0) * 50_000 + in_members(stepped_trace())[0])
+    assert file.read(path) == stepped_trace()
+    with pytest.raises(ValueError, match="data follow"):
+        read_text(path)
 
 
 # ------------------------------------------------------------------------------------------------------------- gzip
