@@ -5,7 +5,7 @@ Both tracers, the dispatch mode (``mode``) and the native one (``native.tracer``
 * ``nodes``: numbers of records and leaves, and the last writer of each storage; in Python or in the C++ recorder.
 * ``raw``: results, settings marks, modules and iterations; ``RawTrace.built`` makes the finished trace (``build``).
 * ``calls``: a call's reads (``reads``), its record's id, its writes; ``compiled_records`` does so for compiled code,
-  and ``collectives`` for outputs that arrive later.
+  and ``collectives`` for what is given to other ranks, and for outputs that arrive later.
 
 Rules:
 
@@ -29,11 +29,12 @@ Rules:
 7. A trace changes no results, draws no random numbers and keeps no tensor alive. The writer of a storage is an
    attribute of the storage's Python object and dies with it, so that a reused address is never mistaken for its
    former tensor.
-8. Collectives (``c10d``, ``_c10d_functional``, ``symm_mem``, ``_dtensor``) return before their data arrive. Their
-   outputs are hashed at the first read, or at the end of the trace, after their ``Work`` is done; until then the
-   trace keeps them, as their ``Work`` does. A read before the ``Work`` is known to be done is hashed before and after
-   the wait: other content is an early read (``collectives``). An op on a ``DTensor`` is recorded as the local ops and
-   collectives that it becomes.
+8. Collectives return before their data arrive. Their outputs are hashed at the first read, or at the end of the
+   trace, after their ``Work`` is done; until then the trace keeps them, as their ``Work`` does. A read before the
+   ``Work`` is known to be done is hashed before and after the wait: other content is an early read. What a rank gives
+   is hashed just before the call (``collectives``). Which arguments these are, and which are written, is data
+   (``collective_ops``). A process group is its global ranks and its number among the groups of these ranks
+   (``groups``). An op on a ``DTensor`` is recorded as the local ops and collectives that it becomes.
 9. The tracer (``native`` or ``python``) is part of the trace, its file, its row and ``environment.json``; traces of
    different tracers are never compared by kernel (``tracer``).
 10. The text form has one line per record. A record's id is its phase, iteration, module, op and a count within these,
