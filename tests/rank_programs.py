@@ -17,19 +17,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hashbench import HashDebugTrace, find_divergence
 from hashbench.records import Trace, op_of
-from hashbench.trace.digest import digest
+from hashbench.trace.digest import digest, is_distributed
+from hashbench.trace.op_schema import plan_of
+from hashbench.trace.tracer import native_unavailable
 
 _COUNT = itertools.count(1)
 
@@ -393,15 +398,88 @@ def run_rank(rank: int, ranks: int, folder: str, rounds: int) -> None:
     dist.destroy_process_group()
 
 
-def run_ranks(folder: Path, *, ranks: int = 2, rounds: int = 1) -> dict[int, list[Said]]:
-    """What is said on every rank, by rank."""
+class Untraced(TorchDispatchMode):
+    """In place of a trace: notes the ops of collectives in order, and nothing else."""
+
+    def __init__(self, **_: Any) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(map(is_distributed, types)):
+            return NotImplemented
+        if func.namespace in ("c10d", "_c10d_functional") and plan_of(func).collective is not None:
+            self.calls.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+    def add_result(self, name: str, value: Any) -> None: ...
+
+    def finish(self) -> list[str]:
+        return self.calls
+
+
+def looked_at(program: Callable[[int, bool], Any], rank: int) -> tuple[int, list[str], list[int]]:
+    """How many collectives a run of a program makes, by torch's own count; which ops, in order; and how often each
+    message that it receives is waited for."""
+    before, waits, messages = _collectives_made(), Counter[int](), []
+    wait, receive = dist.Work.wait, dist.ProcessGroup.recv
+
+    def counted(work: Any, *args: Any) -> Any:
+        waits[id(work)] += 1
+        return wait(work, *args)
+
+    def received(group: Any, *args: Any) -> Any:
+        messages.append(receive(group, *args))
+        return messages[-1]
+
+    with patch.object(dist.Work, "wait", counted), patch.object(dist.ProcessGroup, "recv", received):
+        made = program(rank, False)
+    if isinstance(made, Trace):
+        made = [one.op for one in made.records if one.collective is not None and not one.inside]
+    return _collectives_made() - before, made, [waits[id(message)] for message in messages]
+
+
+def _collectives_made() -> int:
+    return sum(group._get_sequence_number_for_group() for group in c10d._world.pg_names)
+
+
+LOOKED_AT = ("ddp", "fsdp2", "tensor parallel", "blocking", "every kind", "sent late")
+
+
+def look(rank: int, ranks: int, folder: str) -> None:
+    """Write down what programs do untraced, and under each tracer."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", ranks), rank=rank, world_size=ranks)
+    seen = {}
+    for kind in ("untraced", "python", "native")[: 3 if native_unavailable() is None else 2]:
+        traced = functools.partial(HashDebugTrace, tracer=kind)
+        with patch.dict(globals(), HashDebugTrace=Untraced if kind == "untraced" else traced):
+            seen[kind] = {name: looked_at(CLEAN[name], rank) for name in LOOKED_AT}
+    Path(folder, f"seen.{rank}.json").write_text(json.dumps(seen))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def in_processes(target: Callable[..., None], ranks: int, *args: Any) -> None:
+    """Call a function on every rank, in a process of its own."""
     context = torch.multiprocessing.get_context("spawn")
-    processes = [context.Process(target=run_rank, args=(rank, ranks, str(folder), rounds)) for rank in range(ranks)]
+    processes = [context.Process(target=target, args=(rank, ranks, *args)) for rank in range(ranks)]
     for process in processes:
         process.start()
     for process in processes:
         process.join()
     assert [process.exitcode for process in processes] == [0] * ranks
+
+
+def run_looks(folder: Path, *, ranks: int = 2) -> dict[int, dict[str, dict[str, Any]]]:
+    """What programs do on every rank: by rank, by tracer, by program."""
+    in_processes(look, ranks, str(folder))
+    return {rank: json.loads((folder / f"seen.{rank}.json").read_text()) for rank in range(ranks)}
+
+
+def run_ranks(folder: Path, *, ranks: int = 2, rounds: int = 1) -> dict[int, list[Said]]:
+    """What is said on every rank, by rank."""
+    in_processes(run_rank, ranks, str(folder), rounds)
     return {
         rank: [tuple(line) for line in json.loads((folder / f"said.{rank}.json").read_text())] for rank in range(ranks)
     }

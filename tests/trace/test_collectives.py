@@ -595,6 +595,29 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[tuple[str, 
     return everything
 
 
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What programs do, untraced and under each tracer, by rank."""
+    from tests.rank_programs import run_looks
+
+    return run_looks(tmp_path_factory.mktemp("looks"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tracer", ["native", "python"])
+@pytest.mark.parametrize("program", ["ddp", "fsdp2", "tensor parallel", "blocking", "every kind", "sent late"])
+def test_a_trace_adds_no_collective_changes_no_order_and_waits_for_no_message(
+    seen: Any, program: str, tracer: str
+) -> None:
+    if tracer == "native" and native_unavailable() is not None:
+        pytest.skip("the native tracer cannot be built here")
+    for rank in (0, 1):
+        made, calls, waits = seen[rank]["untraced"][program]
+        assert calls
+        assert seen[rank][tracer][program] == [made, calls, waits]
+        assert {*waits} <= {1}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("program", PROGRAMS)
