@@ -251,6 +251,8 @@ class Origin(StrEnum):
     SEQUENCE = "sequence"
     KERNEL = "kernel"
     RANKS = "ranks"
+    COLLECTIVE = "collective"
+    UNWAITED = "unwaited"
 
 
 class Perturbation(Word):

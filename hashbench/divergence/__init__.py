@@ -18,7 +18,8 @@ an input's content against its last recorded write          ``outside`` (a write
 an input is another record's output than in the first run   ``sequence``
 the next op, or the end of one trace                        ``sequence``
 outputs of an op whose inputs are equal                     ``kernel``
-outputs of a collective, or anything downstream of one      ``ranks`` (no kernel is named)
+outputs of a collective, or anything downstream of one      ``ranks`` (no kernel is named), unless its group has one
+                                                            rank
 =========================================================== ==========================================================
 
 Details:
@@ -48,15 +49,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 
-from hashbench.catalog import OPAQUE, Origin
+from hashbench.catalog import Origin
 from hashbench.compare.align import SECOND, PairedRuns, pair
 from hashbench.divergence.choose import ChosenSource, choose_source
-from hashbench.divergence.introduce import Differences, Source, find_differences
+from hashbench.divergence.describe import divergence_at, early_divergence, unseen
+from hashbench.divergence.introduce import Differences, find_differences
 from hashbench.divergence.text import PairVerdict
 from hashbench.errors import HashbenchError
-from hashbench.records import Divergence, EarlyRead, OpRecord, Steering, Trace, op_of
+from hashbench.records import Trace
 from hashbench.trace.file import refuse_different
 
 
@@ -107,14 +108,14 @@ def _verdict(known: Differences, choice: ChosenSource, differing: tuple[str, ...
         nodes = itertools.takewhile(lambda node: node != runs.opaque, nodes)
     idle = known.differs - choice.reached
     early = tuple(dict.fromkeys([*first.early_reads, *second.early_reads]))
-    divergence = None if choice.source is None else _divergence(runs, choice.source, choice.steered_by)
+    divergence = None if choice.source is None else divergence_at(runs, choice.source, choice.steered_by)
     if divergence is None and early:
-        divergence = _early_divergence(runs, early[0])
+        divergence = early_divergence(runs, early[0], Origin.RANKS)
     return PairVerdict(
         differing,
         divergence,
         tuple(node for node in nodes if node in idle and runs.wrote(node)),
-        _unseen(runs),
+        unseen(runs),
         leaves=tuple(leaf.removeprefix(SECOND) for leaf in _differing_leaves(runs) if leaf not in choice.reached),
         early_reads=early,
         first=first,
@@ -122,69 +123,8 @@ def _verdict(known: Differences, choice: ChosenSource, differing: tuple[str, ...
     )
 
 
-def _unseen(runs: PairedRuns) -> str:
-    """Describe, in sentences, what the traces did not record."""
-    opaque = runs.opaque
-    if not opaque:
-        return ""
-    what = next(record.opaque for record in runs.records[opaque] if record is not None and record.opaque)
-    times = max(sum(record.opaque == what for record in run.records) for run in (runs.first, runs.second))
-    return (
-        f"{what.capitalize()} ran {'once, as' if times == 1 else f'{times} times, first as'} "
-        f"{opaque.removeprefix(SECOND)}: what it does is not recorded, and no kernel behind it is named. "
-        f"{OPAQUE.get(what, '')}"
-    ).rstrip()
-
-
 def _differing_leaves(runs: PairedRuns) -> Iterator[str]:
     """Yield the leaves that differ between the traces or exist in one of them only."""
     for node, (a, b) in runs.leaves.items():
         if a is None or b is None or (a.kind, a.digest, a.initial) != (b.kind, b.digest, b.initial):
             yield node
-
-
-def _divergence(runs: PairedRuns, source: Source, steered_by: Steering | None = None) -> Divergence:
-    a, b = runs.records.get(source.felt_at or source.node, (None, None))
-    record = a or b
-    if record is None and runs.first.records:
-        record = runs.first.records[min(source.position, len(runs.first.records) - 1)]
-    where = record or OpRecord("", phase="", iteration=None, module="", op="")
-    return Divergence(
-        origin=source.origin,
-        node=source.node.removeprefix(SECOND),
-        kernel="" if where.opaque or source.origin == Origin.RANKS else where.op,
-        op_index=runs.position.get(source.felt_at, source.position) if record is not None else None,
-        phase=where.phase,
-        iteration=_iteration(runs, where),
-        module=where.module,
-        forward_op=where.forward_op,
-        detail=source.detail,
-        first=source.first,
-        second=source.second,
-        source=where.source,
-        opaque_producer=source.opaque_producer,
-        steered_by=steered_by,
-        inside=op_of(where.inside),
-    )
-
-
-def _early_divergence(runs: PairedRuns, read: EarlyRead) -> Divergence:
-    """Return the divergence of two traces that agree only because they waited where the program does not."""
-    node = read.collective if read.is_result else read.reader
-    node = node if node in runs.records else runs.node_of[node]
-    reader = f"the result {read.reader}" if read.is_result else op_of(read.reader)
-    detail = (
-        f"{reader} reads what {read.collective} receives before its Work is done: the trace waited for it, and an "
-        "untraced run, which does not, may read other data. Wait for the Work before its output is used"
-    )
-    at = runs.position[node]
-    divergence = _divergence(runs, Source(Origin.RANKS, node, at, detail, "", "", felt_at=node))
-    return replace(divergence, source=read.source or divergence.source)
-
-
-def _iteration(runs: PairedRuns, record: OpRecord) -> int | None:
-    """Return the iteration of a record: 0 before the first counted one, ``None`` if no iteration was counted."""
-    counted = record.iteration is None and any(
-        other.iteration is not None for run in (runs.first, runs.second) for other in run.records
-    )
-    return 0 if counted else record.iteration

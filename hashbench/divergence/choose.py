@@ -44,38 +44,29 @@ def choose_source(known: Differences, differing: Sequence[str]) -> ChosenSource:
     pairs = [(old.get(name), new.get(name)) for name in differing]
     if (old or new) and not pairs:
         return ChosenSource()
-    reached = _slice(known, _roots(known, pairs) if old or new else sorted(known.differs))
-    source = _first(known, reached)
+    reached = _slice(known, roots(known, pairs) if old or new else sorted(known.differs))
+    source = first_source(known, reached)
     if source is None and pairs and runs.opaque:
         source = opaque_source(runs, runs.opaque)
     elif source is None and pairs:
-        viewed = _slice(known, _odd_views(known, *pairs[0]))
+        viewed = _slice(known, odd_views(known, *pairs[0]))
         reached = reached + viewed
-        source = _first(known, viewed) or _written_after_the_last_record(known, differing[0], *pairs[0])
+        source = first_source(known, viewed) or written_after_the_last_record(known, differing[0], *pairs[0])
     if source is None:
         return ChosenSource(None, frozenset(reached))
     if source.origin in (Origin.SEQUENCE, Origin.OUTSIDE, Origin.RANKS):
         reached = reached + _slice(known, _scalars_that_chose(known, source))
-    steered_by = _steering(known, source) if source.origin in (Origin.SEQUENCE, Origin.OUTSIDE) else None
+    steered_by = steering(known, source) if source.origin in (Origin.SEQUENCE, Origin.OUTSIDE) else None
     return ChosenSource(source, frozenset(reached), steered_by)
 
 
-def _slice(known: Differences, roots: Iterable[str]) -> tuple[str, ...]:
-    """Return the nodes that lead to the roots by what differs. A node that is blamed for what differs at another one
-    may agree, as blank memory does: only that other one leads to it."""
+def _slice(known: Differences, starts: Iterable[str]) -> tuple[str, ...]:
+    """Return the nodes that lead to these by what differs."""
     suspects = known.differs | known.tainted
-
-    def edges(node: str) -> Iterator[str]:
-        source = known.sources.get(node)
-        if source is not None:
-            yield source.node
-        yield from filter(suspects.__contains__, known.edges.get(node, ()))
-        yield from filter(suspects.__contains__, known.runs.carried_by(node))
-
-    return tuple(backward_slice(filter(suspects.__contains__, roots), edges, lambda _: True).reached)
+    return tuple(backward_slice(filter(suspects.__contains__, starts), known.came_from, lambda _: True).reached)
 
 
-def _roots(known: Differences, pairs: Iterable[tuple[Result | None, Result | None]]) -> Iterator[str]:
+def roots(known: Differences, pairs: Iterable[tuple[Result | None, Result | None]]) -> Iterator[str]:
     """Yield the nodes that wrote the results; for a result that is a Python value, the records that returned it."""
     for a, b in pairs:
         if a is not None and a.source:
@@ -88,15 +79,15 @@ def _roots(known: Differences, pairs: Iterable[tuple[Result | None, Result | Non
                 yield node
 
 
-def _first(known: Differences, reached: Iterable[str]) -> Source | None:
+def first_source(known: Differences, reached: Iterable[str]) -> Source | None:
     """Return the first introduction in a slice; a setting that changed before all of them takes their place."""
-    first, settings = _earliest(known, reached), _settings_source(known.runs)
+    first, settings = earliest(known, reached), settings_source(known.runs)
     if settings is None or (first is not None and (first.origin in _RANK or first.position < settings.position)):
         return first
     return replace(settings, felt_at=(first or settings).node)
 
 
-def _earliest(known: Differences, nodes: Iterable[str]) -> Source | None:
+def earliest(known: Differences, nodes: Iterable[str]) -> Source | None:
     """Return the earliest introduction: inputs and state before any op, then by position; node order breaks ties."""
     return min(
         (known.sources[node] for node in nodes if node in known.sources),
@@ -105,7 +96,7 @@ def _earliest(known: Differences, nodes: Iterable[str]) -> Source | None:
     )
 
 
-def _settings_source(runs: PairedRuns) -> Source | None:
+def settings_source(runs: PairedRuns) -> Source | None:
     """Return the first global torch setting in which the runs differ; its position is where it was last known equal."""
     position = 0
     for a, b in zip(runs.first.marks, runs.second.marks, strict=False):
@@ -120,7 +111,7 @@ def _settings_source(runs: PairedRuns) -> Source | None:
     return None
 
 
-def _odd_views(known: Differences, a: Result | None, b: Result | None) -> Iterator[str]:
+def odd_views(known: Differences, a: Result | None, b: Result | None) -> Iterator[str]:
     """Yield the views of a result's writer that the two runs took differently: the result may be another view of it."""
     if a is None or b is None or not a.source or unwritten_memory(known.runs, a.source) is not None:
         return
@@ -130,7 +121,7 @@ def _odd_views(known: Differences, a: Result | None, b: Result | None) -> Iterat
             yield node
 
 
-def _written_after_the_last_record(known: Differences, name: str, a: Result | None, b: Result | None) -> Source:
+def written_after_the_last_record(known: Differences, name: str, a: Result | None, b: Result | None) -> Source:
     """Return the source of a result that differs although every record agrees: it was written without torch."""
     runs, writer = known.runs, a.source if a is not None else ""
     memory = unwritten_memory(runs, writer)
@@ -156,14 +147,14 @@ def _scalars_that_chose(known: Differences, chosen: Source) -> list[str]:
     return [node for node in (*known.scalars, *known.lone_scalars) if known.runs.position[node] <= last]
 
 
-def _steering(known: Differences, source: Source) -> Steering | None:
+def steering(known: Differences, source: Source) -> Steering | None:
     """Return the last differing scalar before ``source`` and the kernel where its difference entered."""
     earlier = [node for node in known.scalars if known.runs.position[node] <= source.position]
     if not earlier:
         return None
     name = earlier[-1]
     old, new = known.runs.records[name]
-    chosen = _earliest(known, _slice(known, [name]))
+    chosen = earliest(known, _slice(known, [name]))
     kernel = ""
     if chosen is not None:
         record = next((record for record in known.runs.records.get(chosen.node, ()) if record is not None), None)

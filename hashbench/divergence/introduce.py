@@ -5,11 +5,13 @@ The rules are the table in the docstring of :mod:`hashbench.divergence`, applied
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from hashbench.catalog import Origin
 from hashbench.compare.align import OVERWRITING, SECOND, PairedRuns, name_of, thread_of
+from hashbench.divergence.meetings import exchanges, given_by
 from hashbench.records import Leaf, OpRecord, Ref, TensorDigest, op_of
 from hashbench.trace.collective_ops import UNKNOWN
 
@@ -75,7 +77,7 @@ class Differences:
         through = next(filter(None, read), None) if self.exchanges else None
         if through is not None:
             self.received[node] = through
-        if any(record is not None and record.collective and record.outputs for record in records):
+        if any(record is not None and exchanges(record) and record.outputs for record in records):
             self.exchanges[node] = None
 
     def traceable(self, node: str, source: Source) -> Source:
@@ -137,16 +139,22 @@ class Differences:
     def _gave_another(self, node: str) -> bool:
         """Return True if this rank gave other content to a collective in the second run."""
         records = self.runs.records[node]
-        given = [
-            [ref.digest for ref in record.inputs if ref.argument in record.collective.given]
-            for record in records
-            if record is not None and record.collective is not None
-        ]
+        given = [[ref.digest for ref in given_by(record)] for record in records if record is not None]
         return len(given) == len(records) and given[0] != given[1]
 
     def _exchanges_unknown(self, node: str) -> bool:
         kinds = {record.collective.kind for record in self.runs.records[node] if record and record.collective}
         return UNKNOWN in kinds
+
+    def came_from(self, node: str) -> Iterator[str]:
+        """Yield the nodes from which the difference at ``node`` came. A node that is blamed for what differs at another
+        one may agree, as blank memory does: only that other one leads to it."""
+        source = self.sources.get(node)
+        if source is not None:
+            yield source.node
+        for before in itertools.chain(self.edges.get(node, ()), self.runs.carried_by(node)):
+            if before in self.differs or before in self.tainted:
+                yield before
 
     def add_view(self, node: str) -> None:
         """Mark a view that the runs took differently, or one run only: its readers may read other elements."""
@@ -160,8 +168,14 @@ class Differences:
         return bool(origin)
 
 
-def find_differences(runs: PairedRuns) -> Differences:
-    """Judge leaves, then every pair of records in order."""
+def find_differences(runs: PairedRuns, *, ranks_known: bool = False) -> Differences:
+    """Judge leaves, then every pair of records in order.
+
+    Args:
+        runs: the aligned runs.
+        ranks_known: the traces of the other ranks are at hand: a source behind a collective keeps its origin, and the
+            caller judges the collectives.
+    """
     known = Differences(runs)
     opaque = runs.opaque
     last = runs.position.get(opaque, len(runs.first.records))
@@ -174,13 +188,16 @@ def find_differences(runs: PairedRuns) -> Differences:
             known.tainted.add(leaf.id)
             hidden = max(leaf.position, other.position) > last
             known.sources[leaf.id] = opaque_source(runs, opaque) if hidden else _leaf_source(leaf, other)
-    exchanges = any(record.collective for run in (runs.first, runs.second) for record in run.records)
+    followed = not ranks_known and any(exchanges(one) for run in (runs.first, runs.second) for one in run.records)
     behind = opaque_first = False
-    for node, (a, b) in runs.records.items():
+    head = _equal_head(known)
+    for index, (node, (a, b)) in enumerate(runs.records.items()):
         if node == opaque:
             behind, opaque_first = True, not known.exchanges
-        if exchanges:
+        if followed:
             known.follow(node, a, b)
+        if index < head:
+            continue
         if a is not None and b is not None:
             _judge_pair(known, node, a, b)
         elif (record := a or b) is not None:
@@ -199,6 +216,16 @@ def find_differences(runs: PairedRuns) -> Differences:
             earlier = [node for node in known.exchanges if runs.position[node] < leaf.position]
             known.sources[leaf.id] = known.behind_exchange(leaf.id, source, earlier[-1]) if earlier else source
     return known
+
+
+def _equal_head(known: Differences) -> int:
+    """Return the number of pairs before the first that differs, is opaque or reads a leaf that differs: none of them
+    introduces or propagates a difference."""
+    runs = known.runs
+    at = [one.position for leaf in known.differs for one in runs.leaves[leaf] if one is not None]
+    at += [runs.position[runs.opaque]] if runs.opaque else []
+    at += itertools.islice((index for index, (a, b) in enumerate(runs.records.values()) if a != b), 1)
+    return min(at, default=len(runs.records))
 
 
 def _attribute_to_caller(known: Differences, node: str) -> None:
@@ -278,7 +305,7 @@ def _judge_unmatched(known: Differences, node: str, record: OpRecord, *, in_firs
         known.lone_draws.setdefault((in_first, record.rng), node)
     if record.scalar:
         known.lone_scalars.append(node)
-    elif not record.outputs and name_of(record) not in _ALIASES:
+    elif not record.outputs and record.collective is None and name_of(record) not in _ALIASES:
         known.add_view(node)
 
 
@@ -286,7 +313,7 @@ def _judge_pair(known: Differences, node: str, a: OpRecord, b: OpRecord) -> None
     wrote = a.outputs != b.outputs or a.scalar != b.scalar
     source = _introduced(known, node, a, b, wrote)
     if not a.outputs and not b.outputs and not a.scalar and not b.scalar:  # a view
-        if source is not None or a.arguments != b.arguments:
+        if a.collective is None and (source is not None or a.arguments != b.arguments):
             known.add_view(node)
         if source is not None:
             known.sources[node] = source

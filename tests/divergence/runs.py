@@ -6,8 +6,9 @@ A line is an op; ``left|right`` is that of the first and of the second run, and 
 4, when its hash is ``h``; the leaf ``input/0``, whose content is ``c`` (default: ``w``); and the
 number 0.5. It writes a tensor of 8 elements with content ``a`` and one of 4 with ``b``. ``out=!x`` is an argument with
 a name; ``=>`` writes what is also a result, ``v~2`` has stride 2, ``int32:v`` another dtype, and ``blank`` is
-uninitialised memory. An op that writes nothing is a view. Other lines: a leaf, ``was=`` its initial content;
-``mark label setting=value``; ``result x content as name``; ``hashed``: inputs are hashed.
+uninitialised memory; ``group=0-1`` are the ranks of a ``c10d`` op. An op that writes nothing is a view. Other lines: a
+leaf, ``was=`` its initial content; ``mark label setting=value``; ``result x content as name``; ``hashed``: inputs are
+hashed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from hashbench.divergence import find
 from hashbench.records import Collective, Leaf, OpRecord, Ref, Result, SettingsMark, TensorDigest, Trace, Verdict
 from hashbench.trace.collective_ops import UNKNOWN, collective_ops
 
-FIELDS = ("rng", "scalar", "module", "phase", "forward_op", "source", "in", "thread")
+FIELDS = ("rng", "scalar", "module", "phase", "forward_op", "source", "in", "thread", "group")
 
 
 EITHER = re.compile(r"([^\s|=@+,*:~!]*)\|([^\s|=@+,*:~!]*)")
@@ -105,9 +106,10 @@ class Run:
         stem = f"{fields['phase']}.0/{fields['module']}/{op}#{thread}"
         node = f"{stem}{self.counts[stem]}"
         self.counts[stem] += 1
+        group = tuple(map(int, fields.pop("group", "").split("-"))) if "group" in fields else ()
         fields |= {"arguments": arguments, "blank": any(not output.value for output in outputs)}
         record = OpRecord(node, iteration=0, op=op, inputs=inputs, outputs=outputs, **fields)
-        self.records.append(replace(record, collective=_collective(record)))
+        self.records.append(replace(record, collective=_collective(record, group)))
         if arrow == "=>":
             self.results.append(Result("output", outputs[0], node))
         return node
@@ -124,16 +126,16 @@ class Run:
         return Trace(tuple(self.records), tuple(self.leaves), tuple(self.results), tuple(self.marks), self.hashed)
 
 
-def _collective(record: OpRecord) -> Collective | None:
+def _collective(record: OpRecord, group: tuple[int, ...]) -> Collective | None:
     """What an op of ``c10d`` exchanges: it gives what it does not only receive into."""
     if not record.op.startswith("c10d."):
         return None
     line = collective_ops().get(record.op.removesuffix(".default").replace(".", "::"))
     if line is None:
-        return Collective(UNKNOWN)
+        return Collective(UNKNOWN, group)
     in_place = {*line.given} == {*line.written}
     given = tuple(ref.argument for ref in record.inputs if line.given and (in_place or not ref.written))
-    return Collective(line.kind, given=given)
+    return Collective(line.kind, group, given=given)
 
 
 def judge(lines: str, *, swapped: bool = False) -> Verdict:

@@ -605,6 +605,26 @@ collective whose inputs are equal: ranks at nothing; node=forward.0/Net/c10d.all
     x = c10d.allreduce_.default !x -> r|R
     sum x => s|S
 
+collective in a group of one rank: kernel at c10d.allreduce_.default
+    x = relu input/0 -> r
+    x = c10d.allreduce_.default !x group=0 -> r|R
+    sum x => s|S
+
+kernel behind a collective in a group of one rank: kernel at index_put; op_index=2
+    x = relu input/0 -> r
+    x = c10d.allreduce_.default !x group=0 -> a
+    index_put x => y|Y
+
+argument behind a collective in a group of one rank: outside at mul
+    x = relu input/0 -> r
+    x = c10d.allreduce_.default !x group=3 -> a
+    mul input/1 (3 | 4) => y|Y
+
+argument behind a collective in a group of two ranks: ranks at nothing
+    x = relu input/0 -> r
+    x = c10d.allreduce_.default !x group=0-3 -> a
+    mul input/1 (3 | 4) => y|Y
+
 kernel that reads what a collective received: ranks at nothing; node=forward.0/Net/aten.index_put.default#0; op_index=3
     x = relu input/0 -> r
     x = c10d.allreduce_.default !x -> a

@@ -1,0 +1,211 @@
+"""Choose among all differences that reached the results of any rank: the first of each rank, and of these the first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from hashbench.catalog import Origin
+from hashbench.divergence.choose import odd_views, roots, settings_source, steering, written_after_the_last_record
+from hashbench.divergence.describe import divergence_at
+from hashbench.divergence.introduce import Differences, opaque_source
+from hashbench.divergence.meetings import Meeting
+from hashbench.divergence.rank_order import RankOrder
+from hashbench.divergence.rank_path import AT_A_MEETING, meeting_of, path_to_other_ranks
+from hashbench.divergence.rank_verdict import RankDivergence, RankResult
+from hashbench.divergence.rank_walk import BY_PYTHON, Candidate, JudgedRanks, Node
+from hashbench.records import Result
+
+_BEFORE_ANY_OP = frozenset({Origin.INPUT, Origin.STATE})
+_NEVER_BY_SETTINGS = AT_A_MEETING | _BEFORE_ANY_OP
+_RESULT = "result:"
+
+
+@dataclass(frozen=True, slots=True)
+class DifferingResult:
+    """A result that differs, with its value in both runs; ``None`` where it does not exist."""
+
+    result: RankResult
+    first: Result | None
+    second: Result | None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The divergences that were chosen.
+
+    Attributes:
+        first: those that no other one may have caused.
+        later: others with a cause of their own.
+        benign: number of records that differ and reach no result, by rank.
+    """
+
+    first: tuple[RankDivergence, ...] = ()
+    later: tuple[RankDivergence, ...] = ()
+    benign: Mapping[int, int] = field(default_factory=dict)
+
+
+def choose_candidates(judged: JudgedRanks, differing: Mapping[int, Sequence[DifferingResult]]) -> Choice:
+    """Choose the divergences that explain the results that differ, by rank; without any results, all records.
+
+    A difference that may follow from others by way of Python (another op, another argument, other data) is dropped
+    where such a way leads to a kernel, a generator or the like; and where it leads to what another rank gave as bytes
+    of Python, if that rank has a difference of its own.
+    """
+    graph: dict[Node, tuple[Node, ...]] = {}
+    walked = judged.walk(_roots(judged, differing))
+    graph.update(walked.reached)
+    found = [*judged.candidates(walked), *_behind_the_records(judged, differing, graph)]
+    chosen = _earliest(judged, found)
+    explained: set[int] = set()
+    for rank, candidate in list(chosen.items()):
+        if candidate.source.origin not in BY_PYTHON:
+            continue
+        behind = judged.walk_by_python(candidate.at)
+        causes = [one for one in judged.candidates(behind) if one.source.origin not in BY_PYTHON]
+        givers = {at.rank for at, before in behind.reached.items() if at.given and not before} - {rank}
+        if causes or givers & {*chosen}:
+            explained.add(rank)
+            graph |= {at: before for at, before in behind.reached.items() if at not in graph}
+            graph[candidate.at] = (*graph.get(candidate.at, ()), *behind.reached)
+            found += causes
+    if explained:
+        chosen = _earliest(judged, found)
+        explained = {rank for rank in explained if chosen[rank].source.origin in BY_PYTHON}
+    if explained >= {*chosen}:
+        explained = set()
+    firsts = _firsts({rank: one for rank, one in chosen.items() if rank not in explained}, judged)
+    told = {rank: _told(judged, candidate, graph) for rank, candidate in chosen.items()}
+    return Choice(
+        tuple(told[rank] for rank in firsts),
+        tuple(told[rank] for rank in sorted(chosen) if rank not in firsts and rank not in explained),
+        dict(_benign(judged, graph)),
+    )
+
+
+def unpreceded(reached: Mapping[int, Mapping[int, float]], places: Mapping[int, float]) -> list[int]:
+    """Return the ranks whose place the data of no other rank had reached; ``reached`` says where those of each did."""
+    pairs = [(at, rank) for one, at in reached.items() for rank in places if rank != one and rank in at]
+    behind = {rank for at, rank in pairs if at[rank] < places[rank]}
+    return sorted({*places} - behind) or sorted(places)
+
+
+def order_of(judged: JudgedRanks) -> RankOrder:
+    """Return the order of the ranks of the first run. Places are positions of records."""
+    places: dict[int, dict[Meeting, float]] = {}
+    for rank, trace in judged.first.items():
+        meetings = judged.calls[0][rank].meetings
+        if rank in judged.known:
+            places[rank] = {meeting: judged.place(Node(rank, node)) for node, meeting in meetings.items()}
+        else:
+            at = {record.id: index for index, record in enumerate(trace.records) if record.id in meetings}
+            places[rank] = {meeting: at[node] for node, meeting in meetings.items()}
+    return RankOrder(judged.calls[0], places)
+
+
+# ------------------------------------------------------------------------------------------------- candidates
+
+
+def _roots(judged: JudgedRanks, differing: Mapping[int, Sequence[DifferingResult]]) -> list[Node]:
+    """Return the nodes that wrote what differs."""
+    by_results = any(trace.results or trace.steps for run in (judged.first, judged.second) for trace in run.values())
+    starts: list[Node] = []
+    for rank, known in judged.known.items():
+        pairs = [(one.first, one.second) for one in differing.get(rank, ())]
+        nodes = list(roots(known, pairs) if by_results else sorted(known.differs))
+        if pairs and not _differ(known, nodes):
+            nodes += odd_views(known, *pairs[0])
+        starts += (Node(rank, judged.outermost(rank, node)) for node in nodes)
+    return starts
+
+
+def _differ(known: Differences, nodes: Iterable[str]) -> bool:
+    return any(node in known.differs or node in known.tainted for node in nodes)
+
+
+def _behind_the_records(
+    judged: JudgedRanks, differing: Mapping[int, Sequence[DifferingResult]], graph: Mapping[Node, object]
+) -> Iterator[Candidate]:
+    """Yield the differences of ranks whose results differ although no record does that leads to one."""
+    reached = {at.rank for at in graph}
+    for rank, several in differing.items():
+        known = judged.known[rank]
+        if not several or rank in reached:
+            continue
+        name = several[0].result.name
+        if known.runs.opaque:
+            source = opaque_source(known.runs, known.runs.opaque)
+        else:
+            source = written_after_the_last_record(known, name, several[0].first, several[0].second)
+        yield Candidate(Node(rank, _RESULT + name), source)
+
+
+def _earliest(judged: JudgedRanks, found: Iterable[Candidate]) -> dict[int, Candidate]:
+    """Return the earliest candidate of each rank. What several ranks say of one meeting is said once, by the lowest."""
+    seen: dict[Meeting, int] = {}
+    chosen: dict[int, Candidate] = {}
+    for candidate in sorted(found, key=lambda one: (one.at.rank, _place(judged, one))):
+        rank = candidate.at.rank
+        meeting = meeting_of(judged, candidate)
+        if meeting is not None and seen.setdefault(meeting, rank) != rank:
+            continue
+        chosen.setdefault(rank, candidate)
+    return {rank: _by_settings(judged, candidate) for rank, candidate in chosen.items()}
+
+
+def _by_settings(judged: JudgedRanks, candidate: Candidate) -> Candidate:
+    """Return a setting that changed before the candidate in its place."""
+    settings = settings_source(judged.known[candidate.at.rank].runs)
+    source = candidate.source
+    if settings is None or source.origin in _NEVER_BY_SETTINGS or source.position < settings.position:
+        return candidate
+    return replace(candidate, source=replace(settings, felt_at=source.node))
+
+
+def _place(judged: JudgedRanks, candidate: Candidate) -> float:
+    source, at = candidate.source, candidate.at
+    if source.origin in _BEFORE_ANY_OP:
+        return -1
+    if at.node.startswith(_RESULT):
+        return float("inf")
+    return judged.place(Node(at.rank, source.felt_at or source.node))
+
+
+def _firsts(chosen: Mapping[int, Candidate], judged: JudgedRanks) -> list[int]:
+    """Return the ranks whose candidate comes behind no other one."""
+    if len(chosen) < 2:
+        return list(chosen)
+    order = order_of(judged)
+    places = {rank: _place(judged, candidate) for rank, candidate in chosen.items()}
+    reached = {}
+    for rank, candidate in chosen.items():
+        meeting = meeting_of(judged, candidate)
+        starts = {one: at[meeting] for one, at in order.places.items() if meeting is not None and meeting in at}
+        reached[rank] = order.reached_from({**starts, rank: places[rank]})
+    return unpreceded(reached, places)
+
+
+# ------------------------------------------------------------------------------------------------------ words
+
+
+def _told(judged: JudgedRanks, candidate: Candidate, graph: Mapping[Node, Sequence[Node]]) -> RankDivergence:
+    rank, source = candidate.at.rank, candidate.source
+    known = judged.known[rank]
+    steered = steering(known, source) if source.origin in BY_PYTHON else None
+    found = divergence_at(known.runs, source, steered)
+    return RankDivergence.of(
+        found, rank, through=path_to_other_ranks(judged, candidate, graph), missing=candidate.missing
+    )
+
+
+def _benign(judged: JudgedRanks, graph: Mapping[Node, object]) -> Iterator[tuple[int, int]]:
+    for rank, known in judged.known.items():
+        inside = (judged.calls[0][rank].inside, judged.calls[1][rank].inside)
+        idle = [
+            node
+            for node in known.differs
+            if node in known.runs.records and known.runs.wrote(node) and Node(rank, node) not in graph
+        ]
+        number = sum(node not in inside[0] and node[2:] not in inside[1] for node in idle)
+        if number:
+            yield rank, number

@@ -1,0 +1,95 @@
+"""Say by which collectives a difference came to other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from hashbench.catalog import Origin
+from hashbench.compare.align import name_of
+from hashbench.divergence.meetings import Meeting
+from hashbench.divergence.rank_walk import Candidate, JudgedRanks, Node
+from hashbench.records import op_of
+from hashbench.text import a_few
+
+AT_A_MEETING = frozenset({Origin.COLLECTIVE, Origin.RANKS})
+"""Origins of a difference that entered in a collective, on all ranks that received from it."""
+
+_HOPS = 6
+
+Graph = Mapping[Node, Sequence[Node]]
+"""Node that differs → the nodes from which its difference came."""
+
+
+def meeting_of(judged: JudgedRanks, candidate: Candidate) -> Meeting | None:
+    """Return the collective in which a difference entered; ``None`` if it entered on one rank."""
+    return judged.meeting(candidate.at) if candidate.source.origin in AT_A_MEETING else None
+
+
+def path_to_other_ranks(judged: JudgedRanks, candidate: Candidate, graph: Graph) -> str:
+    """Format the collectives by which a difference came to each other rank first.
+
+    ``rank 1: aten.index_put_ -> all_reduce #7 of group 0-1 -> rank 0``, with further hops behind semicolons; empty if
+    it came to no other rank.
+    """
+    rank, meeting = candidate.at.rank, meeting_of(judged, candidate)
+    starts = [candidate.at]
+    if meeting is not None:
+        starts = [at for at in graph if not at.given and judged.meeting(at) == meeting] or starts
+    hops: dict[tuple[int, str], list[int]] = {}
+    for at, giver in _arrivals(judged, starts, graph):
+        hops.setdefault((giver, _call(judged, at, judged.meeting(at))), []).append(at.rank)
+    told = [f"rank {giver}: {call} -> {_ranks(takers)}" for (giver, call), takers in hops.items()]
+    if meeting is not None:
+        told.insert(0, f"{_call(judged, candidate.at, meeting)} -> {_ranks(sorted({at.rank for at in starts}))}")
+    elif told:
+        told[0] = told[0].replace(f"rank {rank}: ", f"rank {rank}: {_short(judged, candidate)} -> ", 1)
+    return "; ".join(told[:_HOPS] + ([f"and {len(told) - _HOPS} more"] if len(told) > _HOPS else []))
+
+
+def _arrivals(judged: JudgedRanks, starts: Iterable[Node], graph: Graph) -> Iterator[tuple[Node, int]]:
+    """Yield, for each rank that data of the starts came to, the node where they did first and the rank that gave them;
+    ranks nearer to the starts come first."""
+    readers: dict[Node, list[Node]] = {}
+    for at, before in graph.items():
+        for one in before:
+            readers.setdefault(one, []).append(at)
+    known = {at.rank for at in starts}
+    reached = dict.fromkeys(starts)
+    waiting = list(reached)
+    came: dict[int, tuple[float, int, Node]] = {}
+    while waiting:
+        at = waiting.pop()
+        for reader in readers.get(at, ()):
+            if reader.rank not in known | {at.rank}:
+                arrival = (judged.place(reader), at.rank, reader)
+                came[reader.rank] = min(came.get(reader.rank, arrival), arrival)
+            if reader not in reached:
+                reached[reader] = None
+                waiting.append(reader)
+    while came:
+        nearest = [rank for rank, (_, giver, _) in came.items() if giver in known] or list(came)
+        for rank in sorted(nearest, key=lambda rank: (came[rank][0], rank)):
+            _, giver, at = came.pop(rank)
+            yield at, giver
+        known |= {*nearest}
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {a_few([str(rank) for rank in ranks])}"
+
+
+def _short(judged: JudgedRanks, candidate: Candidate) -> str:
+    """Name a candidate in one word: ``aten.index_put_``, ``input/0``."""
+    node = candidate.source.felt_at or candidate.source.node
+    if node not in judged.known[candidate.at.rank].runs.records:
+        return node
+    return op_of(node).rpartition(".")[0] or op_of(node)
+
+
+def _call(judged: JudgedRanks, at: Node, meeting: Meeting | None) -> str:
+    """Name a collective as ``all_reduce #7 of group 0-1``."""
+    record = next(one for one in judged.known[at.rank].runs.records[at.node] if one is not None)
+    name = name_of(record).strip("_")
+    for word in ("reduce", "gather", "to_all"):
+        name = name.replace(f"all{word.replace('_', '')}", f"all_{word}")
+    return f"{name} {meeting.word()}" if meeting is not None else name

@@ -1,0 +1,913 @@
+"""Truth table of divergences across ranks: two runs, and the rank and kernel, or the collective, that is named.
+
+The first line of a case is its name and, behind a colon, the divergences that are first: rank, origin and op; those
+behind ``later`` come later. Further lines begin with ``through`` and ``unknown``. No torch here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+import pytest
+
+from hashbench.divergence.rank_verdict import RankDivergence, RanksVerdict
+from hashbench.divergence.ranks import find_across_ranks
+from hashbench.divergence.whole_steps import cut_after
+from hashbench.errors import HashbenchError
+from hashbench.records import Collective, OpRecord, Ref, Result, TensorDigest, Trace, TracedRank
+from tests.divergence.rank_runs import RankRun, judge_ranks, rank_traces
+
+TABLE = """
+nothing differs: agree
+    rank 0:
+        x = all_reduce !input/0=a -> s
+        sum x => r
+    rank 1:
+        x = all_reduce !input/0=b -> s
+        sum x => r
+
+a kernel in front of an all-reduce: 1 kernel put
+    through rank 1: aten.put -> all_reduce #1 of group 0-1 -> rank 0
+    rank 0:
+        x = relu input/0 -> a
+        x = all_reduce !x -> s|S
+        sum x => r|R
+    rank 1:
+        x = put input/0 -> b|B
+        x = all_reduce !x -> s|S
+        sum x => r|R
+
+a kernel behind a collective that agrees: 1 kernel put
+    through
+    rank 0:
+        x = all_reduce !input/0=a -> s
+        sum x => r
+    rank 1:
+        x = all_reduce !input/0=b -> s
+        put x => r|R
+
+a kernel in front of a functional collective, which calls another: 0 kernel put
+    through rank 0: aten.put -> all_reduce #1 of group 0-1 -> rank 1
+    rank 0:
+        x = put input/0 -> a|A
+        c = clone x -> a|A in=_c10d_functional.all_reduce.default
+        c = all_reduce !c -> pending in=_c10d_functional.all_reduce.default
+        y = functional_all_reduce x inside=c -> s|S
+        wait_tensor y
+        sum y => r|R
+    rank 1:
+        x = relu input/0 -> b
+        c = clone x -> b in=_c10d_functional.all_reduce.default
+        c = all_reduce !c -> pending in=_c10d_functional.all_reduce.default
+        y = functional_all_reduce x inside=c -> s|S
+        wait_tensor y
+        sum y => r|R
+
+an all-reduce whose contributions are equal: 0 collective c10d.allreduce_
+    through all_reduce #2 of group 0-1 -> ranks 0, 1
+    rank 0:
+        all_reduce !input/0=a -> s
+        x = all_reduce !input/1=a -> s|S
+        sum x => r|R
+    rank 1:
+        all_reduce !input/0=b -> s
+        x = all_reduce !input/1=b -> s|S
+        sum x => r|R
+
+a guilty collective whose output one rank throws away: 1 collective c10d.allreduce_
+    rank 0:
+        all_reduce !input/1=a -> pending
+        relu input/0 => r
+    rank 1:
+        x = all_reduce !input/1=b -> s|S
+        sum x => r|R
+
+the bytes that a rank gave were written by Python: 0 outside c10d.broadcast_
+    rank 0:
+        b = set_ input/0 -> w
+        b = broadcast !b@p|P root=0 -> p|P
+        sum b => r|R
+    rank 1:
+        b = empty -> blank
+        b = broadcast !b root=0 -> p|P
+        sum b => r|R
+
+pickled bytes that differ and steer nothing: agree
+    rank 0:
+        b = set_ input/0 -> w
+        b = broadcast !b@p|P root=0 -> p|P
+        relu input/1 => r
+    rank 1:
+        b = empty -> blank
+        b = broadcast !b root=0 -> p|P
+        relu input/1 => r
+
+a kernel beside pickled bytes that differ: 1 kernel put
+    rank 0:
+        b = set_ input/0 -> w
+        b = broadcast !b@p|P root=0 -> p|P
+        x = all_reduce !input/1 -> s|S
+        sum x => r|R
+    rank 1:
+        b = empty -> blank
+        b = broadcast !b root=0 -> p|P
+        x = put input/1 -> b|B
+        x = all_reduce !x -> s|S
+        sum x => r|R
+
+a rank gives memory that was never written: 0 kernel empty
+    rank 0:
+        x = empty -> blank
+        x = all_reduce !x@j|J -> s|S
+        sum x => r|R
+    rank 1:
+        x = all_reduce !input/0 -> s|S
+        sum x => r|R
+
+padding that was never written, beside a kernel: 1 kernel put
+    rank 0:
+        p = empty -> blank*8
+        p = copy_ !p input/0 -> w
+        x = all_gather !input/9 p@j|J -> s|S*8
+        sum x => r|R
+    rank 1:
+        p = empty -> blank*8
+        k = put input/0 -> a|A
+        p = copy_ !p k -> a|A
+        x = all_gather !input/9 p@k|K -> s|S*8
+        sum x => r|R
+
+other data on one rank: 1 input sum
+    rank 0:
+        x = all_reduce !parameter/Net.w=w -> s|S
+        sum x => r|R
+    rank 1:
+        x = sum input/0=x|X -> b|B
+        x = all_reduce !x -> s|S
+        sum x => r|R
+
+an unseeded generator on one rank: 0 rng rand
+    rank 0:
+        x = rand rng=1|2 -> a|A
+        x = all_reduce !x -> s|S
+        sum x => r|R
+    rank 1:
+        x = rand rng=1 -> a
+        x = all_reduce !x -> s|S
+        sum x => r|R
+
+another argument of a collective: 0 outside c10d.allreduce_
+    rank 0:
+        x = all_reduce !input/0 (SUM | MAX) -> s|S
+        sum x => r|R
+    rank 1:
+        x = all_reduce !input/0=b -> s|S
+        sum x => r|R
+
+a scalar among the arguments of a collective: 0 kernel bincount
+    rank 0:
+        n = bincount input/0 -> n|N
+        _local_scalar_dense n scalar=3|4
+        x = all_to_all !input/8 input/1 (3 | 4) -> s|S
+        sum x => r|R
+    rank 1:
+        x = all_to_all !input/8 input/1=b -> s
+        sum x => r
+
+a rank gives another tensor: 1 sequence c10d.allreduce_
+    rank 0:
+        x = all_reduce !input/0 -> s|S
+        sum x => r|R
+    rank 1:
+        a = neg input/0 -> a
+        b = exp input/0 -> b
+        x = all_reduce !a|b -> s|S
+        sum x => r|R
+
+a broadcast gives what the root has, whatever the others: 0 kernel put
+    through rank 0: aten.put -> broadcast #1 of group 0-1-2 -> ranks 1, 2
+    rank 0:
+        x = put input/0 -> a|A
+        x = broadcast !x root=0 -> a|A
+        sum x => r|R
+    rank 1:
+        x = rand input/0 -> b|B
+        x = broadcast !x root=0 -> a|A
+        sum x => r|R
+    rank 2:
+        x = rand input/0 -> c|C
+        x = broadcast !x root=0 -> a|A
+        sum x => r|R
+
+memory from outside that a broadcast overwrites: agree
+    rank 0:
+        x = broadcast !input/0=a root=0 -> a
+        sum x => r
+    rank 1:
+        x = broadcast !other/n#0=g|G root=0 -> a
+        sum x => r
+
+memory from outside that the root of a broadcast gives: 0 outside c10d.broadcast_
+    rank 0:
+        x = broadcast !other/n#0=g|G root=0 -> a|A
+        sum x => r|R
+    rank 1:
+        x = broadcast !input/0=a root=0 -> a|A
+        sum x => r|R
+
+a reduction to a root: 1 kernel put
+    rank 0:
+        x = reduce !input/0 root=0 -> s|S
+        sum x => r|R
+    rank 1:
+        x = put input/0 -> b|B
+        reduce !x root=0 -> b|B
+        relu input/1 => r
+
+uneven splits: 2 kernel put
+    rank 0:
+        y = all_to_all !input/9 input/0 (1, 2, 3) -> y|Y*8
+        sum y => r|R
+    rank 1:
+        y = all_to_all !input/9 input/0 (2, 1, 3) -> y*8
+        sum y => r
+    rank 2:
+        x = put input/0 -> b|B
+        y = all_to_all !input/9 x (3, 1, 2) -> z|Z*8
+        sum y => r|R
+
+coalesced: 1 kernel put
+    rank 0:
+        z = all_reduce_coalesced !input/0 !input/1 -> s,t|T
+        sum z => r|R
+    rank 1:
+        x = relu input/0 -> a
+        y = put input/1 -> b|B
+        z = all_reduce_coalesced !x !y -> s,t|T
+        sum z => r|R
+
+through a pipeline of three ranks: 0 kernel put
+    through rank 0: aten.put -> recv #1 from rank 0 to rank 1 in group 0-1-2 -> rank 1; \
+rank 1: recv #1 from rank 1 to rank 2 in group 0-1-2 -> rank 2
+    rank 0:
+        x = put input/0 -> a|A
+        send x peer=1
+        relu input/1 => r
+    rank 1:
+        x = recv !input/5=e peer=0 -> a|A
+        y = mul x -> b|B
+        send y peer=2
+        relu input/1 => r
+    rank 2:
+        x = recv !input/5=e peer=1 -> b|B
+        sum x => r|R
+
+messages with tags out of order: 0 kernel put
+    rank 0:
+        x = put input/0 -> a|A
+        y = relu input/1 -> b
+        send x peer=1 tag=7
+        send y peer=1 tag=8
+        relu input/2 => r
+    rank 1:
+        v = recv !input/5=e peer=0 tag=8 -> b
+        w = recv !input/6=e peer=0 tag=7 -> a|A
+        sum w => r|R
+
+two groups over the same ranks in turns: 1 kernel put
+    through rank 1: aten.put -> all_reduce #1 of second group 0-1 -> rank 0
+    rank 0:
+        x = all_reduce !input/0 -> s
+        y = all_reduce !input/1 ordinal=1 -> t|T
+        sum y => r|R
+    rank 1:
+        z = put input/1 -> b|B
+        y = all_reduce !z ordinal=1 -> t|T
+        x = all_reduce !input/0=q -> s
+        sum y => r|R
+
+subgroups: 3 kernel put
+    rank 0:
+        x = all_reduce !input/0 group=0-1 -> s
+        y = all_reduce !x group=0-2 -> t|T
+        sum y => r|R
+    rank 1:
+        x = all_reduce !input/0=b group=0-1 -> s
+        y = all_reduce !x group=1-3 -> u|U
+        sum y => r|R
+    rank 2:
+        x = all_reduce !input/0 group=2-3 -> v|V
+        y = all_reduce !x group=0-2 -> t|T
+        sum y => r|R
+    rank 3:
+        x = put input/0 -> d|D
+        x = all_reduce !x group=2-3 -> v|V
+        y = all_reduce !x group=1-3 -> u|U
+        sum y => r|R
+
+messages of equal content arrive in another order: 0 collective c10d.recv_any_source_
+    through recv_any_source #1 from rank 1 to rank 0 in group 0-1-2 -> rank 0
+    rank 0:
+        x = recv_any !input/0=e -> a|b
+        y = recv_any !input/1=e -> b|a
+        mul x y => r|R
+    rank 1:
+        x = relu input/0 -> a
+        send x peer=0
+        relu x => r
+    rank 2:
+        x = relu input/0 -> b
+        send x peer=0
+        relu x => r
+
+a message from any source whose content differs: 2 kernel put
+    rank 0:
+        x = recv_any !input/0=e -> a
+        y = recv_any !input/1=e -> b|B
+        mul x y => r|R
+    rank 1:
+        x = relu input/0 -> a
+        send x peer=0
+        relu x => r
+    rank 2:
+        x = put input/0 -> b|B
+        send x peer=0
+        relu x => r|R
+
+another order of arrival, behind a kernel: 1 kernel put later 0 collective c10d.recv_any_source_
+    rank 0:
+        z = all_reduce !input/5 -> z|Z
+        x = recv_any !input/0=e -> a|b
+        y = recv_any !input/1=e -> b|a
+        v = mul x y -> v|V
+        mul z v => r|R
+    rank 1:
+        z = put input/5 -> y|Y
+        z = all_reduce !z -> z|Z
+        x = relu input/0 -> a
+        send x peer=0
+        relu z => r|R
+    rank 2:
+        z = all_reduce !input/5 -> z|Z
+        x = relu input/0 -> b
+        send x peer=0
+        relu z => r|R
+
+an order of arrival that the later messages follow from: 0 collective c10d.recv_any_source_
+    rank 0:
+        x = recv_any !input/0=e -> a|b
+        send x peer=1
+        send x peer=2
+        y = recv_any !input/1=e -> b|a
+        v = recv_any !input/2=e -> c|C
+        w = recv_any !input/3=e -> d|D
+        mul x v => r|R
+    rank 1:
+        x = relu input/0 -> a
+        send x peer=0
+        y = recv !input/3=e peer=0 -> a|b
+        z = mul x y -> c|C
+        send z peer=0
+        relu y => r|R
+    rank 2:
+        x = relu input/0 -> b
+        send x peer=0
+        y = recv !input/3=e peer=0 -> a|b
+        z = mul x y -> d|D
+        send z peer=0
+        relu y => r|R
+
+a rank without a trace gave something: 0 ranks nothing
+    unknown No trace of rank 2 in the first run.
+    rank 0:
+        x = all_reduce !input/0 -> s|S
+        sum x => r|R
+    rank 1:
+        x = all_reduce !input/0 -> s|S
+        put x => r|R
+    rank 2:
+        no trace
+
+a rank without a trace beside a rank with a kernel: 1 kernel put
+    unknown No trace of rank 2 in the second run.
+    rank 0:
+        x = all_reduce !input/0 -> s|S
+        sum x => r|R
+    rank 1:
+        y = put input/0 -> y|Y
+        x = all_reduce !y -> s|S
+        sum x => r|R
+    rank 2:
+        2: no trace
+        relu input/0 => r
+
+a call that one rank's traces do not have: 0 ranks nothing
+    unknown rank 0 1, rank 1 0
+    rank 0:
+        x = all_reduce !input/0 -> s|S
+        sum x => r|R
+    rank 1:
+        relu input/0 => r
+        2: relu input/0
+
+a group of one: 1 kernel c10d.allreduce_
+    rank 0:
+        x = all_reduce !input/0 group=0 -> a
+        sum x => r
+    rank 1:
+        x = all_reduce !input/0 group=1 -> a|A
+        sum x => r|R
+
+something else is unknown of an op that exchanges data: 0 ranks nothing
+    rank 0:
+        x = mystery !input/0 -> a|A
+        sum x => r|R
+    rank 1:
+        x = mystery !input/0 -> a
+        sum x => r
+
+two races, the later one on the lower rank: 1 kernel put later 0 kernel index_put
+    through rank 1: aten.put -> all_reduce #1 of group 0-1 -> rank 0
+    rank 0:
+        x = all_reduce !input/0 -> s|S
+        y = relu input/1 -> y
+        z = index_put y -> z|Z
+        v = mul x z -> v|V
+        w = all_reduce !v -> w|W
+        sum w => r|R
+    rank 1:
+        x = put input/0 -> b|B
+        x = all_reduce !x -> s|S
+        v = mul x -> v|V
+        w = all_reduce !v -> w|W
+        sum w => r|R
+
+two races that no collective orders: 0 kernel index_put and 1 kernel put
+    rank 0:
+        x = index_put input/0 -> a|A
+        x = all_reduce !x -> s|S
+        sum x => r|R
+    rank 1:
+        x = put input/0 -> b|B
+        x = all_reduce !x -> s|S
+        sum x => r|R
+
+a race in front of many collectives of other ranks is not behind them: 0 kernel index_put and 2 kernel put
+    rank 0:
+        x = all_reduce !input/0 group=0-1 -> s
+        x = all_reduce !x group=0-1 -> t
+        x = index_put x -> a|A
+        sum x => r|R
+    rank 1:
+        x = all_reduce !input/0 group=0-1 -> s
+        x = all_reduce !x group=0-1 -> t
+        sum x => r
+    rank 2:
+        put input/0 => r|R
+
+a barrier orders two races: 1 kernel put later 0 kernel index_put
+    rank 0:
+        barrier
+        index_put input/0 => r|R
+    rank 1:
+        x = put input/0 -> b|B
+        barrier
+        sum x => r|R
+
+of a broadcast only the root is waited for: 0 kernel index_put and 1 kernel put
+    rank 0:
+        x = broadcast !input/1 root=0 -> w
+        index_put input/0 => r|R
+    rank 1:
+        y = put input/0 -> b|B
+        x = broadcast !input/1 root=0 -> w
+        sum y => r|R
+
+a decision by a scalar that is broadcast: 1 kernel bincount
+    rank 0:
+        n = empty -> blank
+        n = broadcast !n root=1 -> n|N
+        _local_scalar_dense n scalar=3|4
+        relu|gelu input/0 => r|R
+    rank 1:
+        n = bincount input/0 -> n|N
+        n = broadcast !n root=1 -> n|N
+        _local_scalar_dense n scalar=3|4
+        relu|gelu input/0 => r|R
+
+a decision by a kernel that is pickled: 1 kernel bincount
+    rank 0:
+        b = empty -> blank
+        b = broadcast !b root=1 -> p|P
+        relu|gelu input/0 => r|R
+    rank 1:
+        n = bincount input/0 -> n|N
+        _local_scalar_dense n scalar=3|4
+        b = set_ input/5 -> w
+        b = broadcast !b@p|P root=1 -> p|P
+        relu|gelu input/0 => r|R
+
+a decision by the clock of a rank that is pickled: 1 sequence relu
+    rank 0:
+        b = empty -> blank
+        b = broadcast !b root=1 -> p|P
+        relu|gelu input/0 => r|R
+    rank 1:
+        b = set_ input/5 -> w
+        b = broadcast !b@p|P root=1 -> p|P
+        relu|gelu input/0 => r|R
+
+other data beside times that are gathered: 1 outside add
+    rank 0:
+        t = all_gather !input/8 other/t0=p|P -> t|T
+        x = all_reduce !input/0 -> s|S
+        sum x => r|R
+    rank 1:
+        t = all_gather !input/8 other/t1=q|Q -> t|T
+        x = add other/batch#0=x|X -> b|B
+        x = all_reduce !x -> s|S
+        sum x => r|R
+
+another op on one rank beside times that are gathered: 1 sequence relu
+    rank 0:
+        t = all_gather !input/8 other/t0=p|P -> t|T
+        x = all_reduce !input/0 -> s|S
+        sum x => r|R
+    rank 1:
+        t = all_gather !input/8 other/t1=q|Q -> t|T
+        x = relu|gelu input/1 -> b|B
+        x = all_reduce !x -> s|S
+        sum x => r|R
+
+a setting that changed on one rank: 1 settings sum
+    rank 0:
+        x = all_reduce !input/0 -> s|S
+        sum x => r|R
+    rank 1:
+        mark start threads=1|2
+        x = sum input/0 -> b|B
+        x = all_reduce !x -> s|S
+        sum x => r|R
+
+a result written behind torch's back: 1 outside relu
+    rank 0:
+        relu input/0 => r
+    rank 1:
+        x = relu input/0 -> r
+        result x a|b
+
+ranks that run other ops from other seeds and batches: agree
+    rank 0:
+        x = dropout input/0=a rng=1 -> b
+        x = all_reduce !x -> s
+        y = sum x -> v
+        result x s
+    rank 1:
+        x = dropout input/0=c rng=2 -> d
+        x = relu x -> e
+        x = all_reduce !x -> s
+        result x s
+
+an op that calls collectives differs by what it was given: 0 kernel put
+    rank 0:
+        x = put input/0 -> a|A
+        y = all_reduce !x -> s|S in=zoo.sync.default
+        y = zoo.sync.default x inside=y -> s|S
+        sum y => r|R
+    rank 1:
+        x = relu input/0 -> b
+        y = all_reduce !x -> s|S in=zoo.sync.default
+        y = zoo.sync.default x inside=y -> s|S
+        sum y => r|R
+
+a collective that one run calls once more: 0 sequence c10d.allreduce_ and 1 sequence c10d.allreduce_
+    rank 0:
+        x = relu input/0 -> a
+        x = all_reduce !x -> s
+        2: x = all_reduce !x -> t
+        sum x => r|R
+    rank 1:
+        x = relu input/0 -> b
+        x = all_reduce !x -> s
+        2: x = all_reduce !x -> t
+        sum x => r|R
+
+a collective that one run calls once more shifts the later ones: 0 kernel put
+    rank 0:
+        x = relu input/0 -> a
+        2: n = exp input/1 -> n
+        2: n = all_reduce_coalesced !n -> t
+        x = put x -> b|B
+        x = all_reduce !x -> s|S
+        sum x => r|R
+    rank 1:
+        x = relu input/0 -> b
+        2: n = exp input/1 -> n
+        2: n = all_reduce_coalesced !n -> t
+        x = all_reduce !x -> s|S
+        sum x => r|R
+
+contributions that were not hashed: 1 kernel put
+    rank 0:
+        x = relu input/0 -> a
+        x = all_reduce !x@? -> s|S
+        sum x => r|R
+    rank 1:
+        x = put input/0 -> b|B
+        x = all_reduce !x@? -> s|S
+        sum x => r|R
+
+a step that differs, and a later race in another step: 1 kernel put later 0 kernel index_put
+    rank 0:
+        x = all_reduce !input/0 -> s|S
+        result x s|S as w
+        step
+        y = index_put input/1 -> y|Y
+        x = mul x y -> z|Z
+        result x z|Z as w
+        step
+    rank 1:
+        x = put input/0 -> b|B
+        x = all_reduce !x -> s|S
+        result x s|S as w
+        step
+        x = relu x -> z|Z
+        result x z|Z as w
+        step
+"""
+
+
+class Case(NamedTuple):
+    """A case of the table."""
+
+    expected: str
+    lines: str
+    through: str | None
+    unknown: str
+
+
+def cases() -> dict[str, Case]:
+    """The cases of the table by name."""
+    found = {}
+    for block in TABLE.replace("\\\n", "").strip().split("\n\n"):
+        head, *lines = block.splitlines()
+        name, _, expected = head.rpartition(": ")
+        said = [line.strip() for line in lines if line.strip().startswith(("through", "unknown"))]
+        through = next((line.removeprefix("through").strip() for line in said if line.startswith("through")), None)
+        unknown = next((line.removeprefix("unknown ") for line in said if line.startswith("unknown")), "")
+        found[name] = Case(expected, "\n".join(x for x in lines if x.strip() not in said), through, unknown)
+    return found
+
+
+CASES = cases()
+every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+def word(one: RankDivergence) -> str:
+    kernel = one.kernel.removeprefix("aten.").removesuffix(".default") or "nothing"
+    return f"{one.rank} {one.origin} {kernel}"
+
+
+def words(verdict: RanksVerdict) -> str:
+    if not verdict.first:
+        return "agree" if verdict.equal else "unknown"
+    later = "".join(f" later {word(one)}" for one in verdict.later)
+    return " and ".join(map(word, verdict.first)) + later
+
+
+@every_case
+def test_the_rank_and_the_kernel_are_named(case: Case) -> None:
+    verdict = judge_ranks(case.lines)
+    assert words(verdict) == case.expected
+    assert case.unknown in " ".join(verdict.unknown)
+    assert bool(case.unknown) == bool(verdict.unknown), verdict.unknown
+    if case.through is not None:
+        assert verdict.first[0].through == case.through
+    assert not verdict.equal or case.expected == "agree"
+
+
+@every_case
+def test_swapped_runs_name_the_same_rank(case: Case) -> None:
+    there, back = judge_ranks(case.lines), judge_ranks(case.lines, swapped=True)
+    assert [(one.rank, one.origin) for one in back.first] == [(one.rank, one.origin) for one in there.first]
+    assert {one.rank for one in back.differing} == {one.rank for one in there.differing}
+
+
+@every_case
+@pytest.mark.parametrize("second", [False, True], ids=["the first run", "the second run"])
+def test_a_run_on_ranks_never_differs_from_itself(case: Case, second: bool) -> None:
+    traces = rank_traces(case.lines, second=second)
+    verdict = find_across_ranks(traces, rank_traces(case.lines, second=second))
+    assert (verdict.first, verdict.differing) == ((), ())
+
+
+# ------------------------------------------------------------------------------------------ traces that end early
+
+STEPS = """
+rank 0:
+    x = all_reduce !input/0 -> s|S
+    result x s as w
+    step
+    {zero}
+    x = relu x -> z|Z
+    result x z|Z as w
+    step
+rank 1:
+    x = put input/0 -> b|B
+    x = all_reduce !x -> s|S
+    result x s as w
+    step
+    {one}
+    x = relu x -> z|Z
+    result x z|Z as w
+    step
+"""
+
+
+def cut(traces: Mapping[int, Trace], rank: int, steps: int, ended: str = "SIGKILL") -> Mapping[int, Trace]:
+    """The traces with that of one rank as a dead process leaves it."""
+    trace = cut_after(traces[rank], steps - 1) if steps else replace(traces[rank], records=(), steps=(), results=())
+    return {**traces, rank: replace(trace, rank=TracedRank(rank, len(traces), ended))}
+
+
+def test_a_rank_that_was_killed_is_judged_up_to_the_last_step_that_all_have() -> None:
+    first, second = (rank_traces(STEPS.format(zero="", one=""), second=second) for second in (False, True))
+    verdict = find_across_ranks(first, cut(second, 0, 1))
+    assert (verdict.first, verdict.differing, verdict.steps) == ((), (), (0, 0))
+    assert not verdict.equal
+    assert verdict.benign == {0: 1, 1: 2}
+    assert verdict.unknown == (
+        "Rank 0 of the second run ended early after step 0: SIGKILL.",
+        "Compared up to the end of step 0, the last that all ranks of both runs have whole.",
+    )
+
+
+def test_runs_of_other_numbers_of_steps_are_compared_as_far_as_both_go() -> None:
+    traces = rank_traces(STEPS.format(zero="", one=""))
+    verdict = find_across_ranks(traces, {rank: cut_after(trace, 0) for rank, trace in traces.items()})
+    assert not verdict.equal
+    assert verdict.unknown[0] == "The first run has 2 whole steps and the second 1."
+    assert verdict.steps == (0, 0)
+
+
+def test_a_rank_that_ended_before_its_first_step_leaves_nothing_to_compare() -> None:
+    traces = rank_traces(STEPS.format(zero="", one=""))
+    with pytest.raises(HashbenchError, match="no step is whole on all ranks of both runs: Rank 1 of the first run"):
+        find_across_ranks(cut(traces, 1, 0), traces)
+
+
+def test_a_run_without_steps_that_raised_is_compared_and_never_equal() -> None:
+    traces = rank_traces("rank 0:\nrelu input/0 => r\nended ValueError\nrank 1:\nrelu input/0 => r")
+    verdict = find_across_ranks(traces, traces)
+    assert not verdict.equal
+    assert verdict.unknown[0] == "Rank 0 of the first run ended early: ValueError."
+
+
+def test_an_equal_run_says_what_was_compared() -> None:
+    traces = rank_traces(STEPS.format(zero="", one=""))
+    verdict = find_across_ranks(traces, rank_traces(STEPS.format(zero="", one="")))
+    assert verdict.equal
+    assert (verdict.ranks, verdict.records, verdict.steps, verdict.world_size) == ((0, 1), 5, (0, 1), 2)
+
+
+def test_results_that_differ_are_told_with_their_first_step() -> None:
+    lines = STEPS.format(zero="", one="").replace("result x s as w", "result x s|S as w", 1)
+    verdict = judge_ranks(lines)
+    assert [(one.rank, one.name, one.step) for one in verdict.differing] == [(0, "w", 0), (1, "w", 1)]
+
+
+# ---------------------------------------------------------------------------------------------------- early reads
+
+EARLY = """
+rank 0:
+    x = relu input/0 -> a
+    x = all_reduce !x -> s
+    {zero}
+    sum x => r
+rank 1:
+    x = relu input/0 -> b
+    x = all_reduce !x -> s
+    y = neg x -> n
+    {one}
+    y = all_reduce !y -> s
+    sum x => r
+"""
+
+
+def test_an_early_read_is_named_although_the_traces_agree() -> None:
+    verdict = judge_ranks(EARLY.format(zero="", one="early neg"))
+    assert words(verdict) == "1 unwaited neg"
+    assert not verdict.equal
+    assert verdict.first[0].source == "train.py:7 step"
+    assert "waited" in verdict.first[0].detail
+
+
+def test_an_early_read_in_one_run_is_named() -> None:
+    assert words(judge_ranks(EARLY.format(zero="", one="2: early neg"))) == "1 unwaited neg"
+
+
+def test_an_early_read_is_not_named_beside_a_difference() -> None:
+    lines = EARLY.format(zero="", one="early neg").replace("sum x => r\n", "sum x => r|R\n", 1)
+    assert words(judge_ranks(lines)) == "0 kernel sum"
+
+
+# -------------------------------------------------------------------------------------------- what is not comparable
+
+
+def test_other_numbers_of_ranks_are_refused() -> None:
+    two = rank_traces("rank 0:\nrelu input/0 => r\nrank 1:\nrelu input/0 => r")
+    three = rank_traces("rank 0:\nrelu input/0 => r\nrank 1:\nrelu input/0 => r\nrank 2:\nrelu input/0 => r")
+    with pytest.raises(HashbenchError, match="the first run has 2 and the second run has 3"):
+        find_across_ranks(two, three)
+    with pytest.raises(HashbenchError, match="the program has 4 and the first run has 2"):
+        find_across_ranks(two, two, world_size=4)
+
+
+def test_a_trace_of_another_rank_is_refused() -> None:
+    traces = rank_traces("rank 0:\nrelu input/0 => r\nrank 1:\nrelu input/0 => r")
+    with pytest.raises(HashbenchError, match="the trace of rank 0 of the second run is that of rank 1"):
+        find_across_ranks(traces, {0: traces[1], 1: traces[0]})
+
+
+def test_other_tracers_are_refused() -> None:
+    traces = rank_traces("rank 0:\nrelu input/0 => r\nrank 1:\nrelu input/0 => r")
+    with pytest.raises(HashbenchError, match="tracer"):
+        find_across_ranks(traces, {**traces, 1: replace(traces[1], tracer="native")})
+
+
+def test_other_programs_are_refused() -> None:
+    lines = "rank 0:\nrelu|gelu input/0 => r\nrank 1:\nneg|exp input/0 => r"
+    with pytest.raises(HashbenchError, match="no op in common"):
+        judge_ranks(lines)
+
+
+def test_a_rank_of_another_program_is_said() -> None:
+    verdict = judge_ranks("rank 0:\nrelu input/0 => r\nrank 1:\nneg|exp input/0 => r")
+    assert verdict.unknown == ("Rank 1: its two traces have no op in common.",)
+    assert not verdict.equal
+
+
+def test_ranks_without_a_common_trace_are_refused() -> None:
+    traces = rank_traces("rank 0:\nrelu input/0 => r\nrank 1:\nrelu input/0 => r")
+    with pytest.raises(HashbenchError, match="no rank has a trace in both runs"):
+        find_across_ranks({0: traces[0]}, {1: traces[1]})
+    with pytest.raises(HashbenchError, match="no rank has a trace in both runs"):
+        find_across_ranks({}, {})
+
+
+def test_empty_traces_are_refused() -> None:
+    with pytest.raises(HashbenchError, match="the traces are empty"):
+        find_across_ranks({0: Trace(())}, {0: Trace(())})
+
+
+def test_a_missing_rank_is_never_equal() -> None:
+    traces = rank_traces("rank 0:\nrelu input/0 => r\nrank 1:\nrelu input/0 => r")
+    verdict = find_across_ranks(traces, {0: traces[0]})
+    assert not verdict.equal
+    assert (verdict.missing, verdict.unknown) == ((1,), ("No trace of rank 1 in the second run.",))
+
+
+def test_traces_of_a_plain_context_are_judged_by_all_records() -> None:
+    traces = [
+        {rank: replace(trace, rank=None, results=()) for rank, trace in rank_traces(lines).items()}
+        for lines in (
+            "rank 0:\nx = relu input/0 -> r\nrank 1:\nput input/0 -> p",
+            "rank 0:\nx = relu input/0 -> r\nrank 1:\nput input/0 -> P",
+        )
+    ]
+    assert words(find_across_ranks(*traces)) == "1 kernel put"
+
+
+def large(rank: int, *, second: bool) -> Trace:
+    """20,000 records, of which every tenth is an all-reduce; the second run differs from record 9,205 of rank 5 on."""
+    run = RankRun(rank, 8, "x = relu input/0 -> a", second=second)
+    trace = run.trace()
+    records: list[OpRecord] = []
+    before = "input/0"
+    for index in range(20_000):
+        met = index % 10 == 9
+        begin = 9_205 if rank == 5 else 9_209
+        content = f"{'s' if met else rank}{index}{'!' * (second and index >= begin)}"
+        op = "c10d.allreduce_.default" if met else f"aten.op{index % 10}.default"
+        node = f"forward.{index // 1000}/net/{op}#{index % 1000}"
+        known = records[-1].outputs[0].value if records else "w"
+        ref = Ref("0", before, 0, met, known if met else "")
+        collective = Collective("combine", tuple(range(8)), 0, ("0",)) if met else None
+        output = TensorDigest("float32", (4,), (1,), content)
+        records.append(
+            OpRecord(node, "forward", index // 1000, "net", op, (ref,), outputs=(output,), collective=collective)
+        )
+        before = node
+    return replace(trace, records=tuple(records), results=(Result("w", records[-1].outputs[0], before),))
+
+
+@pytest.mark.slow
+def test_eight_ranks_of_many_records_are_judged() -> None:
+    first, second = ({rank: large(rank, second=second) for rank in range(8)} for second in (False, True))
+    verdict = find_across_ranks(first, second)
+    assert words(verdict) == "5 kernel op5"
+    assert verdict.first[0].through == (
+        "rank 5: aten.op5 -> all_reduce #921 of group 0-1-2-3-4-5-6-7 -> ranks 0, 1, 2, 3, 4, 6, 7"
+    )
