@@ -1,0 +1,126 @@
+"""Data that Python makes and sends: decisions, objects with paths and times."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.ranks.programs.base import (
+    Program,
+    Racy,
+    Results,
+    Run,
+    Truth,
+    at,
+    batch,
+    loss_of,
+    network,
+    parameters_of,
+    racy,
+    sgd,
+)
+
+
+def _is_large() -> bool:
+    """A decision by a scalar of a kernel that is racy on rank 0: 0.5 in the first planted run, 1 in the second."""
+    return bool(racy(torch.zeros(4)).sum().item() > 0.75)
+
+
+def broadcast_decision(run: Run) -> Results:
+    """All ranks do what a number says that rank 0 has broadcast."""
+    run.arm(rank=0, call=1)
+    model = DistributedDataParallel(network())
+    optimizer = sgd(model.parameters())
+    for iteration in range(2):
+        flag = torch.zeros(1)
+        if run.rank == 0:
+            flag.fill_(float(_is_large()))
+        dist.broadcast(flag, 0)
+        optimizer.zero_grad()
+        loss = loss_of(model, batch(run.rank, iteration))
+        if flag.item():
+            loss = loss * 0.5
+        loss.backward()
+        optimizer.step()
+    return parameters_of(model)
+
+
+def pickled_decision(run: Run) -> Results:
+    """The same as an object."""
+    run.arm(rank=0, call=1)
+    model = DistributedDataParallel(network())
+    optimizer = sgd(model.parameters())
+    for iteration in range(2):
+        decided: list[Any] = [{"large": _is_large()} if run.rank == 0 else None]
+        dist.broadcast_object_list(decided, 0)
+        optimizer.zero_grad()
+        loss_of(model, batch(run.rank, iteration)).backward()
+        if not decided[0]["large"]:
+            optimizer.step()
+    return parameters_of(model)
+
+
+def objects_sent(run: Run) -> Results:
+    """Objects with a path, a time and a name of their own in each step."""
+    run.arm(rank=1, call=1)
+    model = DistributedDataParallel(network(Racy()))
+    optimizer = sgd(model.parameters())
+    for iteration in range(2):
+        told: list[Any] = [(str(run.folder), time.time_ns(), uuid.uuid4()) if run.rank == 0 else None]
+        dist.broadcast_object_list(told, 0)
+        optimizer.zero_grad()
+        loss_of(model, batch(run.rank, iteration)).backward()
+        optimizer.step()
+        heard: list[Any] = [None] * run.world_size
+        dist.all_gather_object(heard, (uuid.uuid4(), "x" * (time.time_ns() % 97)))
+    return parameters_of(model)
+
+
+def gathered_times(run: Run) -> Results:
+    """The slowest rank's time of each step, gathered for a log."""
+    run.arm(rank=0, call=1)
+    model = DistributedDataParallel(network(Racy()))
+    optimizer = sgd(model.parameters())
+    for iteration in range(2):
+        begin = time.perf_counter()
+        optimizer.zero_grad()
+        loss_of(model, batch(run.rank, iteration)).backward()
+        optimizer.step()
+        taken = torch.tensor([time.perf_counter() - begin], dtype=torch.float64)
+        dist.all_reduce(taken, dist.ReduceOp.MAX)
+        taken.item()
+    return parameters_of(model)
+
+
+def one_rank_evaluates(run: Run) -> Results:
+    """Rank 0 evaluates after each step while the other waits, and tells it the loss."""
+    run.arm(rank=1, call=1)
+    model = DistributedDataParallel(network(Racy()))
+    optimizer = sgd(model.parameters())
+    losses = []
+    for iteration in range(2):
+        optimizer.zero_grad()
+        loss_of(model, batch(run.rank, iteration)).backward()
+        optimizer.step()
+        loss = torch.zeros(())
+        if run.rank == 0:
+            with torch.no_grad():
+                loss = sum((loss_of(model.module[:1], batch(9, number)) for number in range(3)), loss)
+        dist.broadcast(loss, 0)
+        losses.append(loss)
+        dist.barrier()
+    return {**parameters_of(model), "losses": torch.stack(losses)}
+
+
+PROGRAMS = {
+    "broadcast_decision": Program(broadcast_decision, truth=Truth(0)),
+    "pickled_decision": Program(pickled_decision, truth=Truth(0)),
+    "objects_sent": Program(objects_sent, truth=at(1, module="1")),
+    "gathered_times": Program(gathered_times, truth=at(0, module="1")),
+    "one_rank_evaluates": Program(one_rank_evaluates, truth=at(1, module="1")),
+}

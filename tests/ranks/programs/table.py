@@ -1,0 +1,18 @@
+"""All programs, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tests.ranks.programs import data_parallel, messages, outside, pipeline, replicas, sharded, tensor_parallel
+from tests.ranks.programs.base import Program
+
+PROGRAMS: Mapping[str, Program] = {
+    **data_parallel.PROGRAMS,
+    **sharded.PROGRAMS,
+    **tensor_parallel.PROGRAMS,
+    **pipeline.PROGRAMS,
+    **messages.PROGRAMS,
+    **outside.PROGRAMS,
+    **replicas.PROGRAMS,
+}
