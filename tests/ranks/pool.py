@@ -19,7 +19,7 @@ import shutil
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Client, Connection, Listener
@@ -28,6 +28,7 @@ from pkgutil import resolve_name
 from types import TracebackType
 from typing import Any, Self
 
+from hashbench.processes import NO_VARIABLES
 from hashbench.workers import Fork, ServerProcess, request_for
 
 PRELOADED = (
@@ -77,12 +78,21 @@ class RankPool:
     Args:
         ranks: number of processes.
         preload: modules that they have imported, and functions that were called, before they are forked.
+        environment: additional variables.
     """
 
-    def __init__(self, ranks: int = 4, *, preload: Sequence[str] = PRELOADED) -> None:
+    def __init__(
+        self,
+        ranks: int = 4,
+        *,
+        preload: Sequence[str] = PRELOADED,
+        environment: Mapping[str, str] = NO_VARIABLES,
+    ) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="ranks-"))
         self._log = (self._folder / "log").open("wb")
-        self._server = ServerProcess(preload, environment={"OMP_NUM_THREADS": "1"}, output=self._log.fileno())
+        self._server = ServerProcess(
+            preload, environment={"OMP_NUM_THREADS": "1", **environment}, output=self._log.fileno()
+        )
         self._listener = Listener(str(self._folder / "ranks"), family="AF_UNIX")
         self._forks: dict[int, Fork] = {}
         self._lines: dict[int, Connection] = {}

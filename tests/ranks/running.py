@@ -1,21 +1,73 @@
-"""What a rank of the pool runs: a program, untraced or under a trace."""
+"""What a rank of the pool runs: a program, untraced or recorded, and what torch's flight recorder saw of it."""
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from hashbench import HashDebugTrace
-from hashbench.records import Trace
+from torch import nn
+from torch._C import _distributed_c10d
+
+import hashbench
+from hashbench.trace.digest import digest
 from tests.ranks.programs.base import Run
 from tests.ranks.programs.table import PROGRAMS
 
+FLIGHT_RECORDER: Mapping[str, str] = {"TORCH_FR_BUFFER_SIZE": "4000"}
+"""What a process needs in its environment for torch to count its collectives; the number is of calls that it keeps."""
 
-def traced(rank: int, ranks: int, name: str, planted: bool, number: int, folder: str) -> Trace:
-    program = PROGRAMS[name]
-    run = Run(rank, ranks, planted, number, Path(folder))
-    if program.before is not None:
-        program.before(run)
-    with HashDebugTrace(tracer="native", source_lines=True) as trace:
-        for label, value in program.run(run).items():
-            trace.add_result(label, value)
-    return trace.finish()
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """How a program ran on one rank.
+
+    Attributes:
+        results: their digests, by name; a Python value as text.
+        exchanged: name, process group (by its place among those that were used), number and shapes of every collective
+            and message, in order.
+    """
+
+    results: Mapping[str, str]
+    exchanged: tuple[str, ...]
+
+
+def run_untraced(rank: int, ranks: int, name: str, planted: bool, number: int, folder: Path) -> Ran:
+    """Run a program."""
+    run = _begun(rank, ranks, name, planted, number, folder)
+    return _ran(PROGRAMS[name].run(run))
+
+
+def run_recorded(rank: int, ranks: int, name: str, planted: bool, number: int, folder: Path, into: Path) -> Ran:
+    """Run a program and record it in the folder ``into``."""
+    from hashbench.ranks.record import record_ranks
+
+    run = _begun(rank, ranks, name, planted, number, folder)
+    with record_ranks(into):
+        results = PROGRAMS[name].run(run)
+        for label, value in results.items():
+            if not isinstance(value, nn.Parameter):  # those of an optimizer are results
+                hashbench.result(label, value)
+    return _ran(results)
+
+
+def _begun(rank: int, ranks: int, name: str, planted: bool, number: int, folder: Path) -> Run:
+    run = Run(rank, ranks, planted, number, folder)
+    before = PROGRAMS[name].before
+    if before is not None:
+        before(run)
+    _distributed_c10d._reset_fr_trace()
+    return run
+
+
+def _ran(results: Mapping[str, Any]) -> Ran:
+    entries = pickle.loads(_distributed_c10d._dump_fr_trace()).get("entries", ())
+    places: dict[object, int] = {}
+    exchanged = tuple(
+        f"{one['profiling_name']} in {places.setdefault(one['process_group'], len(places))}: "
+        f"{one['collective_seq_id']} {one['p2p_seq_id']} {one['input_sizes']}"
+        for one in entries
+    )
+    return Ran({label: digest(value).word() for label, value in results.items()}, exchanged)

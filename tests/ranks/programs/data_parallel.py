@@ -60,7 +60,7 @@ def accumulation(run: Run) -> Results:
 
 
 def comm_hook(run: Run) -> Results:
-    """A hook of communication, whose callback runs in a thread of the backend on rank 1: rank 0 joins once it is set."""
+    """A hook of communication. On rank 1 its callback runs in a thread of the backend, since rank 0 joins only then."""
     run.arm(rank=1, call=1)
     store, calls = dist.distributed_c10d._get_default_store(), itertools.count()
 
@@ -187,7 +187,7 @@ def unused_parameters(run: Run) -> Results:
 PROGRAMS = {
     "ddp_buckets": Program(buckets, truth=at(1, module="1")),
     "ddp_accumulation": Program(accumulation, truth=at(0, module="1")),
-    "ddp_comm_hook": Program(comm_hook, truth=at(1)),
+    "ddp_comm_hook": Program(comm_hook, truth=at(1, origin=("kernel", "outside"), iteration=None)),
     "ddp_two_races": Program(two_races, truth=at(1, module="1", iteration=0, later=((0, OTHER_RACY),))),
     "scattered_rows": Program(scattered_rows, truth=Truth(0, kernel=SUMS)),
     "zero_step": Program(zero_step, truth=at(1)),
