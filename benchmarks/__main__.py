@@ -18,6 +18,7 @@ from benchmarks import (
     fingerprint,
     fuzz,
     overhead,
+    ranks,
     scale,
     sweep_overhead,
     traces,
@@ -43,6 +44,7 @@ def main() -> None:
         "traces": traces.measure,
         "fingerprint": fingerprint.measure,
         "sweep": sweep_overhead.measure,
+        "ranks": ranks.measure,
         "scale": scale.measure,
         "fuzz": lambda: fuzz.measure(mutations=parsed.mutations),
     }

@@ -26,7 +26,7 @@ class Ran:
 
     Attributes:
         results: their digests, by name; a Python value as text.
-        exchanged: name, process group (by its place among those that were used), number and shapes of every collective
+        exchanged: name, process group (by its place among those that were used) and number of every collective
             and message, in order.
     """
 
@@ -67,7 +67,7 @@ def _ran(results: Mapping[str, Any]) -> Ran:
     places: dict[object, int] = {}
     exchanged = tuple(
         f"{one['profiling_name']} in {places.setdefault(one['process_group'], len(places))}: "
-        f"{one['collective_seq_id']} {one['p2p_seq_id']} {one['input_sizes']}"
+        f"{one['collective_seq_id']} {one['p2p_seq_id']}"
         for one in entries
     )
     return Ran({label: digest(value).word() for label, value in results.items()}, exchanged)
