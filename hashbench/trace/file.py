@@ -24,6 +24,7 @@ import xxhash
 
 from hashbench.errors import HashbenchError
 from hashbench.io import GZIP, LARGEST_FILE, bytes_for, open_file, read_text, replace_bytes
+from hashbench.processes import uncollected
 from hashbench.records import (
     TRACE_SCHEMA,
     TRACERS,
@@ -312,7 +313,7 @@ def _escape(text: str, *, spaces: bool = True) -> str:
 # ------------------------------------------------------------------------------------------------------ reading
 
 
-def read(path: Path, *, most: int = LARGEST_FILE, cut: bool = False) -> Trace:
+def read(path: Path, *, most: int = LARGEST_FILE, cut: bool = False, parsed: ParsedRecords | None = None) -> Trace:
     """Read a trace file, gzip-compressed or plain text, of at most ``most`` bytes of text.
 
     Args:
@@ -320,6 +321,7 @@ def read(path: Path, *, most: int = LARGEST_FILE, cut: bool = False) -> Trace:
         most: maximum number of bytes of text.
         cut: read a file that is truncated, or damaged towards its end, up to the last whole step before: ``ended`` of
             its rank is then :data:`CUT`.
+        parsed: records of files read before, with which those of this file are shared.
 
     Raises:
         HashbenchError: the file is missing, no trace, of another version, truncated or damaged; or, with ``cut``, has
@@ -329,7 +331,7 @@ def read(path: Path, *, most: int = LARGEST_FILE, cut: bool = False) -> Trace:
         text = read_text(path, most=most, members=True, cut=cut)
     except (OSError, ValueError) as error:
         raise _unreadable(path, getattr(error, "strerror", None) or str(error)) from error
-    return loads(text, name=str(path), cut=cut)
+    return loads(text, name=str(path), cut=cut, parsed=parsed)
 
 
 def text_size(path: Path) -> int:
@@ -346,8 +348,8 @@ def text_size(path: Path) -> int:
         return max(size, int.from_bytes(opened.read(4), "little"))
 
 
-def loads(text: str, *, name: str = "trace", cut: bool = False) -> Trace:
-    """Parse the text of a trace; ``name`` names it in errors. Raises as :func:`read` does."""
+def loads(text: str, *, name: str = "trace", cut: bool = False, parsed: ParsedRecords | None = None) -> Trace:
+    """Parse the text of a trace; ``name`` names it in errors; the rest is as for :func:`read`."""
     try:
         lines, is_cut = _whole_lines(text, name), False
     except HashbenchError:
@@ -355,7 +357,8 @@ def loads(text: str, *, name: str = "trace", cut: bool = False) -> Trace:
             raise
         lines, is_cut = _lines_of_whole_steps(text, name), True
     try:
-        return _parse(lines, is_cut=is_cut)
+        with uncollected():
+            return _parse(lines, parsed or ParsedRecords(), is_cut=is_cut)
     except (ValueError, IndexError, KeyError, TypeError, AttributeError) as error:
         raise _unreadable(name, f"a line cannot be parsed ({error})") from error
 
@@ -406,7 +409,7 @@ def _unreadable(name: object, reason: str) -> HashbenchError:
     )
 
 
-def _parse(lines: Sequence[str], *, is_cut: bool) -> Trace:
+def _parse(lines: Sequence[str], parsed: ParsedRecords, *, is_cut: bool) -> Trace:
     records: list[OpRecord] = []
     places: dict[str, int] = {}
     leaves: list[Leaf] = []
@@ -417,12 +420,13 @@ def _parse(lines: Sequence[str], *, is_cut: bool) -> Trace:
     settings: dict[str, str] = {}
     ended = ""
     for line in lines[1:]:
+        if line.startswith("op\t"):
+            records.append(parsed.of(line))
+            if records[-1].collective is not None:
+                places[records[-1].id] = len(records) - 1
+            continue
         kind, *fields = line.split("\t")
         match kind:
-            case "op":
-                records.append(_parse_record(fields))
-                if records[-1].collective is not None:
-                    places[records[-1].id] = len(records) - 1
             case "arrived":
                 identity, digests = fields
                 place = places[_unescape(identity)]
@@ -506,48 +510,91 @@ def _parse_collective(text: str) -> Collective:
     )
 
 
-def _parse_record(fields: Sequence[str]) -> OpRecord:
-    record_id = _unescape(fields[0])
-    where, _, rest = record_id.partition("/")
-    module, _, op_count = rest.rpartition("/")
-    phase, _, iteration = where.partition(".")
-    written = fields[3].split(" ")[1:]
-    extras = dict(field.split("=", 1) for field in fields[4:] if not field.startswith(_NOTE))
-    if unknown := extras.keys() - _EXTRAS:
-        _fail(f"unknown field {min(unknown)!r:.40}")
-    outputs = tuple(map(parse_digest, written))
-    return OpRecord(
-        id=record_id,
-        phase=phase,
-        iteration=int(iteration) if iteration else None,
-        module=module,
-        op=op_count.rpartition("#")[0],
-        inputs=tuple(map(_parse_ref, fields[1].split(" "))) if fields[1] else (),
-        arguments=_unescape(fields[2]),
-        outputs=outputs,
-        scalar=_unescape(extras.get("scalar", "")),
-        rng=extras.get("rng", ""),
-        forward_op=_unescape(extras.get("forward", "")),
-        blank=any(not digest.value for digest in outputs),
-        source=_unescape(extras.get("source", "")),
-        opaque=_unescape(extras.get("opaque", "")),
-        collective=_parse_collective(extras["collective"]) if "collective" in extras else None,
-        inside=_unescape(extras.get("inside", "")),
-    )
+class ParsedRecords:
+    """What was parsed of the records of other files: a line that occurred before gives the same record, so that those
+    of two runs can be compared by identity and take memory once. Words that recur are one object each."""
+
+    def __init__(self) -> None:
+        self._records: dict[str, OpRecord] = {}
+        self._places: dict[str, tuple[str, int | None, str, str]] = {}
+        self._layouts: dict[str, tuple[str, tuple[int, ...], tuple[int, ...]]] = {}
+        self._refs: dict[str, Ref] = {}
+        self._texts: dict[str, str] = {}
+
+    def of(self, line: str) -> OpRecord:
+        """Return the record of a line; raise ``ValueError`` or the like if it is none."""
+        record = self._records.get(line)
+        if record is None:
+            record = self._records[line] = self._parsed(line.split("\t"))
+        return record
+
+    def _parsed(self, fields: Sequence[str]) -> OpRecord:
+        _, id_text, inputs, arguments, outputs, *rest = fields
+        record_id = self._name(id_text)
+        phase, iteration, module, op = self._place(record_id)
+        written = tuple([self._digest(text) for text in outputs.split(" ")[1:]])
+        refs = self._refs
+        read = tuple([refs.get(text) or self._ref(text) for text in inputs.split(" ")]) if inputs else ()
+        blank = "" in [digest.value for digest in written]
+        more = dict([self._extra(field) for field in rest if not field.startswith(_NOTE)]) if rest else {}
+        return OpRecord(
+            record_id, phase, iteration, module, op, read, self._name(arguments), written, blank=blank, **more
+        )
+
+    def _extra(self, field: str) -> tuple[str, Any]:
+        """Return a field of a record and its value."""
+        name, equals, text = field.partition("=")
+        attribute = (equals and _EXTRAS.get(name)) or _fail(f"unknown field {name!r:.40}")
+        return attribute, _parse_collective(text) if name == "collective" else self._name(text)
+
+    def _place(self, record_id: str) -> tuple[str, int | None, str, str]:
+        """Return phase, iteration, module and op of a record's id."""
+        key, counted, count = record_id.rpartition("#")
+        found = self._places.get(key)
+        if found is None or "/" in count:
+            where, _, rest = record_id.partition("/")
+            module, _, op_count = rest.rpartition("/")
+            phase, _, iteration = where.partition(".")
+            found = phase, int(iteration) if iteration else None, module, op_count.rpartition("#")[0]
+            if counted and "/" not in count:
+                self._places[key] = found
+        return found
+
+    def _ref(self, text: str) -> Ref:
+        part = _REF.fullmatch(text) or _fail(f"not a reference: {text!r}")
+        argument, source, offset, written, digest = part.groups()
+        made = Ref(self._name(argument), self._name(source), int(offset or 0), bool(written), digest or "")
+        self._refs[text] = made
+        return made
+
+    def _digest(self, text: str) -> TensorDigest:
+        head, _, value = text.partition(":")
+        layout = self._layouts.get(head)
+        if layout is None:
+            digest = parse_digest(text)
+            if _DIGEST.fullmatch(f"{head}:"):
+                self._layouts[head] = digest[:3]
+            return digest
+        return TensorDigest(*layout, "" if value == _BLANK else _unescape(value))
+
+    def _name(self, text: str) -> str:
+        """Unescape; equal texts give one object."""
+        found = self._texts.get(text)
+        if found is None:
+            found = self._texts[text] = _unescape(text)
+        return found
 
 
-_EXTRAS = frozenset({"scalar", "rng", "forward", "source", "opaque", "collective", "inside"})
+_EXTRAS: Mapping[str, str] = MappingProxyType(
+    {"scalar": "scalar", "rng": "rng", "forward": "forward_op", "source": "source", "opaque": "opaque"}
+    | {"collective": "collective", "inside": "inside"}
+)
+"""Field of an ``op`` line -> attribute of the record."""
 
 _REF = re.compile(
-    r"(?P<argument>[^=]+)=(?P<source>.+):(?P<digits>[0-9a-z-]+)(\+(?P<offset>\d+))?(?P<written>!?)(@(?P<digest>\S+))?"
+    r"(?P<argument>[^=]+)=(?P<source>.+):(?:[0-9a-z-]+)(?:\+(?P<offset>\d+))?(?P<written>!?)(?:@(?P<digest>\S+))?"
 )
 _DIGEST = re.compile(r"(?P<dtype>[^\[]+)\[(?P<shape>[^\]]*)\](\{(?P<stride>[^}]*)\})?:(?P<value>.*)")
-
-
-def _parse_ref(text: str) -> Ref:
-    part = _REF.fullmatch(text) or _fail(f"not a reference: {text!r}")
-    offset, written, digest = int(part["offset"] or 0), bool(part["written"]), part["digest"] or ""
-    return Ref(part["argument"], _unescape(part["source"]), offset, written, digest)
 
 
 def parse_digest(text: str) -> TensorDigest:

@@ -541,3 +541,28 @@ def test_written_marker_does_not_read_as_unequal() -> None:
     line = file.record_line(record, {"input/": "a057271c"})
     assert "0=input/:a057271c!@a057271c9071c99d" in line
     assert "!=" not in line
+
+
+def test_files_that_are_read_together_share_the_records_of_equal_lines() -> None:
+    trace = Writer(3).trace()
+    other = dataclasses.replace(trace.records[-1], scalar="changed")
+    parsed = file.ParsedRecords()
+    first = file.loads(file.dumps(trace), parsed=parsed)
+    second = file.loads(file.dumps(dataclasses.replace(trace, records=(*trace.records[:-1], other))), parsed=parsed)
+    assert all(a is b for a, b in zip(first.records[:-1], second.records[:-1], strict=True))
+    assert (first.records[-1], second.records[-1]) == (trace.records[-1], other)
+
+
+def test_files_that_are_read_together_are_read_as_each_by_itself() -> None:
+    parsed = file.ParsedRecords()
+    for seed in range(150):
+        trace = Writer(seed).trace()
+        assert file.loads(file.dumps(trace), parsed=parsed) == trace
+
+
+def test_ids_without_a_count_or_with_a_slash_behind_it_keep_their_places() -> None:
+    parsed = file.ParsedRecords()
+    for where, op in (("forward.1/A", "x.y"), ("backward/B", "z"), ("forward.1/A", "x.y#0/w"), ("optimizer/", "z#1")):
+        record = parsed.of("\t".join(["op", f"{where}/{op}", "", "", "->"]))
+        module = f"{where}/{op}".partition("/")[2].rpartition("/")[0]
+        assert (record.id, record.module) == (f"{where}/{op}", module)
