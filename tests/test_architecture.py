@@ -53,6 +53,7 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     ("repro", EVERY_MODULE),
     ("fingerprint", frozenset({"calls", "checking", "library", "measure", "values"})),
     ("diagnose", frozenset({"driver", "pairs"})),
+    ("ranks", NO_MODULE),
     ("batch", frozenset({"call_pair", "experiments", "item_call", "locate", "neighbours", "repro", "rows"})),
     ("suites", frozenset({"huggingface", "torchvision"})),
     (
@@ -123,6 +124,7 @@ NEVER_TORCH = (
     "sweep.executors.ray_client",
     "compare",
     "divergence",
+    "ranks.folder",
     "trace.file",
     "tools.pipeline.comparing",
     "workers",

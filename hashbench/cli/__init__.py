@@ -2,7 +2,7 @@
 
 Exit codes:
     0: success.
-    1: a difference was found (``compare``, ``diff``, ``replay``, ``sweep --strict``).
+    1: a difference was found (``compare``, ``diff``, ``ranks``, ``replay``, ``sweep --strict``).
     2: bad usage, or the output cannot be written; one line says what, the consequence, and what to do.
     70: a bug in hashbench, with a traceback.
     130: interrupted by Ctrl-C or by a closed pipe.
@@ -22,19 +22,19 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from hashbench import __version__
-from hashbench.cli import completion, fingerprint, reading, report, sweep, tools
+from hashbench.cli import completion, fingerprint, ranks, reading, report, sweep, tools
 from hashbench.cli.flags import say
 from hashbench.cli.parser import EXIT_FAULT, EXIT_INTERRUPTED, EXIT_USAGE, Commands, OneLineParser
 from hashbench.errors import HashbenchError
 
 __all__ = ["main"]
 
-FILES = (sweep, report, reading, tools, fingerprint, completion)
+FILES = (sweep, report, reading, tools, ranks, fingerprint, completion)
 """Modules that add subcommands."""
 
 SECTIONS = {
     "Sweep and report": ("list", "sweep", "merge", "compare", "nightly", "report", "expect", "dynamo"),
-    "One program": ("diff", "replay", "numeric", "pipeline"),
+    "One program": ("diff", "ranks", "replay", "numeric", "pipeline"),
     "Upgrades and machines": ("fingerprint", "audit", "env", "native"),
     "Help": ("docs", "completion"),
 }
@@ -54,6 +54,11 @@ _TAKES_NO_MORE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand and return the exit code."""
     return guarded(lambda: _command(arguments))
+
+
+def main_with(*arguments: str) -> int:
+    """Run one subcommand in a new Python; see :func:`hashbench.processes.python_calling`."""
+    return main(arguments)
 
 
 def guarded(run: Callable[[], int]) -> int:

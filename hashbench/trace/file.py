@@ -530,22 +530,23 @@ class ParsedRecords:
 
     def _parsed(self, fields: Sequence[str]) -> OpRecord:
         _, id_text, inputs, arguments, outputs, *rest = fields
-        record_id = self._name(id_text)
+        refs, texts = self._refs, self._texts  # a call each for 20,000 records would take a quarter of the time
+        record_id = texts.get(id_text) or self._name(id_text)
         phase, iteration, module, op = self._place(record_id)
         written = tuple([self._digest(text) for text in outputs.split(" ")[1:]])
-        refs = self._refs
         read = tuple([refs.get(text) or self._ref(text) for text in inputs.split(" ")]) if inputs else ()
         blank = "" in [digest.value for digest in written]
         more = dict([self._extra(field) for field in rest if not field.startswith(_NOTE)]) if rest else {}
-        return OpRecord(
-            record_id, phase, iteration, module, op, read, self._name(arguments), written, blank=blank, **more
-        )
+        words = texts.get(arguments) or self._name(arguments)
+        return OpRecord(record_id, phase, iteration, module, op, read, words, written, blank=blank, **more)
 
     def _extra(self, field: str) -> tuple[str, Any]:
         """Return a field of a record and its value."""
         name, equals, text = field.partition("=")
         attribute = (equals and _EXTRAS.get(name)) or _fail(f"unknown field {name!r:.40}")
-        return attribute, _parse_collective(text) if name == "collective" else self._name(text)
+        if name == "collective":
+            return attribute, _parse_collective(text)
+        return attribute, self._texts.get(text) or self._name(text)
 
     def _place(self, record_id: str) -> tuple[str, int | None, str, str]:
         """Return phase, iteration, module and op of a record's id."""
@@ -575,7 +576,7 @@ class ParsedRecords:
             if _DIGEST.fullmatch(f"{head}:"):
                 self._layouts[head] = digest[:3]
             return digest
-        return TensorDigest(*layout, "" if value == _BLANK else _unescape(value))
+        return TensorDigest(*layout, "" if value == _BLANK else _unescape(value) if "\\" in value else value)
 
     def _name(self, text: str) -> str:
         """Unescape; equal texts give one object."""

@@ -1,0 +1,193 @@
+"""The subcommand ``ranks``: record every rank of a distributed program, compare two such runs, and check one for
+replicas that differ."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from hashbench.cli import flags
+from hashbench.cli.flags import say
+from hashbench.cli.parser import EXIT_DIFFERENCE, EXIT_USAGE, Commands, Flags
+from hashbench.errors import HashbenchError
+from hashbench.processes import python_calling
+
+FIRST, SECOND = "first", "second"
+"""Folders of the two runs, in the output of ``run``."""
+
+
+def add(commands: Commands) -> None:
+    """Add the subcommand of this file."""
+    text = "Find the first rank and kernel, or collective, of two distributed runs that differ."
+    kinds = Commands(commands.add_parser("ranks", help=text), "record|diff|run|check")
+
+    text = "Run a script and write the trace of this rank; start it on every rank with torchrun."
+    record = kinds.add_parser("record", help=text)
+    record.add_argument("-o", "--output", type=Path, required=True, metavar="A", help="Write A/rank0.log.gz and so on.")
+    _add_steps(record)
+    _add_script(record)
+    record.set_defaults(command=_record)
+
+    diff = kinds.add_parser("diff", help="Compare two recorded runs: the first rank and kernel, and how it spread.")
+    diff.add_argument("first", type=Path, metavar="A", help="Read the traces of one run from the folder A.")
+    diff.add_argument("second", type=Path, metavar="B", help="Read the traces of the second run from the folder B.")
+    _add_json(diff)
+    diff.set_defaults(command=_diff)
+
+    run = kinds.add_parser("run", help="Record a script twice on N ranks of this machine and compare the runs.")
+    flags.whole(run, "-n", "--ranks", text="Start N ranks.", default=2)
+    text = "Write the traces into DIR/first and DIR/second (default: a new folder in results)."
+    run.add_argument("-o", "--output", type=Path, metavar="DIR", help=text)
+    _add_steps(run)
+    flags.seconds(run, "--timeout", "End a run after S seconds (default: never).", least=1)
+    _add_json(run)
+    _add_script(run)
+    run.set_defaults(command=_run)
+
+    text = "Check one recorded run for replicas, such as parameters under DDP, that differ between ranks."
+    check = kinds.add_parser("check", help=text)
+    check.add_argument("folder", type=Path, metavar="A", help="Read the traces of the run from the folder A.")
+    _add_json(check)
+    check.set_defaults(command=_check)
+
+
+def _add_steps(parser: Flags) -> None:
+    text = "Trace only steps A to B - 1 of the optimizer, counted from 0."
+    parser.add_argument("--steps", type=steps_of, metavar="A:B", help=text)
+
+
+def _add_json(parser: Flags) -> None:
+    parser.add_argument("--json", action="store_true", help="Print a JSON document.")
+
+
+def _add_script(parser: Flags) -> None:
+    parser.add_argument("-m", "--module", action="store_true", help="Run SCRIPT as a module, as `python -m` does.")
+    text = "Run SCRIPT; all that follows it are its arguments."
+    parser.add_argument("script", nargs=argparse.REMAINDER, metavar="SCRIPT", help=text)
+
+
+def steps_of(text: str) -> range:
+    """Return the steps in a value of ``--steps``: ``2:4``, ``2:`` (and all later ones), ``:4`` or ``3``.
+
+    Raises:
+        argparse.ArgumentTypeError: it is no such value, or no step.
+    """
+    first, colon, last = text.partition(":")
+    try:
+        start = int(first or 0) if colon else int(first)
+        steps = range(start, int(last) if last else sys.maxsize if colon else start + 1)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not like 2:4") from None
+    if start < 0 or not steps:
+        raise argparse.ArgumentTypeError(f"{text} has no steps")
+    return steps
+
+
+def _script(parsed: argparse.Namespace) -> tuple[str, list[str]]:
+    """Return the script or module and its arguments.
+
+    Raises:
+        HashbenchError: none is named.
+    """
+    words = parsed.script[1:] if parsed.script[:1] == ["--"] else list(parsed.script)
+    if words[:1] == ["-m"]:
+        parsed.module, words = True, words[1:]
+    if not words:
+        tip = "Name it last: hashbench ranks … -- train.py --epochs 1"
+        raise HashbenchError("no script to run", consequence="nothing was recorded", tip=tip)
+    return words[0], words[1:]
+
+
+def _record(parsed: argparse.Namespace) -> int:
+    from hashbench.ranks.record import run_script
+
+    script, arguments = _script(parsed)
+    return run_script(parsed.output, script, arguments, steps=parsed.steps, module=parsed.module)
+
+
+def _diff(parsed: argparse.Namespace) -> int:
+    return _compare(parsed.first, parsed.second, as_json=parsed.json)
+
+
+def _compare(first: Path, second: Path, *, as_json: bool) -> int:
+    from hashbench.divergence.ranks import find_across_ranks
+    from hashbench.ranks.folder import read_both
+
+    runs = read_both(first, second)
+    for note in (note for run in runs for note in run.notes):
+        say(note)
+    verdict = find_across_ranks(runs[0].traces, runs[1].traces, world_size=runs[0].world_size)
+    return _show(verdict, as_json=as_json)
+
+
+def _check(parsed: argparse.Namespace) -> int:
+    from hashbench.divergence.replicas import check_replicas
+    from hashbench.ranks.folder import read_ranks
+
+    run = read_ranks(parsed.folder)
+    for note in run.notes:
+        say(note)
+    return _show(check_replicas(run.traces), as_json=parsed.json)
+
+
+class _Verdict(Protocol):
+    """The verdict on two runs, or on the replicas of one."""
+
+    @property
+    def equal(self) -> bool: ...
+
+    @property
+    def comparable(self) -> bool: ...
+
+    def text(self) -> str: ...
+
+    def document(self) -> dict[str, object]: ...
+
+
+def _show(verdict: _Verdict, *, as_json: bool) -> int:
+    if as_json:
+        print(json.dumps(verdict.document(), indent=1))
+    else:
+        flags.show(verdict.text())
+    return EXIT_USAGE if not verdict.comparable else 0 if verdict.equal else EXIT_DIFFERENCE
+
+
+def _run(parsed: argparse.Namespace) -> int:
+    from hashbench.ranks.launch import run_ranks
+
+    script, arguments = _script(parsed)
+    output = parsed.output or flags.new_folder("ranks")
+    folders = output / FIRST, output / SECOND
+    _refuse_used(folders)
+    problems = []
+    for number, folder in enumerate(folders, 1):
+        command = _rank_command(folder, parsed, script, arguments)
+        if problem := run_ranks(command, ranks=parsed.ranks, seconds=parsed.timeout):
+            problems.append(problem)
+            say(f"run {number} of {script}: {problem}")
+    code = _compare(*folders, as_json=parsed.json)
+    if not parsed.json:
+        print(f"\nWritten: {output}")
+    return code or (EXIT_USAGE if problems else 0)
+
+
+def _rank_command(folder: Path, parsed: argparse.Namespace, script: str, arguments: Sequence[str]) -> list[str]:
+    """Return what each rank runs."""
+    steps = parsed.steps
+    given = [] if steps is None else ["--steps", f"{steps.start}:{'' if steps.stop == sys.maxsize else steps.stop}"]
+    given += ["--module"] if parsed.module else []
+    words = ["ranks", "record", "--output", str(folder.absolute()), *given, "--", script, *arguments]
+    return python_calling("hashbench.cli:main_with", *words)
+
+
+def _refuse_used(folders: Sequence[Path]) -> None:
+    if used := [folder for folder in folders if folder.exists()]:
+        raise HashbenchError(
+            f"{used[0]} exists",
+            consequence="traces of two recordings would be mixed, so nothing was run",
+            tip="Name another --output.",
+        )
