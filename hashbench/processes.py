@@ -64,10 +64,10 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """A launcher that execs the actual Python, at once or on request, and is killed when its parent's thread ends."""
 
 
-def python_calling(target: str, *arguments: str, dies_with_us: bool = False, asked: int = -1) -> list[str]:
+def python_calling(
+    target: str, *arguments: str, dies_with_us: bool = False, asked: int = -1, safe_path: bool = True
+) -> list[str]:
     """Return the command line of a new Python that calls ``module:function`` of this package and exits with its result.
-
-    Uses ``-P``, so that a folder called torch in the working directory is not imported.
 
     Args:
         target: ``module:function``.
@@ -75,8 +75,9 @@ def python_calling(target: str, *arguments: str, dies_with_us: bool = False, ask
         dies_with_us: the kernel kills the child when this thread ends (Linux).
         asked: with ``dies_with_us``, an inherited descriptor; the child starts once it is readable. Its standard input
             is a pipe, whose end terminates it.
+        safe_path: use ``-P``, so that a folder called torch in the working directory is not imported.
     """
-    command = ["-P", "-c", _CALL, PACKAGE_PARENT, target, *arguments]
+    command = [*(["-P"] if safe_path else []), "-c", _CALL, PACKAGE_PARENT, target, *arguments]
     return [sys.executable, *(["-P", "-c", _LAUNCHER, str(asked)] if dies_with_us else []), *command]
 
 

@@ -53,7 +53,6 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     ("repro", EVERY_MODULE),
     ("fingerprint", frozenset({"calls", "checking", "library", "measure", "values"})),
     ("diagnose", frozenset({"driver", "pairs"})),
-    ("ranks", NO_MODULE),
     ("batch", frozenset({"call_pair", "experiments", "item_call", "locate", "neighbours", "repro", "rows"})),
     ("suites", frozenset({"huggingface", "torchvision"})),
     (

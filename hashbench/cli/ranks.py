@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -106,7 +107,19 @@ def _record(parsed: argparse.Namespace) -> int:
     from hashbench.ranks.record import run_script
 
     script, arguments = _script(parsed)
-    return run_script(parsed.output, script, arguments, steps=parsed.steps, module=parsed.module)
+    try:
+        run_script(parsed.output, script, arguments, steps=parsed.steps, module=parsed.module)
+    except (HashbenchError, KeyboardInterrupt):
+        raise
+    except SystemExit as ended:
+        if ended.code is None or isinstance(ended.code, int):
+            return ended.code or 0
+        print(ended.code, file=sys.stderr)
+        return 1
+    except BaseException:
+        traceback.print_exc()  # of the script, as Python does
+        return 1
+    return 0
 
 
 def _diff(parsed: argparse.Namespace) -> int:
@@ -181,7 +194,7 @@ def _rank_command(folder: Path, parsed: argparse.Namespace, script: str, argumen
     given = [] if steps is None else ["--steps", f"{steps.start}:{'' if steps.stop == sys.maxsize else steps.stop}"]
     given += ["--module"] if parsed.module else []
     words = ["ranks", "record", "--output", str(folder.absolute()), *given, "--", script, *arguments]
-    return python_calling("hashbench.cli:main_with", *words)
+    return python_calling("hashbench.cli:main_with", *words, safe_path=False)
 
 
 def _refuse_used(folders: Sequence[Path]) -> None:

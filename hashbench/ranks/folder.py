@@ -14,6 +14,7 @@ from typing import NoReturn
 from hashbench.errors import HashbenchError
 from hashbench.io import read_file
 from hashbench.processes import uncollected
+from hashbench.ranks.step_file import run_of
 from hashbench.records import Trace, TracedRank
 from hashbench.text import a_few, one_line
 from hashbench.trace import file
@@ -43,18 +44,15 @@ class RankFolder:
     notes: tuple[str, ...] = ()
 
 
-def trace_path(folder: Path, rank: int) -> Path:
-    """Return the path of a rank's trace in the folder of its run."""
-    return folder / f"rank{rank}.log.gz"
-
-
 def read_ranks(folder: Path) -> RankFolder:
     """Read the traces of one run.
 
     Raises:
         HashbenchError: there is no such folder, no readable trace of a rank in it, or it holds ranks of two runs.
     """
-    return _folder(folder, {rank: _read(path, ParsedRecords()) for rank, path in _files(folder).items()})
+    files = _files(folder)
+    with uncollected():
+        return _folder(folder, files, {rank: _read(path, ParsedRecords()) for rank, path in files.items()})
 
 
 def read_both(first: Path, second: Path) -> tuple[RankFolder, RankFolder]:
@@ -73,7 +71,7 @@ def read_both(first: Path, second: Path) -> tuple[RankFolder, RankFolder]:
             for side, path in here:
                 same = side is not here[0][0] and _same_bytes(path, here[0][1])
                 side[rank] = found[0][rank] if same else _read(path, parsed)
-    runs = _folder(first, found[0]), _folder(second, found[1])
+    runs = _folder(first, files[0], found[0]), _folder(second, files[1], found[1])
     _refuse_incomparable(*runs)
     return runs
 
@@ -103,7 +101,7 @@ def _files(folder: Path) -> dict[int, Path]:
 def _read(path: Path, parsed: ParsedRecords) -> Trace | str:
     """Return the trace in a file, or why it cannot be read."""
     try:
-        return file.read(path, parsed=parsed)
+        return file.read(path, cut=True, parsed=parsed)
     except HashbenchError as error:
         return error.consequence.removesuffix(", so nothing was compared")
 
@@ -115,7 +113,7 @@ def _same_bytes(first: Path, second: Path) -> bool:
         return False
 
 
-def _folder(path: Path, found: Mapping[int, Trace | str]) -> RankFolder:
+def _folder(path: Path, files: Mapping[int, Path], found: Mapping[int, Trace | str]) -> RankFolder:
     """Check what was read of a folder: one run's ranks, each in the file of its number."""
     traces = {rank: trace for rank, trace in found.items() if isinstance(trace, Trace)}
     unreadable = {rank: why for rank, why in found.items() if isinstance(why, str)}
@@ -124,7 +122,10 @@ def _folder(path: Path, found: Mapping[int, Trace | str]) -> RankFolder:
         raise HashbenchError(f"no readable trace of a rank in {path}", consequence=f"rank {rank}: {why}", tip=_TIP)
     known = {rank: _rank_of(path, rank, trace) for rank, trace in traces.items()}
     first, one = next(iter(known.items()))
+    launched = {rank: run_of(files[rank]) for rank in known}
     for rank, other in known.items():
+        if launched[rank] != launched[first] and launched[rank] and launched[first]:
+            _refuse(path, f"it holds ranks of two runs: ranks {first} and {rank} were not launched together")
         if other.world_size != one.world_size:
             sizes = f"rank {first} is one of {one.world_size}, rank {rank} one of {other.world_size}"
             _refuse(path, f"it holds ranks of two runs: {sizes}")
@@ -153,7 +154,9 @@ def _notes(
     if absent := [str(rank) for rank in missing if rank not in unreadable]:
         yield f"{path}: no trace of rank{'s' * (len(absent) > 1)} {a_few(absent)}"
     for rank, one in known.items():
-        if one.ended:
+        if one.ended == file.CUT:
+            yield f"{path}: the trace of rank {rank} is cut; its whole steps were read"
+        elif one.ended:
             yield f"{path}: rank {rank} did not end by itself: {one_line(one.ended)}"
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import xxhash
 
-from hashbench.ranks.folder import trace_path
+from hashbench.ranks.step_file import rank_path
 from hashbench.records import Collective, Leaf, OpRecord, Ref, Result, TensorDigest, Trace, TracedRank, TracedStep
 from hashbench.trace import file
 
@@ -55,5 +55,5 @@ def traces(world_size: int = 2, *, guilty: int = -1, run: int = 0) -> dict[int, 
 def write(folder: Path, run: Mapping[int, Trace]) -> Path:
     """Write the traces of a run into a folder and return it."""
     for rank, trace in run.items():
-        file.write(trace, trace_path(folder, rank))
+        file.write(trace, rank_path(folder, rank))
     return folder

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from hashbench.divergence.ranks import find_across_ranks
-from hashbench.ranks.step_file import StepFile, rank_path
 
 from hashbench.errors import HashbenchError
 from hashbench.ranks.folder import read_both
+from hashbench.ranks.step_file import StepFile, rank_path
 from hashbench.trace import file
 from tests.ranks.rank_traces import traces
 
@@ -24,11 +24,11 @@ Files = dict[int, bytes]
 WORLD = 3
 
 
-def content(run: Mapping[int, file.Trace], at: Path) -> Files:
+def content(run: Mapping[int, file.Trace], at: Path, launched: str) -> Files:
     """Return the files that a recording of these traces leaves: one gzip member for each step."""
     for rank, trace in run.items():
         text = file.dumps(trace)
-        written = StepFile(rank_path(at, rank), run="0123456789abcdef")
+        written = StepFile(rank_path(at, rank), launched)
         for part in text.replace("\nstep\t", "\n\0step\t").split("\0"):
             line, _, rest = part.partition("\n")
             written.add(part if not line.startswith("step\t") else f"{line}\n")
@@ -47,7 +47,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Files]:
         "smaller": traces(2),
         "larger": traces(4),
     }
-    return {name: content(run, tmp_path_factory.mktemp(name)) for name, run in made.items()}
+    return {name: content(run, tmp_path_factory.mktemp(name), name) for name, run in made.items()}
 
 
 Change = Callable[[random.Random, Files, Mapping[str, Files]], object]
