@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from hashbench.divergence.ranks import find_across_ranks
 
+from hashbench.divergence.ranks import find_across_ranks
 from hashbench.errors import HashbenchError
 from hashbench.ranks.folder import read_both
 from hashbench.ranks.step_file import StepFile, rank_path
