@@ -126,7 +126,7 @@ class RankCalls:
 
 def number_calls(traces: Mapping[int, Trace]) -> Mapping[int, RankCalls]:
     """Number the calls of all ranks of one run, whose traces are given by global rank."""
-    run = {rank: RankCalls(inside=_inside_collectives(trace)) for rank, trace in traces.items()}
+    run = {rank: RankCalls(inside=inside_collectives(trace)) for rank, trace in traces.items()}
     receives: dict[int, list[OpRecord]] = {rank: [] for rank in traces}
     for rank, trace in traces.items():
         counts = Counter[Meeting]()
@@ -155,7 +155,7 @@ def _sort(calls: RankCalls, trace: Trace) -> None:
     calls.meetings.update((record.id, known[record.id]) for record in trace.records if record.id in known)
 
 
-def _inside_collectives(trace: Trace) -> dict[str, str]:
+def inside_collectives(trace: Trace) -> dict[str, str]:
     """Map what collectives call to the outermost of them. Callers follow what they call."""
     inside: dict[str, str] = {}
     met: set[str] = set()

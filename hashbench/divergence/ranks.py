@@ -51,7 +51,7 @@ def find_across_ranks(
     unknown = [*_missing_traces(first, second, missing), *whole.ended]
     known: dict[int, Differences] = {}
     for rank in ranks:
-        old, new = whole.first[rank], whole.second[rank]
+        old, new = (traces[rank] for traces in whole.runs)
         if old is not new and old != new:
             known[rank] = find_differences(pair(old, new), ranks_known=True)
     foreign = [rank for rank, one in known.items() if _has_no_pair(one)]
@@ -62,9 +62,9 @@ def find_across_ranks(
             tip="Give two recordings of one program.",
         )
     unknown += [f"Rank {rank}: its two traces have no op in common." for rank in foreign]
-    compared = {rank: whole.first[rank] for rank in ranks if rank not in foreign}
-    others = {rank: whole.second[rank] for rank in compared}
-    judged = JudgedRanks(compared, others, {rank: one for rank, one in known.items() if rank in compared})
+    compared = [rank for rank in ranks if rank not in foreign]
+    old_run, new_run = ({rank: traces[rank] for rank in compared} for traces in whole.runs)
+    judged = JudgedRanks(old_run, new_run, {rank: one for rank, one in known.items() if rank in compared})
     unknown += [unseen(one.runs) for one in judged.known.values() if one.runs.opaque]
     if known and not whole.ended:
         unknown += [*_unequal_calls(judged)]
@@ -79,7 +79,7 @@ def find_across_ranks(
         tuple(unknown),
         chosen.benign,
         tuple(compared),
-        sum(len(trace.records) for trace in compared.values()),
+        sum(len(trace.records) for trace in judged.first.values()),
         whole.steps,
     )
 

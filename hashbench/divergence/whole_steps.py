@@ -2,57 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hashbench.errors import HashbenchError
 from hashbench.records import Trace
 
+_NAMES = ("first", "second")
+
 
 @dataclass(frozen=True, slots=True)
 class WholeSteps:
-    """The traces of two runs, by global rank, as far as all of them go.
+    """The traces of one or two runs, by global rank, as far as all of them go.
 
     Attributes:
-        first, second: the traces.
+        runs: the traces of each run.
         steps: first and last step; ``None`` if the runs were not recorded by steps.
         ended: sentences on the traces that end early, and what was left out.
     """
 
-    first: Mapping[int, Trace]
-    second: Mapping[int, Trace]
+    runs: tuple[Mapping[int, Trace], ...]
     steps: tuple[int, int] | None = None
     ended: tuple[str, ...] = ()
 
 
-def up_to_common_step(first: Mapping[int, Trace], second: Mapping[int, Trace]) -> WholeSteps:
+def up_to_common_step(*runs: Mapping[int, Trace]) -> WholeSteps:
     """Cut all traces after the last step that all have, if any of them ended early or has other steps.
+
+    Args:
+        runs: one run, or the first and the second: traces by global rank.
 
     Raises:
         HashbenchError: they were recorded by steps, some ended early, and no step is whole in all of them.
     """
-    traces = [*first.values(), *second.values()]
-    numbers = [[step.number for step in trace.steps] for trace in traces]
-    ended = tuple(_ended({"first": first, "second": second}))
+    numbers = [[step.number for step in trace.steps] for traces in runs for trace in traces.values()]
+    ended = tuple(_ended(runs))
     by_steps = any(numbers)
     if not by_steps or (not ended and all(one == numbers[0] for one in numbers)):
-        return WholeSteps(first, second, (numbers[0][0], numbers[0][-1]) if by_steps else None, ended)
+        return WholeSteps(runs, (numbers[0][0], numbers[0][-1]) if by_steps else None, ended)
     common = sorted(set.intersection(*map(set, numbers)))
+    everywhere = "all ranks of both runs" if len(runs) > 1 else "all ranks"
     if not common:
         raise HashbenchError(
-            f"no step is whole on all ranks of both runs{': ' if ended else ''}{' '.join(ended)}".rstrip("."),
+            f"no step is whole on {everywhere}{': ' if ended else ''}{' '.join(ended)}".rstrip("."),
             consequence="nothing was compared",
-            tip="Record both runs for longer.",
+            tip="Record for longer.",
         )
     last = common[-1]
-    told = [*ended, *_other_steps({"first": first, "second": second})] or ["Not all ranks have the same steps."]
-    told.append(f"Compared up to the end of step {last}, the last that all ranks of both runs have whole.")
-    return WholeSteps(
-        {rank: cut_after(trace, last) for rank, trace in first.items()},
-        {rank: cut_after(trace, last) for rank, trace in second.items()},
-        (common[0], last),
-        tuple(told),
-    )
+    told = [*ended, *_other_steps(runs)] or ["Not all ranks have the same steps."]
+    told.append(f"Compared up to the end of step {last}, the last that {everywhere} have whole.")
+    cut = tuple({rank: cut_after(trace, last) for rank, trace in traces.items()} for traces in runs)
+    return WholeSteps(cut, (common[0], last), tuple(told))
 
 
 def cut_after(trace: Trace, number: int) -> Trace:
@@ -79,17 +79,17 @@ def cut_after(trace: Trace, number: int) -> Trace:
     )
 
 
-def _ended(runs: Mapping[str, Mapping[int, Trace]]) -> Iterator[str]:
-    for run, traces in runs.items():
+def _ended(runs: Sequence[Mapping[int, Trace]]) -> Iterator[str]:
+    for run, traces in zip(_NAMES, runs, strict=False):
+        of_run = f" of the {run} run" if len(runs) > 1 else ""
         for rank, trace in sorted(traces.items()):
             if trace.rank is not None and trace.rank.ended:
                 after = f" after step {trace.steps[-1].number}" if trace.steps else ""
-                yield f"Rank {rank} of the {run} run ended early{after}: {trace.rank.ended}."
+                yield f"Rank {rank}{of_run} ended early{after}: {trace.rank.ended}."
 
 
-def _other_steps(runs: Mapping[str, Mapping[int, Trace]]) -> Iterator[str]:
+def _other_steps(runs: Sequence[Mapping[int, Trace]]) -> Iterator[str]:
     """Say how many steps each run has, if its ranks have as many and the runs do not."""
-    counts = {run: {len(trace.steps) for trace in traces.values()} for run, traces in runs.items()}
-    first, second = counts["first"], counts["second"]
-    if len(first) == len(second) == 1 and first != second:
-        yield f"The first run has {first.pop()} whole steps and the second {second.pop()}."
+    counts = [{len(trace.steps) for trace in traces.values()} for traces in runs]
+    if all(len(one) == 1 for one in counts) and counts[0] != counts[-1]:
+        yield f"The first run has {counts[0].pop()} whole steps and the second {counts[-1].pop()}."

@@ -6,6 +6,7 @@
 (``@?``: it was not hashed).
 ``step`` ends a step: its results are those since the last one. ``ended WORDS`` is how the program ended, ``early OP``
 an early read of what the last collective receives by the op ``OP`` that follows it, ``no trace`` drops a rank.
+``replica p v as w 0-1`` is a result that ranks 0 and 1 must hold alike; without ranks nothing is known of it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import replace
 from hashbench.divergence.rank_verdict import RanksVerdict
 from hashbench.divergence.ranks import find_across_ranks
 from hashbench.records import Collective, EarlyRead, Ref, Result, Trace, TracedRank, TracedStep
-from tests.divergence.runs import Run
+from tests.divergence.runs import Run, tensor
 
 COLLECTIVES = {
     "all_reduce": ("c10d.allreduce_.default", "combine", "all"),
@@ -63,11 +64,17 @@ class RankRun(Run):
                 self.ended = " ".join(words)
             case ["no", "trace"]:
                 self.is_missing = True
+            case ["replica", written, content, "as", name, *ranks]:
+                self.results.append(self._replica(written, content, name, ranks))
             case ["early", op]:
                 self.early.append(op)
             case _:
                 super().write(line)
                 self._note_content(said)
+
+    def _replica(self, written: str, content: str, name: str, ranks: list[str]) -> Result:
+        kept = tuple(map(int, ranks[0].split("-"))) if ranks else ()
+        return Result(name, tensor(content), self.nodes[written], "DDP" if ranks else "", kept)
 
     def _note_content(self, line: str) -> None:
         name, _, rest = line.rpartition(" = ")

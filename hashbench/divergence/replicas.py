@@ -1,0 +1,465 @@
+"""Check in one run that replicas agree: parameters of which several ranks must hold the same. Pure: no torch, no files.
+
+Which parameters are replicas is in the trace (:attr:`~hashbench.records.Result.replicas`); where nothing is known of a
+parameter, it is a replica if the gradient that its optimizer reads was reduced over a group. They are compared after
+every step. Of those that part first it is said why: the traces of two of the ranks are aligned as two runs are, and the
+walk goes back from the write through what differs on the two ranks. Ranks differ by design, in their batches, their
+seeds and their parts of a tensor, and a collective makes them equal again. So the origin is
+
+* ``unreduced``: the walk comes to data that differ by design, and no collective of these ranks lies on its way.
+* ``sequence``: it ends in ops that one of the ranks has and the other has not.
+* ``rng``: it ends in a generator in another state.
+* ``kernel``: it ends in a kernel whose inputs agree.
+* ``collective``: it comes to a collective that should have left the same on both ranks.
+* ``state``: the parameter differed before it was first read.
+* ``outside``: the last recorded write agrees: something wrote the parameter behind torch's back.
+
+From three ranks on, the ranks of the minority are named; of two, nobody can say which one is right.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hashbench.catalog import Origin
+from hashbench.compare.align import SECOND, PairedRuns, name_of, pair
+from hashbench.compare.slice import Slice, backward_slice
+from hashbench.divergence.introduce import Differences, Source, find_differences
+from hashbench.divergence.meetings import equalizes, exchanges, group_word, inside_collectives
+from hashbench.divergence.whole_steps import up_to_common_step
+from hashbench.errors import HashbenchError
+from hashbench.records import OpRecord, Ref, Result, TensorDigest, Trace
+from hashbench.trace.file import refuse_different
+
+UNREDUCED = "unreduced"
+"""Origin of replicas whose gradient no collective reduces; no origin of two runs."""
+
+MOST_EXPLAINED = 8
+"""Number of parameters whose origin is looked for, of those that part in the first step."""
+
+_CARRYING = frozenset({"_to_copy", "clone", "copy_", "div", "div_", "mul", "mul_"} | {"view", "wait_tensor"})
+"""Ops through which a reduced gradient is still one: copies, and divisions by the number of ranks."""
+
+_OPTIMIZER = "optimizer"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaDifference:
+    """A parameter that differs between ranks which must hold the same.
+
+    Attributes:
+        name: of the parameter.
+        ranks: the ranks that must hold the same.
+        minority: those that have another content than most; empty if no content has a majority.
+        step: the first step after which it differs; ``None`` at the end of a run that was not recorded by steps.
+        written_by: id of the record, on ``compared[0]``, that wrote it so; empty if no record did.
+        compared: the two ranks whose traces were compared.
+        origin: see the module; empty if it was not looked for.
+        rank: rank of the record where the ranks part.
+        node: id of that record; a leaf for ``state``.
+        kernel: its op.
+        module: its module.
+        phase: its phase.
+        iteration: its iteration.
+        source: its source line.
+        detail: a sentence.
+        first, second: what the two ranks had there.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    minority: tuple[int, ...]
+    step: int | None
+    written_by: str = ""
+    compared: tuple[int, int] = (0, 0)
+    origin: str = ""
+    rank: int = 0
+    node: str = ""
+    kernel: str = ""
+    module: str = ""
+    phase: str = ""
+    iteration: int | None = None
+    source: str = ""
+    detail: str = ""
+    first: str = ""
+    second: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicasVerdict:
+    """The check of the replicas of one run.
+
+    Attributes:
+        world_size: number of ranks.
+        differing: parameters that differ, those that part first in front.
+        checked: number of parameters that were compared, by group of ranks.
+        inferred: names of those that are taken for replicas as their gradient was reduced.
+        steps: first and last step that was checked; ``None`` if the run was not recorded by steps.
+        missing: ranks without a trace.
+        unknown: sentences on what could not be checked.
+    """
+
+    world_size: int
+    differing: tuple[ReplicaDifference, ...] = ()
+    checked: Mapping[tuple[int, ...], int] = field(default_factory=dict)
+    inferred: tuple[str, ...] = ()
+    steps: tuple[int, int] | None = None
+    missing: tuple[int, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def equal(self) -> bool:
+        """True if parameters are known to be replicas, all of them agree, and no rank is missing."""
+        return bool(self.checked) and not (self.differing or self.missing or self.unknown)
+
+
+def check_replicas(traces: Mapping[int, Trace]) -> ReplicasVerdict:
+    """Compare the replicas of one run over its ranks, after every step.
+
+    Args:
+        traces: traces by global rank.
+
+    Raises:
+        HashbenchError: there are fewer than two traces, of one tracer, or no step is whole on all ranks.
+    """
+    if len(traces) < 2:
+        raise HashbenchError(
+            f"{len(traces)} rank{'' if len(traces) == 1 else 's'} left a trace",
+            consequence="there are no replicas to compare",
+            tip="Give the traces of two ranks of one run at least.",
+        )
+    tracers = [trace.tracer for trace in traces.values()]
+    for tracer in tracers:
+        refuse_different(tracers[0], tracer)
+    whole = up_to_common_step(traces)
+    run = whole.runs[0]
+    size = max([*(rank + 1 for rank in run), *(one.rank.world_size for one in run.values() if one.rank is not None)])
+    missing = tuple(rank for rank in range(size) if rank not in run)
+    replicas = _replicas(run)
+    apart = sorted(_apart(run, replicas), key=lambda one: (one.step is None, one.step or 0))
+    first = {one.step for one in apart[:1]}
+    explained = [one for one in apart if one.step in first][:MOST_EXPLAINED]
+    told = [_explain(run, one) for one in explained]
+    told += [_plain(one) for one in apart if one not in explained]
+    unknown = list(whole.ended)
+    if not replicas:
+        unknown.append("No parameter is known to be a replica: nothing was compared.")
+    return ReplicasVerdict(
+        size,
+        tuple(told),
+        dict(Counter(ranks for ranks, _ in replicas)),
+        tuple(name for (_, name), inferred in replicas.items() if inferred),
+        whole.steps,
+        missing,
+        tuple(unknown),
+    )
+
+
+# ---------------------------------------------------------------------------------------------- what must agree
+
+_Replica = tuple[tuple[int, ...], str]
+
+
+def _replicas(run: Mapping[int, Trace]) -> Mapping[_Replica, bool]:
+    """Return the replicas, by ranks that have a trace and name: True if that follows from a reduced gradient."""
+    found: dict[_Replica, bool] = {}
+    for trace in run.values():
+        known = {result.name: result for results in _steps(trace).values() for result in results}
+        reduced: Mapping[str, tuple[int, ...]] | None = None
+        for name, result in known.items():
+            ranks, inferred = result.replicas, False
+            if not ranks and not result.placement and result.source:
+                reduced = _reduced_gradients(trace) if reduced is None else reduced
+                ranks, inferred = reduced.get(result.source, ()), True
+            present = tuple(rank for rank in ranks if rank in run)
+            if len(present) > 1:
+                found.setdefault((present, name), inferred)
+    return found
+
+
+def _steps(trace: Trace) -> Mapping[int | None, Sequence[Result]]:
+    """Return the results of a trace by step; under ``None`` those at the end of a trace without steps."""
+    steps: dict[int | None, Sequence[Result]] = {step.number: step.results for step in trace.steps}
+    return steps or {None: trace.results}
+
+
+def _reduced_gradients(trace: Trace) -> Mapping[str, tuple[int, ...]]:
+    """Return the writes of an optimizer that read a reduced gradient, and the ranks it was reduced over."""
+    carried: dict[str, tuple[int, ...]] = {}
+    writes: dict[str, tuple[int, ...]] = {}
+    for record in trace.records:
+        collective = record.collective
+        if collective is not None and exchanges(record):
+            if collective.kind == "combine" and equalizes(collective):
+                carried[record.id] = collective.process_group
+            continue
+        over = next((carried[ref.source] for ref in record.inputs if ref.source in carried), ())
+        if not over:
+            continue
+        if record.phase == _OPTIMIZER and any(ref.written and ref.source not in carried for ref in record.inputs):
+            writes[record.id] = over
+        elif name_of(record) in _CARRYING:
+            carried[record.id] = over
+    return writes
+
+
+@dataclass(frozen=True, slots=True)
+class _Apart:
+    """A replica that differs: by rank its result after the first step where it does."""
+
+    name: str
+    ranks: tuple[int, ...]
+    step: int | None
+    results: Mapping[int, Result]
+
+    @property
+    def minority(self) -> tuple[int, ...]:
+        """The ranks with another content than most."""
+        counts = Counter(result.digest for result in self.results.values()).most_common(2)
+        if len(self.results) < 3 or counts[0][1] == counts[1][1]:
+            return ()
+        return tuple(rank for rank, result in self.results.items() if result.digest != counts[0][0])
+
+    @property
+    def compared(self) -> tuple[int, int]:
+        """A rank of the majority, and one that differs from it."""
+        base = next(rank for rank in self.results if rank not in self.minority)
+        return base, next(rank for rank, one in self.results.items() if one.digest != self.results[base].digest)
+
+
+def _apart(run: Mapping[int, Trace], replicas: Iterable[_Replica]) -> Iterator[_Apart]:
+    """Yield the replicas that differ, after the first step where they do."""
+    by_rank = {
+        rank: {step: {result.name: result for result in results} for step, results in _steps(trace).items()}
+        for rank, trace in run.items()
+    }
+    for ranks, name in replicas:
+        for step in by_rank[ranks[0]]:
+            results = {rank: by_rank[rank].get(step, {}).get(name) for rank in ranks}
+            present = {rank: result for rank, result in results.items() if result is not None}
+            if len({result.digest for result in present.values()}) > 1:
+                yield _Apart(name, ranks, step, present)
+                break
+
+
+# --------------------------------------------------------------------------------------------- why they do not
+
+
+def _plain(apart: _Apart) -> ReplicaDifference:
+    return ReplicaDifference(apart.name, apart.ranks, apart.minority, apart.step, compared=apart.compared)
+
+
+def _explain(run: Mapping[int, Trace], apart: _Apart) -> ReplicaDifference:
+    """Return the difference with its origin."""
+    base, other = apart.compared
+    ranks = _RankPair.of(run[base], run[other], base, other)
+    at = ranks.written(apart.results[base], apart.results[other])
+    origin, node, detail, shown = ranks.origin(at, apart)
+    record = next((one for one in ranks.runs.records.get(node, ()) if one is not None), None)
+    return ReplicaDifference(
+        apart.name,
+        apart.ranks,
+        apart.minority,
+        apart.step,
+        at.removeprefix(SECOND) if at in ranks.runs.records else "",
+        (base, other),
+        origin,
+        other if node.startswith(SECOND) else base,
+        node.removeprefix(SECOND),
+        record.op if record is not None else "",
+        record.module if record is not None else "",
+        record.phase if record is not None else "",
+        record.iteration if record is not None else None,
+        record.source if record is not None else "",
+        detail,
+        *shown,
+    )
+
+
+@dataclass(frozen=True)
+class _RankPair:
+    """Two ranks of a run, aligned as two runs are.
+
+    Attributes:
+        known: what differs between them.
+        ranks: their global ranks.
+    """
+
+    known: Differences
+    ranks: tuple[int, int]
+
+    @classmethod
+    def of(cls, first: Trace, second: Trace, base: int, other: int) -> _RankPair:
+        """Align two ranks."""
+        return cls(find_differences(pair(first, second), ranks_known=True), (base, other))
+
+    @property
+    def runs(self) -> PairedRuns:
+        """The aligned ranks."""
+        return self.known.runs
+
+    @functools.cached_property
+    def _inside(self) -> Mapping[str, str]:
+        """The records that collectives call; those differ by design."""
+        first, second = (inside_collectives(trace) for trace in (self.runs.first, self.runs.second))
+        node_of = self.runs.node_of
+        return {**first, **{node_of[one]: node_of[outer] for one, outer in second.items()}}
+
+    def written(self, first: Result, second: Result) -> str:
+        """Return the node that wrote a parameter so: going back from the result, the first write of its memory that
+        left other content on the two ranks."""
+        node, digest = first.source, first.digest
+        if not self._differs(node):
+            other = self.runs.node_of.get(second.source, "")
+            return other if other in self.runs.records and self._differs(other) else node
+        seen: set[str] = set()
+        while node not in seen:
+            seen.add(node)
+            before = self._version_before(node, digest)
+            if not before or not self._left_other_content(before, digest):
+                break
+            node = before
+        return node
+
+    def _version_before(self, node: str, digest: TensorDigest) -> str:
+        """Return the node whose memory a write of a tensor of this shape went to."""
+        record = self.runs.records.get(node, (None, None))[0]
+        if record is None:
+            return ""
+        written = [ref for ref in record.inputs if ref.written]
+        left = record.outputs[-len(written) :] if written else ()
+        exact = [ref for ref, one in zip(written, left, strict=False) if one == digest]
+        alike = [ref for ref, one in zip(written, left, strict=False) if one.shape == digest.shape]
+        return next((ref.source for ref in [*exact, *alike]), "")
+
+    def _left_other_content(self, node: str, digest: TensorDigest) -> bool:
+        """Return True if a node left another tensor of this shape on the two ranks."""
+        a, b = self.runs.records.get(node, (None, None))
+        if a is None or b is None:
+            return self._differs(node)
+        old, new = ([one for one in record.outputs if one.shape == digest.shape] for record in (a, b))
+        return old != new
+
+    def origin(self, at: str, apart: _Apart) -> tuple[str, str, str, tuple[str, str]]:
+        """Return the origin, the node where the ranks part, a sentence, and what both had there."""
+        group = group_word(apart.ranks).removeprefix("group ")
+        if at in self.runs.leaves:
+            source = self.known.sources.get(at)
+            shown = (source.first, source.second) if source is not None else ("", "")
+            return Origin.STATE, at, "the parameter differs between the ranks when it is first read", shown
+        if not self._differs(at):
+            old, new = (apart.results[rank].digest.word() for rank in self.ranks)
+            return Origin.OUTSIDE, at, "it was written behind torch's back after its last recorded write", (old, new)
+        walked = self._walk(at)
+        guilty = [node for node in walked.reached if self._should_be_equal(node)]
+        if guilty:
+            first = min(guilty, key=self.runs.order.__getitem__)
+            return Origin.COLLECTIVE, first, f"it should have left the same on ranks {group}", self._shown(first)
+        own = self.known.sources.get(at)
+        if own is not None and own.origin == Origin.OUTSIDE:
+            return own.origin, at, own.detail, (own.first, own.second)
+        if any(self._is_by_design(node) for node in walked.reached if node != at):
+            detail = f"no collective of {group} lies between the data of each rank and this gradient"
+            return UNREDUCED, at, detail, self._shown(at)
+        lone = [node for node in walked.reached if self._is_lone(node)]
+        if lone:
+            first = self._first_of_lone(lone)
+            rank = self.ranks[self.runs.records[first][0] is None]
+            return Origin.SEQUENCE, first, f"only rank {rank} runs this op", self._shown(first)
+        sources = [self.known.sources[node] for node in walked.reached if node in self.known.sources]
+        source = min(sources, key=self._position, default=None)
+        if source is None:
+            return "", at, "where the ranks part is not known", self._shown(at)
+        return source.origin, source.node, self._detail(source), (source.first, source.second)
+
+    def _first_of_lone(self, lone: Iterable[str]) -> str:
+        """Return the first op of one rank alone that leads to these by such ops alone."""
+
+        def before(node: str) -> Iterator[str]:
+            return (one for one in self.runs.read_by(node) if self._is_lone(one))
+
+        return min(backward_slice(lone, before, lambda _: True).reached, key=self.runs.order.__getitem__)
+
+    def _detail(self, source: Source) -> str:
+        base, other = self.ranks
+        if source.origin == Origin.RNG:
+            return f"the random generator of rank {other} was in another state than that of rank {base}"
+        if source.origin == Origin.KERNEL:
+            return f"the output differs between ranks {base} and {other} although every input is equal"
+        return source.detail
+
+    def _position(self, source: Source) -> tuple[int, int]:
+        return source.position, self.runs.order.get(source.node, 0)
+
+    # ---------------------------------------------------------------------------------------------- the walk
+
+    def _walk(self, at: str) -> Slice[str]:
+        """Return the nodes that differ between the ranks and lead to a write; nothing behind a collective, an op of one
+        rank alone, or the version of the parameter before."""
+        suspects = self.known.differs | self.known.tainted
+
+        def before(node: str) -> Iterator[str]:
+            node = self._inside.get(node, node)
+            if node != at and self._ends(node):
+                return
+            for one in self.known.came_from(node):
+                yield self._inside.get(one, one)
+
+        return backward_slice([at] if at in suspects else [], before, lambda node: node in suspects or None)
+
+    def _ends(self, node: str) -> bool:
+        return self._is_lone(node) or self._should_be_equal(node) or self._is_by_design(node)
+
+    def _differs(self, node: str) -> bool:
+        return node in self.known.differs or node in self.known.tainted
+
+    def _exchange(self, node: str) -> tuple[OpRecord, OpRecord] | None:
+        a, b = self.runs.records.get(node, (None, None))
+        return (a, b) if a is not None and b is not None and exchanges(a) and exchanges(b) else None
+
+    def _should_be_equal(self, node: str) -> bool:
+        """Return True for a collective that leaves the same on both ranks, and left other content."""
+        both = self._exchange(node)
+        if both is None or both[0].collective is None or both[1].collective is None:
+            return False
+        first, second = both[0].collective, both[1].collective
+        alike = first.process_group == second.process_group and {*self.ranks} <= {*first.process_group}
+        return alike and first.ordinal == second.ordinal and equalizes(first) and both[0].outputs != both[1].outputs
+
+    def _is_by_design(self, node: str) -> bool:
+        """Return True for what differs between ranks by design: leaves, parts of a tensor, and what a collective gave
+        each rank of its own."""
+        if node in self.runs.leaves:
+            return True
+        both = self._exchange(node)
+        if both is not None:
+            alone = all(one.collective is not None and one.collective.kind != "combine" for one in both)
+            return alone and not self._should_be_equal(node)
+        if self._is_lone(node):
+            return False
+        source = self.known.sources.get(node)
+        other_parts = source is not None and source.origin == Origin.SEQUENCE and self._reads_other_parts(node)
+        return other_parts or not self.runs.wrote(node)
+
+    def _reads_other_parts(self, node: str) -> bool:
+        """Return True if an op of both ranks read other parts of the same tensors."""
+        a, b = self.runs.records[node]
+        if a is None or b is None or len(a.inputs) != len(b.inputs):
+            return False
+        return all(self._is_same_tensor(*refs) for refs in zip(a.inputs, b.inputs, strict=True))
+
+    def _is_same_tensor(self, a: Ref, b: Ref) -> bool:
+        return a.source == self.runs.node_of[b.source]
+
+    def _is_lone(self, node: str) -> bool:
+        return node in self.runs.records and None in self.runs.records[node] and node not in self._inside
+
+    def _shown(self, node: str) -> tuple[str, str]:
+        first, second = (
+            "absent" if one is None else " ".join(digest.word() for digest in one.outputs) or one.op
+            for one in self.runs.records[node]
+        )
+        return first, second
