@@ -130,10 +130,15 @@ def _refuse_what_is_not_comparable(
 
 
 def _missing_traces(first: Mapping[int, Trace], second: Mapping[int, Trace], missing: Sequence[int]) -> Iterator[str]:
-    for run, traces in (("first", first), ("second", second)):
-        gone = [rank for rank in missing if rank not in traces]
-        if gone:
-            yield f"{missing_words(gone, ()).capitalize()} in the {run} run."
+    gone = {rank: (rank not in first, rank not in second) for rank in missing}
+    for where, run in (
+        ((True, True), "either run"),
+        ((True, False), "the first run"),
+        ((False, True), "the second run"),
+    ):
+        ranks = [rank for rank, absent in gone.items() if absent == where]
+        if ranks:
+            yield f"{missing_words(ranks, ()).capitalize()} in {run}."
 
 
 def _has_no_pair(known: Differences) -> bool:

@@ -6,6 +6,8 @@ behind ``later`` come later. Further lines begin with ``through`` and ``unknown`
 
 from __future__ import annotations
 
+import hashlib
+import random
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
@@ -380,7 +382,7 @@ an order of arrival that the later messages follow from: 0 collective c10d.recv_
         relu y => r|R
 
 a rank without a trace gave something: 0 ranks nothing
-    unknown No trace of rank 2 in the first run.
+    unknown No trace of rank 2 in either run.
     rank 0:
         x = all_reduce !input/0 -> s|S
         sum x => r|R
@@ -878,6 +880,100 @@ def test_traces_of_a_plain_context_are_judged_by_all_records() -> None:
         )
     ]
     assert words(find_across_ranks(*traces)) == "1 kernel put"
+
+
+def random_ranks(rng: random.Random, *, noisy: int = -1, second: bool = False) -> tuple[Mapping[int, Trace], list[str]]:
+    """Random programs of three ranks whose contents follow from what they read, and the rank and node of every op; in
+    the second run, op ``noisy`` errs. Reductions, broadcasts, gathers and messages occur."""
+    runs = {rank: RankRun(rank, 3, "", second=second) for rank in range(3)}
+    content: dict[tuple[int, str], str] = {}
+    alive: dict[int, list[str]] = {}
+    for rank, run in runs.items():
+        for number in range(2):
+            run.write(f"input/{number}=x{rank}{number}")
+            content[rank, f"input/{number}"] = f"x{rank}{number}"
+        alive[rank] = ["input/0", "input/1"]
+    ops: list[str] = []
+
+    def made(rank: int, name: str, words: str, of: str) -> str:
+        err = "?" * (second and len(ops) == noisy)
+        content[rank, name] = hashlib.md5(of.encode()).hexdigest()[:12] + err
+        runs[rank].write(f"{name} = {words} -> {content[rank, name]}")
+        alive[rank].append(name)
+        return content[rank, name]
+
+    for number in range(30):
+        kind = rng.choice(["mul", "mul", "mul", "round", "all_reduce", "broadcast", "all_gather", "send"])
+        name, rank, other = f"n{number}", *rng.sample(range(3), 2)
+        if kind in ("mul", "round"):
+            one, two = rng.choice(alive[rank]), rng.choice(alive[rank])
+            of = f"{number}" if kind == "round" else f"{content[rank, one]}|{content[rank, two]}"
+            made(rank, name, f"{kind} {one} {two}" if kind == "mul" else f"round {one}", of)
+            ops.append(f"{rank} {runs[rank].nodes[name]}")
+            continue
+        given = {one: rng.choice(alive[one]) for one in runs}
+        if kind == "send":
+            runs[rank].write(f"send {given[rank]} peer={other}")
+            content[other, name] = content[rank, given[rank]]
+            runs[other].write(f"{name} = recv !input/9{number}=e peer={rank} -> {content[other, name]}")
+            alive[other].append(name)
+            continue
+        of = content[rank, given[rank]] if kind == "broadcast" else "+".join(content[one, given[one]] for one in runs)
+        for one, run in runs.items():
+            words = f"all_gather !input/9{number}=e {given[one]}" if kind == "all_gather" else f"{kind} !{given[one]}"
+            words += f" root={rank}" if kind == "broadcast" else ""
+            content[one, name] = hashlib.md5(of.encode()).hexdigest()[:12]
+            run.write(f"{name} = {words} -> {content[one, name]}")
+            if kind != "all_gather":
+                alive[one].remove(given[one])
+            alive[one].append(name)
+            if len(alive[one]) < 2:
+                made(one, f"m{number}", "fill input/0", f"{number}")
+    for rank, run in runs.items():
+        for number, name in enumerate(rng.sample(alive[rank], 2)):
+            run.write(f"result {name} {content[rank, name]} as output.{number}")
+    return {rank: run.trace() for rank, run in runs.items()}, ops
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_programs_blame_the_rank_and_op_that_erred(seed: int) -> None:
+    blamed = 0
+    for noisy in range(0, 20, 2):
+        first, ops = random_ranks(random.Random(seed), noisy=noisy)
+        second, _ = random_ranks(random.Random(seed), noisy=noisy, second=True)
+        verdict = find_across_ranks(first, second)
+        differs = any(first[rank].results != second[rank].results for rank in first)
+        assert bool(verdict.differing) == differs == (not verdict.equal)
+        found = [f"{one.rank} {one.origin} {one.node}" for one in verdict.first]
+        rank, _, node = ops[min(noisy, len(ops) - 1)].partition(" ")
+        assert found == ([f"{rank} kernel {node}"] if differs else [])
+        assert verdict.later == ()
+        blamed += differs
+    assert blamed
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_damaged_set_of_traces_agrees(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(10):
+        traces, other = (random_ranks(random.Random(rng.randrange(1000)))[0] for _ in range(2))
+        change = rng.choice(["drop", "swap", "foreign", "size", "ended"])
+        rank = rng.randrange(3)
+        changed = dict(traces)
+        if change == "drop":
+            del changed[rank]
+        elif change == "swap":
+            changed[rank] = traces[(rank + 1) % 3]
+        elif change == "foreign":
+            changed[rank] = other[rank]
+        else:
+            alone = TracedRank(rank, 4 if change == "size" else 3, "SIGTERM" if change == "ended" else "")
+            changed[rank] = replace(traces[rank], rank=alone)
+        try:
+            verdict = find_across_ranks(traces, changed)
+        except HashbenchError:
+            continue
+        assert not verdict.equal or changed == traces, change
 
 
 def large(rank: int, *, second: bool) -> Trace:

@@ -24,6 +24,8 @@ from hashbench.catalog import CAUSES, EXPERIMENTS, Confidence, Origin, Status, p
 from hashbench.causes import decide
 from hashbench.cli.sweep import Progress
 from hashbench.devices.visibility import DeviceAssignment
+from hashbench.divergence.ranks_text import check_text, diff_document, diff_text
+from hashbench.divergence.replicas import check_replicas
 from hashbench.integrations.dynamo import harness as dynamo_harness
 from hashbench.integrations.dynamo import session as dynamo_session
 from hashbench.integrations.pytest import plugin
@@ -44,6 +46,8 @@ from hashbench.text import five_lines
 from hashbench.tools.audit import report as audit_report
 from hashbench.tools.audit.rows import rows_of_sweeps
 from hashbench.trace import tracer
+from tests.divergence.rank_runs import judge_ranks, rank_traces
+from tests.divergence.rank_texts import CHECKS, DIFFS
 from tests.experiment_texts import result
 from tests.report.rows import write_rows
 
@@ -544,6 +548,28 @@ def _dynamo() -> str:
         )
     table = Path("beside/hashbench.csv").read_text(encoding="utf-8")
     return f"{said}\n=== hashbench.csv\n{table}"
+
+
+# ------------------------------------------------------------------------------------------------------- ranks
+
+
+@golden("ranks_diff.txt")
+def _ranks_diff() -> str:
+    """Two runs on several ranks, as ``hashbench ranks diff`` tells them."""
+    return "".join(f"=== {name}\n{diff_text(judge_ranks(lines))}\n" for name, lines in DIFFS.items())
+
+
+@golden("ranks_diff.json")
+def _ranks_diff_document() -> str:
+    documents = {name: diff_document(judge_ranks(lines)) for name, lines in DIFFS.items()}
+    return json.dumps(documents, indent=1) + "\n"
+
+
+@golden("ranks_check.txt")
+def _ranks_check() -> str:
+    """Replicas of one run, as ``hashbench ranks check`` tells them."""
+    verdicts = {name: check_replicas(rank_traces(lines)) for name, lines in CHECKS.items()}
+    return "".join(f"=== {name}\n{check_text(verdict)}\n" for name, verdict in verdicts.items())
 
 
 # ------------------------------------------------------------------------------------------------------- words

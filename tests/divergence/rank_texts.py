@@ -1,0 +1,43 @@
+"""Verdicts whose text the golden files hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tests.divergence.test_ranks import CASES, EARLY, STEPS
+from tests.divergence.test_replicas import CASES as REPLICAS
+
+DIFFS: Mapping[str, str] = {
+    **{
+        name: CASES[name].lines
+        for name in (
+            "nothing differs",
+            "a kernel in front of an all-reduce",
+            "through a pipeline of three ranks",
+            "messages of equal content arrive in another order",
+            "a rank without a trace gave something",
+            "two races, the later one on the lower rank",
+            "two races that no collective orders",
+            "pickled bytes that differ and steer nothing",
+            "other data on one rank",
+            "a step that differs, and a later race in another step",
+        )
+    },
+    "an early read": EARLY.format(zero="", one="early neg"),
+    "a rank that ended": STEPS.format(zero="", one="2: ended SIGKILL"),
+}
+"""Name → the lines of two runs on several ranks."""
+
+CHECKS: Mapping[str, str] = {
+    name: REPLICAS[name].lines
+    for name in (
+        "replicas agree",
+        "a gradient that is not reduced",
+        "a penalty on one rank behind the reduction",
+        "a kernel behind the reduction",
+        "a parameter from another seed",
+        "nothing is known, and the gradient is reduced",
+        "nothing is known, and the gradient is not reduced",
+    )
+}
+"""Name → the lines of one run on several ranks."""

@@ -1,0 +1,118 @@
+"""What is printed of ranks, and their JSON documents; the golden files hold whole texts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+
+import pytest
+
+from hashbench.catalog import Origin
+from hashbench.divergence.rank_verdict import RankDivergence, RankResult, RanksVerdict
+from hashbench.divergence.ranks_text import MOST_LINES, check_document, check_text, diff_document, diff_text
+from hashbench.divergence.replicas import ReplicaDifference, ReplicasVerdict, check_replicas
+from hashbench.records import Divergence, Steering
+from tests.divergence.rank_runs import judge_ranks, rank_traces
+from tests.divergence.rank_texts import CHECKS, DIFFS
+from tests.divergence.test_ranks import CASES
+from tests.divergence.test_replicas import CASES as REPLICAS
+
+FOUND = RankDivergence(
+    Origin.SEQUENCE,
+    "forward.0/net/aten.mul.Tensor#0",
+    "aten.mul.Tensor",
+    3,
+    "forward",
+    0,
+    "net",
+    "",
+    "only the first run has this op",
+    source="train.py:3 step",
+    steered_by=Steering("item#0", "3", "4", "aten.bincount.default"),
+    rank=1,
+    through="rank 1: aten.mul -> all_reduce #7 of group 0-1 -> rank 0",
+    missing=(2,),
+)
+MANY = RanksVerdict(
+    64,
+    tuple(replace(FOUND, rank=rank) for rank in range(20)),
+    tuple(replace(FOUND, rank=rank) for rank in range(20, 40)),
+    tuple(RankResult(rank, f"weight.{number}", number) for rank in range(64) for number in range(3)),
+    (3, 4),
+    tuple(f"Sentence {number}." for number in range(30)),
+    dict.fromkeys(range(64), 3),
+    tuple(range(64)),
+    90_000,
+    (2, 5),
+)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_a_text_of_two_runs_has_ten_lines_at_most(case: object) -> None:
+    verdict = judge_ranks(case.lines)  # type: ignore[attr-defined]
+    lines = diff_text(verdict).splitlines()
+    assert 1 <= len(lines) <= MOST_LINES
+    for found in verdict.first:
+        assert f"rank {found.rank}, {found.origin}" in "\n".join(lines)
+
+
+@pytest.mark.parametrize("first", [MANY.first, (), MANY.first[:1]], ids=["many", "none", "one"])
+def test_a_text_of_many_ranks_has_ten_lines_at_most(first: tuple[RankDivergence, ...]) -> None:
+    lines = diff_text(replace(MANY, first=first)).splitlines()
+    assert len(lines) <= MOST_LINES
+    assert "agree" not in lines[0]
+    assert lines[-1].endswith("Sentence 1. And 28 more.")
+
+
+@pytest.mark.parametrize("case", REPLICAS.values(), ids=REPLICAS)
+def test_a_text_of_replicas_has_ten_lines_at_most(case: object) -> None:
+    verdict = check_replicas(rank_traces(case.lines))  # type: ignore[attr-defined]
+    lines = check_text(verdict).splitlines()
+    assert 1 <= len(lines) <= MOST_LINES
+    assert lines[0].startswith("Replicas agree: ") == verdict.equal
+
+
+def test_a_text_of_many_replicas_has_ten_lines_at_most() -> None:
+    one = ReplicaDifference("w", (0, 1, 2), (2,), 3, "optimizer#0", (0, 2), "kernel", 2, "node", "aten.put.default")
+    verdict = ReplicasVerdict(3, (one,) * 20, {(0, 1, 2): 20}, ("w",) * 20, (0, 3), (3, 4), MANY.unknown)
+    lines = check_text(verdict).splitlines()
+    assert len(lines) <= MOST_LINES
+    assert lines[:2] == ["replicas differ:  w on ranks 0, 1, 2 since step 3", "minority:         rank 2"]
+
+
+def test_a_run_that_was_not_compared_whole_is_never_told_to_agree() -> None:
+    verdict = replace(MANY, first=(), later=(), differing=(), unknown=("No trace of rank 3 in the first run.",))
+    assert diff_text(verdict).startswith("Nothing that was compared differs, and not all was compared: ranks 0, 1")
+    checked = ReplicasVerdict(2, checked={(0, 1): 3}, missing=(2,))
+    assert check_text(checked).startswith("Replicas that were compared agree: 3 parameters on ranks 0, 1.")
+
+
+def test_the_scalar_that_chose_is_shown() -> None:
+    assert "steered by:       item#0 returned 3 and 4, which came from aten.bincount.default" in diff_text(
+        replace(MANY, first=(FOUND,))
+    )
+
+
+def test_the_document_of_two_runs_holds_all_that_is_known() -> None:
+    document = json.loads(json.dumps(diff_document(replace(MANY, first=(FOUND,)))))
+    first = document["first"][0]
+    assert list(first)[:7] == ["rank", "origin", "kernel", "module", "iteration", "through", "missing"]
+    assert {*first} == {field.name for field in fields(RankDivergence)} > {field.name for field in fields(Divergence)}
+    assert (first["rank"], first["origin"], first["missing"]) == (1, "sequence", [2])
+    assert document["differing"][0] == {"rank": 0, "name": "weight.0", "step": 0}
+    assert (document["equal"], document["steps"], document["missing"]) == (False, [2, 5], [3, 4])
+    assert {*document} == {field.name for field in fields(RanksVerdict)} | {"equal"}
+
+
+def test_the_document_of_replicas_holds_all_that_is_known() -> None:
+    document = json.loads(
+        json.dumps(check_document(check_replicas(rank_traces(CHECKS["a kernel behind the reduction"]))))
+    )
+    assert document["differing"][0]["origin"] == "kernel"
+    assert document["checked"] == [{"ranks": [0, 1], "parameters": 1}]
+    assert {*document} == {field.name for field in fields(ReplicasVerdict)} | {"equal"}
+
+
+def test_every_golden_verdict_is_made() -> None:
+    assert all(diff_text(judge_ranks(lines)) for lines in DIFFS.values())
+    assert all(check_text(check_replicas(rank_traces(lines))) for lines in CHECKS.values())
