@@ -9,13 +9,13 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from hashbench.cli import flags
 from hashbench.cli.flags import say
 from hashbench.cli.parser import EXIT_DIFFERENCE, EXIT_USAGE, Commands, Flags
 from hashbench.errors import HashbenchError
-from hashbench.processes import python_calling
+from hashbench.processes import python_calling, uncollected
 
 FIRST, SECOND = "first", "second"
 """Folders of the two runs, in the output of ``run``."""
@@ -128,45 +128,41 @@ def _diff(parsed: argparse.Namespace) -> int:
 
 def _compare(first: Path, second: Path, *, as_json: bool) -> int:
     from hashbench.divergence.ranks import find_across_ranks
+    from hashbench.divergence.ranks_text import diff_document, diff_text
     from hashbench.ranks.folder import read_both
 
-    runs = read_both(first, second)
-    for note in (note for run in runs for note in run.notes):
-        say(note)
-    verdict = find_across_ranks(runs[0].traces, runs[1].traces, world_size=runs[0].world_size)
-    return _show(verdict, as_json=as_json)
+    with uncollected():  # of 320,000 records nothing is garbage
+        runs = read_both(first, second)
+        for note in (note for run in runs for note in run.notes):
+            say(note)
+        verdict = find_across_ranks(runs[0].traces, runs[1].traces, world_size=runs[0].world_size)
+    _show(diff_document(verdict) if as_json else diff_text(verdict))
+    return _exit_code(equal=verdict.equal, differs=bool(verdict.first or verdict.differing))
 
 
 def _check(parsed: argparse.Namespace) -> int:
+    from hashbench.divergence.ranks_text import check_document, check_text
     from hashbench.divergence.replicas import check_replicas
     from hashbench.ranks.folder import read_ranks
 
     run = read_ranks(parsed.folder)
     for note in run.notes:
         say(note)
-    return _show(check_replicas(run.traces), as_json=parsed.json)
+    verdict = check_replicas(run.traces)
+    _show(check_document(verdict) if parsed.json else check_text(verdict))
+    return _exit_code(equal=verdict.equal, differs=bool(verdict.differing))
 
 
-class _Verdict(Protocol):
-    """The verdict on two runs, or on the replicas of one."""
-
-    @property
-    def equal(self) -> bool: ...
-
-    @property
-    def comparable(self) -> bool: ...
-
-    def text(self) -> str: ...
-
-    def document(self) -> dict[str, object]: ...
-
-
-def _show(verdict: _Verdict, *, as_json: bool) -> int:
-    if as_json:
-        print(json.dumps(verdict.document(), indent=1))
+def _show(verdict: str | dict[str, Any]) -> None:
+    if isinstance(verdict, str):
+        flags.show(verdict)
     else:
-        flags.show(verdict.text())
-    return EXIT_USAGE if not verdict.comparable else 0 if verdict.equal else EXIT_DIFFERENCE
+        print(json.dumps(verdict, indent=1))
+
+
+def _exit_code(*, equal: bool, differs: bool) -> int:
+    """Return the exit code of a verdict: that of bad input where nothing differs and not all could be compared."""
+    return EXIT_DIFFERENCE if differs else 0 if equal else EXIT_USAGE
 
 
 def _run(parsed: argparse.Namespace) -> int:

@@ -96,7 +96,7 @@ def test_replicas_that_differ_are_named(main: Main, tmp_path: Path) -> None:
     assert done.returncode == 1, done.stderr
     assert "rank 2" in done.stdout
     document = json.loads(main("ranks", "check", "a", "--json", cwd=tmp_path).stdout)
-    assert document["first"][0]["name"] == "w"
+    assert document["differing"][0]["name"] == "w"
 
 
 def _replicas(world_size: int) -> dict:
