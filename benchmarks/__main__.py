@@ -19,6 +19,7 @@ from benchmarks import (
     fuzz,
     overhead,
     ranks,
+    ranks_reading,
     scale,
     sweep_overhead,
     traces,
@@ -46,6 +47,7 @@ def main() -> None:
         "sweep": sweep_overhead.measure,
         "ranks": ranks.measure,
         "scale": scale.measure,
+        "ranks_reading": ranks_reading.measure,
         "fuzz": lambda: fuzz.measure(mutations=parsed.mutations),
     }
     parser.add_argument("only", nargs="*", choices=[[], *benchmarks], help="which (default: all but fuzz)")

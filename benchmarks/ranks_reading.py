@@ -93,7 +93,7 @@ print(json.dumps({
 
 
 def write_folder(folder: Path, *, differs: bool, ranks: int = RANKS, records: int = RECORDS) -> None:
-    """Write the traces of all ranks of a run; with ``differs``, one in which a kernel of one rank gave another output."""
+    """Write the traces of all ranks of a run; with ``differs``, a kernel of one rank gives another output."""
     for rank in range(ranks):
         file.write(synthetic(rank, ranks, differs=differs, records=records), folder / f"rank{rank}.log.gz")
 
@@ -111,7 +111,7 @@ def synthetic(rank: int, ranks: int, *, differs: bool, records: int = RECORDS) -
     )
     for place in _places(records):
         other = int(differs and place.number >= first_other)
-        made.append(_record(made, place, rank, ranks, other))
+        made.append(_record(made, place, rank, ranks, other, read_other=int(differs and place.number > first_other)))
         if (place.number + 1) % RECORDS_A_STEP == 0 or place.number + 1 == records:
             results = tuple(
                 Result(f"layers.{index}.weight", _digest("r", place.step, index, rank, other), made[-1 - index].id)
@@ -128,14 +128,15 @@ def _places(records: int) -> Iterator[_Place]:
         yield _Place(number, number // RECORDS_A_STEP, number % _EVERY == 0)
 
 
-def _record(before: list[OpRecord], place: _Place, rank: int, ranks: int, other: int) -> OpRecord:
+def _record(before: list[OpRecord], place: _Place, rank: int, ranks: int, other: int, *, read_other: int) -> OpRecord:
+    """Make the next record; ``other`` and ``read_other`` number the variants of what it writes and reads."""
     op = "c10d.allreduce_.default" if place.meets else _OPS[place.number % len(_OPS)]
     phase = ("forward", "backward", "optimizer")[place.number % RECORDS_A_STEP * 3 // RECORDS_A_STEP]
     module = f"Transformer.layers.{place.number // 60 % _LAYERS}.mlp.linear{place.number % 3}"
     parameter = Ref("1", f"parameter/layers.{place.number % _PARAMETERS}.weight")
     inputs = [Ref("0", before[-1].id if before else parameter.source, 0, place.meets)]
     if place.meets:
-        inputs = [Ref("0.0", inputs[0].source, 0, True, _digest("given", place.number, rank, other).value)]
+        inputs = [Ref("0.0", inputs[0].source, 0, True, _digest("given", place.number, rank, read_other).value)]
     elif place.number > 2:
         inputs.append(Ref("1", before[-3].id) if place.number % 2 else parameter)
     given = ("0.0",) if place.meets else ()
