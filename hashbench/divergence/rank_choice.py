@@ -11,7 +11,7 @@ from hashbench.divergence.describe import divergence_at
 from hashbench.divergence.introduce import Differences, opaque_source
 from hashbench.divergence.meetings import Meeting
 from hashbench.divergence.rank_order import RankOrder
-from hashbench.divergence.rank_path import AT_A_MEETING, meeting_of, path_to_other_ranks
+from hashbench.divergence.rank_path import AT_A_MEETING, hops_to_other_ranks, meeting_of, path_text
 from hashbench.divergence.rank_verdict import RankDivergence, RankResult
 from hashbench.divergence.rank_walk import BY_PYTHON, Candidate, JudgedRanks, Node
 from hashbench.records import Result
@@ -193,9 +193,9 @@ def _told(judged: JudgedRanks, candidate: Candidate, graph: Mapping[Node, Sequen
     known = judged.known[rank]
     steered = steering(known, source) if source.origin in BY_PYTHON else None
     found = divergence_at(known.runs, source, steered)
-    return RankDivergence.of(
-        found, rank, through=path_to_other_ranks(judged, candidate, graph), missing=candidate.missing
-    )
+    hops = hops_to_other_ranks(judged, candidate, graph)
+    through = path_text(judged, candidate, hops)
+    return RankDivergence.of(found, rank, through=through, hops=hops, missing=candidate.missing)
 
 
 def _benign(judged: JudgedRanks, graph: Mapping[Node, object]) -> Iterator[tuple[int, int]]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from hashbench.catalog import Origin
 from hashbench.compare.align import name_of
 from hashbench.divergence.meetings import Meeting
+from hashbench.divergence.rank_verdict import RankHop
 from hashbench.divergence.rank_walk import Candidate, JudgedRanks, Node
 from hashbench.records import op_of
 from hashbench.text import a_few
@@ -25,23 +27,31 @@ def meeting_of(judged: JudgedRanks, candidate: Candidate) -> Meeting | None:
     return judged.meeting(candidate.at) if candidate.source.origin in AT_A_MEETING else None
 
 
-def path_to_other_ranks(judged: JudgedRanks, candidate: Candidate, graph: Graph) -> str:
-    """Format the collectives by which a difference came to each other rank first.
+def hops_to_other_ranks(judged: JudgedRanks, candidate: Candidate, graph: Graph) -> tuple[RankHop, ...]:
+    """Return the collectives by which a difference came to each other rank first, in front that in which it entered."""
+    meeting = meeting_of(judged, candidate)
+    starts = [candidate.at]
+    if meeting is not None:
+        starts = [at for at in graph if not at.given and judged.meeting(at) == meeting] or starts
+    hops: dict[RankHop, list[int]] = {}
+    for at, giver in _arrivals(judged, starts, graph):
+        hops.setdefault(_hop(judged, at, giver, judged.meeting(at)), []).append(at.rank)
+    made = [replace(hop, ranks=tuple(takers)) for hop, takers in hops.items()]
+    if meeting is not None:
+        entered = _hop(judged, candidate.at, None, meeting)
+        made.insert(0, replace(entered, ranks=tuple(sorted({at.rank for at in starts}))))
+    return tuple(made)
+
+
+def path_text(judged: JudgedRanks, candidate: Candidate, hops: Sequence[RankHop]) -> str:
+    """Format the hops of a candidate.
 
     ``rank 1: aten.index_put_ -> all_reduce #7 of group 0-1 -> rank 0``, with further hops behind semicolons; empty if
     it came to no other rank.
     """
-    rank, meeting = candidate.at.rank, meeting_of(judged, candidate)
-    starts = [candidate.at]
-    if meeting is not None:
-        starts = [at for at in graph if not at.given and judged.meeting(at) == meeting] or starts
-    hops: dict[tuple[int, str], list[int]] = {}
-    for at, giver in _arrivals(judged, starts, graph):
-        hops.setdefault((giver, _call(judged, at, judged.meeting(at))), []).append(at.rank)
-    told = [f"rank {giver}: {call} -> {_ranks(takers)}" for (giver, call), takers in hops.items()]
-    if meeting is not None:
-        told.insert(0, f"{_call(judged, candidate.at, meeting)} -> {_ranks(sorted({at.rank for at in starts}))}")
-    elif told:
+    told = [f"{'' if hop.rank is None else f'rank {hop.rank}: '}{_call(hop)} -> {_ranks(hop.ranks)}" for hop in hops]
+    if told and hops[0].rank is not None:
+        rank = candidate.at.rank
         told[0] = told[0].replace(f"rank {rank}: ", f"rank {rank}: {_short(judged, candidate)} -> ", 1)
     return "; ".join(told[:_HOPS] + ([f"and {len(told) - _HOPS} more"] if len(told) > _HOPS else []))
 
@@ -86,10 +96,15 @@ def _short(judged: JudgedRanks, candidate: Candidate) -> str:
     return op_of(node).rpartition(".")[0] or op_of(node)
 
 
-def _call(judged: JudgedRanks, at: Node, meeting: Meeting | None) -> str:
-    """Name a collective as ``all_reduce #7 of group 0-1``."""
+def _hop(judged: JudgedRanks, at: Node, giver: int | None, meeting: Meeting | None) -> RankHop:
+    """Return the hop by a collective, named ``all_reduce``, without those that it came to."""
     record = next(one for one in judged.known[at.rank].runs.records[at.node] if one is not None)
     name = name_of(record).strip("_")
     for word in ("reduce", "gather", "to_all"):
         name = name.replace(f"all{word.replace('_', '')}", f"all_{word}")
-    return f"{name} {meeting.word()}" if meeting is not None else name
+    return RankHop(giver, (), name, meeting)
+
+
+def _call(hop: RankHop) -> str:
+    """Name a collective as ``all_reduce #7 of group 0-1``."""
+    return f"{hop.collective} {hop.meeting.word()}" if hop.meeting is not None else hop.collective

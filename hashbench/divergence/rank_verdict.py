@@ -5,7 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
+from hashbench.divergence.meetings import Meeting
 from hashbench.records import Divergence
+
+
+@dataclass(frozen=True, slots=True)
+class RankHop:
+    """A collective or message by which a difference came to other ranks.
+
+    Attributes:
+        rank: global rank that gave the data; ``None`` where the difference entered in the collective.
+        ranks: global ranks that received them.
+        collective: its name, ``all_reduce``.
+        meeting: its process group and number; ``None`` if they are not known.
+    """
+
+    rank: int | None
+    ranks: tuple[int, ...]
+    collective: str
+    meeting: Meeting | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,19 +32,29 @@ class RankDivergence(Divergence):
 
     Attributes:
         rank: global rank.
-        through: how the difference came to other ranks; empty if it came to none.
+        through: how the difference came to other ranks, in words; empty if it came to none.
+        hops: the same, collective by collective.
         missing: ranks without a trace, or without the call, that may be behind it.
     """
 
     rank: int
     through: str = ""
+    hops: tuple[RankHop, ...] = ()
     missing: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, found: Divergence, rank: int, *, through: str = "", missing: tuple[int, ...] = ()) -> RankDivergence:
+    def of(
+        cls,
+        found: Divergence,
+        rank: int,
+        *,
+        through: str = "",
+        hops: tuple[RankHop, ...] = (),
+        missing: tuple[int, ...] = (),
+    ) -> RankDivergence:
         """Return a divergence with its rank."""
         known = {one.name: getattr(found, one.name) for one in fields(Divergence)}
-        return cls(**known, rank=rank, through=through, missing=missing)
+        return cls(**known, rank=rank, through=through, hops=hops, missing=missing)
 
 
 @dataclass(frozen=True, slots=True)

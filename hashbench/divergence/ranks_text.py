@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from hashbench.catalog import Origin
-from hashbench.divergence.rank_verdict import RankDivergence, RankResult, RanksVerdict
+from hashbench.divergence.rank_verdict import RankDivergence, RankHop, RankResult, RanksVerdict
 from hashbench.divergence.replicas import UNREDUCED, ReplicaDifference, ReplicasVerdict
 from hashbench.text import a_few, count, when
 
@@ -66,10 +66,26 @@ def _divergence_document(found: RankDivergence) -> dict[str, Any]:
     """Return what is known of a divergence; ``rank``, ``origin``, ``kernel``, ``module``, ``iteration``, ``through``
     and ``missing`` in front."""
     known = dataclasses.asdict(found)
-    front = ("rank", "origin", "kernel", "module", "iteration", "through", "missing")
+    front = ("rank", "origin", "kernel", "module", "iteration", "through", "missing", "hops")
     known["missing"] = list(found.missing)
     known["origin"] = str(found.origin)
+    known["hops"] = [_hop_document(hop) for hop in found.hops]
     return {name: known[name] for name in front} | {name: value for name, value in known.items() if name not in front}
+
+
+def _hop_document(hop: RankHop) -> dict[str, Any]:
+    """Return a collective or message in the words of torch's flight recorder."""
+    met = hop.meeting
+    is_p2p = met is not None and met.destination >= 0
+    return {
+        "rank": hop.rank,
+        "ranks": list(hop.ranks),
+        "collective": hop.collective,
+        "process_group": None if met is None else list(met.process_group),
+        "is_p2p": is_p2p,
+        "collective_seq_id": None if met is None or is_p2p else met.number,
+        "p2p_seq_id": met.number if met is not None and is_p2p else None,
+    }
 
 
 # ------------------------------------------------------------------------------------------------- two runs

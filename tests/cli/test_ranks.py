@@ -53,6 +53,23 @@ def test_json_has_rank_kernel_and_path(main: Main, tmp_path: Path) -> None:
     assert "rank 0" in first["through"]
 
 
+def test_json_names_collectives_as_the_flight_recorder_does(main: Main, tmp_path: Path) -> None:
+    write(tmp_path / "a", traces(3))
+    write(tmp_path / "b", traces(3, guilty=1, run=1))
+    (first,) = json.loads(main("ranks", "diff", "a", "b", "--json", cwd=tmp_path).stdout)["first"]
+    assert first["hops"] == [
+        {
+            "rank": 1,
+            "ranks": [0, 2],
+            "collective": "all_reduce",
+            "process_group": [0, 1, 2],
+            "is_p2p": False,
+            "collective_seq_id": 2,
+            "p2p_seq_id": None,
+        }
+    ]
+
+
 def test_a_missing_rank_is_never_equal(main: Main, tmp_path: Path) -> None:
     write(tmp_path / "a", traces(3))
     write(tmp_path / "b", traces(3))
