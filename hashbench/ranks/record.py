@@ -12,7 +12,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
@@ -170,7 +170,7 @@ class RankRecorder:
             if text is not None:
                 self._add_segment(text, segment)
                 text.close_step(number, segment.trace.results, segment.trace.early_reads)
-                self._write(text, f"steps from {number} on are")
+                self._write(text, f"steps from {number} on are not recorded")
         self._closed += not self._lost
         self._writing = False
 
@@ -187,7 +187,7 @@ class RankRecorder:
                 results += segment.trace.results
                 early += segment.trace.early_reads
             text.end(results, early, ended=self._lost or ended)
-            self._write(text, "the end is")
+            self._write(text, "the end is not recorded")
         if self._file is not None:
             self._file.close()
         self._file = self._text = None
@@ -211,15 +211,15 @@ class RankRecorder:
             try:
                 self._file = StepFile(rank_path(self._folder, rank), run_id(os.environ, os.getppid()))
             except OSError as error:
-                self._lose(rank_path(self._folder, rank), error, "no steps are")
+                self._lose(rank_path(self._folder, rank), error, "no step is recorded")
                 return None
             text = TraceText(replace(self._trace.head, rank=TracedRank(rank, size)))
-            self._write(text, "no steps are")
+            self._write(text, "no step is recorded")
             self._text = None if self._lost else text
         return self._text
 
     def _write(self, text: TraceText, what: str) -> None:
-        """Append the new text to the file; ``what`` is lost otherwise."""
+        """Append the new text to the file; ``what`` says what is lost otherwise."""
         assert self._file is not None
         try:
             self._file.add(text.lines.new())
@@ -231,7 +231,8 @@ class RankRecorder:
     def _lose(self, path: Path, error: OSError, what: str) -> None:
         if not self._lost:
             self._lost = f"the trace could not be written: {error.strerror or error}"
-            print(f"hashbench: cannot write {path}: {error.strerror or error}; {what} not recorded", file=sys.stderr)
+            with suppress(OSError, ValueError):  # standard error may lie on the same disk, or be closed
+                print(f"hashbench: cannot write {path}: {error.strerror or error}; {what}", file=sys.stderr)
 
 
 @contextmanager

@@ -38,7 +38,7 @@ def run_id(environment: Mapping[str, str], parent: int) -> str:
     names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID")
     words = [environment.get(name, "") for name in (*names, "SLURM_STEP_ID")]
     local, size = environment.get("LOCAL_WORLD_SIZE"), environment.get("WORLD_SIZE")
-    if local == size:
+    if local is not None and local == size:
         words.append(str(parent))
     return xxhash.xxh3_64_hexdigest("\0".join(words).encode())
 

@@ -175,6 +175,7 @@ class ModulePaths:
         self._roots: dict[str, int] = {}
         self._listener = ModuleListener()
         self._counting: ModuleListener | None = None
+        self._telling = False
         self.use(ModuleStack())
 
     def use(self, stack: ModuleStack) -> None:
@@ -288,11 +289,13 @@ class ModulePaths:
 
     def stop(self) -> None:
         """Stop following, and release the listener: whatever a trace keeps is freed with it."""
-        self._remove_hooks(_STEP_HOOKS if self._counting is None else ())
+        self.remove_hooks()
         if self.stack.leave_all() or self.optimizing:  # the trace ended inside a module or step
             self.optimizing = False
             self._listener.changed()
         self._listener = self._counting or ModuleListener()
+        if self._counting is not None:
+            self._add_step_hooks()
 
     def install_hooks(self) -> None:
         """Install the fast module call (or global hooks, if there are others), and the optimizer hooks. Hooks are kept
@@ -312,12 +315,11 @@ class ModulePaths:
         self._add_step_hooks()
 
     def remove_hooks(self) -> None:
-        """Remove them: dynamo would compile hooks into the graph, cannot trace ours, and recompiles without them."""
-        self._remove_hooks(_STEP_HOOKS)
-
-    def _remove_hooks(self, step_hooks: Sequence[dict[int, Any]]) -> None:
+        """Remove them: dynamo would compile hooks into the graph, cannot trace ours, and recompiles without them. While
+        a listener is told of a step, torch iterates over the optimizer hooks, which stay."""
         if not self.following:
             return
+        step_hooks = () if self._telling else _STEP_HOOKS
         self.following = False
         call = torch.nn.Module._call_impl
         if self.original is not None and call.__kwdefaults__ == {"_followed": self}:
@@ -407,7 +409,11 @@ class ModulePaths:
         if self.following:
             self._set_optimizing(False)
         if threading.get_ident() == self.stack.thread:
-            self._listener.stepped(optimizer)
+            self._telling = self._counting is not None
+            try:
+                self._listener.stepped(optimizer)
+            finally:
+                self._telling = False
 
 
 def _death_callback(paths: weakref.ref[ModulePaths]) -> Callable[[object], None]:
