@@ -14,7 +14,7 @@ from typing import NoReturn
 from hashbench.errors import HashbenchError
 from hashbench.io import read_file
 from hashbench.processes import uncollected
-from hashbench.ranks.step_file import run_of
+from hashbench.ranks.step_file import run_of, without_run
 from hashbench.records import Trace, TracedRank
 from hashbench.text import a_few, one_line
 from hashbench.trace import file
@@ -108,7 +108,8 @@ def _read(path: Path, parsed: ParsedRecords) -> Trace | str:
 
 def _same_bytes(first: Path, second: Path) -> bool:
     try:
-        return first.stat().st_size == second.stat().st_size and read_file(first) == read_file(second)
+        same_size = first.stat().st_size == second.stat().st_size
+        return same_size and without_run(read_file(first)) == without_run(read_file(second))
     except OSError:
         return False
 

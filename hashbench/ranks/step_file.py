@@ -57,6 +57,13 @@ def run_of(path: Path) -> str:
     return comment.decode("latin-1")
 
 
+def without_run(content: bytes) -> bytes:
+    """Return the content of a rank's file without its :func:`run_id`: equal texts leave equal bytes."""
+    if content[:4] != _HEAD + bytes([_HAS_COMMENT]):
+        return content
+    return content[content.find(b"\0", 10) + 1 :]
+
+
 class StepFile:
     """File of one rank. It replaces an earlier one of that name.
 

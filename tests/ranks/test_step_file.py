@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hashbench.ranks.step_file import StepFile, rank_path, run_id, run_of
+from hashbench.ranks.step_file import StepFile, rank_path, run_id, run_of, without_run
 
 RUN = "0123456789abcdef"
 
@@ -40,13 +40,18 @@ def test_an_earlier_file_is_replaced_and_not_written_by_who_has_it_open(tmp_path
     assert run_of(path) == RUN
 
 
-def test_equal_texts_are_equal_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, now in (("a", 1.0), ("b", 1e9)):
+def test_equal_texts_are_equal_bytes_but_for_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    contents = []
+    for number, (text, now) in enumerate([("text\n", 1.0), ("text\n", 1e9), ("texd\n", 1e9)]):
         monkeypatch.setattr("time.time", lambda now=now: now)
-        file = StepFile(tmp_path / name, RUN)
-        file.add("text\n")
+        file = StepFile(tmp_path / str(number), f"{number:016x}")
+        file.add(text)
+        file.add(text)
         file.close()
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+        contents.append((tmp_path / str(number)).read_bytes())
+    assert contents[0] != contents[1]
+    assert without_run(contents[0]) == without_run(contents[1]) != without_run(contents[2])
+    assert without_run(gzip.compress(b"text")) == gzip.compress(b"text")
 
 
 def test_what_cannot_be_written_whole_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

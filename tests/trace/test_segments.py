@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import random
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,7 +17,9 @@ from hashbench import HashDebugTrace
 from hashbench.records import Trace
 from hashbench.run.rng import reset_rng_state
 from hashbench.trace import file
-from hashbench.trace.segments import TraceSegment
+from hashbench.trace.calls import CallRecorder
+from hashbench.trace.raw import RawTrace
+from hashbench.trace.segments import Places, TraceSegment
 from hashbench.trace.stepped import SteppedTrace
 from tests.trace.native import programs
 
@@ -108,3 +112,109 @@ def test_parts_of_any_program_are_its_trace(seed: int, tracer: str, monkeypatch:
     trace, parts = in_parts(program, tracer)
     assert trace == at_once(program, tracer)
     assert parts > 1
+
+
+def threaded(cut: Callable[[], None]) -> Mapping[str, Any]:
+    """Threads go on while parts end; each has records in several parts."""
+    barrier = threading.Barrier(3)
+    left: dict[str, torch.Tensor] = {}
+
+    def work(number: int) -> None:
+        x = torch.full((3,), float(number))
+        for _ in range(4):
+            barrier.wait()
+            x = torch.sin(x) + x
+            barrier.wait()
+        left[str(number)] = x
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    y = torch.ones(3)
+    for _ in range(4):
+        barrier.wait()
+        barrier.wait()
+        y = torch.cos(y)
+        cut()
+    for thread in threads:
+        thread.join()
+    return {"sum": y + left["0"] + left["1"]}
+
+
+def test_records_of_threads_are_in_one_part_each() -> None:
+    trace, parts = in_parts(threaded, "native")
+    expected = at_once(threaded, "native")
+    assert parts == 5
+    assert trace != expected  # the order is that of the parts
+    assert {record.id: record for record in trace.records} == {record.id: record for record in expected.records}
+    assert {leaf.id: leaf.digest for leaf in trace.leaves} == {leaf.id: leaf.digest for leaf in expected.leaves}
+    assert trace.results == expected.results
+
+
+@torch.library.custom_op("hashbench_tests::interrupted", mutates_args=())
+def interrupted(x: torch.Tensor) -> torch.Tensor:
+    made = x.sin()
+    INSIDE[-1]()
+    return made * 2
+
+
+INSIDE: list[Callable[[], None]] = []
+
+
+def test_part_that_ends_within_a_call_has_what_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    def program(cut: Callable[[], None]) -> Mapping[str, Any]:
+        monkeypatch.setitem(globals(), "INSIDE", [cut])
+        return {"out": interrupted(torch.ones(3)) + 1}
+
+    trace, parts = in_parts(program, "native")
+    expected = at_once(program, "native")
+    assert parts == 2
+    assert [(one.id, one.outputs) for one in trace.records] == [(one.id, one.outputs) for one in expected.records]
+    outer = next(one for one in trace.records if one.op.startswith("hashbench_tests"))
+    inner = [one.id for one in trace.records if one.op in ("aten.sin.default", "aten.mul.Tensor")]
+    assert [ref.source for ref in outer.inputs if ref.argument == "inside"] == inner
+
+
+def test_call_without_a_record_when_a_part_ends_has_it_later() -> None:
+    """Hashing a sparse tensor, which Python does, is where this part ends."""
+    cuts: list[Callable[[], None]] = []
+
+    def program(cut: Callable[[], None]) -> Mapping[str, Any]:
+        cuts.append(cut)
+        made = torch.eye(3).to_sparse()
+        return {"sum": (made + made).to_dense() + 1}
+
+    real = RawTrace.write
+
+    def write(self: RawTrace, tensor: torch.Tensor, mark: Any, blank: bool) -> Any:
+        if cuts:
+            cuts.pop()()
+        return real(self, tensor, mark, blank)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(RawTrace, "write", write)
+        patched.setattr(CallRecorder, "__init__", _with_write(CallRecorder.__init__))
+        trace, parts = in_parts(program, "native")
+    assert parts == 2
+    assert trace == at_once(program, "native")
+
+
+def _with_write(made: Callable[..., None]) -> Callable[..., None]:
+    def init(self: Any, trace: RawTrace, *args: Any, **kwargs: Any) -> None:
+        made(self, trace, *args, **kwargs)
+        self._write = functools.partial(RawTrace.write, trace)
+
+    return init
+
+
+def test_places_of_records_with_gaps_and_moves() -> None:
+    places = Places()
+    places.add([0, 1, 2], 2)
+    assert places.are_numbers
+    places.add([3, 5], 1)
+    assert [places(number) for number in (0, 3, 4, 5, 9, -1, -3)] == [0, 3, 4, 4, 4, -1, -3]
+    assert [places.has(number) for number in (3, 4, 5, 6)] == [True, False, True, False]
+    places.add([4, 6], 2)
+    assert [places(number) for number in (4, 5, 6)] == [5, 4, 6]
+    places.move([4, 6], 2, {5: 6, 6: 5, -4: -5, -5: -4})
+    assert [places(number) for number in (4, 5, 6, -3, -4, -5)] == [6, 4, 5, -3, -5, -4]

@@ -29,6 +29,7 @@ _LEAF = struct.Struct("=QQqIIiI")
 _LANE = struct.Struct("=iiiI")
 _SEQUENCE, _OP, _CONTEXT, _FIRST_READ, _FIRST_WRITE, _CALLER, _READS, _WRITES, _LANE_OF = 0, 2, 4, 5, 6, 8, 9, 10, 11
 _RECORD_FIELDS = np.dtype([("sequence", "i8"), ("rng", "u8"), ("op", "i4"), ("rest", "V36")])
+_CALLER_FIELD = np.dtype({"names": ["caller"], "formats": ["i4"], "offsets": [40], "itemsize": _RECORD.size})
 _LEAF_FIELDS = np.dtype([("storage", "u8"), ("rest", "V24"), ("name", "i4"), ("unused", "i4")])
 _BACKWARD, _STRIDED = 1 << 31, 1 << 8
 _LAYOUTS = ("strided", "sparse_coo", "sparse_csr", "_mkldnn", "sparse_csc", "sparse_bsr", "sparse_bsc", "jagged")
@@ -73,11 +74,15 @@ class DecodedTrace:
         self._shapes = _Cached(self._shape)
         self._first = 0
         self._waiting: dict[int, tuple[Any, ...]] = {}  # calls without a record so far, by number
+        self._ended: dict[int, int] = {}  # callers, which ended since, of earlier calls
         self.load()
 
     def load(self) -> None:
         """Read the calls since the last :meth:`release`."""
-        self._calls = self._unpacked(RECORDS, _RECORD, first=self._first)
+        content = self._library.bytes_of(self._recorder, RECORDS, _RECORD.size)
+        self._calls = list(_RECORD.iter_unpack(memoryview(content)[self._first * _RECORD.size :]))
+        callers = np.frombuffer(content, _CALLER_FIELD, count=self._first)["caller"]
+        self._ended = {int(number): int(callers[number]) for number in np.flatnonzero(callers >= self._first)}
 
     def release(self, made: Iterable[int]) -> None:
         """Drop the calls, except those whose record Python has not made; ``made`` are the numbers that it has."""
@@ -108,7 +113,7 @@ class DecodedTrace:
     def callers(self) -> dict[int, int]:
         """Return the number of the enclosing record, by record number."""
         numbered = [*self._waiting.items(), *enumerate(self._calls, self._first)]
-        return {number: call[_CALLER] for number, call in numbered if call[_CALLER] >= 0}
+        return self._ended | {number: call[_CALLER] for number, call in numbered if call[_CALLER] >= 0}
 
     def placed(self, made: RawRecord, contexts: Contexts) -> RawRecord:
         """Complete a record made by Python with the context of its thread."""
