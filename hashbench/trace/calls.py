@@ -115,7 +115,11 @@ class CallRecorder:
             known = (noted or {}).get("inputs", {})
             exchanged = self._trace.collectives.exchanged(plan, args, kwargs, known)
         try:
-            output = plan.call(*args, **kwargs)
+            if exchanged is None:
+                output = plan.call(*args, **kwargs)
+            else:
+                with self._trace.collectives.within(exchanged):
+                    output = plan.call(*args, **kwargs)
         except BaseException:
             self._trace.failed_op = plan.name
             raise

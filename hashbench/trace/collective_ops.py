@@ -109,36 +109,42 @@ class CollectivePlan:
         kind: a word of :data:`KINDS`.
     """
 
-    __slots__ = ("_given", "_line", "_places", "kind")
+    __slots__ = ("_given", "_group", "_peer", "_root", "_tag", "kind")
 
     def __init__(self, line: CollectiveOp, schema: Any) -> None:
-        self.kind, self._line = line.kind, line
-        self._places = {argument.name: (at, argument.default_value) for at, argument in enumerate(schema.arguments)}
-        self._given = {str(self._places[name][0]) for name in line.given} | {*line.given}
+        self.kind = line.kind
+        places = {one.name: (at, one.name, one.default_value) for at, one in enumerate(schema.arguments)}
+        self._given, self._group = ([places[name] for name in names] for names in (line.given, line.group))
+        self._root, self._peer, self._tag = map(places.get, (line.root, line.peer, line.tag))
 
     def group(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """Return what a call names its process group by."""
-        return tuple([self._value(name, args, kwargs) for name in self._line.group])
+        return tuple([_value(place, args, kwargs) for place in self._group])
 
     def root(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
         """Return the root's rank within the group, if there is one."""
-        return self._value(self._line.root, args, kwargs)  # type: ignore[no-any-return]
+        return self._root and _value(self._root, args, kwargs)
 
     def peer(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
         """Return the rank within the group at the other end of a message, if it is known."""
-        return self._value(self._line.peer, args, kwargs)  # type: ignore[no-any-return]
+        return self._peer and _value(self._peer, args, kwargs)
 
     def tag(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
         """Return the tag of a message."""
-        return self._value(self._line.tag, args, kwargs) or 0
+        return (self._tag and _value(self._tag, args, kwargs)) or 0
 
-    def gives(self, argument: str, *, is_root: bool) -> bool:
-        """Return True if an argument (``0``, ``1.2``, a name) is given to other ranks; ``is_root``: this rank may be
-        the root."""
-        return argument.partition(".")[0] in self._given and (is_root or self.kind not in _FROM_ROOT)
+    def given(self, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_root: bool) -> list[tuple[str, Any]]:
+        """Return the arguments that are given to other ranks, by position or name; ``is_root``: this rank may be the
+        root."""
+        if self.kind in _FROM_ROOT and not is_root:
+            return []
+        return [
+            (str(at), args[at]) if at < len(args) else (name, kwargs[name])
+            for at, name, _ in self._given
+            if at < len(args) or name in kwargs
+        ]
 
-    def _value(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        if not name:
-            return None
-        at, default = self._places[name]
-        return args[at] if at < len(args) else kwargs.get(name, default)
+
+def _value(place: tuple[int, str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    at, name, default = place
+    return args[at] if at < len(args) else kwargs.get(name, default)

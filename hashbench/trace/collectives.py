@@ -18,7 +18,7 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,8 +27,9 @@ import torch
 from hashbench.devices.ledger import Ledger
 from hashbench.native.library import unrecorded
 from hashbench.records import Collective
-from hashbench.trace.arguments import caller_line, named_arguments
+from hashbench.trace.arguments import caller_line, named_tensors
 from hashbench.trace.build import EARLY, RawRecord
+from hashbench.trace.collective_ops import UNKNOWN
 from hashbench.trace.digest import PENDING, Arrival, RawDigest, raw_digest, readable
 from hashbench.trace.groups import Groups
 from hashbench.trace.op_schema import OpPlan
@@ -135,6 +136,7 @@ class Collectives:
     def __init__(self, token: object, ledger: Ledger) -> None:
         self._token, self._ledger = token, ledger
         self.groups = Groups()
+        self._thread = threading.local()
         self._open: dict[int, _Exchange] = {}
         self._unsure: dict[int, _Read] = {}
 
@@ -143,20 +145,25 @@ class Collectives:
         """True if outputs are waiting to be hashed."""
         return bool(self._open)
 
-    @unrecorded()
     def exchanged(
         self, plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any], known: Mapping[str, RawDigest]
     ) -> Exchanged:
-        """Return what a call that is about to be made exchanges; ``known``: digests of its arguments, if taken."""
+        """Return what a call that is about to be made exchanges.
+
+        What a collective that calls another has given is not hashed again for that one.
+
+        Args:
+            known: digests of its arguments, if taken.
+        """
         op = plan.collective
         assert op is not None
         group = self.groups.of(op.group(args, kwargs))
         root = op.root(args, kwargs)
         is_root = root is None or group.own is None or group.own == root
         given = {
-            path: known[path] if path in known else digest_unless_in_flight(tensor, self._ledger)
-            for path, tensor in named_arguments(args, kwargs)
-            if op.gives(path, is_root=is_root)
+            path: tensor
+            for argument, value in op.given(args, kwargs, is_root=is_root)
+            for path, tensor in named_tensors(value, argument)
         }
         collective = Collective(
             op.kind,
@@ -167,7 +174,26 @@ class Collectives:
             group.global_rank(op.peer(args, kwargs)),
             op.tag(args, kwargs),
         )
-        return Exchanged(collective, given)
+        if getattr(self._thread, "inside", False):
+            return Exchanged(collective, {})
+        ledger = self._ledger
+        return Exchanged(
+            collective,
+            {
+                path: known[path] if path in known else digest_unless_in_flight(tensor, ledger)
+                for path, tensor in given.items()
+            },
+        )
+
+    @contextlib.contextmanager
+    def within(self, exchanged: Exchanged) -> Iterator[None]:
+        """Make a call that exchanges this in this context: what it calls gives the same."""
+        outer = getattr(self._thread, "inside", False)
+        self._thread.inside = outer or exchanged.collective.kind != UNKNOWN
+        try:
+            yield
+        finally:
+            self._thread.inside = outer
 
     @unrecorded()
     def begin(

@@ -66,10 +66,11 @@ class Groups:
         if group is None:
             ranks = next((value for value in named if isinstance(value, (list, tuple))), ())
             return Group(tuple(ranks))
-        if group not in self._known:
+        known = self._known.get(group)
+        if known is None:
             self.see()
-        found = self._known.get(group)
-        return Group(own=group.rank()) if found is None else found
+            known = self._known.get(group) or Group(own=group.rank())
+        return known
 
 
 def _resolved(named: Sequence[Any]) -> ProcessGroup | None:

@@ -105,8 +105,10 @@ GIVEN = {
 def test_what_a_call_gives(name: str) -> None:
     args, kwargs, is_root, expected = GIVEN[name]
     plan = CollectivePlan(collective_ops()[name], SCHEMAS[name])
-    paths = [path for at, value in enumerate(args) for path in paths_in(value, str(at))] + [*kwargs]
-    assert [path for path in paths if plan.gives(path, is_root=is_root)] == expected
+    found = [
+        path for argument, value in plan.given(args, kwargs, is_root=is_root) for path in paths_in(value, argument)
+    ]
+    assert found == expected
     assert plan.group(args, kwargs) == ("group",)
 
 

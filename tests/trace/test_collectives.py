@@ -426,6 +426,7 @@ def test_what_a_call_exchanges(third_of_four: Any, name: str, tracer: str, hash_
     for inner in made.records:
         if inner.inside == record.id and inner.collective is not None:
             assert inner.collective.process_group == expected.process_group
+            assert hash_inputs or not any(ref.digest for ref in inner.inputs)
 
 
 @pytest.mark.parametrize("tracer", ["python", "auto"])
