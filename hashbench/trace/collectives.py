@@ -31,7 +31,7 @@ from hashbench.trace.arguments import caller_line, named_tensors
 from hashbench.trace.build import EARLY, RawRecord
 from hashbench.trace.collective_ops import UNKNOWN
 from hashbench.trace.digest import PENDING, Arrival, RawDigest, raw_digest, readable
-from hashbench.trace.groups import Groups
+from hashbench.trace.groups import Group, Groups
 from hashbench.trace.op_schema import OpPlan
 from hashbench.trace.storage_writers import IN_FLIGHT, get_mark, is_in_flight, set_mark, storage_bytes
 
@@ -127,6 +127,7 @@ class Exchanged:
     """What a call exchanges, with digests of all that this rank gives, by argument."""
 
     collective: Collective
+    group: Group
     given: Mapping[str, RawDigest]
 
 
@@ -150,14 +151,15 @@ class Collectives:
     ) -> Exchanged:
         """Return what a call that is about to be made exchanges.
 
-        What a collective that calls another has given is not hashed again for that one.
+        A collective that another calls meets in the same group, and what it gives is not hashed again.
 
         Args:
             known: digests of its arguments, if taken.
         """
         op = plan.collective
         assert op is not None
-        group = self.groups.of(op.group(args, kwargs))
+        outer: Group | None = getattr(self._thread, "group", None)
+        group = outer or self.groups.of(op.group(args, kwargs))
         root = op.root(args, kwargs)
         is_root = root is None or group.own is None or group.own == root
         given = {
@@ -174,26 +176,24 @@ class Collectives:
             group.global_rank(op.peer(args, kwargs)),
             op.tag(args, kwargs),
         )
-        if getattr(self._thread, "inside", False):
-            return Exchanged(collective, {})
-        ledger = self._ledger
-        return Exchanged(
-            collective,
-            {
-                path: known[path] if path in known else digest_unless_in_flight(tensor, ledger)
-                for path, tensor in given.items()
-            },
-        )
+        if outer is not None:
+            return Exchanged(collective, group, {})
+        digests = {
+            path: known[path] if path in known else digest_unless_in_flight(tensor, self._ledger)
+            for path, tensor in given.items()
+        }
+        return Exchanged(collective, group, digests)
 
     @contextlib.contextmanager
     def within(self, exchanged: Exchanged) -> Iterator[None]:
-        """Make a call that exchanges this in this context: what it calls gives the same."""
-        outer = getattr(self._thread, "inside", False)
-        self._thread.inside = outer or exchanged.collective.kind != UNKNOWN
+        """Make a call that exchanges this within this context."""
+        outer = getattr(self._thread, "group", None)
+        if exchanged.collective.kind != UNKNOWN:
+            self._thread.group = exchanged.group
         try:
             yield
         finally:
-            self._thread.inside = outer
+            self._thread.group = outer
 
     @unrecorded()
     def begin(
