@@ -55,14 +55,14 @@ def test_a_leaf_that_differs_without_reaching_a_result_is_no_equal_trace(tmp_pat
     assert "1 leaf differs without reaching a result: input/0" in done.stdout
 
 
-@pytest.mark.parametrize("kind", ["result", "leaf"])
-def test_a_trace_with_a_name_twice_is_refused(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "several"), [("result", "results"), ("leaf", "leaves")])
+def test_a_trace_with_a_name_twice_is_refused(kind: str, several: str, tmp_path: Path) -> None:
     lines = (fuzz.SAMPLES / "traces" / "first.log").read_text().splitlines(keepends=True)
     number = next(number for number, line in enumerate(lines) if line.startswith(f"{kind}\t"))
     path = tmp_path / "a.log"
     path.write_text("".join([*lines[: number + 1], *lines[number:]]))
     fuzz._seal_trace(tmp_path, path)
-    with pytest.raises(HashbenchError, match="two leaves or two results have one name"):
+    with pytest.raises(HashbenchError, match=f"two {several} have one name"):
         tracefile.read(path)
 
 
