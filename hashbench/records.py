@@ -83,6 +83,7 @@ class ModelSpec:
         optimizer: as for ``deterministic``.
         iterations: steps per run; ``None``: as for ``deterministic``.
         runs: number of runs; ``None``: as for ``deterministic``.
+        world_size: number of ranks that run the model together; ``None``: as for ``deterministic``, else 1.
         parameters: number of elements of the module's parameters, if known.
         note: remark.
         source: absolute path of the zoo file.
@@ -103,6 +104,7 @@ class ModelSpec:
     optimizer: str = ""
     iterations: int | None = None
     runs: int | None = None
+    world_size: int | None = None
     parameters: int | None = None
     note: str = ""
     source: str = ""

@@ -170,5 +170,6 @@ _PARSERS: Mapping[str, Callable[[str], Any]] = {
     "deterministic": _deterministic,
     "iterations": _count,
     "runs": _runs,
+    "world_size": _count,
     "parameters": _count,
 }

@@ -13,7 +13,9 @@ import json
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -38,7 +40,8 @@ EXAMPLE = 'MODELS = {"my_model": lambda: (module, example_inputs)}'
 """The shortest suite, for error messages."""
 
 _MARK = "__hashbench_model__"
-_LOWEST = {"batch_size": 1, "iterations": 1, "runs": 2}
+_IMPORTED: ContextVar[dict[Path, ModuleType] | None] = ContextVar("hashbench_imported_zoo_files", default=None)
+_LOWEST = {"batch_size": 1, "iterations": 1, "runs": 2, "world_size": 1}
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -56,6 +59,7 @@ class Facts(TypedDict, total=False):
     optimizer: str
     iterations: int | None
     runs: int | None
+    world_size: int | None
     note: str
 
 
@@ -83,6 +87,7 @@ def model(function: Any = None, /, **facts: Any) -> Any:
         deterministic: ``on``, ``warn`` or ``off``, where the command line does not say; see ``--deterministic``.
         optimizer: ``adam`` or ``sgd``; default Adam.
         iterations, runs: steps of one run, and runs that are compared, where the command line does not say.
+        world_size: ranks that run the model together: the function is called in each, with a process group that is up.
 
     Raises:
         TypeError: an unknown argument, or one of another type.
@@ -301,8 +306,20 @@ def _no_model(name: str, where: str, *, tip: str) -> HashbenchError:
     )
 
 
+@contextmanager
+def imported_once() -> Iterator[None]:
+    """Run each zoo file only once inside: models that are built again find the state that earlier ones have left."""
+    token = _IMPORTED.set({})
+    try:
+        yield
+    finally:
+        _IMPORTED.reset(token)
+
+
 def import_file(path: Path, *, example: str = EXAMPLE) -> ModuleType:
     """Run a Python file as a module of its own, with its folder first on ``sys.path`` as ``python path`` would have it.
+
+    Inside :func:`imported_once`, the second time returns the module of the first.
 
     Raises:
         UnusableError: the file does not exist, or is not a Python file; one has what ``example`` says.
@@ -315,6 +332,9 @@ def import_file(path: Path, *, example: str = EXAMPLE) -> ModuleType:
     folder = str(path.absolute().parent)
     if sys.path[:1] != [folder]:
         sys.path.insert(0, folder)
+    imported = _IMPORTED.get()
+    if imported is not None and path.absolute() in imported:
+        return imported[path.absolute()]
     name = _module_name(path.absolute())
     spec = importlib.util.spec_from_file_location(name, path.absolute())
     assert spec is not None
@@ -322,6 +342,8 @@ def import_file(path: Path, *, example: str = EXAMPLE) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and deep copies of its classes look it up there
     spec.loader.exec_module(module)
+    if imported is not None:
+        imported[path.absolute()] = module
     return module
 
 

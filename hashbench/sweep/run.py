@@ -231,7 +231,7 @@ class _WorkerRows:
             raise OSError(worker.storage_error)
         if row is None and worker.lost:
             return None
-        died = row is None and not worker.timed_out
+        died = not worker.timed_out and (row is None or row.accuracy == Status.CRASHED)  # it, or one of its ranks
         row = row or replace(self._without_answer(worker), env="")
         overhead = None if row.seconds is None else max(0.0, round(worker.wall_seconds - row.seconds, 3))
         return _WorkerRow(replace(row, overhead_seconds=overhead, env=row.env or self.environment_of(worker)), died)
@@ -376,7 +376,14 @@ class _SweepRun:
         resources, workers = self.resources, self.executor.capacity
         mode, device = self.options.mode, self.options.device
         jobs = [
-            self.earlier.job(key, (spec.suite, spec.name), parameters=spec.parameters, mode=mode, device=device)
+            self.earlier.job(
+                key,
+                (spec.suite, spec.name),
+                parameters=spec.parameters,
+                mode=mode,
+                device=device,
+                ranks=spec.world_size or 1,
+            )
             for key, spec in self.specs.items()
             if key in keys
         ]
@@ -419,7 +426,7 @@ class _SweepRun:
                 row_path=str(self.folder.row_path(key)),
                 log_path=str(self.folder.log_path(key)),
                 timeout=self.timeout,
-                cpus=slots[start.slot] if slots else (),
+                cpus=tuple(sorted({cpu for slot in start.slots for cpu in slots[slot]})) if slots else (),
                 memory_mib=start.job.memory_mib,
                 alone=start.alone,
                 variables={} if start.device is None else devices[start.device].variables,

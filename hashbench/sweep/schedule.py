@@ -39,13 +39,15 @@ the libraries. An estimate, not measured here; too low a value shows as rows tha
 @dataclass(frozen=True, slots=True)
 class Job:
     """A model that waits. ``seconds``, ``memory_mib`` and ``device_memory_mib`` are what it is expected to take
-    (``None``: not known); ``parameters`` is its size (0: not known)."""
+    (``None``: not known); ``parameters`` is its size (0: not known); ``ranks`` are the processes that compute at once,
+    each of which takes a worker's slot."""
 
     key: str
     seconds: float | None = None
     memory_mib: float | None = None
     parameters: int = 0
     device_memory_mib: float | None = None
+    ranks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +60,23 @@ class EarlierSweep:
     memory_mib: Mapping[tuple[str, str], float] = field(default_factory=dict)
     device_memory_mib: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
-    def job(self, key: str, model: tuple[str, str], *, parameters: int | None, mode: str, device: str) -> Job:
+    def job(
+        self, key: str, model: tuple[str, str], *, parameters: int | None, mode: str, device: str, ranks: int = 1
+    ) -> Job:
         """Estimate the time and memory of ``model``. The estimate of memory from ``parameters`` was measured on the CPU
         only."""
         memory = self.memory_mib.get(model)
         if memory is None and device == "cpu":
             memory = estimated_memory_mib(parameters, mode=mode)
+            memory = None if memory is None else memory * ranks
         on_device = self.device_memory_mib.get(model)
         return Job(
             key,
             seconds=self.seconds.get(model),
             memory_mib=memory,
             parameters=parameters or 0,
-            device_memory_mib=None if on_device is None else on_device + CONTEXT_MIB,
+            device_memory_mib=None if on_device is None else on_device + CONTEXT_MIB * ranks,
+            ranks=ranks,
         )
 
 
@@ -82,11 +88,11 @@ def estimated_memory_mib(parameters: int | None, *, mode: str) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """``job`` starts now, in the worker's slot ``slot`` and on the device ``device`` (both from 0; ``None``: there are
-    no devices); ``alone``: nothing else runs until it ends."""
+    """``job`` starts now, in the slots ``slots`` of workers and on the device ``device`` (both from 0; ``None``: there
+    are no devices); ``alone``: nothing else runs until it ends."""
 
     job: Job
-    slot: int
+    slots: tuple[int, ...]
     alone: bool = False
     device: int | None = None
 
@@ -181,25 +187,27 @@ class Schedule:
 
     def next(self, *, capacity: int) -> Start | None:
         """Return the job to start now; ``None`` if none may start before another one ends."""
-        running = len(self._running)
-        if running >= capacity:
+        running, free = len(self._running), capacity - self._taken_slots
+        if free <= 0:
             return None
         if running and not self._isolates and (self._giants or any(start.alone for start in self._running.values())):
             return None
         if self._giants:
-            return self._start(self._giants.popleft(), alone=True)
+            fits = _slots_of(self._giants[0], capacity) <= free
+            return self._start(self._giants.popleft(), capacity, alone=True) if fits else None
         if self._waiting:
-            position = self._position_of_next()
-            return None if position is None else self._start(self._waiting.pop(position))
-        if self._again and (self._isolates or not running):
-            return self._start(self._again.popleft(), alone=True)
+            position = self._position_of_next(free, capacity)
+            return None if position is None else self._start(self._waiting.pop(position), capacity)
+        if self._again and (self._isolates or not running) and _slots_of(self._again[0], capacity) <= free:
+            return self._start(self._again.popleft(), capacity, alone=True)
         return None
 
     def end(self, key: str) -> tuple[Job, bool]:
         """Mark the job ``key`` as ended; return it, and whether any other ran meanwhile."""
         start = self._running.pop(key)
         running, starts = self._began.pop(key)
-        heapq.heappush(self._free_slots, start.slot)
+        for slot in start.slots:
+            heapq.heappush(self._free_slots, slot)
         self._devices.end(start)
         self._used = self._used - self._expected(start.job) if self._running else 0.0
         return start.job, not start.alone and (running > 0 or self._starts > starts)
@@ -208,23 +216,34 @@ class Schedule:
         """Run ``job`` again when all others have begun, or ``alone``, when they have ended."""
         (self._again if alone or self._too_large(job) else self._waiting).append(job)
 
-    def _start(self, job: Job, *, alone: bool = False) -> Start:
-        slot = heapq.heappop(self._free_slots) if self._free_slots else len(self._running)
-        start = Start(job, slot, alone, self._devices.start(job))
+    @property
+    def _taken_slots(self) -> int:
+        return sum(len(start.slots) for start in self._running.values())
+
+    def _start(self, job: Job, capacity: int, *, alone: bool = False) -> Start:
+        slots: list[int] = []
+        for _ in range(_slots_of(job, capacity)):
+            known = self._taken_slots + len(slots)
+            slots.append(heapq.heappop(self._free_slots) if self._free_slots else known)
+        start = Start(job, tuple(slots), alone, self._devices.start(job))
         self._starts += 1
         self._began[job.key] = (len(self._running), self._starts)
         self._running[job.key] = start
         self._used += self._expected(job)
         return start
 
-    def _position_of_next(self) -> int | None:
-        """Return the position in the queue of the next job that fits."""
-        if self._fits(self._waiting[0]):
+    def _position_of_next(self, free: int, capacity: int) -> int | None:
+        """Return the position in the queue of the next job that fits into ``free`` of ``capacity`` slots."""
+
+        def fits(job: Job) -> bool:
+            return _slots_of(job, capacity) <= free and self._fits(job)
+
+        if fits(self._waiting[0]):
             self._overtaken = 0
             return 0
         if self._overtaken >= PATIENCE or (self._budget is not None and self._used + self._least > self._budget):
             return None
-        position = next((position for position, job in enumerate(self._waiting) if self._fits(job)), None)
+        position = next((position for position, job in enumerate(self._waiting) if fits(job)), None)
         self._overtaken += position is not None
         return position
 
@@ -235,7 +254,12 @@ class Schedule:
         return in_memory and self._devices.fits(job)
 
     def _expected(self, job: Job) -> float:
-        return self._share if job.memory_mib is None else job.memory_mib
+        return self._share * job.ranks if job.memory_mib is None else job.memory_mib
 
     def _too_large(self, job: Job) -> bool:
         return self._budget is not None and job.memory_mib is not None and job.memory_mib > self._budget
+
+
+def _slots_of(job: Job, capacity: int) -> int:
+    """Return the slots that a job takes: one for each of its ranks, or all there are."""
+    return max(1, min(job.ranks, capacity))

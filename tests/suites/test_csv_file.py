@@ -20,7 +20,7 @@ def write(folder: Path, text: str) -> Path:
 
 def test_every_column_reaches_the_spec(tmp_path):
     header = ",".join(csv_file.COLUMNS)
-    line = 'net,classification,nets,4,3x8x9,"{""width"": 2}",yes,too big,no eval,cuda xpu,warn,sgd,3,5,12,a note'
+    line = 'net,classification,nets,4,3x8x9,"{""width"": 2}",yes,too big,no eval,cuda xpu,warn,sgd,3,5,2,12,a note'
     assert csv_file.read_suite(write(tmp_path, f"{header}\n{line}\n"), suite="zoo") == (
         ModelSpec(
             suite="zoo",
@@ -38,6 +38,7 @@ def test_every_column_reaches_the_spec(tmp_path):
             optimizer="sgd",
             iterations=3,
             runs=5,
+            world_size=2,
             parameters=12,
             note="a note",
         ),

@@ -114,8 +114,8 @@ def test_everything_starts_once_and_never_beyond_the_budget(seed):
     running, seen, repeated = {}, [], set()
     while schedule.unfinished:
         while (start := schedule.next(capacity=4)) is not None:
-            assert start.slot not in [other.slot for other in running.values()]
-            assert start.slot < 4
+            assert not {*start.slots} & {slot for other in running.values() for slot in other.slots}
+            assert max(start.slots) < 4
             running[start.job.key] = start
             seen.append(start.job.key)
         assert running, "it waits for nothing"
@@ -296,6 +296,40 @@ def test_where_the_executor_isolates_nobody_waits():
 
 def test_slots_are_used_again():
     schedule = Schedule([job(name) for name in "abcd"])
-    assert [schedule.next(capacity=3).slot for _ in range(3)] == [0, 1, 2]
+    assert [schedule.next(capacity=3).slots for _ in range(3)] == [(0,), (1,), (2,)]
     schedule.end("b")
-    assert schedule.next(capacity=3).slot == 1
+    assert schedule.next(capacity=3).slots == (1,)
+
+
+def test_a_model_of_two_ranks_takes_two_slots():
+    schedule = Schedule([Job("pair", ranks=2), Job("first"), Job("second")], workers=3)
+
+    assert [schedule.next(capacity=3).slots for _ in range(2)] == [(0, 1), (2,)]
+    assert schedule.next(capacity=3) is None
+    schedule.end("pair")
+    assert schedule.next(capacity=3).slots == (0,)
+
+
+def test_a_model_of_several_ranks_waits_until_there_are_slots_and_is_overtaken():
+    schedule = Schedule([Job("one"), Job("pair", ranks=2), Job("two")], workers=2)
+
+    assert [schedule.next(capacity=2).job.key for _ in range(2)] == ["one", "two"]
+    assert schedule.next(capacity=2) is None
+    schedule.end("one")
+    assert schedule.next(capacity=2) is None
+    schedule.end("two")
+    assert schedule.next(capacity=2).slots == (0, 1)
+
+
+def test_a_model_of_more_ranks_than_slots_has_all_of_them():
+    schedule = Schedule([Job("four", ranks=4), Job("one")], workers=2)
+
+    assert schedule.next(capacity=2).slots == (0, 1)
+    assert schedule.next(capacity=2) is None
+
+
+def test_the_ranks_of_a_model_of_unknown_size_are_expected_to_take_a_share_of_the_memory_each():
+    schedule = Schedule([Job("pair", ranks=2), Job("large", memory_mib=60.0)], memory_mib=100.0, workers=4)
+
+    assert schedule.next(capacity=4).job.key == "pair"
+    assert schedule.next(capacity=4) is None
