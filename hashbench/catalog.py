@@ -60,10 +60,10 @@ _LACK = Kind.DIFFER, "I", "not invariant"
 
 class Status(Word):
     """The status words of ``benchmarks/dynamo``, and some that it lacks: ``crashed`` (there a dead child leaves no
-    row), ``results_not_comparable`` (there an unknown type is reported as ``eager_two_runs_differ``), and two of
-    ``--backend``, ``compiled_two_runs_differ`` and ``compilations_differ``. ``latent`` is for reports alone: in
-    ``accuracy.csv`` such a model has ``pass``. Those that end in ``<n>`` end in a batch size there, as a sweep with
-    ``--batch-invariant`` writes them (:func:`status_of`).
+    row), ``results_not_comparable`` (there an unknown type is reported as ``eager_two_runs_differ``), two of
+    ``--backend``, ``compiled_two_runs_differ`` and ``compilations_differ``, and ``replicas_differ`` of models with
+    ranks. ``latent`` is for reports alone: in ``accuracy.csv`` such a model has ``pass``. Those that end in ``<n>`` end
+    in a batch size there, as a sweep with ``--batch-invariant`` writes them (:func:`status_of`).
 
     Attributes:
         kind: by which statuses are compared and counted.
@@ -90,6 +90,10 @@ class Status(Word):
     COMPILATIONS_DIFFER = (
         *("compilations_differ", Kind.DIFFER, "N", "compilations differ"),
         "two compilations of the model gave different results",
+    )
+    REPLICAS_DIFFER = (
+        *("replicas_differ", Kind.DIFFER, "X", "replicas differ"),
+        "all runs gave the same bits, and parameters that must be replicas differ between ranks",
     )
     FIRST_RUN_FAIL = "eager_1st_run_fail", Kind.FAIL, "F", "fails", "the first run raised an error"
     FIRST_RUN_OOM = "eager_1st_run_OOM", Kind.FAIL, "M", "out of memory", "the first run ran out of memory"
@@ -565,6 +569,42 @@ _CAUSES = (
         decided=False,
     ),
     Cause(
+        "arrival_order",
+        "A collective gives what depends on the order in which the data of the ranks arrive.",
+        (
+            Remedy("name the source of each receive (src=), or sort what was received", ("fixed_source",)),
+            Remedy("exclude NVLink SHARP (NCCL_ALGO=^NVLS)", ("nvls_off",)),
+            Remedy(
+                "fix NCCL's algorithm and protocol (NCCL_ALGO=Ring, NCCL_PROTO=Simple)", ("nccl_ring", "nccl_simple")
+            ),
+            Remedy("use another backend (gloo) for this collective", ("gloo",)),
+        ),
+    ),
+    Cause(
+        "unwaited_read",
+        "The program reads what a collective receives before its data have arrived.",
+        (Remedy("wait for the Work (work.wait()) before its output is used"),),
+    ),
+    Cause(
+        "unreduced_replica",
+        "A gradient that every rank computes from its own data reaches a replicated parameter without being reduced.",
+        (
+            Remedy(
+                "reduce the gradient of {named} over the ranks before the optimizer's step (dist.all_reduce, or "
+                "DistributedDataParallel outside no_sync)"
+            ),
+        ),
+        sources=(Remedy("the parameter"),),
+    ),
+    Cause(
+        "rank_seed",
+        "A generator has another state on each rank, and what it draws must be the same on all of them.",
+        (
+            Remedy("seed the generator with the same number on every rank, or draw on one rank and broadcast"),
+            Remedy("draw before the parameters are made replicas (DistributedDataParallel, broadcast)"),
+        ),
+    ),
+    Cause(
         "opaque_kernel",
         "A custom op gives different outputs for equal inputs, and no experiment explains it.",
         (
@@ -673,6 +713,7 @@ REPEATED: Mapping[str, Repeated] = MappingProxyType(
         "call": Repeated("replays", "call", "The captured call of this kernel, repeated"),
         "pair": Repeated("pairs of runs", "whole model", "Two runs of the whole model, repeated"),
         "process": Repeated("process", "fresh processes", "Runs in fresh processes"),
+        "collective": Repeated("repetitions", "collective", "The collective, repeated with the saved contributions"),
         "items": Repeated("comparisons", "batch", "The call with an item in another batch"),
         "compilation": Repeated("compilations", "compilation", "The model compiled anew, with one change each"),
     }
@@ -742,6 +783,7 @@ class Experiment:
 _CALL, _PAIR, _BOTH, _PROCESS = ("call",), ("pair",), ("call", "pair"), ("process",)
 _ITEMS, _CALL_AND_ITEMS, _EVERYWHERE = ("items",), ("call", "items"), ("call", "pair", "items")
 _COMPILATION, _CUDA, _WITH_STREAMS = ("compilation",), ("cuda",), ("cuda", "xpu")
+_COLLECTIVE = ("collective",)
 
 _EXPERIMENTS = (
     Experiment(
@@ -764,6 +806,7 @@ _EXPERIMENTS = (
     Experiment("entropy", _BOTH, "with constant entropy", Role.STEADY, "outside_value", holds_value=True),
     Experiment("clocks", _BOTH, "with a deterministic clock", Role.STEADY, "outside_value", holds_value=True),
     Experiment("one_worker", _BOTH, "with the model's threads one at a time", Role.STEADY, "call_order"),
+    Experiment("fixed_source", _PAIR, "with each receive from a fixed source", Role.STEADY, "arrival_order"),
     Experiment("no_collector", _PAIR, "without the garbage collector", Role.STEADY, "garbage_collection"),
     Experiment(
         *("moved", _CALL, "with inputs moved by a few bytes", Role.DISTURB, "alignment"),
@@ -814,6 +857,13 @@ _EXPERIMENTS = (
         *("fixed_order", _PROCESS, "first runs of fresh processes with hash seed and addresses fixed", Role.PROCESS),
         cause="call_order",
     ),
+    Experiment(
+        *("contributions", _COLLECTIVE, "repetitions with the saved contributions", Role.BASE), rate_of="collectives"
+    ),
+    Experiment("gloo", _COLLECTIVE, "with the gloo backend", Role.LIBRARY),
+    Experiment("nvls_off", _COLLECTIVE, "without NVLink SHARP (NCCL_ALGO=^NVLS)", Role.LIBRARY, devices=_CUDA),
+    Experiment("nccl_ring", _COLLECTIVE, "with NCCL_ALGO=Ring", Role.LIBRARY, devices=_CUDA),
+    Experiment("nccl_simple", _COLLECTIVE, "with NCCL_PROTO=Simple", Role.LIBRARY, devices=_CUDA),
     Experiment("same_items", _ITEMS, "repetitions with the same items", Role.BASE),
     Experiment("other_number", _ITEMS, "other numbers of items", Role.BASE),
     Experiment("as_in_runs", _ITEMS, "repetitions of the call as both runs made it", Role.BASE),

@@ -10,6 +10,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from hashbench.catalog import INVARIANCES
@@ -663,6 +664,17 @@ class CallFacts:
     limits: str = ""
 
 
+UNREDUCED, SEEDED, COMPUTED = "unreduced", "seed", "op"
+REPLICAS_BY: Mapping[str, str] = MappingProxyType(
+    {
+        UNREDUCED: "no collective lies between the data of each rank and the gradient",
+        SEEDED: "a generator has another state on each rank",
+        COMPUTED: "an op gives other outputs, or only some ranks run it",
+    }
+)
+"""Why replicas differ between the ranks of one run."""
+
+
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """Everything from which a cause is decided.
@@ -677,6 +689,8 @@ class Evidence:
         untraced: result of the untraced pair.
         call: facts about the captured call.
         arms: results of all experiments.
+        replicas: why replicas of one run differ between its ranks, a word of :data:`REPLICAS_BY`; empty if runs differ.
+        parameter: name of the first replica that differs.
     """
 
     origin: str
@@ -688,6 +702,8 @@ class Evidence:
     untraced: str = ""
     call: CallFacts | None = None
     arms: tuple[ExperimentResult, ...] = ()
+    replicas: str = ""
+    parameter: str = ""
 
     @property
     def between_processes(self) -> bool:
@@ -861,6 +877,10 @@ class Row:
     source: str = ""
     detail: str = ""
     steered_by: str = ""
+    rank: int | None = None
+    world_size: int | None = None
+    group: str = ""
+    through: str = ""
     cause: str = ""
     confidence: str = ""
     because: str = ""

@@ -45,7 +45,6 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     ("compare", NO_MODULE),
     ("divergence", NO_MODULE),
     ("run", frozenset({"leaves", "outcome", "outputs", "rng", "settings", "workload"})),
-    ("ranks", frozenset({"record"})),
     ("results", NO_MODULE),
     ("causes", NO_MODULE),
     ("calls", frozenset({"call", "capture", "live", "ops"})),
@@ -73,6 +72,7 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
         }
         | {"units"},
     ),
+    ("ranks", frozenset({"record"})),
     (
         "check",
         frozenset(
@@ -90,6 +90,9 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
                 "pair",
                 "perturbed",
                 "program",
+                "rank_diagnosis",
+                "rank_runs",
+                "ranks",
                 "row",
                 "stress",
                 "subject",

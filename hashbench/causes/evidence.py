@@ -44,6 +44,8 @@ def base_of(evidence: Evidence, name: str, on: str) -> ExperimentResult:
         return evidence.arm("repeat", "call")
     if on == "pair":
         return evidence.arm("pair", "pair")
+    if on == "collective":
+        return evidence.arm("contributions", "collective")
     if name == "fixed_order":
         return evidence.arm("fresh_process", "process")
     within = evidence.arm("within_process", "process")

@@ -25,7 +25,7 @@ from hashbench.causes.evidence import (
     removes,
 )
 from hashbench.causes.stats import Effect, effect_of, fewer, is_rare, sure_count
-from hashbench.records import CallFacts, Decision, Evidence, ExperimentResult
+from hashbench.records import REPLICAS_BY, SEEDED, UNREDUCED, CallFacts, Decision, Evidence, ExperimentResult
 from hashbench.text import count
 
 Rule = Callable[[Evidence], Decision | None]
@@ -206,8 +206,40 @@ def _control_flow(evidence: Evidence) -> Decision | None:
 
 
 def _other_ranks(evidence: Evidence) -> Decision:
-    """Return ``other_ranks``: no experiment is made, since the other ranks would have to take part."""
+    """Return ``other_ranks``: the trace of a rank is missing, so that no experiment is made."""
     return decision(evidence, "other_ranks", OPEN, "the runs part in, or behind, what a collective received")
+
+
+_SETTINGS_OF_COLLECTIVES = places((one for one in EXPERIMENTS.values() if one.role is Role.LIBRARY), "collective")
+
+
+def _arrival_order(evidence: Evidence) -> Decision:
+    """Return ``arrival_order`` for a collective whose contributions agree and whose output differs.
+
+    Proven if a fixed source removes the difference, or the collective alone differs with equal contributions.
+    """
+    repeated = evidence.arm("contributions", "collective")
+    if removes(evidence, "fixed_source", "pair"):
+        return removal(evidence, "arrival_order", evidence.arm("fixed_source", "pair"), PROVEN)
+    if repeated.differing:
+        numbers = in_words_of(evidence, *_SETTINGS_OF_COLLECTIVES)
+        return decision(evidence, "arrival_order", PROVEN, numbers)
+    sentence = "a collective gives other data, and every rank contributed the same"
+    return _left(evidence, "arrival_order", LIKELY, sentence)
+
+
+def _unwaited(evidence: Evidence) -> Decision:
+    """Return ``unwaited_read``: the content of what was read changed until the collective was done."""
+    return decision(evidence, "unwaited_read", PROVEN, "what was read before the Work was done changed until it was")
+
+
+def _replicas(evidence: Evidence) -> Decision:
+    """Return why replicas differ between ranks: the traces show it, no experiment is needed."""
+    sentence = f"{evidence.parameter} differs between ranks: {REPLICAS_BY[evidence.replicas]}"
+    cause = {UNREDUCED: "unreduced_replica", SEEDED: "rank_seed"}.get(evidence.replicas)
+    if cause is None:
+        return _left(evidence, "unknown", OPEN, sentence)
+    return decision(evidence, cause, PROVEN, sentence, named=evidence.parameter)
 
 
 def _reordered(evidence: Evidence) -> Decision | None:
@@ -493,6 +525,8 @@ RULES: dict[str, tuple[Rule, ...]] = {
     Origin.OUTSIDE: (_follows_fresh_memory, _written_behind, _hashed, _held_still, _value_from_outside),
     Origin.SEQUENCE: (_follows_fresh_memory, _control_flow, _held_still, _written_beside, _reordered),
     Origin.RANKS: (_other_ranks,),
+    Origin.COLLECTIVE: (_arrival_order,),
+    Origin.UNWAITED: (_unwaited,),
     Origin.KERNEL: (
         _uninitialized,  # memory that follows the poison matches no record, so that is no argument against it
         *map(_capped, _INSIDE),
@@ -603,6 +637,8 @@ def _decided(evidence: Evidence) -> Decision:
 
     ``docs/causes.md`` explains causes and experiments; ``tests/causes`` is the truth table.
     """
+    if evidence.replicas:
+        return _replicas(evidence)
     for rule in (_masked_by_tracing, _unreproduced, *RULES.get(evidence.origin, ())):
         decided = rule(evidence)
         if decided is not None:

@@ -94,9 +94,15 @@ class BenchmarkRunner:
         started = perf_counter()
         reset_peak_memory(self.device)
         level = self.options.deterministic or spec.deterministic or "on"
+        check = self._load_and_check if (spec.world_size or 1) == 1 else self._check_ranks
         with preserved_rng():
-            outcome = retried_with_warnings(functools.partial(self._load_and_check, spec), level)
+            outcome = retried_with_warnings(functools.partial(check, spec), level)
         return row_of(spec, self.options, outcome, seconds=perf_counter() - started)
+
+    def _check_ranks(self, spec: ModelSpec, level: str) -> Outcome:
+        from hashbench.check.ranks import RanksCheck
+
+        return RanksCheck(spec, self.options, level, target=self.fresh_target).run()
 
     def _load_and_check(self, spec: ModelSpec, level: str) -> Outcome:
         try:
@@ -113,6 +119,8 @@ class BenchmarkRunner:
                     workload = self.load_model(spec)
             except Exception as error:
                 return _setup_failure(Status.FAIL_TO_LOAD, level, error, f"loading {spec.name} failed")
+            if (workload.world_size or 1) > 1:
+                return self._check_ranks(replace(spec, world_size=workload.world_size), level)
             try:
                 workload = self.prepare(workload)
             except Exception as error:

@@ -27,7 +27,7 @@ from hashbench.records import (
 )
 from hashbench.results.folder import ResultsFolder, file_key
 from hashbench.results.rows import row_to_json
-from hashbench.run.outcome import CompiledFacts, Outcome, peak_mib
+from hashbench.run.outcome import CompiledFacts, Outcome, RankFacts, peak_mib
 from hashbench.text import a_few, stressed_text
 from hashbench.trace import file
 
@@ -62,6 +62,7 @@ def row_of(
                 errors.append(f"its worker could not write {name}: {error.strerror or error}")
                 break
             traces.append(name)
+        traces += _written(outcome.ranks, options, key, errors)
     divergence = outcome.verdict.divergence if outcome.verdict is not None else None
     difference = outcome.difference
     on_device = peak_mib(torch.device(options.device))
@@ -115,9 +116,27 @@ def row_of(
         row = _with_latent(row, outcome.perturbation, outcome.latent, budget_flag)
     if divergence is not None:
         row = _with_divergence(row, divergence)
+    if (ranks := outcome.ranks) is not None:
+        memory = round(peak_memory_mib() + ranks.memory_mib, 1)
+        row = replace(row, peak_memory_mib=memory, **_same(ranks, ("rank", "world_size", "group", "through")))
     if outcome.trials:
         row = replace(row, evidence=RowEvidence.of(outcome.trials))
     return row if outcome.facts is None else _with_compiled(row, outcome.facts)
+
+
+def _written(ranks: RankFacts | None, options: RunOptions, key: str, errors: list[str]) -> list[str]:
+    """Write the traces of all ranks, a folder for each run; return the folders, and add to the errors."""
+    folders: list[str] = []
+    for number, by_rank in enumerate(ranks.traces if ranks is not None else (), start=1):
+        name = f"traces/{key}.run{number}"
+        try:
+            for rank, trace in by_rank.items():
+                file.write(trace, Path(options.output) / name / f"rank{rank}.log.gz")
+        except OSError as error:
+            errors.append(f"its worker could not write {name}: {error.strerror or error}")
+            break
+        folders.append(name)
+    return folders
 
 
 _OF_OUTCOME = (

@@ -57,6 +57,9 @@ CALL_SHARE = 0.6
 FIXED_ORDERS = 3
 """Attempts at processes with fixed addresses: one Python in eight has forks that differ."""
 
+WITH_PEERS = "its other ranks would have to start, too"
+"""Note of an experiment in fresh processes on one of several ranks."""
+
 COMPILES_ANEW = "it compiles another program"
 """Note of an experiment on a compiled program that torch would compile anew for it."""
 
@@ -68,6 +71,7 @@ class DiagnosisCase:
         divergence: where the difference entered.
         spec: from which ``target`` builds the same model in a fresh process.
         compiled: its runs are those of one compilation, which neither a process nor another number of threads shares.
+        with_peers: it is one of several ranks, which make each run with it.
         pairs: runs the whole model under one change at a time.
     """
 
@@ -80,14 +84,16 @@ class DiagnosisCase:
         spec: ModelSpec | None = None,
         target: str = fresh_process.DEFAULT_TARGET,
         compiled: bool = False,
+        with_peers: bool = False,
     ) -> None:
         self.attempt, self.options, self.outcome, self.spec, self.target = attempt, options, outcome, spec, target
-        self.compiled = compiled
+        self.compiled, self.with_peers = compiled, with_peers
         self.divergence = outcome.verdict.divergence if outcome.verdict is not None else None
         self.budget = Budget(options.diagnose_budget)
+        collective = self.divergence is not None and self.divergence.origin == Origin.COLLECTIVE
         self.pairs = Pairs(
             attempt,
-            self.divergence,
+            None if collective else self.divergence,  # of which the trace of one rank does not tell that it is there
             replays=options.replays,
             budget=self.budget,
             device=options.device,
@@ -137,8 +143,10 @@ def stages_of(case: DiagnosisCase) -> Sequence[Stage]:
         return (poison_memory,)
     around = (repeat_pair, control_environment)
     match case.divergence.origin:
-        case Origin.SETTINGS | Origin.RANKS:
+        case Origin.SETTINGS | Origin.RANKS | Origin.UNWAITED:
             return ()
+        case Origin.COLLECTIVE:
+            return repeat_pair, fix_sources
         case Origin.KERNEL:
             before = capture_call, replay_call, poison_allocation
             return *before, *map(_unless_proven, (*around, start_processes)), try_memory_and_collector
@@ -238,6 +246,11 @@ def control_environment(case: DiagnosisCase, findings: Findings) -> Findings:
     return findings.plus(*made, *(ExperimentResult(name, "pair", note=COMPILES_ANEW) for name in anew))
 
 
+def fix_sources(case: DiagnosisCase, findings: Findings) -> Findings:
+    """Run pairs in which each message comes from a fixed rank."""
+    return findings.plus(case.pairs.fixed_sources())
+
+
 _COMPILES_ANEW = frozenset({"one_thread"})
 """Experiments on the pair that change what dynamo guards on."""
 
@@ -294,8 +307,8 @@ def try_memory_and_collector(case: DiagnosisCase, findings: Findings) -> Finding
 
 
 def _in_processes(case: DiagnosisCase, name: str, *, runs: int) -> Sequence[ExperimentResult]:
-    if case.compiled:
-        return [ExperimentResult(name, "process", note=COMPILES_ANEW)]
+    if case.compiled or case.with_peers:
+        return [ExperimentResult(name, "process", note=COMPILES_ANEW if case.compiled else WITH_PEERS)]
     if case.spec is None or case.budget.left() <= 0:
         note = NO_TIME if case.spec is not None else "only models of a suite can be built again"
         return [ExperimentResult(name, "process", note=note)]

@@ -124,6 +124,16 @@ class Pairs:
 
         return replace(result, found=", ".join(moved if len(moved) == 1 else list(filter(agrees, moved)) or moved))
 
+    def fixed_sources(self) -> ExperimentResult:
+        """Receive each message from the rank that it came from in a further run."""
+        sources = controls.FixedSources()
+        noted, _ = self._one(sources, traced=True)
+        if isinstance(noted, Failure):
+            return _failed("fixed_source", noted)
+        if not sources.count:
+            return ExperimentResult("fixed_source", "pair", note="no receive from any source")
+        return self._runs("fixed_source", sources)
+
     def untraced(self) -> ExperimentResult:
         """Compare the results of untraced pairs."""
         return self._runs("untraced", UNCHANGED, traced=False)

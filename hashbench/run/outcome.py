@@ -366,6 +366,28 @@ class CompiledFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class RankFacts:
+    """What a model with ranks shows beside its status.
+
+    Attributes:
+        world_size: number of ranks.
+        rank: where the difference entered; ``None`` if none did, or that is unknown.
+        group: global ranks of the process group of the collective that is to blame, or by which the difference came to
+            other ranks first: ``0-1``.
+        through: how it came to other ranks: ``rank 1: aten.mm -> allreduce_ #7 of 0-1 -> rank 0``.
+        memory_mib: peak memory of all ranks together.
+        traces: of the runs that differ, by rank.
+    """
+
+    world_size: int
+    rank: int | None = None
+    group: str = ""
+    through: str = ""
+    memory_mib: float = 0.0
+    traces: tuple[Mapping[int, Trace], ...] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """What repeated runs of one thing show: the status word, and all that is known about it.
 
@@ -401,6 +423,7 @@ class Outcome:
     between_processes: bool = False
     batch: BatchFacts | None = None
     facts: CompiledFacts | None = None
+    ranks: RankFacts | None = None
     trials: tuple[ExperimentResult, ...] = ()
 
 

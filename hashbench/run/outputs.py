@@ -66,7 +66,7 @@ def state_results(model: torch.nn.Module, optimizer: torch.optim.Optimizer | Non
         if parameter.grad is not None:
             yield f"grad.{name}", parameter.grad
     for name, parameter in model.named_parameters():
-        yield f"parameter.{name}", parameter.detach()
+        yield f"parameter.{name}", parameter
     for name, buffer in model.named_buffers():
         yield f"buffer.{name}", buffer
     if optimizer is not None:

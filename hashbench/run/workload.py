@@ -67,6 +67,9 @@ class Workload:
             of all floating-point tensors in the output (``reduce_to_scalar_loss`` of dynamo), or a fixed random
             projection with ``--cotangent random``.
         iterations: number of steps per run. Default: ``--iterations``, else 2.
+        world_size: number of ranks, each in a process of its own, that run the model together (``torch.distributed``).
+            Every rank calls the zoo function for each of its runs, with a process group that is up. A function that
+            needs the group says ``@hashbench.model(world_size=2)``, too. Default: 1, without a group.
         tokens: how its sequences are given padding and a cache. Default: by the arguments of its ``forward`` that are
             called as :class:`Tokens` calls them.
     """
@@ -78,8 +81,11 @@ class Workload:
     loss: Callable[[Any], torch.Tensor] | None = None
     iterations: int | None = None
     tokens: Tokens | None = None
+    world_size: int | None = None
 
     def __post_init__(self) -> None:
+        if self.world_size is not None and (type(self.world_size) is not int or self.world_size < 1):
+            raise ValueError(f"world_size must be an int >= 1, got {self.world_size!r}")
         if self.inputs is None and self.make_inputs is None:
             raise ValueError(
                 "a Workload needs inputs or make_inputs: the model cannot be called. "

@@ -682,6 +682,26 @@ SEQUENCES = {
     },
 }
 
+ACROSS_RANKS = {
+    "arrival_order proven": {
+        "receives from fixed sources agree": seen("collective", "pair/pair 15/20", "pair/fixed_source 0/20"),
+        "the collective alone differs": seen(
+            "collective", PAIR, "pair/fixed_source 20/20", "collective/contributions 20/20", "collective/gloo 0/20"
+        ),
+    },
+    "arrival_order likely": {
+        "nothing was tried": seen("collective"),
+        "too few runs to exclude luck": seen("collective", "pair/pair 1/20", "pair/fixed_source 0/20"),
+        "the collective alone agrees": seen("collective", PAIR, "collective/contributions 0/20"),
+    },
+    "unwaited_read proven": {"the content changed after the read": seen("unwaited")},
+    "unreduced_replica proven": {
+        "no collective lies between": seen("kernel", replicas="unreduced", parameter="parameter.norm.weight"),
+    },
+    "rank_seed proven": {"other generator states": seen("rng", replicas="seed", parameter="parameter.head.weight")},
+    "unknown open": {"an op differs between ranks": seen("kernel", replicas="op", parameter="parameter.0.weight")},
+}
+
 TABLE = [
     (name, evidence, *verdict.split())
     for section in (
@@ -698,6 +718,7 @@ TABLE = [
         MASKED,
         OUTSIDE,
         SEQUENCES,
+        ACROSS_RANKS,
     )
     for verdict, cases in section.items()
     for name, evidence in cases.items()
@@ -705,7 +726,9 @@ TABLE = [
 
 REACHABLE = {
     "proven": set(CAUSES) - {"opaque_kernel", "opaque_producer", "other_ranks", "unreproduced", "unknown"},
-    "likely": set(CAUSES) - {"external_mutation", "global_settings", "other_ranks", "unreproduced", "unknown"},
+    "likely": set(CAUSES)
+    - {"external_mutation", "global_settings", "other_ranks", "unreproduced", "unknown"}
+    - {"unwaited_read", "unreduced_replica", "rank_seed"},
     "open": {"outside_value", "opaque_kernel", "other_ranks", "unreproduced", "unknown"},
 }
 """What the rules can answer: ``docs/causes.md`` says the same of each cause."""

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from hashbench.replay.controls.generators import Generators
 from hashbench.replay.controls.load import busy_threads, second_stream
 from hashbench.replay.controls.memory import POISONS, poison_reach, poisoned_memory, reserve_for_a_run
+from hashbench.replay.controls.messages import FixedSources
 from hashbench.replay.controls.perturbations import CONDITIONS, WITHIN_A_RUN, no_collector, oversubscribed, provoked
 from hashbench.replay.controls.system import constant_entropy, single_worker_pools, ticking_clocks
 from hashbench.run.settings import applied
@@ -20,6 +21,7 @@ __all__ = [
     "CONDITIONS",
     "POISONS",
     "WITHIN_A_RUN",
+    "FixedSources",
     "Generators",
     "busy_threads",
     "constant_entropy",
