@@ -10,7 +10,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hashbench.catalog import CAUSES, INVARIANCES, LATENT, Confidence, Limit, Origin, Perturbation, Status
+from hashbench.catalog import (
+    CAUSES,
+    INVARIANCES,
+    LATENT,
+    Confidence,
+    Kind,
+    Limit,
+    Origin,
+    Perturbation,
+    Status,
+    status_of,
+)
 from hashbench.records import ExperimentResult, Row
 
 _FLATTENED = frozenset({"Cc", "Zl", "Zp"})
@@ -314,6 +325,21 @@ def five_lines(row: Row, *, folder: Path) -> str:
     return "\n".join(map(cut_line, (*lines, _remedy(row, folder))))
 
 
+def rank_lines(row: Row, *, folder: Path) -> str:
+    """Return at most six lines on a function with ranks: what differs, the rank and kernel, how it came to the others,
+    why, the evidence, and what to do. ``folder`` has repro and traces."""
+    status = status_of(row.accuracy)
+    if status is None or status.kind is Kind.FAIL:
+        words = f"{row.name}: {status.meaning if status is not None else row.accuracy}: {row.error}"
+        return "\n".join(map(cut_line, (words, *([f"cause: {row.cause}, {row.confidence}"] if row.cause else []))))
+    replicas = f"{row.name}: runs agree, and replicas differ between its {row.world_size} ranks"
+    what = f"{replicas}: {row.differing_results}" if status is Status.REPLICAS_DIFFER else _what(row)
+    why = f"cause: {row.cause}, {row.confidence}: {row.because}" if row.cause else "cause: not looked for"
+    came = [f"came to other ranks: {row.through}"] if row.through else []
+    evidence = [_evidence(row)] if row.evidence or status is not Status.REPLICAS_DIFFER else []
+    return "\n".join(map(cut_line, (what, _where(row), *came, why, *evidence, _remedy(row, folder))))
+
+
 def _of_batches(row: Row) -> Sequence[str]:
     """Return what differs, the kernel and its place, and its shapes."""
     what = INVARIANCES[row.mode].unit
@@ -354,9 +380,12 @@ def _where(row: Row) -> str:
     if not row.origin and not latent:
         return "first divergence: not in any op that was traced"
     what = row.kernel if latent or row.origin == Origin.KERNEL else row.origin
-    if not latent and row.origin not in (Origin.KERNEL, Origin.RANKS):  # no op behind a collective is named
+    if row.origin == Origin.COLLECTIVE:
+        what = row.kernel
+    elif not latent and row.origin not in (Origin.KERNEL, Origin.RANKS):  # no op behind a collective is named
         what += f", reached {row.kernel or 'no op'}"
     position = _in_brackets(
+        f"on rank {row.rank} of {row.world_size}" if row.rank is not None else "",
         row.phase,
         f"op {row.op_index + 1} of {row.ops}" if row.op_index is not None else "",
         f"in {row.module}" if row.module else "",

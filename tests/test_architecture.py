@@ -91,6 +91,7 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
                 "perturbed",
                 "program",
                 "rank_diagnosis",
+                "rank_function",
                 "rank_runs",
                 "ranks",
                 "row",

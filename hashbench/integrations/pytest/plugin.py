@@ -1,5 +1,5 @@
 """The pytest plug-in: ``assert_runs_equal``, ``@pytest.mark.run_to_run``, ``assert_batch_invariant``,
-``assert_compiled_equals_eager`` and ``assert_kernels_unchanged``.
+``assert_compiled_equals_eager``, ``assert_ranks_deterministic`` and ``assert_kernels_unchanged``.
 
 pytest loads this module in every session of every project that has hashbench installed, so it imports nothing but
 pytest; torch and the rest of hashbench are imported by the first test that asks for them.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 MARKER = "run_to_run"
 _FIXTURE, _OF_BATCHES, _OF_KERNELS = "assert_runs_equal", "assert_batch_invariant", "assert_kernels_unchanged"
-_OF_COMPILED = "assert_compiled_equals_eager"
+_OF_COMPILED, _OF_RANKS = "assert_compiled_equals_eager", "assert_ranks_deterministic"
 _RECORD, _RECORDED = "--hashbench-record", "hashbench_recorded"
 _MARKERS_OWN = "_hashbench_run_to_run"
 """Name under which no conftest.py overrides the fixture."""
@@ -145,7 +145,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Compile the native tracer if tests will use it, so that no test waits for it; only one of several processes
     does."""
     config = session.config
-    fixtures = {_FIXTURE, _OF_BATCHES, _OF_COMPILED, _OF_KERNELS, _MARKERS_OWN}
+    fixtures = {_FIXTURE, _OF_BATCHES, _OF_COMPILED, _OF_RANKS, _OF_KERNELS, _MARKERS_OWN}
     uses = any(fixtures & set(getattr(item, "fixturenames", ())) for item in session.items)
     if uses and not config.option.collectonly and _tracer(config) != "python":
         from hashbench.trace.tracer import native_unavailable
@@ -211,6 +211,14 @@ def assert_compiled_equals_eager(
 ) -> CompiledEqualsEager:
     """Return a callable that takes a model and its inputs, and fails if ``torch.compile`` changes what it computes."""
     return CompiledEqualsEager(RunsEqual(request.node.nodeid, request.config, tmp_path_factory))
+
+
+@pytest.fixture
+def assert_ranks_deterministic(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> RanksDeterministic:
+    """Return a callable that takes a function which builds a model, and fails if two runs on several ranks differ."""
+    return RanksDeterministic(RunsEqual(request.node.nodeid, request.config, tmp_path_factory))
 
 
 @pytest.fixture
@@ -486,6 +494,56 @@ class CompiledEqualsEager:
             message = f"{name}: {error}"
         else:
             message = accuracy_lines(row, folder=self._test.folder) if is_wrong(row) else ""
+        if message:
+            pytest.fail(message)
+
+
+class RanksDeterministic:
+    """``assert_ranks_deterministic(factory, ranks=2)`` starts ``ranks`` processes with a process group of
+    ``torch.distributed``, runs the model of the factory twice on them, and fails where two runs differ on any rank in
+    any bit, or parameters that must be replicas differ between ranks; the message names rank and kernel.
+
+    ``factory`` is a function of a module, which every rank imports: called without arguments for every run, it returns
+    ``(module, example_inputs)`` or a ``hashbench.Workload``. With ``training`` it is trained: loss, gradients and
+    parameters are compared, too. ``device`` is that of the model. ``runs``, ``seed``, ``deterministic``, ``diagnose``
+    and ``tracer`` are those of :class:`Options`.
+    """
+
+    def __init__(self, test: RunsEqual) -> None:
+        self._test = test
+
+    def __call__(
+        self,
+        factory: Callable[[], Any],
+        *,
+        ranks: int = 2,
+        training: bool = True,
+        device: str = "cpu",
+        **asked: Any,
+    ) -> None:
+        __tracebackhide__ = True
+        if not callable(factory):
+            pytest.fail(f"{_OF_RANKS} needs a function that builds a model, not a {type(factory).__name__}.")
+        if type(ranks) is not int or ranks < 1:
+            pytest.fail(f"ranks must be an int >= 1, got {ranks!r}")
+        taken = ("runs", "seed", "deterministic", "diagnose", "tracer")
+        _refuse_others(_OF_RANKS, asked, taken, "ranks", "training", "device")
+        from hashbench.catalog import Status
+        from hashbench.check.function import FunctionCall
+        from hashbench.check.rank_function import check_ranks
+        from hashbench.errors import HashbenchError
+        from hashbench.text import rank_lines
+
+        options = self._test.run_options(
+            FunctionCall(factory), _options(asked), mode="training" if training else "inference"
+        )
+        options = dataclasses.replace(options, device=device, runs=options.runs or 2)
+        try:
+            row = check_ranks(factory, _name_of(factory), options, ranks=ranks)
+        except HashbenchError as error:
+            message = f"{_name_of(factory)}: {error}"
+        else:
+            message = "" if row.accuracy == Status.PASS else rank_lines(row, folder=self._test.folder)
         if message:
             pytest.fail(message)
 
