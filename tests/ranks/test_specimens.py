@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from hashbench.divergence.replicas import ReplicasVerdict, check_replicas
 
 from hashbench.divergence.rank_verdict import RanksVerdict
 from hashbench.divergence.ranks import find_across_ranks
+from hashbench.divergence.replicas import ReplicasVerdict, check_replicas
 from hashbench.records import Trace
 from hashbench.trace import file
 from tests.ranks.pool import Outcome, RankPool
