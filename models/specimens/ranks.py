@@ -1,9 +1,13 @@
-"""Specimens that exchange data with other processes, each with its own planted cause. The first one's group has no
-other member; the others run on several ranks, whose factory is called with a process group that is up."""
+"""Specimens that exchange data with other processes, each with its own planted cause.
+
+The first ones run in one process, in a group with a pretended second rank or of one rank, where a collective is the
+identity; the others on several ranks, whose factory is called with a process group that is up.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 from datetime import timedelta
@@ -20,24 +24,34 @@ _BUILT = itertools.count()
 
 
 class SharedMean(nn.Module):
-    """Center features on their mean over all ranks; behind that, the gain is drawn from the system's entropy."""
+    """Center features on their mean over some ranks; behind that, the gain is drawn from the system's entropy."""
 
-    def __init__(self, features: int, *, drawn: bool) -> None:
+    def __init__(self, features: int, *, drawn: bool, ranks: tuple[int, ...]) -> None:
         super().__init__()
         self.mix = nn.Linear(features, features)
         self.drawn = drawn
+        self.ranks = ranks
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         mean = features.detach().mean(0)
-        dist.all_reduce(mean)
+        dist.all_reduce(mean, group=pretended_group(self.ranks))
         gain = 1 + (os.urandom(1)[0] / 256 if self.drawn else 0.5)
-        return torch.tanh(self.mix(features - mean / dist.get_world_size())) * gain
+        return torch.tanh(self.mix(features - mean / len(self.ranks))) * gain
 
 
-def shared_mean(*, drawn: bool) -> Example:
+@functools.cache
+def pretended_group(ranks: tuple[int, ...]) -> dist.ProcessGroup:
+    """The group of these ranks in this process, which is rank 0; the other one is pretended."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
     if not dist.is_initialized():
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    return SharedMean(8, drawn=drawn), (torch.randn(4, 8),)
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    return dist.new_group(list(ranks))
+
+
+def shared_mean(*, drawn: bool, ranks: tuple[int, ...]) -> Example:
+    pretended_group(ranks)
+    return SharedMean(8, drawn=drawn, ranks=ranks), (torch.randn(4, 8),)
 
 
 @torch.library.custom_op("hashbench_ranks::dithered", mutates_args=())
@@ -182,8 +196,10 @@ def late_head(*, own: bool) -> Example:
 
 
 MODELS = {
-    "shared_mean": lambda: shared_mean(drawn=True),
-    "shared_mean_twin": lambda: shared_mean(drawn=False),
+    "shared_mean": lambda: shared_mean(drawn=True, ranks=(0, 1)),
+    "shared_mean_twin": lambda: shared_mean(drawn=False, ranks=(0, 1)),
+    "lone_mean": lambda: shared_mean(drawn=True, ranks=(0,)),
+    "lone_mean_twin": lambda: shared_mean(drawn=False, ranks=(0,)),
     "noisy_rank": lambda: noisy_rank(drawn=True),
     "noisy_rank_twin": lambda: noisy_rank(drawn=False),
     "first_come": lambda: first_come(named=False),
