@@ -193,6 +193,11 @@ def _reads(record: OpRecord, ref: Ref) -> bool:
     return not (ref.written and fills)
 
 
+def _overwrites_all(record: OpRecord, ref: Ref) -> bool:
+    """Return True if an op writes every element of the tensor that it is given as this argument, and reads none."""
+    return ref.written and name_of(record) in _OVERWRITING_ALL
+
+
 @dataclass(slots=True)
 class _Chain:
     """The writes to one storage so far: its size in bytes, the op that allocated it blank, and the parts written."""
@@ -246,7 +251,7 @@ class Coverage:
 
         Never for a collective's output: gloo's Work copies the received data when it is waited for.
         """
-        overwrites = ref.written and name_of(record) in _OVERWRITING_ALL and ref.source not in self._collectives
+        overwrites = _overwrites_all(record, ref) and ref.source not in self._collectives
         return overwrites and not self.writes_only_part(record, ref.source)
 
     def content(self, node: str) -> TensorDigest | None:
@@ -380,9 +385,9 @@ class PairedRuns:
                     yield from (ref_a.source, self.node_of[ref_b.source])
             return
         if a is not None:
-            yield from (ref.source for ref in a.inputs if not self.coverage.replaces(a, ref))
+            yield from (ref.source for ref in a.inputs if not self._replaced_in_first(a, ref))
         if b is not None:
-            yield from (self.node_of[ref.source] for ref in b.inputs if not self.other_coverage.replaces(b, ref))
+            yield from (self.node_of[ref.source] for ref in b.inputs if not self._replaced_in_second(b, ref))
 
     def wrote(self, node: str) -> bool:
         """Return True if either record wrote a tensor or returned a scalar; a view does neither."""
@@ -401,7 +406,13 @@ class PairedRuns:
 
     def replaced(self, first: OpRecord, second: OpRecord, a: Ref, b: Ref) -> bool:
         """Return True if both records overwrite the whole argument, so that none of its old content survives."""
-        return self.coverage.replaces(first, a) and self.other_coverage.replaces(second, b)
+        return self._replaced_in_first(first, a) and self._replaced_in_second(second, b)
+
+    def _replaced_in_first(self, record: OpRecord, ref: Ref) -> bool:
+        return _overwrites_all(record, ref) and self.coverage.replaces(record, ref)
+
+    def _replaced_in_second(self, record: OpRecord, ref: Ref) -> bool:
+        return _overwrites_all(record, ref) and self.other_coverage.replaces(record, ref)
 
     def carries(self, a: Ref, b: Ref) -> bool:
         """Return True if a difference may enter through this argument. A written argument keeps what lies beside the
