@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.modules import module as torch_modules
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from hashbench import HashDebugTrace
 from hashbench.trace import module_paths
@@ -505,3 +506,51 @@ def test_trace_is_released_without_garbage_collection(tracer: str, finished: boo
         assert [one() for one in kept] == [None] * len(kept)
     finally:
         gc.enable()
+
+
+class Told(module_paths.ModuleListener):
+    """Starts and stops following when told of certain steps."""
+
+    def __init__(self, paths: module_paths.ModulePaths, at: dict[int, Callable[[], None]]) -> None:
+        self.paths, self.at, self.steps = paths, at, 0
+
+    def stepped(self, optimizer: torch.optim.Optimizer) -> None:  # noqa: ARG002
+        self.steps += 1
+        self.at.get(self.steps, lambda: None)()
+
+
+def test_steps_are_counted_while_nothing_is_followed() -> None:
+    paths = module_paths.ModulePaths()
+    told = Told(paths, {2: lambda: paths.start(told), 4: paths.stop})
+    optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1)
+    following = []
+    before = [dict(hooks) for hooks in module_paths._STEP_HOOKS]
+    paths.keep_counting(told)
+    after = register_optimizer_step_post_hook(lambda *_: following.append(paths.following))
+    try:
+        for _ in range(5):
+            optimizer.step()
+        paths.stop_counting()
+        optimizer.step()
+    finally:
+        after.remove()
+    assert told.steps == 5
+    assert following == [False, True, True, False, False, False]
+    assert [dict(hooks) for hooks in module_paths._STEP_HOOKS] == before
+
+
+def test_suspension_outside_of_a_step_removes_the_hooks_and_resumption_counts_on() -> None:
+    """As around compiled code."""
+    paths = module_paths.ModulePaths()
+    told = Told(paths, {})
+    optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1)
+    paths.keep_counting(told)
+    paths.start(told)
+    paths.remove_hooks()
+    assert all(-id(paths) not in hooks for hooks in module_paths._STEP_HOOKS)
+    paths.install_hooks()
+    optimizer.step()
+    paths.stop()
+    optimizer.step()
+    paths.stop_counting()
+    assert told.steps == 2

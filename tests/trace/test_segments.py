@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import random
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from hashbench import HashDebugTrace
@@ -18,6 +19,8 @@ from hashbench.records import Trace
 from hashbench.run.rng import reset_rng_state
 from hashbench.trace import file
 from hashbench.trace.calls import CallRecorder
+from hashbench.trace.collectives import Collectives
+from hashbench.trace.digest import digest
 from hashbench.trace.raw import RawTrace
 from hashbench.trace.segments import Places, TraceSegment
 from hashbench.trace.stepped import SteppedTrace
@@ -218,3 +221,67 @@ def test_places_of_records_with_gaps_and_moves() -> None:
     assert [places(number) for number in (4, 5, 6)] == [5, 4, 6]
     places.move([4, 6], 2, {5: 6, 6: 5, -4: -5, -5: -4})
     assert [places(number) for number in (4, 5, 6, -3, -4, -5)] == [6, 4, 5, -3, -5, -4]
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A default group of one rank."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("tracer", TRACERS)
+def test_collective_under_way_is_not_waited_for_and_arrives_later(tracer: str) -> None:
+    def program(cut: Callable[[], None]) -> Mapping[str, Any]:
+        reduced = torch.ops._c10d_functional.all_reduce(torch.ones(3), "sum", dist.group.WORLD.group_name)
+        cut()
+        waited = torch.ops._c10d_functional.wait_tensor(reduced)
+        cut()
+        return {"sum": waited + 1}
+
+    seen: list[TraceSegment] = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(SteppedTrace, "taken", _kept(SteppedTrace.taken, seen))
+        trace, _ = in_parts(program, tracer)
+    begun = next(record for record in seen[0].trace.records if record.op.startswith("_c10d_functional.all_reduce"))
+    assert [output.value for output in begun.outputs] == ["pending"]
+    assert [list(part.arrived) for part in seen] == [[], [begun.id], []]
+    assert trace == at_once(program, tracer)
+    outputs = next(record.outputs for record in trace.records if record.id == begun.id)
+    assert [output.value for output in outputs] == [digest(torch.ones(3)).value]
+
+
+def _kept(taken: Callable[[SteppedTrace], TraceSegment], seen: list[TraceSegment]) -> Any:
+    def kept(self: SteppedTrace) -> TraceSegment:
+        seen.append(taken(self))
+        return seen[-1]
+
+    return kept
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("tracer", TRACERS)
+def test_result_under_way_is_pending_unless_it_is_waited_for(tracer: str) -> None:
+    trace = SteppedTrace(after_step=lambda _: None, tracer=tracer)
+    trace.start()
+    reduced = torch.ops._c10d_functional.all_reduce(torch.ones(3), "sum", dist.group.WORLD.group_name)
+    trace.add_result("early", reduced, wait=False)
+    trace.add_result("waited", reduced)
+    trace.add_result("late", reduced, wait=False)
+    trace.stop()
+    values = [result.digest.value for result in trace.taken().trace.results]
+    assert values == ["pending", digest(torch.ones(3)).value, digest(torch.ones(3)).value]
+
+
+def test_stop_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def finish(_: Collectives) -> None:
+        pytest.fail("it waits for collectives")
+
+    monkeypatch.setattr(Collectives, "finish", finish)
+    monkeypatch.setattr(Collectives, "under_way", True)
+    for tracer in TRACERS:
+        trace = SteppedTrace(after_step=lambda _: None, tracer=tracer)
+        trace.start()
+        trace.stop()
