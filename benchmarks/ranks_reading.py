@@ -49,8 +49,10 @@ def measure() -> list[Table]:
     rows = (
         ("runs that differ: read", f"{different['read']:.3g} s", "", ""),
         ("runs that differ: read and judged", *against(different["all"], goal=SECONDS_GOAL, unit=" s")),
+        ("runs that differ: processor time", f"{different['processor']:.3g} s", "", ""),
         ("runs that differ: largest memory", *against(different["memory"], goal=MEMORY_GOAL, unit=" MiB")),
         ("equal runs: read and judged", *against(equal["all"], goal=EQUAL_SECONDS_GOAL, unit=" s")),
+        ("equal runs: processor time", f"{equal['processor']:.3g} s", "", ""),
         ("equal runs: largest memory", *against(equal["memory"], goal=MEMORY_GOAL, unit=" MiB")),
         ("a record on disk", *against(size, goal=BYTES_GOAL, unit=" B")),
     )
@@ -72,19 +74,24 @@ def _judged(first: Path, second: Path) -> dict[str, Any]:
 
 
 _JUDGE = """
-import json, pathlib, resource, sys, time
+import json, pathlib, sys, time
 begin = time.perf_counter()
 from hashbench.divergence.ranks import find_across_ranks
+from hashbench.divergence.ranks_text import diff_text
+from hashbench.processes import uncollected
 from hashbench.ranks.folder import read_both
-first, second = read_both(*map(pathlib.Path, sys.argv[1:]))
-read = time.perf_counter() - begin
-verdict = find_across_ranks(first.traces, second.traces, world_size=first.world_size)
-kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+with uncollected():
+    first, second = read_both(*map(pathlib.Path, sys.argv[1:]))
+    read = time.perf_counter() - begin
+    verdict = find_across_ranks(first.traces, second.traces, world_size=first.world_size)
+status = pathlib.Path("/proc/self/status")  # what getrusage says is never less than that of the parent
+lines = dict(line.split(":") for line in status.read_text().splitlines()) if status.exists() else {}
 print(json.dumps({
     "read": read,
     "all": time.perf_counter() - begin,
-    "memory": sum(resource.getrusage(kind).ru_maxrss for kind in kinds) / 2**10,
-    "found": verdict.text().split("\\n")[0],
+    "processor": time.process_time(),
+    "memory": float(lines["VmHWM"].split()[0]) / 2**10 if lines else float("nan"),
+    "found": diff_text(verdict).split("\\n")[0],
 }))
 """
 
@@ -104,6 +111,7 @@ def synthetic(rank: int, ranks: int, *, differs: bool, records: int = RECORDS) -
     behind = (guilty[1] // _EVERY + 1) * _EVERY
     first_other = guilty[1] if rank == guilty[0] else behind
     made: list[OpRecord] = []
+    writers: list[str] = []
     steps: list[TracedStep] = []
     leaves = tuple(
         Leaf(f"parameter/layers.{index}.weight", "parameter", _digest("p", index, 0), index)
@@ -111,10 +119,12 @@ def synthetic(rank: int, ranks: int, *, differs: bool, records: int = RECORDS) -
     )
     for place in _places(records):
         other = int(differs and place.number >= first_other)
-        made.append(_record(made, place, rank, ranks, other, read_other=int(differs and place.number > first_other)))
+        read_other = int(differs and place.number > first_other)
+        made.append(_record(writers, place, rank, ranks, other, read_other=read_other))
+        writers += [made[-1].id] if made[-1].outputs else []
         if (place.number + 1) % RECORDS_A_STEP == 0 or place.number + 1 == records:
             results = tuple(
-                Result(f"layers.{index}.weight", _digest("r", place.step, index, rank, other), made[-1 - index].id)
+                Result(f"layers.{index}.weight", _digest("r", place.step, index, rank, other), writers[-1 - index])
                 for index in range(_PARAMETERS)
             )
             steps.append(TracedStep(place.step, len(made), results))
@@ -128,17 +138,17 @@ def _places(records: int) -> Iterator[_Place]:
         yield _Place(number, number // RECORDS_A_STEP, number % _EVERY == 0)
 
 
-def _record(before: list[OpRecord], place: _Place, rank: int, ranks: int, other: int, *, read_other: int) -> OpRecord:
+def _record(writers: list[str], place: _Place, rank: int, ranks: int, other: int, *, read_other: int) -> OpRecord:
     """Make the next record; ``other`` and ``read_other`` number the variants of what it writes and reads."""
     op = "c10d.allreduce_.default" if place.meets else _OPS[place.number % len(_OPS)]
     phase = ("forward", "backward", "optimizer")[place.number % RECORDS_A_STEP * 3 // RECORDS_A_STEP]
     module = f"Transformer.layers.{place.number // 60 % _LAYERS}.mlp.linear{place.number % 3}"
     parameter = Ref("1", f"parameter/layers.{place.number % _PARAMETERS}.weight")
-    inputs = [Ref("0", before[-1].id if before else parameter.source, 0, place.meets)]
+    inputs = [Ref("0", writers[-1] if writers else parameter.source, 0, place.meets)]
     if place.meets:
         inputs = [Ref("0.0", inputs[0].source, 0, True, _digest("given", place.number, rank, read_other).value)]
-    elif place.number > 2:
-        inputs.append(Ref("1", before[-3].id) if place.number % 2 else parameter)
+    elif len(writers) > 2:
+        inputs.append(Ref("1", writers[-3]) if place.number % 2 else parameter)
     given = ("0.0",) if place.meets else ()
     met = Collective("all_reduce", tuple(range(ranks)), 0, given) if place.meets else None
     who = "all" if place.meets else rank

@@ -15,5 +15,6 @@ def test_the_kernel_of_one_rank_differs_between_the_folders(tmp_path: Path) -> N
     first, second = read_both(tmp_path / "a", tmp_path / "b")
     (found,) = find_across_ranks(first.traces, second.traces).first
     assert (found.rank, found.kernel, found.op_index) == (2, "aten.mm.default", 200)
+    assert found.through == "rank 2: aten.mm -> all_reduce #4 of group 0-1-2 -> ranks 0, 1"
     first, same = read_both(tmp_path / "a", tmp_path / "same")
     assert find_across_ranks(first.traces, same.traces).equal
