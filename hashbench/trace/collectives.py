@@ -31,7 +31,7 @@ from hashbench.trace.arguments import caller_line, named_tensors
 from hashbench.trace.build import EARLY, RawRecord
 from hashbench.trace.collective_ops import UNKNOWN
 from hashbench.trace.digest import PENDING, Arrival, RawDigest, raw_digest, readable
-from hashbench.trace.groups import Group, Groups
+from hashbench.trace.groups import RankGroup, RankGroups
 from hashbench.trace.op_schema import OpPlan
 from hashbench.trace.storage_writers import IN_FLIGHT, get_mark, is_in_flight, set_mark, storage_bytes
 
@@ -127,7 +127,7 @@ class Exchanged:
     """What a call exchanges, with digests of all that this rank gives, by argument."""
 
     collective: Collective
-    group: Group
+    group: RankGroup
     given: Mapping[str, RawDigest]
 
 
@@ -136,7 +136,7 @@ class Collectives:
 
     def __init__(self, token: object, ledger: Ledger) -> None:
         self._token, self._ledger = token, ledger
-        self.groups = Groups()
+        self.groups = RankGroups()
         self._thread = threading.local()
         self._open: dict[int, _Exchange] = {}
         self._unsure: dict[int, _Read] = {}
@@ -158,7 +158,7 @@ class Collectives:
         """
         op = plan.collective
         assert op is not None
-        outer: Group | None = getattr(self._thread, "group", None)
+        outer: RankGroup | None = getattr(self._thread, "group", None)
         group = outer or self.groups.of(op.group(args, kwargs))
         root = op.root(args, kwargs)
         is_root = root is None or group.own is None or group.own == root

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RankGroup:
     """A process group.
 
     Attributes:
@@ -37,11 +37,11 @@ class Group:
         return self.ranks[rank] if rank is not None and 0 <= rank < len(self.ranks) else None
 
 
-class Groups:
+class RankGroups:
     """Process groups that a trace has seen, in order of creation."""
 
     def __init__(self) -> None:
-        self._known: weakref.WeakKeyDictionary[ProcessGroup, Group] = weakref.WeakKeyDictionary()
+        self._known: weakref.WeakKeyDictionary[ProcessGroup, RankGroup] = weakref.WeakKeyDictionary()
         self._counts: dict[tuple[int, ...], int] = {}
 
     def see(self) -> None:
@@ -55,9 +55,9 @@ class Groups:
                 ranks = tuple(get_process_group_ranks(group))
                 ordinal = self._counts.get(ranks, 0)
                 self._counts[ranks] = ordinal + 1
-                self._known[group] = Group(ranks, ordinal, group.rank())
+                self._known[group] = RankGroup(ranks, ordinal, group.rank())
 
-    def of(self, named: Sequence[Any]) -> Group:
+    def of(self, named: Sequence[Any]) -> RankGroup:
         """Return the group that a call names: by an object, by its name, or by a tag and global ranks.
 
         A group that torch does not list has no ranks.
@@ -65,11 +65,11 @@ class Groups:
         group = _resolved(named)
         if group is None:
             ranks = next((value for value in named if isinstance(value, (list, tuple))), ())
-            return Group(tuple(ranks))
+            return RankGroup(tuple(ranks))
         known = self._known.get(group)
         if known is None:
             self.see()
-            known = self._known.get(group) or Group(own=group.rank())
+            known = self._known.get(group) or RankGroup(own=group.rank())
         return known
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from hashbench.trace.groups import Groups
+from hashbench.trace.groups import RankGroups
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -39,7 +39,7 @@ class Placements:
     """
 
     def __init__(
-        self, groups: Groups, modules: Callable[[], Iterable[torch.nn.Module]], moment: Callable[[], int]
+        self, groups: RankGroups, modules: Callable[[], Iterable[torch.nn.Module]], moment: Callable[[], int]
     ) -> None:
         self._groups, self._modules, self._moment = groups, modules, moment
         self._meshes: weakref.WeakKeyDictionary[DeviceMesh, dict[tuple[bool, ...], tuple[int, ...]]] = (

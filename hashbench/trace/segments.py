@@ -68,7 +68,7 @@ class RawSegment(NamedTuple):
     writer: Callable[[int], int] | None = None
 
 
-class Places:
+class TracePlaces:
     """Index in the trace of every record and leaf so far, by the number under which it was recorded.
 
     Attributes:
@@ -140,7 +140,7 @@ class TraceSegments:
 
     def __init__(self, first_sequence: int, *, hashed_inputs: bool) -> None:
         self.made = self.results = self.marks = 0
-        self._places = Places()
+        self._places = TracePlaces()
         self._builder = TraceBuilder(first_sequence, hashed_inputs=hashed_inputs)
         self._in_flight: dict[int, tuple[str, Sequence[RawDigest | TensorDigest]]] = {}
 

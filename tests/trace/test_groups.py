@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from hashbench.trace.groups import Group, Groups
+from hashbench.trace.groups import RankGroup, RankGroups
 
 
 @pytest.fixture
@@ -23,21 +23,21 @@ def world() -> Iterator[Any]:
 
 
 def test_group_is_its_global_ranks_in_its_order(world: Any) -> None:
-    groups = Groups()
-    assert groups.of([world]) == Group((0, 1, 2, 3), 0, own=2)
-    assert groups.of([dist.new_group([0, 2])]) == Group((0, 2), 0, own=1)
+    groups = RankGroups()
+    assert groups.of([world]) == RankGroup((0, 1, 2, 3), 0, own=2)
+    assert groups.of([dist.new_group([0, 2])]) == RankGroup((0, 2), 0, own=1)
     assert groups.of([dist.new_group([3, 2], use_local_synchronization=True)]).own in (0, 1)
 
 
 def test_groups_of_the_same_ranks_are_numbered_in_order_of_creation(world: Any) -> None:
     first, other, second = dist.new_group([1, 2]), dist.new_group([0, 2]), dist.new_group([1, 2])
     everyone = dist.new_group([0, 1, 2, 3])
-    groups = Groups()
+    groups = RankGroups()
     assert [groups.of([group]).ordinal for group in (second, everyone, other, first, world)] == [1, 1, 0, 0, 0]
 
 
 def test_group_made_anew_has_the_next_number(world: Any) -> None:
-    groups = Groups()
+    groups = RankGroups()
     first = dist.new_group([1, 2])
     assert groups.of([first]).ordinal == 0
     dist.destroy_process_group(first)
@@ -48,7 +48,7 @@ def test_group_made_anew_has_the_next_number(world: Any) -> None:
 
 
 def test_group_that_no_call_used_counts_too(world: Any) -> None:
-    groups = Groups()
+    groups = RankGroups()
     unused = dist.new_group([1, 2])
     assert groups.of([world]).ordinal == 0
     dist.destroy_process_group(unused)
@@ -58,7 +58,7 @@ def test_group_that_no_call_used_counts_too(world: Any) -> None:
 @pytest.mark.usefixtures("world")
 def test_numbers_do_not_depend_on_groups_of_an_earlier_run() -> None:
     def numbers() -> list[int]:
-        groups = Groups()
+        groups = RankGroups()
         made = [dist.new_group([1, 2]) for _ in range(2)]
         found = [groups.of([group]).ordinal for group in made]
         for group in made:
@@ -69,7 +69,7 @@ def test_numbers_do_not_depend_on_groups_of_an_earlier_run() -> None:
 
 
 def test_object_keeps_no_group_alive(world: Any) -> None:
-    groups = Groups()
+    groups = RankGroups()
     group = dist.new_group([1, 2])
     groups.of([group])
     groups.of([world])
@@ -81,28 +81,28 @@ def test_object_keeps_no_group_alive(world: Any) -> None:
 
 def test_group_that_torch_does_not_list_has_no_ranks() -> None:
     lone = dist.ProcessGroup(dist.HashStore(), 0, 1)
-    assert Groups().of([lone]) == Group((), 0, own=0)
-    assert Groups().of(["no such group"]) == Group()
-    assert Groups().of([]) == Group()
-    assert Groups().of(["", [4, 5]]) == Group((4, 5))
+    assert RankGroups().of([lone]) == RankGroup((), 0, own=0)
+    assert RankGroups().of(["no such group"]) == RankGroup()
+    assert RankGroups().of([]) == RankGroup()
+    assert RankGroups().of(["", [4, 5]]) == RankGroup((4, 5))
 
 
 # ----------------------------------------------------------------------------------- what this needs from inside torch
 
 
 def test_torch_resolves_the_name_of_a_group(world: Any) -> None:
-    assert Groups().of([world.group_name]) == Group((0, 1, 2, 3), 0, own=2)
+    assert RankGroups().of([world.group_name]) == RankGroup((0, 1, 2, 3), 0, own=2)
 
 
 def test_torch_unboxes_a_group(world: Any) -> None:
-    assert Groups().of([world.boxed()]) == Group((0, 1, 2, 3), 0, own=2)
+    assert RankGroups().of([world.boxed()]) == RankGroup((0, 1, 2, 3), 0, own=2)
 
 
 @pytest.mark.usefixtures("world")
 def test_torch_finds_a_group_by_tag_and_ranks() -> None:
     dist.new_group([1, 2])
     second = c10d._new_group_with_tag([1, 2], pg_tag="mine")
-    assert Groups().of(["user:mine", [1, 2]]).ordinal == 1
+    assert RankGroups().of(["user:mine", [1, 2]]).ordinal == 1
     assert second is not None
 
 
@@ -112,5 +112,5 @@ def test_torch_lists_groups_in_order_of_creation(world: Any) -> None:
 
 
 def test_ranks_of_a_group_are_counted_from_its_own() -> None:
-    group = Group((4, 6), own=1)
+    group = RankGroup((4, 6), own=1)
     assert [group.global_rank(rank) for rank in (0, 1, 2, -1, None)] == [4, 6, None, None, None]

@@ -22,7 +22,7 @@ from hashbench.trace.calls import CallRecorder
 from hashbench.trace.collectives import Collectives
 from hashbench.trace.digest import digest
 from hashbench.trace.raw import RawTrace
-from hashbench.trace.segments import Places, TraceSegment
+from hashbench.trace.segments import TracePlaces, TraceSegment
 from hashbench.trace.stepped import SteppedTrace
 from tests.trace.native import programs
 
@@ -211,7 +211,7 @@ def _with_write(made: Callable[..., None]) -> Callable[..., None]:
 
 
 def test_places_of_records_with_gaps_and_moves() -> None:
-    places = Places()
+    places = TracePlaces()
     places.add([0, 1, 2], 2)
     assert places.are_numbers
     places.add([3, 5], 1)
