@@ -221,9 +221,10 @@ def is_stressed(text: str) -> bool:
 
 
 def is_replayable(row: Row) -> bool:
-    """Return True if ``hashbench replay`` takes the repro of a row: not one of two batches, nor of a compiled program,
-    whose kernels it never compiles."""
-    return bool(row.repro) and row.mode not in INVARIANCES and not row.backend
+    """Return True if ``hashbench replay`` takes the repro of a row: not one of two batches, of a collective, nor of a
+    compiled program, whose kernels it never compiles."""
+    special = row.mode in INVARIANCES or row.backend or row.origin == Origin.COLLECTIVE
+    return bool(row.repro) and not special
 
 
 _SINGULAR = {"runs": "run", "replays": "replay", "pairs": "pair", "processes": "process"}

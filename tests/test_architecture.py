@@ -72,7 +72,7 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
         }
         | {"units"},
     ),
-    ("ranks", frozenset({"record"})),
+    ("ranks", frozenset({"contributions", "record"})),
     (
         "check",
         frozenset(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 from hashbench.check.rank_runs import RankRunMaker, RankRuns
 from hashbench.diagnose import driver
 from hashbench.io import from_json, read_json, replace_file, to_json
+from hashbench.ranks.contributions import ContributionWatcher, save
 from hashbench.ranks.processes import Peers
 from hashbench.records import Diagnosis, Failure, Trace
 from hashbench.run.outcome import Outcome, Run
@@ -107,3 +109,20 @@ class Leader:
 
     def _tell(self, command: _Command) -> None:
         self._store.set(f"run{next(self._numbers)}", json.dumps(to_json(command)))
+
+
+def contribute(peers: Peers, request: RankRuns, nodes: Mapping[int, str], folder: Path) -> None:
+    """Entry point of a rank: make one more run, and save what this rank gives to a collective.
+
+    Args:
+        peers: the ranks.
+        request: how runs are made.
+        nodes: id of the collective's record, by rank, in the order of its group; ranks outside it are left out.
+        folder: for the contributions.
+    """
+    watcher = ContributionWatcher(nodes.get(peers.rank, ""))
+    maker = RankRunMaker(peers, request)
+    with maker.in_force():
+        maker(watcher=watcher)
+    if watcher.call is not None:
+        save(watcher.call, folder, member=list(nodes).index(peers.rank))

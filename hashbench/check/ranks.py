@@ -11,23 +11,27 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from hashbench import causes
-from hashbench.catalog import Confidence, Origin, Status
+from hashbench.catalog import EXPERIMENTS, Confidence, Origin, Status
 from hashbench.check.rank_diagnosis import RankDiagnosisTask, read_diagnosis
 from hashbench.check.rank_runs import RankAnswer, RankRuns, read_answer, trace_path
 from hashbench.check.row import keep_draft
 from hashbench.diagnose import driver
+from hashbench.divergence.meetings import number_calls
 from hashbench.divergence.rank_verdict import RankDivergence, RanksVerdict
 from hashbench.divergence.ranks import find_across_ranks
 from hashbench.divergence.replicas import ReplicaDifference, check_replicas
 from hashbench.errors import bounded
 from hashbench.processes import tell_phase
-from hashbench.ranks.processes import RankEnd, started
+from hashbench.ranks.contributions import TIMES, counts_in, write_script
+from hashbench.ranks.processes import RankEnd, backend_for, started
 from hashbench.records import (
     COMPUTED,
     SEEDED,
@@ -36,6 +40,7 @@ from hashbench.records import (
     Diagnosis,
     Divergence,
     Evidence,
+    ExperimentResult,
     Failure,
     ModelSpec,
     OpRecord,
@@ -44,11 +49,22 @@ from hashbench.records import (
     Trace,
     Verdict,
 )
+from hashbench.repro import REPRO_SECONDS, new_folder
 from hashbench.results.folder import ResultsFolder, file_key
 from hashbench.run.outcome import Outcome, RankFacts, confirmation, failed_status, log_error, replaces
 from hashbench.run.outputs import Difference
 from hashbench.text import a_few, count
 from hashbench.trace import file
+
+COLLECTIVE_SETTINGS: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "gloo": {"BACKEND": "gloo"},
+        "nvls_off": {"NCCL_ALGO": "^NVLS"},
+        "nccl_ring": {"NCCL_ALGO": "Ring"},
+        "nccl_simple": {"NCCL_PROTO": "Simple"},
+    }
+)
+"""Experiment on a collective → the environment variables that make it."""
 
 CONFIRMING_PAIRS = 3
 """How often a difference is looked for again with inputs hashed before it is called rare."""
@@ -241,7 +257,42 @@ class RanksCheck:
             if found is None:
                 died = min(ends, key=lambda end: (not end.died, end.seconds))
                 raise RuntimeError(died.in_words())
+        divergence = outcome.verdict.divergence if outcome.verdict is not None else None
+        if divergence is None or divergence.origin != Origin.COLLECTIVE:
             return found
+        nodes = nodes_of_meeting(facts.traces[0], leader, divergence.node)
+        return self.repeated_alone(found, request, nodes) if len(nodes) > 1 else found
+
+    def repeated_alone(self, found: Diagnosis, request: RankRuns, nodes: Mapping[int, str]) -> Diagnosis:
+        """Add what the collective does when it is repeated with what each rank gave to it, and write its repro.
+
+        Args:
+            found: the diagnosis so far.
+            request: how runs are made.
+            nodes: record of the collective by rank, in the order of its group.
+        """
+        key = file_key(suite=self.spec.suite, mode=self.options.mode, name=self.spec.name)
+        kept = Path(self.options.output) / "repro" / key if self.options.output else None
+        backend = backend_for(self.options.device, self.world_size)
+        with tempfile.TemporaryDirectory(prefix="hashbench-") as name:
+            folder = Path(name)
+            with self._ended("hashbench.check.rank_diagnosis:contribute", request, dict(nodes), folder):
+                pass
+            if any(not (folder / f"rank{member}.pt").exists() for member in range(len(nodes))):
+                return found
+            heading = f"A collective of the model {self.spec.name} ({self.options.mode}): {', '.join(nodes.values())}"
+            write_script(folder, members=len(nodes), backend=backend, heading=heading)
+            arms = tuple(_repeated_under(folder, len(nodes), backend))
+            if kept is not None:
+                with new_folder(kept) as new:
+                    shutil.copytree(folder, new, dirs_exist_ok=True)
+        evidence = replace(found.evidence, arms=(*found.evidence.arms, *arms))
+        told = replace(found, evidence=evidence, decision=causes.decide(evidence))
+        plain = arms[0]
+        again = (
+            f"in fresh processes {plain.differing} of {plain.trials} repetitions differ" if plain.ran else plain.note
+        )
+        return replace(told, repro=f"repro/{key}" if kept is not None else "", reproduced=again)
 
     def _keep_draft(self, outcome: Outcome) -> None:
         keep_draft(self.spec, self.options, outcome)
@@ -393,6 +444,48 @@ def _why_replicas_differ(named: ReplicaDifference) -> Diagnosis:
     by = {UNREDUCED: UNREDUCED, Origin.RNG: SEEDED}.get(named.origin, COMPUTED)
     evidence = Evidence(named.origin, first_pair=(0, 1), replicas=by, parameter=named.name)
     return Diagnosis(causes.decide(evidence), evidence)
+
+
+def nodes_of_meeting(traces: Mapping[int, Trace], rank: int, node: str) -> dict[int, str]:
+    """Return the records by which the ranks of a group called one collective, in the order of the group.
+
+    Empty for a message, and if the call of a rank is missing.
+    """
+    calls = number_calls(traces)
+    meeting = calls[rank].meetings.get(node)
+    if meeting is None or meeting.source >= 0 or meeting.destination >= 0:
+        return {}
+    members = [calls[one].records.get(meeting) if one in calls else None for one in meeting.process_group]
+    pairs = zip(meeting.process_group, members, strict=True)
+    nodes = {one: record.id for one, record in pairs if record is not None}
+    return nodes if len(nodes) == len(members) else {}
+
+
+def _repeated_under(folder: Path, members: int, backend: str) -> Iterator[ExperimentResult]:
+    """Repeat the collective of a repro alone, unchanged and under each setting that may decide what it gives."""
+    for experiment in EXPERIMENTS.values():
+        if "collective" not in experiment.on:
+            continue
+        change = COLLECTIVE_SETTINGS.get(experiment.name, {})
+        if change.get("BACKEND") == backend:
+            yield ExperimentResult(experiment.name, "collective", note=f"its backend is {backend}")
+        elif backend != "nccl" and any(name.startswith("NCCL_") for name in change):
+            yield ExperimentResult(experiment.name, "collective", note=f"its backend is {backend}, not NCCL")
+        else:
+            yield _counted(experiment.name, folder, members, change)
+
+
+def _counted(name: str, folder: Path, members: int, change: Mapping[str, str]) -> ExperimentResult:
+    with tempfile.TemporaryDirectory(prefix="hashbench-") as meeting:
+        arguments = (folder, dict(change))
+        place = Path(meeting)
+        with started("hashbench.ranks.contributions:repeat", arguments, world_size=members, folder=place) as ranks:
+            ends = ranks.wait(REPRO_SECONDS)
+        differing = counts_in(place)
+        if differing is None:
+            died = min(ends, key=lambda end: (not end.died, end.seconds))
+            return ExperimentResult(name, "collective", note=died.in_words()[:200])
+    return ExperimentResult(name, "collective", TIMES, differing, 1 + differing)
 
 
 def _given(record: OpRecord) -> list[str]:

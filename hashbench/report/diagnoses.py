@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hashbench.catalog import EXPERIMENTS, Kind, Role, kind_of
+from hashbench.catalog import EXPERIMENTS, Kind, Origin, Role, kind_of
 from hashbench.causes.evidence import base_of, effect
 from hashbench.causes.stats import MOST_TRIALS, Effect, rate_of
 from hashbench.compare.align import align
@@ -95,15 +95,15 @@ class ModelView:
         row, repro = self.row, [self.row.repro] if self.row.repro else []
         traces = [] if tells(row) else row.traces.split()
         lines = [
-            ("run the captured call again, with its torch", ["uv", "run", f"{self.repro}/repro.py"], repro),
+            ("run the captured call again, with its torch", [*_running(row), f"{self.repro}/repro.py"], repro),
             (
                 "repeat the experiments on that call",
                 ["hashbench", "replay", self.repro],
                 repro * is_replayable(row),
             ),
             (
-                "the first divergence of both traces",
-                ["hashbench", "diff", *(str(self.folder / t) for t in traces)],
+                "the first divergence of both traces" if len(traces) == 2 else "where the replicas part",
+                ["hashbench", *_comparing(row), *(str(self.folder / t) for t in traces)],
                 traces,
             ),
             ("sweep this model again", self.sweep, ["."] * bool(self.sweep)),
@@ -360,13 +360,13 @@ def read_excerpts(history: History, *, limit: int = DETAILS, mib: float = TRACE_
     with_traces = [
         (model.key, trouble)
         for _, model, trouble in models_in_trouble(history)
-        if trouble.row.traces and not tells(trouble.row)  # those of eager runs, which agree
+        if len(trouble.row.traces.split()) == 2 and not tells(trouble.row)  # those of eager runs, which agree
     ]
     excerpts: dict[tuple[str, ...], Excerpt] = {}
     left = mib * 2**20
     for key, (row, _, folder) in with_traces[:limit]:
         try:
-            files = [path for name in row.traces.split() if (path := _inside(folder, name)).is_file()]
+            files = [path for name in _trace_files(row) if (path := _inside(folder, name)).is_file()]
             size = sum(map(tracefile.text_size, files))
             if len(files) != 2:
                 excerpt = Excerpt(missing=f"The traces are not in the sweep's folder any more ({row.traces}).")
@@ -381,6 +381,26 @@ def read_excerpts(history: History, *, limit: int = DETAILS, mib: float = TRACE_
             excerpt = Excerpt(missing=f"The traces cannot be shown: {error}", folder=str(folder))
         excerpts[key] = excerpt
     return excerpts
+
+
+def _trace_files(row: Row) -> Sequence[str]:
+    """Return the files of both traces: of a model with ranks those of the rank where the runs part."""
+    ranks = f"/rank{row.rank or 0}.log.gz" if (row.world_size or 1) > 1 else ""
+    return [name + ranks for name in row.traces.split()]
+
+
+def _running(row: Row) -> Sequence[str]:
+    """Return the command that runs the script of a repro: that of a collective on all members of its group."""
+    if row.origin != Origin.COLLECTIVE:
+        return ("uv", "run")
+    return ("torchrun", "--nproc-per-node", str(len(row.group.split("-"))))
+
+
+def _comparing(row: Row) -> Sequence[str]:
+    """Return the command that reads the traces of a row."""
+    if (row.world_size or 1) == 1:
+        return ("diff",)
+    return ("ranks", "diff" if len(row.traces.split()) == 2 else "check")
 
 
 def _inside(folder: Path, name: str) -> Path:

@@ -194,6 +194,7 @@ def _record_fingerprints(
         spec
         for spec in request.selection.of(catalog)
         if (spec.suite, spec.name) in ran
+        and (spec.world_size or 1) == 1  # a kernel of one rank is called in a group
         and not document.path_in(folder, (spec.suite, spec.name, options.mode)).exists()
     ]
     if not wanted:

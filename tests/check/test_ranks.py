@@ -9,13 +9,25 @@ from pathlib import Path
 import pytest
 from sweep_helpers import alive, wait_until
 
+from hashbench.catalog import EXPERIMENTS, Role
 from hashbench.check import ranks
 from hashbench.check.model import run_model
-from hashbench.check.rank_runs import RankAnswer
-from hashbench.check.ranks import RankPair
+from hashbench.check.rank_runs import RankAnswer, RankRuns
+from hashbench.check.ranks import RankPair, nodes_of_meeting
 from hashbench.diagnose.fresh_process import SERVER_VARIABLE
 from hashbench.ranks.processes import RankEnd
-from hashbench.records import Failure, ModelSpec, Row, RunOptions
+from hashbench.records import (
+    Collective,
+    Decision,
+    Diagnosis,
+    Evidence,
+    Failure,
+    ModelSpec,
+    OpRecord,
+    Row,
+    RunOptions,
+    Trace,
+)
 from hashbench.trace import file
 from hashbench.workers import Fork, request_for
 
@@ -111,6 +123,47 @@ def test_what_runs_in_one_process_is_skipped(tmp_path: Path, option: dict[str, s
 
     assert row.accuracy == "pass_due_to_skip"
     assert row.error == f"{flag} runs a model in one process, and this one has 2 ranks"
+
+
+@pytest.mark.slow
+def test_a_collective_is_repeated_alone_with_what_each_rank_gave(tmp_path: Path) -> None:
+    spec = ModelSpec("ranked_zoo", "clean", source=str(ZOO), world_size=2)
+    options = RunOptions(mode="training", output=str(tmp_path))
+    check = ranks.RanksCheck(spec, options, "on", target="hashbench.check.model:BenchmarkRunner")
+    with check._made(2) as made:
+        traces = made.traces(1)
+    at = next(record.id for record in traces[1].records if record.op == "c10d.allreduce_.default")
+    nodes = nodes_of_meeting(traces, 1, at)
+    unknown = Diagnosis(Decision("unknown", "open", "", ""), Evidence("collective"))
+
+    told = check.repeated_alone(unknown, RankRuns(check.target, spec, options, "on", 1), nodes)
+
+    assert nodes == {0: at, 1: at}
+    assert [(arm.name, arm.differing, arm.trials) for arm in told.evidence.arms if arm.ran] == [
+        ("contributions", 0, 20)
+    ]
+    assert {arm.note for arm in told.evidence.arms if not arm.ran} == {
+        "its backend is gloo",
+        "its backend is gloo, not NCCL",
+    }
+    assert (told.decision.cause, told.decision.confidence) == ("arrival_order", "likely")
+    assert told.reproduced == "in fresh processes 0 of 20 repetitions differ"
+    assert sorted(path.name for path in (tmp_path / told.repro).iterdir()) == ["rank0.pt", "rank1.pt", "repro.py"]
+
+
+def test_a_call_that_a_rank_has_not_made_is_not_repeated() -> None:
+    alone = OpRecord("a", "forward", None, "", "c10d.allreduce_.default", collective=Collective("combine", (0, 1)))
+    traces = {0: Trace((alone,)), 1: Trace(())}
+
+    assert nodes_of_meeting(traces, 0, "a") == {}
+    assert nodes_of_meeting({0: Trace((alone,)), 1: Trace((alone,))}, 0, "a") == {0: "a", 1: "a"}
+    assert nodes_of_meeting(traces, 0, "other") == {}
+
+
+def test_every_setting_of_a_collective_is_an_experiment_on_it() -> None:
+    known = {name for name, one in EXPERIMENTS.items() if "collective" in one.on and one.role is Role.LIBRARY}
+
+    assert set(ranks.COLLECTIVE_SETTINGS) == known
 
 
 def pair(*answers: RankAnswer | None, ends: dict[int, tuple[int | None, float]] | None = None) -> RankPair:

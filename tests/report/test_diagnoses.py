@@ -187,6 +187,28 @@ def test_commands_parse_and_their_paths_exist(tmp_path: Path) -> None:
         cli_parser().parse_args(words[1:])
 
 
+@pytest.mark.parametrize(("runs", "words"), [(2, ["ranks", "diff"]), (1, ["ranks", "check"])])
+def test_the_traces_of_ranks_have_commands_of_their_own(tmp_path: Path, runs: int, words: list[str]) -> None:
+    names = [f"traces/one.run{number}" for number in range(1, runs + 1)]
+    for name in names:
+        (tmp_path / "one" / name).mkdir(parents=True)
+    row = dataclasses.replace(DIAGNOSED, repro="", rank=1, world_size=2, traces=" ".join(names))
+    folder = write_sweep(tmp_path / "one", row)
+    (view,) = model_views(load_history([folder]), {})
+    line = shlex.split(view.commands[0][1])
+    assert line == ["hashbench", *words, *(str(folder / name) for name in names)]
+    cli_parser().parse_args(line[1:])
+
+
+def test_the_repro_of_a_collective_runs_on_all_members_of_its_group(tmp_path: Path) -> None:
+    row = dataclasses.replace(DIAGNOSED, origin="collective", rank=0, world_size=4, group="0-2", traces="")
+    (tmp_path / "one" / row.repro).mkdir(parents=True)
+    (view,) = model_views(load_history([write_sweep(tmp_path / "one", row)]), {})
+    words = shlex.split(view.commands[0][1])
+    assert words == ["torchrun", "--nproc-per-node", "2", str(tmp_path / "one" / row.repro / "repro.py")]
+    assert "replay" not in [line.split()[1] for _, line in view.commands]
+
+
 def test_a_compiled_model_is_compiled_again() -> None:
     row = dataclasses.replace(INACCURATE, env="e1")
     words = ["hashbench", "sweep", "--compilations", "3", "--threads", "2"]
@@ -351,6 +373,14 @@ def test_traces_are_read_in_the_folder_of_their_sweep(tmp_path: Path) -> None:
     folder = written(tmp_path / SWEEP)
     found = read_of(tmp_path)
     assert (found.missing, found.folder) == ("", str(folder))
+
+
+def test_traces_of_the_rank_where_the_runs_part_are_read(tmp_path: Path) -> None:
+    row = dataclasses.replace(DIAGNOSED, rank=1, world_size=2, traces="traces/one.run1 traces/one.run2")
+    for number, trace in enumerate(traces(), start=1):
+        tracefile.write(trace, tmp_path / SWEEP / "traces" / f"one.run{number}" / "rank1.log.gz")
+    found = read_of(tmp_path, row)
+    assert (found.missing, len(found.steps)) == ("", 4)
 
 
 @pytest.mark.parametrize("way", ["a path", "a link"])
