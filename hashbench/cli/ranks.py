@@ -40,11 +40,11 @@ def add(commands: Commands) -> None:
     diff.set_defaults(command=_diff)
 
     run = kinds.add_parser("run", help="Record a script twice on N ranks of this machine and compare the runs.")
-    flags.whole(run, "-n", "--ranks", text="Start N ranks.", default=2)
+    flags.whole(run, "-n", "--ranks", text="Run N ranks.", default=2)
     text = "Write the traces into DIR/first and DIR/second (default: a new folder in results)."
     run.add_argument("-o", "--output", type=Path, metavar="DIR", help=text)
     _add_steps(run)
-    flags.seconds(run, "--timeout", "End a run after S seconds (default: never).", least=1)
+    flags.seconds(run, "--timeout", "Stop a run after S seconds (default: never).", least=1)
     _add_json(run)
     _add_script(run)
     run.set_defaults(command=_run)
