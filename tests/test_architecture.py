@@ -103,7 +103,7 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     ),
     ("sweep", NO_MODULE),
     ("report", NO_MODULE),
-    ("integrations", frozenset({"dynamo.compiled_runs", "dynamo.eager_runs", "dynamo.model_check"})),
+    ("integrations", frozenset({"debug_mode", "dynamo.compiled_runs", "dynamo.eager_runs", "dynamo.model_check"})),
     (
         "tools",
         frozenset({"bitwise", "numeric", "observer"})

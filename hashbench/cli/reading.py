@@ -8,15 +8,19 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hashbench.cli import flags, replaying
 from hashbench.cli.flags import say
 from hashbench.cli.parser import EXIT_DIFFERENCE, Commands, Flags
 from hashbench.errors import HashbenchError
-from hashbench.io import shipped_folder
+from hashbench.io import read_text, shipped_folder
 from hashbench.records import ModelSpec
 from hashbench.text import count as counted
 from hashbench.text import one_line
+
+if TYPE_CHECKING:
+    from hashbench.trace.debug_log import DebugLog
 
 COLUMNS = ("suite", "name", "task", "parameters", "batch size", "input", "default", "notes")
 _ALIGNED = tuple("right" if column in ("parameters", "batch size") else "left" for column in COLUMNS)
@@ -31,9 +35,11 @@ def add(commands: Commands) -> None:
     flags.output_format(listing, "table", "csv", "json")
     listing.set_defaults(command=_list)
 
-    diff = commands.add_parser("diff", help="Find the first divergence of two trace files.")
-    diff.add_argument("first", type=Path, metavar="A.log", help="Read the trace of one run from A.log.")
-    diff.add_argument("second", type=Path, metavar="B.log", help="Read the trace of the second run from B.log.")
+    diff = commands.add_parser("diff", help="Find the first divergence of two traces, or of two DebugMode logs.")
+    diff.add_argument(
+        "first", type=Path, metavar="A.log", help="Read one run from A.log: a trace, or a log of DebugMode.save_logs."
+    )
+    diff.add_argument("second", type=Path, metavar="B.log", help="Read the second run from B.log.")
     flags.whole(diff, "--context", least=0, default=3, text="Show N records before and after the divergence.")
     diff.set_defaults(command=_diff)
 
@@ -64,13 +70,50 @@ def add(commands: Commands) -> None:
 
 def _diff(parsed: argparse.Namespace) -> int:
     from hashbench.divergence import find as find_divergence
-    from hashbench.trace import file
+    from hashbench.trace import debug_log, file
     from hashbench.trace.file import refuse_different
 
-    first, second = file.read(parsed.first), file.read(parsed.second)
+    paths = (parsed.first, parsed.second)
+    texts = [_text_of(path) for path in paths]
+    are_logs = [debug_log.is_debug_log(text) for text in texts]
+    if all(are_logs):
+        logs = [debug_log.loads(text, name=str(path)) for text, path in zip(texts, paths, strict=True)]
+        return _diff_of_logs(*logs, context=parsed.context)
+    if any(are_logs):
+        raise HashbenchError(
+            f"{paths[are_logs.index(True)]} is a log of DebugMode and {paths[are_logs.index(False)]} is none",
+            consequence="they cannot be compared",
+            tip="Name two traces of hashbench, or two logs of `DebugMode.save_logs`.",
+        )
+    first, second = (file.loads(text, name=str(path)) for text, path in zip(texts, paths, strict=True))
     refuse_different(first.tracer, second.tracer, names=(str(parsed.first), str(parsed.second)))
     verdict = find_divergence(first, second)
     flags.show(verdict.text(context=parsed.context))
+    return 0 if verdict.equal else EXIT_DIFFERENCE
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return read_text(path)
+    except (OSError, ValueError) as error:
+        raise HashbenchError(
+            f"cannot read the trace {path}",
+            consequence=f"{getattr(error, 'strerror', None) or error}, so nothing was compared",
+            tip="Make it again with `hashbench sweep --keep-traces` or `HashDebugTrace.save`.",
+        ) from error
+
+
+def _diff_of_logs(first: DebugLog, second: DebugLog, *, context: int) -> int:
+    from hashbench.divergence.debug_log import find
+    from hashbench.divergence.debug_log_text import text
+
+    def is_random(name: str) -> bool:
+        from hashbench.integrations import debug_mode  # imports torch, which most logs do not need
+
+        return debug_mode.is_random(name)
+
+    verdict = find(first, second, is_random=is_random)
+    flags.show(text(verdict, context=context))
     return 0 if verdict.equal else EXIT_DIFFERENCE
 
 

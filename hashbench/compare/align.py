@@ -167,13 +167,13 @@ def _anchors(ids_a: Sequence[str], ids_b: Sequence[str]) -> list[tuple[int, int]
 
 # ------------------------------------------------------------------------------------------- uninitialised memory
 
-_OVERWRITING_ALL = frozenset(
+OVERWRITING_ALL = frozenset(
     {"copy_", "fill_", "zero_"}
     | {"bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "normal_", "random_", "uniform_"}
 )
 """In-place ops that write every element and read none of the old content."""
 
-OVERWRITING = _OVERWRITING_ALL | {
+OVERWRITING = OVERWRITING_ALL | {
     *("_index_put_impl_", "index_copy_", "index_fill_", "index_put_", "put_", "scatter_"),
 }
 """In-place ops whose result does not depend on the old content."""

@@ -46,7 +46,7 @@ def _diff_lines(first: Trace, second: Trace, verdict: PairVerdict, context: int)
     if verdict.divergence is None:
         yield _summary_of_equal(first, verdict)
     else:
-        yield from _divergence_lines(verdict.divergence)
+        yield from divergence_lines(verdict.divergence)
         yield ""
         yield from _excerpt(first, second, verdict.divergence, context)
     if verdict.unseen:
@@ -85,7 +85,8 @@ def _summary_of_equal(first: Trace, verdict: PairVerdict) -> str:
     return f"The traces are equal: {compared}."
 
 
-def _divergence_lines(divergence: Divergence) -> Iterator[str]:
+def divergence_lines(divergence: Divergence) -> Iterator[str]:
+    """Yield the facts of a divergence, one a line."""
     facts = (
         ("first divergence", divergence.node),
         ("origin", divergence.origin),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from command_helpers import ZOO, Main, run
 
 from hashbench.cli.reading import COLUMNS
+from tests import debug_logs
 from tests.cli.cli_helpers import trace_of
 
 pytestmark = pytest.mark.xdist_group("cli swept")
@@ -43,6 +45,26 @@ def test_diff_of_equal_traces_exits_with_0(main: Main, folder: Path) -> None:
     assert done.returncode == 0
     assert done.stdout.startswith("The traces are equal: ")
     assert main("diff", "whole.log", trace_of(folder, "drifting"), cwd=folder).returncode == 1
+
+
+def test_diff_reads_logs_of_debug_mode(main: Main, folder: Path, tmp_path: Path) -> None:
+    for name, left in (("a.json", 1.0), ("b.json", 1.0), ("c.json", 2.0)):
+        (tmp_path / name).write_text(debug_logs.document(debug_logs.op("mm", 3.0, left=left)))
+    (tmp_path / "old.json").write_text(debug_logs.document(version=0))
+    (tmp_path / "a.json.gz").write_bytes(gzip.compress((tmp_path / "a.json").read_bytes()))
+    same = main("diff", "a.json.gz", "b.json", cwd=tmp_path)
+    assert (same.returncode, same.stdout.splitlines()[0]) == (
+        0,
+        "The logs agree: 1 call; hashes: 1 of outputs, 1 of inputs.",
+    )
+    other = main("diff", "a.json", "c.json", "--context", "0", cwd=tmp_path)
+    assert other.returncode == 1
+    assert other.stdout.startswith("first divergence: /aten::mm#0\norigin:           kernel\n")
+    for second, reason in (("old.json", "another torch wrote it"), (folder / "whole.log", "they cannot be compared")):
+        refused = main("diff", "a.json", second, cwd=tmp_path)
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert reason in refused.stderr
+        assert len(refused.stderr.splitlines()) == 1
 
 
 def test_compare_exits_with_1_only_if_worse(main: Main, folder: Path) -> None:
