@@ -266,6 +266,12 @@ def _add_report(report: OneLineParser) -> None:
     report.add_argument(
         "folders", nargs="+", type=Path, metavar="DIR", help="Read DIR: a sweep, a night, a folder of nights, or a CSV."
     )
+    report.add_argument(
+        "--format",
+        choices=("markdown", "benchmark-results"),
+        default="markdown",
+        help="Print Markdown, or the JSON that PyTorch's benchmark database reads.",
+    )
     report.add_argument("--html", type=Path, metavar="FILE", help="Write one self-contained HTML page into FILE.")
     report.add_argument(
         "--markdown", type=Path, metavar="FILE", help="Write a Markdown summary into FILE (default: print it)."
@@ -284,6 +290,7 @@ def _add_report(report: OneLineParser) -> None:
 
 def _report(parsed: argparse.Namespace) -> int:
     from hashbench import nightly
+    from hashbench.report.benchmark_results import as_benchmark_results
     from hashbench.report.expectations import assess
     from hashbench.report.exports import as_annotations, as_markdown
 
@@ -295,7 +302,9 @@ def _report(parsed: argparse.Namespace) -> int:
     ):
         if path:
             write_file(path, form(judged), tip=nightly.OTHER_FOLDER)
-    if parsed.annotations:
+    if parsed.format == "benchmark-results":
+        flags.show(as_benchmark_results(judged), end="")
+    elif parsed.annotations:
         flags.show(as_annotations(judged), end="")
     elif not (parsed.html or parsed.markdown or parsed.junit):
         flags.show(as_markdown(judged), end="")

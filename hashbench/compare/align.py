@@ -195,7 +195,7 @@ def _reads(record: OpRecord, ref: Ref) -> bool:
 
 def _overwrites_all(record: OpRecord, ref: Ref) -> bool:
     """Return True if an op writes every element of the tensor that it is given as this argument, and reads none."""
-    return ref.written and name_of(record) in _OVERWRITING_ALL
+    return ref.written and name_of(record) in OVERWRITING_ALL
 
 
 @dataclass(slots=True)
