@@ -56,9 +56,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     if isinstance(value, torch.ScriptObject):
-        kind = value._type().name()
-        if kind == "ReduceOp":
-            return {"reduce": str(torch.distributed.ReduceOp.unbox(value).op).rpartition(".")[2]}  # type: ignore[attr-defined]
+        if str(value._type()).endswith(".ReduceOp"):
+            return {"reduce": str(torch.distributed.ReduceOp.unbox(value).op).rpartition(".")[2]}
         return {"group": ""}
     return value
 
