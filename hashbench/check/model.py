@@ -232,7 +232,7 @@ class BenchmarkRunner:
         """Run all steps of one run, calling the model by ``forward``; return its results by name."""
         results: dict[str, Any] = {}
         with trace or contextlib.nullcontext():
-            for iteration, named in self._steps(workload, model, inputs, optimizer, trace, forward):
+            for iteration, named in _steps(self, workload, model, inputs, optimizer, trace, forward):
                 for (kind, path), value in named:
                     with untraced():
                         add_result(results, trace, f"{kind}.{iteration}{path}", value, copied=True)
@@ -241,25 +241,6 @@ class BenchmarkRunner:
             for name, value in outputs.state_results(model, optimizer):
                 add_result(results, trace, name, value, copied=shared)
         return results
-
-    def _steps(
-        self,
-        workload: Workload,
-        model: torch.nn.Module,
-        inputs: Any,
-        optimizer: torch.optim.Optimizer | None,
-        trace: HashDebugTrace | None,
-        forward: Forward = call,
-    ) -> Iterator[tuple[int, list[tuple[tuple[str, str], Any]]]]:
-        """Make one step after another in an active ``trace``; yield the results of each by name."""
-        step: Callable[..., Any] = self.forward_and_backward_pass if self.training else self.forward_pass
-        if forward is not call:  # which a subclass need not take
-            step = functools.partial(step, forward=forward)
-        for iteration in range(workload.iterations or DEFAULT_ITERATIONS):
-            if trace is not None:
-                trace.iteration = iteration
-                trace.mark(f"iteration {iteration}")
-            yield iteration, step(workload, model, inputs, optimizer, trace)
 
     def forward_pass(
         self,
@@ -379,13 +360,33 @@ def _uncopied(runner: BenchmarkRunner, workload: Workload, name: str) -> Prepare
 
     def execute(trace: HashDebugTrace | None) -> dict[str, Any]:
         with trace or contextlib.nullcontext():
-            for _ in runner._steps(workload, model, inputs, optimizer, trace):
+            for _ in _steps(runner, workload, model, inputs, optimizer, trace):
                 pass
             if optimizer is not None and runner.options.iterations is None:
                 optimizer.step()
         return {}
 
     return Prepared(model, inputs, execute)
+
+
+def _steps(
+    runner: BenchmarkRunner,
+    workload: Workload,
+    model: torch.nn.Module,
+    inputs: Any,
+    optimizer: torch.optim.Optimizer | None,
+    trace: HashDebugTrace | None,
+    forward: Forward = call,
+) -> Iterator[tuple[int, list[tuple[tuple[str, str], Any]]]]:
+    """Make one step after another in an active ``trace``; yield the results of each by name."""
+    step: Callable[..., Any] = runner.forward_and_backward_pass if runner.training else runner.forward_pass
+    if forward is not call:  # which a subclass need not take
+        step = functools.partial(step, forward=forward)
+    for iteration in range(workload.iterations or DEFAULT_ITERATIONS):
+        if trace is not None:
+            trace.iteration = iteration
+            trace.mark(f"iteration {iteration}")
+        yield iteration, step(workload, model, inputs, optimizer, trace)
 
 
 def _setup_failure(accuracy: str, level: str, error: Exception, what: str) -> Outcome:

@@ -104,7 +104,7 @@ class JudgedRanks:
                     yield self._from_exchange(at, tuple(sorted({one.rank for one in before})))
             elif at.given:
                 if not before:
-                    yield Candidate(at, self._from_outside(at))
+                    yield Candidate(at, _from_outside(self, at))
             elif (source := self.known[at.rank].sources.get(at.node)) is not None:
                 yield Candidate(at, source)
 
@@ -263,19 +263,9 @@ class JudgedRanks:
             lone = a.id if a is not None else runs.node_of[b.id] if b is not None else ""
             return Node(giver, lone) if None in runs.records[lone] else Node(giver, "", given=True)
         if runs.node_of[b.id] != a.id:
-            lone = self._first_lone_call(giver, first)
+            lone = _first_lone_call(self, giver, first)
             return Node(giver, lone or a.id, given=not lone)
         return Node(giver, a.id, given=True) if self._gave_otherwise(giver, a, b) else None
-
-    def _first_lone_call(self, rank: int, meeting: Meeting | None) -> str:
-        """Return the first call in a channel that only one of the runs makes: it shifts the numbers of all later
-        ones."""
-        known = self.known[rank]
-        for node, pair in known.runs.records.items():
-            mine = self.meeting(Node(rank, node)) if None in pair else None
-            if mine is not None and meeting is not None and mine._replace(number=0) == meeting._replace(number=0):
-                return node
-        return ""
 
     def _gave_otherwise(self, rank: int, a: OpRecord, b: OpRecord) -> bool:
         """Return True if what a rank gave, or its other arguments, differ; where the content was not hashed, if its
@@ -317,39 +307,9 @@ class JudgedRanks:
         elif origin == Origin.RANKS:
             detail = "it is not known what this op exchanges, and with which ranks"
         elif a.collective is not None and is_from_any_source(a.collective):
-            detail = self._order_of_arrival(at, a, b)
+            detail = _order_of_arrival(self, at, a, b)
         source = Source(origin, at.node, runs.position[at.node], detail, *contents_in_words(a.outputs, b.outputs))
         return Candidate(at, source, missing)
-
-    def _order_of_arrival(self, at: Node, a: OpRecord, b: OpRecord) -> str:
-        came = [calls[at.rank].meetings.get(one.id) for calls, one in zip(self.calls, (a, b), strict=True)]
-        told = "equal messages arrived in another order"
-        first, second = (f"rank {one.source}" if one is not None else "" for one in came)
-        return f"{told}: from {first} in the first run, from {second} in the second" if first and second else told
-
-    def _from_outside(self, at: Node) -> Source:
-        """Return the source of what a rank gave and no recorded op wrote so."""
-        known = self.known[at.rank]
-        runs = known.runs
-        a, b = runs.records[at.node]
-        assert a is not None
-        assert b is not None
-        position = runs.position[at.node]
-        if a.arguments != b.arguments and all(_is_equal(*pair) for pair in _pairs(a, b)):
-            detail = "an argument that is not a tensor has another value"
-            return Source(Origin.OUTSIDE, at.node, position, detail, f"({a.arguments})", f"({b.arguments})")
-        judged = known.sources.get(at.node)
-        if judged is not None and judged.origin == Origin.SEQUENCE:
-            return judged
-        changed = [pair for pair in _pairs(a, b) if not _is_equal(*pair)]
-        for old, _ in changed:
-            memory = unwritten_memory(runs, old.source) if old is not None else None
-            if memory is not None:
-                return memory
-        argument = next((one.argument for pair in changed for one in pair if one is not None), "")
-        detail = f"argument {argument}, which this rank gave, was written outside torch"
-        first, second = (" ".join(one.digest for one in given_by(record)) for record in (a, b))
-        return Source(Origin.OUTSIDE, at.node, position, detail, first, second, opaque_producer=True)
 
 
 BY_PYTHON = frozenset({Origin.OUTSIDE, Origin.SEQUENCE})
@@ -369,6 +329,49 @@ def missing_words(missing: Iterable[int], present: Iterable[int]) -> str:
 
 def _ranks(ranks: list[int]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+
+def _first_lone_call(judged: JudgedRanks, rank: int, meeting: Meeting | None) -> str:
+    """Return the first call in a channel that only one of the runs makes: it shifts the numbers of all later
+    ones."""
+    known = judged.known[rank]
+    for node, pair in known.runs.records.items():
+        mine = judged.meeting(Node(rank, node)) if None in pair else None
+        if mine is not None and meeting is not None and mine._replace(number=0) == meeting._replace(number=0):
+            return node
+    return ""
+
+
+def _order_of_arrival(judged: JudgedRanks, at: Node, a: OpRecord, b: OpRecord) -> str:
+    came = [calls[at.rank].meetings.get(one.id) for calls, one in zip(judged.calls, (a, b), strict=True)]
+    told = "equal messages arrived in another order"
+    first, second = (f"rank {one.source}" if one is not None else "" for one in came)
+    return f"{told}: from {first} in the first run, from {second} in the second" if first and second else told
+
+
+def _from_outside(judged: JudgedRanks, at: Node) -> Source:
+    """Return the source of what a rank gave and no recorded op wrote so."""
+    known = judged.known[at.rank]
+    runs = known.runs
+    a, b = runs.records[at.node]
+    assert a is not None
+    assert b is not None
+    position = runs.position[at.node]
+    if a.arguments != b.arguments and all(_is_equal(*pair) for pair in _pairs(a, b)):
+        detail = "an argument that is not a tensor has another value"
+        return Source(Origin.OUTSIDE, at.node, position, detail, f"({a.arguments})", f"({b.arguments})")
+    source = known.sources.get(at.node)
+    if source is not None and source.origin == Origin.SEQUENCE:
+        return source
+    changed = [pair for pair in _pairs(a, b) if not _is_equal(*pair)]
+    for old, _ in changed:
+        memory = unwritten_memory(runs, old.source) if old is not None else None
+        if memory is not None:
+            return memory
+    argument = next((one.argument for pair in changed for one in pair if one is not None), "")
+    detail = f"argument {argument}, which this rank gave, was written outside torch"
+    first, second = (" ".join(one.digest for one in given_by(record)) for record in (a, b))
+    return Source(Origin.OUTSIDE, at.node, position, detail, first, second, opaque_producer=True)
 
 
 def _pairs(a: OpRecord, b: OpRecord) -> Iterator[tuple[Ref | None, Ref | None]]:

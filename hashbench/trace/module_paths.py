@@ -380,40 +380,49 @@ class ModulePaths:
         """Pre-hook of every optimizer step; returns its arguments with the closure wrapped, if there is one."""
         if not self.following:
             return None
-        self._set_optimizing(True)
-        if "closure" in kwargs and callable(kwargs["closure"]):
-            return args, {**kwargs, "closure": self._outside_step(kwargs["closure"])}
-        if len(args) > 1 and callable(args[1]):  # after the optimizer
-            return (args[0], self._outside_step(args[1]), *args[2:]), kwargs
-        return None
+        self.set_optimizing(True)
+        return _with_closure_outside(self, args, kwargs)
 
-    def _outside_step(self, closure: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a closure so that its calls do not count as part of the optimizer's step."""
-
-        @functools.wraps(closure)
-        def called(*args: Any, **kwargs: Any) -> Any:
-            self._set_optimizing(False)
-            try:
-                return closure(*args, **kwargs)
-            finally:
-                if self.following:  # else the trace ended inside the closure
-                    self._set_optimizing(True)
-
-        return called
-
-    def _set_optimizing(self, optimizing: bool) -> None:
+    def set_optimizing(self, optimizing: bool) -> None:
+        """Begin or end the part of an optimizer step that is the optimizer's own."""
         self.optimizing = optimizing
         self._listener.changed()
 
     def _end_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if self.following:
-            self._set_optimizing(False)
+            self.set_optimizing(False)
         if threading.get_ident() == self.stack.thread:
             self._telling = self._counting is not None
             try:
                 self._listener.stepped(optimizer)
             finally:
                 self._telling = False
+
+
+def _with_closure_outside(
+    paths: ModulePaths, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Return the arguments of an optimizer step with the closure wrapped; ``None`` if there is none."""
+    if "closure" in kwargs and callable(kwargs["closure"]):
+        return args, {**kwargs, "closure": _outside_step(paths, kwargs["closure"])}
+    if len(args) > 1 and callable(args[1]):  # after the optimizer
+        return (args[0], _outside_step(paths, args[1]), *args[2:]), kwargs
+    return None
+
+
+def _outside_step(paths: ModulePaths, closure: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a closure so that its calls do not count as part of the optimizer's step."""
+
+    @functools.wraps(closure)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        paths.set_optimizing(False)
+        try:
+            return closure(*args, **kwargs)
+        finally:
+            if paths.following:  # else the trace ended inside the closure
+                paths.set_optimizing(True)
+
+    return called
 
 
 def _death_callback(paths: weakref.ref[ModulePaths]) -> Callable[[object], None]:
