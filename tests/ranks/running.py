@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import torch.distributed as dist
 from torch import nn
 from torch._C import _distributed_c10d
 
@@ -26,8 +29,8 @@ class Ran:
 
     Attributes:
         results: their digests, by name; a Python value as text.
-        exchanged: name, process group (by its place among those that were used) and number of every collective
-            and message, in order.
+        exchanged: name, process group (by its place among those that were used) and number of every collective,
+            in order; then name, peer and tag of every message.
     """
 
     results: Mapping[str, str]
@@ -36,8 +39,9 @@ class Ran:
 
 def run_untraced(rank: int, ranks: int, name: str, planted: bool, number: int, folder: Path) -> Ran:
     """Run a program."""
-    run = _begun(rank, ranks, name, planted, number, folder)
-    return _ran(PROGRAMS[name].run(run))
+    with _counted_messages() as messages:
+        results = PROGRAMS[name].run(_begun(rank, ranks, name, planted, number, folder))
+    return _ran(results, messages)
 
 
 def run_recorded(rank: int, ranks: int, name: str, planted: bool, number: int, folder: Path, into: Path) -> Ran:
@@ -45,12 +49,12 @@ def run_recorded(rank: int, ranks: int, name: str, planted: bool, number: int, f
     from hashbench.ranks.record import record_ranks
 
     run = _begun(rank, ranks, name, planted, number, folder)
-    with record_ranks(into):
+    with _counted_messages() as messages, record_ranks(into):
         results = PROGRAMS[name].run(run)
         for label, value in results.items():
             if not isinstance(value, nn.Parameter):  # those of an optimizer are results
                 hashbench.result(label, value)
-    return _ran(results)
+    return _ran(results, messages)
 
 
 def _begun(rank: int, ranks: int, name: str, planted: bool, number: int, folder: Path) -> Run:
@@ -62,7 +66,27 @@ def _begun(rank: int, ranks: int, name: str, planted: bool, number: int, folder:
     return run
 
 
-def _ran(results: Mapping[str, Any]) -> Ran:
+@contextmanager
+def _counted_messages() -> Iterator[list[str]]:
+    """Note every message: torch's flight recorder has those of gloo not."""
+    sent: list[str] = []
+
+    def noting(name: str) -> Callable[..., Any]:
+        plain = getattr(dist.ProcessGroup, name)
+
+        def call(group: dist.ProcessGroup, tensors: Any, *where: int) -> Any:
+            sent.append(f"{name} {where}")
+            return plain(group, tensors, *where)
+
+        return call
+
+    with ExitStack() as stack:
+        for name in ("send", "recv", "recv_anysource"):
+            stack.enter_context(mock.patch.object(dist.ProcessGroup, name, noting(name)))
+        yield sent
+
+
+def _ran(results: Mapping[str, Any], messages: list[str]) -> Ran:
     entries = pickle.loads(_distributed_c10d._dump_fr_trace()).get("entries", ())
     places: dict[object, int] = {}
     exchanged = tuple(
@@ -70,4 +94,4 @@ def _ran(results: Mapping[str, Any]) -> Ran:
         f"{one['collective_seq_id']} {one['p2p_seq_id']}"
         for one in entries
     )
-    return Ran({label: digest(value).word() for label, value in results.items()}, exchanged)
+    return Ran({label: digest(value).word() for label, value in results.items()}, (*exchanged, *messages))

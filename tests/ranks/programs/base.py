@@ -123,7 +123,8 @@ class Truth:
         kernel: the op that is to blame; empty where none is.
         module: path of its module; ``None``: not judged.
         iteration: of that op; ``None``: not judged.
-        later: rank and kernel of further independent sources.
+        beside: rank and kernel of further sources that no exchange orders with this one.
+        later: rank and kernel of further independent sources behind it.
         missing: ranks whose trace ends early.
     """
 
@@ -132,6 +133,7 @@ class Truth:
     kernel: str = RACY
     module: str | None = None
     iteration: int | None = None
+    beside: tuple[tuple[int, str], ...] = ()
     later: tuple[tuple[int, str], ...] = ()
     missing: tuple[int, ...] = ()
 

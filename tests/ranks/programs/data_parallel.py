@@ -19,6 +19,7 @@ from tests.ranks.programs.base import (
     OtherRacy,
     Program,
     Racy,
+    Replicas,
     Results,
     Run,
     Truth,
@@ -80,10 +81,10 @@ def comm_hook(run: Run) -> Results:
 
 
 def two_races(run: Run) -> Results:
-    """A race on rank 1, and a later one of another op on rank 0."""
+    """A race on rank 1, and a later one of another op on rank 0, which reads the batch."""
     run.arm(rank=1, call=0)
     run.arm(rank=0, call=1, op=OTHER_RACY)
-    return trained(DistributedDataParallel(network(Racy(), OtherRacy())), run.rank)
+    return trained(DistributedDataParallel(nn.Sequential(OtherRacy(), *network(Racy()))), run.rank)
 
 
 def scattered_rows(run: Run) -> Results:
@@ -187,8 +188,12 @@ def unused_parameters(run: Run) -> Results:
 PROGRAMS = {
     "ddp_buckets": Program(buckets, truth=at(1, module="1")),
     "ddp_accumulation": Program(accumulation, truth=at(0, module="1")),
-    "ddp_comm_hook": Program(comm_hook, truth=at(1, origin=("kernel", "outside"), iteration=None)),
-    "ddp_two_races": Program(two_races, truth=at(1, module="1", iteration=0, later=((0, OTHER_RACY),))),
+    "ddp_comm_hook": Program(
+        comm_hook,
+        truth=at(1, origin=("kernel", "outside"), iteration=None),
+        replicas=Replicas(("0.weight", "0.bias", "2.weight", "2.bias"), step=1),
+    ),
+    "ddp_two_races": Program(two_races, truth=at(1, module="2", iteration=0, later=((0, OTHER_RACY),))),
     "scattered_rows": Program(scattered_rows, truth=Truth(0, kernel=SUMS)),
     "zero_step": Program(zero_step, truth=at(1)),
     "unseeded_generator": Program(unseeded_generator, truth=at(1, origin=("rng",), kernel="", iteration=None)),

@@ -130,9 +130,19 @@ def read_before_wait(run: Run) -> Results:
 
 def killed(run: Run) -> Results:
     """Rank 1 is killed in the third step of its second run."""
+    run.disarm()
+    return _trained_until_killed(run)
+
+
+def killed_behind_race(run: Run) -> Results:
+    """The same, two steps after a race."""
+    run.arm(rank=1)
+    return _trained_until_killed(run)
+
+
+def _trained_until_killed(run: Run) -> Results:
     model = DistributedDataParallel(network(Racy()))
     optimizer = sgd(model.parameters())
-    run.disarm()
     for iteration in range(4):
         optimizer.zero_grad()
         loss = loss_of(model, batch(run.rank, iteration))
@@ -196,6 +206,7 @@ PROGRAMS = {
     "groups_made_anew": Program(groups_made_anew, truth=Truth(0), before=groups_before),
     "read_before_wait": Program(read_before_wait, truth=Truth(0, origin=("unwaited",), kernel="aten.mean.default")),
     "killed": Program(killed, truth=Truth(missing=(1,))),
+    "killed_behind_race": Program(killed_behind_race, truth=Truth(1, module="1", iteration=0, missing=(1,))),
     "barriers": Program(barriers, truth=Truth(1)),
     "every_kind": Program(every_kind, ranks=3, truth=Truth(0)),
 }

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -24,6 +27,7 @@ from tests.ranks.programs.base import (
     loss_of,
     network,
     parameters_of,
+    racy,
     sgd,
     trained,
 )
@@ -106,26 +110,85 @@ def other_seed(run: Run) -> Results:
     return parameters_of(model)
 
 
+class Replicated(nn.Module):
+    """A product with a replicated weight, of which each rank computes all."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        mesh = init_device_mesh("cpu", (run.world_size,))
+        self.weight = nn.Parameter(distribute_tensor(torch.randn(WIDE, HIDDEN), mesh, [Replicate()]))
+        self.race = Racy()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert isinstance(self.weight, DTensor)
+        return self.race(x @ self.weight.to_local())
+
+
 def racy_replicated_region(run: Run) -> Results:
     """A region that each of three ranks computes for itself, from the same data; rank 2 comes to another gradient."""
     run.arm(rank=2, call=1)
-    mesh = init_device_mesh("cpu", (run.world_size,))
     torch.manual_seed(0)
-    weight = nn.Parameter(distribute_tensor(torch.randn(WIDE, HIDDEN), mesh, [Replicate()]))
-    optimizer = sgd([weight])
-    race = Racy()
-    for iteration in range(2):
-        optimizer.zero_grad()
-        assert isinstance(weight, DTensor)
-        race(batch(0, iteration) @ weight.to_local()).square().mean().backward()
-        optimizer.step()
-    return {"weight": weight}
+    return trained(Replicated(run), 0)
 
 
 def batch_norm(run: Run) -> Results:
     """Statistics of each rank's own batches, which planted nobody broadcasts: as documented."""
     model = DistributedDataParallel(network(nn.BatchNorm1d(HIDDEN)), broadcast_buffers=not run.planted)
     return trained(model, run.rank)
+
+
+def own_learning_rate(run: Run) -> Results:
+    """Rank 1 goes another way with the same gradient."""
+    model = DistributedDataParallel(network())
+    optimizer = sgd(model.parameters())
+    for iteration in range(2):
+        optimizer.zero_grad()
+        loss_of(model, batch(run.rank, iteration)).backward()
+        if run.planted and run.rank == 1 and iteration == 1:
+            optimizer.param_groups[0]["lr"] = 0.2
+        optimizer.step()
+    return parameters_of(model)
+
+
+def skipped_update(run: Run) -> Results:
+    """Rank 0 leaves one parameter alone in the second step, as its own check of overflow tells it to."""
+    model = DistributedDataParallel(network())
+    optimizer = sgd(model.parameters())
+    for iteration in range(2):
+        optimizer.zero_grad()
+        loss_of(model, batch(run.rank, iteration)).backward()
+        if run.planted and run.rank == 0 and iteration == 1:
+            model.module[0].bias.grad = None
+        optimizer.step()
+    return parameters_of(model)
+
+
+def racy_update(run: Run) -> Results:
+    """HSDP whose update of one shard is racy on one of the two ranks that hold it."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    model = fully_shard(network(), mesh=mesh)
+    optimizer = LocalSGD(model.parameters())
+    for iteration in range(2):
+        run.disarm()
+        optimizer.zero_grad()
+        loss_of(model, batch(run.rank, iteration)).backward()
+        if iteration == 1:
+            run.arm(rank=3)
+        optimizer.step()
+    return parameters_of(model)
+
+
+class LocalSGD(torch.optim.Optimizer):
+    """SGD on each rank's own part of a tensor."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        assert closure is None
+        for parameter in self.param_groups[0]["params"]:
+            parameter.to_local().sub_(racy(parameter.grad.to_local()), alpha=0.1)
 
 
 PROGRAMS = {
@@ -142,8 +205,18 @@ PROGRAMS = {
     "racy_replicated_region": Program(
         racy_replicated_region,
         ranks=3,
-        truth=Truth(2, module="", iteration=1),
+        truth=Truth(2, module="race", iteration=1),
         replicas=Replicas(("weight",), step=1, minority=(2,), kernel=RACY, origin="kernel"),
+    ),
+    "own_learning_rate": Program(
+        own_learning_rate, truth=CLEAN, replicas=Replicas(("0.weight", "0.bias", "2.weight", "2.bias"), step=1)
+    ),
+    "skipped_update": Program(skipped_update, truth=CLEAN, replicas=Replicas(("0.bias",), step=1, origin="sequence")),
+    "racy_update": Program(
+        racy_update,
+        ranks=4,
+        truth=Truth(3, iteration=1),
+        replicas=Replicas(("0.weight",), step=1, kernel=RACY, origin="kernel"),
     ),
     "batch_norm": Program(batch_norm, truth=CLEAN),
 }

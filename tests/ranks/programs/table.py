@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.ranks.programs import data_parallel, messages, outside, pipeline, replicas, sharded, tensor_parallel
+from tests.ranks.programs import data_parallel, further, messages, outside, pipeline, replicas, sharded, tensor_parallel
 from tests.ranks.programs.base import Program
 
 PROGRAMS: Mapping[str, Program] = {
@@ -15,4 +15,5 @@ PROGRAMS: Mapping[str, Program] = {
     **messages.PROGRAMS,
     **outside.PROGRAMS,
     **replicas.PROGRAMS,
+    **further.PROGRAMS,
 }
