@@ -4,11 +4,12 @@ recording them changes nothing."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 
 from hashbench.divergence.rank_verdict import RanksVerdict
 from hashbench.divergence.ranks import find_across_ranks
@@ -16,18 +17,39 @@ from hashbench.divergence.replicas import ReplicasVerdict, check_replicas
 from hashbench.records import Trace
 from hashbench.trace import file
 from tests.ranks.pool import Outcome, RankPool
-from tests.ranks.programs.base import Truth
+from tests.ranks.programs.base import Replicas, Truth
 from tests.ranks.programs.table import PROGRAMS
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ranks")]
 
 VARIANTS = {"clean": False, "planted": True}
-TWO_RUNS = [name for name, program in PROGRAMS.items() if program.truth != Truth()]
 ENDING = [name for name, program in PROGRAMS.items() if not program.truth.missing]
 REPLICAS = [name for name, program in PROGRAMS.items() if program.replicas is not None]
 EARLY_ROUNDS = CLEAN_ROUNDS = 20
 
 AGREE = "all ranks agree"
+
+OPEN = {
+    "uneven_gather": "outputs of all_gather in one storage have no digest but the first",
+    "pickled_decision": "runs of other numbers of steps are not compared behind the last common one",
+    "early_stopping": "runs of other numbers of steps are not compared behind the last common one",
+    "uneven_batches": "ranks of other numbers of steps are not compared behind the last common one",
+}
+"""Programs on which the verdict is not right yet, and why."""
+OPEN_CLEAN = {name: OPEN[name] for name in ("uneven_batches",)}
+OPEN_REPLICAS = {
+    "zero_step": "a step ends with the inner optimizer, in front of ZeRO's broadcasts",
+    "forgotten_gradient": "data of each rank's own that come in by the gradient are told as rng",
+}
+OPEN_CLEAN_REPLICAS = {name: OPEN_REPLICAS[name] for name in ("zero_step",)}
+
+
+def programs(names: Iterable[str], *, still_open: Mapping[str, str]) -> list[ParameterSet]:
+    """Parameters of a test of these programs; those that are open must fail until they are not."""
+    return [
+        pytest.param(name, marks=pytest.mark.xfail(reason=still_open[name], strict=True) if name in still_open else ())
+        for name in names
+    ]
 
 
 class Specimens:
@@ -105,33 +127,36 @@ def said(verdict: RanksVerdict) -> str:
 
 def is_right(verdict: RanksVerdict, truth: Truth) -> bool:
     """Whether a verdict on two planted runs says what is true."""
-    if truth.missing:
-        return not verdict.first and not verdict.equal
+    told = all(any(f"ank {rank} " in sentence for sentence in verdict.unknown) for rank in truth.missing)
     if truth.rank is None:
-        return verdict.equal
-    if len(verdict.first) != 1:
+        return not verdict.first and (bool(truth.missing) or verdict.equal) and told
+    found, *beside = sorted(verdict.first, key=lambda one: one.rank != truth.rank) or [None]
+    if found is None:
         return False
-    found = verdict.first[0]
+    others = {one.rank for one in verdict.differing} - {one.rank for one in verdict.first}
     kernel = truth.kernel if found.origin in ("kernel", "collective", "unwaited") else found.kernel
     return (
-        found.rank == truth.rank
+        told
+        and found.rank == truth.rank
         and found.origin in truth.origin
         and found.kernel == kernel
         and f".{found.module}".endswith(f".{truth.module or ''}".rstrip("."))
         and truth.iteration in (None, found.iteration)
-        and {(one.rank, one.kernel) for one in verdict.later} >= {*truth.later}
+        and {(one.rank, one.kernel) for one in beside} == {*truth.beside}
+        and {(one.rank, one.kernel) for one in verdict.later} == {*truth.later}
+        and (bool(found.through) or not others)
     )
 
 
 # ------------------------------------------------------------------------------------------------------- two runs
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", programs(PROGRAMS, still_open=OPEN_CLEAN))
 def test_two_runs_of_a_clean_twin_agree_on_all_ranks(name: str, pair_of: Callable[[str, bool], Pair]) -> None:
     assert said(pair_of(name, False).verdict(PROGRAMS[name].ranks)) == AGREE
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", programs(PROGRAMS, still_open=OPEN))
 def test_two_planted_runs_are_told_apart_where_the_fault_is(name: str, pair_of: Callable[[str, bool], Pair]) -> None:
     verdict = pair_of(name, True).verdict(PROGRAMS[name].ranks)
     assert is_right(verdict, PROGRAMS[name].truth), said(verdict)
@@ -143,6 +168,7 @@ def test_clean_twins_agree_in_every_round(round_of: int, specimens: Specimens) -
     verdicts = {
         name: said(recorded_twice(specimens, name, planted=False).verdict(program.ranks))
         for name, program in PROGRAMS.items()
+        if name not in OPEN_CLEAN
     }
     assert {name: verdict for name, verdict in verdicts.items() if verdict != AGREE} == {}, f"round {round_of}"
 
@@ -158,20 +184,43 @@ def test_read_before_its_wait_is_told_in_every_round(round_of: int, specimens: S
 
 
 def parted(verdict: ReplicasVerdict) -> list[str]:
-    """The names of the replicas that part, without the prefix of DDP."""
-    return [one.name.removeprefix("module.") for one in verdict.findings]
+    """The replicas that part, and how."""
+    return [
+        f"{one.name} after step {one.step}, minority {one.minority}: {one.origin} {one.kernel}"
+        for one in verdict.differing
+    ]
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+def are_right(verdict: ReplicasVerdict, truth: Replicas) -> bool:
+    """Whether a verdict on a planted run says what is true."""
+    first = [one for one in verdict.differing if one.step == truth.step]
+    return (
+        len(first) == len(truth.names)
+        and all(any(one.name.endswith(f".{name}") for one in first) for name in truth.names)
+        and {one.minority for one in first} == {truth.minority}
+        and (not truth.origin or truth.origin in {one.origin for one in first})
+        and (not truth.kernel or truth.kernel in {one.kernel for one in first})
+        and min(one.step for one in verdict.differing if one.step is not None) == truth.step
+    )
+
+
+@pytest.mark.parametrize("name", programs(PROGRAMS, still_open=OPEN_CLEAN_REPLICAS))
 def test_replicas_of_a_clean_twin_agree(name: str, pair_of: Callable[[str, bool], Pair]) -> None:
     assert parted(check_replicas(pair_of(name, False).traces[0])) == []
 
 
-@pytest.mark.parametrize("name", REPLICAS)
+@pytest.mark.parametrize(
+    "name", programs((name for name in ENDING if PROGRAMS[name].replicas is None), still_open=OPEN_REPLICAS)
+)
+def test_replicas_agree_in_a_planted_run_that_parts_none(name: str, pair_of: Callable[[str, bool], Pair]) -> None:
+    assert parted(check_replicas(pair_of(name, True).traces[0])) == []
+
+
+@pytest.mark.parametrize("name", programs(REPLICAS, still_open=OPEN_REPLICAS))
 def test_replicas_that_part_are_named(name: str, pair_of: Callable[[str, bool], Pair]) -> None:
-    verdict, truth = check_replicas(pair_of(name, True).traces[0]), PROGRAMS[name].replicas
+    truth, verdict = PROGRAMS[name].replicas, check_replicas(pair_of(name, True).traces[0])
     assert truth is not None
-    assert parted(verdict)[: len(truth.names)] == [*truth.names], verdict
+    assert are_right(verdict, truth), parted(verdict)
 
 
 # -------------------------------------------------------------------------- nothing is changed by looking
