@@ -24,14 +24,15 @@ from torch import nn
 
 from benchmarks.overhead import interleaved, ratio
 from benchmarks.table import Table, against
+from hashbench import HashDebugTrace
 
 RANKS, LAYERS, WIDTH, HEADS, BATCH, TOKENS = 2, 4, 128, 4, 4, 32
 BLOCK = 3
 """Steps that are recorded together."""
 
 TOTAL_GOAL, CONTRIBUTIONS_GOAL, BYTES_GOAL = 1.30, 0.03, 40.0
-_REPETITIONS = 7
-UNTRACED, RECORDED, WITHOUT = "untraced", "recorded", "without contributions"
+_REPETITIONS = 25
+UNTRACED, TRACED, RECORDED, WITHOUT = "untraced", "traced", "recorded", "without contributions"
 
 Step = Callable[[], None]
 
@@ -133,6 +134,7 @@ def measure_rank(rank: int, folder: str, repetitions: int) -> None:
     into = Path(folder, "recording")
     arms: dict[str, Callable[[], AbstractContextManager[object]]] = {
         UNTRACED: contextlib.nullcontext,
+        TRACED: partial(HashDebugTrace, tracer="native"),
         RECORDED: partial(recorded, into),
         WITHOUT: partial(recorded, into, contributions=False),
     }
@@ -175,7 +177,7 @@ def _overhead(taken: list[dict[str, dict[str, dict[str, list[float]]]]]) -> Tabl
             # The slowest rank is what a step takes: both wait for it.
             arms = {
                 arm: [max(both) for both in zip(*(rank[name][clock][arm] for rank in taken), strict=True)]
-                for arm in (UNTRACED, RECORDED, WITHOUT)
+                for arm in (UNTRACED, TRACED, RECORDED, WITHOUT)
             }
             total = ratio(arms[RECORDED], arms[UNTRACED])
             share = statistics.median(
@@ -187,6 +189,7 @@ def _overhead(taken: list[dict[str, dict[str, dict[str, list[float]]]]]) -> Tabl
                 (
                     f"{name}, {clock} time",
                     f"{step * 1e3:.1f} ms",
+                    f"{ratio(arms[TRACED], arms[UNTRACED]):.3g}",
                     *against(total, goal=TOTAL_GOAL),
                     *against(share, goal=CONTRIBUTIONS_GOAL),
                     len(arms[UNTRACED]),
@@ -195,12 +198,13 @@ def _overhead(taken: list[dict[str, dict[str, dict[str, list[float]]]]]) -> Tabl
     return Table(
         title=f"Recording {RANKS} ranks of a {LAYERS}-layer transformer, {WIDTH} wide, {BATCH}x{TOKENS}",
         headers=(
-            *("workload", "untraced step", "recorded / untraced", "goal", "reached"),
+            *("workload", "untraced step", "traced / untraced", "recorded / untraced", "goal", "reached"),
             *("added by contributions / untraced", "goal", "reached", "repetitions"),
         ),
         rows=tuple(rows),
         notes=(
-            f"Medians of ratios within one repetition of {BLOCK} steps; files are written and compressed in that time.",
+            f"Medians of ratios within one repetition of {BLOCK} steps. Recorded: records are built and written "
+            "in that time; traced: not even built.",
         ),
     )
 
