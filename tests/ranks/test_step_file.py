@@ -76,7 +76,9 @@ def test_what_cannot_be_written_whole_leaves_nothing(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"plain text", gzip.compress(b"text"), b"\x1f\x8b\x08\x10", bytes(99)], ids=repr
+    "content",
+    [b"", b"plain text", gzip.compress(b"text"), b"\x1f\x8b\x08\x10", bytes(99)],
+    ids=["empty", "text", "gzip without comment", "cut header", "zeros"],
 )
 def test_other_files_are_of_no_run(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(content)
