@@ -30,6 +30,7 @@ from hashbench.io import replace_file
 from hashbench.records import OpRecord, Ref, TensorDigest, Trace
 from hashbench.trace import file, native
 from hashbench.trace.callbacks import TraceCallback, TraceOptions
+from hashbench.trace.digest import untraced
 from hashbench.trace.mode import TracingMode, is_tracing
 from hashbench.trace.native.tracer import NativeTracer
 from hashbench.trace.tracer import choose
@@ -237,7 +238,10 @@ class HashDebugTrace:
         ]
 
     def _so_far(self) -> Trace:
-        return self._tracer.built()[0] if self.is_active() else self.finish()
+        if not self.is_active():
+            return self.finish()
+        with untraced():  # digests are fetched from devices
+            return self._tracer.built()[0]
 
     def print_summary(self, top: int = 10, *, to_file: bool = False) -> None:
         """Print the number of recorded ops, and the ``top`` most frequent ones one to a line; write it to

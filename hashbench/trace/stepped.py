@@ -11,6 +11,7 @@ from hashbench.records import Trace
 from hashbench.trace import native
 from hashbench.trace.api import refuse_nested
 from hashbench.trace.callbacks import TraceOptions
+from hashbench.trace.digest import untraced
 from hashbench.trace.mode import TracingMode
 from hashbench.trace.native.tracer import NativeTracer
 from hashbench.trace.segments import TraceSegment, TraceSegments
@@ -26,6 +27,7 @@ class SteppedTrace:
         settings: as for :class:`~hashbench.trace.api.HashDebugTrace`.
         after_step: called with the optimizer after each of its steps, from :meth:`follow` until :meth:`unfollow`. It
             may start and stop the trace.
+        options: what is recorded.
     """
 
     def __init__(
@@ -35,9 +37,10 @@ class SteppedTrace:
         tracer: str = "auto",
         model: torch.nn.Module | None = None,
         settings: Callable[[], Mapping[str, str]] | None = None,
+        options: TraceOptions | None = None,
     ) -> None:
         self.choice = choose(tracer)
-        options = TraceOptions()
+        options = options or TraceOptions()
         self._tracer: TracingMode | NativeTracer = (
             TracingMode(options) if self.choice.tracer == "python" else native.make_tracer(options)
         )
@@ -102,9 +105,10 @@ class SteppedTrace:
         self._tracer.raw.settle()
 
     def taken(self) -> TraceSegment:
-        """Return what is new since the last call."""
+        """Return what is new since the last call. Synchronizes devices."""
         assert self._segments is not None
-        return self._tracer.taken(self._segments)
+        with untraced():  # the program is being recorded, and digests are fetched from devices
+            return self._tracer.taken(self._segments)
 
     def _mark(self, label: str) -> None:
         if self._settings is not None:
