@@ -92,6 +92,12 @@ def count(number: int, word: str) -> str:
     return f"{number} {word}{'' if number == 1 else 's'}"
 
 
+def rank_words(ranks: Iterable[int]) -> str:
+    """Return ``rank 1`` or ``ranks 0, 2``, the first few of them."""
+    named = [str(rank) for rank in ranks]
+    return f"rank{'' if len(named) == 1 else 's'} {a_few(named)}"
+
+
 # ------------------------------------------------------------------------------------------------------ numbers
 
 _LARGEST_ULP = 2**24

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import re
 import unicodedata
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ from hashbench.text import (
     one_line,
     percent,
     printable,
+    rank_words,
     shorten,
     spaced,
 )
@@ -197,6 +199,14 @@ def test_memory(mib: float, text: str) -> None:
 )
 def test_percentages(share: float, text: str) -> None:
     assert percent(share) == text
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [((1,), "rank 1"), ((0, 2), "ranks 0, 2"), (range(64), "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 56 more")],
+)
+def test_ranks(ranks: Iterable[int], text: str) -> None:
+    assert rank_words(ranks) == text
 
 
 def test_distances_that_are_no_rounding_have_no_ulp() -> None:

@@ -18,13 +18,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hashbench.records import Collective, OpRecord, Ref, Trace
-from hashbench.trace.collective_ops import LOCAL, RECEIVE, UNKNOWN, WAIT
+from hashbench.trace.collective_ops import FROM_ROOT, NO_EXCHANGE, RECEIVE, UNKNOWN
 
 PENDING = "pending"
 """Digest of what had not arrived when the trace ended; it says nothing of the content."""
 
-_NO_EXCHANGE = frozenset({LOCAL, WAIT})
-_FROM_ROOT = frozenset({"broadcast", "scatter"})
 _EQUALIZING = frozenset({"broadcast", "combine", "gather"})
 
 
@@ -68,7 +66,7 @@ def group_word(process_group: Sequence[int], ordinal: int = 0) -> str:
 def exchanges(record: OpRecord) -> bool:
     """Return True if a record may exchange data with other ranks: not in a group of one rank, nor by waiting."""
     collective = record.collective
-    return collective is not None and len(collective.process_group) != 1 and collective.kind not in _NO_EXCHANGE
+    return collective is not None and len(collective.process_group) != 1 and collective.kind not in NO_EXCHANGE
 
 
 def equalizes(collective: Collective) -> bool:
@@ -87,7 +85,7 @@ def givers_of(collective: Collective) -> tuple[int, ...]:
         return ()
     if collective.kind == RECEIVE and collective.peer is not None:
         return (collective.peer,)
-    if collective.kind in _FROM_ROOT and collective.root is not None:
+    if collective.kind in FROM_ROOT and collective.root is not None:
         return (collective.root,)
     return collective.process_group
 

@@ -11,7 +11,7 @@ from hashbench.divergence.meetings import Meeting
 from hashbench.divergence.rank_verdict import RankHop
 from hashbench.divergence.rank_walk import Candidate, JudgedRanks, Node
 from hashbench.records import op_of
-from hashbench.text import a_few
+from hashbench.text import rank_words
 
 AT_A_MEETING = frozenset({Origin.COLLECTIVE, Origin.RANKS})
 """Origins of a difference that entered in a collective, on all ranks that received from it."""
@@ -49,7 +49,9 @@ def path_text(judged: JudgedRanks, candidate: Candidate, hops: Sequence[RankHop]
     ``rank 1: aten.index_put_ -> all_reduce #7 of group 0-1 -> rank 0``, with further hops behind semicolons; empty if
     it came to no other rank.
     """
-    told = [f"{'' if hop.rank is None else f'rank {hop.rank}: '}{_call(hop)} -> {_ranks(hop.ranks)}" for hop in hops]
+    told = [
+        f"{'' if hop.rank is None else f'rank {hop.rank}: '}{_call(hop)} -> {rank_words(hop.ranks)}" for hop in hops
+    ]
     if told and hops[0].rank is not None:
         rank = candidate.at.rank
         told[0] = told[0].replace(f"rank {rank}: ", f"rank {rank}: {_short(judged, candidate)} -> ", 1)
@@ -82,10 +84,6 @@ def _arrivals(judged: JudgedRanks, starts: Iterable[Node], graph: Graph) -> Iter
             _, giver, at = came.pop(rank)
             yield at, giver
         known |= {*nearest}
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {a_few([str(rank) for rank in ranks])}"
 
 
 def _short(judged: JudgedRanks, candidate: Candidate) -> str:

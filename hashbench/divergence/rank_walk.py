@@ -34,6 +34,7 @@ from hashbench.divergence.meetings import (
     number_calls,
 )
 from hashbench.records import Collective, OpRecord, Ref, Trace
+from hashbench.text import rank_words
 
 
 class Node(NamedTuple):
@@ -322,13 +323,9 @@ def missing_words(missing: Iterable[int], present: Iterable[int]) -> str:
     """Say which ranks have no trace, and which no such call: ``no trace of rank 3``."""
     uncalled = sorted(set(present))
     gone = sorted(set(missing) - set(uncalled))
-    words = [f"no trace of {_ranks(gone)}"] if gone else []
-    words += [f"no such call in the traces of {_ranks(uncalled)}"] if uncalled else []
+    words = [f"no trace of {rank_words(gone)}"] if gone else []
+    words += [f"no such call in the traces of {rank_words(uncalled)}"] if uncalled else []
     return " and ".join(words)
-
-
-def _ranks(ranks: list[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
 def _first_lone_call(judged: JudgedRanks, rank: int, meeting: Meeting | None) -> str:

@@ -4,13 +4,13 @@ ranks check`` does: at most ten lines, or one JSON document."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hashbench.catalog import Origin
 from hashbench.divergence.rank_verdict import RankDivergence, RankHop, RankResult, RanksVerdict
 from hashbench.divergence.replicas import UNREDUCED, ReplicaDifference, ReplicasVerdict
-from hashbench.text import a_few, count, when
+from hashbench.text import a_few, count, rank_words, when
 
 MOST_LINES = 10
 """Number of lines of either text."""
@@ -141,11 +141,11 @@ def _results(differing: Sequence[RankResult]) -> str:
     ranks = sorted({one.rank for one in differing})
     steps = [one.step for one in differing if one.step is not None]
     first = f", from step {min(steps)} on" if steps else ""
-    return f"{a_few(names, _SHOWN)} on {_ranks(ranks)}{first}"
+    return f"{a_few(names, _SHOWN)} on {rank_words(ranks)}{first}"
 
 
 def _compared(verdict: RanksVerdict) -> str:
-    return f"{_ranks(verdict.ranks)}, {count(verdict.records, 'record')} of each run{_steps(verdict.steps)}"
+    return f"{rank_words(verdict.ranks)}, {count(verdict.records, 'record')} of each run{_steps(verdict.steps)}"
 
 
 # ------------------------------------------------------------------------------------------------- replicas
@@ -153,7 +153,8 @@ def _compared(verdict: RanksVerdict) -> str:
 
 def _check_lines(verdict: ReplicasVerdict) -> Iterator[str]:
     checked = "; ".join(
-        f"{count(number, 'parameter')} on {_ranks(ranks)}" for ranks, number in list(verdict.checked.items())[:_SHOWN]
+        f"{count(number, 'parameter')} on {rank_words(ranks)}"
+        for ranks, number in list(verdict.checked.items())[:_SHOWN]
     )
     if verdict.differing:
         yield from _difference(verdict.differing)
@@ -164,16 +165,16 @@ def _check_lines(verdict: ReplicasVerdict) -> Iterator[str]:
     if verdict.inferred:
         yield _line("inferred", f"{a_few(verdict.inferred, _SHOWN)}: a replica, as its gradient is reduced")
     if verdict.missing:
-        yield _line("not known", f"no trace of {_ranks(verdict.missing)}")
+        yield _line("not known", f"no trace of {rank_words(verdict.missing)}")
     yield from _unknown(verdict.unknown)
 
 
 def _difference(differing: Sequence[ReplicaDifference]) -> Iterator[str]:
     first = differing[0]
     since = "" if first.step is None else f" since step {first.step}"
-    yield _line("replicas differ", f"{first.name} on {_ranks(first.ranks)}{since}")
+    yield _line("replicas differ", f"{first.name} on {rank_words(first.ranks)}{since}")
     if first.minority:
-        yield _line("minority", _ranks(first.minority))
+        yield _line("minority", rank_words(first.minority))
     if first.written_by:
         yield _line("written by", first.written_by)
     if first.origin:
@@ -212,11 +213,6 @@ def _steps(steps: tuple[int, int] | None) -> str:
     if steps is None:
         return ""
     return f", step {steps[0]}" if steps[0] == steps[1] else f", steps {steps[0]} to {steps[1]}"
-
-
-def _ranks(ranks: Iterable[int]) -> str:
-    named = [str(rank) for rank in ranks]
-    return f"rank{'' if len(named) == 1 else 's'} {a_few(named)}"
 
 
 def _in_brackets(*parts: str) -> str:

@@ -32,6 +32,7 @@ from hashbench.divergence.meetings import equalizes, exchanges, group_word, insi
 from hashbench.divergence.whole_steps import up_to_common_step
 from hashbench.errors import HashbenchError
 from hashbench.records import OpRecord, Ref, Result, TensorDigest, Trace
+from hashbench.text import count
 from hashbench.trace.file import refuse_different
 
 UNREDUCED = "unreduced"
@@ -127,7 +128,7 @@ def check_replicas(traces: Mapping[int, Trace]) -> ReplicasVerdict:
     """
     if len(traces) < 2:
         raise HashbenchError(
-            f"{len(traces)} rank{'' if len(traces) == 1 else 's'} left a trace",
+            f"{count(len(traces), 'rank')} left a trace",
             consequence="there are no replicas to compare",
             tip="Give the traces of two ranks of one run at least.",
         )

@@ -16,7 +16,7 @@ from hashbench.io import read_file
 from hashbench.processes import uncollected
 from hashbench.ranks.step_file import run_of, without_run
 from hashbench.records import Trace, TracedRank
-from hashbench.text import a_few, one_line
+from hashbench.text import one_line, rank_words
 from hashbench.trace import file
 from hashbench.trace.file import ParsedRecords, refuse_different
 
@@ -152,8 +152,8 @@ def _notes(
 ) -> Iterable[str]:
     for rank, why in unreadable.items():
         yield f"{path}: the trace of rank {rank} cannot be read: {one_line(why)}"
-    if absent := [str(rank) for rank in missing if rank not in unreadable]:
-        yield f"{path}: no trace of rank{'s' * (len(absent) > 1)} {a_few(absent)}"
+    if absent := [rank for rank in missing if rank not in unreadable]:
+        yield f"{path}: no trace of {rank_words(absent)}"
     for rank, one in known.items():
         if one.ended == file.CUT:
             yield f"{path}: the trace of rank {rank} is cut; its whole steps were read"

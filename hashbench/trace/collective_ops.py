@@ -29,7 +29,12 @@ NAMESPACES = frozenset(
 torch/distributed/_functional_collectives.py, tensor/_collective_utils.py, fsdp/_fully_shard/_fsdp_collectives.py)."""
 
 UNKNOWN, RECEIVE, LOCAL, WAIT = "unknown", "receive", "local", "wait"
-_FROM_ROOT = frozenset({"broadcast", "scatter"})
+FROM_ROOT = frozenset({"broadcast", "scatter"})
+"""Kinds by which the root alone gives."""
+
+NO_EXCHANGE = frozenset({LOCAL, WAIT})
+"""Kinds by which nothing passes between ranks."""
+
 
 KINDS: Mapping[str, str] = MappingProxyType(
     {
@@ -68,7 +73,7 @@ class CollectiveOp:
     @property
     def exchanges(self) -> bool:
         """True if data or signals pass between ranks."""
-        return self.kind not in (LOCAL, WAIT)
+        return self.kind not in NO_EXCHANGE
 
 
 @functools.cache
@@ -136,7 +141,7 @@ class CollectivePlan:
     def given(self, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_root: bool) -> list[tuple[str, Any]]:
         """Return the arguments that are given to other ranks, by position or name; ``is_root``: this rank may be the
         root."""
-        if self.kind in _FROM_ROOT and not is_root:
+        if self.kind in FROM_ROOT and not is_root:
             return []
         return [
             (str(at), args[at]) if at < len(args) else (name, kwargs[name])
