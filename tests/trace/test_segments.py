@@ -154,8 +154,8 @@ def test_records_of_threads_are_in_one_part_each() -> None:
     assert trace.results == expected.results
 
 
-@torch.library.custom_op("hashbench_tests::interrupted", mutates_args=())
-def interrupted(x: torch.Tensor) -> torch.Tensor:
+@torch.library.custom_op("hashbench_tests::taken_inside", mutates_args=())
+def taken_inside(x: torch.Tensor) -> torch.Tensor:
     made = x.sin()
     INSIDE[-1]()
     return made * 2
@@ -167,7 +167,7 @@ INSIDE: list[Callable[[], None]] = []
 def test_part_that_ends_within_a_call_has_what_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     def program(cut: Callable[[], None]) -> Mapping[str, Any]:
         monkeypatch.setitem(globals(), "INSIDE", [cut])
-        return {"out": interrupted(torch.ones(3)) + 1}
+        return {"out": taken_inside(torch.ones(3)) + 1}
 
     trace, parts = in_parts(program, "native")
     expected = at_once(program, "native")
