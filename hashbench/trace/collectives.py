@@ -279,8 +279,8 @@ class Collectives:
     def _hash(self, number: int, exchange: _Exchange, *, limit: float | None = None) -> None:
         if not exchange.arrive(limit=limit) or self._open.pop(number, None) is None:
             return
-        for tensor, arrival in zip(exchange.tensors, exchange.arrivals, strict=True):
-            mark = get_mark(tensor)
+        marks = [get_mark(tensor) for tensor in exchange.tensors]  # some may share a storage
+        for tensor, arrival, mark in zip(exchange.tensors, exchange.arrivals, marks, strict=True):
             if mark is not None and mark[1:] == (number, IN_FLIGHT) and _is_whole(tensor):
                 set_mark(tensor, (self._token, number, None))
                 arrival.value = raw_digest(tensor, self._ledger)[3]

@@ -110,6 +110,19 @@ def test_an_output_that_nobody_reads_is_hashed_at_the_end(ranks: Sequence[Any]) 
     joined.join()
 
 
+def test_outputs_that_share_a_storage_are_all_hashed(ranks: Sequence[Any]) -> None:
+    def gathered(group: Any, x: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        into = torch.empty(2, 4)
+        return into, group.allgather([list(into.unbind())], [x], c10d.AllgatherOptions())
+
+    with HashDebugTrace() as trace:
+        into, work = gathered(ranks[0], torch.zeros(4))
+        elsewhere(lambda: gathered(ranks[1], torch.ones(4))[1].wait())
+        work.wait()
+        into.sum()
+    assert of(trace.finish(), "c10d.allgather_.default").outputs == (digest(torch.zeros(4)), digest(torch.ones(4)))
+
+
 def test_what_is_done_behind_the_trace_is_neither_hashed_nor_undone(ranks: Sequence[Any]) -> None:
     """Gloo's ``Work`` of a reduce-scatter writes its output in every wait."""
 
