@@ -24,7 +24,7 @@ from hashbench.divergence.meetings import calls_in_channels, group_word
 from hashbench.divergence.rank_choice import DifferingResult, choose_candidates, order_of, unpreceded
 from hashbench.divergence.rank_verdict import RankDivergence, RankResult, RanksVerdict
 from hashbench.divergence.rank_walk import JudgedRanks, missing_words
-from hashbench.divergence.whole_steps import up_to_common_step
+from hashbench.divergence.whole_steps import results_by_step, up_to_common_step
 from hashbench.errors import HashbenchError
 from hashbench.records import Result, Trace
 from hashbench.trace.file import refuse_different
@@ -169,24 +169,15 @@ def _unequal_calls(judged: JudgedRanks) -> Iterator[str]:
 
 
 def _differing_results(rank: int, known: Differences) -> Iterator[DifferingResult]:
-    """Yield the results of a rank that differ, after each step or, without steps, at the end."""
-    first, second = known.runs.first, known.runs.second
-    numbers = [step.number for step in first.steps]
-    pairs = [(step.number, step.results) for step in first.steps]
-    others = [(step.number, step.results) for step in second.steps]
-    last: int | None = None
-    if not pairs or (first.results, second.results) != (pairs[-1][1], others[-1][1] if others else ()):
-        pairs, others = [*pairs, (len(numbers), first.results)], [*others, (len(numbers), second.results)]
-        last = len(numbers)
-    theirs = dict(others)
-    for number, results in pairs:
-        if number not in theirs or results == theirs[number]:
+    """Yield the results of a rank that differ, after each step that both runs have and at the end."""
+    first, second = (results_by_step(run) for run in (known.runs.first, known.runs.second))
+    for step, results in first.items():
+        if step not in second or results == second[step]:
             continue
-        old, new = ({result.name: result for result in one} for one in (results, theirs[number]))
+        old, new = ({result.name: result for result in one} for one in (results, second[step]))
         for name in dict.fromkeys([*old, *new]):
             a, b = old.get(name), new.get(name)
             if _digest(a) != _digest(b):
-                step = None if number == last else number
                 yield DifferingResult(RankResult(rank, name, step), a, b)
 
 

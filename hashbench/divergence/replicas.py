@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from hashbench.catalog import Origin
@@ -29,7 +29,7 @@ from hashbench.compare.align import SECOND, PairedRuns, name_of, pair
 from hashbench.compare.slice import Slice, backward_slice
 from hashbench.divergence.introduce import Differences, Source, find_differences
 from hashbench.divergence.meetings import equalizes, exchanges, group_word, inside_collectives
-from hashbench.divergence.whole_steps import up_to_common_step
+from hashbench.divergence.whole_steps import results_by_step, up_to_common_step
 from hashbench.errors import HashbenchError
 from hashbench.records import OpRecord, Ref, Result, TensorDigest, Trace
 from hashbench.text import count
@@ -168,7 +168,10 @@ def _replicas(run: Mapping[int, Trace]) -> Mapping[_Replica, bool]:
     """Return the replicas, by ranks that have a trace and name: True if that follows from a reduced gradient."""
     found: dict[_Replica, bool] = {}
     for trace in run.values():
-        known = {result.name: result for results in _steps(trace).values() for result in results}
+        known: dict[str, Result] = {}
+        for result in (one for results in results_by_step(trace).values() for one in results):
+            if result.replicas or result.name not in known:  # at the end groups may be gone
+                known[result.name] = result
         reduced: Mapping[str, tuple[int, ...]] | None = None
         for name, result in known.items():
             ranks, inferred = result.replicas, False
@@ -179,12 +182,6 @@ def _replicas(run: Mapping[int, Trace]) -> Mapping[_Replica, bool]:
             if len(present) > 1:
                 found.setdefault((present, name), inferred)
     return found
-
-
-def _steps(trace: Trace) -> Mapping[int | None, Sequence[Result]]:
-    """Return the results of a trace by step; under ``None`` those at the end of a trace without steps."""
-    steps: dict[int | None, Sequence[Result]] = {step.number: step.results for step in trace.steps}
-    return steps or {None: trace.results}
 
 
 def _reduced_gradients(trace: Trace) -> Mapping[str, tuple[int, ...]]:
@@ -234,7 +231,7 @@ class _Apart:
 def _apart(run: Mapping[int, Trace], replicas: Iterable[_Replica]) -> Iterator[_Apart]:
     """Yield the replicas that differ, after the first step where they do."""
     by_rank = {
-        rank: {step: {result.name: result for result in results} for step, results in _steps(trace).items()}
+        rank: {step: {result.name: result for result in results} for step, results in results_by_step(trace).items()}
         for rank, trace in run.items()
     }
     for ranks, name in replicas:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hashbench.errors import HashbenchError
-from hashbench.records import Trace
+from hashbench.records import Result, Trace
 
 _NAMES = ("first", "second")
 
@@ -17,7 +17,7 @@ class WholeSteps:
 
     Attributes:
         runs: the traces of each run.
-        steps: first and last step; ``None`` if the runs were not recorded by steps.
+        steps: first and last step of any trace; ``None`` if the runs were not recorded by steps.
         ended: sentences on the traces that end early, and what was left out.
     """
 
@@ -27,7 +27,10 @@ class WholeSteps:
 
 
 def up_to_common_step(*runs: Mapping[int, Trace]) -> WholeSteps:
-    """Cut all traces after the last step that all have, if any of them ended early or has other steps.
+    """Cut all traces after the last step that all have, if any of them ended early.
+
+    Traces that all ended by themselves are whole: ranks may make other numbers of steps, as with uneven batches, and so
+    may two runs, as where a loss decides when to stop. A rank without an optimizer has no steps, and is never cut.
 
     Args:
         runs: one run, or the first and the second: traces by global rank.
@@ -35,24 +38,24 @@ def up_to_common_step(*runs: Mapping[int, Trace]) -> WholeSteps:
     Raises:
         HashbenchError: they were recorded by steps, some ended early, and no step is whole in all of them.
     """
-    numbers = [[step.number for step in trace.steps] for traces in runs for trace in traces.values()]
+    traces = [trace for run in runs for trace in run.values()]
     ended = tuple(_ended(runs))
-    by_steps = any(numbers)
-    if not by_steps or (not ended and all(one == numbers[0] for one in numbers)):
-        return WholeSteps(runs, (numbers[0][0], numbers[0][-1]) if by_steps else None, ended)
-    common = sorted(set.intersection(*map(set, numbers)))
+    numbers = [{step.number for step in trace.steps} for trace in traces if trace.steps or _ended_early(trace)]
+    every = set().union(*numbers)
+    if not every or not ended:
+        return WholeSteps(runs, (min(every), max(every)) if every else None, ended)
+    common = set.intersection(*numbers)
     everywhere = "all ranks of both runs" if len(runs) > 1 else "all ranks"
     if not common:
         raise HashbenchError(
-            f"no step is whole on {everywhere}{': ' if ended else ''}{' '.join(ended)}".rstrip("."),
+            f"no step is whole on {everywhere}: {' '.join(ended)}".rstrip("."),
             consequence="nothing was compared",
             tip="Record for longer.",
         )
-    last = common[-1]
-    told = [*ended, *_other_steps(runs)] or ["Not all ranks have the same steps."]
-    told.append(f"Compared up to the end of step {last}, the last that {everywhere} have whole.")
-    cut = tuple({rank: cut_after(trace, last) for rank, trace in traces.items()} for traces in runs)
-    return WholeSteps(cut, (common[0], last), tuple(told))
+    last = max(common)
+    told = f"Compared up to the end of step {last}, the last that {everywhere} have whole."
+    cut = tuple({rank: cut_after(trace, last) if trace.steps else trace for rank, trace in run.items()} for run in runs)
+    return WholeSteps(cut, (min(common), last), (*ended, told))
 
 
 def cut_after(trace: Trace, number: int) -> Trace:
@@ -79,6 +82,15 @@ def cut_after(trace: Trace, number: int) -> Trace:
     )
 
 
+def results_by_step(trace: Trace) -> dict[int | None, tuple[Result, ...]]:
+    """Return the results of a trace after each step and, under ``None``, at its end."""
+    return {**{step.number: step.results for step in trace.steps}, None: trace.results}
+
+
+def _ended_early(trace: Trace) -> bool:
+    return trace.rank is not None and bool(trace.rank.ended)
+
+
 def _ended(runs: Sequence[Mapping[int, Trace]]) -> Iterator[str]:
     for run, traces in zip(_NAMES, runs, strict=False):
         of_run = f" of the {run} run" if len(runs) > 1 else ""
@@ -86,10 +98,3 @@ def _ended(runs: Sequence[Mapping[int, Trace]]) -> Iterator[str]:
             if trace.rank is not None and trace.rank.ended:
                 after = f" after step {trace.steps[-1].number}" if trace.steps else ""
                 yield f"Rank {rank}{of_run} ended early{after}: {trace.rank.ended}."
-
-
-def _other_steps(runs: Sequence[Mapping[int, Trace]]) -> Iterator[str]:
-    """Say how many steps each run has, if its ranks have as many and the runs do not."""
-    counts = [{len(trace.steps) for trace in traces.values()} for traces in runs]
-    if all(len(one) == 1 for one in counts) and counts[0] != counts[-1]:
-        yield f"The first run has {counts[0].pop()} whole steps and the second {counts[-1].pop()}."

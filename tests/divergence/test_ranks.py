@@ -746,12 +746,54 @@ def test_a_rank_that_was_killed_is_judged_up_to_the_last_step_that_all_have() ->
     )
 
 
-def test_runs_of_other_numbers_of_steps_are_compared_as_far_as_both_go() -> None:
-    traces = rank_traces(STEPS.format(zero="", one=""))
-    verdict = find_across_ranks(traces, {rank: cut_after(trace, 0) for rank, trace in traces.items()})
-    assert not verdict.equal
-    assert verdict.unknown[0] == "The first run has 2 whole steps and the second 1."
-    assert verdict.steps == (0, 0)
+DECIDED = """
+rank 0:
+    p = add_ !parameter/w input/0 -> a
+    replica p a as w 0-1
+    step
+    v = all_reduce !input/1 -> v|V
+    _local_scalar_dense v = 0|1
+    1: p = add_ !p input/0 -> b
+    1: replica p b as w 0-1
+    1: step
+rank 1:
+    p = add_ !parameter/w input/0 -> a
+    replica p a as w 0-1
+    step
+    v = put input/1 -> c|C
+    v = all_reduce !v -> v|V
+    _local_scalar_dense v = 0|1
+    1: p = add_ !p input/0 -> b
+    1: replica p b as w 0-1
+    1: step
+"""
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_runs_that_stop_at_another_step_are_compared_to_their_ends(swapped: bool) -> None:
+    verdict = judge_ranks(DECIDED, swapped=swapped)
+    assert [(one.rank, one.origin, one.kernel) for one in verdict.first] == [(1, "kernel", "aten.put.default")]
+    assert [(one.rank, one.name, one.step) for one in verdict.differing] == [(0, "w", None), (1, "w", None)]
+    assert (verdict.steps, verdict.unknown) == ((0, 1), ())
+
+
+def test_ranks_may_make_other_numbers_of_steps_by_design() -> None:
+    lines = STEPS.format(zero="", one="").rpartition("    x = relu")[0].replace("s|S", "s").replace("z|Z", "z")
+    verdict = judge_ranks(lines.replace("b|B", "b"))
+    assert (verdict.equal, verdict.steps, verdict.records) == (True, (0, 1), 4)
+
+
+def test_a_window_of_steps_has_results_behind_its_last_one() -> None:
+    traces = rank_traces(STEPS.format(zero="", one="").replace("|S", "").replace("|Z", "").replace("|B", ""))
+
+    def moved(trace: Trace) -> Trace:
+        steps = tuple(replace(step, number=step.number + 2) for step in trace.steps)
+        return replace(trace, steps=steps, results=(*trace.results, replace(trace.results[0], name="loss")))
+
+    window = {rank: moved(trace) for rank, trace in traces.items()}
+    other = {rank: replace(trace, results=trace.results[:1]) for rank, trace in window.items()}
+    verdict = find_across_ranks(window, other)
+    assert [(one.rank, one.name, one.step) for one in verdict.differing] == [(0, "loss", None), (1, "loss", None)]
 
 
 def test_a_rank_that_ended_before_its_first_step_leaves_nothing_to_compare() -> None:

@@ -284,6 +284,31 @@ def test_a_rank_that_ended_is_checked_up_to_the_last_whole_step() -> None:
     assert verdict.unknown[0] == "Rank 1 ended early after step 0: SIGKILL."
 
 
+def test_replicas_are_compared_behind_the_last_step_too() -> None:
+    lines = "rank {0}:\n p = add_ !parameter/w input/1 -> p\n replica p p as w 0-1\n step\n"
+    lines += " p = add_ !p input/0 -> q{0}\n replica p q{0} as w 0-1\n"
+    (found,) = check_replicas(rank_traces(lines.format(0) + lines.format(1))).differing
+    assert (found.name, found.step) == ("w", None)
+
+
+def test_replicas_whose_groups_are_gone_at_the_end_are_replicas() -> None:
+    lines = "rank {0}:\n p = add_ !parameter/w input/1 -> p\n replica p p as w 0-1\n step\n replica p p as w\n"
+    verdict = check_replicas(rank_traces(lines.format(0) + lines.format(1)))
+    assert (verdict.equal, verdict.checked) == (True, {(0, 1): 1})
+
+
+def test_replicas_of_ranks_with_other_numbers_of_steps_are_compared_at_the_end() -> None:
+    lines = "rank {0}:\n p = add_ !parameter/w input/1 -> p\n replica p p as w 0-1\n step\n"
+    more = " p = add_ !p input/1 -> q\n replica p q as w 0-1\n step\n"
+    last = " p = broadcast !p root=0 -> {0}\n replica p {0} as w 0-1\n"
+    equal, other = (
+        check_replicas(rank_traces(lines.format(0) + more + last.format("r") + lines.format(1) + last.format(end)))
+        for end in ("r", "x")
+    )
+    assert (equal.equal, equal.steps) == (True, (0, 1))
+    assert [(one.name, one.step) for one in other.differing] == [("w", None)]
+
+
 @pytest.mark.parametrize("count", [0, 1])
 def test_replicas_need_two_ranks(count: int) -> None:
     traces = rank_traces(three("a", "a"))
