@@ -428,8 +428,8 @@ class _RankPair:
         return alike and first.ordinal == second.ordinal and equalizes(first) and both[0].outputs != both[1].outputs
 
     def _is_by_design(self, node: str) -> bool:
-        """Return True for what differs between ranks by design: leaves, parts of a tensor, and what a collective gave
-        each rank of its own."""
+        """Return True for what differs between ranks by design: leaves, data that were drawn, parts of a tensor, and
+        what a collective gave each rank of its own."""
         if node in self.runs.leaves:
             return True
         both = self._exchange(node)
@@ -440,7 +440,8 @@ class _RankPair:
             return False
         source = self.known.sources.get(node)
         other_parts = source is not None and source.origin == Origin.SEQUENCE and self._reads_other_parts(node)
-        return other_parts or not self.runs.wrote(node)
+        drawn = source is not None and source.origin == Origin.RNG and not any(self.runs.read_by(node))
+        return other_parts or drawn or not self.runs.wrote(node)
 
     def _reads_other_parts(self, node: str) -> bool:
         """Return True if an op of both ranks read other parts of the same tensors."""

@@ -63,6 +63,30 @@ noise behind the reduction from other generators: w rng 0 normal
     {dp 0 ranks=0-1 extra="n = normal g rng=1 -> n0; g = add_ !g n -> c0 phase=backward" p=p0}
     {dp 1 ranks=0-1 extra="n = normal g rng=2 -> n1; g = add_ !g n -> c1 phase=backward" p=p1}
 
+a gradient that nobody reduces, of a batch that each rank draws: w unreduced 0 add_
+    rank 0:
+        x = randn rng=1 -> x0
+        g = mm x input/0 -> g0 phase=backward
+        p = add_ !parameter/w g -> p0 phase=optimizer
+        replica p p0 as w 0-1
+    rank 1:
+        x = randn rng=2 -> x1
+        g = mm x input/0 -> g1 phase=backward
+        p = add_ !parameter/w g -> p1 phase=optimizer
+        replica p p1 as w 0-1
+
+dropout of equal data from other generators: w rng 0 native_dropout
+    rank 0:
+        x = native_dropout input/0 rng=1 -> x0
+        g = mm x input/0 -> g0 phase=backward
+        p = add_ !parameter/w g -> p0 phase=optimizer
+        replica p p0 as w 0-1
+    rank 1:
+        x = native_dropout input/0 rng=2 -> x1
+        g = mm x input/0 -> g1 phase=backward
+        p = add_ !parameter/w g -> p1 phase=optimizer
+        replica p p1 as w 0-1
+
 a collective that left other content: w collective 0 c10d.allreduce_
     {dp 0 ranks=0-1 reduce="g = all_reduce !g -> s0" p=p0}
     {dp 1 ranks=0-1 reduce="g = all_reduce !g -> s1" p=p1}
