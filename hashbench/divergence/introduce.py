@@ -486,6 +486,10 @@ def _memory_read_blank(runs: PairedRuns, a: OpRecord) -> Source | None:
     return next(filter(None, (unwritten_memory(runs, source) for source in read)), None)
 
 
+_STORAGE = "Storage>"
+"""In the text of the arguments of an op that adopts memory, such as bytes that Python has made."""
+
+
 def unwritten_memory(runs: PairedRuns, node: str) -> Source | None:
     """Return the allocation behind a node's output, if the recorded writes since then did not cover all of it."""
     allocation = runs.coverage.allocation_behind(node)
@@ -493,6 +497,9 @@ def unwritten_memory(runs: PairedRuns, node: str) -> Source | None:
         return None
     if allocation in runs.only_filled:
         return _leaf_source(*runs.only_filled[allocation])
+    if any(record is not None and _STORAGE in record.arguments for record in runs.records[allocation]):
+        detail = "memory that this op adopted was written outside torch"
+        return Source(Origin.OUTSIDE, allocation, runs.position[allocation], detail, "", "", opaque_producer=True)
     detail = "memory that this op allocated was read before it was written"
     return Source(Origin.KERNEL, allocation, runs.position[allocation], detail, "uninitialised", "uninitialised")
 

@@ -128,6 +128,30 @@ a rank gives memory that was never written: 0 kernel empty
         x = all_reduce !input/0 -> s|S
         sum x => r|R
 
+bytes of Python in memory that an op adopts: 0 outside set_
+    rank 0:
+        b = set_ !input/0 (<UntypedStorage>) -> blank
+        b = broadcast !b@p|P root=0 -> p|P
+        sum b => r|R
+    rank 1:
+        b = empty -> blank
+        b = broadcast !b root=0 -> p|P
+        sum b => r|R
+
+times that ranks exchange, in front of what another one does otherwise: 1 sequence relu
+    rank 0:
+        b = set_ !input/0 (<UntypedStorage>) -> blank
+        b = all_gather !input/8 b@p|P -> g|G
+        x = all_reduce !input/1 -> s|S
+        sum x => r|R
+    rank 1:
+        b = set_ !input/0 (<UntypedStorage>) -> blank
+        b = all_gather !input/8 b@q|Q -> g|G
+        1: x = relu input/1 -> c
+        2: x = rsqrt input/1 -> C
+        x = all_reduce !x -> s|S
+        sum x => r|R
+
 padding that was never written, beside a kernel: 1 kernel put
     rank 0:
         p = empty -> blank*8
