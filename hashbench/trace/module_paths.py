@@ -176,6 +176,7 @@ class ModulePaths:
         self._listener = ModuleListener()
         self._counting: ModuleListener | None = None
         self._telling = False
+        self._stepping: list[int] = []
         self.use(ModuleStack())
 
     def use(self, stack: ModuleStack) -> None:
@@ -374,10 +375,18 @@ class ModulePaths:
             self._died = True
             self.stack.forget()
 
+    def _leave_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Forget the open step of an optimizer, and those within."""
+        if id(optimizer) in self._stepping:
+            del self._stepping[self._stepping.index(id(optimizer)) :]
+
     def _begin_step(
-        self, _: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Pre-hook of every optimizer step; returns its arguments with the closure wrapped, if there is one."""
+        if threading.get_ident() == self.stack.thread:
+            self._leave_step(optimizer)  # that raised
+            self._stepping.append(id(optimizer))
         if not self.following:
             return None
         self.set_optimizing(True)
@@ -389,9 +398,15 @@ class ModulePaths:
         self._listener.changed()
 
     def _end_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Post-hook of every optimizer step. One within the step of another optimizer, as ZeRO's is, is part of it."""
+        is_own = threading.get_ident() == self.stack.thread
+        if is_own:
+            self._leave_step(optimizer)
+            if self._stepping:
+                return
         if self.following:
             self.set_optimizing(False)
-        if threading.get_ident() == self.stack.thread:
+        if is_own:
             self._telling = self._counting is not None
             try:
                 self._listener.stepped(optimizer)

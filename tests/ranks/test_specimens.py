@@ -4,12 +4,11 @@ recording them changes nothing."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from _pytest.mark.structures import ParameterSet
 
 from hashbench.divergence.rank_verdict import RanksVerdict
 from hashbench.divergence.ranks import find_across_ranks
@@ -28,20 +27,6 @@ REPLICAS = [name for name, program in PROGRAMS.items() if program.replicas is no
 EARLY_ROUNDS = CLEAN_ROUNDS = 20
 
 AGREE = "all ranks agree"
-
-OPEN_REPLICAS = {
-    "zero_step": "a step ends with the inner optimizer, in front of ZeRO's broadcasts",
-}
-"""Programs on which the verdict is not right yet, and why."""
-OPEN_CLEAN_REPLICAS = {name: OPEN_REPLICAS[name] for name in ("zero_step",)}
-
-
-def programs(names: Iterable[str], *, still_open: Mapping[str, str]) -> list[ParameterSet]:
-    """Parameters of a test of these programs; those that are open must fail until they are not."""
-    return [
-        pytest.param(name, marks=pytest.mark.xfail(reason=still_open[name], strict=True) if name in still_open else ())
-        for name in names
-    ]
 
 
 class Specimens:
@@ -143,12 +128,12 @@ def is_right(verdict: RanksVerdict, truth: Truth) -> bool:
 # ------------------------------------------------------------------------------------------------------- two runs
 
 
-@pytest.mark.parametrize("name", sorted(PROGRAMS))
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_two_runs_of_a_clean_twin_agree_on_all_ranks(name: str, pair_of: Callable[[str, bool], Pair]) -> None:
     assert said(pair_of(name, False).verdict(PROGRAMS[name].ranks)) == AGREE
 
 
-@pytest.mark.parametrize("name", sorted(PROGRAMS))
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_two_planted_runs_are_told_apart_where_the_fault_is(name: str, pair_of: Callable[[str, bool], Pair]) -> None:
     verdict = pair_of(name, True).verdict(PROGRAMS[name].ranks)
     assert is_right(verdict, PROGRAMS[name].truth), said(verdict)
@@ -195,19 +180,17 @@ def are_right(verdict: ReplicasVerdict, truth: Replicas) -> bool:
     )
 
 
-@pytest.mark.parametrize("name", programs(PROGRAMS, still_open=OPEN_CLEAN_REPLICAS))
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_replicas_of_a_clean_twin_agree(name: str, pair_of: Callable[[str, bool], Pair]) -> None:
     assert parted(check_replicas(pair_of(name, False).traces[0])) == []
 
 
-@pytest.mark.parametrize(
-    "name", programs((name for name in ENDING if PROGRAMS[name].replicas is None), still_open=OPEN_REPLICAS)
-)
+@pytest.mark.parametrize("name", [name for name in ENDING if PROGRAMS[name].replicas is None])
 def test_replicas_agree_in_a_planted_run_that_parts_none(name: str, pair_of: Callable[[str, bool], Pair]) -> None:
     assert parted(check_replicas(pair_of(name, True).traces[0])) == []
 
 
-@pytest.mark.parametrize("name", programs(REPLICAS, still_open=OPEN_REPLICAS))
+@pytest.mark.parametrize("name", REPLICAS)
 def test_replicas_that_part_are_named(name: str, pair_of: Callable[[str, bool], Pair]) -> None:
     truth, verdict = PROGRAMS[name].replicas, check_replicas(pair_of(name, True).traces[0])
     assert truth is not None

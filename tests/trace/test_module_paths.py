@@ -7,6 +7,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -537,6 +538,36 @@ def test_steps_are_counted_while_nothing_is_followed() -> None:
     assert told.steps == 5
     assert following == [False, True, True, False, False, False]
     assert [dict(hooks) for hooks in module_paths._STEP_HOOKS] == before
+
+
+class Wraps(torch.optim.Optimizer):
+    """An optimizer that lets another one step within its own step."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner.param_groups, {})
+        self.inner, self.fails = inner, False
+
+    def step(self, closure: Any = None) -> None:
+        assert closure is None
+        self.inner.step()
+        torch.zeros(2).cos()
+        if self.fails:
+            raise ValueError
+
+
+@both
+def test_a_step_within_a_step_is_part_of_it(tracer: str) -> None:
+    inner = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1)
+    outer = Wraps(inner)
+    with HashDebugTrace(tracer=tracer) as trace:
+        for outer.fails in (True, False, False):
+            with suppress(ValueError):
+                outer.step()
+        inner.step()
+        torch.zeros(2).sin()
+    steps = [(record.op.split(".")[1], record.phase, record.iteration) for record in trace]
+    cosines = [("cos", "optimizer", number) for number in (None, None, 1)]
+    assert [step for step in steps if step[0] in ("cos", "sin")] == [*cosines, ("sin", "forward", 2)]
 
 
 def test_suspension_outside_of_a_step_removes_the_hooks_and_resumption_counts_on() -> None:
