@@ -6,8 +6,9 @@ Numbers count from 1, as ``collective_seq_id`` and ``p2p_seq_id`` of torch's fli
 * messages: the process group, source, destination and tag. They arrive in the order in which they were sent.
 * a receive from any source takes the next message of one of the sources: that whose content it received.
 
-A call inside another collective (``c10d.allreduce_`` inside ``_c10d_functional.all_reduce``) has no number. In a group
-of one rank nothing is exchanged: a collective is an op like any other there.
+A call inside another collective (``c10d.allreduce_`` inside ``_c10d_functional.all_reduce``) has no number. It has one
+inside an op of which it is not known what it exchanges: that op is told by the calls inside. In a group of one rank
+nothing is exchanged: a collective is an op like any other there.
 """
 
 from __future__ import annotations
@@ -106,6 +107,7 @@ class RankCalls:
         meetings: id of a record → what it takes part in, in the order of the calls.
         records: meeting → its record.
         inside: id of a record → the collective that called it, directly or not.
+        told_inside: ops of which it is not known what they exchange, but for the collectives that they call.
         possible: id of a receive from any source whose message is not known → the messages it may have received.
         unknown: records whose process group, or what they do, is not known.
     """
@@ -113,6 +115,7 @@ class RankCalls:
     meetings: dict[str, Meeting] = field(default_factory=dict)
     records: dict[Meeting, OpRecord] = field(default_factory=dict)
     inside: dict[str, str] = field(default_factory=dict)
+    told_inside: frozenset[str] = frozenset()
     possible: dict[str, tuple[Meeting, ...]] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
 
@@ -124,7 +127,10 @@ class RankCalls:
 
 def number_calls(traces: Mapping[int, Trace]) -> Mapping[int, RankCalls]:
     """Number the calls of all ranks of one run, whose traces are given by global rank."""
-    run = {rank: RankCalls(inside=inside_collectives(trace)) for rank, trace in traces.items()}
+    run = {
+        rank: RankCalls(inside=inside_collectives(trace), told_inside=told_inside(trace))
+        for rank, trace in traces.items()
+    }
     receives: dict[int, list[OpRecord]] = {rank: [] for rank in traces}
     for rank, trace in traces.items():
         counts = Counter[Meeting]()
@@ -132,7 +138,9 @@ def number_calls(traces: Mapping[int, Trace]) -> Mapping[int, RankCalls]:
             collective = record.collective
             if collective is None or not exchanges(record) or record.id in run[rank].inside:
                 continue
-            if not collective.process_group or collective.kind in ("", UNKNOWN):
+            if record.id in run[rank].told_inside:
+                continue
+            if _is_unknown(collective):
                 run[rank].unknown.append(record.id)
             elif collective.kind == RECEIVE:
                 receives[rank].append(record)
@@ -154,15 +162,42 @@ def _sort(calls: RankCalls, trace: Trace) -> None:
 
 
 def inside_collectives(trace: Trace) -> dict[str, str]:
-    """Map what collectives call to the outermost of them. Callers follow what they call."""
+    """Map what collectives call to the outermost of them, unless that is told by what it calls. Callers follow what
+    they call."""
     inside: dict[str, str] = {}
     met: set[str] = set()
+    told = told_inside(trace)
     for record in reversed(trace.records):
         if record.inside in inside or record.inside in met:
             inside[record.id] = inside.get(record.inside, record.inside)
-        elif record.collective is not None and exchanges(record):
+        elif record.collective is not None and exchanges(record) and record.id not in told:
             met.add(record.id)
     return inside
+
+
+def told_inside(trace: Trace) -> frozenset[str]:
+    """Return the ops of which it is not known what they exchange, and which call collectives of which it is."""
+    callers: dict[str, str] = {}
+    unknown: set[str] = set()
+    told: set[str] = set()
+    for record in reversed(trace.records):
+        if unknown and record.inside:
+            callers[record.id] = record.inside
+        if record.collective is None or not exchanges(record):
+            continue
+        if _is_unknown(record.collective):
+            unknown.add(record.id)
+            continue
+        caller = record.inside if unknown else ""
+        while caller and caller not in told:
+            if caller in unknown:
+                told.add(caller)
+            caller = callers.get(caller, "")
+    return frozenset(told)
+
+
+def _is_unknown(collective: Collective) -> bool:
+    return not collective.process_group or collective.kind in ("", UNKNOWN)
 
 
 def _channel(rank: int, collective: Collective) -> Meeting:

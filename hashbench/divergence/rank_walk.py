@@ -118,9 +118,12 @@ class JudgedRanks:
         return node if inside is None else self.known[rank].runs.node_of[inside]
 
     def exchange_at(self, at: Node) -> _Exchange | None:
-        """Return both records of a collective whose output differs; ``None`` for any other node."""
+        """Return both records of a collective whose output differs; ``None`` for any other node, and for an op that is
+        told by the collectives inside."""
         a, b = self.known[at.rank].runs.records.get(at.node, (None, None))
         if a is None or b is None or not (exchanges(a) and exchanges(b)):
+            return None
+        if any(one.id in calls[at.rank].told_inside for one, calls in zip((a, b), self.calls, strict=True)):
             return None
         return (a, b) if at.given or a.outputs != b.outputs else None
 
@@ -143,11 +146,23 @@ class JudgedRanks:
             writers = self._writers(at)
         elif self.exchange_at(at) is not None:
             yield from self._received_from(at)
-            return
+            writers = self._kept(at)
         else:
             writers = self.known[at.rank].came_from(at.node)
         for node in writers:
             yield Node(at.rank, self.outermost(at.rank, node))
+
+    def _kept(self, at: Node) -> Iterator[str]:
+        """Yield what a collective read and gave to nobody, such as the other factor of a product of what is gathered,
+        and differs."""
+        known = self.known[at.rank]
+        collectives = [one.collective for one in known.runs.records[at.node] if one is not None and one.collective]
+        given = {"inside", *(argument for one in collectives for argument in one.given)}
+        if self.meeting(at) is None or any(one.root is not None for one in collectives):
+            return
+        for node, ref in known.runs.reads(at.node):
+            if not ref.written and ref.argument not in given and (node in known.differs or node in known.tainted):
+                yield node
 
     def _before_by_python(self, at: Node) -> Iterator[Node]:
         before = list(self._before(at))

@@ -28,7 +28,7 @@ from hashbench.catalog import Origin
 from hashbench.compare.align import SECOND, PairedRuns, name_of, pair
 from hashbench.compare.slice import Slice, backward_slice
 from hashbench.divergence.introduce import Differences, Source, find_differences
-from hashbench.divergence.meetings import equalizes, exchanges, group_word, inside_collectives
+from hashbench.divergence.meetings import equalizes, exchanges, group_word, inside_collectives, told_inside
 from hashbench.divergence.whole_steps import results_by_step, up_to_common_step
 from hashbench.errors import HashbenchError
 from hashbench.records import OpRecord, Ref, Result, TensorDigest, Trace
@@ -306,6 +306,10 @@ class _RankPair:
         node_of = self.runs.node_of
         return {**first, **{node_of[one]: node_of[outer] for one, outer in second.items()}}
 
+    @functools.cached_property
+    def _told_inside(self) -> frozenset[str]:
+        return told_inside(self.runs.first)
+
     def written(self, first: Result, second: Result) -> str:
         """Return the node that wrote a parameter so: going back from the result, the first write of its memory that
         left other content on the two ranks."""
@@ -416,7 +420,9 @@ class _RankPair:
 
     def _exchange(self, node: str) -> tuple[OpRecord, OpRecord] | None:
         a, b = self.runs.records.get(node, (None, None))
-        return (a, b) if a is not None and b is not None and exchanges(a) and exchanges(b) else None
+        if a is None or b is None or a.id in self._told_inside or not (exchanges(a) and exchanges(b)):
+            return None
+        return a, b
 
     def _should_be_equal(self, node: str) -> bool:
         """Return True for a collective that leaves the same on both ranks, and left other content."""

@@ -27,6 +27,7 @@ COLLECTIVES = {
     "reduce": ("c10d.reduce_.default", "combine", "all"),
     "reduce_scatter": ("c10d._reduce_scatter_base_.default", "reduce_scatter", "read"),
     "all_gather": ("c10d._allgather_base_.default", "gather", "read"),
+    "gathered_matmul": ("symm_mem.fused_all_gather_matmul.default", "gather", "first"),
     "all_to_all": ("c10d.alltoall_base_.default", "all_to_all", "read"),
     "broadcast": ("c10d.broadcast_.default", "broadcast", "root"),
     "scatter": ("c10d.scatter_.default", "scatter", "root"),
@@ -36,7 +37,8 @@ COLLECTIVES = {
     "barrier": ("c10d.barrier.default", "barrier", ""),
     "mystery": ("symm_mem.memcpy_to_multicast_.default", "unknown", ""),
 }
-"""Short name → op, kind, and what of its arguments a rank gives: those only read, all, all on the root, or none."""
+"""Short name → op, kind, and what of its arguments a rank gives: those only read, the first, all, all on the root, or
+none."""
 
 WORDS = ("group", "ordinal", "root", "peer", "tag")
 
@@ -97,7 +99,12 @@ class RankRun(Run):
             ref.argument
             for ref in record.inputs
             if ref.argument != "inside"
-            and (gives == "all" or (gives == "read" and not ref.written) or (gives == "root" and root == self.rank))
+            and (
+                gives == "all"
+                or (gives == "first" and ref.argument == "0")
+                or (gives == "read" and not ref.written)
+                or (gives == "root" and root == self.rank)
+            )
         )
         collective = Collective(kind, group, int(named.get("ordinal", 0)), given, root, peer, int(named.get("tag", 0)))
         inputs = tuple(self._hashed(ref) if ref.argument in given else ref for ref in record.inputs)

@@ -146,6 +146,17 @@ def test_unknown_exchanges_have_no_number() -> None:
     assert (calls.meetings, calls.unknown) == ({}, ["forward.0/Net/symm_mem.memcpy_to_multicast_.default#0"])
 
 
+def test_an_unknown_exchange_is_told_by_the_collectives_inside() -> None:
+    inside = "in=symm_mem.memcpy_to_multicast_.default"
+    lines = (
+        f"rank 0:\n c = all_reduce !input/0 -> a {inside}\n c = relu c -> b {inside}\n mystery !input/1 inside=c -> b"
+    )
+    calls = number_calls(rank_traces(f"{lines}\nrank 1:\n all_reduce !input/0 -> a"))[0]
+    assert list(calls.meetings.values()) == [Meeting(BOTH, 0, 1)]
+    assert (calls.unknown, calls.inside) == ([], {})
+    assert calls.told_inside == {"forward.0/Net/symm_mem.memcpy_to_multicast_.default#0"}
+
+
 def test_calls_are_counted_by_channel() -> None:
     lines = "rank 0:\n all_reduce !input/0 -> a\n all_reduce !input/0 -> a\nrank 1:\n send input/0 peer=0"
     calls = number_calls(rank_traces(lines))

@@ -454,6 +454,53 @@ something else is unknown of an op that exchanges data: 0 ranks nothing
         x = mystery !input/0 -> a
         sum x => r
 
+an op of which nothing is known, told by the collective inside: 1 kernel put
+    through rank 1: aten.put -> all_reduce #1 of group 0-1 -> rank 0
+    rank 0:
+        c = clone input/0 -> a in=symm_mem.memcpy_to_multicast_.default
+        c = all_reduce !c -> s|S in=symm_mem.memcpy_to_multicast_.default
+        x = mystery !input/0 inside=c -> s|S
+        sum x => r|R
+    rank 1:
+        y = put input/0 -> b|B
+        c = clone y -> b|B in=symm_mem.memcpy_to_multicast_.default
+        c = all_reduce !c -> s|S in=symm_mem.memcpy_to_multicast_.default
+        x = mystery !y inside=c -> s|S
+        sum x => r|R
+
+the collective inside such an op is guilty: 0 collective c10d.allreduce_
+    rank 0:
+        c = clone input/0 -> a in=symm_mem.memcpy_to_multicast_.default
+        c = all_reduce !c -> s|S in=symm_mem.memcpy_to_multicast_.default
+        x = mystery !input/0 inside=c -> s|S
+        sum x => r|R
+    rank 1:
+        c = clone input/0 -> b in=symm_mem.memcpy_to_multicast_.default
+        c = all_reduce !c -> s|S in=symm_mem.memcpy_to_multicast_.default
+        x = mystery !input/0 inside=c -> s|S
+        sum x => r|R
+
+such an op computes otherwise behind the collective inside: 1 kernel symm_mem.memcpy_to_multicast_
+    rank 0:
+        c = clone input/0 -> a in=symm_mem.memcpy_to_multicast_.default
+        c = all_reduce !c -> s in=symm_mem.memcpy_to_multicast_.default
+        x = mystery !input/0 inside=c -> s
+        sum x => r
+    rank 1:
+        c = clone input/0 -> b in=symm_mem.memcpy_to_multicast_.default
+        c = all_reduce !c -> s in=symm_mem.memcpy_to_multicast_.default
+        x = mystery !input/0 inside=c -> s|S
+        sum x => r|R
+
+the other factor of a product of what is gathered: 1 kernel put
+    rank 0:
+        x = gathered_matmul input/0 input/1 -> y
+        sum x => r
+    rank 1:
+        w = put input/1 -> w|W
+        x = gathered_matmul input/0 w -> y|Y
+        sum x => r|R
+
 two races, the later one on the lower rank: 1 kernel put later 0 kernel index_put
     through rank 1: aten.put -> all_reduce #1 of group 0-1 -> rank 0
     rank 0:

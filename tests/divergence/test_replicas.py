@@ -87,6 +87,32 @@ dropout of equal data from other generators: w rng 0 native_dropout
         p = add_ !parameter/w g -> p1 phase=optimizer
         replica p p1 as w 0-1
 
+a kernel behind an op that is told by the collective inside: w kernel 0 put
+    rank 0:
+        c = all_reduce !input/0=x -> s in=symm_mem.memcpy_to_multicast_.default
+        g = mystery !input/1=y inside=c -> t
+        g = put g -> g0
+        p = add_ !parameter/w g -> p0 phase=optimizer
+        replica p p0 as w 0-1
+    rank 1:
+        c = all_reduce !input/0=z -> s in=symm_mem.memcpy_to_multicast_.default
+        g = mystery !input/1=y inside=c -> t
+        g = put g -> g1
+        p = add_ !parameter/w g -> p1 phase=optimizer
+        replica p p1 as w 0-1
+
+a guilty collective inside an op that is told by it: w collective 0 c10d.allreduce_
+    rank 0:
+        c = all_reduce !input/0=x -> s0 in=symm_mem.memcpy_to_multicast_.default
+        g = mystery !input/1=y inside=c -> t0
+        p = add_ !parameter/w g -> p0 phase=optimizer
+        replica p p0 as w 0-1
+    rank 1:
+        c = all_reduce !input/0=z -> s1 in=symm_mem.memcpy_to_multicast_.default
+        g = mystery !input/1=y inside=c -> t1
+        p = add_ !parameter/w g -> p1 phase=optimizer
+        replica p p1 as w 0-1
+
 a collective that left other content: w collective 0 c10d.allreduce_
     {dp 0 ranks=0-1 reduce="g = all_reduce !g -> s0" p=p0}
     {dp 1 ranks=0-1 reduce="g = all_reduce !g -> s1" p=p1}
