@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from hashbench.catalog import Origin
 from hashbench.compare.align import OVERWRITING, SECOND, PairedRuns, name_of, thread_of
-from hashbench.divergence.meetings import exchanges, given_by
+from hashbench.divergence.meetings import exchanges, given_by, has_pending
 from hashbench.records import Leaf, OpRecord, Ref, TensorDigest, op_of
 from hashbench.trace.collective_ops import UNKNOWN
 
@@ -196,6 +196,8 @@ def find_differences(runs: PairedRuns, *, ranks_known: bool = False) -> Differen
             behind, opaque_first = True, not known.exchanges
         if followed:
             known.follow(node, a, b)
+        if ranks_known and a is not None and b is not None and not a.inside and exchanges(a) and has_pending(a, b):
+            known.tainted.add(node)
         if index < head:
             continue
         if a is not None and b is not None:

@@ -91,6 +91,12 @@ def givers_of(collective: Collective) -> tuple[int, ...]:
     return collective.process_group
 
 
+def has_pending(*records: OpRecord) -> bool:
+    """Return True if what came back in any of these calls was not there when the trace ended, or was left to the
+    program."""
+    return any(digest.value == PENDING for record in records for digest in record.outputs)
+
+
 def given_by(record: OpRecord) -> tuple[Ref, ...]:
     """Return the tensors whose content a record gives to other ranks."""
     collective = record.collective

@@ -30,6 +30,7 @@ from hashbench.divergence.meetings import (
     exchanges,
     given_by,
     givers_of,
+    has_pending,
     is_from_any_source,
     number_calls,
 )
@@ -118,14 +119,14 @@ class JudgedRanks:
         return node if inside is None else self.known[rank].runs.node_of[inside]
 
     def exchange_at(self, at: Node) -> _Exchange | None:
-        """Return both records of a collective whose output differs; ``None`` for any other node, and for an op that is
+        """Return both records of a collective whose output differs, or is not known; ``None`` for any other node, and for an op that is
         told by the collectives inside."""
         a, b = self.known[at.rank].runs.records.get(at.node, (None, None))
         if a is None or b is None or not (exchanges(a) and exchanges(b)):
             return None
         if any(one.id in calls[at.rank].told_inside for one, calls in zip((a, b), self.calls, strict=True)):
             return None
-        return (a, b) if at.given or a.outputs != b.outputs else None
+        return (a, b) if at.given or a.outputs != b.outputs or has_pending(a, b) else None
 
     def meeting(self, at: Node) -> Meeting | None:
         """Return what the collective at a node takes part in, in the first run, else in the second."""
@@ -316,11 +317,14 @@ class JudgedRanks:
         a, b = runs.records[at.node]
         assert a is not None
         assert b is not None
-        origin = Origin.RANKS if missing or a.id in self.calls[0][at.rank].unknown else Origin.COLLECTIVE
+        is_unknown = a.id in self.calls[0][at.rank].unknown
+        origin = Origin.RANKS if missing or is_unknown or has_pending(a, b) else Origin.COLLECTIVE
         detail = "what every rank gave is equal in both runs, and what came back is not"
         if missing:
             detail = f"{missing_words(missing, [rank for rank in missing if rank in self.calls[0]])}: {OTHERS_AGREE}"
-        elif origin == Origin.RANKS:
+        elif origin == Origin.RANKS and not is_unknown:
+            detail = "what every rank gave is equal in both runs, and what came back was read before it was waited for"
+        elif is_unknown:
             detail = "it is not known what this op exchanges, and with which ranks"
         elif a.collective is not None and is_from_any_source(a.collective):
             detail = _order_of_arrival(self, at, a, b)

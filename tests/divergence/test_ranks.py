@@ -501,6 +501,22 @@ the other factor of a product of what is gathered: 1 kernel put
         x = gathered_matmul input/0 w -> y|Y
         sum x => r|R
 
+a kernel in front of a message that is read and never waited for: 1 kernel put
+    rank 0:
+        x = recv !input/1 peer=1 -> pending
+        sum x => r|R
+    rank 1:
+        x = put input/0 -> b|B
+        send x peer=0
+
+nothing in front of a message that is read and never waited for: 0 ranks nothing
+    rank 0:
+        x = recv !input/1 peer=1 -> pending
+        sum x => r|R
+    rank 1:
+        x = relu input/0 -> b
+        send x peer=0
+
 two races, the later one on the lower rank: 1 kernel put later 0 kernel index_put
     through rank 1: aten.put -> all_reduce #1 of group 0-1 -> rank 0
     rank 0:
