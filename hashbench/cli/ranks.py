@@ -29,7 +29,7 @@ def add(commands: Commands) -> None:
     text = "Run a script and write the trace of this rank; start it on every rank with torchrun."
     record = kinds.add_parser("record", help=text)
     record.add_argument("-o", "--output", type=Path, required=True, metavar="A", help="Write A/rank0.log.gz and so on.")
-    _add_steps(record)
+    _add_recording(record)
     _add_script(record)
     record.set_defaults(command=_record)
 
@@ -43,7 +43,7 @@ def add(commands: Commands) -> None:
     flags.whole(run, "-n", "--ranks", text="Run N ranks.", default=2)
     text = "Write the traces into DIR/first and DIR/second (default: a new folder in results)."
     run.add_argument("-o", "--output", type=Path, metavar="DIR", help=text)
-    _add_steps(run)
+    _add_recording(run)
     flags.seconds(run, "--timeout", "Stop a run after S seconds (default: never).", least=1)
     _add_json(run)
     _add_script(run)
@@ -56,9 +56,11 @@ def add(commands: Commands) -> None:
     check.set_defaults(command=_check)
 
 
-def _add_steps(parser: Flags) -> None:
+def _add_recording(parser: Flags) -> None:
     text = "Trace only steps A to B - 1 of the optimizer, counted from 0."
     parser.add_argument("--steps", type=steps_of, metavar="A:B", help=text)
+    text = "Record the line of the script behind every op; slower."
+    parser.add_argument("--source-lines", action="store_true", help=text)
 
 
 def _add_json(parser: Flags) -> None:
@@ -108,7 +110,14 @@ def _record(parsed: argparse.Namespace) -> int:
 
     script, arguments = _script(parsed)
     try:
-        run_script(parsed.output, script, arguments, steps=parsed.steps, module=parsed.module)
+        run_script(
+            parsed.output,
+            script,
+            arguments,
+            steps=parsed.steps,
+            module=parsed.module,
+            source_lines=parsed.source_lines,
+        )
     except (HashbenchError, KeyboardInterrupt):
         raise
     except SystemExit as ended:
@@ -188,6 +197,7 @@ def _rank_command(folder: Path, parsed: argparse.Namespace, script: str, argumen
     """Return what each rank runs."""
     steps = parsed.steps
     given = [] if steps is None else ["--steps", f"{steps.start}:{'' if steps.stop == sys.maxsize else steps.stop}"]
+    given += ["--source-lines"] if parsed.source_lines else []
     given += ["--module"] if parsed.module else []
     words = ["ranks", "record", "--output", str(folder.absolute()), *given, "--", script, *arguments]
     return python_calling("hashbench.cli:main_with", *words, safe_path=False)

@@ -119,8 +119,8 @@ class JudgedRanks:
         return node if inside is None else self.known[rank].runs.node_of[inside]
 
     def exchange_at(self, at: Node) -> _Exchange | None:
-        """Return both records of a collective whose output differs, or is not known; ``None`` for any other node, and for an op that is
-        told by the collectives inside."""
+        """Return both records of a collective whose output differs, or is not known; ``None`` for any other node, and
+        for an op that is told by the collectives inside."""
         a, b = self.known[at.rank].runs.records.get(at.node, (None, None))
         if a is None or b is None or not (exchanges(a) and exchanges(b)):
             return None

@@ -27,6 +27,7 @@ from hashbench.ranks.step_file import StepFile, rank_path, run_id
 from hashbench.records import EarlyRead, Result, TracedRank
 from hashbench.run.settings import settings
 from hashbench.text import count, one_line, shorten
+from hashbench.trace.callbacks import TraceOptions
 from hashbench.trace.file import TraceText
 from hashbench.trace.segments import TraceSegment
 from hashbench.trace.stepped import SteppedTrace
@@ -57,12 +58,27 @@ class RankRecorder:
         model: its parameters are named from the start.
         steps: the steps to record; ``None``: all.
         tracer: as for :class:`~hashbench.trace.api.HashDebugTrace`.
+        source_lines: as for :class:`~hashbench.trace.api.HashDebugTrace`.
     """
 
-    def __init__(self, folder: Path, model: torch.nn.Module | None, steps: range | None, tracer: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        model: torch.nn.Module | None,
+        steps: range | None,
+        *,
+        tracer: str = "auto",
+        source_lines: bool = False,
+    ) -> None:
         self._folder, self._process = folder, os.getpid()
         self._steps = range(sys.maxsize) if steps is None else steps
-        self._trace = SteppedTrace(after_step=self._after_step, tracer=tracer, model=model, settings=settings)
+        self._trace = SteppedTrace(
+            after_step=self._after_step,
+            tracer=tracer,
+            model=model,
+            settings=settings,
+            options=TraceOptions(source_lines=source_lines),
+        )
         self._optimizers: list[torch.optim.Optimizer] = []
         self._closed = 0  # number of whole steps recorded
         self._seen = 0  # number of steps of the program so far
@@ -237,7 +253,12 @@ class RankRecorder:
 
 @contextmanager
 def record_ranks(
-    folder: str | Path, model: torch.nn.Module | None = None, steps: range | None = None, *, tracer: str = "auto"
+    folder: str | Path,
+    model: torch.nn.Module | None = None,
+    steps: range | None = None,
+    *,
+    tracer: str = "auto",
+    source_lines: bool = False,
 ) -> Iterator[None]:
     """Trace this rank, step by step, into ``rank{R}.log.gz`` of a folder that all ranks share.
 
@@ -249,6 +270,7 @@ def record_ranks(
         model: names modules and parameters from the start; without it they have names from their first call on.
         steps: records these steps only, such as ``range(2, 4)``; consecutive.
         tracer: as for :class:`~hashbench.trace.api.HashDebugTrace`.
+        source_lines: records the line of the program behind every op, too.
 
     Raises:
         HashbenchError: the folder cannot be made, another trace is active, ``steps`` are not consecutive, or the tracer
@@ -260,7 +282,7 @@ def record_ranks(
             consequence="nothing was recorded",
             tip="Give the first step, from 0 on, and a later one behind the last: `--steps 2:4` records 2 and 3.",
         )
-    recorder = RankRecorder(Path(folder), model, steps, tracer)
+    recorder = RankRecorder(Path(folder), model, steps, tracer=tracer, source_lines=source_lines)
     recorder.start()
     token = CURRENT.set(recorder.add)
     ended = ""
@@ -283,6 +305,7 @@ def run_script(
     steps: range | None = None,
     module: bool = False,
     tracer: str = "auto",
+    source_lines: bool = False,
 ) -> None:
     """Run an unchanged script under :func:`record_ranks`, as ``python script arguments`` does.
 
@@ -293,6 +316,7 @@ def run_script(
         steps: as for :func:`record_ranks`.
         module: ``script`` is the name of a module.
         tracer: as for :func:`record_ranks`.
+        source_lines: as for :func:`record_ranks`.
 
     Raises:
         HashbenchError: as for :func:`record_ranks`; there is no such script. Whatever the script raises passes,
@@ -307,7 +331,7 @@ def run_script(
     if not sys.flags.safe_path:
         sys.path[0] = str(Path.cwd()) if module else str(Path(script).resolve().parent)
     try:
-        with record_ranks(folder, steps=steps, tracer=tracer):
+        with record_ranks(folder, steps=steps, tracer=tracer, source_lines=source_lines):
             if module:
                 runpy.run_module(script, run_name="__main__", alter_sys=True)
             else:

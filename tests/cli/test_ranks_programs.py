@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -88,20 +89,23 @@ dist.destroy_process_group()
 )
 
 
-def _ranks_run(script: str, *arguments: str, at: Path) -> tuple[int, dict, str]:
+def _ranks_run(script: str, *arguments: str, at: Path, flags: Sequence[str] = ()) -> tuple[int, dict, str]:
     """Return exit code, JSON document and standard error of ``ranks run``."""
     (at / "train.py").write_text(script)
-    done = run("ranks", "run", "-n", "2", "--output", "out", "--json", "--", "train.py", *arguments, cwd=at)
+    words = ["ranks", "run", "-n", "2", "--output", "out", "--json", *flags, "--", "train.py", *arguments]
+    done = run(*words, cwd=at)
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout), done.stderr
 
 
 def test_a_kernel_that_differs_on_one_rank_is_named_with_the_way_to_the_others(tmp_path: Path) -> None:
-    code, document, said = _ranks_run(COUNTED_KERNEL, "runs", "planted", at=tmp_path)
+    code, document, said = _ranks_run(COUNTED_KERNEL, "runs", "planted", at=tmp_path, flags=["--source-lines"])
     assert code == 1, said
     (first,) = document["first"]
     assert (first["rank"], first["origin"], first["kernel"]) == (1, "kernel", "planted.scale.default")
     assert (first["module"], first["iteration"]) == ("DistributedDataParallel.module.1", 0)
+    line = 1 + COUNTED_KERNEL.splitlines().index("        return scale(x)")
+    assert first["source"].partition(" ")[0].endswith(f"train.py:{line}")
     assert "of group 0-1 -> rank 0" in first["through"]
 
 

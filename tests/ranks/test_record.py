@@ -64,6 +64,16 @@ def test_steps_of_a_training_are_its_trace(tracer: str, tmp_path: Path) -> None:
     assert found.steps[-1].position == len(found.records)
 
 
+@pytest.mark.parametrize("tracer", TRACERS)
+def test_lines_of_the_program_are_recorded_in_every_step(tracer: str, tmp_path: Path) -> None:
+    with record_ranks(tmp_path, tracer=tracer, source_lines=True):
+        trained()
+    trace = read(tmp_path)
+    lines = {record.iteration or 0: record.source for record in trace.records if record.op == "aten.addmm.default"}
+    assert set(lines) == {0, 1, 2}
+    assert all(Path(__file__).name in line for line in lines.values()), lines
+
+
 def test_results_of_a_step_are_the_parameters_after_it(tmp_path: Path) -> None:
     left: list[dict[str, str]] = []
 
