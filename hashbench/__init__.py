@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hashbench.run.workload import Workload
     from hashbench.suites.python_suites import model
     from hashbench.trace.api import HashDebugTrace
+    from hashbench.training.recorder import watch
 
 __version__ = "0.1.0"
 
@@ -37,6 +38,7 @@ _HOME = {
     "read_sweep": ("hashbench.results.dataframe", "read_sweep"),
     "record_ranks": ("hashbench.ranks.record", "record_ranks"),
     "result": ("hashbench.ranks.results", "result"),
+    "watch": ("hashbench.training.recorder", "watch"),
 }
 
 __all__ = [
@@ -53,6 +55,7 @@ __all__ = [
     "read_sweep",
     "record_ranks",
     "result",
+    "watch",
 ]
 
 

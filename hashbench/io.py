@@ -395,6 +395,29 @@ def sealed_lines(text: str, *, schema: int, what: str, longest: int = 0) -> tupl
     return content, lines
 
 
+def sealed_line(document: Mapping[str, Any]) -> str:
+    """Return a JSON document as one line that ends with its checksum: a file of such lines may be appended to and cut.
+
+    The checksum is 16 hexadecimal digits of the SHA-256 of the line's text up to it.
+    """
+    body = compact(document)[:-1]
+    return f'{body},"checksum":"{_line_checksum(body)}"}}\n'
+
+
+def unsealed_line(line: str) -> dict[str, Any]:
+    """Parse a line that :func:`sealed_line` made, without its line feed; raise ``ValueError`` if it was changed."""
+    body, mark, tail = line.rpartition(',"checksum":"')
+    if not mark or tail != f'{_line_checksum(body)}"}}':
+        raise ValueError("was changed, or is no line with a checksum")
+    content: dict[str, Any] = parse_json(line)
+    _refuse_deep(content, "it", DEEPEST)
+    return content
+
+
+def _line_checksum(body: str) -> str:
+    return hashlib.sha256(body.encode()).hexdigest()[:16]
+
+
 def parsed_line(line: str, number: int) -> Any:
     """Parse a line of a file of JSON lines; raise ``ValueError`` with its number if it is not JSON."""
     try:

@@ -45,6 +45,7 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     ("compare", NO_MODULE),
     ("divergence", NO_MODULE),
     ("run", frozenset({"leaves", "outcome", "outputs", "rng", "settings", "workload"})),
+    ("training", frozenset({"parts", "recorder", "tracing"})),
     ("results", NO_MODULE),
     ("causes", NO_MODULE),
     ("calls", frozenset({"call", "capture", "live", "ops"})),
@@ -129,6 +130,10 @@ NEVER_TORCH = (
     "divergence",
     "ranks.folder",
     "trace.file",
+    "training.file",
+    "training.compare",
+    "training.traced",
+    "training.text",
     "tools.pipeline.comparing",
     "workers",
 )

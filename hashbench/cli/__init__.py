@@ -22,19 +22,19 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from hashbench import __version__
-from hashbench.cli import completion, fingerprint, ranks, reading, report, sweep, tools
+from hashbench.cli import completion, fingerprint, ranks, reading, report, sweep, tools, watch
 from hashbench.cli.flags import say
 from hashbench.cli.parser import EXIT_FAULT, EXIT_INTERRUPTED, EXIT_USAGE, Commands, OneLineParser
 from hashbench.errors import HashbenchError
 
 __all__ = ["main"]
 
-FILES = (sweep, report, reading, tools, ranks, fingerprint, completion)
+FILES = (sweep, report, reading, tools, ranks, watch, fingerprint, completion)
 """Modules that add subcommands."""
 
 SECTIONS = {
     "Sweep and report": ("list", "sweep", "merge", "compare", "nightly", "report", "expect", "dynamo"),
-    "One program": ("diff", "ranks", "replay", "numeric", "pipeline"),
+    "One program": ("diff", "ranks", "watch", "replay", "numeric", "pipeline"),
     "Upgrades and machines": ("fingerprint", "audit", "env", "native"),
     "Help": ("docs", "completion"),
 }

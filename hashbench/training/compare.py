@@ -1,0 +1,297 @@
+"""The first step and part in which two recordings differ. Pure.
+
+A part is compared where both runs read it. Parts of :data:`~hashbench.training.file.WHOLE` are read in every step; a
+tensor of the model is read by rotation, so that a difference seen in step 300 may have come about since the step after
+that in which every tensor had last been seen equal: :attr:`RankVerdict.since`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from hashbench.errors import HashbenchError
+from hashbench.training.file import BY_TENSOR, PARTS, Recording, Step
+
+OUTSIDE = frozenset({"batch", "generator", "scaler", "lr", "options", "order"})
+"""Parts that no kernel of the step computes: what differs first in one of them was made between the steps."""
+
+OUTSIDE_TORCH = frozenset({"python", "numpy"})
+"""Generators that few programs seed. One that differs from the first step on is a difference only beside another batch:
+it may serve the names of temporary files alone."""
+
+_REPEATED = ("batch", "loss")
+"""Parts with one value for each micro-batch, in turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartDifference:
+    """A part that differs in a step.
+
+    Attributes:
+        part: one of :data:`~hashbench.training.file.PARTS`, or ``order``: that of an optimizer's parameters.
+        names: what differs within it.
+        compared: number of names compared.
+        first, second: the value of the first of these names in each run; empty: absent.
+        equal_at: last step in which the first name was seen equal; ``None``: in none.
+    """
+
+    part: str
+    names: tuple[str, ...]
+    compared: int
+    first: str
+    second: str
+    equal_at: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RankVerdict:
+    """Two recordings of one rank.
+
+    Attributes:
+        rank: of both.
+        steps: numbers of the steps that both have, ascending.
+        step: the first that differs; the one before the first where the initial state does; ``None``: none.
+        since: the first step in which that difference can have come about.
+        differing: what differs in it, in the order in which a step meets it.
+        agreed: part -> last step in which it was seen equal before.
+        seen: step -> part -> whether it is equal; only the parts that were compared.
+        notes: other things to know, each a sentence.
+        lengths_differ: both runs ended by themselves, after different numbers of steps.
+    """
+
+    rank: int
+    steps: tuple[int, ...]
+    step: int | None
+    since: int | None
+    differing: tuple[PartDifference, ...]
+    agreed: Mapping[str, int]
+    seen: Mapping[int, Mapping[str, bool]]
+    notes: tuple[str, ...] = ()
+    lengths_differ: bool = False
+
+    @property
+    def equal(self) -> bool:
+        """True if nothing that was compared differs."""
+        return self.step is None and not self.lengths_differ
+
+    @property
+    def initial(self) -> bool:
+        """True if the state before the first step differs."""
+        return self.step is not None and self.step not in self.steps
+
+
+def compare(first: Recording, second: Recording, *, shift: int = 0) -> RankVerdict:
+    """Compare two recordings of one rank.
+
+    Args:
+        first, second: the recordings.
+        shift: added to the step numbers of the second.
+
+    Raises:
+        HashbenchError: nothing can be compared: no step or no tensor is in both, or digests are of other devices.
+    """
+    _refuse_other(first, second)
+    others = {number + shift: step for number, step in second.steps.items()}
+    steps = tuple(number for number in first.steps if number in others)
+    if not steps:
+        raise HashbenchError(
+            f"{first.path} and {second.path} have no step in common",
+            consequence=f"they hold {range_words(list(first.steps))} and {range_words(list(others))}; nothing was "
+            "compared",
+        )
+    states = _before(first, second, shift)
+    states += [(number, first.steps[number], others[number]) for number in steps]
+    unseeded = _unseeded(first.steps[steps[0]], others[steps[0]])
+    known = _Known(shared_tensors(first, second), unseeded)
+    seen: dict[int, dict[str, bool]] = {}
+    found: tuple[int, int, tuple[PartDifference, ...]] | None = None
+    agreed: dict[str, int] = {}
+    for number, old, new in states:
+        compared = list(_parts(old, new, known))
+        seen[number] = {part: not names for part, names, _ in compared}
+        if found is None:
+            differing = [_difference(known, part, names, total, old, new) for part, names, total in compared if names]
+            differing = sorted(_order(first, second, number, states) + differing, key=_moment)
+            if differing:
+                outside = differing[0].part in OUTSIDE or number == states[0][0]
+                found = number, number if outside else min(known.since(), number), tuple(differing)
+            else:
+                agreed |= dict.fromkeys(seen[number], number)
+                known.saw(number, old, new)
+    step, since, parts = found or (None, None, ())
+    return RankVerdict(
+        first.header.rank,
+        steps,
+        step,
+        since,
+        parts,
+        agreed,
+        seen,
+        notes=(*_notes(first, second, steps), *_unseeded_notes(first, steps, unseeded)),
+        lengths_differ=_last(first, 0) != _last(second, shift) and not (first.ended or second.ended),
+    )
+
+
+def _refuse_other(first: Recording, second: Recording) -> None:
+    devices = first.header.device, second.header.device
+    if devices[0] != devices[1]:
+        raise HashbenchError(
+            f"{first.path} is of a run on {devices[0]}, {second.path} of one on {devices[1]}",
+            consequence="their digests are different functions; nothing was compared",
+        )
+    if not shared_tensors(first, second):
+        raise HashbenchError(
+            f"{first.path} is of {first.header.model}, {second.path} of {second.header.model}",
+            consequence="they have no parameter in common; nothing was compared",
+        )
+
+
+def shared_tensors(first: Recording, second: Recording) -> frozenset[str]:
+    """Return the names of the parameters and buffers that both models have."""
+    names = [{*one.header.parameter, *one.header.buffer} for one in (first, second)]
+    return frozenset(names[0] & names[1])
+
+
+def _before(first: Recording, second: Recording, shift: int) -> list[tuple[int, Step, Step]]:
+    """Return the state before the first steps, where both recordings begin with the same step."""
+    if first.before is None or second.before is None or first.before.number != second.before.number + shift:
+        return []
+    return [(first.before.number, first.before, second.before)]
+
+
+def _last(recording: Recording, shift: int) -> int:
+    return max(recording.steps, default=-1) + shift
+
+
+# ----------------------------------------------------------------------------------------------------- one step
+
+
+class _Known:
+    """What was seen equal so far: tensor by tensor, the last step.
+
+    Attributes:
+        tensors: parameters and buffers of both models.
+        unseeded: generators that differ from the first step on.
+    """
+
+    def __init__(self, tensors: frozenset[str], unseeded: frozenset[str]) -> None:
+        self.tensors, self.unseeded = tensors, unseeded
+        self.equal_at: dict[tuple[str, str], int] = {}
+
+    def saw(self, number: int, old: Step, new: Step) -> None:
+        """Note that all that both steps read was equal."""
+        for part in PARTS:
+            for name in old.parts.get(part, {}).keys() & new.parts.get(part, {}).keys():
+                self.equal_at[part, name] = number
+
+    def since(self) -> int:
+        """Return the step after that in which the tensor seen longest ago was seen equal."""
+        held = [number for (part, _), number in self.equal_at.items() if part in BY_TENSOR and part != "gradient"]
+        return min(held, default=-1) + 1
+
+
+def _parts(old: Step, new: Step, known: _Known) -> Iterator[tuple[str, tuple[str, ...], int]]:
+    """Yield each part that both steps read, with the names that differ in it and the number of names compared."""
+    read = [{**step.parts.get("parameter", {}), **step.parts.get("buffer", {})}.keys() for step in (old, new)]
+    tensors = known.tensors & read[0] & read[1]
+    for part in PARTS:
+        values = old.parts.get(part), new.parts.get(part)
+        if values[0] is None or values[1] is None:
+            continue
+        names = dict.fromkeys([*values[0], *values[1]])
+        if part == "generator" and old.parts.get("batch") == new.parts.get("batch"):
+            names = {name: None for name in names if name not in known.unseeded}
+        if part in BY_TENSOR:
+            names = {name: None for name in names if _tensor_of(part, name) in tensors}
+        if names:
+            yield part, tuple(name for name in names if values[0].get(name) != values[1].get(name)), len(names)
+
+
+def _tensor_of(part: str, name: str) -> str:
+    return name.rpartition(": ")[0] if part == "state" else name
+
+
+def _difference(
+    known: _Known, part: str, names: tuple[str, ...], compared: int, old: Step, new: Step
+) -> PartDifference:
+    first, second = (step.parts[part].get(names[0], "") for step in (old, new))
+    if part == "loss" and _loss(old, names[0]) != _loss(new, names[0]):
+        first, second = _loss(old, names[0]), _loss(new, names[0])
+    return PartDifference(part, names, compared, first, second, known.equal_at.get((part, names[0])))
+
+
+def _loss(step: Step, name: str) -> str:
+    """Return the value of a loss as text; empty where it is not known."""
+    value = step.losses[int(name)] if int(name) < len(step.losses) else None
+    return "" if value is None else repr(value)
+
+
+def _unseeded(old: Step, new: Step) -> frozenset[str]:
+    """Return the generators outside torch that differ in the first step."""
+    values = [step.parts.get("generator", {}) for step in (old, new)]
+    return frozenset(name for name in OUTSIDE_TORCH if values[0].get(name) != values[1].get(name))
+
+
+def _order(
+    first: Recording, second: Recording, number: int, states: Sequence[tuple[int, Step, Step]]
+) -> list[PartDifference]:
+    """Return the order of the optimizers' parameters, where it differs, as a part of the first step."""
+    if number != states[0][0] or first.optimizers == second.optimizers or not (first.optimizers and second.optimizers):
+        return []
+    flat = [[name for optimizer in one.optimizers for group in optimizer for name in group] for one in (first, second)]
+    if sorted(flat[0]) != sorted(flat[1]):
+        return []
+    at = next((index for index, pair in enumerate(zip(*flat, strict=True)) if pair[0] != pair[1]), 0)
+    return [PartDifference("order", tuple(flat[0]), len(flat[0]), flat[0][at], flat[1][at])]
+
+
+TIMES: Mapping[str, int] = {part: number for number, part in enumerate(("order", *PARTS))}
+"""Part -> its place in a step."""
+
+
+def _moment(difference: PartDifference) -> tuple[int, int]:
+    """Return when a step meets a part: batches and losses in turn, then the rest."""
+    turn = int(difference.names[0]) if difference.part in _REPEATED else 0
+    late = TIMES[difference.part] > TIMES["loss"]
+    return (2**31 if late else turn, TIMES[difference.part])
+
+
+# -------------------------------------------------------------------------------------------------------- notes
+
+
+def _notes(first: Recording, second: Recording, steps: Sequence[int]) -> Iterator[str]:
+    for recording in (first, second):
+        name = recording.path.parent
+        if recording.ended == "cut":
+            yield f"{name} has no end: its run was killed after step {_last(recording, 0)}, or goes on."
+        elif recording.ended:
+            yield f"{name} ended with {recording.ended}."
+    if len(first.steps) != len(second.steps):
+        yield f"{first.path.parent} has {range_words(list(first.steps))}, {second.path.parent} " + (
+            f"{range_words(list(second.steps))}; compared: {range_words(steps)}."
+        )
+    for one, other in ((first, second), (second, first)):
+        for kind in ("parameter", "buffer"):
+            alone = sorted(set(getattr(one.header, kind)) - set(getattr(other.header, kind)))
+            if alone:
+                more = f" and {len(alone) - 1} more" if len(alone) > 1 else ""
+                yield f"Only {one.path.parent} has the {kind} {alone[0]}{more}."
+    for package, version in first.header.versions.items():
+        changed = second.header.versions.get(package)
+        if changed != version:
+            yield f"{package} is {version} in {first.path.parent} and {changed} in {second.path.parent}."
+
+
+def _unseeded_notes(recording: Recording, steps: Sequence[int], unseeded: frozenset[str]) -> Iterator[str]:
+    for name in sorted(unseeded):
+        states = {recording.steps[number].parts.get("generator", {}).get(name) for number in steps}
+        if len(states) > 1:
+            yield f"The generator of {name} differs from the first step on (not seeded alike), and is drawn from."
+
+
+def range_words(steps: Sequence[int]) -> str:
+    """Return ``steps 3 to 9``."""
+    if not steps:
+        return "no steps"
+    return f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"

@@ -1,0 +1,258 @@
+"""The file of a recording: JSON lines, one for each optimizer step, each with its own checksum. Pure.
+
+::
+
+    {"line":"header","schema":1,"rank":0,"world_size":1,"model":"Net","parameter":["fc.weight"], … ,"checksum":"…"}
+    {"line":"start","step":-1,"parameter":{"0":"5f…"}, … ,"checksum":"…"}
+    {"line":"step","step":0,"batch":["91…"],"loss":["c4…"],"loss_value":[0.71],"parameter":{"0":"e0…"}, … }
+    {"line":"end","steps":100,"ended":"","checksum":"…"}
+
+``pandas.read_json(path, lines=True)`` reads it: one row a line, one column a part. ``docs/training.md`` has the fields.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hashbench.errors import HashbenchError
+from hashbench.io import from_json, read_text, sealed_line, unsealed_line
+
+SCHEMA = 1
+"""Version of the lines; a file of another version is refused."""
+
+PARTS = (
+    *("batch", "generator", "scaler", "loss", "buffer", "gradient"),
+    *("lr", "options", "parameter", "state"),
+)
+"""Parts of a step, in the order in which a step meets them."""
+
+WHOLE = frozenset({"batch", "generator", "scaler", "loss", "lr", "options"})
+"""Parts that are read completely in every step; the others by rotation."""
+
+BY_TENSOR = ("buffer", "gradient", "parameter", "state")
+"""Parts that hold a digest for each tensor read, by its index in the header."""
+
+_NAME = re.compile(r"rank(?P<rank>\d+)\.jsonl")
+_TRACE = re.compile(r"rank(?P<rank>\d+)\.steps(?P<first>\d+)-(?P<last>\d+)\.log\.gz")
+
+_WHAT = "steps of a training loop"
+
+Values = Mapping[str, str]
+"""Digests, or plain values as text, by name within a part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a recording tells of its run.
+
+    Attributes:
+        schema: :data:`SCHEMA`.
+        rank, world_size: of the process.
+        start: number of the first step; ``None`` if the program did not tell, and counting began at 0.
+        every: every how many steps all tensors are read.
+        model: class of the model.
+        device: type of device of the parameters. Digests of different types of devices are never compared.
+        parameter, buffer: names, by index.
+        traced: first step that is traced and the one after the last; empty: none.
+        command: command line of the process.
+        versions: of hashbench, torch and Python.
+    """
+
+    schema: int
+    rank: int
+    world_size: int
+    start: int | None
+    every: int
+    model: str
+    device: str
+    parameter: tuple[str, ...]
+    buffer: tuple[str, ...]
+    traced: tuple[int, ...] = ()
+    command: tuple[str, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One optimizer step.
+
+    Attributes:
+        number: of the step; -1 + the first step's for the state before it.
+        parts: part -> name within it -> digest or value. A part that was not read is absent.
+        losses: values of the loss, one for each backward pass; ``None`` where it is not finite or not known.
+        complete: all tensors were read.
+    """
+
+    number: int
+    parts: Mapping[str, Values]
+    losses: tuple[float | None, ...] = ()
+    complete: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """The steps of one rank.
+
+    Attributes:
+        path: of the file.
+        header: of the file.
+        steps: by number, consecutive.
+        before: state before the first step; ``None`` if no step began.
+        ended: how the run ended: empty if by itself, ``cut`` if the last line is missing, else an exception.
+        optimizers: names of the parameters of each optimizer's groups, in its order, as they were at its first step.
+    """
+
+    path: Path
+    header: Header
+    steps: Mapping[int, Step]
+    before: Step | None = None
+    ended: str = ""
+    optimizers: Sequence[Sequence[Sequence[str]]] = ()
+
+
+# ------------------------------------------------------------------------------------------------------ reading
+
+
+def ranks(folder: Path) -> dict[int, Path]:
+    """Return the files of a recording's folder by rank.
+
+    Raises:
+        HashbenchError: there is none.
+    """
+    found = {}
+    if folder.is_dir():
+        found = {int(part["rank"]): path for path in folder.iterdir() if (part := _NAME.fullmatch(path.name))}
+    if not found:
+        raise HashbenchError(
+            f"{folder} holds no recording of a training loop",
+            consequence="nothing was compared",
+            tip='Make one with `hashbench.watch("FOLDER", model=model)` around the loop.',
+        )
+    return dict(sorted(found.items()))
+
+
+def traces(folder: Path) -> dict[tuple[int, int, int], Path]:
+    """Return the traces of steps in a folder by rank, first and last step."""
+    found = {}
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if part := _TRACE.fullmatch(path.name):
+            found[int(part["rank"]), int(part["first"]), int(part["last"])] = path
+    return dict(sorted(found.items()))
+
+
+def trace_name(rank: int, first: int, last: int) -> str:
+    """Return the name of the trace of these steps."""
+    return f"rank{rank}.steps{first}-{last}.log.gz"
+
+
+def read(path: Path) -> Recording:
+    """Read the file of one rank. A last line that was cut is left out, and :attr:`Recording.ended` says so.
+
+    Raises:
+        HashbenchError: it is missing, no such file, of another schema, or damaged before its last line.
+    """
+    try:
+        return _parse(read_text(path), path)
+    except OSError as error:
+        raise _unreadable(path, error.strerror or str(error)) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _unreadable(path, str(error)) from error
+
+
+def _unreadable(path: Path, reason: str) -> HashbenchError:
+    return HashbenchError(f"cannot read the recording {path}", consequence=f"{reason}; nothing was compared")
+
+
+def _parse(text: str, path: Path) -> Recording:
+    documents, cut = _documents(text)
+    if not documents:
+        raise ValueError("it has no whole line")
+    header = _header(documents[0])
+    steps: dict[int, Step] = {}
+    before, ended, optimizers = None, "cut", []
+    options: dict[str, str] = {}
+    for number, document in enumerate(documents[1:], start=2):
+        match document.get("line"):
+            case "start":
+                read_now = _step(document, header)
+                before = read_now if before is None else _merged(before, read_now)
+            case "order":
+                optimizers.append([[_named(header.parameter, index) for index in group] for group in document["order"]])
+            case "step":
+                options = document.get("options", options)
+                step = _step({**document, "options": options}, header)
+                if steps and step.number != next(reversed(steps)) + 1:
+                    raise ValueError(f"line {number} is of step {step.number}, after step {next(reversed(steps))}")
+                steps[step.number] = step
+            case "end":
+                ended = str(document["ended"])
+            case other:
+                raise ValueError(f"line {number} is of an unknown kind, {other!r:.40}")
+    return Recording(path, header, steps, before, "cut" if cut else ended, optimizers)
+
+
+def _documents(text: str) -> tuple[list[dict[str, Any]], bool]:
+    """Return the parsed lines, and whether the last one is cut."""
+    *lines, rest = text.split("\n")
+    found: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            found.append(unsealed_line(line))
+        except ValueError as error:
+            raise ValueError(f"line {number} {error}") from None
+    return found, bool(rest)
+
+
+def _header(document: Mapping[str, Any]) -> Header:
+    if document.get("line") != "header":
+        raise ValueError(f"it holds no {_WHAT}: its first line is no header")
+    if document.get("schema") != SCHEMA:
+        raise ValueError(f"it has schema version {document.get('schema')!a:.60}, this hashbench reads {SCHEMA}")
+    fields = {name: value for name, value in document.items() if name not in ("line", "checksum")}
+    return from_json(Header, fields, where="its header")
+
+
+def _step(document: Mapping[str, Any], header: Header) -> Step:
+    losses = tuple(None if value is None else float(value) for value in document.get("loss_value", ()))
+    parts = {part: dict(_values(part, document[part], header)) for part in PARTS if part in document}
+    return Step(int(document["step"]), parts, losses, complete=bool(document.get("complete")))
+
+
+def _merged(first: Step, second: Step) -> Step:
+    """Return the state before the first step of several optimizers."""
+    parts = {name: {**first.parts.get(name, {}), **second.parts.get(name, {})} for name in PARTS}
+    return Step(first.number, {name: values for name, values in parts.items() if values}, complete=first.complete)
+
+
+def _values(part: str, content: Any, header: Header) -> Iterator[tuple[str, str]]:
+    if part == "state":
+        for key, tensors in content.items():
+            for index, digest in tensors.items():
+                yield f"{_named(header.parameter, index)}: {key}", str(digest)
+    elif part in BY_TENSOR:
+        names = header.buffer if part == "buffer" else header.parameter
+        for index, digest in content.items():
+            yield _named(names, index), str(digest)
+    elif isinstance(content, dict):
+        yield from ((str(name), str(value)) for name, value in content.items())
+    else:
+        yield from ((str(index), str(value)) for index, value in enumerate(content))
+
+
+def _named(names: Sequence[str], index: str | int) -> str:
+    number = int(index)
+    if not 0 <= number < len(names):
+        raise ValueError(f"a tensor has the index {number}, of {len(names)}")
+    return names[number]
+
+
+# ------------------------------------------------------------------------------------------------------ writing
+
+
+def line(kind: str, content: Mapping[str, Any]) -> str:
+    """Return one line of the file, with its checksum and its line feed."""
+    return sealed_line({"line": kind, **content})

@@ -1,0 +1,193 @@
+"""Read the parts of a step from live objects: batch, generators, loss, gradients, parameters, optimizer state.
+
+Readings hold raw digests; :func:`content` turns them into what a line of the file has. On accelerators that waits for
+the device, so the recorder does it a step later.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import xxhash
+
+from hashbench.devices.ledger import Ledger
+from hashbench.run.leaves import LeftOut, leaves
+from hashbench.run.rng import global_state_digests
+from hashbench.trace.digest import RawDigest, python_digest, raw_digest, readable
+
+_WRAPPERS = ("_orig_mod", "module")
+"""Attributes under which ``torch.compile`` and data parallel wrappers hold the module that they wrap."""
+
+_ABSENT = "none"
+"""Stands for a gradient that is ``None``."""
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
+    """Return the module inside ``torch.compile`` and data parallel wrappers, whose names do not depend on these."""
+    while True:
+        inner = next((model._modules[name] for name in _WRAPPERS if list(model._modules) == [name]), None)
+        if inner is None or next(model.parameters(recurse=False), None) is not None:
+            return model
+        model = inner
+
+
+@dataclass(frozen=True, slots=True)
+class Tensors:
+    """Parameters and buffers of the watched models, by index.
+
+    Attributes:
+        parameters, buffers: names and tensors.
+        index: index of a parameter by its ``id``.
+    """
+
+    parameters: Sequence[tuple[str, torch.Tensor]]
+    buffers: Sequence[tuple[str, torch.Tensor]]
+    index: Mapping[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, models: Mapping[str, torch.nn.Module]) -> Tensors:
+        """List the parameters and buffers of models; a name begins with its model's, if that is not empty."""
+        named = {name: unwrapped(model) for name, model in models.items()}
+        parameters = [found for name, model in named.items() for found in model.named_parameters(prefix=name)]
+        buffers = [found for name, model in named.items() for found in model.named_buffers(prefix=name)]
+        return cls(parameters, buffers, {id(tensor): index for index, (_, tensor) in enumerate(parameters)})
+
+    def of_optimizer(self, optimizer: torch.optim.Optimizer) -> list[list[int]]:
+        """Return the indices of the parameters in each group of an optimizer, in its order; others are left out."""
+        groups = (group["params"] for group in optimizer.param_groups)
+        return [[self.index[id(tensor)] for tensor in group if id(tensor) in self.index] for group in groups]
+
+
+# ------------------------------------------------------------------------------------------------------ one reading
+
+
+def batch(value: Any, ledger: Ledger) -> list[tuple[str, Any]]:
+    """Read the leaves of a batch, by path."""
+    return [(path, _leaf(leaf, ledger)) for path, leaf in leaves(value, "batch")]
+
+
+def _leaf(leaf: Any, ledger: Ledger) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return raw_digest(leaf, ledger)
+    return str(leaf) if isinstance(leaf, LeftOut) else python_digest(leaf)
+
+
+def loss(roots: Sequence[torch.Tensor], ledger: Ledger) -> tuple[list[tuple[str, RawDigest]], torch.Tensor | None]:
+    """Read the roots of a backward pass: their digests, and a copy of the value if it is one number."""
+    single = roots[0] if len(roots) == 1 and roots[0].numel() == 1 else None
+    read = [(str(number), raw_digest(root, ledger)) for number, root in enumerate(roots)]
+    return read, None if single is None else single.detach().clone()
+
+
+def generators(private: Mapping[str, Any]) -> dict[str, str]:
+    """Digest the states of the global generators, and of ``private`` ones."""
+    return global_state_digests(private)
+
+
+def gradients(tensors: Tensors, indices: Sequence[int], ledger: Ledger) -> dict[str, Any]:
+    """Read gradients by the index of their parameters."""
+    found = ((index, tensors.parameters[index][1].grad) for index in indices)
+    return {str(index): _ABSENT if grad is None else raw_digest(grad, ledger) for index, grad in found}
+
+
+def values(named: Sequence[tuple[str, torch.Tensor]], indices: Sequence[int], ledger: Ledger) -> dict[str, Any]:
+    """Read parameters or buffers by index."""
+    return {str(index): raw_digest(named[index][1], ledger) for index in indices}
+
+
+def state(
+    tensors: Tensors, indices: Sequence[int], optimizers: Sequence[torch.optim.Optimizer], ledger: Ledger
+) -> dict[str, dict[str, Any]]:
+    """Read the state that optimizers keep for parameters: key -> index -> digest."""
+    found: dict[str, dict[str, Any]] = {}
+    for index in indices:
+        tensor = tensors.parameters[index][1]
+        for optimizer in optimizers:
+            for key, value in optimizer.state.get(tensor, {}).items():
+                read = raw_digest(value, ledger) if isinstance(value, torch.Tensor) else _plain(value)
+                found.setdefault(str(key), {})[str(index)] = read
+    return found
+
+
+def _plain(value: Any) -> str:
+    return repr(value) if isinstance(value, _PLAIN) else type(value).__name__
+
+
+def options(optimizer: torch.optim.Optimizer) -> tuple[list[str], dict[str, str]]:
+    """Return the learning rate of each group, and the other options as text by name (``momentum.0``)."""
+    rates, others = [], {}
+    for number, group in enumerate(optimizer.param_groups):
+        for name, value in group.items():
+            if name == "lr":
+                rates.append(repr(value.item() if isinstance(value, torch.Tensor) else value))
+            elif name != "params":
+                others[f"{name}.{number}"] = _option(value)
+    return rates, others
+
+
+def _option(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return f"({', '.join(map(_option, value))})"
+    return readable(raw_digest(value)).value if isinstance(value, torch.Tensor) else _plain(value)
+
+
+def scaler(of: Any) -> dict[str, str]:
+    """Return the state of a ``GradScaler`` as text, which waits for its device."""
+    return {str(name): _plain(value) for name, value in of.state_dict().items()}
+
+
+# -------------------------------------------------------------------------------------------------- what a line has
+
+
+def content(read: Any) -> Any:
+    """Return a reading as JSON has it: raw digests become hexadecimal digits."""
+    match read:
+        case dict():
+            return {key: content(value) for key, value in read.items()}
+        case Reading():
+            return read.digest()
+        case list():
+            return [content(value) for value in read]
+        case tuple():
+            return readable(read).value
+    return read
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Several raw digests that the file holds as one."""
+
+    parts: Sequence[tuple[str, Any]]
+
+    def digest(self) -> str:
+        """Return 16 hexadecimal digits over names, dtypes, shapes and contents."""
+        words = (f"{name}={read if isinstance(read, str) else readable(read).word()}" for name, read in self.parts)
+        return xxhash.xxh3_64_hexdigest("\n".join(words).encode())
+
+
+def number(value: torch.Tensor | None) -> float | None:
+    """Return a value of a loss; ``None`` where it is not finite."""
+    if value is None or value.is_complex():
+        return None
+    plain = float(value)
+    return plain if math.isfinite(plain) else None
+
+
+def device_of(tensors: Tensors) -> str:
+    """Return the type of the device of the parameters; several are joined."""
+    return "+".join(sorted({tensor.device.type for _, tensor in (*tensors.parameters, *tensors.buffers)})) or "cpu"
+
+
+def sizes(tensors: Sequence[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, int]]:
+    """Yield names and sizes in bytes."""
+    for name, tensor in tensors:
+        yield name, tensor.numel() * tensor.element_size()
+
+
+Later = Callable[[], None]

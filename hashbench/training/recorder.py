@@ -1,0 +1,418 @@
+"""``hashbench.watch``: write a line of digests for each step of a training loop.
+
+::
+
+    with hashbench.watch("runs/a", model=model, optimizer=optimizer):
+        for batch in loader:
+            …
+
+Hooks on the model and on optimizers do it; the loop stays as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, Self
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from hashbench import __version__
+from hashbench.devices.ledger import Ledger
+from hashbench.errors import HashbenchError, named_line
+from hashbench.trace.digest import untraced
+from hashbench.training import file, parts
+from hashbench.training.rotation import Rotation
+from hashbench.training.tracing import StepTracer, steps_to_trace
+
+FOLDER_VARIABLE = "HASHBENCH_WATCH"
+"""Environment variable with the folder of the recording, in place of the program's."""
+
+EVERY_VARIABLE = "HASHBENCH_WATCH_EVERY"
+"""Environment variable with ``every``, in place of the program's."""
+
+STOP_VARIABLE = "HASHBENCH_STOP_AT"
+"""Environment variable with a step before which the program is ended, as by its machine: for ``watch resume``."""
+
+
+def watch(
+    folder: str | Path,
+    *,
+    model: torch.nn.Module | Mapping[str, torch.nn.Module],
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    scaler: Any = None,
+    generators: Mapping[str, Any] | None = None,
+    every: int = 16,
+    start: int | None = None,
+    trace: range | Sequence[int] | int | None = None,
+) -> Watch:
+    """Return a context manager that writes a line of digests for each optimizer step into ``folder/rankN.jsonl``.
+
+    Args:
+        folder: created if needed; ``HASHBENCH_WATCH`` in the environment precedes it. One recording each: an existing
+            one is never overwritten.
+        model: the model that the loop calls, or several by name.
+        optimizer: its optimizers, of which the state before the first step is read. Default: those that step
+            parameters of the model, once they do.
+        scaler: a ``GradScaler``, whose state is read in each step.
+        generators: random generators of the program itself (a ``DataLoader``'s) by name, beside the global ones.
+        every: read all parameters, gradients and optimizer states every so many steps; other steps read a sixteenth.
+        start: number of the first step, in a program that goes on from a checkpoint.
+        trace: steps to trace as well (``range(299, 302)``); ``HASHBENCH_TRACE_STEP`` in the environment precedes it.
+
+    Raises:
+        HashbenchError: an argument is out of range; or, on entering, the folder holds a recording of this rank or
+            cannot be written.
+    """
+    every = _every(every)
+    models = dict(model) if isinstance(model, Mapping) else {"": model}
+    given = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer or ())
+    path = Path(os.environ.get(FOLDER_VARIABLE) or folder)
+    return Watch(
+        path,
+        models,
+        optimizers=given,
+        scaler=scaler,
+        generators=generators or {},
+        every=every,
+        start=start,
+        traced=steps_to_trace(trace),
+    )
+
+
+def _every(given: int) -> int:
+    text = os.environ.get(EVERY_VARIABLE, "") or str(given)
+    if not (text.isdecimal() and int(text) > 0):
+        raise HashbenchError(f"every must be >= 1, got {text}", consequence="nothing is recorded")
+    return int(text)
+
+
+class Watch:
+    """Recording of a training loop, between ``__enter__`` and ``__exit__``. Made by :func:`watch`.
+
+    ``start()`` and ``stop()`` are the same for callbacks of trainers.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        models: Mapping[str, torch.nn.Module],
+        *,
+        optimizers: Sequence[torch.optim.Optimizer],
+        scaler: Any,
+        generators: Mapping[str, Any],
+        every: int,
+        start: int | None,
+        traced: range,
+    ) -> None:
+        self.folder = folder
+        self._models, self._scaler, self._generators = models, scaler, generators
+        self._optimizers: list[torch.optim.Optimizer] = list(map(_inner, optimizers))
+        self._limited = bool(optimizers)
+        self._every, self._told_start, self._traced = every, start, traced
+        self._step = start or 0
+        self._stop_at = int(os.environ.get(STOP_VARIABLE) or -1)
+        self._file: IO[str] | None = None
+        self._handles: list[Any] = []
+        self._backward: Any = None
+        self._waiting: list[tuple[str, dict[str, Any]]] = []
+
+    # ------------------------------------------------------------------------------------------------- begin and end
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
+        self.stop(error)
+
+    def start(self) -> None:
+        """Create the file, and install the hooks.
+
+        Raises:
+            HashbenchError: the folder holds a recording of this rank, or cannot be written.
+        """
+        self._rank, self._world = _place()
+        self._file = _created(self.folder / f"rank{self._rank}.jsonl")
+        self._tensors: parts.Tensors | None = None
+        self._ordered: list[torch.optim.Optimizer] = []
+        self._options: dict[str, str] = {}
+        self._fresh = True  # the next call of a model begins a micro-batch
+        self._begin_step()
+        for model in self._models.values():
+            self._handles.append(model.register_forward_pre_hook(self._before_forward, with_kwargs=True))
+        self._handles.append(register_optimizer_step_pre_hook(self._before_step))
+        self._handles.append(register_optimizer_step_post_hook(self._after_step))
+        self._install_backward()
+
+    def stop(self, error: BaseException | None = None) -> None:
+        """Remove the hooks, and write the last line: how the run ended."""
+        if self._file is None:
+            return
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._remove_backward()
+        if self._tensors is None:
+            self._begin()
+        self._tracer.end()
+        self._flush()
+        ended = "" if error is None else named_line(error, limit=500)
+        self._write("end", {"steps": self._step - (self._told_start or 0), "ended": ended})
+        self._file.close()
+        self._file = None
+
+    def _begin(self) -> None:
+        """Name the tensors and write the header: when the first step begins, the model is what it will be."""
+        self._tensors = tensors = parts.Tensors.of(self._models)
+        self._parameters = Rotation.of(list(parts.sizes(tensors.parameters)), every=self._every)
+        self._buffers = Rotation.of(list(parts.sizes(tensors.buffers)), every=self._every)
+        self._late = parts.device_of(tensors) != "cpu"
+        models = {name: parts.unwrapped(model) for name, model in self._models.items()}
+        whole = models[""] if list(models) == [""] else torch.nn.ModuleDict(models)
+        self._tracer = StepTracer(self._traced, self.folder, self._rank, whole)
+        header = {
+            "schema": file.SCHEMA,
+            "rank": self._rank,
+            "world_size": self._world,
+            "start": self._told_start,
+            "every": self._every,
+            "model": ", ".join(type(model).__qualname__ for model in models.values()),
+            "device": parts.device_of(tensors),
+            "parameter": [name for name, _ in tensors.parameters],
+            "buffer": [name for name, _ in tensors.buffers],
+            "traced": [self._traced.start, self._traced.stop] if self._traced else [],
+            "command": [Path(sys.orig_argv[0]).name, *sys.orig_argv[1:]],
+            "versions": {"hashbench": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        }
+        self._write("header", header)
+
+    def _begin_step(self) -> None:
+        self._ledger = Ledger()
+        self._batches: list[parts.Reading] = []
+        self._losses: list[parts.Reading] = []
+        self._loss_values: list[torch.Tensor | None] = []
+        self._parts: dict[str, Any] = {}
+
+    # --------------------------------------------------------------------------------------------------------- hooks
+
+    def batch(self, value: Any) -> None:
+        """Tell the batch that the program trains on now, where it does not call the model itself."""
+        self._seen(value)
+
+    def _before_forward(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if torch.compiler.is_compiling():
+            return
+        if self._tensors is not None:
+            self._end_of_trace()
+        if model.training and torch.is_grad_enabled():
+            self._seen((*args, kwargs) if kwargs else args)
+
+    def _end_of_trace(self) -> None:
+        if self._tracer.active:
+            self._tracer.begin(self._step, None)
+
+    def _seen(self, value: Any) -> None:
+        """Read a batch, if none was since the last optimizer step or backward pass."""
+        if not self._fresh:
+            return
+        self._fresh = False
+        if self._step == self._stop_at:
+            raise SystemExit(0)
+        with untraced():
+            if self._tensors is None:
+                self._begin()
+                self._read_start(all_tensors=True)
+            if not self._batches:
+                self._parts["generator"] = parts.generators(self._generators)
+                if self._scaler is not None:
+                    self._parts["scaler"] = parts.scaler(self._scaler)
+            self._batches.append(parts.Reading(parts.batch(value, self._ledger)))
+        self._tracer.begin(self._step, value)
+
+    def _before_backward(self, roots: Any) -> None:
+        self._fresh = True
+        tensors = (
+            [roots] if isinstance(roots, torch.Tensor) else [one for one in roots if isinstance(one, torch.Tensor)]
+        )
+        with untraced():
+            read, value = parts.loss(tensors, self._ledger)
+        self._losses.append(parts.Reading(read))
+        self._loss_values.append(value)
+        if self._tensors is not None:
+            for number, root in enumerate(tensors):
+                self._tracer.add(self._step, f"loss {len(self._losses) - 1}.{number}", root)
+
+    def _is_watched(self, optimizer: torch.optim.Optimizer) -> bool:
+        if self._limited:
+            return any(optimizer is one for one in self._optimizers)
+        index = self._tensors.index if self._tensors is not None else {}
+        return any(id(tensor) in index for group in optimizer.param_groups for tensor in group["params"])
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if self._tensors is None:
+            with untraced():
+                self._begin()
+                self._read_start(all_tensors=True)
+        if not self._is_watched(optimizer):
+            return
+        with untraced():
+            self._read_order(optimizer)
+            rates, others = parts.options(optimizer)
+            self._parts["lr"] = rates
+            if others != self._options:  # a line has them where they changed
+                self._parts["options"] = self._options = others
+            indices = self._parameters.read_at(self._step)
+            self._parts["gradient"] = parts.gradients(self._known, indices, self._ledger)
+        if self._tracer.active:
+            for name, tensor in self._known.parameters:
+                self._tracer.add(self._step, f"gradient of {name}", tensor.grad)
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if self._tensors is None or not self._is_watched(optimizer):
+            return
+        tensors, ledger = self._known, self._ledger
+        with untraced():
+            indices = self._parameters.read_at(self._step)
+            self._parts["parameter"] = parts.values(tensors.parameters, indices, ledger)
+            self._parts["state"] = parts.state(tensors, indices, self._optimizers, ledger)
+            self._parts["buffer"] = parts.values(tensors.buffers, self._buffers.read_at(self._step), ledger)
+        if self._tracer.active:
+            for name, tensor in tensors.parameters:
+                self._tracer.add(self._step, name, tensor)
+            self._tracer.stepped(self._step)
+        self._put_step()
+
+    # -------------------------------------------------------------------------------------------------- what is read
+
+    @property
+    def _known(self) -> parts.Tensors:
+        assert self._tensors is not None
+        return self._tensors
+
+    def _read_start(self, *, all_tensors: bool, optimizers: Sequence[torch.optim.Optimizer] | None = None) -> None:
+        """Read the state before the first step."""
+        tensors, ledger = self._known, self._ledger
+        whole = range(len(tensors.parameters))
+        state = parts.state(tensors, whole, self._optimizers if optimizers is None else optimizers, ledger)
+        read: dict[str, Any] = {"step": self._step - 1, "complete": all_tensors, "state": state}
+        if all_tensors:
+            read["parameter"] = parts.values(tensors.parameters, whole, ledger)
+            read["buffer"] = parts.values(tensors.buffers, range(len(tensors.buffers)), ledger)
+        self._put("start", read)
+
+    def _read_order(self, optimizer: torch.optim.Optimizer) -> None:
+        """Write the order of an optimizer's parameters at its first step, and its state if that was not read before."""
+        if any(optimizer is one for one in self._ordered):
+            return
+        self._ordered.append(optimizer)
+        if not self._limited:
+            self._optimizers.append(optimizer)
+            if self._step == (self._told_start or 0):
+                self._read_start(all_tensors=False, optimizers=[optimizer])
+        self._put("order", {"order": self._known.of_optimizer(optimizer)})
+
+    def _put_step(self) -> None:
+        """Write the line of the step, and begin the next."""
+        values, late = self._loss_values, [*self._parts.items()]
+        read = {
+            "step": self._step,
+            "complete": self._parameters.is_complete(self._step),
+            "batch": self._batches,
+            "loss": self._losses,
+            **dict(late),
+        }
+        self._put("step", read, values)
+        self._step += 1
+        self._fresh = True
+        self._begin_step()
+
+    def _put(self, kind: str, read: dict[str, Any], values: Sequence[torch.Tensor | None] | None = None) -> None:
+        """Write a line; on an accelerator that of the step before, whose digests have been computed meanwhile."""
+        if values is not None:
+            read["loss_value"] = [_Number(value) for value in values]
+            if self._late:
+                self._flush()
+        self._waiting.append((kind, read))
+        if not self._late:
+            self._flush()
+
+    def _flush(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        with untraced():
+            for kind, read in waiting:
+                self._write(kind, {name: _value(one) for name, one in read.items()})
+
+    def _write(self, kind: str, content: Mapping[str, Any]) -> None:
+        assert self._file is not None
+        self._file.write(file.line(kind, content))
+        self._file.flush()
+
+    # ------------------------------------------------------------------------------------------------ backward passes
+
+    def _install_backward(self) -> None:
+        """Replace ``torch.autograd.backward``, which ``Tensor.backward`` calls, by one that reads the roots first."""
+        original = torch.autograd.backward
+
+        @functools.wraps(original)
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            if not torch.compiler.is_compiling():
+                self._before_backward(tensors)
+            original(tensors, *args, **kwargs)
+
+        self._backward = original, backward
+        torch.autograd.backward = backward
+
+    def _remove_backward(self) -> None:
+        original, ours = self._backward
+        if torch.autograd.backward is ours:
+            torch.autograd.backward = original
+
+
+class _Number:
+    """Value of a loss, read when its line is written."""
+
+    def __init__(self, value: torch.Tensor | None) -> None:
+        self.value = value
+
+
+def _value(read: Any) -> Any:
+    if isinstance(read, list):
+        return [parts.number(one.value) if isinstance(one, _Number) else parts.content(one) for one in read]
+    return parts.content(read)
+
+
+def _inner(optimizer: Any) -> torch.optim.Optimizer:
+    """Return the optimizer inside the wrapper of a trainer."""
+    while True:
+        inner = getattr(optimizer, "optimizer", None)
+        if not isinstance(inner, torch.optim.Optimizer):
+            return optimizer  # type: ignore[no-any-return]
+        optimizer = inner
+
+
+def _place() -> tuple[int, int]:
+    """Return the rank of this process and the number of ranks."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    rank, size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+    return (int(rank), int(size)) if rank.isdecimal() and size.isdecimal() else (0, 1)
+
+
+def _created(path: Path) -> IO[str]:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("x", encoding="utf-8", newline="\n")
+    except FileExistsError:
+        raise HashbenchError(
+            f"{path} holds a recording",
+            consequence="it would be overwritten",
+            tip=f"Give another folder, or set {FOLDER_VARIABLE} in the environment.",
+        ) from None
+    except OSError as error:
+        raise HashbenchError(f"cannot write {path}", consequence=error.strerror or str(error)) from error

@@ -1,0 +1,289 @@
+"""Say in words what two recordings of a training loop show: the first step, what differs in it, and where to look next.
+Pure."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hashbench.io import to_json
+from hashbench.text import a_few, count, listed, percent, when
+from hashbench.training.compare import OUTSIDE, PartDifference, RankVerdict, range_words
+from hashbench.training.file import BY_TENSOR, PARTS, Recording
+from hashbench.training.traced import LoopVerdict, TracedSteps
+
+NAMES = {
+    "order": "order of the optimizer's parameters",
+    "batch": "batch",
+    "generator": "generator",
+    "scaler": "scaler",
+    "loss": "loss",
+    "buffer": "buffer",
+    "gradient": "gradient",
+    "lr": "learning rate",
+    "options": "options of the optimizer",
+    "parameter": "parameter",
+    "state": "optimizer state",
+}
+"""Part -> words."""
+
+MEANING = {
+    "order": "The program handed the parameters to the optimizer in another order (a set?): sums over them round "
+    "otherwise.",
+    "batch": "The data are other ones: look at the sampler, its seed, the workers and the order of files.",
+    "generator": "Between the step before and this one, one run drew more or fewer random numbers, or was seeded "
+    "otherwise.",
+    "scaler": "The gradient scaler is in another state: it saw other overflows, or was not restored.",
+    "lr": "The scheduler is at another position, or was not restored.",
+    "options": "The optimizer was configured otherwise.",
+}
+"""Part outside a step's kernels -> what its difference means."""
+
+_READABLE = frozenset({"order", "scaler", "loss", "lr", "options"})
+"""Parts whose values say more than digests."""
+
+_AROUND = (3, 2)
+"""Steps shown before and after the first that differs."""
+
+_SHOWN = 4
+
+
+def as_text(verdict: LoopVerdict) -> str:
+    """Return what ``hashbench watch diff`` prints."""
+    return "\n".join(_lines(verdict))
+
+
+def _lines(verdict: LoopVerdict) -> Iterator[str]:
+    first = verdict.first
+    if first is None:
+        yield _equal_words(verdict)
+    else:
+        yield from _first_lines(verdict, first)
+    for one in verdict.traced:
+        yield ""
+        yield from _traced_lines(one, several=len(verdict.ranks) > 1)
+    if first is not None:
+        yield ""
+        yield table(first)
+    notes = [*verdict.notes, *(note for rank in verdict.ranks for note in rank.notes)]
+    if notes:
+        yield ""
+        yield from dict.fromkeys(notes)
+    yield from _rate_lines(verdict)
+    if first is not None and (commands := next_look(verdict)):
+        yield ""
+        yield "Next look, at the kernels:" if not verdict.traced else "Next look:"
+        yield from (f"  {command}" for command in commands)
+
+
+def _equal_words(verdict: LoopVerdict) -> str:
+    steps = verdict.ranks[0].steps
+    where = f" on {count(len(verdict.ranks), 'rank')}" if len(verdict.ranks) > 1 else ""
+    text = f"The runs agree in {range_words(steps)}{where}."
+    if any(one.lengths_differ for one in verdict.ranks):
+        text += " One went on after the other had ended."
+    return text
+
+
+def _first_lines(verdict: LoopVerdict, first: RankVerdict) -> Iterator[str]:
+    lead = first.differing[0]
+    facts = (
+        ("first difference", _step_words(first)),
+        ("rank", str(first.rank) if len(verdict.ranks) > 1 else ""),
+        ("what differs", part_words(lead)),
+        ("first run", lead.first if lead.part in _READABLE else ""),
+        ("second run", lead.second if lead.part in _READABLE else ""),
+        ("it came about", _since_words(first)),
+        ("then also", listed([part_words(part) for part in first.differing[1:]])),
+        ("agreed before", agreed_words(first)),
+        ("on other ranks", _others(verdict, first)),
+    )
+    yield from (f"{name + ':':18}{value}" for name, value in facts if value)
+    if lead.part in MEANING:
+        yield MEANING[lead.part]
+
+
+def _step_words(first: RankVerdict) -> str:
+    if first.initial:
+        return f"before step {first.steps[0]}"
+    before = first.steps[0] < (first.step or 0)
+    agreed = f" (equal until step {(first.step or 0) - 1})" if before else " (the first that was compared)"
+    return f"step {first.step}{agreed}"
+
+
+def _since_words(first: RankVerdict) -> str:
+    if first.initial or first.differing[0].part in OUTSIDE:
+        return ""
+    if first.since == first.step:
+        return f"in step {first.step}"
+    return f"in one of steps {first.since} to {first.step}: not all tensors are read in each"
+
+
+def part_words(difference: PartDifference) -> str:
+    """Return ``gradient of fc.weight`` or ``parameter of 3 of 12 tensors: a, b, c``."""
+    name = NAMES[difference.part]
+    if difference.part == "order":
+        return name
+    if difference.part in ("batch", "loss"):
+        return name if difference.compared == 1 else f"{name} {int(difference.names[0]) + 1} of {difference.compared}"
+    if difference.part == "lr":
+        return name if difference.compared == 1 else f"{name} of group {difference.names[0]}"
+    names = a_few(difference.names, _SHOWN)
+    if difference.part not in BY_TENSOR or len(difference.names) == 1:
+        return f"{name} {names}"
+    return f"{name} of {len(difference.names)} tensors ({names})"
+
+
+def agreed_words(first: RankVerdict) -> str:
+    """Return which parts had been seen equal until when."""
+    by_step: dict[int, list[str]] = {}
+    for part, step in first.agreed.items():
+        by_step.setdefault(step, []).append(NAMES[part])
+    return "; ".join(
+        f"{listed(names)} (step {step})" if step >= first.steps[0] else f"{listed(names)} (at the start)"
+        for step, names in sorted(by_step.items(), reverse=True)
+    )
+
+
+def _others(verdict: LoopVerdict, first: RankVerdict) -> str:
+    return "; ".join(
+        f"rank {one.rank}: " + ("nothing" if one.step is None else f"step {one.step}, {part_words(one.differing[0])}")
+        for one in verdict.ranks
+        if one is not first
+    )
+
+
+def table(rank: RankVerdict) -> str:
+    """Return a table of the steps around the first that differs, one column a part: ``=``, ``≠``, or empty where it was
+    not read."""
+    assert rank.step is not None
+    numbers = list(rank.seen)
+    at = numbers.index(rank.step)
+    shown = numbers[max(0, at - _AROUND[0]) : at + _AROUND[1] + 1]
+    parts = [part for part in PARTS if any(part in rank.seen[number] for number in shown)]
+    heads = ["step", *parts]
+    rows = [
+        ["start" if number < rank.steps[0] else str(number)]
+        + [{True: "=", False: "≠"}.get(rank.seen[number].get(part), "") for part in parts]  # type: ignore[arg-type]
+        for number in shown
+    ]
+    widths = [max(len(row[column]) for row in [heads, *rows]) for column in range(len(heads))]
+    lines = ("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)) for row in [heads, *rows])
+    return "\n".join(line.rstrip() for line in lines)
+
+
+# ---------------------------------------------------------------------------------------------- traces and the rate
+
+
+def _traced_lines(traced: TracedSteps, *, several: bool) -> Iterator[str]:
+    where = f"trace of {range_words(range(traced.first, traced.last + 1))}{f', rank {traced.rank}' if several else ''}"
+    if traced.verdict is None:
+        yield f"{where}: {traced.problem}"
+        return
+    divergence = traced.verdict.divergence
+    if divergence is None:
+        yield f"{where}: {'equal' if traced.verdict.equal else 'nothing that differs reaches a result'}"
+        return
+    facts = (
+        (where, divergence.kernel or str(divergence.origin)),
+        ("origin", str(divergence.origin)),
+        ("module", divergence.module),
+        ("phase", when(divergence.phase, None)),
+        ("step", "" if divergence.iteration is None else str(divergence.iteration)),
+        ("source line", divergence.source),
+        ("forward op", divergence.forward_op),
+        ("what differs", divergence.detail),
+    )
+    yield from (f"{name + ':':18}{value}" for name, value in facts if value)
+
+
+def _rate_lines(verdict: LoopVerdict) -> Iterator[str]:
+    """Say how often runs differ, and what that leaves to suspect where the traced runs agree."""
+    differ = [not verdict.equal, *(not one.equal for one in verdict.further)]
+    if verdict.further:
+        yield ""
+        for one in verdict.further:
+            yield f"{one.folder}: " + ("agrees with the first" if one.equal else f"differs from step {one.step} on")
+        rate = f"{sum(differ)} of {len(differ)} runs"
+        yield f"{rate} differ from {verdict.folders[0]} ({percent(sum(differ) / len(differ))})."
+    if not differ[0] and verdict.traced:
+        yield ""
+        yield (
+            "The difference for which these steps were traced did not come again"
+            + ("" if any(differ) else f" in {len(differ)} of {count(len(differ), 'comparison')}")
+            + ". Run them more often; what does not come again may also be a fault of memory or hardware. No kernel is "
+            "named."
+        )
+
+
+def next_look(verdict: LoopVerdict) -> list[str]:
+    """Return the commands that trace the steps in which the difference came about; none where kernels do not make it,
+    or where they are traced already."""
+    first = verdict.first
+    if first is None or first.initial or first.step is None or first.since is None or verdict.kernels:
+        return []
+    lead = first.differing[0].part
+    if lead in OUTSIDE and lead != "generator":
+        return []
+    low, stop = first.since, first.step + 1
+    if lead == "generator" and first.step > first.steps[0]:
+        low = first.step - 1
+    steps = str(low) if stop == low + 1 else f"{low}:{stop}"
+    folders = [_traced_folder(folder, low, stop) for folder in verdict.folders]
+    runs = [
+        f"HASHBENCH_WATCH={shlex.quote(str(folder))} HASHBENCH_TRACE_STEP={steps} {_program(recording)}"
+        for folder, recording in zip(folders, verdict.recordings, strict=True)
+    ]
+    return [*runs, shlex.join(["hashbench", "watch", "diff", *map(str, folders)])]
+
+
+def _traced_folder(folder: Path, low: int, stop: int) -> Path:
+    return folder.with_name(f"{folder.name}.step{low}" if stop == low + 1 else f"{folder.name}.steps{low}-{stop - 1}")
+
+
+def _program(recording: Recording) -> str:
+    header = recording.header
+    if header.world_size > 1 or not header.command:
+        return "<the same command>"
+    return shlex.join(header.command)
+
+
+# --------------------------------------------------------------------------------------------------------- as JSON
+
+
+def as_json(verdict: LoopVerdict) -> str:
+    """Return the verdict as a JSON document."""
+    return json.dumps(document(verdict), indent=1)
+
+
+def document(verdict: LoopVerdict) -> dict[str, Any]:
+    """Return the verdict as plain values."""
+    first = verdict.first
+    return {
+        "equal": verdict.equal,
+        "folders": list(map(str, verdict.folders)),
+        "step": None if first is None else first.step,
+        "since": None if first is None else first.since,
+        "rank": None if first is None else first.rank,
+        "differing": [] if first is None else to_json(first.differing),
+        "agreed": {} if first is None else dict(first.agreed),
+        "steps": [verdict.ranks[0].steps[0], verdict.ranks[0].steps[-1]],
+        "traced": [_traced_document(one) for one in verdict.traced],
+        "further": [{"folder": str(one.folder), "step": one.step, "equal": one.equal} for one in verdict.further],
+        "notes": [*verdict.notes, *(note for rank in verdict.ranks for note in rank.notes)],
+        "next": next_look(verdict),
+    }
+
+
+def _traced_document(traced: TracedSteps) -> dict[str, Any]:
+    divergence = None if traced.verdict is None else traced.verdict.divergence
+    return {
+        "rank": traced.rank,
+        "steps": [traced.first, traced.last],
+        "equal": traced.verdict is not None and traced.verdict.equal,
+        "divergence": None if divergence is None else to_json(divergence),
+        "problem": traced.problem,
+    }

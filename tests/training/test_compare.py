@@ -1,0 +1,201 @@
+"""The first step and part that differ, on recordings written by hand."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hashbench.errors import HashbenchError
+from hashbench.training.compare import compare
+from hashbench.training.file import Header, Recording, Step
+
+NAMES = ("a.weight", "b.weight", "c.weight", "d.weight")
+HEADER = Header(1, 0, 1, None, 4, "Net", "cpu", NAMES, ("norm.mean",))
+
+
+def step(number: int, changes: Mapping[str, Mapping[str, str]] | None = None) -> Step:
+    """A step of a model of four tensors, of which each step reads one, and all in every fourth."""
+    read = NAMES if number % 4 == 0 else (NAMES[number % 4],)
+    parts = {
+        "batch": {"0": f"batch {number}", "1": f"second batch {number}"},
+        "generator": {"torch": f"torch {number}", "numpy": "n", "python": "p"},
+        "loss": {"0": f"loss {number}", "1": f"second loss {number}"},
+        "buffer": {"norm.mean": f"mean {number}"},
+        "gradient": dict.fromkeys(read, f"gradient {number}"),
+        "lr": {"0": "0.1"},
+        "options": {"momentum.0": "0"},
+        "parameter": dict.fromkeys(read, f"parameter {number}"),
+        "state": {f"{name}: exp_avg": f"state {number}" for name in read},
+    }
+    for part, values in (changes or {}).items():
+        parts[part] = {**parts.get(part, {}), **values}
+    return Step(number, parts, (float(number), float(number)), complete=number % 4 == 0)
+
+
+def recording(
+    name: str, changes: Mapping[int, Mapping[str, Mapping[str, str]]] | None = None, **more: object
+) -> Recording:
+    steps = {number: step(number, (changes or {}).get(number)) for number in range(12)}
+    return replace(Recording(Path(name) / "rank0.jsonl", HEADER, steps), **more)  # type: ignore[arg-type]
+
+
+def test_equal_recordings_agree() -> None:
+    verdict = compare(recording("a"), recording("b"))
+    assert verdict.equal
+    assert verdict.steps == tuple(range(12))
+    assert all(all(parts.values()) for parts in verdict.seen.values())
+    assert verdict.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "part", "since"),
+    [
+        ({"batch": {"0": "x"}}, "batch", 10),
+        ({"generator": {"torch": "x"}}, "generator", 10),
+        ({"lr": {"0": "0.2"}}, "lr", 10),
+        ({"options": {"momentum.0": "0.9"}}, "options", 10),
+        # a.weight was last read in step 8, c and d before that: any of them may differ since
+        ({"loss": {"0": "x"}}, "loss", 9),
+        ({"gradient": {"c.weight": "x"}}, "gradient", 9),
+        ({"parameter": {"c.weight": "x"}}, "parameter", 9),
+        ({"state": {"c.weight: exp_avg": "x"}}, "state", 9),
+        ({"buffer": {"norm.mean": "x"}}, "buffer", 9),
+    ],
+)
+def test_one_part_that_differs_is_named(changes: Mapping[str, Mapping[str, str]], part: str, since: int) -> None:
+    verdict = compare(recording("a"), recording("b", {10: changes}))
+    assert (verdict.step, [one.part for one in verdict.differing], verdict.since) == (10, [part], since)
+
+
+@pytest.mark.parametrize("kept", [set(), {"loss"}, {"loss", "gradient"}, {"loss", "gradient", "parameter"}])
+def test_parts_are_in_the_order_of_a_step(kept: set[str]) -> None:
+    every = {
+        "state": {"c.weight: exp_avg": "x"},
+        "parameter": {"c.weight": "x"},
+        "gradient": {"c.weight": "x"},
+        "loss": {"0": "x"},
+        "generator": {"torch": "x"},
+        "batch": {"0": "x"},
+    }
+    changes = {part: values for part, values in every.items() if part not in kept}
+    verdict = compare(recording("a"), recording("b", {10: changes}))
+    assert [one.part for one in verdict.differing] == [part for part in reversed(every) if part not in kept]
+
+
+def test_the_loss_of_a_micro_batch_precedes_the_next_batch() -> None:
+    changes = {"batch": {"1": "x"}, "loss": {"0": "x", "1": "x"}, "lr": {"0": "x"}}
+    verdict = compare(recording("a"), recording("b", {3: changes}))
+    assert [one.part for one in verdict.differing] == ["loss", "batch", "lr"]
+
+
+def test_a_difference_is_as_old_as_what_was_not_read_since() -> None:
+    """d.weight is read in steps 4 k + 3: in step 11 it may differ since step 9, for b and c were read in 9 and 10."""
+    verdict = compare(recording("a"), recording("b", {11: {"parameter": {"d.weight": "x"}}}))
+    assert verdict.since == 9
+    assert verdict.differing[0].equal_at == 8
+    with_later = {4: {"parameter": {"d.weight": "x"}}}
+    assert compare(recording("a"), recording("b", with_later)).since == 1
+
+
+def test_parts_that_a_run_did_not_read_are_not_compared() -> None:
+    short = recording("b")
+    steps = {number: replace(one, parts={"loss": one.parts["loss"]}) for number, one in short.steps.items()}
+    verdict = compare(recording("a"), replace(short, steps=steps))
+    assert verdict.equal
+    assert {part for parts in verdict.seen.values() for part in parts} == {"loss"}
+
+
+def test_state_that_one_run_lacks_differs() -> None:
+    lost = recording("b")
+    steps = {number: replace(one, parts={**one.parts, "state": {}}) for number, one in lost.steps.items()}
+    verdict = compare(recording("a"), replace(lost, steps=steps))
+    assert [one.part for one in verdict.differing] == ["state"]
+    assert (verdict.differing[0].first, verdict.differing[0].second) == ("state 0", "")
+
+
+def test_a_generator_that_was_never_seeded_is_no_difference_of_its_own() -> None:
+    changed = {number: {"generator": {"numpy": f"x{number}"}} for number in range(12)}
+    verdict = compare(recording("a"), recording("b", {**changed, 9: {**changed[9], "loss": {"0": "x"}}}))
+    assert [one.part for one in verdict.differing] == ["loss"]
+    verdict = compare(recording("a"), recording("b", {**changed, 9: {**changed[9], "batch": {"0": "x"}}}))
+    assert [one.part for one in verdict.differing] == ["batch", "generator"]
+
+
+def test_a_generator_that_begins_to_differ_is_one() -> None:
+    verdict = compare(recording("a"), recording("b", {5: {"generator": {"numpy": "x"}}}))
+    assert [(one.part, one.names) for one in verdict.differing] == [("generator", ("numpy",))]
+
+
+def test_the_initial_state_is_compared() -> None:
+    before = Step(-1, {"parameter": dict.fromkeys(NAMES, "p")}, complete=True)
+    other = Step(-1, {"parameter": {**dict.fromkeys(NAMES, "p"), "b.weight": "q"}}, complete=True)
+    verdict = compare(recording("a", before=before), recording("b", before=other))
+    assert verdict.initial
+    assert (verdict.step, verdict.differing[0].names) == (-1, ("b.weight",))
+
+
+def test_another_order_of_parameters_is_the_first_difference() -> None:
+    order = [[list(NAMES)]], [[list(reversed(NAMES))]]
+    changes = {2: {"parameter": {"c.weight": "x"}}}
+    first, second = recording("a", optimizers=order[0]), recording("b", changes, optimizers=order[1])
+    verdict = compare(first, second)
+    assert (verdict.step, [one.part for one in verdict.differing]) == (0, ["order"])
+    assert (verdict.differing[0].first, verdict.differing[0].second) == ("a.weight", "d.weight")
+
+
+def test_shorter_runs_are_compared_as_far_as_both_go() -> None:
+    short = recording("b")
+    short = replace(short, steps={number: one for number, one in short.steps.items() if number < 7})
+    verdict = compare(recording("a"), replace(short, ended="cut"))
+    assert verdict.equal
+    assert "b has no end: its run was killed after step 6, or goes on." in verdict.notes
+    assert "a has steps 0 to 11, b steps 0 to 6; compared: steps 0 to 6." in verdict.notes
+    verdict = compare(recording("a"), short)
+    assert verdict.lengths_differ
+    assert not verdict.equal
+
+
+def test_models_are_compared_in_what_they_share() -> None:
+    header = replace(HEADER, parameter=("a.weight", "b.weight", "other"))
+    changes = {4: {"parameter": {"c.weight": "x"}, "gradient": {"d.weight": "x"}}}
+    verdict = compare(recording("a"), recording("b", changes, header=header))
+    assert verdict.equal
+    assert "Only a has the parameter c.weight and 1 more." in verdict.notes
+    assert "Only b has the parameter other." in verdict.notes
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"header": replace(HEADER, device="cuda")}, "other|different functions"),
+        ({"header": replace(HEADER, parameter=("x",), buffer=())}, "no parameter in common"),
+        ({"steps": {}}, "no step in common"),
+        ({"steps": {number: step(number) for number in range(20, 22)}}, "steps 20 to 21"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_in_one_line(change: Mapping[str, object], words: str) -> None:
+    with pytest.raises(HashbenchError, match=words) as raised:
+        compare(recording("a"), recording("b", **change))  # type: ignore[arg-type]
+    assert "\n" not in str(raised.value)
+
+
+def test_steps_are_shifted() -> None:
+    resumed = recording("b")
+    steps = {number: replace(step(number + 5), number=number) for number in range(4)}
+    verdict = compare(recording("a"), replace(resumed, steps=steps), shift=5)
+    assert verdict.steps == (5, 6, 7, 8)
+    assert verdict.step is None
+
+
+def test_every_single_change_is_found_where_it_is_read() -> None:
+    """All places of one change: the step is never before it, and later only where it is not read."""
+    for number, part in itertools.product(range(12), ("batch", "loss", "gradient", "parameter", "state")):
+        name = next(iter(step(number).parts[part]))
+        verdict = compare(recording("a"), recording("b", {number: {part: {name: "x"}}}))
+        assert (verdict.step, verdict.differing[0].part) == (number, part)
+        assert verdict.since is not None
+        assert verdict.since <= number

@@ -1,0 +1,133 @@
+"""Lines of a recording: whole after a kill, refused where changed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from hashbench.errors import HashbenchError
+from hashbench.training import file
+
+HEADER = {
+    "schema": 1,
+    "rank": 0,
+    "world_size": 1,
+    "start": None,
+    "every": 16,
+    "model": "Net",
+    "device": "cpu",
+    "parameter": ["fc.weight", "fc.bias"],
+    "buffer": ["norm.mean"],
+    "traced": [],
+    "command": ["python", "train.py"],
+    "versions": {"torch": "2.15.0"},
+}
+
+
+def step(number: int, **parts: object) -> str:
+    return file.line("step", {"step": number, **parts})
+
+
+def written(folder: Path, *lines: str, name: str = "rank0.jsonl", **header: object) -> Path:
+    path = folder / name
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join([file.line("header", {**HEADER, **header}), *lines]), encoding="utf-8")
+    return path
+
+
+END = file.line("end", {"steps": 2, "ended": ""})
+
+
+def test_a_recording_is_read_as_written(tmp_path: Path) -> None:
+    lines = [
+        file.line("start", {"step": -1, "complete": True, "parameter": {"0": "aa"}, "state": {}}),
+        file.line("order", {"order": [[1, 0]]}),
+        step(0, batch=["b0"], loss=["l0"], loss_value=[0.5], lr=["0.1"], options={"momentum.0": "0"}),
+        step(1, gradient={"1": "g"}, parameter={"0": "bb"}, buffer={"0": "m"}, state={"exp_avg": {"1": "s"}}),
+        END,
+    ]
+    read = file.read(written(tmp_path, *lines))
+
+    assert read.ended == ""
+    assert read.optimizers == [[["fc.bias", "fc.weight"]]]
+    assert read.before is not None
+    assert read.before.parts == {"parameter": {"fc.weight": "aa"}, "state": {}}
+    assert read.steps[0].losses == (0.5,)
+    assert read.steps[0].parts["batch"] == {"0": "b0"}
+    assert read.steps[1].parts["buffer"] == {"norm.mean": "m"}
+    assert read.steps[1].parts["state"] == {"fc.bias: exp_avg": "s"}
+    assert read.steps[1].parts["options"] == {"momentum.0": "0"}, "a line has them only where they changed"
+
+
+def test_every_prefix_of_a_file_has_its_whole_lines(tmp_path: Path) -> None:
+    text = written(tmp_path, *(step(number, batch=[f"b{number}"]) for number in range(3)), END).read_text()
+    first = text.index("\n") + 1
+    for size in range(first, len(text) + 1):
+        path = tmp_path / "cut.jsonl"
+        path.write_text(text[:size], encoding="utf-8")
+        read = file.read(path)
+        assert len(read.steps) == text[first:size].rpartition("\n")[0].count('"line":"step"')
+        assert (read.ended == "") == (size == len(text))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda text: text.replace('"b1"', '"b7"'), "line 3 was changed"),
+        (lambda text: text.replace('"schema":1', '"schema":2'), "line 1 was changed"),
+        (lambda text: "".join(text.splitlines(keepends=True)[:2] + text.splitlines(keepends=True)[3:]), "after step 0"),
+        (lambda text: "".join(text.splitlines(keepends=True)[1:]), "its first line is no header"),
+        (lambda _: "", "no whole line"),
+        (lambda _: "hashbench-trace\t1\n", "line 1 was changed, or is no line with a checksum"),
+    ],
+)
+def test_a_changed_file_is_refused_in_one_line(tmp_path: Path, change: object, words: str) -> None:
+    path = written(tmp_path, *(step(number, batch=[f"b{number}"]) for number in range(3)), END)
+    path.write_text(change(path.read_text()), encoding="utf-8")  # type: ignore[operator]
+    with pytest.raises(HashbenchError, match=words) as raised:
+        file.read(path)
+    assert "\n" not in str(raised.value)
+
+
+def test_another_schema_is_named(tmp_path: Path) -> None:
+    with pytest.raises(HashbenchError, match="has schema version 7, this hashbench reads 1"):
+        file.read(written(tmp_path, END, schema=7))
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (file.line("step", {"step": 0, "parameter": {"5": "x"}}), "index 5, of 2"),
+        (file.line("step", {"step": 0, "parameter": {"-1": "x"}}), "index -1, of 2"),
+        (file.line("step", {"parameter": {}}), "step"),
+        (file.line("other", {}), "unknown kind, 'other'"),
+    ],
+)
+def test_lines_that_say_nothing_are_refused(tmp_path: Path, line: str, words: str) -> None:
+    with pytest.raises(HashbenchError, match=words):
+        file.read(written(tmp_path, line, END))
+
+
+def test_a_folder_without_a_recording_is_named(tmp_path: Path) -> None:
+    with pytest.raises(HashbenchError, match="holds no recording"):
+        file.ranks(tmp_path)
+    with pytest.raises(HashbenchError, match="holds no recording"):
+        file.ranks(tmp_path / "missing")
+
+
+def test_ranks_and_traces_are_found_by_name(tmp_path: Path) -> None:
+    for name in ("rank1.jsonl", "rank0.jsonl", "rank0.steps3-5.log.gz", "rank0.jsonl.txt", "notes"):
+        (tmp_path / name).touch()
+    assert list(file.ranks(tmp_path)) == [0, 1]
+    assert list(file.traces(tmp_path)) == [(0, 3, 5)]
+    assert file.trace_name(0, 3, 5) == "rank0.steps3-5.log.gz"
+
+
+def test_pandas_reads_the_file(tmp_path: Path) -> None:
+    path = written(tmp_path, step(0, loss_value=[0.5], batch=["x"]), step(1, loss_value=[0.25], batch=["y"]), END)
+    frame = pd.read_json(path, lines=True)
+    assert frame[frame["line"] == "step"]["loss_value"].tolist() == [[0.5], [0.25]]
+    assert all(json.loads(line)["checksum"] for line in path.read_text().splitlines())
