@@ -104,7 +104,11 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     ),
     ("sweep", NO_MODULE),
     ("report", NO_MODULE),
-    ("integrations", frozenset({"debug_mode", "dynamo.compiled_runs", "dynamo.eager_runs", "dynamo.model_check"})),
+    (
+        "integrations",
+        frozenset({"debug_mode", "dynamo.compiled_runs", "dynamo.eager_runs", "dynamo.model_check"})
+        | {"lightning", "transformers"},
+    ),
     (
         "tools",
         frozenset({"bitwise", "numeric", "observer"})
@@ -134,6 +138,8 @@ NEVER_TORCH = (
     "training.compare",
     "training.traced",
     "training.text",
+    "training.resume",
+    "training.rerun",
     "tools.pipeline.comparing",
     "workers",
 )

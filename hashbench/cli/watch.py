@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hashbench.cli import flags
 from hashbench.cli.parser import EXIT_DIFFERENCE, Commands, OneLineParser
+from hashbench.errors import HashbenchError
+
+if TYPE_CHECKING:
+    from hashbench.training.resume import ResumeVerdict
 
 
 def add(commands: Commands) -> None:
@@ -15,6 +20,7 @@ def add(commands: Commands) -> None:
     watch = commands.add_parser("watch", help=text)
     kinds = Commands(watch, "diff|resume")
     _add_diff(kinds.add_parser("diff", help="Compare the recordings of two runs, and their traces of steps."))
+    _add_resume(kinds.add_parser("resume", help="Find what a resumed training did not restore."))
 
 
 def _add_diff(diff: OneLineParser) -> None:
@@ -34,3 +40,44 @@ def _diff(parsed: argparse.Namespace) -> int:
     verdict = compare_folders(parsed.first, parsed.second, further=parsed.further)
     flags.show(getattr(text, f"as_{parsed.format}")(verdict))
     return 0 if verdict.equal else EXIT_DIFFERENCE
+
+
+def _add_resume(resume: OneLineParser) -> None:
+    text = "Read the recording of the uninterrupted run from A; or run SCRIPT.py uninterrupted, stopped and resumed."
+    resume.add_argument("first", type=Path, metavar="A|SCRIPT.py", help=text)
+    text = "Read the recording of the resumed run from B; or pass ARG to SCRIPT.py, with {run} for the folder of a run."
+    resume.add_argument("rest", nargs="*", metavar="B|ARG", help=text)
+    flags.whole(resume, "--at", text="Resume at step N: the first step of the resumed run.")
+    text = "Write runs and recordings into DIR, a new folder (default: results/<date>_<time>_resume)."
+    resume.add_argument("--output", type=Path, metavar="DIR", help=text)
+    flags.output_format(resume, "text", "json")
+    resume.set_defaults(command=_resume)
+
+
+def _resume(parsed: argparse.Namespace) -> int:
+    from hashbench.training import resume
+
+    if parsed.first.suffix == ".py":
+        verdict = _resume_script(parsed)
+    elif len(parsed.rest) == 1:
+        verdict = resume.judge_folders(parsed.first, Path(parsed.rest[0]), at=parsed.at)
+    else:
+        raise HashbenchError(
+            f"watch resume needs the folders of two recordings, got {1 + len(parsed.rest)}",
+            consequence="nothing was compared",
+            tip="Name the uninterrupted run and the resumed one, or a Python script.",
+        )
+    flags.show(getattr(resume, f"as_{parsed.format}")(verdict))
+    return 0 if verdict.equal else EXIT_DIFFERENCE
+
+
+def _resume_script(parsed: argparse.Namespace) -> ResumeVerdict:
+    from hashbench.training.rerun import resume
+
+    if parsed.at is None:
+        raise HashbenchError(
+            "watch resume needs --at N", consequence="nothing was run", tip="N is the step at which the run is stopped."
+        )
+    output = parsed.output or flags.new_folder("resume", parsed.first.stem)
+    with flags.phases_shown():
+        return resume(parsed.first, parsed.rest, at=parsed.at, output=output)

@@ -1,1 +1,1 @@
-"""Plug-ins into other harnesses: ``benchmarks/dynamo``, pytest."""
+"""Plug-ins into other harnesses and trainers: ``benchmarks/dynamo``, pytest, transformers, Lightning."""

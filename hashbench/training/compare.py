@@ -91,18 +91,8 @@ def compare(first: Recording, second: Recording, *, shift: int = 0) -> RankVerdi
     Raises:
         HashbenchError: nothing can be compared: no step or no tensor is in both, or digests are of other devices.
     """
-    _refuse_other(first, second)
-    others = {number + shift: step for number, step in second.steps.items()}
-    steps = tuple(number for number in first.steps if number in others)
-    if not steps:
-        raise HashbenchError(
-            f"{first.path} and {second.path} have no step in common",
-            consequence=f"they hold {range_words(list(first.steps))} and {range_words(list(others))}; nothing was "
-            "compared",
-        )
-    states = _before(first, second, shift)
-    states += [(number, first.steps[number], others[number]) for number in steps]
-    unseeded = _unseeded(first.steps[steps[0]], others[steps[0]])
+    states, steps = pairs_of_steps(first, second, shift=shift)
+    unseeded = _unseeded(*next((old, new) for number, old, new in states if number == steps[0]))
     known = _Known(shared_tensors(first, second), unseeded)
     seen: dict[int, dict[str, bool]] = {}
     found: tuple[int, int, tuple[PartDifference, ...]] | None = None
@@ -133,6 +123,32 @@ def compare(first: Recording, second: Recording, *, shift: int = 0) -> RankVerdi
     )
 
 
+def pairs_of_steps(
+    first: Recording, second: Recording, *, shift: int = 0
+) -> tuple[list[tuple[int, Step, Step]], tuple[int, ...]]:
+    """Return number and content of the steps of both runs, the state before the first one included, and the numbers
+    without it. Raises as :func:`compare` does."""
+    _refuse_other(first, second)
+    others = {number + shift: step for number, step in second.steps.items()}
+    steps = tuple(number for number in first.steps if number in others)
+    if not steps:
+        raise HashbenchError(
+            f"{first.path} and {second.path} have no step in common",
+            consequence=f"they hold {range_words(list(first.steps))} and {range_words(list(others))}; nothing was "
+            "compared",
+        )
+    before = _before(first, second, shift)
+    return [*before, *((number, first.steps[number], others[number]) for number in steps)], steps
+
+
+def differences_of(first: Recording, second: Recording, old: Step, new: Step) -> list[PartDifference]:
+    """Return what differs in one step, in the order in which a step meets it."""
+    known = _Known(shared_tensors(first, second), frozenset())
+    compared = _parts(old, new, known)
+    found = [_difference(known, part, names, total, old, new) for part, names, total in compared if names]
+    return sorted(found, key=_moment)
+
+
 def _refuse_other(first: Recording, second: Recording) -> None:
     devices = first.header.device, second.header.device
     if devices[0] != devices[1]:
@@ -154,10 +170,14 @@ def shared_tensors(first: Recording, second: Recording) -> frozenset[str]:
 
 
 def _before(first: Recording, second: Recording, shift: int) -> list[tuple[int, Step, Step]]:
-    """Return the state before the first steps, where both recordings begin with the same step."""
-    if first.before is None or second.before is None or first.before.number != second.before.number + shift:
+    """Return the state before the second run's first step, where the first run has it: before its own first step, or
+    after a step of which the second run goes on."""
+    if second.before is None:
         return []
-    return [(first.before.number, first.before, second.before)]
+    number = second.before.number + shift
+    start = first.before is not None and first.before.number == number
+    old = first.before if start else first.steps.get(number)
+    return [] if old is None else [(number, old, second.before)]
 
 
 def _last(recording: Recording, shift: int) -> int:

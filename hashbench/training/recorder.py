@@ -254,7 +254,7 @@ class Watch:
         index = self._tensors.index if self._tensors is not None else {}
         return any(id(tensor) in index for group in optimizer.param_groups for tensor in group["params"])
 
-    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._tensors is None:
             with untraced():
                 self._begin()
@@ -267,15 +267,22 @@ class Watch:
             self._parts["lr"] = rates
             if others != self._options:  # a line has them where they changed
                 self._parts["options"] = self._options = others
+        if not _has_closure(args, kwargs):
+            self._read_gradients()
+
+    def _read_gradients(self) -> None:
+        with untraced():
             indices = self._parameters.read_at(self._step)
             self._parts["gradient"] = parts.gradients(self._known, indices, self._ledger)
         if self._tracer.active:
             for name, tensor in self._known.parameters:
                 self._tracer.add(self._step, f"gradient of {name}", tensor.grad)
 
-    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._tensors is None or not self._is_watched(optimizer):
             return
+        if _has_closure(args, kwargs):
+            self._read_gradients()
         tensors, ledger = self._known, self._ledger
         with untraced():
             indices = self._parameters.read_at(self._step)
@@ -385,6 +392,11 @@ def _value(read: Any) -> Any:
     if isinstance(read, list):
         return [parts.number(one.value) if isinstance(one, _Number) else parts.content(one) for one in read]
     return parts.content(read)
+
+
+def _has_closure(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return True if a call of ``optimizer.step`` computes the gradients itself, as Lightning's do."""
+    return any(callable(one) for one in (*args[1:], *kwargs.values()))
 
 
 def _inner(optimizer: Any) -> torch.optim.Optimizer:

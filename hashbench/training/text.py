@@ -39,8 +39,10 @@ MEANING = {
     "scaler": "The gradient scaler is in another state: it saw other overflows, or was not restored.",
     "lr": "The scheduler is at another position, or was not restored.",
     "options": "The optimizer was configured otherwise.",
+    "parameter": "The gradients read in this step agree: the update differs, by the optimizer's state or its kernels.",
+    "state": "The gradients read in this step agree: the update differs, by the optimizer's state or its kernels.",
 }
-"""Part outside a step's kernels -> what its difference means."""
+"""First part that differs -> what that means."""
 
 _READABLE = frozenset({"order", "scaler", "loss", "lr", "options"})
 """Parts whose values say more than digests."""
@@ -102,7 +104,7 @@ def _first_lines(verdict: LoopVerdict, first: RankVerdict) -> Iterator[str]:
         ("on other ranks", _others(verdict, first)),
     )
     yield from (f"{name + ':':18}{value}" for name, value in facts if value)
-    if lead.part in MEANING:
+    if lead.part in MEANING and not (first.initial and lead.part in BY_TENSOR):
         yield MEANING[lead.part]
 
 

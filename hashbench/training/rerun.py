@@ -1,0 +1,108 @@
+"""Run a training script uninterrupted, and stopped and resumed, and judge the recordings."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from hashbench.errors import HashbenchError, last_line
+from hashbench.processes import describe_end, tell_phase
+from hashbench.training import file
+from hashbench.training.resume import ResumeVerdict, began_anew, judge_folders
+from hashbench.training.text import as_text
+from hashbench.training.traced import compare_folders
+
+RUN = "{run}"
+"""Stands in an argument of the script for the folder of a run."""
+
+STEPS = 8
+"""Steps compared after the resumption."""
+
+
+def resume(script: Path, arguments: Sequence[str], *, at: int, output: Path) -> ResumeVerdict:
+    """Run ``script`` three times: up to some steps behind ``at``, up to ``at``, and from there on.
+
+    Each run has a folder of its own, the last two the same one: the working directory, or where an argument says
+    ``{run}``. The script must save a checkpoint in it and go on from one that is there.
+
+    Args:
+        script: Python file, which uses ``hashbench.watch`` or a callback of it.
+        arguments: of the script.
+        at: step before which the second run is stopped.
+        output: new folder for runs, recordings and what the script prints.
+
+    Raises:
+        HashbenchError: the folder exists, a run failed or recorded nothing, the runs differ before ``at``, or the third
+            one began anew.
+    """
+    try:
+        output.mkdir(parents=True)
+    except OSError as error:
+        problem = f"cannot make the folder {output}"
+        raise HashbenchError(problem, consequence=error.strerror or str(error), tip="Choose another one.") from error
+    stages = (
+        ("uninterrupted", "uninterrupted", at + STEPS),
+        ("stopped", "resumed", at),
+        ("resumed", "resumed", at + STEPS),
+    )
+    for name, run, stop in stages:
+        tell_phase(f"{name} run of {script.name}")
+        _run(script, arguments, recording=output / f"{name}.watch", run=output / run, stop=stop)
+    whole, stopped, resumed = (output / f"{name}.watch" for name, *_ in stages)
+    before = compare_folders(whole, stopped)
+    if before.first is not None:
+        raise HashbenchError(
+            f"the runs differ before step {at}, where nothing was resumed yet ({as_text(before).splitlines()[0]})",
+            consequence="what a resumption loses cannot be told",
+            tip=f"See `hashbench watch diff {whole} {stopped}`.",
+        )
+    _refuse_new_run(whole, resumed)
+    return judge_folders(whole, resumed, at=None if _start(resumed) else at)
+
+
+def _run(script: Path, arguments: Sequence[str], *, recording: Path, run: Path, stop: int) -> None:
+    run.mkdir(exist_ok=True)
+    placed = any(RUN in argument for argument in arguments)
+    words = [argument.replace(RUN, str(run.absolute())) for argument in arguments]
+    environment = {
+        **os.environ,
+        "HASHBENCH_WATCH": str(recording.absolute()),
+        "HASHBENCH_WATCH_EVERY": "1",
+        "HASHBENCH_STOP_AT": str(stop),
+    }
+    log = recording.with_suffix(".log")
+    with log.open("wb") as said:
+        command = [sys.executable, str(script.absolute()), *words]
+        done = subprocess.run(
+            command, cwd=None if placed else run, env=environment, stdout=said, stderr=subprocess.STDOUT, check=False
+        )
+    words_of_run = last_line(log.read_text(encoding="utf-8", errors="replace"))
+    if done.returncode:
+        raise HashbenchError(
+            f"{script} failed in its {recording.stem} run",
+            consequence=f"{describe_end(done.returncode)} ({words_of_run})",
+            tip=f"What it printed is in {log}.",
+        )
+    if not recording.is_dir():
+        raise HashbenchError(
+            f"{script} recorded nothing in its {recording.stem} run",
+            consequence="nothing was compared",
+            tip="Put hashbench.watch, or a WatchCallback, around its training.",
+        )
+
+
+def _start(folder: Path) -> int | None:
+    return file.read(next(iter(file.ranks(folder).values()))).header.start
+
+
+def _refuse_new_run(whole: Path, resumed: Path) -> None:
+    recordings = [file.read(next(iter(file.ranks(folder).values()))) for folder in (whole, resumed)]
+    if recordings[1].header.start == 0 or began_anew(*recordings):
+        raise HashbenchError(
+            "the resumed run began anew, with the state of the uninterrupted run's first step",
+            consequence="it found no checkpoint; nothing was compared",
+            tip="The script must save one in its working directory (or where {run} says), and go on from it.",
+        )

@@ -1,0 +1,138 @@
+"""What a resumed run did not restore."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from training.test_compare import recording
+
+from hashbench.errors import HashbenchError
+from hashbench.training import resume
+from hashbench.training.resume import ResumeVerdict, began_anew, judge, judge_folders
+
+SCRIPT = Path(__file__).parent / "resumable.py"
+
+Run = Callable[[str, int, str], Path]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run the script in this process: in a folder, up to a step, with what it loses; return the recording."""
+
+    def train(name: str, stop: int, loses: str = "") -> Path:
+        folder = tmp_path / name.partition("-")[0]
+        folder.mkdir(exist_ok=True)
+        monkeypatch.chdir(folder)
+        watched = tmp_path / f"{name}.watch"
+        for variable, value in (("WATCH", watched), ("WATCH_EVERY", 1), ("STOP_AT", stop)):
+            monkeypatch.setenv(f"HASHBENCH_{variable}", str(value))
+        monkeypatch.setenv("LOSES", loses)
+        with pytest.raises(SystemExit):
+            runpy.run_path(str(SCRIPT))
+        return watched
+
+    return train
+
+
+def resumed(run: Run, loses: str) -> tuple[Path, Path]:
+    whole = run("whole", 14, "")
+    run("other-stopped", 10, "")
+    return whole, run("other-resumed", 14, loses)
+
+
+LOST = {
+    "": [],
+    "generator": ["generator torch: its state"],
+    "optimizer": [
+        "optimizer state step, exp_avg, exp_avg_sq, which is absent, of 6 parameters (0.weight, 0.bias, 1.weight, "
+        "1.bias and 2 more)"
+    ],
+    "scheduler": ["scheduler: the learning rate is 0.05 instead of 0.00625"],
+    "scaler": ["gradient scaler: scale is 8.0 instead of 256.0"],
+    "position": ["position in the data: the batch is another one (sampler, its generator, or workers)"],
+    "model": ["parameters: 6 parameters (0.weight, 0.bias, 1.weight, 1.bias and 2 more)"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loses", LOST)
+def test_what_a_script_does_not_restore_is_named(run: Run, loses: str) -> None:
+    verdict = judge_folders(*resumed(run, loses))
+    words = list(map(resume.lost_words, verdict.lost))
+    assert verdict.equal == (not loses)
+    assert [word for word in words if not word.startswith("buffers")] == LOST[loses]
+    assert verdict.at == 10
+    assert not verdict.unread
+
+
+@pytest.mark.slow
+def test_all_that_is_lost_is_named_at_once(run: Run) -> None:
+    verdict = judge_folders(*resumed(run, "generator,optimizer,position"))
+    assert {one.part for one in verdict.lost} == {"generator", "state", "batch"}
+    assert "Resumed at step 10, not restored:" in resume.as_text(verdict)
+    assert json.loads(resume.as_json(verdict))["not_restored"] == list(map(resume.lost_words, verdict.lost))
+
+
+# --------------------------------------------------------------------------------------------- on recordings by hand
+
+
+def shifted(by: int) -> ResumeVerdict:
+    whole = recording("a")
+    steps = {number - by: replace(step, number=number - by) for number, step in whole.steps.items() if number >= by}
+    return judge(whole, recording("b", steps=steps), at=by)
+
+
+def test_a_run_that_does_not_tell_its_step_is_shifted() -> None:
+    verdict = shifted(5)
+    assert (verdict.equal, verdict.at, verdict.steps) == (True, 5, tuple(range(5, 12)))
+    assert resume.as_text(verdict) == "The resumed run is the uninterrupted one in steps 5 to 11."
+
+
+def test_a_step_must_be_known() -> None:
+    with pytest.raises(HashbenchError, match="does not tell with which step it begins"):
+        judge(recording("a"), recording("b"))
+
+
+def test_a_step_that_was_told_is_not_given_otherwise() -> None:
+    told = recording("b", header=replace(recording("b").header, start=5))
+    with pytest.raises(HashbenchError, match="begins with step 5, not 6"):
+        judge(recording("a"), told, at=6)
+
+
+def test_the_state_before_the_step_is_compared_with_the_uninterrupted_runs_after_it() -> None:
+    whole = recording("a")
+    before = replace(whole.steps[4], parts={**whole.steps[4].parts, "state": {}}, number=4)
+    steps = {number: step for number, step in whole.steps.items() if number > 4}
+    verdict = judge(whole, recording("b", steps=steps, before=before, header=replace(whole.header, start=5)))
+    assert [(one.part, one.second) for one in verdict.lost] == [("state", "")]
+    assert not verdict.unread
+
+
+def test_a_later_difference_is_no_loss() -> None:
+    verdict = judge(recording("a"), recording("b", {8: {"loss": {"0": "x"}}}), at=0)
+    assert (verdict.lost, verdict.then, verdict.later) == ((), (), 8)
+    assert "the runs differ from step 8 on" in resume.as_text(verdict)
+
+
+def test_a_loss_that_nothing_explains_is_told_as_such() -> None:
+    verdict = judge(recording("a"), recording("b", {0: {"loss": {"0": "x"}}}), at=0)
+    assert verdict.lost == ()
+    assert "a state that is not recorded, or a kernel that does not repeat" in resume.as_text(verdict)
+
+
+def test_a_share_of_tensors_is_told() -> None:
+    verdict = judge(recording("a"), recording("b", {0: {"generator": {"torch": "x"}}}), at=0)
+    assert "HASHBENCH_WATCH_EVERY=1" in resume.as_text(verdict)
+
+
+def test_a_run_that_began_anew_is_known_by_its_state() -> None:
+    whole = recording("a")
+    before = replace(whole.steps[0], number=-1)
+    assert began_anew(replace(whole, before=before), replace(whole, before=before))
+    assert not began_anew(replace(whole, before=before), replace(whole, before=whole.steps[4]))
+    assert not began_anew(whole, whole)
