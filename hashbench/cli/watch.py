@@ -38,6 +38,11 @@ def _diff(parsed: argparse.Namespace) -> int:
     from hashbench.training.traced import compare_folders
 
     verdict = compare_folders(parsed.first, parsed.second, further=parsed.further)
+    if parsed.html is not None:
+        from hashbench.io import write_file
+        from hashbench.report.training_loop import render_loops
+
+        write_file(parsed.html, render_loops(verdict), tip="Choose another file with --html.")
     flags.show(getattr(text, f"as_{parsed.format}")(verdict))
     return 0 if verdict.equal else EXIT_DIFFERENCE
 
@@ -47,7 +52,7 @@ def _add_resume(resume: OneLineParser) -> None:
     resume.add_argument("first", type=Path, metavar="A|SCRIPT.py", help=text)
     text = "Read the recording of the resumed run from B; or pass ARG to SCRIPT.py, with {run} for the folder of a run."
     resume.add_argument("rest", nargs="*", metavar="B|ARG", help=text)
-    flags.whole(resume, "--at", text="Resume at step N: the first step of the resumed run.")
+    flags.whole(resume, "--at", least=0, text="Resume at step N: the first step of the resumed run.")
     text = "Write runs and recordings into DIR, a new folder (default: results/<date>_<time>_resume)."
     resume.add_argument("--output", type=Path, metavar="DIR", help=text)
     flags.output_format(resume, "text", "json")

@@ -84,9 +84,9 @@ def render_html(
     history, judgements = judged.history, judged.judgements
     models = model_views(history, excerpts or {}, tracebacks)
     detailed = frozenset(model.index for model in models)
-    style, script = _bundled("style.css"), _bundled("report.js")
+    style, script = bundled("style.css"), bundled("report.js")
     return printable(
-        _environment()
+        environment()
         .get_template("report.html")
         .render(
             judged=judged,
@@ -129,8 +129,9 @@ def render_html(
 
 
 @functools.cache  # compiling the templates takes longer than filling them
-def _environment() -> Environment:
-    environment = Environment(
+def environment() -> Environment:
+    """Return the template engine with what the report's templates use."""
+    made = Environment(
         loader=PackageLoader("hashbench.report"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -144,11 +145,11 @@ def _environment() -> Environment:
         *(compiled.remedy, compiled.tells, compiled.why),
     )
     of_names = (anchor_of, changes_text, rows_of_models, scope_words, shorten, spaced, sparkline, suite_words)
-    environment.globals |= {function.__name__: function for function in (*of_rows, *of_compiled, *of_names)}
-    environment.globals |= {"count_of": count, "labelled": _labelled, "rate_words": rate}
-    environment.globals |= {"causes": CAUSES, "kind_words": KIND_WORDS, "letters": LETTERS}
-    environment.globals |= {"measures": MEASURES, "repeated": REPEATED}
-    return environment
+    made.globals |= {function.__name__: function for function in (*of_rows, *of_compiled, *of_names)}
+    made.globals |= {"count_of": count, "labelled": _labelled, "rate_words": rate}
+    made.globals |= {"causes": CAUSES, "kind_words": KIND_WORDS, "letters": LETTERS}
+    made.globals |= {"measures": MEASURES, "repeated": REPEATED}
+    return made
 
 
 def _labelled(row: Row) -> list[tuple[str, str]]:
@@ -163,7 +164,8 @@ def _presentable(value: Any) -> Any:
     return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}…"
 
 
-def _bundled(name: str) -> str:
+def bundled(name: str) -> str:
+    """Return a file of the report's templates: style or script."""
     return resources.files("hashbench.report").joinpath("templates", name).read_text(encoding="utf-8")
 
 

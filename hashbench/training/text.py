@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hashbench.io import to_json
+from hashbench.records import Divergence
 from hashbench.text import a_few, count, listed, percent, when
 from hashbench.training.compare import OUTSIDE, PartDifference, RankVerdict, range_words
 from hashbench.training.file import BY_TENSOR, PARTS, Recording
@@ -70,15 +71,29 @@ def _lines(verdict: LoopVerdict) -> Iterator[str]:
     if first is not None:
         yield ""
         yield table(first)
-    notes = [*verdict.notes, *(note for rank in verdict.ranks for note in rank.notes)]
-    if notes:
+    if notes := notes_of(verdict):
         yield ""
-        yield from dict.fromkeys(notes)
+        yield from notes
     yield from _rate_lines(verdict)
     if first is not None and (commands := next_look(verdict)):
         yield ""
         yield "Next look, at the kernels:" if not verdict.traced else "Next look:"
         yield from (f"  {command}" for command in commands)
+
+
+def headline(verdict: LoopVerdict) -> str:
+    """Return the verdict in one line."""
+    first = verdict.first
+    if first is None:
+        return _equal_words(verdict).rstrip(".")
+    where = f"before step {first.steps[0]}" if first.initial else f"from step {first.step} on"
+    rank = f", first on rank {first.rank}" if len(verdict.ranks) > 1 else ""
+    return f"The runs differ {where}{rank}: {NAMES[first.differing[0].part]}"
+
+
+def notes_of(verdict: LoopVerdict) -> list[str]:
+    """Return what else to know of the recordings, each a sentence."""
+    return list(dict.fromkeys([*verdict.notes, *(note for rank in verdict.ranks for note in rank.notes)]))
 
 
 def _equal_words(verdict: LoopVerdict) -> str:
@@ -92,6 +107,14 @@ def _equal_words(verdict: LoopVerdict) -> str:
 
 def _first_lines(verdict: LoopVerdict, first: RankVerdict) -> Iterator[str]:
     lead = first.differing[0]
+    yield from (f"{name + ':':18}{value}" for name, value in first_facts(verdict, first))
+    if lead.part in MEANING and not (first.initial and lead.part in BY_TENSOR):
+        yield MEANING[lead.part]
+
+
+def first_facts(verdict: LoopVerdict, first: RankVerdict) -> list[tuple[str, str]]:
+    """Return what is known of the first difference, as names and texts."""
+    lead = first.differing[0]
     facts = (
         ("first difference", _step_words(first)),
         ("rank", str(first.rank) if len(verdict.ranks) > 1 else ""),
@@ -103,9 +126,7 @@ def _first_lines(verdict: LoopVerdict, first: RankVerdict) -> Iterator[str]:
         ("agreed before", agreed_words(first)),
         ("on other ranks", _others(verdict, first)),
     )
-    yield from (f"{name + ':':18}{value}" for name, value in facts if value)
-    if lead.part in MEANING and not (first.initial and lead.part in BY_TENSOR):
-        yield MEANING[lead.part]
+    return [(name, value) for name, value in facts if value]
 
 
 def _step_words(first: RankVerdict) -> str:
@@ -134,8 +155,10 @@ def part_words(difference: PartDifference) -> str:
     if difference.part == "lr":
         return name if difference.compared == 1 else f"{name} of group {difference.names[0]}"
     names = a_few(difference.names, _SHOWN)
-    if difference.part not in BY_TENSOR or len(difference.names) == 1:
+    if difference.part not in BY_TENSOR:
         return f"{name} {names}"
+    if len(difference.names) == 1:
+        return f"{name} of {names}"
     return f"{name} of {len(difference.names)} tensors ({names})"
 
 
@@ -180,8 +203,14 @@ def table(rank: RankVerdict) -> str:
 # ---------------------------------------------------------------------------------------------- traces and the rate
 
 
+def trace_words(traced: TracedSteps, *, several: bool) -> str:
+    """Return ``trace of step 300``, with the rank where there are several."""
+    rank = f", rank {traced.rank}" if several else ""
+    return f"trace of {range_words(range(traced.first, traced.last + 1))}{rank}"
+
+
 def _traced_lines(traced: TracedSteps, *, several: bool) -> Iterator[str]:
-    where = f"trace of {range_words(range(traced.first, traced.last + 1))}{f', rank {traced.rank}' if several else ''}"
+    where = trace_words(traced, several=several)
     if traced.verdict is None:
         yield f"{where}: {traced.problem}"
         return
@@ -189,6 +218,11 @@ def _traced_lines(traced: TracedSteps, *, several: bool) -> Iterator[str]:
     if divergence is None:
         yield f"{where}: {'equal' if traced.verdict.equal else 'nothing that differs reaches a result'}"
         return
+    yield from (f"{name + ':':18}{value}" for name, value in traced_facts(where, divergence))
+
+
+def traced_facts(where: str, divergence: Divergence) -> list[tuple[str, str]]:
+    """Return what a pair of traces names, as names and texts; ``where`` names the traces."""
     facts = (
         (where, divergence.kernel or str(divergence.origin)),
         ("origin", str(divergence.origin)),
@@ -199,7 +233,7 @@ def _traced_lines(traced: TracedSteps, *, several: bool) -> Iterator[str]:
         ("forward op", divergence.forward_op),
         ("what differs", divergence.detail),
     )
-    yield from (f"{name + ':':18}{value}" for name, value in facts if value)
+    return [(name, value) for name, value in facts if value]
 
 
 def _rate_lines(verdict: LoopVerdict) -> Iterator[str]:
@@ -275,7 +309,7 @@ def document(verdict: LoopVerdict) -> dict[str, Any]:
         "steps": [verdict.ranks[0].steps[0], verdict.ranks[0].steps[-1]],
         "traced": [_traced_document(one) for one in verdict.traced],
         "further": [{"folder": str(one.folder), "step": one.step, "equal": one.equal} for one in verdict.further],
-        "notes": [*verdict.notes, *(note for rank in verdict.ranks for note in rank.notes)],
+        "notes": notes_of(verdict),
         "next": next_look(verdict),
     }
 

@@ -1,0 +1,127 @@
+"""What ``hashbench watch diff`` prints."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from training.test_compare import HEADER, recording
+
+from hashbench.training.compare import compare
+from hashbench.training.file import Recording
+from hashbench.training.text import as_json, as_text, headline, next_look
+from hashbench.training.traced import FurtherRun, LoopVerdict, TracedSteps
+
+COMMAND = replace(HEADER, command=("python", "train.py", "--name", "my run"))
+
+
+def verdict(first: Recording, second: Recording, **more: object) -> LoopVerdict:
+    folders = first.path.parent, second.path.parent
+    return LoopVerdict(folders, (compare(first, second),), recordings=(first, second), **more)  # type: ignore[arg-type]
+
+
+RACE = verdict(
+    recording("runs/a", header=COMMAND),
+    recording("runs/b", {10: {"gradient": {"c.weight": "x"}, "parameter": {"c.weight": "x"}}}, header=COMMAND),
+)
+
+EXPECTED = """\
+first difference: step 10 (equal until step 9)
+what differs:     gradient of c.weight
+it came about:    in one of steps 9 to 10: not all tensors are read in each
+then also:        parameter of c.weight
+agreed before:    batch, generator, loss, buffer, gradient, learning rate, options of the optimizer, parameter and \
+optimizer state (step 9)
+
+step  batch  generator  loss  buffer  gradient  lr  options  parameter  state
+7     =      =          =     =       =         =   =        =          =
+8     =      =          =     =       =         =   =        =          =
+9     =      =          =     =       =         =   =        =          =
+10    =      =          =     =       ≠         =   =        ≠          =
+11    =      =          =     =       =         =   =        =          =
+
+Next look, at the kernels:
+  HASHBENCH_WATCH=runs/a.steps9-10 HASHBENCH_TRACE_STEP=9:11 python train.py --name 'my run'
+  HASHBENCH_WATCH=runs/b.steps9-10 HASHBENCH_TRACE_STEP=9:11 python train.py --name 'my run'
+  hashbench watch diff runs/a.steps9-10 runs/b.steps9-10"""
+
+
+def test_a_difference_that_kernels_make_has_a_next_look() -> None:
+    assert as_text(RACE) == EXPECTED
+
+
+@pytest.mark.parametrize(
+    ("change", "what", "advice", "command"),
+    [
+        ({"batch": {"1": "x"}}, "batch 2 of 2", "The data are other ones", ""),
+        ({"lr": {"0": "0.2"}}, "learning rate", "The scheduler is at another position", ""),
+        ({"options": {"momentum.0": "0.9"}}, "options of the optimizer momentum.0", "configured otherwise", ""),
+        ({"generator": {"torch": "x"}}, "generator torch", "drew more or fewer random numbers", "TRACE_STEP=4:6"),
+        ({"parameter": {"b.weight": "x"}}, "parameter of b.weight", "The gradients read in this step agree", "STEP=5 "),
+    ],
+)
+def test_the_first_part_says_where_to_look(change: object, what: str, advice: str, command: str) -> None:
+    text = as_text(verdict(recording("a"), recording("b", {5: change})))  # type: ignore[dict-item]
+    assert f"what differs:     {what}\n" in text
+    assert advice in text
+    assert ("Next look" in text) == bool(command)
+    assert command in text
+
+
+def test_values_that_people_read_are_shown() -> None:
+    text = as_text(verdict(recording("a"), recording("b", {5: {"lr": {"0": "0.2"}}})))
+    assert "first run:        0.1\nsecond run:       0.2\n" in text
+
+
+def test_equal_runs_are_one_line() -> None:
+    assert as_text(verdict(recording("a"), recording("b"))) == "The runs agree in steps 0 to 11."
+
+
+def test_the_rank_that_differs_first_is_named() -> None:
+    rank = compare(recording("a"), recording("b", {4: {"loss": {"0": "x"}}}))
+    other = replace(compare(recording("a"), recording("b", {4: {"batch": {"0": "x"}}})), rank=1)
+    two = LoopVerdict((Path("a"), Path("b")), (rank, other), recordings=(recording("a"), recording("b")))
+    assert headline(two) == "The runs differ from step 4 on, first on rank 1: batch"
+    assert "on other ranks:   rank 0: step 4, loss" in as_text(two)
+
+
+# --------------------------------------------------------------------------------------------------- the second look
+
+
+def test_a_difference_that_did_not_come_again_names_no_kernel() -> None:
+    from hashbench.divergence import find
+    from hashbench.records import Result, Trace
+    from hashbench.trace.file import parse_digest
+
+    trace = Trace((), (), (Result("loss", parse_digest("float32[]:00")),))
+    traced = (TracedSteps(0, 9, 10, find(trace, trace)),)
+    further = (FurtherRun(Path("c"), 10, equal=False), FurtherRun(Path("d"), None, equal=True))
+    text = as_text(verdict(recording("a"), recording("b"), traced=traced, further=further))
+    assert "trace of steps 9 to 10: equal" in text
+    assert "c: differs from step 10 on\nd: agrees with the first\n1 of 3 runs differ from a (33 %)." in text
+    assert "did not come again. Run them more often" in text
+    assert "memory or hardware. No kernel is named." in text
+
+
+def test_a_trace_that_cannot_be_judged_says_why() -> None:
+    traced = (TracedSteps(0, 9, 10, None, "cannot read it."),)
+    found = verdict(recording("a"), recording("b"), traced=traced)
+    assert "trace of steps 9 to 10: cannot read it." in as_text(found)
+    assert not found.equal
+
+
+def test_no_command_is_invented_for_several_ranks() -> None:
+    header = replace(COMMAND, world_size=2)
+    change = {5: {"loss": {"0": "x"}}}
+    commands = next_look(verdict(recording("a", header=header), recording("b", change, header=header)))
+    assert commands[0] == "HASHBENCH_WATCH=a.step5 HASHBENCH_TRACE_STEP=5 <the same command>"
+
+
+def test_json_has_the_same() -> None:
+    document = json.loads(as_json(RACE))
+    assert (document["equal"], document["step"], document["since"], document["rank"]) == (False, 10, 9, 0)
+    assert [one["part"] for one in document["differing"]] == ["gradient", "parameter"]
+    assert document["steps"] == [0, 11]
+    assert len(document["next"]) == 3
