@@ -362,7 +362,7 @@ def refuse_other_document(content: Any, *, schema: int, what: str, where: str = 
         raise ValueError(f"{where} was changed: its checksum is another")
 
 
-compact = functools.partial(json.dumps, separators=(",", ":"))
+compact = json.JSONEncoder(separators=(",", ":")).encode
 """Return a value as JSON without spaces."""
 
 

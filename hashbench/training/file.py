@@ -53,7 +53,7 @@ class Header:
         schema: :data:`SCHEMA`.
         rank, world_size: of the process.
         start: number of the first step; ``None`` if the program did not tell, and counting began at 0.
-        every: every how many steps all tensors are read.
+        every: in how many steps each tensor is read once, at the latest.
         model: class of the model.
         device: type of device of the parameters. Digests of different types of devices are never compared.
         parameter, buffer: names, by index.

@@ -6,18 +6,25 @@ the device, so the recorder does it a step later.
 
 from __future__ import annotations
 
+import _random
+import ctypes
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import random
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import xxhash
+from torch.utils._python_dispatch import _len_torch_dispatch_stack  # type: ignore[attr-defined]
 
 from hashbench.devices.ledger import Ledger
+from hashbench.native.library import unrecorded
 from hashbench.run.leaves import LeftOut, leaves
-from hashbench.run.rng import global_state_digests
-from hashbench.trace.digest import RawDigest, python_digest, raw_digest, readable
+from hashbench.run.rng import state_digest
+from hashbench.trace.digest import RawDigest, python_digest, raw_digest, readable, untraced
 
 _WRAPPERS = ("_orig_mod", "module")
 """Attributes under which ``torch.compile`` and data parallel wrappers hold the module that they wrap."""
@@ -26,6 +33,77 @@ _ABSENT = "none"
 """Stands for a gradient that is ``None``."""
 
 _PLAIN = (bool, int, float, str, type(None))
+
+
+class _Quiet:
+    """As :func:`~hashbench.trace.digest.untraced` where no dispatch mode is active, in a sixth of the time."""
+
+    def __init__(self) -> None:
+        self._contexts = unrecorded(), torch.no_grad()
+
+    def __enter__(self) -> None:
+        for context in self._contexts:
+            context.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        for context in reversed(self._contexts):
+            context.__exit__(*error)
+
+
+def quiet() -> AbstractContextManager[None]:
+    """Hide ops in this block from dispatch modes, native traces and autograd."""
+    return untraced() if _len_torch_dispatch_stack() else _Quiet()
+
+
+class Generators:
+    """Digests of the global generators of Python, NumPy and torch, and of private ones.
+
+    Python's and NumPy's are digested anew only when they were drawn from: to read their states takes 0.1 ms, to look at
+    their memory next to nothing.
+    """
+
+    def __init__(self, private: Mapping[str, Any]) -> None:
+        self._private = private
+        self._seen: dict[str, tuple[Any, str]] = {}
+
+    def digests(self) -> dict[str, str]:
+        """Return the digests by name; draws nothing."""
+        found = {"torch": state_digest(torch.default_generator)}
+        if torch.cuda.is_initialized():
+            found |= {f"cuda:{index}": state_digest(one) for index, one in enumerate(torch.cuda.default_generators)}
+        found["python"] = self._digest("python", random._inst, _memory_of_python(random._inst))
+        numpy: Any = sys.modules.get("numpy.random.mtrand")
+        if numpy is not None:
+            found["numpy"] = self._digest("numpy", numpy._rand, _memory_of(numpy._rand._bit_generator))
+        return found | {name: state_digest(generator) for name, generator in self._private.items()}
+
+    def _digest(self, name: str, generator: Any, state: Any) -> str:
+        """Return the digest of a generator, again where its ``state`` is what it was; ``None`` is never."""
+        last = self._seen.get(name)
+        if state is not None and last is not None and last[0] == state:
+            return last[1]
+        digest = state_digest(generator)
+        self._seen[name] = state, digest
+        return digest
+
+
+_MERSENNE_TWISTER = 625 * 4
+"""Bytes of the state of an MT19937 in Python's and in NumPy's structs: 624 words and the position."""
+
+
+def _memory_of_python(generator: random.Random) -> bytes | None:
+    """Return the state of Python's generator as it lies in memory; ``None`` for other Pythons than CPython."""
+    size, head = _random.Random.__basicsize__, object.__basicsize__
+    if sys.implementation.name != "cpython" or size < head + _MERSENNE_TWISTER:
+        return None
+    return ctypes.string_at(id(generator) + head, _MERSENNE_TWISTER)
+
+
+def _memory_of(bit_generator: Any) -> bytes | None:
+    """Return the state of NumPy's default kind of generator as it lies in memory; ``None`` for other kinds."""
+    if type(bit_generator).__name__ != "MT19937":
+        return None
+    return ctypes.string_at(bit_generator.ctypes.state_address, _MERSENNE_TWISTER)
 
 
 def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
@@ -69,7 +147,21 @@ class Tensors:
 
 def batch(value: Any, ledger: Ledger) -> list[tuple[str, Any]]:
     """Read the leaves of a batch, by path."""
-    return [(path, _leaf(leaf, ledger)) for path, leaf in leaves(value, "batch")]
+    return [(path, _leaf(leaf, ledger)) for path, leaf in _leaves(value, "batch")]
+
+
+def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield what :func:`~hashbench.run.leaves.leaves` does, faster for the usual nesting."""
+    if type(value) is torch.Tensor:
+        yield name, value
+    elif type(value) in (tuple, list) and value:
+        for index, item in enumerate(value):
+            yield from _leaves(item, f"{name}.{index}")
+    elif type(value) is dict and value and all(type(key) is str for key in value):
+        for key, item in value.items():
+            yield from _leaves(item, f"{name}.{key}")
+    else:
+        yield from leaves(value, name)
 
 
 def _leaf(leaf: Any, ledger: Ledger) -> Any:
@@ -83,11 +175,6 @@ def loss(roots: Sequence[torch.Tensor], ledger: Ledger) -> tuple[list[tuple[str,
     single = roots[0] if len(roots) == 1 and roots[0].numel() == 1 else None
     read = [(str(number), raw_digest(root, ledger)) for number, root in enumerate(roots)]
     return read, None if single is None else single.detach().clone()
-
-
-def generators(private: Mapping[str, Any]) -> dict[str, str]:
-    """Digest the states of the global generators, and of ``private`` ones."""
-    return global_state_digests(private)
 
 
 def gradients(tensors: Tensors, indices: Sequence[int], ledger: Ledger) -> dict[str, Any]:
@@ -119,16 +206,24 @@ def _plain(value: Any) -> str:
     return repr(value) if isinstance(value, _PLAIN) else type(value).__name__
 
 
-def options(optimizer: torch.optim.Optimizer) -> tuple[list[str], dict[str, str]]:
-    """Return the learning rate of each group, and the other options as text by name (``momentum.0``)."""
-    rates, others = [], {}
-    for number, group in enumerate(optimizer.param_groups):
-        for name, value in group.items():
-            if name == "lr":
-                rates.append(repr(value.item() if isinstance(value, torch.Tensor) else value))
-            elif name != "params":
-                others[f"{name}.{number}"] = _option(value)
-    return rates, others
+def rates(optimizer: torch.optim.Optimizer) -> list[str]:
+    """Return the learning rate of each group; of one in a tensor its digest."""
+    return [_option(group["lr"]) for group in optimizer.param_groups if "lr" in group]
+
+
+def option_values(optimizer: torch.optim.Optimizer) -> list[tuple[str, Any]]:
+    """Return the options of all groups but parameters and learning rates, by name (``momentum.0``)."""
+    return [
+        (f"{name}.{number}", value)
+        for number, group in enumerate(optimizer.param_groups)
+        for name, value in group.items()
+        if name not in ("lr", "params")
+    ]
+
+
+def options(values: Sequence[tuple[str, Any]]) -> dict[str, str]:
+    """Return options as text by name."""
+    return {name: _option(value) for name, value in values}
 
 
 def _option(value: Any) -> str:
@@ -188,6 +283,3 @@ def sizes(tensors: Sequence[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, in
     """Yield names and sizes in bytes."""
     for name, tensor in tensors:
         yield name, tensor.numel() * tensor.element_size()
-
-
-Later = Callable[[], None]

@@ -15,6 +15,7 @@ import functools
 import os
 import platform
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Self
@@ -25,7 +26,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from hashbench import __version__
 from hashbench.devices.ledger import Ledger
 from hashbench.errors import HashbenchError, named_line
-from hashbench.trace.digest import untraced
 from hashbench.training import file, parts
 from hashbench.training.rotation import Rotation
 from hashbench.training.tracing import StepTracer, steps_to_trace
@@ -38,6 +38,11 @@ EVERY_VARIABLE = "HASHBENCH_WATCH_EVERY"
 
 STOP_VARIABLE = "HASHBENCH_STOP_AT"
 """Environment variable with a step before which the program is ended, as by its machine: for ``watch resume``."""
+
+FLUSH_SECONDS = 1.0
+"""Seconds of steps that a killed run may lose: lines are written once in as many."""
+
+_MOST_WAITING = 256
 
 
 def watch(
@@ -61,7 +66,7 @@ def watch(
             parameters of the model, once they do.
         scaler: a ``GradScaler``, whose state is read in each step.
         generators: random generators of the program itself (a ``DataLoader``'s) by name, beside the global ones.
-        every: read all parameters, gradients and optimizer states every so many steps; other steps read a sixteenth.
+        every: each parameter, its gradient and its optimizer state is read once in so many steps, in turn; 1: in each.
         start: number of the first step, in a program that goes on from a checkpoint.
         trace: steps to trace as well (``range(299, 302)``); ``HASHBENCH_TRACE_STEP`` in the environment precedes it.
 
@@ -111,7 +116,7 @@ class Watch:
         traced: range,
     ) -> None:
         self.folder = folder
-        self._models, self._scaler, self._generators = models, scaler, generators
+        self._models, self._scaler, self._generators = models, scaler, parts.Generators(generators)
         self._optimizers: list[torch.optim.Optimizer] = list(map(_inner, optimizers))
         self._limited = bool(optimizers)
         self._every, self._told_start, self._traced = every, start, traced
@@ -142,22 +147,18 @@ class Watch:
         self._tensors: parts.Tensors | None = None
         self._ordered: list[torch.optim.Optimizer] = []
         self._options: dict[str, str] = {}
+        self._option_values: list[tuple[str, Any]] = []
+        self._flushed = time.monotonic()
+        self._ledger = Ledger()
         self._fresh = True  # the next call of a model begins a micro-batch
         self._begin_step()
-        for model in self._models.values():
-            self._handles.append(model.register_forward_pre_hook(self._before_forward, with_kwargs=True))
-        self._handles.append(register_optimizer_step_pre_hook(self._before_step))
-        self._handles.append(register_optimizer_step_post_hook(self._after_step))
-        self._install_backward()
+        self.install()
 
     def stop(self, error: BaseException | None = None) -> None:
         """Remove the hooks, and write the last line: how the run ended."""
         if self._file is None:
             return
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        self._remove_backward()
+        self.remove()
         if self._tensors is None:
             self._begin()
         self._tracer.end()
@@ -167,12 +168,26 @@ class Watch:
         self._file.close()
         self._file = None
 
+    def install(self) -> None:
+        """Install the hooks: steps are recorded from now on."""
+        for model in self._models.values():
+            self._handles.append(model.register_forward_pre_hook(self._before_forward, with_kwargs=True))
+        self._handles.append(register_optimizer_step_pre_hook(self._before_step))
+        self._handles.append(register_optimizer_step_post_hook(self._after_step))
+        self._install_backward()
+
+    def remove(self) -> None:
+        """Remove the hooks: steps are not recorded, nor counted, until they are installed again."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._remove_backward()
+
     def _begin(self) -> None:
         """Name the tensors and write the header: when the first step begins, the model is what it will be."""
         self._tensors = tensors = parts.Tensors.of(self._models)
         self._parameters = Rotation.of(list(parts.sizes(tensors.parameters)), every=self._every)
         self._buffers = Rotation.of(list(parts.sizes(tensors.buffers)), every=self._every)
-        self._late = parts.device_of(tensors) != "cpu"
         models = {name: parts.unwrapped(model) for name, model in self._models.items()}
         whole = models[""] if list(models) == [""] else torch.nn.ModuleDict(models)
         self._tracer = StepTracer(self._traced, self.folder, self._rank, whole)
@@ -191,9 +206,9 @@ class Watch:
             "versions": {"hashbench": __version__, "torch": torch.__version__, "python": platform.python_version()},
         }
         self._write("header", header)
+        self._flush()
 
     def _begin_step(self) -> None:
-        self._ledger = Ledger()
         self._batches: list[parts.Reading] = []
         self._losses: list[parts.Reading] = []
         self._loss_values: list[torch.Tensor | None] = []
@@ -224,12 +239,12 @@ class Watch:
         self._fresh = False
         if self._step == self._stop_at:
             raise SystemExit(0)
-        with untraced():
+        with parts.quiet():
             if self._tensors is None:
                 self._begin()
                 self._read_start(all_tensors=True)
             if not self._batches:
-                self._parts["generator"] = parts.generators(self._generators)
+                self._parts["generator"] = self._generators.digests()
                 if self._scaler is not None:
                     self._parts["scaler"] = parts.scaler(self._scaler)
             self._batches.append(parts.Reading(parts.batch(value, self._ledger)))
@@ -240,7 +255,7 @@ class Watch:
         tensors = (
             [roots] if isinstance(roots, torch.Tensor) else [one for one in roots if isinstance(one, torch.Tensor)]
         )
-        with untraced():
+        with parts.quiet():
             read, value = parts.loss(tensors, self._ledger)
         self._losses.append(parts.Reading(read))
         self._loss_values.append(value)
@@ -256,24 +271,30 @@ class Watch:
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._tensors is None:
-            with untraced():
+            with parts.quiet():
                 self._begin()
                 self._read_start(all_tensors=True)
         if not self._is_watched(optimizer):
             return
-        with untraced():
+        with parts.quiet():
             self._read_order(optimizer)
-            rates, others = parts.options(optimizer)
-            self._parts["lr"] = rates
-            if others != self._options:  # a line has them where they changed
+            self._parts["lr"] = parts.rates(optimizer)
+            self._read_options(optimizer)
+            if not _has_closure(args, kwargs):
+                self._read_gradients()
+
+    def _read_options(self, optimizer: torch.optim.Optimizer) -> None:
+        """Read the options where they changed: then a line has them."""
+        values = parts.option_values(optimizer)
+        if any(isinstance(value, torch.Tensor) for _, value in values) or values != self._option_values:
+            self._option_values = values
+            others = parts.options(values)
+            if others != self._options:
                 self._parts["options"] = self._options = others
-        if not _has_closure(args, kwargs):
-            self._read_gradients()
 
     def _read_gradients(self) -> None:
-        with untraced():
-            indices = self._parameters.read_at(self._step)
-            self._parts["gradient"] = parts.gradients(self._known, indices, self._ledger)
+        indices = self._parameters.read_at(self._step)
+        self._parts["gradient"] = parts.gradients(self._known, indices, self._ledger)
         if self._tracer.active:
             for name, tensor in self._known.parameters:
                 self._tracer.add(self._step, f"gradient of {name}", tensor.grad)
@@ -281,10 +302,10 @@ class Watch:
     def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._tensors is None or not self._is_watched(optimizer):
             return
-        if _has_closure(args, kwargs):
-            self._read_gradients()
         tensors, ledger = self._known, self._ledger
-        with untraced():
+        with parts.quiet():
+            if _has_closure(args, kwargs):
+                self._read_gradients()
             indices = self._parameters.read_at(self._step)
             self._parts["parameter"] = parts.values(tensors.parameters, indices, ledger)
             self._parts["state"] = parts.state(tensors, indices, self._optimizers, ledger)
@@ -326,39 +347,40 @@ class Watch:
 
     def _put_step(self) -> None:
         """Write the line of the step, and begin the next."""
-        values, late = self._loss_values, [*self._parts.items()]
         read = {
             "step": self._step,
-            "complete": self._parameters.is_complete(self._step),
+            "complete": self._parameters.reads_all,
             "batch": self._batches,
             "loss": self._losses,
-            **dict(late),
+            **self._parts,
         }
-        self._put("step", read, values)
+        self._put("step", read, self._loss_values)
         self._step += 1
         self._fresh = True
         self._begin_step()
 
     def _put(self, kind: str, read: dict[str, Any], values: Sequence[torch.Tensor | None] | None = None) -> None:
-        """Write a line; on an accelerator that of the step before, whose digests have been computed meanwhile."""
+        """Write a line, with those that wait: once in a while, for a device must finish first, and many lines at once
+        take a third of the time."""
         if values is not None:
             read["loss_value"] = [_Number(value) for value in values]
-            if self._late:
-                self._flush()
         self._waiting.append((kind, read))
-        if not self._late:
+        if time.monotonic() - self._flushed > FLUSH_SECONDS or len(self._waiting) >= _MOST_WAITING:
             self._flush()
 
     def _flush(self) -> None:
         waiting, self._waiting = self._waiting, []
-        with untraced():
+        self._flushed = time.monotonic()
+        with parts.quiet():
             for kind, read in waiting:
                 self._write(kind, {name: _value(one) for name, one in read.items()})
+        assert self._file is not None
+        self._file.flush()
+        self._ledger = Ledger()
 
     def _write(self, kind: str, content: Mapping[str, Any]) -> None:
         assert self._file is not None
         self._file.write(file.line(kind, content))
-        self._file.flush()
 
     # ------------------------------------------------------------------------------------------------ backward passes
 

@@ -16,7 +16,8 @@ from training.loops import FAULTS, STEPS, Net, Plan, train
 
 import hashbench
 from hashbench.errors import HashbenchError
-from hashbench.training import file
+from hashbench.run.rng import global_state_digests
+from hashbench.training import file, parts, recorder
 from hashbench.training.compare import RankVerdict
 from hashbench.training.recorder import EVERY_VARIABLE, FOLDER_VARIABLE, STOP_VARIABLE
 from hashbench.training.traced import LoopVerdict, compare_folders
@@ -143,10 +144,23 @@ def test_tensor_backward_calls_what_we_replace(monkeypatch: pytest.MonkeyPatch) 
     assert called == [value]
 
 
+def test_generators_are_read_anew_when_they_are_drawn_from() -> None:
+    """Python's and NumPy's are looked at in memory: a change of their structs must not hide a draw."""
+    generators = parts.Generators({})
+    for name, draw in (("python", random.random), ("numpy", np.random.rand), ("torch", lambda: torch.rand(1))):
+        before = generators.digests()
+        assert generators.digests() == before
+        draw()
+        after = generators.digests()
+        assert {one for one in after if after[one] != before[one]} == {name}
+    assert after == {**after, **{name: digest for name, digest in global_state_digests().items() if name in after}}
+
+
 # ----------------------------------------------------------------------------------------------------- what is recorded
 
 
-def test_the_file_is_whole_while_the_run_goes_on(tmp_path: Path) -> None:
+def test_the_file_is_whole_while_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "FLUSH_SECONDS", 0.0)
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with hashbench.watch(tmp_path, model=model, optimizer=optimizer):
