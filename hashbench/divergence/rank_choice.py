@@ -67,7 +67,10 @@ def choose_candidates(judged: JudgedRanks, differing: Mapping[int, Sequence[Diff
         if causes or givers & {*chosen}:
             explained.add(rank)
             graph |= {at: before for at, before in behind.reached.items() if at not in graph}
-            graph[candidate.at] = (*graph.get(candidate.at, ()), *behind.reached)
+            for node, received in judged.python_links(candidate.at):
+                for at, before in ((candidate.at, received or node), (received, node)):
+                    if at is not None:
+                        graph[at] = (*graph.get(at, ()), before)
             found += causes
     if explained:
         chosen = _earliest(judged, found)

@@ -94,7 +94,8 @@ class JudgedRanks:
 
     def walk_by_python(self, at: Node) -> Slice[Node]:
         """Return what leads to a node by way of Python: what differed among the scalars that were read, and among the
-        received tensors that no recorded op read (pickled objects), before it; and whatever leads to these."""
+        received tensors that no recorded op read (pickled objects), before it; and whatever leads to these. Of a rank
+        that gave such an object, also tensors that no recorded op read: the object may hold them."""
         return backward_slice(list(self._by_python(at)), self._before_by_python, self._is_known)
 
     def candidates(self, walked: Slice[Node]) -> Iterator[Candidate]:
@@ -174,14 +175,23 @@ class JudgedRanks:
             yield from self._by_python(at)
 
     def _by_python(self, at: Node) -> Iterator[Node]:
+        return (node for node, _ in self.python_links(at))
+
+    def python_links(self, at: Node) -> Iterator[tuple[Node, Node | None]]:
+        """Yield the nodes that lead to a node by way of Python alone, each with the collective in which this rank
+        received it from another one."""
         known = self.known[at.rank]
         until = self.place(at)
         for node in (*known.scalars, *known.lone_scalars):
             if self.place(Node(at.rank, node)) < until:
-                yield Node(at.rank, self.outermost(at.rank, node))
-        for received in self._unread(at.rank):
-            if self.place(received) < until:
-                yield from (one for one in self._received_from(received) if one.rank != at.rank)
+                yield Node(at.rank, self.outermost(at.rank, node)), None
+        for unread in self._unread(at.rank):
+            if self.place(unread) >= until:
+                break
+            if self.exchange_at(unread) is not None:
+                yield from ((one, unread) for one in self._received_from(unread) if one.rank != at.rank)
+            elif at.given:  # bytes that Python made, of tensors perhaps
+                yield unread, None
 
     def place(self, at: Node) -> float:
         """Return where a node lies among the records of its rank, of both runs. A leaf lies where it was first read."""
@@ -205,7 +215,7 @@ class JudgedRanks:
         return {}
 
     def _unread(self, rank: int) -> list[Node]:
-        """List the collectives whose output differs and was read by no recorded op that wrote anything."""
+        """List the nodes that differ and were read by no recorded op that wrote anything: Python may have read them."""
         if rank not in self._unread_by_rank:
             runs = self.known[rank].runs
             read = {
@@ -215,8 +225,9 @@ class JudgedRanks:
                 for source, ref in runs.reads(node)
                 if not ref.written
             }
-            nodes = (Node(rank, node) for node in self.known[rank].differs if node not in read)
-            self._unread_by_rank[rank] = [one for one in nodes if self.exchange_at(one) is not None]
+            nodes = (node for node in self.known[rank].differs if node in runs.records and node not in read)
+            outermost = dict.fromkeys(self.outermost(rank, node) for node in nodes)
+            self._unread_by_rank[rank] = sorted((Node(rank, node) for node in outermost), key=self.place)
         return self._unread_by_rank[rank]
 
     # ------------------------------------------------------------------------------------------- collectives

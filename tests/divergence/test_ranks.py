@@ -517,6 +517,31 @@ nothing in front of a message that is read and never waited for: 0 ranks nothing
         x = relu input/0 -> b
         send x peer=0
 
+a tensor within a pickled object: 1 kernel put
+    through rank 1: aten.put -> recv #1 from rank 1 to rank 0 in group 0-1 -> rank 0
+    rank 0:
+        b = empty -> blank
+        b = recv !b peer=1 -> p|P
+        x = set_ !input/0 (<UntypedStorage>) -> blank
+        sum x => r|R
+    rank 1:
+        put input/0 -> a|A
+        b = set_ !input/1 (<UntypedStorage>) -> blank
+        send b@p|P peer=0
+        index_put input/0 -> c|C
+
+no tensor that differs within a pickled object: 0 outside set_
+    rank 0:
+        b = empty -> blank
+        b = recv !b peer=1 -> p|P
+        x = set_ !input/0 (<UntypedStorage>) -> blank
+        sum x => r|R
+    rank 1:
+        put input/0 -> a
+        b = set_ !input/1 (<UntypedStorage>) -> blank
+        send b@p|P peer=0
+        index_put input/0 -> c|C
+
 two races, the later one on the lower rank: 1 kernel put later 0 kernel index_put
     through rank 1: aten.put -> all_reduce #1 of group 0-1 -> rank 0
     rank 0:
