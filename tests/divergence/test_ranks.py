@@ -864,7 +864,7 @@ rank 0:
     replica p a as w 0-1
     step
     v = all_reduce !input/1 -> v|V
-    _local_scalar_dense v = 0|1
+    _local_scalar_dense v scalar=0|1
     1: p = add_ !p input/0 -> b
     1: replica p b as w 0-1
     1: step
@@ -874,7 +874,7 @@ rank 1:
     step
     v = put input/1 -> c|C
     v = all_reduce !v -> v|V
-    _local_scalar_dense v = 0|1
+    _local_scalar_dense v scalar=0|1
     1: p = add_ !p input/0 -> b
     1: replica p b as w 0-1
     1: step
