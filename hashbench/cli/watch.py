@@ -48,11 +48,11 @@ def _diff(parsed: argparse.Namespace) -> int:
 
 
 def _add_resume(resume: OneLineParser) -> None:
-    text = "Read the recording of the uninterrupted run from A; or run SCRIPT.py uninterrupted, stopped and resumed."
-    resume.add_argument("first", type=Path, metavar="A|SCRIPT.py", help=text)
-    text = "Read the recording of the resumed run from B; or pass ARG to SCRIPT.py, with {run} for the folder of a run."
-    resume.add_argument("rest", nargs="*", metavar="B|ARG", help=text)
-    flags.whole(resume, "--at", least=0, text="Resume at step N: the first step of the resumed run.")
+    text = "Read the recording of the uninterrupted run from A; or run the script A.py whole, stopped and resumed."
+    resume.add_argument("first", type=Path, metavar="A", help=text)
+    text = "Read the recording of the resumed run from B; or pass B to the script, with {run} for the folder of a run."
+    resume.add_argument("rest", nargs="*", metavar="B", help=text)
+    flags.whole(resume, "--at", least=0, text="Take step N as the first of the resumed run.")
     text = "Write runs and recordings into DIR, a new folder (default: results/<date>_<time>_resume)."
     resume.add_argument("--output", type=Path, metavar="DIR", help=text)
     flags.output_format(resume, "text", "json")

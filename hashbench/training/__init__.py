@@ -2,9 +2,10 @@
 
 ``watch`` (``recorder``) hooks a model and the optimizers of its parameters. Each optimizer step becomes one line of
 ``FOLDER/rank0.jsonl`` (``file``): digests of the *parts* of the step, in the order in which a step meets them
-(:data:`~hashbench.training.file.PARTS`). Parts that are small are read in every step,
-tensors of the model in turn, each once in ``every`` steps (``rotation``). ``compare`` finds the first step and part that differ between two
-recordings, ``resume`` what a resumed run did not restore, ``text`` says it.
+(:data:`~hashbench.training.file.PARTS`). Parts that are small are read in every step, tensors of the model in turn,
+each once in ``every`` steps (``rotation``). ``compare`` finds the first step and part that differ between two
+recordings, ``traced`` joins ranks and traces of steps to one verdict, ``resume`` finds what a resumed run did not
+restore, ``rerun`` makes the runs for that, ``text`` says it.
 
 Rules:
 

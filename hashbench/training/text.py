@@ -107,7 +107,7 @@ def _equal_words(verdict: LoopVerdict) -> str:
 
 def _first_lines(verdict: LoopVerdict, first: RankVerdict) -> Iterator[str]:
     lead = first.differing[0]
-    yield from (f"{name + ':':18}{value}" for name, value in first_facts(verdict, first))
+    yield from (f"{name + ': ':18}{value}" for name, value in first_facts(verdict, first))
     if lead.part in MEANING and not (first.initial and lead.part in BY_TENSOR):
         yield MEANING[lead.part]
 
@@ -218,7 +218,7 @@ def _traced_lines(traced: TracedSteps, *, several: bool) -> Iterator[str]:
     if divergence is None:
         yield f"{where}: {'equal' if traced.verdict.equal else 'nothing that differs reaches a result'}"
         return
-    yield from (f"{name + ':':18}{value}" for name, value in traced_facts(where, divergence))
+    yield from (f"{name + ': ':18}{value}" for name, value in traced_facts(where, divergence))
 
 
 def traced_facts(where: str, divergence: Divergence) -> list[tuple[str, str]]:
