@@ -24,13 +24,13 @@ from hashbench.check.rank_diagnosis import RankDiagnosisTask, read_diagnosis
 from hashbench.check.rank_runs import RankAnswer, RankRuns, read_answer, trace_path
 from hashbench.check.row import keep_draft
 from hashbench.diagnose import driver
-from hashbench.divergence.meetings import number_calls
+from hashbench.divergence.meetings import nodes_of_meeting
 from hashbench.divergence.rank_verdict import RankDivergence, RanksVerdict
 from hashbench.divergence.ranks import find_across_ranks
 from hashbench.divergence.replicas import ReplicaDifference, check_replicas
 from hashbench.errors import bounded
 from hashbench.processes import tell_phase
-from hashbench.ranks.contributions import TIMES, counts_in, write_script
+from hashbench.ranks.contributions import repeated_alone, write_script
 from hashbench.ranks.processes import RankEnd, backend_for, started
 from hashbench.records import (
     COMPUTED,
@@ -49,7 +49,7 @@ from hashbench.records import (
     Trace,
     Verdict,
 )
-from hashbench.repro import REPRO_SECONDS, new_folder
+from hashbench.repro import new_folder
 from hashbench.results.folder import ResultsFolder, file_key
 from hashbench.run.outcome import Outcome, RankFacts, confirmation, failed_status, log_error, replaces
 from hashbench.run.outputs import Difference
@@ -446,21 +446,6 @@ def _why_replicas_differ(named: ReplicaDifference) -> Diagnosis:
     return Diagnosis(causes.decide(evidence), evidence)
 
 
-def nodes_of_meeting(traces: Mapping[int, Trace], rank: int, node: str) -> dict[int, str]:
-    """Return the records by which the ranks of a group called one collective, in the order of the group.
-
-    Empty for a message, and if the call of a rank is missing.
-    """
-    calls = number_calls(traces)
-    meeting = calls[rank].meetings.get(node)
-    if meeting is None or meeting.source >= 0 or meeting.destination >= 0:
-        return {}
-    members = [calls[one].records.get(meeting) if one in calls else None for one in meeting.process_group]
-    pairs = zip(meeting.process_group, members, strict=True)
-    nodes = {one: record.id for one, record in pairs if record is not None}
-    return nodes if len(nodes) == len(members) else {}
-
-
 def _repeated_under(folder: Path, members: int, backend: str) -> Iterator[ExperimentResult]:
     """Repeat the collective of a repro alone, unchanged and under each setting that may decide what it gives."""
     for experiment in EXPERIMENTS.values():
@@ -472,20 +457,7 @@ def _repeated_under(folder: Path, members: int, backend: str) -> Iterator[Experi
         elif backend != "nccl" and any(name.startswith("NCCL_") for name in change):
             yield ExperimentResult(experiment.name, "collective", note=f"its backend is {backend}, not NCCL")
         else:
-            yield _counted(experiment.name, folder, members, change)
-
-
-def _counted(name: str, folder: Path, members: int, change: Mapping[str, str]) -> ExperimentResult:
-    with tempfile.TemporaryDirectory(prefix="hashbench-") as meeting:
-        arguments = (folder, dict(change))
-        place = Path(meeting)
-        with started("hashbench.ranks.contributions:repeat", arguments, world_size=members, folder=place) as ranks:
-            ends = ranks.wait(REPRO_SECONDS)
-        differing = counts_in(place)
-        if differing is None:
-            died = min(ends, key=lambda end: (not end.died, end.seconds))
-            return ExperimentResult(name, "collective", note=died.in_words()[:200])
-    return ExperimentResult(name, "collective", TIMES, differing, 1 + differing)
+            yield repeated_alone(experiment.name, folder, members=members, change=change)
 
 
 def _given(record: OpRecord) -> list[str]:

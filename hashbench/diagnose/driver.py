@@ -343,17 +343,27 @@ def _conclude(case: DiagnosisCase, findings: Findings) -> Diagnosis:
     diagnosis = Diagnosis(causes.decide(evidence), evidence, rate=rate)
     generated = findings.call is not None and compiled_kernel(findings.call.func) is not None
     if divergence is not None and divergence.origin == Origin.KERNEL and not generated:
-        backward_of = op_of(divergence.forward_op)
-        listed = torch_docs.look_up(divergence.kernel, device=case.options.device, backward_of=backward_of)
-        diagnosis = replace(
-            diagnosis,
-            deterministic_doc=listed.text,
-            deterministic_here=stats.deterministic_here(evidence),
-            deterministic_price=stats.deterministic_price(evidence),
-        )
+        diagnosis = documented(diagnosis, divergence.kernel, divergence.forward_op, device=case.options.device)
     if case.options.all_sources and divergence is not None:
         diagnosis = replace(diagnosis, other_sources=tuple(_other_sources(case, divergence)))
     return _with_repro(case, findings, diagnosis)
+
+
+def documented(diagnosis: Diagnosis, kernel: str, forward_op: str, *, device: str) -> Diagnosis:
+    """Add what torch documents of a kernel under the deterministic flag, and what the flag did here.
+
+    Args:
+        diagnosis: with the experiments on its call.
+        kernel: name of the op.
+        forward_op: id of the forward record of a backward op.
+        device: on which it ran.
+    """
+    return replace(
+        diagnosis,
+        deterministic_doc=torch_docs.look_up(kernel, device=device, backward_of=op_of(forward_op)).text,
+        deterministic_here=stats.deterministic_here(diagnosis.evidence),
+        deterministic_price=stats.deterministic_price(diagnosis.evidence),
+    )
 
 
 def _with_repro(case: DiagnosisCase, findings: Findings, diagnosis: Diagnosis) -> Diagnosis:

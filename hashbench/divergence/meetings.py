@@ -268,3 +268,18 @@ def calls_in_channels(calls: RankCalls) -> Mapping[Meeting, int]:
     for meeting in calls.meetings.values():
         counts[meeting._replace(number=0)] += 1
     return counts
+
+
+def nodes_of_meeting(traces: Mapping[int, Trace], rank: int, node: str) -> dict[int, str]:
+    """Return the records by which the ranks of a group called one collective, in the order of the group.
+
+    Empty for a message, and if the call of a rank is missing.
+    """
+    calls = number_calls(traces)
+    meeting = calls[rank].meetings.get(node)
+    if meeting is None or meeting.source >= 0 or meeting.destination >= 0:
+        return {}
+    members = [calls[one].records.get(meeting) if one in calls else None for one in meeting.process_group]
+    pairs = zip(meeting.process_group, members, strict=True)
+    nodes = {one: record.id for one, record in pairs if record is not None}
+    return nodes if len(nodes) == len(members) else {}

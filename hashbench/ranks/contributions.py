@@ -12,14 +12,18 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from hashbench.io import replace_file
-from hashbench.ranks.processes import Peers
+from hashbench.ranks.processes import Peers, started
+from hashbench.records import ExperimentResult
+from hashbench.repro import REPRO_SECONDS
 from hashbench.trace.callbacks import TraceCallback
 from hashbench.trace.digest import untraced
 
@@ -89,6 +93,28 @@ def counts_in(folder: Path) -> int | None:
     """Return how many repetitions differed from the first; ``None`` if the script did not end."""
     path = folder / _COUNTS
     return int(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+
+
+def repeated_alone(
+    name: str, folder: Path, *, members: int, change: Mapping[str, str] = MappingProxyType({})
+) -> ExperimentResult:
+    """Repeat the collective of a repro on ranks of its own, as the experiment ``name``.
+
+    Args:
+        name: of the experiment.
+        folder: the repro.
+        members: number of ranks of the group.
+        change: further environment variables.
+    """
+    with tempfile.TemporaryDirectory(prefix="hashbench-") as meeting:
+        arguments, place = (folder, dict(change)), Path(meeting)
+        with started(f"{__name__}:repeat", arguments, world_size=members, folder=place) as ranks:
+            ends = ranks.wait(REPRO_SECONDS)
+        differing = counts_in(place)
+        if differing is None:
+            died = min(ends, key=lambda end: (not end.died, end.seconds))
+            return ExperimentResult(name, "collective", note=died.in_words()[:200])
+    return ExperimentResult(name, "collective", TIMES, differing, 1 + differing)
 
 
 _SCRIPT = '''# /// script

@@ -13,20 +13,18 @@ from hashbench.catalog import EXPERIMENTS, Role
 from hashbench.check import ranks
 from hashbench.check.model import run_model
 from hashbench.check.rank_runs import RankAnswer, RankRuns
-from hashbench.check.ranks import RankPair, nodes_of_meeting
+from hashbench.check.ranks import RankPair
 from hashbench.diagnose.fresh_process import SERVER_VARIABLE
+from hashbench.divergence.meetings import nodes_of_meeting
 from hashbench.ranks.processes import RankEnd
 from hashbench.records import (
-    Collective,
     Decision,
     Diagnosis,
     Evidence,
     Failure,
     ModelSpec,
-    OpRecord,
     Row,
     RunOptions,
-    Trace,
 )
 from hashbench.trace import file
 from hashbench.workers import Fork, request_for
@@ -149,15 +147,6 @@ def test_a_collective_is_repeated_alone_with_what_each_rank_gave(tmp_path: Path)
     assert (told.decision.cause, told.decision.confidence) == ("arrival_order", "likely")
     assert told.reproduced == "in fresh processes 0 of 20 repetitions differ"
     assert sorted(path.name for path in (tmp_path / told.repro).iterdir()) == ["rank0.pt", "rank1.pt", "repro.py"]
-
-
-def test_a_call_that_a_rank_has_not_made_is_not_repeated() -> None:
-    alone = OpRecord("a", "forward", None, "", "c10d.allreduce_.default", collective=Collective("combine", (0, 1)))
-    traces = {0: Trace((alone,)), 1: Trace(())}
-
-    assert nodes_of_meeting(traces, 0, "a") == {}
-    assert nodes_of_meeting({0: Trace((alone,)), 1: Trace((alone,))}, 0, "a") == {0: "a", 1: "a"}
-    assert nodes_of_meeting(traces, 0, "other") == {}
 
 
 def test_every_setting_of_a_collective_is_an_experiment_on_it() -> None:

@@ -12,9 +12,10 @@ from hashbench.divergence.meetings import (
     exchanges,
     given_by,
     givers_of,
+    nodes_of_meeting,
     number_calls,
 )
-from hashbench.records import Collective
+from hashbench.records import Collective, OpRecord, Trace
 from tests.divergence.rank_runs import rank_traces
 
 BOTH = (0, 1)
@@ -206,3 +207,12 @@ def test_pending_is_the_word_of_the_trace() -> None:
     from hashbench.trace.digest import PENDING as WORD
 
     assert PENDING == WORD
+
+
+def test_a_call_that_a_rank_has_not_made_is_not_repeated() -> None:
+    alone = OpRecord("a", "forward", None, "", "c10d.allreduce_.default", collective=Collective("combine", (0, 1)))
+    traces = {0: Trace((alone,)), 1: Trace(())}
+
+    assert nodes_of_meeting(traces, 0, "a") == {}
+    assert nodes_of_meeting({0: Trace((alone,)), 1: Trace((alone,))}, 0, "a") == {0: "a", 1: "a"}
+    assert nodes_of_meeting(traces, 0, "other") == {}
