@@ -73,7 +73,7 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
         }
         | {"units"},
     ),
-    ("ranks", frozenset({"contributions", "record"})),
+    ("ranks", frozenset({"capture", "contributions", "record"})),
     (
         "check",
         frozenset(

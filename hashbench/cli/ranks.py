@@ -7,18 +7,24 @@ import argparse
 import json
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hashbench.cli import flags
 from hashbench.cli.flags import say
 from hashbench.cli.parser import EXIT_DIFFERENCE, EXIT_USAGE, Commands, Flags
 from hashbench.errors import HashbenchError
+from hashbench.io import to_json
 from hashbench.processes import python_calling, uncollected
 
-FIRST, SECOND = "first", "second"
-"""Folders of the two runs, in the output of ``run``."""
+if TYPE_CHECKING:
+    from hashbench.divergence.rank_verdict import RanksVerdict
+    from hashbench.ranks.notes import NamedCall, Repro
+    from hashbench.records import Trace
+
+FIRST, SECOND, THIRD = "first", "second", "third"
+"""Folders of the two runs, in the output of ``run``, and of the one in which a call is captured."""
 
 
 def add(commands: Commands) -> None:
@@ -30,6 +36,8 @@ def add(commands: Commands) -> None:
     record = kinds.add_parser("record", help=text)
     record.add_argument("-o", "--output", type=Path, required=True, metavar="A", help="Write A/rank0.log.gz and so on.")
     _add_recording(record)
+    text = "Keep the call of the record ID, on rank R alone if given, and write its repro into A/repro."
+    flags.several(record, "--capture", metavar="ID[@R]", text=text)
     _add_script(record)
     record.set_defaults(command=_record)
 
@@ -117,6 +125,7 @@ def _record(parsed: argparse.Namespace) -> int:
             steps=parsed.steps,
             module=parsed.module,
             source_lines=parsed.source_lines,
+            capture=parsed.capture,
         )
     except (HashbenchError, KeyboardInterrupt):
         raise
@@ -132,12 +141,13 @@ def _record(parsed: argparse.Namespace) -> int:
 
 
 def _diff(parsed: argparse.Namespace) -> int:
-    return _compare(parsed.first, parsed.second, as_json=parsed.json)
+    verdict, _ = _compared(parsed.first, parsed.second)
+    return _show_diff(verdict, as_json=parsed.json)
 
 
-def _compare(first: Path, second: Path, *, as_json: bool) -> int:
+def _compared(first: Path, second: Path) -> tuple[RanksVerdict, Mapping[int, Trace]]:
+    """Return the verdict on two recordings, and the traces of the first."""
     from hashbench.divergence.ranks import find_across_ranks
-    from hashbench.divergence.ranks_text import diff_document, diff_text
     from hashbench.ranks.folder import read_both
 
     with uncollected():  # of 320,000 records nothing is garbage
@@ -145,7 +155,17 @@ def _compare(first: Path, second: Path, *, as_json: bool) -> int:
         for note in (note for run in runs for note in run.notes):
             say(note)
         verdict = find_across_ranks(runs[0].traces, runs[1].traces, world_size=runs[0].world_size)
-    _show(diff_document(verdict) if as_json else diff_text(verdict))
+    return verdict, runs[0].traces
+
+
+def _show_diff(verdict: RanksVerdict, *, as_json: bool, repro: Repro | None = None) -> int:
+    """Print the verdict, with the repro if there is one, and return the exit code."""
+    from hashbench.divergence.ranks_text import diff_document, diff_text
+
+    if as_json:
+        _show(diff_document(verdict) | ({} if repro is None else to_json(repro)))
+    else:
+        _show("\n".join([diff_text(verdict), *([] if repro is None else [repro.line()])]))
     return _exit_code(equal=verdict.equal, differs=bool(verdict.first or verdict.differing))
 
 
@@ -176,28 +196,69 @@ def _exit_code(*, equal: bool, differs: bool) -> int:
 
 def _run(parsed: argparse.Namespace) -> int:
     from hashbench.ranks.launch import run_ranks
+    from hashbench.ranks.notes import REPRO, calls_to_capture, guilty_of
 
     script, arguments = _script(parsed)
     output = parsed.output or flags.new_folder("ranks")
     folders = output / FIRST, output / SECOND
-    _refuse_used(folders)
+    _refuse_used([*folders, output / THIRD, output / REPRO])
     problems = []
     for number, folder in enumerate(folders, 1):
         command = _rank_command(folder, parsed, script, arguments)
         if problem := run_ranks(command, ranks=parsed.ranks, seconds=parsed.timeout):
             problems.append(problem)
             say(f"run {number} of {script}: {problem}")
-    code = _compare(*folders, as_json=parsed.json)
+    verdict, traces = _compared(*folders)
+    guilty = guilty_of(verdict)
+    repro = None if guilty is None else _captured(parsed, output, calls_to_capture(guilty, traces))
+    code = _show_diff(verdict, as_json=parsed.json, repro=repro)
     if not parsed.json:
         print(f"\nWritten: {output}")
     return code or (EXIT_USAGE if problems else 0)
 
 
-def _rank_command(folder: Path, parsed: argparse.Namespace, script: str, arguments: Sequence[str]) -> list[str]:
+def _captured(parsed: argparse.Namespace, output: Path, calls: Sequence[NamedCall]) -> Repro:
+    """Run the script once more and capture these calls, on the rank of a kernel or on all ranks of a collective."""
+    from hashbench.ranks.launch import run_ranks
+    from hashbench.ranks.notes import REPRO, Repro, read_notes
+
+    if not calls:
+        return Repro(reproduced="none: a message is not repeated")
+    third, (script, arguments) = output / THIRD, _script(parsed)
+    say(f"once more, to capture {calls[0].word()}")
+    command = _rank_command(third, parsed, script, arguments, capture=calls)
+    if problem := run_ranks(command, ranks=parsed.ranks, seconds=parsed.timeout):
+        say(f"run 3 of {script}: {problem}")
+    notes = read_notes(third, calls)
+    if len(notes) < len(calls) or not all(note.written for note in notes):
+        return Repro(reproduced=next((note.words for note in notes if not note.written), "not captured: no rank tells"))
+    repro = (third / REPRO).rename(output / REPRO)
+    note = notes[0]
+    words = _repeated(repro, note.members) if note.members else note.words
+    return Repro(str(repro), words, note.command(repro))
+
+
+def _repeated(repro: Path, members: int) -> str:
+    """Repeat a collective with what the ranks gave; say how often it differs."""
+    from hashbench.ranks.contributions import repeated_alone
+
+    told = repeated_alone("contributions", repro, members=members)
+    return f"{told.differing} of {told.trials} repetitions differ" if told.ran else told.note
+
+
+def _rank_command(
+    folder: Path,
+    parsed: argparse.Namespace,
+    script: str,
+    arguments: Sequence[str],
+    *,
+    capture: Sequence[NamedCall] = (),
+) -> list[str]:
     """Return what each rank runs."""
     steps = parsed.steps
     given = [] if steps is None else ["--steps", f"{steps.start}:{'' if steps.stop == sys.maxsize else steps.stop}"]
     given += ["--source-lines"] if parsed.source_lines else []
+    given += [word for call in capture for word in ("--capture", call.word())]
     given += ["--module"] if parsed.module else []
     words = ["ranks", "record", "--output", str(folder.absolute()), *given, "--", script, *arguments]
     return python_calling("hashbench.cli:main_with", *words, safe_path=False)

@@ -16,12 +16,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hashbench.errors import HashbenchError
 from hashbench.processes import uncollected
+from hashbench.ranks.notes import REPRO, NamedCall
 from hashbench.ranks.results import CURRENT
 from hashbench.ranks.step_file import StepFile, rank_path, run_id
 from hashbench.records import EarlyRead, Result, TracedRank
@@ -31,6 +32,9 @@ from hashbench.trace.callbacks import TraceOptions
 from hashbench.trace.file import TraceText
 from hashbench.trace.segments import TraceSegment
 from hashbench.trace.stepped import SteppedTrace
+
+if TYPE_CHECKING:
+    from hashbench.ranks.capture import RankCapture
 
 _LAUNCHERS = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"))
 """Variables with rank and number of ranks, by launcher: torchrun and others, srun."""
@@ -59,6 +63,7 @@ class RankRecorder:
         steps: the steps to record; ``None``: all.
         tracer: as for :class:`~hashbench.trace.api.HashDebugTrace`.
         source_lines: as for :class:`~hashbench.trace.api.HashDebugTrace`.
+        capture: sees every call.
     """
 
     def __init__(
@@ -69,6 +74,7 @@ class RankRecorder:
         *,
         tracer: str = "auto",
         source_lines: bool = False,
+        capture: RankCapture | None = None,
     ) -> None:
         self._folder, self._process = folder, os.getpid()
         self._steps = range(sys.maxsize) if steps is None else steps
@@ -77,8 +83,9 @@ class RankRecorder:
             tracer=tracer,
             model=model,
             settings=settings,
-            options=TraceOptions(source_lines=source_lines),
+            options=TraceOptions(source_lines=source_lines, callback=capture),
         )
+        self._capture = capture
         self._optimizers: list[torch.optim.Optimizer] = []
         self._closed = 0  # number of whole steps recorded
         self._seen = 0  # number of steps of the program so far
@@ -218,6 +225,8 @@ class RankRecorder:
             yield self._trace.taken()
 
     def _add_segment(self, text: TraceText, segment: TraceSegment) -> None:
+        if self._capture is not None:
+            self._capture.describe(segment.trace.records)
         text.add(segment.trace, first=segment.first, arrived=segment.arrived)
 
     def _opened(self) -> TraceText | None:
@@ -259,6 +268,7 @@ def record_ranks(
     *,
     tracer: str = "auto",
     source_lines: bool = False,
+    capture: Sequence[str] = (),
 ) -> Iterator[None]:
     """Trace this rank, step by step, into ``rank{R}.log.gz`` of a folder that all ranks share.
 
@@ -271,10 +281,12 @@ def record_ranks(
         steps: records these steps only, such as ``range(2, 4)``; consecutive.
         tracer: as for :class:`~hashbench.trace.api.HashDebugTrace`.
         source_lines: records the line of the program behind every op, too.
+        capture: ids of records, ``ID@RANK`` or for every rank ``ID``, one call of each rank: the call is kept, and when
+            the program has ended its repro is written into ``repro``; of a collective, name the record of each rank.
 
     Raises:
-        HashbenchError: the folder cannot be made, another trace is active, ``steps`` are not consecutive, or the tracer
-            is unavailable. What the program raises passes unchanged, as does its exit code.
+        HashbenchError: the folder cannot be made or has a ``repro``, another trace is active, ``steps`` are not
+            consecutive, or the tracer is unavailable. What the program raises passes unchanged, as does its exit code.
     """
     if steps is not None and (steps.step != 1 or steps.start < 0 or not steps):
         raise HashbenchError(
@@ -282,7 +294,8 @@ def record_ranks(
             consequence="nothing was recorded",
             tip="Give the first step, from 0 on, and a later one behind the last: `--steps 2:4` records 2 and 3.",
         )
-    recorder = RankRecorder(Path(folder), model, steps, tracer=tracer, source_lines=source_lines)
+    captured = _capture_of(Path(folder), (capture,) if isinstance(capture, str) else capture)
+    recorder = RankRecorder(Path(folder), model, steps, tracer=tracer, source_lines=source_lines, capture=captured)
     recorder.start()
     token = CURRENT.set(recorder.add)
     ended = ""
@@ -295,6 +308,22 @@ def record_ranks(
     finally:
         CURRENT.reset(token)
         recorder.end(ended)
+        if captured is not None:
+            captured.write()
+
+
+def _capture_of(folder: Path, words: Sequence[str]) -> RankCapture | None:
+    if not words:
+        return None
+    from hashbench.ranks.capture import RankCapture  # which imports all experiments
+
+    if (folder / REPRO).exists():
+        raise HashbenchError(
+            f"{folder / REPRO} exists",
+            consequence="two repros would be mixed, so the program was not started",
+            tip="Name another folder.",
+        )
+    return RankCapture([NamedCall.of(word) for word in words], folder, rank=lambda: (rank_of(os.environ) or (0, 1))[0])
 
 
 def run_script(
@@ -306,6 +335,7 @@ def run_script(
     module: bool = False,
     tracer: str = "auto",
     source_lines: bool = False,
+    capture: Sequence[str] = (),
 ) -> None:
     """Run an unchanged script under :func:`record_ranks`, as ``python script arguments`` does.
 
@@ -317,6 +347,7 @@ def run_script(
         module: ``script`` is the name of a module.
         tracer: as for :func:`record_ranks`.
         source_lines: as for :func:`record_ranks`.
+        capture: as for :func:`record_ranks`.
 
     Raises:
         HashbenchError: as for :func:`record_ranks`; there is no such script. Whatever the script raises passes,
@@ -331,7 +362,7 @@ def run_script(
     if not sys.flags.safe_path:
         sys.path[0] = str(Path.cwd()) if module else str(Path(script).resolve().parent)
     try:
-        with record_ranks(folder, steps=steps, tracer=tracer, source_lines=source_lines):
+        with record_ranks(folder, steps=steps, tracer=tracer, source_lines=source_lines, capture=capture):
             if module:
                 runpy.run_module(script, run_name="__main__", alter_sys=True)
             else:

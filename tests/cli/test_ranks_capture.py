@@ -1,0 +1,170 @@
+"""``hashbench ranks``: the call of a kernel that differs, or what ranks give to a collective, is captured."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command_helpers import CHECKOUT, run
+
+pytestmark = pytest.mark.slow
+
+OPS = """
+import os
+import torch
+
+@torch.library.custom_op("planted::drawn", mutates_args=())
+def drawn(x: torch.Tensor) -> torch.Tensor:
+    return x + int.from_bytes(os.urandom(6), "little") * 2.0**-48
+"""
+
+TRAINING = """
+import sys
+import torch
+import torch.distributed as dist
+from planted_ops import drawn
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+model = torch.nn.Linear(4, 4)
+with torch.no_grad():
+    model.weight.fill_(0.5)
+    model.bias.fill_(0.25)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(2):
+    optimizer.zero_grad()
+    x = torch.full((3, 4), rank + 1.0)
+    if rank == 1 and step == 1 and len(sys.argv) > 1:
+        x = drawn(x)
+    model(x).square().sum().backward()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+REDUCED = "forward.1//c10d.allreduce_.default#0"
+
+
+def program(at: Path) -> None:
+    (at / "planted_ops.py").write_text(OPS)
+    (at / "train.py").write_text(TRAINING)
+
+
+def repeated(command: str, *, at: Path) -> subprocess.CompletedProcess[str]:
+    """Run the command that a verdict gives; torchrun by the Python of this test."""
+    program, *words = shlex.split(command)
+    if program == "hashbench":
+        return run(*words, cwd=at)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", *words]
+    return subprocess.run(launcher, cwd=at, capture_output=True, text=True, check=False, timeout=300)
+
+
+def record(*words: str, at: Path) -> subprocess.CompletedProcess[str]:
+    """Record once, as torchrun is used."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [sys.executable, *launcher, "-m", "hashbench", "ranks", "record", "--output", "a", *words]
+    script = f"cd {shlex.quote(str(at))} && PYTHONPATH={CHECKOUT} OMP_NUM_THREADS=1 {shlex.join(command)}"
+    return subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, timeout=300)
+
+
+def test_a_kernel_that_differs_on_one_rank_is_captured_there_and_its_repro_differs(tmp_path: Path) -> None:
+    program(tmp_path)
+
+    done = run("ranks", "run", "--output", "out", "--", "train.py", "planted", cwd=tmp_path)
+
+    assert done.returncode == 1, done.stderr
+    assert len(done.stdout.splitlines()) <= 10
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("repro:"))
+    _, _, told = line.partition(":")
+    words, command = told.strip().split("; ")
+    assert re.fullmatch(r"(\d+) of \1 replays differ \(outside_value, proven\)", words), done.stdout
+    assert command == "hashbench replay --import planted_ops.py out/repro"
+    assert sorted(path.name for path in (tmp_path / "out" / "repro").iterdir()) == [
+        "REPORT.md",
+        "call.json",
+        "repro.py",
+        "tensors.pt",
+    ]
+    assert "on rank 1" in (tmp_path / "out" / "repro" / "REPORT.md").read_text()
+    alone = [sys.executable, "out/repro/repro.py", "planted_ops.py"]
+    shown = subprocess.run(alone, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
+    assert (shown.returncode, "calls differ" in shown.stdout) == (1, True), shown.stdout + shown.stderr
+    again = repeated(command, at=tmp_path)
+    assert again.returncode == 1, again.stdout + again.stderr
+    assert "planted.drawn" in again.stdout
+
+
+def test_runs_that_agree_are_not_made_a_third_time(tmp_path: Path) -> None:
+    program(tmp_path)
+
+    done = run("ranks", "run", "--output", "out", "--json", "--", "train.py", cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert "repro" not in json.loads(done.stdout)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["first", "second"]
+
+
+def test_what_each_rank_gives_to_a_collective_is_saved_and_repeated(tmp_path: Path) -> None:
+    program(tmp_path)
+
+    done = record("--capture", REDUCED, "--", "train.py", at=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in (tmp_path / "a" / "repro").iterdir()) == ["rank0.pt", "rank1.pt", "repro.py"]
+    assert f"hashbench: rank 1, {REDUCED}: saved what it gave; torchrun --nproc-per-node 2 a/repro/repro.py" in (
+        done.stderr
+    )
+    again = repeated("torchrun --nproc-per-node 2 a/repro/repro.py", at=tmp_path)
+    assert again.stdout.splitlines() == ["0 of 20 repetitions differ from the first"], again.stderr
+
+
+def test_what_cannot_be_captured_is_said_in_a_line_and_the_program_goes_on(tmp_path: Path) -> None:
+    program(tmp_path)
+
+    done = record("--capture", "forward/absent#0@1", "--", "train.py", at=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stderr.splitlines() if line.startswith("hashbench:")]
+    assert said == ["hashbench: rank 1, forward/absent#0: not captured: the call was not made"]
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == [
+        "rank0.log.gz",
+        "rank1.capture.json",
+        "rank1.log.gz",
+    ]
+
+
+OVERWRITTEN = """
+import os
+import numpy
+import torch
+import torch.distributed as dist
+import hashbench
+
+dist.init_process_group("gloo")
+x = torch.full((4,), dist.get_rank() + 1.0)
+work = dist.all_reduce(x, async_op=True)
+work.wait()
+if dist.get_rank() == 1:
+    x.numpy()[:] = int.from_bytes(os.urandom(3), "little")
+hashbench.result("sum", x.sum())
+dist.destroy_process_group()
+"""
+
+
+def test_a_collective_that_is_to_blame_is_repeated_by_ranks_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(OVERWRITTEN)
+
+    done = run("ranks", "run", "--output", "out", "--json", "--", "train.py", cwd=tmp_path)
+
+    document = json.loads(done.stdout)
+    assert document["first"][0]["origin"] == "collective", done.stderr
+    assert document["repro"] == "out/repro"
+    assert document["reproduced"] == "0 of 20 repetitions differ"
+    again = repeated(document["command"], at=tmp_path)
+    assert again.stdout.splitlines() == ["0 of 20 repetitions differ from the first"], again.stderr
