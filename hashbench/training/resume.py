@@ -13,7 +13,14 @@ from hashbench.errors import HashbenchError
 from hashbench.io import to_json
 from hashbench.text import a_few, count
 from hashbench.training import file
-from hashbench.training.compare import OUTSIDE, PartDifference, differences_of, pairs_of_steps, range_words
+from hashbench.training.compare import (
+    OUTSIDE,
+    OUTSIDE_TORCH,
+    PartDifference,
+    differences_of,
+    pairs_of_steps,
+    range_words,
+)
 from hashbench.training.file import Recording
 
 _SHOWN = 4
@@ -77,8 +84,9 @@ def judge(first: Recording, second: Recording, *, at: int | None = None) -> Resu
     lost: dict[tuple[str, str], PartDifference] = {}
     then: list[PartDifference] = []
     unread, later = True, None
+    idle = _idle_generators(first)
     for number, old, new in pairs:
-        differing = differences_of(first, second, old, new)
+        differing = [kept for one in differences_of(first, second, old, new) if (kept := _without(one, idle)).names]
         if number < began:
             unread = not old.complete
             lost |= {_key(one): one for one in differing}
@@ -89,6 +97,19 @@ def judge(first: Recording, second: Recording, *, at: int | None = None) -> Resu
             later = number
     folders = first.path.parent, second.path.parent
     return ResumeVerdict(folders, began, tuple(lost.values()), tuple(then), steps, later, unread)
+
+
+def _idle_generators(recording: Recording) -> frozenset[str]:
+    """Return the generators outside torch that a run never draws from: their states need not be restored."""
+    states = [step.parts.get("generator", {}) for step in recording.steps.values()]
+    return frozenset(name for name in OUTSIDE_TORCH if len({state.get(name) for state in states}) == 1)
+
+
+def _without(difference: PartDifference, idle: frozenset[str]) -> PartDifference:
+    """Return a difference without generators that are not drawn from."""
+    if difference.part != "generator":
+        return difference
+    return replace(difference, names=tuple(name for name in difference.names if name not in idle))
 
 
 def _key(difference: PartDifference) -> tuple[str, str]:

@@ -113,6 +113,17 @@ def test_the_state_before_the_step_is_compared_with_the_uninterrupted_runs_after
     assert not verdict.unread
 
 
+def test_a_generator_that_is_not_drawn_from_is_not_lost() -> None:
+    idle = {number: {"generator": {"numpy": "other"}} for number in range(12)}
+    assert judge(recording("a"), recording("b", idle), at=0).equal
+    both = {number: {"generator": {"numpy": "other", "torch": "other"}} for number in range(12)}
+    verdict = judge(recording("a"), recording("b", both), at=0)
+    assert list(map(resume.lost_words, verdict.lost)) == ["generator torch: its state"]
+    drawn = {number: {"generator": {"numpy": f"n{number}"}} for number in range(12)}
+    verdict = judge(recording("a", drawn), recording("b", idle), at=0)
+    assert list(map(resume.lost_words, verdict.lost)) == ["generator numpy: its state"]
+
+
 def test_a_later_difference_is_no_loss() -> None:
     verdict = judge(recording("a"), recording("b", {8: {"loss": {"0": "x"}}}), at=0)
     assert (verdict.lost, verdict.then, verdict.later) == ((), (), 8)
