@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,9 +39,11 @@ class Ran:
 
 def run_untraced(rank: int, ranks: int, name: str, planted: bool, number: int, folder: Path) -> Ran:
     """Run a program."""
+    run = _begun(rank, ranks, name, planted, number, folder)
+    seen = _last_seen()
     with _counted_messages() as messages:
-        results = PROGRAMS[name].run(_begun(rank, ranks, name, planted, number, folder))
-    return _ran(results, messages)
+        results = PROGRAMS[name].run(run)
+    return _ran(results, messages, seen)
 
 
 def run_recorded(rank: int, ranks: int, name: str, planted: bool, number: int, folder: Path, into: Path) -> Ran:
@@ -49,12 +51,13 @@ def run_recorded(rank: int, ranks: int, name: str, planted: bool, number: int, f
     from hashbench.ranks.record import record_ranks
 
     run = _begun(rank, ranks, name, planted, number, folder)
+    seen = _last_seen()
     with _counted_messages() as messages, record_ranks(into):
         results = PROGRAMS[name].run(run)
         for label, value in results.items():
             if not isinstance(value, nn.Parameter):  # those of an optimizer are results
                 hashbench.result(label, value)
-    return _ran(results, messages)
+    return _ran(results, messages, seen)
 
 
 def _begun(rank: int, ranks: int, name: str, planted: bool, number: int, folder: Path) -> Run:
@@ -62,7 +65,6 @@ def _begun(rank: int, ranks: int, name: str, planted: bool, number: int, folder:
     before = PROGRAMS[name].before
     if before is not None:
         before(run)
-    _distributed_c10d._reset_fr_trace()
     return run
 
 
@@ -86,12 +88,24 @@ def _counted_messages() -> Iterator[list[str]]:
         yield sent
 
 
-def _ran(results: Mapping[str, Any], messages: list[str]) -> Ran:
-    entries = pickle.loads(_distributed_c10d._dump_fr_trace()).get("entries", ())
+def _ran(results: Mapping[str, Any], messages: list[str], seen: int) -> Ran:
     places: dict[object, int] = {}
     exchanged = tuple(
         f"{one['profiling_name']} in {places.setdefault(one['process_group'], len(places))}: "
         f"{one['collective_seq_id']} {one['p2p_seq_id']}"
-        for one in entries
+        for one in _flight_record()
+        if one["record_id"] > seen
     )
     return Ran({label: digest(value).word() for label, value in results.items()}, (*exchanged, *messages))
+
+
+def _last_seen() -> int:
+    """Number of the last collective in the flight recorder: the rank has run other programs, and not every torch can
+    empty it."""
+    return max((one["record_id"] for one in _flight_record()), default=-1)
+
+
+def _flight_record() -> Sequence[Mapping[str, Any]]:
+    dump = _distributed_c10d._dump_fr_trace(includeCollectives=True, includeStackTraces=False)
+    entries: Sequence[Mapping[str, Any]] = pickle.loads(dump).get("entries", ())
+    return entries

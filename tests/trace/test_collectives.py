@@ -411,15 +411,16 @@ EXCHANGES: dict[str, tuple[Callable[[Any], Any], Collective]] = {
         lambda group: torch.ops._c10d_functional.all_gather_into_tensor_out(X, 3, group.group_name, out=torch.empty(9)),
         Collective("gather", given=("0",), **THREE),
     ),
-    "functional isend": (
-        lambda group: torch.ops._c10d_functional.isend(X, 2, 5, group.group_name),
-        Collective("send", given=("0",), peer=3, tag=5, **THREE),
-    ),
     "functional collective of the old form": (
         lambda group: torch.ops.c10d_functional.all_reduce(X, "sum", c10d._get_group_tag(group), [0, 2, 3], 3),
         Collective("combine", given=("0",), **THREE),
     ),
 }
+if hasattr(torch.ops._c10d_functional, "isend"):
+    EXCHANGES["functional isend"] = (
+        lambda group: torch.ops._c10d_functional.isend(X, 2, 5, group.group_name),
+        Collective("send", given=("0",), peer=3, tag=5, **THREE),
+    )
 
 
 @pytest.mark.parametrize("hash_inputs", [False, True], ids=["plain", "hashed inputs"])
