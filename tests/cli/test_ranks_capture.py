@@ -95,7 +95,7 @@ def test_a_kernel_that_differs_on_one_rank_is_captured_there_and_its_repro_diffe
     alone = [sys.executable, "out/repro/repro.py", "planted_ops.py"]
     shown = subprocess.run(alone, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
     assert (shown.returncode, "calls differ" in shown.stdout) == (1, True), shown.stdout + shown.stderr
-    again = repeated(command, at=tmp_path)
+    again = repeated(f"{command} --budget 5", at=tmp_path)
     assert again.returncode == 1, again.stdout + again.stderr
     assert "planted.drawn" in again.stdout
 

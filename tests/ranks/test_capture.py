@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from hashbench import HashbenchError, record_ranks
+from hashbench.ranks.capture import RankCapture
 from hashbench.ranks.notes import CaptureNote, NamedCall, note_path, read_notes
 from hashbench.ranks.step_file import rank_path
 from hashbench.repro import call_file
@@ -98,6 +99,18 @@ def test_what_a_rank_gives_to_a_collective_is_saved_by_its_rank_in_the_group(tmp
     assert sorted(path.name for path in (tmp_path / "repro").iterdir()) == ["rank0.pt", "repro.py"]
     assert torch.load(tmp_path / "repro" / "rank0.pt", weights_only=True)["arguments"][0][0].tolist() == [5.0, 5.0]
     assert (note(tmp_path).words, note(tmp_path).members) == ("saved what it gave", 1)
+
+
+def test_the_rank_is_that_of_the_call_also_when_the_program_has_left_its_group(tmp_path: Path) -> None:
+    ranks = [1]
+    kept = RankCapture([NamedCall("a", 1)], tmp_path, rank=lambda: ranks[-1])
+    kept.before("a", torch.ops.aten.empty.memory_format, [[2]], {})
+    ranks.append(0)
+
+    kept.write()
+
+    assert note_path(tmp_path, 1).exists()
+    assert not note_path(tmp_path, 0).exists()
 
 
 def test_a_folder_with_a_repro_is_refused(tmp_path: Path) -> None:
