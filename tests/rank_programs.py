@@ -35,6 +35,7 @@ from hashbench.records import Trace, op_of
 from hashbench.trace.digest import digest, is_distributed
 from hashbench.trace.op_schema import plan_of
 from hashbench.trace.tracer import native_unavailable
+from tests.gloo import exchanges_lists
 
 _COUNT = itertools.count(1)
 
@@ -206,7 +207,7 @@ def run_loop(name: str, tracer: str, folder: str) -> None:
 
 def every_kind(rank: int, hash_inputs: bool) -> Trace:
     """Asynchronous collectives of every kind that gloo has, each waited for before its output is read."""
-    x, ranks = examples(rank), dist.get_world_size()
+    x, ranks, lists = examples(rank), dist.get_world_size(), exchanges_lists()
     parts = [part.contiguous() for part in x.repeat(ranks, 1).chunk(ranks)]
 
     def new(count: int = 1) -> list[torch.Tensor]:
@@ -220,8 +221,11 @@ def every_kind(rank: int, hash_inputs: bool) -> Trace:
             dist.reduce_scatter_tensor(single, torch.cat(parts), async_op=True),
             dist.reduce_scatter(reduced, parts, async_op=True),
             dist.scatter(scattered, parts if rank == 0 else None, src=0, async_op=True),
-            dist.all_to_all(exchanged, parts, async_op=True),
         ]
+        if lists:
+            works += [dist.all_to_all(exchanged, parts, async_op=True)]
+        else:
+            exchanged.clear()
         at_root = new(ranks) if rank == 0 else None
         works += [dist.gather(x, at_root, dst=0, async_op=True)]
         messages = [dist.P2POp(dist.isend, x, (rank + 1) % ranks), dist.P2POp(dist.irecv, received, (rank - 1) % ranks)]
