@@ -136,6 +136,27 @@ class ModuleStack:
         return inside
 
 
+class _OpenSteps:
+    """Optimizer steps of a thread that began and did not end, each within the one before."""
+
+    def __init__(self) -> None:
+        self._optimizers: list[int] = []
+
+    def begin(self, optimizer: torch.optim.Optimizer) -> None:
+        """Begin a step. An open one of the same optimizer raised: it and those within are forgotten."""
+        self._close(optimizer)
+        self._optimizers.append(id(optimizer))
+
+    def end(self, optimizer: torch.optim.Optimizer) -> bool:
+        """End a step, and those within; return True if it was the outermost."""
+        self._close(optimizer)
+        return not self._optimizers
+
+    def _close(self, optimizer: torch.optim.Optimizer) -> None:
+        if id(optimizer) in self._optimizers:
+            del self._optimizers[self._optimizers.index(id(optimizer)) :]
+
+
 class ModuleListener:
     """Callbacks while modules are followed; these do nothing."""
 
@@ -176,7 +197,7 @@ class ModulePaths:
         self._listener = ModuleListener()
         self._counting: ModuleListener | None = None
         self._telling = False
-        self._stepping: list[int] = []
+        self._open_steps = _OpenSteps()
         self.use(ModuleStack())
 
     def use(self, stack: ModuleStack) -> None:
@@ -304,14 +325,8 @@ class ModulePaths:
         if self.following:
             return
         self.following = True
-        call = torch.nn.Module._call_impl
-        self.original = known_original(call)
-        if self.original is not None and call.__code__ is self.original.__code__:
-            call.__kwdefaults__ = {"_followed": self}
-            call.__code__ = _call_impl.__code__
-            if _global_forward_hooks or _global_forward_pre_hooks:
-                self._add_hooks()
-        else:
+        self.original = known_original(torch.nn.Module._call_impl)
+        if not _put_fast_call(self) or _global_forward_hooks or _global_forward_pre_hooks:
             self._add_hooks()
         self._add_step_hooks()
 
@@ -322,10 +337,7 @@ class ModulePaths:
             return
         step_hooks = () if self._telling else _STEP_HOOKS
         self.following = False
-        call = torch.nn.Module._call_impl
-        if self.original is not None and call.__kwdefaults__ == {"_followed": self}:
-            call.__code__ = self.original.__code__
-            call.__kwdefaults__ = None
+        _take_fast_call_out(self)
         for hooks in (*step_hooks, *_MODULE_HOOKS) if self.hooks else step_hooks:
             hooks.pop(-id(self), None)
         self.hooks = 0
@@ -375,18 +387,12 @@ class ModulePaths:
             self._died = True
             self.stack.forget()
 
-    def _leave_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Forget the open step of an optimizer, and those within."""
-        if id(optimizer) in self._stepping:
-            del self._stepping[self._stepping.index(id(optimizer)) :]
-
     def _begin_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Pre-hook of every optimizer step; returns its arguments with the closure wrapped, if there is one."""
         if threading.get_ident() == self.stack.thread:
-            self._leave_step(optimizer)  # that raised
-            self._stepping.append(id(optimizer))
+            self._open_steps.begin(optimizer)
         if not self.following:
             return None
         self.set_optimizing(True)
@@ -400,10 +406,8 @@ class ModulePaths:
     def _end_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Post-hook of every optimizer step. One within the step of another optimizer, as ZeRO's is, is part of it."""
         is_own = threading.get_ident() == self.stack.thread
-        if is_own:
-            self._leave_step(optimizer)
-            if self._stepping:
-                return
+        if is_own and not self._open_steps.end(optimizer):
+            return
         if self.following:
             self.set_optimizing(False)
         if is_own:
@@ -470,6 +474,24 @@ def known_original(call: FunctionType) -> FunctionType | None:
     if hashlib.sha256(source.encode()).hexdigest() not in _KNOWN:
         return None
     return FunctionType(call.__code__, call.__globals__, call.__name__, call.__defaults__, call.__closure__)
+
+
+def _put_fast_call(paths: ModulePaths) -> bool:
+    """Replace the code of torch's module call if it is torch's own; return whether it was."""
+    call = torch.nn.Module._call_impl
+    if paths.original is None or call.__code__ is not paths.original.__code__:
+        return False
+    call.__kwdefaults__ = {"_followed": paths}
+    call.__code__ = _call_impl.__code__
+    return True
+
+
+def _take_fast_call_out(paths: ModulePaths) -> None:
+    """Undo :func:`_put_fast_call`; no effect if another one is in force."""
+    call = torch.nn.Module._call_impl
+    if paths.original is not None and call.__kwdefaults__ == {"_followed": paths}:
+        call.__code__ = paths.original.__code__
+        call.__kwdefaults__ = None
 
 
 def _call_impl(self: Any, *args: Any, _followed: ModulePaths, **kwargs: Any) -> Any:
