@@ -13,7 +13,7 @@ from hashbench.divergence.meetings import Meeting
 from hashbench.divergence.rank_order import RankOrder
 from hashbench.divergence.rank_path import AT_A_MEETING, hops_to_other_ranks, meeting_of, path_text
 from hashbench.divergence.rank_verdict import RankDivergence, RankResult
-from hashbench.divergence.rank_walk import BY_PYTHON, Candidate, JudgedRanks, Node
+from hashbench.divergence.rank_walk import BY_PYTHON, Candidate, JudgedRanks, RankNode
 from hashbench.records import Result
 
 _BEFORE_ANY_OP = frozenset({Origin.INPUT, Origin.STATE})
@@ -31,7 +31,7 @@ class DifferingResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChosenDivergences:
     """The divergences that were chosen.
 
     Attributes:
@@ -45,14 +45,14 @@ class Choice:
     benign: Mapping[int, int] = field(default_factory=dict)
 
 
-def choose_candidates(judged: JudgedRanks, differing: Mapping[int, Sequence[DifferingResult]]) -> Choice:
+def choose_candidates(judged: JudgedRanks, differing: Mapping[int, Sequence[DifferingResult]]) -> ChosenDivergences:
     """Choose the divergences that explain the results that differ, by rank; without any results, all records.
 
     A difference that may follow from others by way of Python (another op, another argument, other data) is dropped
     where such a way leads to a kernel, a generator or the like; and where it leads to what another rank gave as bytes
     of Python, if that rank has a difference of its own.
     """
-    graph: dict[Node, tuple[Node, ...]] = {}
+    graph: dict[RankNode, tuple[RankNode, ...]] = {}
     walked = judged.walk(_roots(judged, differing))
     graph.update(walked.reached)
     found = [*judged.candidates(walked), *_behind_the_records(judged, differing, graph)]
@@ -79,7 +79,7 @@ def choose_candidates(judged: JudgedRanks, differing: Mapping[int, Sequence[Diff
         explained = set()
     firsts = _firsts({rank: one for rank, one in chosen.items() if rank not in explained}, judged)
     told = {rank: _told(judged, candidate, graph) for rank, candidate in chosen.items()}
-    return Choice(
+    return ChosenDivergences(
         tuple(told[rank] for rank in firsts),
         tuple(told[rank] for rank in sorted(chosen) if rank not in firsts and rank not in explained),
         dict(_benign(judged, graph)),
@@ -99,7 +99,7 @@ def order_of(judged: JudgedRanks) -> RankOrder:
     for rank, trace in judged.first.items():
         meetings = judged.calls[0][rank].meetings
         if rank in judged.known:
-            places[rank] = {meeting: judged.place(Node(rank, node)) for node, meeting in meetings.items()}
+            places[rank] = {meeting: judged.place(RankNode(rank, node)) for node, meeting in meetings.items()}
         else:
             at = {record.id: index for index, record in enumerate(trace.records) if record.id in meetings}
             places[rank] = {meeting: at[node] for node, meeting in meetings.items()}
@@ -109,16 +109,16 @@ def order_of(judged: JudgedRanks) -> RankOrder:
 # ------------------------------------------------------------------------------------------------- candidates
 
 
-def _roots(judged: JudgedRanks, differing: Mapping[int, Sequence[DifferingResult]]) -> list[Node]:
+def _roots(judged: JudgedRanks, differing: Mapping[int, Sequence[DifferingResult]]) -> list[RankNode]:
     """Return the nodes that wrote what differs."""
     by_results = any(trace.results or trace.steps for run in (judged.first, judged.second) for trace in run.values())
-    starts: list[Node] = []
+    starts: list[RankNode] = []
     for rank, known in judged.known.items():
         pairs = [(one.first, one.second) for one in differing.get(rank, ())]
         nodes = list(roots(known, pairs) if by_results else sorted(known.differs))
         if pairs and not _differ(known, nodes):
             nodes += odd_views(known, *pairs[0])
-        starts += (Node(rank, judged.outermost(rank, node)) for node in nodes)
+        starts += (RankNode(rank, judged.outermost(rank, node)) for node in nodes)
     return starts
 
 
@@ -127,7 +127,7 @@ def _differ(known: Differences, nodes: Iterable[str]) -> bool:
 
 
 def _behind_the_records(
-    judged: JudgedRanks, differing: Mapping[int, Sequence[DifferingResult]], graph: Mapping[Node, object]
+    judged: JudgedRanks, differing: Mapping[int, Sequence[DifferingResult]], graph: Mapping[RankNode, object]
 ) -> Iterator[Candidate]:
     """Yield the differences of ranks whose results differ although no record does that leads to one."""
     reached = {at.rank for at in graph}
@@ -140,7 +140,7 @@ def _behind_the_records(
             source = opaque_source(known.runs, known.runs.opaque)
         else:
             source = written_after_the_last_record(known, name, several[0].first, several[0].second)
-        yield Candidate(Node(rank, _RESULT + name), source)
+        yield Candidate(RankNode(rank, _RESULT + name), source)
 
 
 def _earliest(judged: JudgedRanks, found: Iterable[Candidate]) -> dict[int, Candidate]:
@@ -171,7 +171,7 @@ def _place(judged: JudgedRanks, candidate: Candidate) -> float:
         return -1
     if at.node.startswith(_RESULT):
         return float("inf")
-    return judged.place(Node(at.rank, source.felt_at or source.node))
+    return judged.place(RankNode(at.rank, source.felt_at or source.node))
 
 
 def _firsts(chosen: Mapping[int, Candidate], judged: JudgedRanks) -> list[int]:
@@ -191,7 +191,7 @@ def _firsts(chosen: Mapping[int, Candidate], judged: JudgedRanks) -> list[int]:
 # ------------------------------------------------------------------------------------------------------ words
 
 
-def _told(judged: JudgedRanks, candidate: Candidate, graph: Mapping[Node, Sequence[Node]]) -> RankDivergence:
+def _told(judged: JudgedRanks, candidate: Candidate, graph: Mapping[RankNode, Sequence[RankNode]]) -> RankDivergence:
     rank, source = candidate.at.rank, candidate.source
     known = judged.known[rank]
     steered = steering(known, source) if source.origin in BY_PYTHON else None
@@ -201,13 +201,13 @@ def _told(judged: JudgedRanks, candidate: Candidate, graph: Mapping[Node, Sequen
     return RankDivergence.of(found, rank, through=through, hops=hops, missing=candidate.missing)
 
 
-def _benign(judged: JudgedRanks, graph: Mapping[Node, object]) -> Iterator[tuple[int, int]]:
+def _benign(judged: JudgedRanks, graph: Mapping[RankNode, object]) -> Iterator[tuple[int, int]]:
     for rank, known in judged.known.items():
         inside = (judged.calls[0][rank].inside, judged.calls[1][rank].inside)
         idle = [
             node
             for node in known.differs
-            if node in known.runs.records and known.runs.wrote(node) and Node(rank, node) not in graph
+            if node in known.runs.records and known.runs.wrote(node) and RankNode(rank, node) not in graph
         ]
         number = sum(node not in inside[0] and node[2:] not in inside[1] for node in idle)
         if number:

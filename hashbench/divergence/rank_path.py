@@ -9,7 +9,7 @@ from hashbench.catalog import Origin
 from hashbench.compare.align import name_of
 from hashbench.divergence.meetings import Meeting
 from hashbench.divergence.rank_verdict import RankHop
-from hashbench.divergence.rank_walk import Candidate, JudgedRanks, Node
+from hashbench.divergence.rank_walk import Candidate, JudgedRanks, RankNode
 from hashbench.records import op_of
 from hashbench.text import rank_words
 
@@ -18,8 +18,8 @@ AT_A_MEETING = frozenset({Origin.COLLECTIVE, Origin.RANKS})
 
 _HOPS = 6
 
-Graph = Mapping[Node, Sequence[Node]]
-"""Node that differs → the nodes from which its difference came."""
+Graph = Mapping[RankNode, Sequence[RankNode]]
+"""RankNode that differs → the nodes from which its difference came."""
 
 
 def meeting_of(judged: JudgedRanks, candidate: Candidate) -> Meeting | None:
@@ -58,17 +58,17 @@ def path_text(judged: JudgedRanks, candidate: Candidate, hops: Sequence[RankHop]
     return "; ".join(told[:_HOPS] + ([f"and {len(told) - _HOPS} more"] if len(told) > _HOPS else []))
 
 
-def _arrivals(judged: JudgedRanks, starts: Iterable[Node], graph: Graph) -> Iterator[tuple[Node, int]]:
+def _arrivals(judged: JudgedRanks, starts: Iterable[RankNode], graph: Graph) -> Iterator[tuple[RankNode, int]]:
     """Yield, for each rank that data of the starts came to, the node where they did first and the rank that gave them;
     ranks nearer to the starts come first."""
-    readers: dict[Node, list[Node]] = {}
+    readers: dict[RankNode, list[RankNode]] = {}
     for at, before in graph.items():
         for one in before:
             readers.setdefault(one, []).append(at)
     known = {at.rank for at in starts}
     reached = dict.fromkeys(starts)
     waiting = list(reached)
-    came: dict[int, tuple[float, int, Node]] = {}
+    came: dict[int, tuple[float, int, RankNode]] = {}
     while waiting:
         at = waiting.pop()
         for reader in readers.get(at, ()):
@@ -94,7 +94,7 @@ def _short(judged: JudgedRanks, candidate: Candidate) -> str:
     return op_of(node).rpartition(".")[0] or op_of(node)
 
 
-def _hop(judged: JudgedRanks, at: Node, giver: int | None, meeting: Meeting | None) -> RankHop:
+def _hop(judged: JudgedRanks, at: RankNode, giver: int | None, meeting: Meeting | None) -> RankHop:
     """Return the hop by a collective, named ``all_reduce``, without those that it came to."""
     record = next(one for one in judged.known[at.rank].runs.records[at.node] if one is not None)
     name = name_of(record).strip("_")

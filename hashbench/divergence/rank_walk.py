@@ -38,7 +38,7 @@ from hashbench.records import Collective, OpRecord, Ref, Trace
 from hashbench.text import rank_words
 
 
-class Node(NamedTuple):
+class RankNode(NamedTuple):
     """A node of the walk.
 
     Attributes:
@@ -62,7 +62,7 @@ class Candidate:
         missing: ranks without a trace, or without the call, that may be behind it.
     """
 
-    at: Node
+    at: RankNode
     source: Source
     missing: tuple[int, ...] = ()
 
@@ -88,23 +88,23 @@ class JudgedRanks:
         """The numbered collectives of both runs."""
         return number_calls(self.first), number_calls(self.second)
 
-    def walk(self, roots: Iterable[Node]) -> Slice[Node]:
+    def walk(self, roots: Iterable[RankNode]) -> Slice[RankNode]:
         """Return what leads to the roots by tensors."""
         return backward_slice(filter(self._differs, roots), self._before, self._is_known)
 
-    def walk_by_python(self, at: Node) -> Slice[Node]:
+    def walk_by_python(self, at: RankNode) -> Slice[RankNode]:
         """Return what leads to a node by way of Python: what differed among the scalars that were read, and among the
         received tensors that no recorded op read (pickled objects), before it; and whatever leads to these. Of a rank
         that gave such an object, also tensors that no recorded op read: the object may hold them."""
         return backward_slice(list(self._by_python(at)), self._before_by_python, self._is_known)
 
-    def candidates(self, walked: Slice[Node]) -> Iterator[Candidate]:
+    def candidates(self, walked: Slice[RankNode]) -> Iterator[Candidate]:
         """Yield the differences that entered at the nodes of a walk."""
         for at, before in walked.reached.items():
             present = [one for one in before if one.node]
             if self.exchange_at(at) is not None and not at.given:
                 if not present:
-                    yield self._from_exchange(at, tuple(sorted({one.rank for one in before})))
+                    yield _from_exchange(self, at, tuple(sorted({one.rank for one in before})))
             elif at.given:
                 if not before:
                     yield Candidate(at, _from_outside(self, at))
@@ -119,7 +119,7 @@ class JudgedRanks:
         inside = second.get(node.removeprefix(SECOND)) if node.startswith(SECOND) else None
         return node if inside is None else self.known[rank].runs.node_of[inside]
 
-    def exchange_at(self, at: Node) -> _Exchange | None:
+    def exchange_at(self, at: RankNode) -> _Exchange | None:
         """Return both records of a collective whose output differs, or is not known; ``None`` for any other node, and
         for an op that is told by the collectives inside."""
         a, b = self.known[at.rank].runs.records.get(at.node, (None, None))
@@ -129,44 +129,32 @@ class JudgedRanks:
             return None
         return (a, b) if at.given or a.outputs != b.outputs or has_pending(a, b) else None
 
-    def meeting(self, at: Node) -> Meeting | None:
+    def meeting(self, at: RankNode) -> Meeting | None:
         """Return what the collective at a node takes part in, in the first run, else in the second."""
         node, (first, second) = at.node, (calls[at.rank].meetings for calls in self.calls)
         return first.get(node) or second.get(node.removeprefix(SECOND))
 
     # ------------------------------------------------------------------------------------------------- edges
 
-    def _is_known(self, at: Node) -> bool | None:
+    def _is_known(self, at: RankNode) -> bool | None:
         return True if at.node else None
 
-    def _differs(self, at: Node) -> bool:
+    def _differs(self, at: RankNode) -> bool:
         known = self.known[at.rank]
         return at.node in known.differs or at.node in known.tainted
 
-    def _before(self, at: Node) -> Iterator[Node]:
+    def _before(self, at: RankNode) -> Iterator[RankNode]:
         if at.given:
             writers = self._writers(at)
         elif self.exchange_at(at) is not None:
             yield from self._received_from(at)
-            writers = self._kept(at)
+            writers = _kept(self, at)
         else:
             writers = self.known[at.rank].came_from(at.node)
         for node in writers:
-            yield Node(at.rank, self.outermost(at.rank, node))
+            yield RankNode(at.rank, self.outermost(at.rank, node))
 
-    def _kept(self, at: Node) -> Iterator[str]:
-        """Yield what a collective read and gave to nobody, such as the other factor of a product of what is gathered,
-        and differs."""
-        known = self.known[at.rank]
-        collectives = [one.collective for one in known.runs.records[at.node] if one is not None and one.collective]
-        given = {"inside", *(argument for one in collectives for argument in one.given)}
-        if self.meeting(at) is None or any(one.root is not None for one in collectives):
-            return
-        for node, ref in known.runs.reads(at.node):
-            if not ref.written and ref.argument not in given and (node in known.differs or node in known.tainted):
-                yield node
-
-    def _before_by_python(self, at: Node) -> Iterator[Node]:
+    def _before_by_python(self, at: RankNode) -> Iterator[RankNode]:
         before = list(self._before(at))
         yield from before
         source = self.known[at.rank].sources.get(at.node)
@@ -174,17 +162,17 @@ class JudgedRanks:
         if from_outside:
             yield from self._by_python(at)
 
-    def _by_python(self, at: Node) -> Iterator[Node]:
+    def _by_python(self, at: RankNode) -> Iterator[RankNode]:
         return (node for node, _ in self.python_links(at))
 
-    def python_links(self, at: Node) -> Iterator[tuple[Node, Node | None]]:
+    def python_links(self, at: RankNode) -> Iterator[tuple[RankNode, RankNode | None]]:
         """Yield the nodes that lead to a node by way of Python alone, each with the collective in which this rank
         received it from another one."""
         known = self.known[at.rank]
         until = self.place(at)
         for node in (*known.scalars, *known.lone_scalars):
-            if self.place(Node(at.rank, node)) < until:
-                yield Node(at.rank, self.outermost(at.rank, node)), None
+            if self.place(RankNode(at.rank, node)) < until:
+                yield RankNode(at.rank, self.outermost(at.rank, node)), None
         for unread in self._unread(at.rank):
             if self.place(unread) >= until:
                 break
@@ -193,7 +181,7 @@ class JudgedRanks:
             elif at.given:  # bytes that Python made, of tensors perhaps
                 yield unread, None
 
-    def place(self, at: Node) -> float:
+    def place(self, at: RankNode) -> float:
         """Return where a node lies among the records of its rank, of both runs. A leaf lies where it was first read."""
         runs = self.known[at.rank].runs
         node = at.node
@@ -207,14 +195,14 @@ class JudgedRanks:
         return runs.order.get(node, float("inf"))
 
     @functools.cached_property
-    def _unread_by_rank(self) -> dict[int, list[Node]]:
+    def _unread_by_rank(self) -> dict[int, list[RankNode]]:
         return {}
 
     @functools.cached_property
-    def _gifts_by_meeting(self) -> dict[tuple[int, Meeting | None, Meeting | None], Node | None]:
+    def _gifts_by_meeting(self) -> dict[tuple[int, Meeting | None, Meeting | None], RankNode | None]:
         return {}
 
-    def _unread(self, rank: int) -> list[Node]:
+    def _unread(self, rank: int) -> list[RankNode]:
         """List the nodes that differ and were read by no recorded op that wrote anything: Python may have read them."""
         if rank not in self._unread_by_rank:
             runs = self.known[rank].runs
@@ -227,12 +215,12 @@ class JudgedRanks:
             }
             nodes = (node for node in self.known[rank].differs if node in runs.records and node not in read)
             outermost = dict.fromkeys(self.outermost(rank, node) for node in nodes)
-            self._unread_by_rank[rank] = sorted((Node(rank, node) for node in outermost), key=self.place)
+            self._unread_by_rank[rank] = sorted((RankNode(rank, node) for node in outermost), key=self.place)
         return self._unread_by_rank[rank]
 
     # ------------------------------------------------------------------------------------------- collectives
 
-    def _received_from(self, at: Node) -> Iterator[Node]:
+    def _received_from(self, at: RankNode) -> Iterator[RankNode]:
         """Yield what other ranks, and this one, gave to a collective and differs: that alone whose writers differ, if
         there is any such."""
         gifts = list(dict.fromkeys(filter(None, self._gifts(at))))
@@ -241,7 +229,7 @@ class JudgedRanks:
         yield from written or present
         yield from (one for one in gifts if not one.node)
 
-    def _gifts(self, at: Node) -> Iterator[Node | None]:
+    def _gifts(self, at: RankNode) -> Iterator[RankNode | None]:
         records = self.known[at.rank].runs.records[at.node]
         first, second = (
             calls[at.rank].meetings.get(record.id) if record is not None else None
@@ -249,7 +237,7 @@ class JudgedRanks:
         )
         meetings = (first, second)
         if records[0] is not None and records[1] is not None and records[0].arguments != records[1].arguments:
-            yield Node(at.rank, at.node, given=True)
+            yield RankNode(at.rank, at.node, given=True)
         collectives = [record.collective for record in records if record is not None and record.collective is not None]
         if first == second or not any(map(is_from_any_source, collectives)):
             for giver in self._givers(collectives, meetings):
@@ -267,7 +255,7 @@ class JudgedRanks:
             return dict.fromkeys(one.source for one in known)
         return dict.fromkeys(rank for one in collectives for rank in givers_of(one)) if known else ()
 
-    def _gift(self, giver: int, first: Meeting | None, second: Meeting | None) -> Node | None:
+    def _gift(self, giver: int, first: Meeting | None, second: Meeting | None) -> RankNode | None:
         """Return what a rank gave in one meeting of each run, if it differs; a node without a name if that is not
         known. Each is looked at once, however many ranks received it."""
         key = giver, first, second
@@ -275,25 +263,25 @@ class JudgedRanks:
             self._gifts_by_meeting[key] = self._judge_gift(giver, first, second)
         return self._gifts_by_meeting[key]
 
-    def _judge_gift(self, giver: int, first: Meeting | None, second: Meeting | None) -> Node | None:
+    def _judge_gift(self, giver: int, first: Meeting | None, second: Meeting | None) -> RankNode | None:
         if giver not in self.calls[0] or giver not in self.calls[1]:
-            return Node(giver, "")
+            return RankNode(giver, "")
         a, b = (
             calls[giver].records.get(meeting) if meeting is not None else None
             for calls, meeting in zip(self.calls, (first, second), strict=True)
         )
         if a is None and b is None:
-            return Node(giver, "", given=True)
+            return RankNode(giver, "", given=True)
         if giver not in self.known:
             return None
         runs = self.known[giver].runs
         if a is None or b is None:
             lone = a.id if a is not None else runs.node_of[b.id] if b is not None else ""
-            return Node(giver, lone) if None in runs.records[lone] else Node(giver, "", given=True)
+            return RankNode(giver, lone) if None in runs.records[lone] else RankNode(giver, "", given=True)
         if runs.node_of[b.id] != a.id:
             lone = _first_lone_call(self, giver, first)
-            return Node(giver, lone or a.id, given=not lone)
-        return Node(giver, a.id, given=True) if self._gave_otherwise(giver, a, b) else None
+            return RankNode(giver, lone or a.id, given=not lone)
+        return RankNode(giver, a.id, given=True) if self._gave_otherwise(giver, a, b) else None
 
     def _gave_otherwise(self, rank: int, a: OpRecord, b: OpRecord) -> bool:
         """Return True if what a rank gave, or its other arguments, differ; where the content was not hashed, if its
@@ -301,10 +289,10 @@ class JudgedRanks:
         if (a.op, a.arguments) != (b.op, b.arguments):
             return True
         return any(not _is_equal(*pair) for pair in _pairs(a, b)) and (
-            _is_hashed(a, b) or any(True for _ in self._writers(Node(rank, a.id, given=True)))
+            _is_hashed(a, b) or any(True for _ in self._writers(RankNode(rank, a.id, given=True)))
         )
 
-    def _writers(self, at: Node) -> Iterator[str]:
+    def _writers(self, at: RankNode) -> Iterator[str]:
         """Yield the nodes from which the difference in what a rank gave came."""
         known = self.known[at.rank]
         a, b = known.runs.records[at.node]
@@ -319,28 +307,6 @@ class JudgedRanks:
         for node in dict.fromkeys(sources):
             if node in known.differs or node in known.tainted:
                 yield node
-
-    # --------------------------------------------------------------------------------------------- verdicts
-
-    def _from_exchange(self, at: Node, missing: tuple[int, ...]) -> Candidate:
-        """Return the source of a collective whose output differs although no rank is known to have given other data."""
-        runs = self.known[at.rank].runs
-        a, b = runs.records[at.node]
-        assert a is not None
-        assert b is not None
-        is_unknown = a.id in self.calls[0][at.rank].unknown
-        origin = Origin.RANKS if missing or is_unknown or has_pending(a, b) else Origin.COLLECTIVE
-        detail = "what every rank gave is equal in both runs, and what came back is not"
-        if missing:
-            detail = f"{missing_words(missing, [rank for rank in missing if rank in self.calls[0]])}: {OTHERS_AGREE}"
-        elif origin == Origin.RANKS and not is_unknown:
-            detail = "what every rank gave is equal in both runs, and what came back was read before it was waited for"
-        elif is_unknown:
-            detail = "it is not known what this op exchanges, and with which ranks"
-        elif a.collective is not None and is_from_any_source(a.collective):
-            detail = _order_of_arrival(self, at, a, b)
-        source = Source(origin, at.node, runs.position[at.node], detail, *contents_in_words(a.outputs, b.outputs))
-        return Candidate(at, source, missing)
 
 
 BY_PYTHON = frozenset({Origin.OUTSIDE, Origin.SEQUENCE})
@@ -358,25 +324,59 @@ def missing_words(missing: Iterable[int], present: Iterable[int]) -> str:
     return " and ".join(words)
 
 
+def _kept(judged: JudgedRanks, at: RankNode) -> Iterator[str]:
+    """Yield what a collective read and gave to nobody, such as the other factor of a product of what is gathered,
+    and differs."""
+    known = judged.known[at.rank]
+    collectives = [one.collective for one in known.runs.records[at.node] if one is not None and one.collective]
+    given = {"inside", *(argument for one in collectives for argument in one.given)}
+    if judged.meeting(at) is None or any(one.root is not None for one in collectives):
+        return
+    for node, ref in known.runs.reads(at.node):
+        if not ref.written and ref.argument not in given and (node in known.differs or node in known.tainted):
+            yield node
+
+
 def _first_lone_call(judged: JudgedRanks, rank: int, meeting: Meeting | None) -> str:
     """Return the first call in a channel that only one of the runs makes: it shifts the numbers of all later
     ones."""
     known = judged.known[rank]
     for node, pair in known.runs.records.items():
-        mine = judged.meeting(Node(rank, node)) if None in pair else None
+        mine = judged.meeting(RankNode(rank, node)) if None in pair else None
         if mine is not None and meeting is not None and mine._replace(number=0) == meeting._replace(number=0):
             return node
     return ""
 
 
-def _order_of_arrival(judged: JudgedRanks, at: Node, a: OpRecord, b: OpRecord) -> str:
+def _order_of_arrival(judged: JudgedRanks, at: RankNode, a: OpRecord, b: OpRecord) -> str:
     came = [calls[at.rank].meetings.get(one.id) for calls, one in zip(judged.calls, (a, b), strict=True)]
     told = "equal messages arrived in another order"
     first, second = (f"rank {one.source}" if one is not None else "" for one in came)
     return f"{told}: from {first} in the first run, from {second} in the second" if first and second else told
 
 
-def _from_outside(judged: JudgedRanks, at: Node) -> Source:
+def _from_exchange(judged: JudgedRanks, at: RankNode, missing: tuple[int, ...]) -> Candidate:
+    """Return the source of a collective whose output differs although no rank is known to have given other data."""
+    runs = judged.known[at.rank].runs
+    a, b = runs.records[at.node]
+    assert a is not None
+    assert b is not None
+    is_unknown = a.id in judged.calls[0][at.rank].unknown
+    origin = Origin.RANKS if missing or is_unknown or has_pending(a, b) else Origin.COLLECTIVE
+    detail = "what every rank gave is equal in both runs, and what came back is not"
+    if missing:
+        detail = f"{missing_words(missing, [rank for rank in missing if rank in judged.calls[0]])}: {OTHERS_AGREE}"
+    elif origin == Origin.RANKS and not is_unknown:
+        detail = "what every rank gave is equal in both runs, and what came back was read before it was waited for"
+    elif is_unknown:
+        detail = "it is not known what this op exchanges, and with which ranks"
+    elif a.collective is not None and is_from_any_source(a.collective):
+        detail = _order_of_arrival(judged, at, a, b)
+    source = Source(origin, at.node, runs.position[at.node], detail, *contents_in_words(a.outputs, b.outputs))
+    return Candidate(at, source, missing)
+
+
+def _from_outside(judged: JudgedRanks, at: RankNode) -> Source:
     """Return the source of what a rank gave and no recorded op wrote so."""
     known = judged.known[at.rank]
     runs = known.runs

@@ -253,7 +253,7 @@ def _plain(apart: _Apart) -> ReplicaDifference:
 def _explain(run: Mapping[int, Trace], apart: _Apart) -> ReplicaDifference:
     """Return the difference with its origin."""
     base, other = apart.compared
-    ranks = _RankPair.of(run[base], run[other], base, other)
+    ranks = _ReplicaPair.of(run[base], run[other], base, other)
     at = ranks.written(apart.results[base], apart.results[other])
     origin, node, detail, shown = ranks.origin(at, apart)
     record = next((one for one in ranks.runs.records.get(node, ()) if one is not None), None)
@@ -278,7 +278,7 @@ def _explain(run: Mapping[int, Trace], apart: _Apart) -> ReplicaDifference:
 
 
 @dataclass(frozen=True)
-class _RankPair:
+class _ReplicaPair:
     """Two ranks of a run, aligned as two runs are.
 
     Attributes:
@@ -290,7 +290,7 @@ class _RankPair:
     ranks: tuple[int, int]
 
     @classmethod
-    def of(cls, first: Trace, second: Trace, base: int, other: int) -> _RankPair:
+    def of(cls, first: Trace, second: Trace, base: int, other: int) -> _ReplicaPair:
         """Align two ranks."""
         return cls(find_differences(pair(first, second), ranks_known=True), (base, other))
 

@@ -9,7 +9,7 @@ import pytest
 from hashbench.catalog import Origin
 from hashbench.compare.align import SECOND, pair
 from hashbench.divergence.introduce import find_differences
-from hashbench.divergence.rank_walk import JudgedRanks, Node, missing_words
+from hashbench.divergence.rank_walk import JudgedRanks, RankNode, missing_words
 from tests.divergence.rank_runs import rank_traces
 
 SUM, PUT = "forward.0/Net/aten.sum.default#0", "forward.0/Net/aten.put.default#0"
@@ -46,14 +46,14 @@ OUTSIDE = KERNEL.replace("b|B", "b").replace("!x", "!x@g|G")
 @pytest.mark.parametrize(
     ("text", "without", "reached"),
     [
-        (KERNEL, [], [Node(0, SUM), Node(0, REDUCE), Node(1, REDUCE, True), Node(1, PUT)]),
-        (GUILTY, [], [Node(0, SUM), Node(0, REDUCE)]),
-        (OUTSIDE, [], [Node(0, SUM), Node(0, REDUCE), Node(1, REDUCE, True)]),
-        (KERNEL, [1], [Node(0, SUM), Node(0, REDUCE)]),
+        (KERNEL, [], [RankNode(0, SUM), RankNode(0, REDUCE), RankNode(1, REDUCE, True), RankNode(1, PUT)]),
+        (GUILTY, [], [RankNode(0, SUM), RankNode(0, REDUCE)]),
+        (OUTSIDE, [], [RankNode(0, SUM), RankNode(0, REDUCE), RankNode(1, REDUCE, True)]),
+        (KERNEL, [1], [RankNode(0, SUM), RankNode(0, REDUCE)]),
     ],
 )
-def test_what_leads_to_a_result(text: str, without: list[int], reached: list[Node]) -> None:
-    walked = judged(text, without=without).walk([Node(0, SUM)])
+def test_what_leads_to_a_result(text: str, without: list[int], reached: list[RankNode]) -> None:
+    walked = judged(text, without=without).walk([RankNode(0, SUM)])
     assert sorted(walked.reached) == sorted(reached)
 
 
@@ -68,12 +68,12 @@ def test_what_leads_to_a_result(text: str, without: list[int], reached: list[Nod
 )
 def test_where_a_difference_entered(text: str, without: list[int], found: tuple[object, ...]) -> None:
     ranks = judged(text, without=without)
-    (one,) = ranks.candidates(ranks.walk([Node(0, SUM)]))
+    (one,) = ranks.candidates(ranks.walk([RankNode(0, SUM)]))
     assert (one.at.rank, one.source.node, one.source.origin, one.missing) == found
 
 
 def test_what_agrees_leads_nowhere() -> None:
-    assert judged(KERNEL).walk([Node(1, "forward.0/Net/aten.relu.default#0")]).reached == {}
+    assert judged(KERNEL).walk([RankNode(1, "forward.0/Net/aten.relu.default#0")]).reached == {}
 
 
 def test_objects_and_scalars_lead_on_by_way_of_python() -> None:
@@ -86,12 +86,12 @@ rank 1:
     put input/0 -> c|C
     b = broadcast !input/1@p|P root=1 -> p|P
 """)
-    at = Node(0, "forward.0/Net/aten.mul.default#0")
-    scalar = Node(0, "forward.0/Net/aten._local_scalar_dense.default#0")
-    gift = Node(1, BROADCAST, True)
-    assert list(ranks.python_links(at)) == [(scalar, None), (gift, Node(0, BROADCAST))]
-    assert list(ranks.python_links(gift)) == [(Node(1, PUT), None)]
-    assert {scalar, gift, Node(1, PUT)} <= {*ranks.walk_by_python(at).reached}
+    at = RankNode(0, "forward.0/Net/aten.mul.default#0")
+    scalar = RankNode(0, "forward.0/Net/aten._local_scalar_dense.default#0")
+    gift = RankNode(1, BROADCAST, True)
+    assert list(ranks.python_links(at)) == [(scalar, None), (gift, RankNode(0, BROADCAST))]
+    assert list(ranks.python_links(gift)) == [(RankNode(1, PUT), None)]
+    assert {scalar, gift, RankNode(1, PUT)} <= {*ranks.walk_by_python(at).reached}
 
 
 def test_a_node_lies_where_it_was_recorded_and_a_leaf_where_it_was_read() -> None:
@@ -99,10 +99,10 @@ def test_a_node_lies_where_it_was_recorded_and_a_leaf_where_it_was_read() -> Non
         "rank 0:\n relu input/0 -> a\n 2: sin input/1 -> b\n sum input/2=x|y => r|R\nrank 1:\n relu input/0 -> a"
     )
     nodes = ["forward.0/Net/aten.relu.default#0", SECOND + "forward.0/Net/aten.sin.default#0", SUM]
-    places = [ranks.place(Node(0, node)) for node in nodes]
+    places = [ranks.place(RankNode(0, node)) for node in nodes]
     assert places == sorted(set(places))
-    assert ranks.place(Node(0, "input/2")) == ranks.place(Node(0, SUM))
-    assert ranks.place(Node(0, "result:w")) == float("inf")
+    assert ranks.place(RankNode(0, "input/2")) == ranks.place(RankNode(0, SUM))
+    assert ranks.place(RankNode(0, "result:w")) == float("inf")
 
 
 @pytest.mark.parametrize(
