@@ -46,7 +46,7 @@ Values = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class WatchHeader:
     """What a recording tells of its run.
 
     Attributes:
@@ -107,7 +107,7 @@ class Recording:
     """
 
     path: Path
-    header: Header
+    header: WatchHeader
     steps: Mapping[int, Step]
     before: Step | None = None
     ended: str = ""
@@ -207,16 +207,16 @@ def _documents(text: str) -> tuple[list[dict[str, Any]], bool]:
     return found, bool(rest)
 
 
-def _header(document: Mapping[str, Any]) -> Header:
+def _header(document: Mapping[str, Any]) -> WatchHeader:
     if document.get("line") != "header":
         raise ValueError(f"it holds no {_WHAT}: its first line is no header")
     if document.get("schema") != SCHEMA:
         raise ValueError(f"it has schema version {document.get('schema')!a:.60}, this hashbench reads {SCHEMA}")
     fields = {name: value for name, value in document.items() if name not in ("line", "checksum")}
-    return from_json(Header, fields, where="its header")
+    return from_json(WatchHeader, fields, where="its header")
 
 
-def _step(document: Mapping[str, Any], header: Header) -> Step:
+def _step(document: Mapping[str, Any], header: WatchHeader) -> Step:
     losses = tuple(None if value is None else float(value) for value in document.get("loss_value", ()))
     parts = {part: dict(_values(part, document[part], header)) for part in PARTS if part in document}
     return Step(int(document["step"]), parts, losses, complete=bool(document.get("complete")))
@@ -228,7 +228,7 @@ def _merged(first: Step, second: Step) -> Step:
     return Step(first.number, {name: values for name, values in parts.items() if values}, complete=first.complete)
 
 
-def _values(part: str, content: Any, header: Header) -> Iterator[tuple[str, str]]:
+def _values(part: str, content: Any, header: WatchHeader) -> Iterator[tuple[str, str]]:
     if part == "state":
         for key, tensors in content.items():
             for index, digest in tensors.items():

@@ -55,7 +55,7 @@ def quiet() -> AbstractContextManager[None]:
     return untraced() if _len_torch_dispatch_stack() else _Quiet()
 
 
-class Generators:
+class WatchedGenerators:
     """Digests of the global generators of Python, NumPy and torch, and of private ones.
 
     Python's and NumPy's are digested anew only when they were drawn from: to read their states takes 0.1 ms, to look at
@@ -116,7 +116,7 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
 
 
 @dataclass(frozen=True, slots=True)
-class Tensors:
+class ModelTensors:
     """Parameters and buffers of the watched models, by index.
 
     Attributes:
@@ -129,7 +129,7 @@ class Tensors:
     index: Mapping[int, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, models: Mapping[str, torch.nn.Module]) -> Tensors:
+    def of(cls, models: Mapping[str, torch.nn.Module]) -> ModelTensors:
         """List the parameters and buffers of models; a name begins with its model's, if that is not empty."""
         named = {name: unwrapped(model) for name, model in models.items()}
         parameters = [found for name, model in named.items() for found in model.named_parameters(prefix=name)]
@@ -177,7 +177,7 @@ def loss(roots: Sequence[torch.Tensor], ledger: Ledger) -> tuple[list[tuple[str,
     return read, None if single is None else single.detach().clone()
 
 
-def gradients(tensors: Tensors, indices: Sequence[int], ledger: Ledger) -> dict[str, Any]:
+def gradients(tensors: ModelTensors, indices: Sequence[int], ledger: Ledger) -> dict[str, Any]:
     """Read gradients by the index of their parameters."""
     found = ((index, tensors.parameters[index][1].grad) for index in indices)
     return {str(index): _ABSENT if grad is None else raw_digest(grad, ledger) for index, grad in found}
@@ -189,7 +189,7 @@ def values(named: Sequence[tuple[str, torch.Tensor]], indices: Sequence[int], le
 
 
 def state(
-    tensors: Tensors, indices: Sequence[int], optimizers: Sequence[torch.optim.Optimizer], ledger: Ledger
+    tensors: ModelTensors, indices: Sequence[int], optimizers: Sequence[torch.optim.Optimizer], ledger: Ledger
 ) -> dict[str, dict[str, Any]]:
     """Read the state that optimizers keep for parameters: key -> index -> digest."""
     found: dict[str, dict[str, Any]] = {}
@@ -274,7 +274,7 @@ def number(value: torch.Tensor | None) -> float | None:
     return plain if math.isfinite(plain) else None
 
 
-def device_of(tensors: Tensors) -> str:
+def device_of(tensors: ModelTensors) -> str:
     """Return the type of the device of the parameters; several are joined."""
     return "+".join(sorted({tensor.device.type for _, tensor in (*tensors.parameters, *tensors.buffers)})) or "cpu"
 

@@ -15,18 +15,17 @@ import functools
 import os
 import platform
 import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any, Self
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from hashbench import __version__
-from hashbench.devices.ledger import Ledger
 from hashbench.errors import HashbenchError, named_line
 from hashbench.training import file, parts
+from hashbench.training.lines import WaitingLines
 from hashbench.training.rotation import Rotation
 from hashbench.training.tracing import StepTracer, steps_to_trace
 
@@ -39,10 +38,7 @@ EVERY_VARIABLE = "HASHBENCH_WATCH_EVERY"
 STOP_VARIABLE = "HASHBENCH_STOP_AT"
 """Environment variable with a step before which the program is ended, as by its machine: for ``watch resume``."""
 
-FLUSH_SECONDS = 1.0
-"""Seconds of steps that a killed run may lose: lines are written once in as many."""
-
-_MOST_WAITING = 256
+_OTHER_FOLDER = f"Give another folder, or set {FOLDER_VARIABLE} in the environment."
 
 
 def watch(
@@ -116,16 +112,13 @@ class Watch:
         traced: range,
     ) -> None:
         self.folder = folder
-        self._models, self._scaler, self._generators = models, scaler, parts.Generators(generators)
-        self._optimizers: list[torch.optim.Optimizer] = list(map(_inner, optimizers))
-        self._limited = bool(optimizers)
+        self._models, self._scaler, self._generators = models, scaler, parts.WatchedGenerators(generators)
+        self._optimizers = _WatchedOptimizers(optimizers)
         self._every, self._told_start, self._traced = every, start, traced
         self._step = start or 0
         self._stop_at = int(os.environ.get(STOP_VARIABLE) or -1)
-        self._file: IO[str] | None = None
+        self._lines: WaitingLines | None = None
         self._handles: list[Any] = []
-        self._backward: Any = None
-        self._waiting: list[tuple[str, dict[str, Any]]] = []
 
     # ------------------------------------------------------------------------------------------------- begin and end
 
@@ -143,30 +136,25 @@ class Watch:
             HashbenchError: the folder holds a recording of this rank, or cannot be written.
         """
         self._rank, self._world = _place()
-        self._file = _created(self.folder / f"rank{self._rank}.jsonl")
-        self._tensors: parts.Tensors | None = None
-        self._ordered: list[torch.optim.Optimizer] = []
+        self._lines = WaitingLines.create(self.folder / f"rank{self._rank}.jsonl", tip=_OTHER_FOLDER)
+        self._tensors: parts.ModelTensors | None = None
         self._options: dict[str, str] = {}
         self._option_values: list[tuple[str, Any]] = []
-        self._flushed = time.monotonic()
-        self._ledger = Ledger()
         self._fresh = True  # the next call of a model begins a micro-batch
         self._begin_step()
         self.install()
 
     def stop(self, error: BaseException | None = None) -> None:
         """Remove the hooks, and write the last line: how the run ended."""
-        if self._file is None:
+        if self._lines is None:
             return
         self.remove()
         if self._tensors is None:
             self._begin()
         self._tracer.end()
-        self._flush()
         ended = "" if error is None else named_line(error, limit=500)
-        self._write("end", {"steps": self._step - (self._told_start or 0), "ended": ended})
-        self._file.close()
-        self._file = None
+        self._lines.close({"steps": self._step - (self._told_start or 0), "ended": ended})
+        self._lines = None
 
     def install(self) -> None:
         """Install the hooks: steps are recorded from now on."""
@@ -174,18 +162,17 @@ class Watch:
             self._handles.append(model.register_forward_pre_hook(self._before_forward, with_kwargs=True))
         self._handles.append(register_optimizer_step_pre_hook(self._before_step))
         self._handles.append(register_optimizer_step_post_hook(self._after_step))
-        self._install_backward()
+        self._handles.append(_BackwardHook(self._before_backward))
 
     def remove(self) -> None:
         """Remove the hooks: steps are not recorded, nor counted, until they are installed again."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._remove_backward()
 
     def _begin(self) -> None:
         """Name the tensors and write the header: when the first step begins, the model is what it will be."""
-        self._tensors = tensors = parts.Tensors.of(self._models)
+        self._tensors = tensors = parts.ModelTensors.of(self._models)
         self._parameters = Rotation.of(list(parts.sizes(tensors.parameters)), every=self._every)
         self._buffers = Rotation.of(list(parts.sizes(tensors.buffers)), every=self._every)
         models = {name: parts.unwrapped(model) for name, model in self._models.items()}
@@ -197,16 +184,9 @@ class Watch:
             "world_size": self._world,
             "start": self._told_start,
             "every": self._every,
-            "model": ", ".join(type(model).__qualname__ for model in models.values()),
-            "device": parts.device_of(tensors),
-            "parameter": [name for name, _ in tensors.parameters],
-            "buffer": [name for name, _ in tensors.buffers],
             "traced": [self._traced.start, self._traced.stop] if self._traced else [],
-            "command": [Path(sys.orig_argv[0]).name, *sys.orig_argv[1:]],
-            "versions": {"hashbench": __version__, "torch": torch.__version__, "python": platform.python_version()},
         }
-        self._write("header", header)
-        self._flush()
+        self._open.write("header", header | _described(models.values(), tensors) | _program())
 
     def _begin_step(self) -> None:
         self._batches: list[parts.Reading] = []
@@ -247,7 +227,7 @@ class Watch:
                 self._parts["generator"] = self._generators.digests()
                 if self._scaler is not None:
                     self._parts["scaler"] = parts.scaler(self._scaler)
-            self._batches.append(parts.Reading(parts.batch(value, self._ledger)))
+            self._batches.append(parts.Reading(parts.batch(value, self._open.ledger)))
         self._tracer.begin(self._step, value)
 
     def _before_backward(self, roots: Any) -> None:
@@ -256,7 +236,7 @@ class Watch:
             [roots] if isinstance(roots, torch.Tensor) else [one for one in roots if isinstance(one, torch.Tensor)]
         )
         with parts.quiet():
-            read, value = parts.loss(tensors, self._ledger)
+            read, value = parts.loss(tensors, self._open.ledger)
         self._losses.append(parts.Reading(read))
         self._loss_values.append(value)
         if self._tensors is not None:
@@ -264,10 +244,7 @@ class Watch:
                 self._tracer.add(self._step, f"loss {len(self._losses) - 1}.{number}", root)
 
     def _is_watched(self, optimizer: torch.optim.Optimizer) -> bool:
-        if self._limited:
-            return any(optimizer is one for one in self._optimizers)
-        index = self._tensors.index if self._tensors is not None else {}
-        return any(id(tensor) in index for group in optimizer.param_groups for tensor in group["params"])
+        return self._optimizers.has(optimizer, self._tensors.index if self._tensors is not None else {})
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._tensors is None:
@@ -294,7 +271,7 @@ class Watch:
 
     def _read_gradients(self) -> None:
         indices = self._parameters.read_at(self._step)
-        self._parts["gradient"] = parts.gradients(self._known, indices, self._ledger)
+        self._parts["gradient"] = parts.gradients(self._known, indices, self._open.ledger)
         if self._tracer.active:
             for name, tensor in self._known.parameters:
                 self._tracer.add(self._step, f"gradient of {name}", tensor.grad)
@@ -302,13 +279,13 @@ class Watch:
     def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._tensors is None or not self._is_watched(optimizer):
             return
-        tensors, ledger = self._known, self._ledger
+        tensors, ledger = self._known, self._open.ledger
         with parts.quiet():
             if _has_closure(args, kwargs):
                 self._read_gradients()
             indices = self._parameters.read_at(self._step)
             self._parts["parameter"] = parts.values(tensors.parameters, indices, ledger)
-            self._parts["state"] = parts.state(tensors, indices, self._optimizers, ledger)
+            self._parts["state"] = parts.state(tensors, indices, self._optimizers.all, ledger)
             self._parts["buffer"] = parts.values(tensors.buffers, self._buffers.read_at(self._step), ledger)
         if self._tracer.active:
             for name, tensor in tensors.parameters:
@@ -319,31 +296,33 @@ class Watch:
     # -------------------------------------------------------------------------------------------------- what is read
 
     @property
-    def _known(self) -> parts.Tensors:
+    def _open(self) -> WaitingLines:
+        assert self._lines is not None
+        return self._lines
+
+    @property
+    def _known(self) -> parts.ModelTensors:
         assert self._tensors is not None
         return self._tensors
 
     def _read_start(self, *, all_tensors: bool, optimizers: Sequence[torch.optim.Optimizer] | None = None) -> None:
         """Read the state before the first step."""
-        tensors, ledger = self._known, self._ledger
+        tensors, ledger = self._known, self._open.ledger
         whole = range(len(tensors.parameters))
-        state = parts.state(tensors, whole, self._optimizers if optimizers is None else optimizers, ledger)
+        state = parts.state(tensors, whole, self._optimizers.all if optimizers is None else optimizers, ledger)
         read: dict[str, Any] = {"step": self._step - 1, "complete": all_tensors, "state": state}
         if all_tensors:
             read["parameter"] = parts.values(tensors.parameters, whole, ledger)
             read["buffer"] = parts.values(tensors.buffers, range(len(tensors.buffers)), ledger)
-        self._put("start", read)
+        self._open.put("start", read)
 
     def _read_order(self, optimizer: torch.optim.Optimizer) -> None:
         """Write the order of an optimizer's parameters at its first step, and its state if that was not read before."""
-        if any(optimizer is one for one in self._ordered):
+        if not self._optimizers.meet(optimizer):
             return
-        self._ordered.append(optimizer)
-        if not self._limited:
-            self._optimizers.append(optimizer)
-            if self._step == (self._told_start or 0):
-                self._read_start(all_tensors=False, optimizers=[optimizer])
-        self._put("order", {"order": self._known.of_optimizer(optimizer)})
+        if not self._optimizers.are_given and self._step == (self._told_start or 0):
+            self._read_start(all_tensors=False, optimizers=[optimizer])
+        self._open.put("order", {"order": self._known.of_optimizer(optimizer)})
 
     def _put_step(self) -> None:
         """Write the line of the step, and begin the next."""
@@ -354,66 +333,77 @@ class Watch:
             "loss": self._losses,
             **self._parts,
         }
-        self._put("step", read, self._loss_values)
+        self._open.put("step", read, self._loss_values)
         self._step += 1
         self._fresh = True
         self._begin_step()
 
-    def _put(self, kind: str, read: dict[str, Any], values: Sequence[torch.Tensor | None] | None = None) -> None:
-        """Write a line, with those that wait: once in a while, for a device must finish first, and many lines at once
-        take a third of the time."""
-        if values is not None:
-            read["loss_value"] = [_Number(value) for value in values]
-        self._waiting.append((kind, read))
-        if time.monotonic() - self._flushed > FLUSH_SECONDS or len(self._waiting) >= _MOST_WAITING:
-            self._flush()
 
-    def _flush(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        self._flushed = time.monotonic()
-        with parts.quiet():
-            for kind, read in waiting:
-                self._write(kind, {name: _value(one) for name, one in read.items()})
-        assert self._file is not None
-        self._file.flush()
-        self._ledger = Ledger()
+def _described(models: Iterable[torch.nn.Module], tensors: parts.ModelTensors) -> dict[str, Any]:
+    """Return what the header says of the models."""
+    return {
+        "model": ", ".join(type(model).__qualname__ for model in models),
+        "device": parts.device_of(tensors),
+        "parameter": [name for name, _ in tensors.parameters],
+        "buffer": [name for name, _ in tensors.buffers],
+    }
 
-    def _write(self, kind: str, content: Mapping[str, Any]) -> None:
-        assert self._file is not None
-        self._file.write(file.line(kind, content))
 
-    # ------------------------------------------------------------------------------------------------ backward passes
+def _program() -> dict[str, Any]:
+    """Return what the header says of this process."""
+    return {
+        "command": [Path(sys.orig_argv[0]).name, *sys.orig_argv[1:]],
+        "versions": {"hashbench": __version__, "torch": torch.__version__, "python": platform.python_version()},
+    }
 
-    def _install_backward(self) -> None:
-        """Replace ``torch.autograd.backward``, which ``Tensor.backward`` calls, by one that reads the roots first."""
-        original = torch.autograd.backward
+
+class _WatchedOptimizers:
+    """Optimizers whose steps are recorded: those given, else those that step parameters of the model.
+
+    Attributes:
+        are_given: whether the program named them.
+        all: those known so far.
+    """
+
+    def __init__(self, given: Sequence[torch.optim.Optimizer]) -> None:
+        self.are_given = bool(given)
+        self.all: list[torch.optim.Optimizer] = list(map(_inner, given))
+        self._met: list[torch.optim.Optimizer] = []
+
+    def has(self, optimizer: torch.optim.Optimizer, parameters: Container[int]) -> bool:
+        """Return True for one that is watched, by the ids of the model's parameters."""
+        if self.are_given:
+            return any(optimizer is one for one in self.all)
+        return any(id(tensor) in parameters for group in optimizer.param_groups for tensor in group["params"])
+
+    def meet(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Return True at the first step of an optimizer, which is known from then on."""
+        if any(optimizer is one for one in self._met):
+            return False
+        self._met.append(optimizer)
+        if not self.are_given:
+            self.all.append(optimizer)
+        return True
+
+
+class _BackwardHook:
+    """Replacement of ``torch.autograd.backward``, which ``Tensor.backward`` calls: it tells the roots first."""
+
+    def __init__(self, told: Callable[[Any], None]) -> None:
+        self._original = original = torch.autograd.backward
 
         @functools.wraps(original)
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
             if not torch.compiler.is_compiling():
-                self._before_backward(tensors)
+                told(tensors)
             original(tensors, *args, **kwargs)
 
-        self._backward = original, backward
-        torch.autograd.backward = backward
+        self._ours = torch.autograd.backward = backward
 
-    def _remove_backward(self) -> None:
-        original, ours = self._backward
-        if torch.autograd.backward is ours:
-            torch.autograd.backward = original
-
-
-class _Number:
-    """Value of a loss, read when its line is written."""
-
-    def __init__(self, value: torch.Tensor | None) -> None:
-        self.value = value
-
-
-def _value(read: Any) -> Any:
-    if isinstance(read, list):
-        return [parts.number(one.value) if isinstance(one, _Number) else parts.content(one) for one in read]
-    return parts.content(read)
+    def remove(self) -> None:
+        """Put torch's function back, unless another one stands there now."""
+        if torch.autograd.backward is self._ours:
+            torch.autograd.backward = self._original
 
 
 def _has_closure(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -436,17 +426,3 @@ def _place() -> tuple[int, int]:
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     rank, size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
     return (int(rank), int(size)) if rank.isdecimal() and size.isdecimal() else (0, 1)
-
-
-def _created(path: Path) -> IO[str]:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return path.open("x", encoding="utf-8", newline="\n")
-    except FileExistsError:
-        raise HashbenchError(
-            f"{path} holds a recording",
-            consequence="it would be overwritten",
-            tip=f"Give another folder, or set {FOLDER_VARIABLE} in the environment.",
-        ) from None
-    except OSError as error:
-        raise HashbenchError(f"cannot write {path}", consequence=error.strerror or str(error)) from error

@@ -11,10 +11,10 @@ import pytest
 
 from hashbench.errors import HashbenchError
 from hashbench.training.compare import compare
-from hashbench.training.file import Header, Recording, Step
+from hashbench.training.file import Recording, Step, WatchHeader
 
 NAMES = ("a.weight", "b.weight", "c.weight", "d.weight")
-HEADER = Header(1, 0, 1, None, 4, "Net", "cpu", NAMES, ("norm.mean",))
+HEADER = WatchHeader(1, 0, 1, None, 4, "Net", "cpu", NAMES, ("norm.mean",))
 
 
 def step(number: int, changes: Mapping[str, Mapping[str, str]] | None = None) -> Step:

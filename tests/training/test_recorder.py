@@ -17,7 +17,7 @@ from training.loops import FAULTS, STEPS, Net, Plan, train
 import hashbench
 from hashbench.errors import HashbenchError
 from hashbench.run.rng import global_state_digests
-from hashbench.training import file, parts, recorder
+from hashbench.training import file, lines, parts
 from hashbench.training.compare import RankVerdict
 from hashbench.training.recorder import EVERY_VARIABLE, FOLDER_VARIABLE, STOP_VARIABLE
 from hashbench.training.traced import LoopVerdict, compare_folders
@@ -146,7 +146,7 @@ def test_tensor_backward_calls_what_we_replace(monkeypatch: pytest.MonkeyPatch) 
 
 def test_generators_are_read_anew_when_they_are_drawn_from() -> None:
     """Python's and NumPy's are looked at in memory: a change of their structs must not hide a draw."""
-    generators = parts.Generators({})
+    generators = parts.WatchedGenerators({})
     for name, draw in (("python", random.random), ("numpy", np.random.rand), ("torch", lambda: torch.rand(1))):
         before = generators.digests()
         assert generators.digests() == before
@@ -160,7 +160,7 @@ def test_generators_are_read_anew_when_they_are_drawn_from() -> None:
 
 
 def test_the_file_is_whole_while_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder, "FLUSH_SECONDS", 0.0)
+    monkeypatch.setattr(lines, "FLUSH_SECONDS", 0.0)
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with hashbench.watch(tmp_path, model=model, optimizer=optimizer):
