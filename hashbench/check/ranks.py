@@ -24,7 +24,7 @@ from hashbench.check.rank_diagnosis import RankDiagnosisTask, read_diagnosis
 from hashbench.check.rank_runs import RankAnswer, RankRuns, read_answer, trace_path
 from hashbench.check.row import keep_draft
 from hashbench.diagnose import driver
-from hashbench.divergence.meetings import nodes_of_meeting
+from hashbench.divergence.meetings import given_by, nodes_of_meeting
 from hashbench.divergence.rank_verdict import RankDivergence, RanksVerdict
 from hashbench.divergence.ranks import find_across_ranks
 from hashbench.divergence.replicas import ReplicaDifference, check_replicas
@@ -413,7 +413,7 @@ def _group_of(named: RankDivergence, first: Mapping[int, Trace], second: Mapping
         if record.collective is None or not record.collective.process_group or not behind:
             continue
         other = theirs.get(record.id)
-        if record.id == named.node or other is None or _given(record) != _given(other):
+        if record.id == named.node or other is None or _given_digests(record) != _given_digests(other):
             return _joined_ranks(record.collective.process_group)
     return ""
 
@@ -460,9 +460,8 @@ def _repeated_under(folder: Path, members: int, backend: str) -> Iterator[Experi
             yield repeated_alone(experiment.name, folder, members=members, change=change)
 
 
-def _given(record: OpRecord) -> list[str]:
-    given = record.collective.given if record.collective is not None else ()
-    return [ref.digest for ref in record.inputs if ref.argument in given]
+def _given_digests(record: OpRecord) -> list[str]:
+    return [ref.digest for ref in given_by(record)]
 
 
 def _never(**_: object) -> Failure:

@@ -12,7 +12,7 @@ from hashbench.errors import HashbenchError
 from hashbench.processes import Child, describe_end
 from hashbench.text import duration
 
-GRACE_SECONDS = 15.0
+TERMINATION_SECONDS = 15.0
 """How long ranks may take to end after SIGTERM, before they are killed."""
 
 _OURS = {"OMP_NUM_THREADS": "1"}
@@ -46,7 +46,7 @@ def run_ranks(command: Sequence[str], *, ranks: int, seconds: float | None = Non
         status = child.wait(seconds) if seconds is not None else _wait(child)
         if status is None and seconds is not None:
             child.interrupt(signal.SIGTERM)  # handed on to the ranks, which close their traces
-            child.wait(GRACE_SECONDS)
+            child.wait(TERMINATION_SECONDS)
             return f"the ranks were ended after {duration(seconds)}, the time limit"
     return "" if not status else f"the ranks {_words(status)}"
 

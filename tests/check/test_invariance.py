@@ -283,7 +283,7 @@ class Split(torch.nn.Module):
         return split_sum(x)
 
 
-@torch.library.custom_op("batch_test::split_sum", mutates_args=())
+@torch.library.custom_op("invariance_test::split_sum", mutates_args=())
 def split_sum(x: torch.Tensor) -> torch.Tensor:
     rows = x.numpy().reshape(len(x), 4, -1)
     in_order = np.add.accumulate(rows, axis=-1)[..., -1]
@@ -299,7 +299,7 @@ def test_kernel_has_place_shapes_and_smallest_batch():
     assert (row.accuracy, row.origin, row.kernel) == (
         "fail_batch_invariance_at_4",
         "kernel",
-        "batch_test.split_sum.default",
+        "invariance_test.split_sum.default",
     )
     assert (row.module, row.source.partition(":")[0]) == ("Sequential.1", "test_invariance.py")
     assert (row.shapes, row.reference_shapes, row.smallest_batch) == ("(4,1024)", "(8,1024)", 5)
@@ -367,7 +367,7 @@ def read_by_columns(x: torch.Tensor) -> torch.Tensor:
 def test_kernels_that_differ_and_are_rounded_away_are_counted():
     row = checked(lambda x: split_sum(x).isfinite(), torch.randn(8, 1024))
     assert (row.accuracy, row.kernel) == ("pass", "")
-    assert (row.benign, row.benign_ops.partition(" ")[0]) == (2, "batch_test.split_sum.default")
+    assert (row.benign, row.benign_ops.partition(" ")[0]) == (2, "invariance_test.split_sum.default")
     assert checked(lambda x: x.relu()).benign == 0
 
 

@@ -50,7 +50,7 @@ def test_a_rank_that_fails_is_told() -> None:
 def test_ranks_that_hang_are_ended() -> None:
     code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launch, "GRACE_SECONDS", 0.5)
+        patch.setattr(launch, "TERMINATION_SECONDS", 0.5)
         ended = run_ranks([sys.executable, "-c", code], ranks=1, seconds=10.0)
     assert ended == "the ranks were ended after 10 s, the time limit"
     assert not psutil.Process().children(recursive=True)
