@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hashbench.cli import flags
-from hashbench.cli.parser import EXIT_DIFFERENCE, Commands, OneLineParser
+from hashbench.cli.parser import EXIT_DIFFERENCE, EXIT_USAGE, Commands, OneLineParser
 from hashbench.errors import HashbenchError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def _diff(parsed: argparse.Namespace) -> int:
 
         write_file(parsed.html, render_loops(verdict), tip="Choose another file with --html.")
     flags.show(getattr(text, f"as_{parsed.format}")(verdict))
-    return 0 if verdict.equal else EXIT_DIFFERENCE
+    return EXIT_DIFFERENCE if verdict.differs else 0 if verdict.equal else EXIT_USAGE
 
 
 def _add_resume(resume: OneLineParser) -> None:

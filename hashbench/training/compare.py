@@ -57,7 +57,7 @@ class RankVerdict:
         agreed: part -> last step in which it was seen equal before.
         seen: step -> part -> whether it is equal; only the parts that were compared.
         notes: other things to know, each a sentence.
-        lengths_differ: both runs ended by themselves, after different numbers of steps.
+        lengths_differ: one run has steps after the last one of the other, which were compared with nothing.
     """
 
     rank: int
@@ -72,7 +72,7 @@ class RankVerdict:
 
     @property
     def equal(self) -> bool:
-        """True if nothing that was compared differs."""
+        """True if nothing differs, and both runs have the same last step."""
         return self.step is None and not self.lengths_differ
 
     @property
@@ -119,7 +119,7 @@ def compare(first: Recording, second: Recording, *, shift: int = 0) -> RankVerdi
         agreed,
         seen,
         notes=(*_notes(first, second, steps), *_unseeded_notes(first, steps, unseeded)),
-        lengths_differ=_last(first, 0) != _last(second, shift) and not (first.ended or second.ended),
+        lengths_differ=_last(first, 0) != _last(second, shift),
     )
 
 

@@ -14,7 +14,7 @@ from hashbench.records import Divergence
 from hashbench.text import a_few, count, listed, percent, when
 from hashbench.training.compare import OUTSIDE, PartDifference, RankVerdict, range_words
 from hashbench.training.file import BY_TENSOR, PARTS, Recording
-from hashbench.training.traced import LoopVerdict, TracedSteps
+from hashbench.training.traced import FurtherRun, LoopVerdict, TracedSteps
 
 NAMES = {
     "order": "order of the optimizer's parameters",
@@ -101,7 +101,7 @@ def _equal_words(verdict: LoopVerdict) -> str:
     where = f" on {count(len(verdict.ranks), 'rank')}" if len(verdict.ranks) > 1 else ""
     text = f"The runs agree in {range_words(steps)}{where}."
     if any(one.lengths_differ for one in verdict.ranks):
-        text += " One went on after the other had ended."
+        text += " One went on after the other had ended: its later steps were compared with nothing."
     return text
 
 
@@ -238,11 +238,11 @@ def traced_facts(where: str, divergence: Divergence) -> list[tuple[str, str]]:
 
 def _rate_lines(verdict: LoopVerdict) -> Iterator[str]:
     """Say how often runs differ, and what that leaves to suspect where the traced runs agree."""
-    differ = [not verdict.equal, *(not one.equal for one in verdict.further)]
+    differ = [verdict.differs, *(one.differs for one in verdict.further)]
     if verdict.further:
         yield ""
         for one in verdict.further:
-            yield f"{one.folder}: " + ("agrees with the first" if one.equal else f"differs from step {one.step} on")
+            yield f"{one.folder}: {_further_words(one)}"
         rate = f"{sum(differ)} of {len(differ)} runs"
         yield f"{rate} differ from {verdict.folders[0]} ({percent(sum(differ) / len(differ))})."
     if not differ[0] and verdict.traced:
@@ -253,6 +253,14 @@ def _rate_lines(verdict: LoopVerdict) -> Iterator[str]:
             + ". Run them more often; what does not come again may also be a fault of memory or hardware. No kernel is "
             "named."
         )
+
+
+def _further_words(run: FurtherRun) -> str:
+    if run.step is not None:
+        return f"differs from step {run.step} on"
+    if run.differs:
+        return "agrees with the first, but for traces"
+    return "agrees with the first" if run.equal else "agrees with the first in what both have"
 
 
 def next_look(verdict: LoopVerdict) -> list[str]:
@@ -300,6 +308,7 @@ def document(verdict: LoopVerdict) -> dict[str, Any]:
     first = verdict.first
     return {
         "equal": verdict.equal,
+        "differs": verdict.differs,
         "folders": list(map(str, verdict.folders)),
         "step": None if first is None else first.step,
         "since": None if first is None else first.since,
@@ -308,7 +317,7 @@ def document(verdict: LoopVerdict) -> dict[str, Any]:
         "agreed": {} if first is None else dict(first.agreed),
         "steps": [verdict.ranks[0].steps[0], verdict.ranks[0].steps[-1]],
         "traced": [_traced_document(one) for one in verdict.traced],
-        "further": [{"folder": str(one.folder), "step": one.step, "equal": one.equal} for one in verdict.further],
+        "further": [{**to_json(one), "folder": str(one.folder)} for one in verdict.further],
         "notes": notes_of(verdict),
         "next": next_look(verdict),
     }

@@ -40,11 +40,13 @@ class FurtherRun:
     Attributes:
         folder: of its recording.
         step: first step that differs on any rank; ``None``: none.
-        equal: nothing that was compared differs.
+        differs: a step or a trace differs.
+        equal: nothing differs, and all was compared.
     """
 
     folder: Path
     step: int | None
+    differs: bool
     equal: bool
 
 
@@ -70,9 +72,14 @@ class LoopVerdict:
 
     @property
     def equal(self) -> bool:
-        """True if nothing that was compared differs, on any rank, traces included."""
+        """True if all was compared, on all ranks and to the last step, and nothing differs, traces included."""
         traces_equal = all(one.verdict is not None and one.verdict.equal for one in self.traced)
         return traces_equal and not self.notes and all(one.equal for one in self.ranks)
+
+    @property
+    def differs(self) -> bool:
+        """True if a step or a trace differs. Neither this nor ``equal``: what was compared agrees, not all was."""
+        return self.first is not None or any(one.verdict is not None and not one.verdict.equal for one in self.traced)
 
     @property
     def first(self) -> RankVerdict | None:
@@ -132,4 +139,4 @@ def _judged(rank: int, first: int, last: int, old: Path, new: Path) -> TracedSte
 def _further(first: Path, other: Path) -> FurtherRun:
     verdict = compare_folders(first, other)
     rank = verdict.first
-    return FurtherRun(other, None if rank is None else rank.step, verdict.equal)
+    return FurtherRun(other, None if rank is None else rank.step, differs=verdict.differs, equal=verdict.equal)

@@ -12,6 +12,8 @@ from command_helpers import Main, Said, run
 from training.loops import Plan, train
 from training.test_file import END, step, written
 
+from hashbench.training import file
+
 SCRIPT = """
 import os
 from pathlib import Path
@@ -129,6 +131,23 @@ def test_exit_codes_and_formats(runs: Path, main: Main) -> None:
     document = json.loads(said.stdout)
     assert said.returncode == 1
     assert (document["step"], document["differing"][0]["part"]) == (3, "generator")
+
+
+@pytest.mark.parametrize("ended", [END, "", file.line("end", {"steps": 2, "ended": "MemoryError"})])
+def test_what_only_one_run_has_is_no_agreement(tmp_path: Path, main: Main, ended: str) -> None:
+    steps = [step(number, batch=["x"]) for number in range(3)]
+    written(tmp_path / "a", *steps, END)
+    written(tmp_path / "b", *steps[:2], ended)
+    said = main("watch", "diff", "a", "b", "a", "b", cwd=tmp_path)
+    assert said.returncode == 2
+    assert said.stdout.startswith("The runs agree in steps 0 to 1. One went on after the other had ended: its later ")
+    assert "\na: agrees with the first\nb: agrees with the first in what both have\n0 of 3 runs differ" in said.stdout
+    document = json.loads(main("watch", "diff", "a", "b", "--format", "json", cwd=tmp_path).stdout)
+    assert (document["equal"], document["differs"]) == (False, False)
+    changed = step(2, batch=["y"])
+    written(tmp_path / "c", *steps[:2], changed, END)
+    written(tmp_path / "d", *steps, step(3, batch=["x"]), END)
+    assert main("watch", "diff", "c", "d", cwd=tmp_path).returncode == 1
 
 
 def test_the_page_is_written(runs: Path, main: Main) -> None:

@@ -151,7 +151,8 @@ def test_shorter_runs_are_compared_as_far_as_both_go() -> None:
     short = recording("b")
     short = replace(short, steps={number: one for number, one in short.steps.items() if number < 7})
     verdict = compare(recording("a"), replace(short, ended="cut"))
-    assert verdict.equal
+    assert verdict.step is None
+    assert not verdict.equal
     assert "b has no end: its run was killed after step 6, or goes on." in verdict.notes
     assert "a has steps 0 to 11, b steps 0 to 6; compared: steps 0 to 6." in verdict.notes
     verdict = compare(recording("a"), short)

@@ -97,7 +97,10 @@ def test_a_difference_that_did_not_come_again_names_no_kernel() -> None:
 
     trace = Trace((), (), (Result("loss", parse_digest("float32[]:00")),))
     traced = (TracedSteps(0, 9, 10, find(trace, trace)),)
-    further = (FurtherRun(Path("c"), 10, equal=False), FurtherRun(Path("d"), None, equal=True))
+    further = (
+        FurtherRun(Path("c"), 10, differs=True, equal=False),
+        FurtherRun(Path("d"), None, differs=False, equal=True),
+    )
     text = as_text(verdict(recording("a"), recording("b"), traced=traced, further=further))
     assert "trace of steps 9 to 10: equal" in text
     assert "c: differs from step 10 on\nd: agrees with the first\n1 of 3 runs differ from a (33 %)." in text
