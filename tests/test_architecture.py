@@ -40,7 +40,7 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
         "trace",
         frozenset({"api", "arguments", "build", "callbacks", "calls", "collectives", "compiled", "compiled_records"})
         | {"digest", "mode", "module_paths", "native", "nodes", "op_schema", "raw", "reads", "registered"}
-        | {"generated", "groups", "placements", "segments", "stepped", "storage_writers"},
+        | {"generated", "groups", "placements", "segments", "stepped", "storage_writers", "threads"},
     ),
     ("compare", NO_MODULE),
     ("divergence", NO_MODULE),

@@ -50,11 +50,14 @@ class _Exchange:
     receives_once: bool
 
     def is_done(self) -> bool:
-        """Return True if the Work is known to be done."""
+        """Return True if the Work is known to be done. Within a callback of its future, only the future is."""
         try:
-            return self.work is not None and bool(self.work.is_completed())
-        except RuntimeError:  # raised again by the program's own wait
+            return self.work is not None and bool(self.work.is_completed() or self._has_future_value())
+        except RuntimeError:  # raised again by the program's own wait; a Work that copies in its wait has no future
             return False
+
+    def _has_future_value(self) -> bool:
+        return all(tensor.is_cpu for tensor in self.tensors) and bool(self.work.get_future().done())
 
     def arrive(self, *, limit: float | None = None) -> bool:
         """Wait for the data, ``limit`` seconds at most if given; return whether they arrived.
@@ -63,7 +66,7 @@ class _Exchange:
         ``is_completed`` stays false after a wait for some of gloo's collectives (``reduce_scatter``).
         """
         try:
-            if self.work is not None and self.work.is_completed():
+            if self.is_done():
                 return True
             if self.receives_once:
                 return False

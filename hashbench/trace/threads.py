@@ -1,4 +1,5 @@
-"""Record each thread, and each task of a thread pool, that a traced program starts, in its own lane.
+"""Record each thread, each task of a thread pool, and each callback of a future of torch, that a traced program starts,
+in its own lane.
 
 New threads do not inherit torch's thread-local dispatch state, so a native trace would not see them.
 """
@@ -13,6 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import pool
 from multiprocessing.pool import ThreadPool
 from typing import Any, Protocol
+
+from torch._C import Future
 
 _POOLS = ("concurrent.futures.thread", "multiprocessing.pool")
 """Modules with thread pools: which of their threads runs a task is up to the scheduler, so each task has its own lane.
@@ -31,9 +34,10 @@ Begin = Callable[[], Lane | None]
 
 
 class Starts:
-    """Patch of ``threading``, ``_thread``, ``ThreadPoolExecutor`` and ``ThreadPool`` (existing pools included) that
-    runs everything they start in a lane, from :meth:`install` until :meth:`remove`. ``imap`` is not patched: another
-    thread consumes its iterable."""
+    """Patch of ``threading``, ``_thread``, ``ThreadPoolExecutor``, ``ThreadPool`` (existing pools included) and torch's
+    ``Future`` that runs everything they start in a lane, from :meth:`install` until :meth:`remove`. ``imap`` is not
+    patched: another thread consumes its iterable. A callback of a future runs in the thread of a process group's
+    backend, or at once if the future is done: its lane is the same."""
 
     def __init__(self) -> None:
         self._before: list[tuple[Any, str, bool, Any]] = []
@@ -114,5 +118,6 @@ _PLACES: tuple[tuple[Any, str, Callable[[Begin, Callable[..., Any]], Callable[..
     (ThreadPoolExecutor, "submit", _submitting),
     (ThreadPool, "apply_async", _applying),
     *((ThreadPool, name, _mapping) for name in ("_map_async", "imap", "imap_unordered")),
+    *((Future, name, _submitting) for name in ("then", "add_done_callback")),
 )
 """Functions that start a thread or submit a task, and their patches."""

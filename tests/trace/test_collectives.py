@@ -123,6 +123,38 @@ def test_outputs_that_share_a_storage_are_all_hashed(ranks: Sequence[Any]) -> No
     assert of(trace.finish(), "c10d.allgather_.default").outputs == (digest(torch.zeros(4)), digest(torch.ones(4)))
 
 
+@pytest.mark.skipif(bool(native_unavailable()), reason="the dispatch mode sees one thread")
+@pytest.mark.parametrize("at_once", [True, False], ids=["at once", "in the backend's thread"])
+def test_callbacks_of_futures_are_recorded_in_either_thread(ranks: Sequence[Any], at_once: bool) -> None:
+    threads, joined = [], []
+
+    def join() -> None:
+        joined.append(reduced(ranks[1], torch.ones(4)))
+
+    def halved(future: Any) -> torch.Tensor:
+        threads.append(threading.get_ident())
+        half: torch.Tensor = future.value()[0] / 2
+        return half
+
+    with HashDebugTrace(tracer="native") as trace:
+        work = reduced(ranks[0], torch.ones(4))
+        if at_once:
+            unseen(join)
+            work.wait()
+        future = work.get_future().then(halved)
+        if not at_once:
+            unseen(join)
+        future.wait().sin()
+    joined[0].wait()
+    found = {record.op: record for record in trace.finish().records}
+    half, sin = found["aten.div.Tensor"], found["aten.sin.default"]
+    assert (threads == [threading.get_ident()]) is at_once
+    assert half.id == "forward//aten.div.Tensor#t0.0"
+    assert half.outputs == (digest(torch.ones(4)),)
+    assert [ref.source for ref in sin.inputs] == [half.id]
+    assert found["c10d.allreduce_.default"].outputs == (digest(torch.full((4,), 2.0)),)
+
+
 def test_what_is_done_behind_the_trace_is_neither_hashed_nor_undone(ranks: Sequence[Any]) -> None:
     """Gloo's ``Work`` of a reduce-scatter writes its output in every wait."""
 

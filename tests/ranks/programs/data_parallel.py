@@ -190,7 +190,7 @@ PROGRAMS = {
     "ddp_accumulation": Program(accumulation, truth=at(0, module="1")),
     "ddp_comm_hook": Program(
         comm_hook,
-        truth=at(1, origin=("kernel", "outside"), iteration=None),
+        truth=at(1, iteration=None),
         replicas=Replicas(("0.weight", "0.bias", "2.weight", "2.bias"), step=1),
     ),
     "ddp_two_races": Program(two_races, truth=at(1, module="2", iteration=0, later=((0, OTHER_RACY),))),
