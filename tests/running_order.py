@@ -6,6 +6,8 @@ LONGEST_FIRST = (
     # Looks at all modules: 20 times as long once transformers and timm are loaded.
     "tests/replay/controls/test_generators.py",
     *("compiled inference", "compiled training", "compiled inference again"),
+    # One pool of gloo ranks, whose processes have loaded torch.
+    "ranks",
     # One behind the other in each worker: they share what their diagnoses start.
     *(f"specimens {share}" for share in ("training 0", "training 2", "training 1", "training 3", "--tracer python")),
     *(f"specimens training --stress --threads 2 --diagnose-budget 30 {share}" for share in (1, 0)),
@@ -19,6 +21,9 @@ LONGEST_FIRST = (
         "tests/integrations/dynamo/test_hook.py",
         "tests/check/test_stress.py",
     ),
+    # Start ranks, or run a training loop several times, in processes that import torch.
+    *("tests/cli/test_ranks_programs.py", "tests/cli/test_ranks_capture.py", "tests/ranks/test_record.py"),
+    *("tests/training/test_rerun.py", "tests/integrations/test_trainers.py", "training ranks"),
     # Compile with a cache that is empty where nothing was compiled before.
     *("inductor", "tests/check/test_compiled.py", "tests/integrations/pytest/test_compiled.py"),
     *("tests/integrations/dynamo/test_eager_runs.py", "tests/cli/test_commands.py", "tests/cli/test_report.py"),
