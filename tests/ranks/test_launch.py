@@ -49,8 +49,9 @@ def test_a_rank_that_fails_is_told() -> None:
 
 def test_ranks_that_hang_are_ended() -> None:
     code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+    others = set(psutil.Process().children(recursive=True))  # fork servers of other tests
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch, "TERMINATION_SECONDS", 0.5)
         ended = run_ranks([sys.executable, "-c", code], ranks=1, seconds=10.0)
     assert ended == "the ranks were ended after 10 s, the time limit"
-    assert not psutil.Process().children(recursive=True)
+    assert set(psutil.Process().children(recursive=True)) <= others
