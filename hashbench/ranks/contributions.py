@@ -61,9 +61,14 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, torch.ScriptObject):
         if str(value._type()).endswith(".ReduceOp"):
-            return {"reduce": str(torch.distributed.ReduceOp.unbox(value).op).rpartition(".")[2]}
+            return {"reduce": _operation(value)}
         return {"group": ""}
     return value
+
+
+def _operation(boxed: Any) -> str:
+    """Return the name of a ``ReduceOp``; torch 2.11 has no ``ReduceOp.unbox``."""
+    return str(torch.distributed.ReduceOp.RedOpType(boxed.op()).name)
 
 
 def save(call: Mapping[str, Any], folder: Path, *, member: int) -> None:
@@ -132,8 +137,28 @@ import os
 
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
 FOLDER, TIMES = os.path.dirname(os.path.abspath(__file__)), {times}
+
+
+class Boxed(Exception):
+    pass
+
+
+class CaughtOperation(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        raise Boxed(args[2])
+
+
+def boxed(operation):
+    """As an op takes it: from a call that is not made, for torch before ReduceOp.boxed."""
+    tensors = [torch.zeros(1, device=DEVICE)]
+    try:
+        with CaughtOperation():
+            dist.group.WORLD.allreduce(tensors, operation)
+    except Boxed as caught:
+        return caught.args[0]
 
 
 def built(value):
@@ -144,7 +169,7 @@ def built(value):
     if isinstance(value, dict):
         if "group" in value:
             return dist.group.WORLD.boxed()
-        return dist.ReduceOp(getattr(dist.ReduceOp, value["reduce"])).boxed()
+        return boxed(getattr(dist.ReduceOp, value["reduce"]))
     return dist.group.WORLD.group_name if isinstance(value, str) and value == GROUP_NAME else value
 
 
