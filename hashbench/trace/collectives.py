@@ -66,12 +66,14 @@ class _Exchange:
         ``is_completed`` stays false after a wait for some of gloo's collectives (``reduce_scatter``).
         """
         try:
-            if self.is_done():
+            on_cpu = all(tensor.is_cpu for tensor in self.tensors)
+            if self.is_done() and (on_cpu or self.receives_once):
                 return True
             if self.receives_once:
                 return False
-            if limit is None or not all(tensor.is_cpu for tensor in self.tensors):
-                self._wait()  # on an accelerator, only the stream waits
+            if limit is None or not on_cpu:
+                # On an accelerator, only the stream waits: of a Work that is done, gloo's copies may be under way.
+                self._wait()
                 return True
         except RuntimeError:  # raised again by the program's own wait
             return False

@@ -25,7 +25,7 @@ call.
   These threads are ended before a fork.
 * Threads, ``ThreadPoolExecutor`` and ``ThreadPool`` started during a trace run in lanes, which are ordered by the
   program alone when the trace is finished: ``aten.mm.default#t0.2`` is the third ``mm`` of that module's first
-  thread. Not seen: pool initializers, callbacks of futures, ``imap`` over iterators, threads older than the trace.
+  thread. Not seen: pool initializers, callbacks of ``concurrent.futures``, ``imap`` over iterators, older threads.
 * Equal traces of one process are recognized by 128 bits of digest (``NativeTracer.content``); records are built only
   on demand.
 * One trace at a time per process; 70 to 90 bytes per record until the trace is finished.
