@@ -14,7 +14,7 @@ from enum import StrEnum
 
 from hashbench.compare.align import OVERWRITING_ALL, align
 from hashbench.records import OpRecord
-from hashbench.trace.collective_ops import LOCAL, NAMESPACES, UNKNOWN, WAIT, collective_ops
+from hashbench.trace.collective_ops import COLLECTIVE_OPS, LOCAL, NAMESPACES, UNKNOWN, WAIT
 from hashbench.trace.debug_log import (
     ANNOTATION,
     PLACEMENT,
@@ -160,7 +160,7 @@ def exchange(call: LoggedCall) -> str:
     """Return what an op of ``torch.distributed`` exchanges, a word of :data:`~hashbench.trace.collective_ops.KINDS`;
     empty for any other call."""
     op = call.name.partition(".")[0]
-    line = collective_ops().get(op)
+    line = COLLECTIVE_OPS.get(op)
     if line is not None:
         return line.kind
     return UNKNOWN if op.partition("::")[0] in NAMESPACES else ""

@@ -210,6 +210,8 @@ def find_differences(runs: PairedRuns, *, ranks_known: bool = False) -> Differen
             known.edges.setdefault(node, []).extend(runs.read_by(node))
         if node in known.sources and not opaque_first:
             known.sources[node] = known.traceable(node, known.sources[node])
+        if ranks_known and node in known.sources:
+            known.sources[node] = adopted_memory(runs, known.sources[node])
     for node in [] if opaque_first else list(known.sources):
         _attribute_to_caller(known, node)
     for leaf in runs.first.leaves if known.exchanges and not opaque_first else ():
@@ -488,6 +490,7 @@ def _memory_read_blank(runs: PairedRuns, a: OpRecord) -> Source | None:
     return next(filter(None, (unwritten_memory(runs, source) for source in read)), None)
 
 
+_UNINITIALISED = "uninitialised"
 _STORAGE = "Storage>"
 """In the text of the arguments of an op that adopts memory, such as bytes that Python has made."""
 
@@ -499,11 +502,19 @@ def unwritten_memory(runs: PairedRuns, node: str) -> Source | None:
         return None
     if allocation in runs.only_filled:
         return _leaf_source(*runs.only_filled[allocation])
-    if any(record is not None and _STORAGE in record.arguments for record in runs.records[allocation]):
-        detail = "memory that this op adopted was written outside torch"
-        return Source(Origin.OUTSIDE, allocation, runs.position[allocation], detail, "", "", opaque_producer=True)
     detail = "memory that this op allocated was read before it was written"
-    return Source(Origin.KERNEL, allocation, runs.position[allocation], detail, "uninitialised", "uninitialised")
+    return Source(Origin.KERNEL, allocation, runs.position[allocation], detail, _UNINITIALISED, _UNINITIALISED)
+
+
+def adopted_memory(runs: PairedRuns, source: Source) -> Source:
+    """Return ``source``, as written outside torch if its op adopted unwritten memory: ranks exchange objects as bytes
+    that Python has made."""
+    records = runs.records.get(source.node, ())
+    blank = source.origin == Origin.KERNEL and source.first == _UNINITIALISED
+    if not blank or not any(record is not None and _STORAGE in record.arguments for record in records):
+        return source
+    detail = "memory that this op adopted was written outside torch"
+    return replace(source, origin=Origin.OUTSIDE, detail=detail, first="", second="", opaque_producer=True)
 
 
 def _copied_after_hidden_write(runs: PairedRuns, node: str, a: OpRecord, b: OpRecord) -> Source | None:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from hashbench.catalog import Origin
 from hashbench.compare.align import SECOND
 from hashbench.compare.slice import Slice, backward_slice
-from hashbench.divergence.introduce import Differences, Source, contents_in_words, unwritten_memory
+from hashbench.divergence.introduce import Differences, Source, adopted_memory, contents_in_words, unwritten_memory
 from hashbench.divergence.meetings import (
     PENDING,
     Meeting,
@@ -394,7 +394,7 @@ def _from_outside(judged: JudgedRanks, at: RankNode) -> Source:
     for old, _ in changed:
         memory = unwritten_memory(runs, old.source) if old is not None else None
         if memory is not None:
-            return memory
+            return adopted_memory(runs, memory)
     argument = next((one.argument for pair in changed for one in pair if one is not None), "")
     detail = f"argument {argument}, which this rank gave, was written outside torch"
     first, second = (" ".join(one.digest for one in given_by(record)) for record in (a, b))

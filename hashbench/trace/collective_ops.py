@@ -13,7 +13,6 @@ a message.
 from __future__ import annotations
 
 import csv
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,9 +75,7 @@ class CollectiveOp:
         return self.kind not in NO_EXCHANGE
 
 
-@functools.cache
-def collective_ops() -> Mapping[str, CollectiveOp]:
-    """Load the table: lines by op."""
+def _read_table() -> Mapping[str, CollectiveOp]:
     with TABLE.open(newline="", encoding="utf-8") as file:
         return MappingProxyType({line["op"]: _line(line) for line in csv.DictReader(file)})
 
@@ -91,10 +88,14 @@ def _line(line: Mapping[str, str]) -> CollectiveOp:
     )
 
 
+COLLECTIVE_OPS = _read_table()
+"""Lines of the table by op. Read when this module loads: a program that is traced may have used up its files."""
+
+
 def collective_op(schema: Any) -> CollectiveOp | None:
     """Return the line of an op; an op without one is of kind :data:`UNKNOWN` if its schema shows that it communicates
     (a namespace, class or group of ``torch.distributed``), else ``None``."""
-    line = collective_ops().get(schema.name)
+    line = COLLECTIVE_OPS.get(schema.name)
     if line is not None:
         return line
     names = {argument.name for argument in schema.arguments}

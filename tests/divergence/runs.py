@@ -20,7 +20,7 @@ from typing import Any
 
 from hashbench.divergence import find
 from hashbench.records import Collective, Leaf, OpRecord, Ref, Result, SettingsMark, TensorDigest, Trace, Verdict
-from hashbench.trace.collective_ops import UNKNOWN, collective_ops
+from hashbench.trace.collective_ops import COLLECTIVE_OPS, UNKNOWN
 
 FIELDS = ("rng", "scalar", "module", "phase", "forward_op", "source", "in", "thread", "group")
 
@@ -130,7 +130,7 @@ def _collective(record: OpRecord, group: tuple[int, ...]) -> Collective | None:
     """What an op of ``c10d`` exchanges: it gives what it does not only receive into."""
     if not record.op.startswith("c10d."):
         return None
-    line = collective_ops().get(record.op.removesuffix(".default").replace(".", "::"))
+    line = COLLECTIVE_OPS.get(record.op.removesuffix(".default").replace(".", "::"))
     if line is None:
         return Collective(UNKNOWN, group)
     in_place = {*line.given} == {*line.written}

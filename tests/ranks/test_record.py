@@ -374,6 +374,7 @@ def in_child(program: Callable[[], None]) -> int:
         return child
     status = 99
     try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # this process may have a handler, of another test
         program()
         status = 0
     except SystemExit as error:

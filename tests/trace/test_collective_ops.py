@@ -14,7 +14,7 @@ import torch.distributed.tensor
 import torch.distributed.tensor._collective_utils
 
 from hashbench import HashDebugTrace
-from hashbench.trace.collective_ops import KINDS, LOCAL, NAMESPACES, UNKNOWN, WAIT, CollectivePlan, collective_ops
+from hashbench.trace.collective_ops import COLLECTIVE_OPS, KINDS, LOCAL, NAMESPACES, UNKNOWN, WAIT, CollectivePlan
 from hashbench.trace.op_schema import Pattern, plan_of
 
 SCHEMAS: Mapping[str, Any] = {
@@ -31,12 +31,12 @@ def func_of(name: str) -> Any:
 
 def test_every_schema_has_a_line() -> None:
     assert {name.partition("::")[0] for name in SCHEMAS} == NAMESPACES
-    assert sorted(SCHEMAS.keys() - collective_ops().keys()) == []
+    assert sorted(SCHEMAS.keys() - COLLECTIVE_OPS.keys()) == []
 
 
 def test_lines_are_sorted_and_of_known_kinds() -> None:
-    assert list(collective_ops()) == sorted(collective_ops())
-    assert {line.kind for line in collective_ops().values()} == {*KINDS}
+    assert list(COLLECTIVE_OPS) == sorted(COLLECTIVE_OPS)
+    assert {line.kind for line in COLLECTIVE_OPS.values()} == {*KINDS}
 
 
 def arguments_of(line: Any) -> Iterator[tuple[str, str]]:
@@ -48,7 +48,7 @@ def arguments_of(line: Any) -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize("name", sorted(SCHEMAS))
 def test_arguments_of_a_line_are_those_of_the_schema(name: str) -> None:
     kinds = {argument.name: str(argument.type) for argument in SCHEMAS[name].arguments}
-    for column, argument in arguments_of(collective_ops()[name]):
+    for column, argument in arguments_of(COLLECTIVE_OPS[name]):
         expected = {"root": "int", "peer": "int", "tag": "int"}.get(column, "")
         assert argument in kinds, f"{name} has no {argument}"
         if expected:
@@ -60,7 +60,7 @@ def test_arguments_of_a_line_are_those_of_the_schema(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(SCHEMAS))
 def test_whatever_names_a_group_or_a_rank_is_in_the_line(name: str) -> None:
     """So that a new argument of a known op is met here, and not in the field."""
-    line = collective_ops()[name]
+    line = COLLECTIVE_OPS[name]
     names = [argument.name for argument in SCHEMAS[name].arguments]
     group = tuple(one for one in names if one in ("process_group", "group_name", "ranks"))
     assert (line.group[-1:] or ()) == group
@@ -74,7 +74,7 @@ def test_whatever_names_a_group_or_a_rank_is_in_the_line(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(name for name in SCHEMAS if name.startswith("c10d::")))
 def test_a_collective_of_c10d_writes_what_it_receives_into(name: str) -> None:
     """Its schema declares no write."""
-    plan, line = plan_of(func_of(name)), collective_ops()[name]
+    plan, line = plan_of(func_of(name)), COLLECTIVE_OPS[name]
     gives_only = line.kind in ("barrier", "send", LOCAL)
     assert bool(plan.written) != gives_only
     assert (plan.collective is None) == (line.kind == LOCAL)
@@ -83,7 +83,7 @@ def test_a_collective_of_c10d_writes_what_it_receives_into(name: str) -> None:
 
 
 def test_an_op_that_waits_returns_its_argument() -> None:
-    waits = [name for name in SCHEMAS if collective_ops()[name].kind == WAIT]
+    waits = [name for name in SCHEMAS if COLLECTIVE_OPS[name].kind == WAIT]
     plans = [plan_of(func_of(name)) for name in waits]
     assert {"_c10d_functional::wait_tensor", "c10d_functional::wait_tensor"} <= {*waits}
     assert all(plan.waits and not plan.fresh and plan.collective is None for plan in plans)
@@ -104,7 +104,7 @@ GIVEN = {
 @pytest.mark.parametrize("name", GIVEN)
 def test_what_a_call_gives(name: str) -> None:
     args, kwargs, is_root, expected = GIVEN[name]
-    plan = CollectivePlan(collective_ops()[name], SCHEMAS[name])
+    plan = CollectivePlan(COLLECTIVE_OPS[name], SCHEMAS[name])
     found = [
         path for argument, value in plan.given(args, kwargs, is_root=is_root) for path in paths_in(value, argument)
     ]
@@ -121,10 +121,10 @@ def paths_in(value: Any, path: str) -> Iterator[str]:
 
 
 def test_rank_arguments_may_be_passed_by_name_or_left_out() -> None:
-    plan = CollectivePlan(collective_ops()["c10d::recv_"], SCHEMAS["c10d::recv_"])
+    plan = CollectivePlan(COLLECTIVE_OPS["c10d::recv_"], SCHEMAS["c10d::recv_"])
     assert (plan.peer((["x"], "group", 1, 7), {}), plan.tag((["x"], "group", 1, 7), {})) == (1, 7)
     assert (plan.peer((["x"], "group"), {"src": 2, "tag": 3}), plan.root((), {})) == (2, None)
-    reduce = CollectivePlan(collective_ops()["symm_mem::tile_reduce"], SCHEMAS["symm_mem::tile_reduce"])
+    reduce = CollectivePlan(COLLECTIVE_OPS["symm_mem::tile_reduce"], SCHEMAS["symm_mem::tile_reduce"])
     assert (reduce.root(("x", "y", 1, "group"), {}), reduce.tag((), {})) == (1, 0)
 
 
