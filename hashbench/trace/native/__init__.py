@@ -3,9 +3,9 @@
 ``ops`` passes schemas to the recorder, ``forwarded`` answers its callbacks during a trace, ``nodes`` shares numbers and
 marks with it, ``threads`` begins lanes, ``decode`` reads its records, and ``tracer`` builds the trace.
 
-``recorder.cpp`` is a fallback on the dispatch key ``Fake``, unused in torch 2.13 to 2.15: the last key before
+``recorder.cpp`` is a fallback on the dispatch key ``Fake``, unused in torch 2.11 to 2.15 and the last key before
 kernels, so that autograd, autocast, functorch, dispatch modes and tensor subclasses have run, as where a mode sees a
-call.
+call. In torch 2.11 it lies before ``Python``: calls within a subclass's op are not seen there.
 
 * Dense CPU calls are recorded in C++, 1 to 2 µs each beside their digests. A table maps storages to their writers;
   weak references keep the storage's struct, not its memory.
