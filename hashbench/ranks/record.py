@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from operator import itemgetter
@@ -30,28 +30,12 @@ from hashbench.run.settings import settings
 from hashbench.text import count, one_line, shorten
 from hashbench.trace.callbacks import TraceOptions
 from hashbench.trace.file import TraceText
+from hashbench.trace.groups import rank_of
 from hashbench.trace.segments import TraceSegment
 from hashbench.trace.stepped import SteppedTrace
 
 if TYPE_CHECKING:
     from hashbench.ranks.capture import RankCapture
-
-_LAUNCHERS = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"))
-"""Variables with rank and number of ranks, by launcher: torchrun and others, srun."""
-
-
-def rank_of(environment: Mapping[str, str]) -> tuple[int, int] | None:
-    """Return rank and number of ranks as torch.distributed has them, or else the launcher's variables; ``None`` if
-    neither tells."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    for names in _LAUNCHERS:
-        texts = [environment.get(name, "") for name in names]
-        if all(text.isdecimal() for text in texts):
-            rank, size = map(int, texts)
-            if rank < size:
-                return rank, size
-    return None
 
 
 class RankRecorder:

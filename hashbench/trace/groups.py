@@ -8,7 +8,7 @@ creates groups in the same order; the number counts those that a trace saw alive
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,24 @@ import torch
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+
+_LAUNCHERS = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"))
+"""Variables with rank and number of ranks, by launcher: torchrun and others, srun."""
+
+
+def rank_of(environment: Mapping[str, str]) -> tuple[int, int] | None:
+    """Return rank and number of ranks as torch.distributed has them, or else the launcher's variables; ``None`` if
+    neither tells."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    for names in _LAUNCHERS:
+        texts = [environment.get(name, "") for name in names]
+        if all(text.isdecimal() for text in texts):
+            rank, size = map(int, texts)
+            if rank < size:
+                return rank, size
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from hashbench import __version__
 from hashbench.errors import HashbenchError, named_line
+from hashbench.trace.groups import rank_of
 from hashbench.training import file, parts
 from hashbench.training.lines import WaitingLines
 from hashbench.training.rotation import Rotation
@@ -135,7 +136,7 @@ class Watch:
         Raises:
             HashbenchError: the folder holds a recording of this rank, or cannot be written.
         """
-        self._rank, self._world = _place()
+        self._rank, self._world = rank_of(os.environ) or (0, 1)
         self._lines = WaitingLines.create(self.folder / f"rank{self._rank}.jsonl", tip=_OTHER_FOLDER)
         self._tensors: parts.ModelTensors | None = None
         self._options: dict[str, str] = {}
@@ -418,11 +419,3 @@ def _inner(optimizer: Any) -> torch.optim.Optimizer:
         if not isinstance(inner, torch.optim.Optimizer):
             return optimizer  # type: ignore[no-any-return]
         optimizer = inner
-
-
-def _place() -> tuple[int, int]:
-    """Return the rank of this process and the number of ranks."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    rank, size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
-    return (int(rank), int(size)) if rank.isdecimal() and size.isdecimal() else (0, 1)

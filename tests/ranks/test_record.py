@@ -23,10 +23,11 @@ from torch.optim.optimizer import (
 
 import hashbench
 from hashbench import HashbenchError, HashDebugTrace, record_ranks
-from hashbench.ranks.record import rank_of, run_script
+from hashbench.ranks.record import run_script
 from hashbench.ranks.step_file import rank_path, run_of
 from hashbench.records import Trace
 from hashbench.trace import file
+from hashbench.trace.groups import rank_of
 
 TRACERS = ("native", "python")
 

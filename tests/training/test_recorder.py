@@ -322,6 +322,14 @@ def test_each_rank_has_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert (header.rank, header.world_size) == (1, 2)
 
 
+def test_ranks_of_srun_have_files_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "", "WORLD_SIZE": "", "SLURM_PROCID": "3", "SLURM_NTASKS": "4"}.items():
+        monkeypatch.setenv(name, value)
+    train(tmp_path, Plan(steps=1))
+    header = file.read(tmp_path / "rank3.jsonl").header
+    assert (header.rank, header.world_size) == (3, 4)
+
+
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(HashbenchError, match="cannot write"):
