@@ -25,6 +25,10 @@ version is refused. A new column does not raise it: a row that lacks a column ha
 SWEEP_SCHEMA = 1
 """Version of ``sweep.json``. A sweep of another version, or with rows of another, is neither resumed nor merged."""
 
+PENDING = "pending"
+"""Value of a digest of data from other ranks that had not arrived when the trace ended; it says nothing of the
+content."""
+
 PHASES = ("forward", "backward", "optimizer")
 MODES = ("training", "inference")
 """Modes of a model: ``train()`` with backward and optimizer, or ``eval()``, forward only."""

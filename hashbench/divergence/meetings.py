@@ -14,15 +14,12 @@ nothing is exchanged: a collective is an op like any other there.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from hashbench.records import Collective, OpRecord, Ref, Trace
+from hashbench.records import PENDING, Collective, OpRecord, Ref, Trace
 from hashbench.trace.collective_ops import FROM_ROOT, NO_EXCHANGE, RECEIVE, UNKNOWN
-
-PENDING = "pending"
-"""Digest of what had not arrived when the trace ended; it says nothing of the content."""
 
 _EQUALIZING = frozenset({"broadcast", "combine", "gather"})
 
@@ -133,8 +130,9 @@ class RankCalls:
 
 def number_calls(traces: Mapping[int, Trace]) -> Mapping[int, RankCalls]:
     """Number the calls of all ranks of one run, whose traces are given by global rank."""
+    told = {rank: told_inside(trace) for rank, trace in traces.items()}
     run = {
-        rank: RankCalls(inside=inside_collectives(trace), told_inside=told_inside(trace))
+        rank: RankCalls(inside=inside_collectives(trace, told[rank]), told_inside=told[rank])
         for rank, trace in traces.items()
     }
     receives: dict[int, list[OpRecord]] = {rank: [] for rank in traces}
@@ -167,12 +165,11 @@ def _sort(calls: RankCalls, trace: Trace) -> None:
     calls.meetings.update((record.id, known[record.id]) for record in trace.records if record.id in known)
 
 
-def inside_collectives(trace: Trace) -> dict[str, str]:
-    """Map what collectives call to the outermost of them, unless that is told by what it calls. Callers follow what
-    they call."""
+def inside_collectives(trace: Trace, told: Container[str]) -> dict[str, str]:
+    """Map what collectives call to the outermost of them, unless that is ``told`` by what it calls
+    (:func:`told_inside`). Callers follow what they call."""
     inside: dict[str, str] = {}
     met: set[str] = set()
-    told = told_inside(trace)
     for record in reversed(trace.records):
         if record.inside in inside or record.inside in met:
             inside[record.id] = inside.get(record.inside, record.inside)

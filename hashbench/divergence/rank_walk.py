@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hashbench.catalog import Origin
@@ -24,7 +24,6 @@ from hashbench.compare.align import SECOND
 from hashbench.compare.slice import Slice, backward_slice
 from hashbench.divergence.introduce import Differences, Source, adopted_memory, contents_in_words, unwritten_memory
 from hashbench.divergence.meetings import (
-    PENDING,
     Meeting,
     RankCalls,
     exchanges,
@@ -34,7 +33,7 @@ from hashbench.divergence.meetings import (
     is_from_any_source,
     number_calls,
 )
-from hashbench.records import Collective, OpRecord, Ref, Trace
+from hashbench.records import PENDING, Collective, OpRecord, Ref, Trace
 from hashbench.text import rank_words
 
 
@@ -82,6 +81,10 @@ class JudgedRanks:
     first: Mapping[int, Trace]
     second: Mapping[int, Trace]
     known: Mapping[int, Differences]
+    _unread_by_rank: dict[int, list[RankNode]] = field(default_factory=dict, init=False, repr=False)
+    _gifts_by_meeting: dict[tuple[int, Meeting | None, Meeting | None], RankNode | None] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     @functools.cached_property
     def calls(self) -> tuple[Mapping[int, RankCalls], Mapping[int, RankCalls]]:
@@ -193,14 +196,6 @@ class JudgedRanks:
                 return float("inf")
             node = records[index].id if owner[0] is not None else runs.node_of[records[index].id]
         return runs.order.get(node, float("inf"))
-
-    @functools.cached_property
-    def _unread_by_rank(self) -> dict[int, list[RankNode]]:
-        return {}
-
-    @functools.cached_property
-    def _gifts_by_meeting(self) -> dict[tuple[int, Meeting | None, Meeting | None], RankNode | None]:
-        return {}
 
     def _unread(self, rank: int) -> list[RankNode]:
         """List the nodes that differ and were read by no recorded op that wrote anything: Python may have read them."""

@@ -302,7 +302,8 @@ class _ReplicaPair:
     @functools.cached_property
     def _inside(self) -> Mapping[str, str]:
         """The records that collectives call; those differ by design."""
-        first, second = (inside_collectives(trace) for trace in (self.runs.first, self.runs.second))
+        first = inside_collectives(self.runs.first, self._told_inside)
+        second = inside_collectives(self.runs.second, told_inside(self.runs.second))
         node_of = self.runs.node_of
         return {**first, **{node_of[one]: node_of[outer] for one, outer in second.items()}}
 

@@ -26,11 +26,11 @@ import torch
 
 from hashbench.devices.ledger import Ledger
 from hashbench.native.library import unrecorded
-from hashbench.records import Collective
+from hashbench.records import PENDING, Collective
 from hashbench.trace.arguments import caller_line, named_tensors
 from hashbench.trace.build import EARLY, RawRecord
 from hashbench.trace.collective_ops import UNKNOWN
-from hashbench.trace.digest import PENDING, Arrival, RawDigest, raw_digest, readable
+from hashbench.trace.digest import Arrival, RawDigest, raw_digest, readable
 from hashbench.trace.groups import RankGroup, RankGroups
 from hashbench.trace.op_schema import OpPlan
 from hashbench.trace.storage_writers import IN_FLIGHT, get_mark, is_in_flight, set_mark, storage_bytes
@@ -49,6 +49,11 @@ class _Exchange:
     work: Any
     receives_once: bool
 
+    @property
+    def on_cpu(self) -> bool:
+        """True if all outputs are on the CPU."""
+        return all(tensor.is_cpu for tensor in self.tensors)
+
     def is_done(self) -> bool:
         """Return True if the Work is known to be done. Within a callback of its future, only the future is."""
         try:
@@ -57,7 +62,7 @@ class _Exchange:
             return False
 
     def _has_future_value(self) -> bool:
-        return all(tensor.is_cpu for tensor in self.tensors) and bool(self.work.get_future().done())
+        return self.on_cpu and bool(self.work.get_future().done())
 
     def arrive(self, *, limit: float | None = None) -> bool:
         """Wait for the data, ``limit`` seconds at most if given; return whether they arrived.
@@ -66,12 +71,11 @@ class _Exchange:
         ``is_completed`` stays false after a wait for some of gloo's collectives (``reduce_scatter``).
         """
         try:
-            on_cpu = all(tensor.is_cpu for tensor in self.tensors)
-            if self.is_done() and (on_cpu or self.receives_once):
+            if self.is_done() and (self.on_cpu or self.receives_once):
                 return True
             if self.receives_once:
                 return False
-            if limit is None or not on_cpu:
+            if limit is None or not self.on_cpu:
                 # On an accelerator, only the stream waits: of a Work that is done, gloo's copies may be under way.
                 self._wait()
                 return True

@@ -33,7 +33,7 @@ from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wr
 
 from hashbench.devices.ledger import Ledger, Pending
 from hashbench.native.library import unrecorded
-from hashbench.records import TensorDigest, contiguous_stride
+from hashbench.records import PENDING, TensorDigest, contiguous_stride
 
 RawDigest = tuple[torch.dtype, tuple[int, ...], tuple[int, ...] | None, Any]
 """``(dtype, shape, stride, value)`` as the tracing mode keeps it. A ``stride`` of ``None`` means contiguous; ``value``
@@ -104,9 +104,6 @@ class PendingHash:
         """Return the digest itself if no part is pending, else this object."""
         return self if any(isinstance(part, _WAITING) for part in self.parts) else self.resolve()
 
-
-PENDING = "pending"
-"""Placeholder digest: data from other processes had not arrived when the trace ended."""
 
 UNDEFINED = "undefined"
 """Value of a digest in place of content that no kernel defines: the generator's state in attention without dropout."""

@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from hashbench.devices.ledger import Ledger
-from hashbench.records import SettingsMark, TensorDigest, Trace
+from hashbench.records import PENDING, SettingsMark, TensorDigest, Trace
 from hashbench.trace import arguments
 from hashbench.trace.build import IndexedTrace, RawRecord, RawResult, build_trace
 from hashbench.trace.callbacks import CallObserver, TraceOptions
@@ -18,7 +18,6 @@ from hashbench.trace.collectives import Collectives
 from hashbench.trace.digest import (
     BY_DTYPE,
     EMPTY,
-    PENDING,
     PIECE,
     RawDigest,
     _buffer,

@@ -15,9 +15,9 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from hashbench.records import SettingsMark, TensorDigest, Trace
+from hashbench.records import PENDING, SettingsMark, TensorDigest, Trace
 from hashbench.trace.build import IndexedTrace, RawLeaf, RawRecord, RawResult, TraceBuilder
-from hashbench.trace.digest import PENDING, RawDigest, readable
+from hashbench.trace.digest import RawDigest, readable
 from hashbench.trace.lanes import LaneStart, callers_of, part_in_order
 
 
