@@ -29,8 +29,12 @@ class Lane(Protocol):
         """Call ``function`` and return its result; its ops are recorded in this lane."""
 
 
-Begin = Callable[[], Lane | None]
-"""Called by the thread that starts another or submits a task; ``None`` if its own calls are not recorded."""
+class Begin(Protocol):
+    """Function that begins lanes."""
+
+    def __call__(self, *, callback: bool = False) -> Lane | None:
+        """Return a lane for a thread or task of this thread, or for a callback; ``None`` if its own calls are not
+        recorded."""
 
 
 class Starts:
@@ -76,6 +80,10 @@ def _submitting(begin: Begin, original: Callable[..., Any]) -> Callable[..., Any
     return submit
 
 
+def _calling_back(begin: Begin, original: Callable[..., Any]) -> Callable[..., Any]:
+    return _submitting(functools.partial(begin, callback=True), original)
+
+
 def _applying(begin: Begin, original: Callable[..., Any]) -> Callable[..., Any]:
     def apply_async(executor: Any, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         lane = begin()
@@ -118,6 +126,6 @@ _PLACES: tuple[tuple[Any, str, Callable[[Begin, Callable[..., Any]], Callable[..
     (ThreadPoolExecutor, "submit", _submitting),
     (ThreadPool, "apply_async", _applying),
     *((ThreadPool, name, _mapping) for name in ("_map_async", "imap", "imap_unordered")),
-    *((Future, name, _submitting) for name in ("then", "add_done_callback")),
+    *((Future, name, _calling_back) for name in ("then", "add_done_callback")),
 )
 """Functions that start a thread or submit a task, and their patches."""

@@ -5,6 +5,7 @@ Two ranks share this process where that is enough: only the first is traced. ``t
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 import threading
@@ -153,6 +154,34 @@ def test_callbacks_of_futures_are_recorded_in_either_thread(ranks: Sequence[Any]
     assert half.outputs == (digest(torch.ones(4)),)
     assert [ref.source for ref in sin.inputs] == [half.id]
     assert found["c10d.allreduce_.default"].outputs == (digest(torch.full((4,), 2.0)),)
+
+
+@pytest.mark.skipif(bool(native_unavailable()), reason="the dispatch mode sees one thread")
+@pytest.mark.parametrize("at_once", [True, False], ids=["at once", "in the backend's thread"])
+def test_a_callback_that_a_backward_pass_waits_for_is_no_part_of_it(ranks: Sequence[Any], at_once: bool) -> None:
+    """As DDP's hooks are called: by the pass, whose thread runs the callback where the collective is done by then."""
+    joined: list[Any] = []
+
+    def reduce_gradient(gradient: torch.Tensor) -> torch.Tensor:
+        work = reduced(ranks[0], gradient.clone())
+        joined.append(functools.partial(reduced, ranks[1], torch.ones(4)))
+        if at_once:
+            unseen(lambda: joined.append(joined[0]()))
+            work.wait()
+        future = work.get_future().then(lambda future: future.value()[0] / 2)
+        if not at_once:
+            unseen(lambda: joined.append(joined[0]()))
+        mean: torch.Tensor = future.wait()
+        return mean
+
+    x = torch.zeros(4, requires_grad=True)
+    x.register_hook(reduce_gradient)
+    with HashDebugTrace(tracer="native") as trace:
+        x.sum().backward()
+    joined[1].wait()
+    assert torch.equal(x.grad, torch.ones(4))  # type: ignore[arg-type]
+    (half,) = (record for record in trace.finish().records if record.op == "aten.div.Tensor")
+    assert (half.id, half.forward_op) == ("forward//aten.div.Tensor#t0.0", "")
 
 
 def test_what_is_done_behind_the_trace_is_neither_hashed_nor_undone(ranks: Sequence[Any]) -> None:

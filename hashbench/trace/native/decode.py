@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,10 +65,17 @@ def content_of(
 
 class DecodedTrace:
     """Content of the recorder for one trace, as Python records and leaves: all so far, or what :meth:`load` found since
-    :meth:`release`."""
+    :meth:`release`.
 
-    def __init__(self, library: Library, recorder: int) -> None:
-        self._library, self._recorder = library, recorder
+    Args:
+        library: of the recorder.
+        recorder: address of the recorder.
+        callbacks: lanes of callbacks. They run inside another thread's backward pass or not, as time will have it: none
+            of their records is part of one.
+    """
+
+    def __init__(self, library: Library, recorder: int, callbacks: Container[int]) -> None:
+        self._library, self._recorder, self._callbacks = library, recorder, callbacks
         self._texts: dict[tuple[int, int], str] = {}
         self._tables: dict[int, list[bytes]] = {OTHERS: [], METAS: []}
         self._shapes = _Cached(self._shape)
@@ -122,7 +129,10 @@ class DecodedTrace:
         if not kept[_LANE_OF]:
             return made._replace(sequence=sequence) if kept[_SEQUENCE] else made
         module, iteration, optimizing = contexts[kept[_CONTEXT]]
-        phase = made.phase if made.phase == "backward" else "optimizer" if optimizing else "forward"
+        alone = kept[_LANE_OF] in self._callbacks
+        backward = made.phase == "backward" and not alone
+        phase = "backward" if backward else "optimizer" if optimizing else "forward"
+        sequence = -1 if alone else sequence
         return made._replace(phase=phase, iteration=iteration, module=module, sequence=sequence)
 
     # ------------------------------------------------------------------------------------------- of the recorder's own
@@ -143,7 +153,7 @@ class DecodedTrace:
             odd: digests that Python made for the recorder.
         """
         made: Any = tuple.__new__  # half the time of a named tuple's constructor
-        shapes, texts = self._shapes, self._texts
+        shapes, texts, callbacks = self._shapes, self._texts, self._callbacks
         first_read = min((call[_FIRST_READ] for call in self._calls if call[_READS]), default=0)
         first_write = min((call[_FIRST_WRITE] for call in self._calls if call[_WRITES]), default=0)
         all_reads = self._unpacked(READS, _READ, first=first_read)
@@ -161,7 +171,7 @@ class DecodedTrace:
             _,
             reads,
             writes,
-            _,
+            lane,
         ) in enumerate(self._calls, self._first):
             if at < 0:
                 if number in in_python:  # else its digest failed, and Python dropped it
@@ -171,6 +181,8 @@ class DecodedTrace:
             module, iteration, optimizing = contexts[context & ~_BACKWARD]
             module = op.plan.module or module
             phase = "backward" if context & _BACKWARD else "optimizer" if optimizing else "forward"
+            if lane in callbacks:
+                phase, sequence = "optimizer" if optimizing else "forward", -1
             parts: list[Any] = []
             if reads:
                 places = op.places

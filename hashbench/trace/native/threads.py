@@ -31,10 +31,12 @@ class ThreadLanes:
 
     Attributes:
         names: names of the lanes, by number.
+        callbacks: numbers of the lanes of callbacks, which may run inside whatever this thread does.
     """
 
     def __init__(self, nodes: RecorderNodes, listener: RecorderCallbacks) -> None:
         self.names: dict[int, str] = {}
+        self.callbacks: set[int] = set()
         self._nodes, self._library, self._listener = nodes, nodes.library, listener
         self._starts = Starts()
         self._started: dict[int, int] = defaultdict(int)
@@ -46,7 +48,7 @@ class ThreadLanes:
     def remove(self) -> None:
         self._starts.remove()
 
-    def _begin(self) -> ThreadLane | None:
+    def _begin(self, *, callback: bool = False) -> ThreadLane | None:
         """Return a lane for what this thread starts; ``None`` if its own calls are not recorded."""
         if self._library.listener is not self._listener or not is_recorded():
             return None
@@ -58,6 +60,8 @@ class ThreadLanes:
         name = f"{'t' if parent is None else parent.name}{started[context]}."
         started[context] += 1
         self.names[number] = name
+        if callback:
+            self.callbacks.add(number)
         return ThreadLane(self, number, name, context)
 
     @contextmanager

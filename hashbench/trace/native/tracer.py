@@ -175,7 +175,7 @@ class NativeTracer:
 
     def segments(self) -> TraceSegments:
         """Return the segments of this trace, none so far."""
-        self._decoded = DecodedTrace(self._library, self.nodes.recorder)
+        self._decoded = DecodedTrace(self._library, self.nodes.recorder, self._threads.callbacks)
         return self.raw.segments(hashed_inputs=not self._mixed and self.raw.hashed_inputs)
 
     def taken(self, segments: TraceSegments) -> TraceSegment:
@@ -221,7 +221,7 @@ class NativeTracer:
         raw, contexts = self.raw, self.raw.modules.contexts
         results: Sequence[RawResult] = list(raw.results)
         made, early_results = raw.made()
-        kept = DecodedTrace(self._library, self.nodes.recorder)
+        kept = DecodedTrace(self._library, self.nodes.recorder, self._threads.callbacks)
         in_python = [kept.placed(record, contexts) for record in made]
         records: Sequence[RawRecord]
         notes: Mapping[int, Mapping[str, Any]]
