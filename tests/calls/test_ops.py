@@ -201,7 +201,10 @@ CRASHING: dict[str, Callable[[], object]] = {
 
 @pytest.mark.parametrize("name", CRASHING)
 def test_an_op_is_refused_since_it_crashes(name: str) -> None:
-    """One that no longer does can leave the table."""
+    """One that no longer does can leave the table.
+
+    What is written out of bounds meets an unmapped page, or the allocator's own data, for which glibc aborts.
+    """
     assert f"aten::{name}" in UNCHECKED
     child = os.fork()
     if not child:
@@ -210,4 +213,5 @@ def test_an_op_is_refused_since_it_crashes(name: str) -> None:
         with contextlib.suppress(BaseException), torch.no_grad():
             CRASHING[name]()
         os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGSEGV
+    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert ended in (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT)
