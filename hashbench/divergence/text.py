@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hashbench.compare.align import align
 from hashbench.records import Divergence, EarlyRead, Trace, Verdict
 from hashbench.text import a_few, count, when
-from hashbench.trace.file import record_line, short_digest
+from hashbench.trace.file import record_line, short_digest, writer_text
 
 _SHOWN = 10
 
@@ -117,17 +117,18 @@ def _excerpt(first: Trace, second: Trace, divergence: Divergence, context: int) 
     if not named:
         return
     low, high = max(0, named[0] - context), min(len(pairs), named[0] + context + 1)
-    digests = [_digests(first), _digests(second)]
+    writers = [_writers(first), _writers(second)]
     yield f"records {low} to {high - 1} (- first run, + second run):"
     for pair in records[low:high]:
-        lines = [record and record_line(record, known) for record, known in zip(pair, digests, strict=True)]
+        lines = [record and record_line(record, known) for record, known in zip(pair, writers, strict=True)]
         if lines[0] == lines[1]:
             yield f"  {lines[0]}"
         else:
             yield from (f"{sign} {line}" for sign, line in zip("-+", lines, strict=True) if line is not None)
 
 
-def _digests(trace: Trace) -> dict[str, str]:
-    """Map the id of each leaf and record to its short digest."""
-    leaves = {leaf.id: leaf.digest.value[:8] for leaf in trace.leaves}
-    return leaves | {record.id: short_digest(record.outputs) for record in trace.records if record.outputs}
+def _writers(trace: Trace) -> dict[str, str]:
+    """Map the id of each leaf and record to its text in lines of its readers."""
+    digits = {leaf.id: leaf.digest.value[:8] for leaf in trace.leaves}
+    digits |= {record.id: short_digest(record.outputs) for record in trace.records if record.outputs}
+    return {node: writer_text(node, shown) for node, shown in digits.items()}

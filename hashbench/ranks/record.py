@@ -107,7 +107,7 @@ class RankRecorder:
     def add(self, name: str, value: Any) -> None:
         """Add a result of this step, if the step is recorded."""
         if self._trace.is_active and os.getpid() == self._process:
-            self._add(name, value, wait=True)
+            self._trace.add_results([(self._unique(name), value)])
 
     def end(self, ended: str) -> None:
         """Write what is left, and how the program ended; empty if by itself."""
@@ -145,10 +145,11 @@ class RankRecorder:
 
     # ----------------------------------------------------------------------------------------------------- results
 
-    def _add(self, name: str, value: Any, *, wait: bool) -> None:
+    def _unique(self, name: str) -> str:
+        """Return the name of the next result of this name in this step."""
         number = self._names[name]
         self._names[name] += 1
-        self._trace.add_result(f"{name}#{number}" if number else name, value, wait=wait)
+        return f"{name}#{number}" if number else name
 
     def _add_parameters(self) -> None:
         """Add the parameters of all optimizers that stepped, each once, by name."""
@@ -161,8 +162,8 @@ class RankRecorder:
         }
         found = sorted(places.values(), key=itemgetter(0))
         names = self._trace.names_of([parameter for _, parameter in found])
-        for (place, parameter), name in zip(found, names, strict=True):
-            self._add(name or place, parameter, wait=False)
+        named = ((self._unique(name or place), one) for (place, one), name in zip(found, names, strict=True))
+        self._trace.add_results(named, wait=False)
 
     # ----------------------------------------------------------------------------------------------------- the file
 

@@ -303,11 +303,13 @@ def build_record(
     raw: RawRecord, ids: Ids, identity: RecordIdentity, forward: OpRecord | Forward | None, notes: Mapping[str, Any]
 ) -> OpRecord:
     """Convert a raw record to its final form; ``forward`` is the forward record of a backward one."""
-    found = notes.get("inputs")
-    digests = {argument: readable(digest).value for argument, digest in found.items()} if found else {}
-    exchanged = notes.get(EXCHANGED)
-    if exchanged is not None:
-        digests |= {argument: readable(digest).value for argument, digest in exchanged.given.items()}
+    digests: dict[str, str] = {}
+    exchanged, line = None, ""
+    if notes:
+        exchanged, line = notes.get(EXCHANGED), notes.get("source", "")
+        digests = {argument: readable(digest).value for argument, digest in notes.get("inputs", {}).items()}
+        if exchanged is not None:
+            digests |= {argument: readable(digest).value for argument, digest in exchanged.given.items()}
     argument_of, records, leaves = ids.argument, ids.records, ids.leaves
     reads, inputs = iter(raw.reads), []
     for argument, node, at in zip(reads, reads, reads, strict=True):
@@ -315,8 +317,7 @@ def build_record(
         source = records[node] if node >= 0 else leaves[-node - 1]
         inputs.append(_made(Ref, (text, source, at, written, digests.get(text, "") if digests else "")))
     outputs = tuple([digest if type(digest) is TensorDigest else readable(digest) for digest in raw.written])
-    noted = raw.plan.source or (forward.source if forward is not None else "") or notes.get("source", "")
-    others, source = raw.others, noted
+    others, source = raw.others, raw.plan.source or (forward.source if forward is not None else "") or line
     return _record(
         identity.id,
         raw.phase,

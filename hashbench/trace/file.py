@@ -127,7 +127,7 @@ class TraceText:
 
     def __init__(self, head: Trace) -> None:
         self.lines = SealedLines()
-        self._digits: dict[str, str] = {}
+        self._writers: dict[str, str] = {}  # as their readers' lines show them
         self._settings: dict[str, str] = {}
         self.lines.add("\t".join([_MAGIC, str(TRACE_SCHEMA), *_head(head)]))
 
@@ -142,22 +142,28 @@ class TraceText:
         """Add the records of a trace, or of the part of one that begins with record ``first``, with leaves, marks and
         steps; and digests that have ``arrived`` since an earlier part, by the ids of their records."""
         for identity, digests in arrived.items():
-            self._digits[identity] = short_digest(digests)
+            self._writers[identity] = writer_text(identity, short_digest(digests))
             self.lines.add("\t".join(["arrived", _escape(identity), " ".join(map(digest_text, digests))]))
         marks, leaves, steps = _by_position(trace.marks), _by_position(trace.leaves), _by_position(trace.steps)
-        for number in range(first, first + len(trace.records) + 1):
-            for step in steps[number]:
-                self.close_step(step.number, step.results)
-            for mark in marks[number]:
-                self.lines.add(self._mark_line(mark))
-            for leaf in leaves[number]:
-                self.lines.add(self._leaf_line(leaf))
-            if number < first + len(trace.records):
-                record = trace.records[number - first]
-                note = f"\t{_NOTE}{_escape(notes[number], spaces=False)}" if notes.get(number) else ""
-                self.lines.add(record_line(record, self._digits) + note)
-                if record.outputs:
-                    self._digits[record.id] = short_digest(record.outputs)
+        writers = self._writers
+        for number, record in enumerate(trace.records, first):
+            if number in steps or number in marks or number in leaves:
+                self._add_between(steps.get(number, ()), marks.get(number, ()), leaves.get(number, ()))
+            line = record_line(record, writers)
+            self.lines.add(f"{line}\t{_NOTE}{_escape(notes[number], spaces=False)}" if notes.get(number) else line)
+            if record.outputs:
+                writers[record.id] = writer_text(record.id, short_digest(record.outputs))
+        end = first + len(trace.records)
+        self._add_between(steps.get(end, ()), marks.get(end, ()), leaves.get(end, ()))
+
+    def _add_between(self, steps: Iterable[TracedStep], marks: Iterable[SettingsMark], leaves: Iterable[Leaf]) -> None:
+        """Add what lies before a record."""
+        for step in steps:
+            self.close_step(step.number, step.results)
+        for mark in marks:
+            self.lines.add(self._mark_line(mark))
+        for leaf in leaves:
+            self.lines.add(self._leaf_line(leaf))
 
     def close_step(self, number: int, results: Iterable[Result], early: Iterable[EarlyRead] = ()) -> None:
         """Add the results of a step, and the line that closes it."""
@@ -193,7 +199,7 @@ class TraceText:
         return f"setting\t{mark.position}\t{_escape(mark.label)}\t{values}"
 
     def _leaf_line(self, leaf: Leaf) -> str:
-        self._digits[leaf.id] = leaf.digest.value[:8] or _BLANK
+        self._writers[leaf.id] = writer_text(leaf.id, leaf.digest.value[:8] or _BLANK)
         initial = f"\twas={leaf.initial}" if leaf.initial else ""
         return f"leaf\t{_escape(leaf.id)}\t{leaf.kind}\t{digest_text(leaf.digest)}{initial}"
 
@@ -213,25 +219,25 @@ def _replace(path: Path, text: str) -> None:
     replace_bytes(path, bytes_for(path, text))
 
 
-def record_line(record: OpRecord, digits: Mapping[str, str]) -> str:
-    """Format one record without notes. ``digits`` maps the id of a writer to the digits shown of its digest."""
+def record_line(record: OpRecord, writers: Mapping[str, str]) -> str:
+    """Format one record without notes. ``writers`` has the :func:`writer_text` of writers, by id."""
     outputs, line = record.outputs, f"op\t{_escape(record.id)}\t"
     if record.inputs:
-        line += " ".join([_ref_text(ref, digits) for ref in record.inputs])
+        line += " ".join([_ref_text(ref, writers) for ref in record.inputs])
     line += f"\t{_escape(record.arguments, spaces=False)}\t->"
     if outputs:
         line += " " + (digest_text(outputs[0]) if len(outputs) == 1 else " ".join(map(digest_text, outputs)))
-    for name, value in (
-        ("scalar", record.scalar),
-        ("rng", record.rng),
-        ("forward", record.forward_op),
-        ("source", record.source),
-        ("opaque", record.opaque),
-        ("inside", record.inside),
-    ):
-        if value:
-            line += f"\t{name}={_escape(value, spaces=False)}"
+    more = record.scalar, record.rng, record.forward_op, record.source, record.opaque, record.inside
+    if any(more):
+        for name, value in zip(_EXTRAS, more, strict=False):
+            if value:
+                line += f"\t{name}={_escape(value, spaces=False)}"
     return f"{line}\tcollective={_collective_text(record.collective)}" if record.collective else line
+
+
+def writer_text(node: str, digits: str) -> str:
+    """Format a record or leaf as lines of its readers show it: its id, and the first digits of its digest."""
+    return f"{_escape(node)}:{digits}"
 
 
 def _collective_text(collective: Collective) -> str:
@@ -283,11 +289,12 @@ def _by_position(values: Iterable[_Positioned]) -> Mapping[int, list[_Positioned
     return positions
 
 
-def _ref_text(ref: Ref, digits: Mapping[str, str]) -> str:
-    at = f"+{ref.offset}" if ref.offset else ""
-    written = "!" if ref.written else ""
-    hashed = f"@{ref.digest}" if ref.digest else ""
-    return f"{ref.argument}={_escape(ref.source)}:{digits.get(ref.source, '-')}{at}{written}{hashed}"
+def _ref_text(ref: Ref, writers: Mapping[str, str]) -> str:
+    argument, source, offset, written, digest = ref
+    text = f"{argument}={writers.get(source) or writer_text(source, '-')}"
+    if offset or written or digest:
+        text += f"{f'+{offset}' if offset else ''}{'!' if written else ''}{f'@{digest}' if digest else ''}"
+    return text
 
 
 def short_digest(outputs: Sequence[TensorDigest]) -> str:
@@ -588,7 +595,7 @@ class ParsedRecords:
 
 _EXTRAS: Mapping[str, str] = MappingProxyType(
     {"scalar": "scalar", "rng": "rng", "forward": "forward_op", "source": "source", "opaque": "opaque"}
-    | {"collective": "collective", "inside": "inside"}
+    | {"inside": "inside", "collective": "collective"}
 )
 """Field of an ``op`` line -> attribute of the record."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -172,31 +172,40 @@ class RawTrace(ModuleListener):
         position = self.nodes.record_count()
         self.setting_marks.append(SettingsMark(position, label, tuple(sorted(settings.items()))))
 
-    def add_result(self, name: str, value: Any, *, wait: bool = True) -> None:
+    def add_result(self, name: str, value: Any) -> None:
         """Add a result by which runs are compared, hashed now: a tensor, or a plain Python value.
 
-        A collective that still writes the tensor is waited for; without ``wait``, the digest is then ``pending``.
+        A collective that still writes the tensor is waited for.
         """
+        self.add_results([(name, value)])
+
+    def add_results(self, named: Iterable[tuple[str, Any]], *, wait: bool = True) -> None:
+        """Add results by name, as :meth:`add_result`. Without ``wait``, the digest of a tensor that a collective still
+        writes is ``pending``."""
         if self.records_nothing:
             return
-        if not isinstance(value, torch.Tensor):
-            self.results.append(((name, NOT_PLACED), python_digest(value), None))
-            return
         with untraced():
-            label = name, self.placements.of(value)
-            value = local_tensor(value)
-            self.nodes.pull((value,))
-            mark, node = own_mark((components(value) or [value])[0], self.nodes.token), None
-            if mark is not None:
-                node = mark[1]
-                if mark[2] is IN_FLIGHT and not wait and self.collectives.is_in_flight(node):
-                    self.results.append((label, (value.dtype, tuple(value.shape), None, PENDING), node))
-                    return
-                if mark[2] is IN_FLIGHT:
-                    self.collectives.read(node, value, position=self.nodes.record_count(), result=name)
-                elif isinstance(mark[2], dict):
-                    node = mark[2].get(view_key(value), node)
-            self.results.append((label, raw_digest(value, self.ledger), node))
+            for name, value in named:
+                if isinstance(value, torch.Tensor):
+                    self._add_tensor(name, value, wait=wait)
+                else:
+                    self.results.append(((name, NOT_PLACED), python_digest(value), None))
+
+    def _add_tensor(self, name: str, value: torch.Tensor, *, wait: bool) -> None:
+        label = name, self.placements.of(value)
+        value = local_tensor(value)
+        self.nodes.pull((value,))
+        mark, node = own_mark((components(value) or [value])[0], self.nodes.token), None
+        if mark is not None:
+            node = mark[1]
+            if mark[2] is IN_FLIGHT and not wait and self.collectives.is_in_flight(node):
+                self.results.append((label, (value.dtype, tuple(value.shape), None, PENDING), node))
+                return
+            if mark[2] is IN_FLIGHT:
+                self.collectives.read(node, value, position=self.nodes.record_count(), result=name)
+            elif isinstance(mark[2], dict):
+                node = mark[2].get(view_key(value), node)
+        self.results.append((label, raw_digest(value, self.ledger), node))
 
     # ------------------------------------------------------------------------------------------------ digests
 

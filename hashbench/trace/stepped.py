@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -89,10 +89,12 @@ class SteppedTrace:
         self._tracer.__exit__(_Stopped, None, None)
         self._mark("end")
 
-    def add_result(self, name: str, value: Any, *, wait: bool = True) -> None:
-        """Add a result of this step, hashed now: a tensor, or a plain Python value. Without ``wait``, the digest of a
-        tensor that a collective still writes is ``pending``."""
-        self._tracer.raw.add_result(name, value, wait=wait)
+    def add_results(self, named: Iterable[tuple[str, Any]], *, wait: bool = True) -> None:
+        """Add results of this step by name, hashed now: tensors, or plain Python values.
+
+        Without ``wait``, the digest of a tensor that a collective still writes is ``pending``.
+        """
+        self._tracer.raw.add_results(named, wait=wait)
 
     def names_of(self, parameters: Sequence[torch.Tensor]) -> list[str]:
         """Return the path of each parameter in the modules that the trace knows; ``""`` for others."""

@@ -538,7 +538,7 @@ def test_limit_is_inclusive(packed: bool, tmp_path: Path) -> None:
 def test_written_marker_does_not_read_as_unequal() -> None:
     record = OpRecord("forward.0//aten.relu_.default#0", "forward", 0, "", "aten.relu_.default")
     record = dataclasses.replace(record, inputs=(Ref("0", "input/", written=True, digest="a057271c9071c99d"),))
-    line = file.record_line(record, {"input/": "a057271c"})
+    line = file.record_line(record, {"input/": file.writer_text("input/", "a057271c")})
     assert "0=input/:a057271c!@a057271c9071c99d" in line
     assert "!=" not in line
 

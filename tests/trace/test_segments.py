@@ -49,8 +49,7 @@ def in_parts(program: Callable[[Callable[[], None]], Mapping[str, Any]], tracer:
         found = program(lambda: parts.append(trace.taken()))
     finally:
         trace.stop()
-    for name, value in found.items():
-        trace.add_result(name, value)
+    trace.add_results(found.items())
     parts.append(trace.taken())
     assert [part.first for part in parts] == [
         sum(len(one.trace.records) for one in parts[:number]) for number in range(len(parts))
@@ -267,9 +266,9 @@ def test_result_under_way_is_pending_unless_it_is_waited_for(tracer: str) -> Non
     trace = SteppedTrace(after_step=lambda _: None, tracer=tracer)
     trace.start()
     reduced = torch.ops._c10d_functional.all_reduce(torch.ones(3), "sum", dist.group.WORLD.group_name)
-    trace.add_result("early", reduced, wait=False)
-    trace.add_result("waited", reduced)
-    trace.add_result("late", reduced, wait=False)
+    trace.add_results([("early", reduced)], wait=False)
+    trace.add_results([("waited", reduced)])
+    trace.add_results([("late", reduced)], wait=False)
     trace.stop()
     values = [result.digest.value for result in trace.taken().trace.results]
     assert values == ["pending", digest(torch.ones(3)).value, digest(torch.ones(3)).value]

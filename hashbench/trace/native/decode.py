@@ -154,6 +154,7 @@ class DecodedTrace:
         """
         made: Any = tuple.__new__  # half the time of a named tuple's constructor
         shapes, texts, callbacks = self._shapes, self._texts, self._callbacks
+        places = _Cached(contexts.__getitem__)
         first_read = min((call[_FIRST_READ] for call in self._calls if call[_READS]), default=0)
         first_write = min((call[_FIRST_WRITE] for call in self._calls if call[_WRITES]), default=0)
         all_reads = self._unpacked(READS, _READ, first=first_read)
@@ -178,17 +179,17 @@ class DecodedTrace:
                     yield in_python[number]
                 continue
             op = ops[at]
-            module, iteration, optimizing = contexts[context & ~_BACKWARD]
+            module, iteration, optimizing = places[context & ~_BACKWARD]
             module = op.plan.module or module
             phase = "backward" if context & _BACKWARD else "optimizer" if optimizing else "forward"
             if lane in callbacks:
                 phase, sequence = "optimizer" if optimizing else "forward", -1
             parts: list[Any] = []
             if reads:
-                places = op.places
+                arguments_of = op.places
                 first -= first_read
                 for node, argument, offset in all_reads[first : first + reads]:
-                    parts += (places[argument], node, offset)
+                    parts += (arguments_of[argument], node, offset)
             written: list[RawDigest | TensorDigest] = []
             if writes:
                 write -= first_write
