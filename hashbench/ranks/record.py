@@ -10,6 +10,7 @@ import runpy
 import signal
 import sys
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -74,6 +75,7 @@ class RankRecorder:
         self._closed = 0  # number of whole steps recorded
         self._seen = 0  # number of steps of the program so far
         self._names: Counter[str] = Counter()
+        self._names_of: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}  # by the id of the parameter
         self._file: StepFile | None = None
         self._text: TraceText | None = None
         self._lost = ""
@@ -161,9 +163,16 @@ class RankRecorder:
             for at, parameter in enumerate(one["params"])
         }
         found = sorted(places.values(), key=itemgetter(0))
-        names = self._trace.names_of([parameter for _, parameter in found])
-        named = ((self._unique(name or place), one) for (place, one), name in zip(found, names, strict=True))
+        new = [parameter for _, parameter in found if not self._name_of(parameter)]
+        for parameter, name in zip(new, self._trace.names_of(new), strict=True):
+            self._names_of[id(parameter)] = weakref.ref(parameter), name
+        named = ((self._unique(self._name_of(one) or place), one) for place, one in found)
         self._trace.add_results(named, wait=False)
+
+    def _name_of(self, parameter: torch.Tensor) -> str:
+        """Return the name that a parameter had before, also after its module is gone; empty if it had none."""
+        known, name = self._names_of.get(id(parameter), (None, ""))
+        return name if known is not None and known() is parameter else ""
 
     # ----------------------------------------------------------------------------------------------------- the file
 

@@ -39,7 +39,7 @@ class SteppedTrace:
         settings: Callable[[], Mapping[str, str]] | None = None,
         options: TraceOptions | None = None,
     ) -> None:
-        self.choice = choose(tracer)
+        self.choice = choose(tracer, into_subclasses=True)
         options = options or TraceOptions()
         self._tracer: TracingMode | NativeTracer = (
             TracingMode(options) if self.choice.tracer == "python" else native.make_tracer(options)

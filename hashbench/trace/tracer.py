@@ -41,8 +41,18 @@ def native_unavailable() -> Unavailable | None:
     return found if isinstance(found, Unavailable) else None
 
 
-def choose(wanted: str) -> Choice:
+def native_sees_into_subclasses() -> bool:
+    """Return True if the native tracer sees calls within ops on tensor subclasses."""
+    from hashbench.native.library import sees_into_subclasses
+
+    return sees_into_subclasses()
+
+
+def choose(wanted: str, *, into_subclasses: bool = False) -> Choice:
     """Return the tracer for ``auto`` (native if available, else Python), ``native`` or ``python``.
+
+    With ``into_subclasses``, ``auto`` is native only if calls within ops on tensor subclasses are seen: without the
+    collectives of a DTensor's op, what came from another rank would seem to be made here.
 
     Raises:
         HashbenchError: ``native`` is unavailable, or ``wanted`` is none of the three.
@@ -56,6 +66,8 @@ def choose(wanted: str) -> Choice:
     if wanted == "python":
         return Choice("python")
     missing = native_unavailable()
+    if missing is None and wanted == "auto" and into_subclasses and not native_sees_into_subclasses():
+        return Choice("python", "this torch hides collectives within ops on DTensors from the native tracer")
     if missing is None:
         return Choice("native")
     if wanted == "native":

@@ -204,13 +204,14 @@ def test_what_comes_after_the_last_step_is_its_tail(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------------------------------------- results
 
 
-def test_results_of_the_program(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tracer", TRACERS)
+def test_results_of_the_program(tracer: str, tmp_path: Path) -> None:
     def after(step: int) -> None:
         hashbench.result("loss", torch.tensor(float(step)))
         hashbench.result("loss", step)
         hashbench.result("metrics", {"top": [0.5, None], "name": "a"})
 
-    with record_ranks(tmp_path):
+    with record_ranks(tmp_path, tracer=tracer):
         trained(2, after)
     found = read(tmp_path)
     own = [

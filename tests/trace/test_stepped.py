@@ -52,3 +52,9 @@ def test_queries_of_an_active_trace_record_nothing(tracer: str) -> None:
         for count in range(1, 4):
             torch.ones(3)
             assert trace.stats["total_ops"] == count
+
+
+def test_steps_of_a_torch_that_hides_calls_within_ops_are_recorded_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hashbench.trace.tracer.native_sees_into_subclasses", lambda: False)
+    assert SteppedTrace(after_step=lambda _: None).head.tracer == "python"
+    assert SteppedTrace(after_step=lambda _: None, tracer="native").head.tracer == "native"

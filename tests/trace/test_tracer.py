@@ -50,6 +50,21 @@ def available(monkeypatch: pytest.MonkeyPatch, missing: Unavailable | None = Non
 
 
 @pytest.mark.parametrize(
+    ("wanted", "sees", "chosen"),
+    [("auto", True, "native"), ("auto", False, "python"), ("native", False, "native"), ("python", True, "python")],
+)
+def test_native_tracer_that_misses_collectives_within_ops_is_not_chosen(
+    wanted: str, sees: bool, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    available(monkeypatch)
+    monkeypatch.setattr(tracer, "native_sees_into_subclasses", lambda: sees)
+    choice = choose(wanted, into_subclasses=True)
+    assert choice.tracer == chosen
+    assert bool(choice.reason) == (wanted == "auto" and not sees)
+    assert choose(wanted).tracer == ("python" if wanted == "python" else "native")
+
+
+@pytest.mark.parametrize(
     ("wanted", "missing", "chosen"),
     [
         ("auto", None, Choice("native")),
