@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import weakref
 from collections.abc import Callable, Collection
@@ -198,6 +199,7 @@ class EntryCache(nn.Module):
         self.cyclic = cyclic
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
+        gc.collect(0)  # the next collection comes 700 objects later, unless another threshold is set
         cache: weakref.WeakSet[_Entry] = weakref.WeakSet()
         for _ in range(16):
             cache.add(_Entry(cyclic=self.cyclic))
@@ -228,6 +230,7 @@ class LoanPool(nn.Module):
         self.at_once = at_once
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
+        gc.collect(0)  # as in EntryCache
         pool: list[float] = []
         for _ in range(16):
             loan = _Loan(pool)
