@@ -210,7 +210,8 @@ class Collectives:
     ) -> tuple[RawDigest, ...]:
         """Register the collective that became record ``number``; return the future digests of its outputs."""
         arrivals = [Arrival() for _ in tensors]
-        kept = [tensor.detach() for tensor in tensors]
+        # A collective gives a tensor without a storage other components: a detached one would keep the old.
+        kept = [tensor.detach() if tensor.layout is torch.strided else tensor for tensor in tensors]
         self._open[number] = _Exchange(kept, arrivals, _work_in(output), receives_once)
         for tensor in tensors:
             set_mark(tensor, (self._token, number, IN_FLIGHT))

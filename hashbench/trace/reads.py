@@ -75,7 +75,9 @@ class Reads:
         return tuple(reads), tuple(others)
 
     def one(self, plan: OpPlan, argument: int | str, tensor: torch.Tensor) -> tuple[Any, ...]:
-        """Return the reads of one tensor, or of each of its components."""
+        """Return the reads of one tensor, or of each of its components, after a collective those that it has left."""
+        if tensor.layout is not torch.strided:
+            self._received(plan, tensor)
         reads: tuple[Any, ...] = ()
         for part in components(tensor) or [tensor]:
             reads += (argument, self._node(plan, argument, part), offset(part))
@@ -105,10 +107,8 @@ class Reads:
         """Return the number of the record or leaf that last wrote this tensor; an unknown tensor becomes a leaf."""
         mark = own_mark(tensor, self._token)
         if mark is not None and not isinstance(mark[2], dict):
-            only_view = not (plan.fresh or plan.writes_arguments or plan.waits or plan.collective)
-            if mark[2] is IN_FLIGHT and not only_view:
-                position = self._nodes.record_count()
-                self._trace.collectives.read(mark[1], tensor, position=position, by=plan)
+            if plan.fresh or plan.writes_arguments or plan.waits or plan.collective:  # not only a view
+                self._received(plan, tensor)
             return mark[1]
         view = view_key(tensor)
         views: LeafViews | None = mark[2] if mark is not None and isinstance(mark[2], dict) else None
@@ -119,6 +119,13 @@ class Reads:
         if views is not None and view in views:
             return views[view]
         return self._new_leaf(tensor, views)
+
+    def _received(self, plan: OpPlan, tensor: torch.Tensor) -> None:
+        """Have what a collective left in a tensor hashed before it is read."""
+        mark = own_mark(tensor, self._token)
+        if mark is not None and mark[2] is IN_FLIGHT:
+            position = self._nodes.record_count()
+            self._trace.collectives.read(mark[1], tensor, position=position, by=plan)
 
     def _new_leaf(self, tensor: torch.Tensor, views: LeafViews | None, *, content: torch.Tensor | None = None) -> int:
         """Add a leaf for a tensor that no op of this trace wrote; ``content``: its whole storage instead."""

@@ -99,6 +99,23 @@ def test_output_hashed_at_read_once_work_is_done(ranks: Sequence[Any]) -> None:
     assert of(trace.finish(), "c10d.allreduce_.default") == read
 
 
+@pytest.mark.parametrize("tracer", ["python", "auto"])
+def test_components_that_a_collective_gives_a_sparse_tensor_are_its_output(ranks: Sequence[Any], tracer: str) -> None:
+    with HashDebugTrace(tracer=tracer) as trace:
+        x = torch.eye(2).to_sparse().coalesce()
+        work = reduced(ranks[0], x)
+        joined = elsewhere(lambda: reduced(ranks[1], torch.eye(2).flip(0).to_sparse().coalesce()))
+        work.wait()
+        x.to_dense()
+    joined.wait()
+    done = trace.finish()
+
+    call, reader = of(done, "c10d.allreduce_.default"), done.records[-1]
+    assert call.outputs == (digest(torch.ones(2, 2).to_sparse().coalesce()),)
+    assert {ref.source for ref in reader.inputs} == {call.id}
+    assert not [leaf.id for leaf in done.leaves if leaf.position > done.records.index(call)]
+
+
 def test_an_output_that_nobody_reads_is_hashed_at_the_end(ranks: Sequence[Any]) -> None:
     with HashDebugTrace() as trace:
         x = torch.ones(4) * 2

@@ -12,6 +12,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.ranks.programs.base import (
+    HIDDEN,
     NARROW,
     OTHER_RACY,
     SUMS,
@@ -185,6 +186,24 @@ def unused_parameters(run: Run) -> Results:
     return trained(model, run.rank)
 
 
+def sparse_gradients(run: Run) -> Results:
+    """Gradients of rows of a table, which are sparse tensors."""
+    run.arm(rank=1, call=1)
+    torch.manual_seed(0)
+    table = nn.EmbeddingBag(HIDDEN, WIDE, mode="sum", sparse=True)
+    optimizer = sgd(table.parameters())
+    for iteration in range(2):
+        optimizer.zero_grad()
+        rows = torch.arange(4 * run.rank, 4 * run.rank + 4).view(2, 2)
+        weights = racy(torch.full((2, 2), 0.5 + iteration))
+        table(rows, per_sample_weights=weights).square().mean().backward()
+        gradient = table.weight.grad.coalesce()
+        dist.all_reduce(gradient)
+        table.weight.grad = gradient / run.world_size
+        optimizer.step()
+    return dict(table.named_parameters())
+
+
 PROGRAMS = {
     "ddp_buckets": Program(buckets, truth=at(1, module="1")),
     "ddp_accumulation": Program(accumulation, truth=at(0, module="1")),
@@ -199,5 +218,6 @@ PROGRAMS = {
     "unseeded_generator": Program(unseeded_generator, truth=at(1, origin=("rng",), kernel="", iteration=None)),
     "data_order": Program(data_order, truth=at(1, origin=("outside", "input"), kernel="", iteration=None)),
     "own_dropout_seeds": Program(own_dropout_seeds, truth=at(0, module="2")),
+    "sparse_gradients": Program(sparse_gradients, truth=at(1)),
     "unused_parameters": Program(unused_parameters, truth=at(1, module="trunk.1")),
 }
