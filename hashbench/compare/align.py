@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from hashbench.compare.fills import Pair, pair_fills
 from hashbench.records import Leaf, OpRecord, Ref, TensorDigest, Trace
 
 EDIT_LIMIT = 400
@@ -21,8 +22,6 @@ anchors (ids that both have) in ``n log n``."""
 
 SECOND = "2:"
 """Prefix of the id of a node that only the second run has."""
-
-Pair = tuple[int | None, int | None]
 
 
 def align(first: Sequence[OpRecord], second: Sequence[OpRecord]) -> list[Pair]:
@@ -299,6 +298,7 @@ class PairedRuns:
         records: the pairs of records by node, in order.
         position: the index of a node among the records of the first run.
         node_of: the node of an id of the second run.
+        reordered: nodes of fills that the runs made in another order (:class:`~hashbench.compare.fills.PairedFills`).
     """
 
     first: Trace
@@ -306,6 +306,7 @@ class PairedRuns:
     records: Mapping[str, tuple[OpRecord | None, OpRecord | None]]
     position: Mapping[str, int]
     node_of: Mapping[str, str]
+    reordered: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def hashed(self) -> bool:
@@ -430,7 +431,9 @@ def pair(first: Trace, second: Trace, pairs: Iterable[Pair] | None = None) -> Pa
     position = {**{node_of[leaf.id]: leaf.position for leaf in second.leaves}, **leaves}
     records: dict[str, tuple[OpRecord | None, OpRecord | None]] = {}
     last = 0
-    for index_a, index_b in align(first.records, second.records) if pairs is None else pairs:
+    aligned = align(first.records, second.records) if pairs is None else [*pairs]
+    fills = pair_fills(first.records, second.records, aligned, _overwrites_all)
+    for index_a, index_b in fills.pairs:
         a = None if index_a is None else first.records[index_a]
         b = None if index_b is None else second.records[index_b]
         last = last if index_a is None else index_a
@@ -439,4 +442,4 @@ def pair(first: Trace, second: Trace, pairs: Iterable[Pair] | None = None) -> Pa
             node_of[b.id] = node
         records[node] = (a, b)
         position[node] = last
-    return PairedRuns(first, second, records, position, node_of)
+    return PairedRuns(first, second, records, position, node_of, fills.reordered)

@@ -314,6 +314,11 @@ def _judge_unmatched(known: Differences, node: str, record: OpRecord, *, in_firs
 
 
 def _judge_pair(known: Differences, node: str, a: OpRecord, b: OpRecord) -> None:
+    before = known.runs.reordered.get(node)
+    if before is not None:
+        if not before or before in known.tainted:  # the memory differs for now, or did before
+            known.tainted.add(node)
+        return
     wrote = a.outputs != b.outputs or a.scalar != b.scalar
     source = _introduced(known, node, a, b, wrote)
     if not a.outputs and not b.outputs and not a.scalar and not b.scalar:  # a view
@@ -329,6 +334,11 @@ def _judge_pair(known: Differences, node: str, a: OpRecord, b: OpRecord) -> None
         known.tainted.add(node)
         if source is not None:
             known.sources[node] = source
+    elif source is not None and any(
+        x.written and x.offset != y.offset for x, y in zip(a.inputs, b.inputs, strict=False)
+    ):
+        known.tainted.add(node)  # it wrote the same to another part of the memory
+        known.sources[node] = source
     elif any(
         ref.written and ref.source in known.tainted and known.runs.coverage.writes_only_part(a, ref.source)
         for ref in a.inputs

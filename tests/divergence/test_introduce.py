@@ -412,6 +412,32 @@ blank memory filled twice in the same half: kernel at empty
     x = copy_ !x input/1 -> d
     sum x => y|Y
 
+parts zeroed in another order before a kernel writes: kernel at index_put
+    x = relu input/0 -> r*16
+    x = zero_ !x+0|4 -> z*4|8
+    x = zero_ !x+4|0 -> z*8|4
+    y = index_put input/1 -> y|Y
+    x = copy_ !x+12 y -> y|Y
+    sum x => s|S
+
+parts zeroed in another order and read between: sequence at zero_; benign=1
+    x = relu input/0 -> r*16
+    x = zero_ !x+0|4 -> z*4|8
+    sum x => s|S
+    x = zero_ !x+4|0 -> z*8|4
+
+another part zeroed: sequence at zero_
+    x = relu input/0 -> r*16
+    x = zero_ !x -> z*4
+    x = zero_ !x+4|8 -> z*4
+    sum x => s|S
+
+memory that differs beside parts zeroed in another order: kernel at index_put
+    x = index_put input/0 -> r|R*16
+    x = zero_ !x+0|4 -> z*4|8
+    x = zero_ !x+4|0 -> z*8|4
+    sum x => s|S
+
 kernel that fills blank memory given as out: kernel at bmm
     x = empty -> blank
     bmm input/0 out=!x => y|Y

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hashbench.compare.align import Pair, PairedRuns, align, pair
+from hashbench.compare.align import PairedRuns, align, pair
+from hashbench.compare.fills import Pair
 from hashbench.compare.slice import backward_slice
 from hashbench.records import Leaf, OpRecord, Ref, Trace
 from hashbench.run.workload import clone_inputs

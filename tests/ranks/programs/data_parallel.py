@@ -204,6 +204,19 @@ def sparse_gradients(run: Run) -> Results:
     return dict(table.named_parameters())
 
 
+def zeros_in_any_order(run: Run) -> Results:
+    """A bucket of gradients; those that are missing are zeroed in an order of each run, as DDP does by address."""
+    run.arm(rank=1, call=1)
+    weight, bucket = torch.ones(WIDE), torch.ones(3, WIDE)
+    for iteration in range(2):
+        for missing in range(2):
+            bucket[(missing + run.number) % 2].zero_()
+        bucket[2].copy_(racy(weight * batch(run.rank, iteration)[0]))
+        dist.all_reduce(bucket)
+        weight = weight - 0.1 * bucket.sum(0)
+    return {"weight": weight}
+
+
 PROGRAMS = {
     "ddp_buckets": Program(buckets, truth=at(1, module="1")),
     "ddp_accumulation": Program(accumulation, truth=at(0, module="1")),
@@ -219,5 +232,6 @@ PROGRAMS = {
     "data_order": Program(data_order, truth=at(1, origin=("outside", "input"), kernel="", iteration=None)),
     "own_dropout_seeds": Program(own_dropout_seeds, truth=at(0, module="2")),
     "sparse_gradients": Program(sparse_gradients, truth=at(1)),
+    "zeros_in_any_order": Program(zeros_in_any_order, truth=at(1, iteration=None)),
     "unused_parameters": Program(unused_parameters, truth=at(1, module="trunk.1")),
 }
