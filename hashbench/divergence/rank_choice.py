@@ -49,8 +49,8 @@ def choose_candidates(judged: JudgedRanks, differing: Mapping[int, Sequence[Diff
     """Choose the divergences that explain the results that differ, by rank; without any results, all records.
 
     A difference that may follow from others by way of Python (another op, another argument, other data) is dropped
-    where such a way leads to a kernel, a generator or the like; and where it leads to what another rank gave as bytes
-    of Python, if that rank has a difference of its own.
+    where such a way leads to a kernel, a generator or the like; and where it leads to what entered on another rank, if
+    that rank has a difference of its own.
     """
     graph: dict[RankNode, tuple[RankNode, ...]] = {}
     walked = judged.walk(_roots(judged, differing))
@@ -58,20 +58,24 @@ def choose_candidates(judged: JudgedRanks, differing: Mapping[int, Sequence[Diff
     found = [*judged.candidates(walked), *_behind_the_records(judged, differing, graph)]
     chosen = _earliest(judged, found)
     explained: set[int] = set()
+    givers: dict[int, set[int]] = {}
     for rank, candidate in list(chosen.items()):
         if candidate.source.origin not in BY_PYTHON:
             continue
         behind = judged.walk_by_python(candidate.at)
-        causes = [one for one in judged.candidates(behind) if one.source.origin not in BY_PYTHON]
-        givers = {at.rank for at, before in behind.reached.items() if at.given and not before} - {rank}
-        if causes or givers & {*chosen}:
+        entered = list(judged.candidates(behind))
+        causes = [one for one in entered if one.source.origin not in BY_PYTHON]
+        givers[rank] = {one.at.rank for one in entered} & {*chosen} - {rank}
+        if causes:
             explained.add(rank)
+        if causes or givers[rank]:
             graph |= {at: before for at, before in behind.reached.items() if at not in graph}
             for node, received in judged.python_links(candidate.at):
                 for at, before in ((candidate.at, received or node), (received, node)):
                     if at is not None:
                         graph[at] = (*graph.get(at, ()), before)
             found += causes
+    explained |= _given(givers, {*chosen} - {rank for rank in givers if givers[rank]} | explained)
     if explained:
         chosen = _earliest(judged, found)
         explained = {rank for rank in explained if chosen[rank].source.origin in BY_PYTHON}
@@ -84,6 +88,14 @@ def choose_candidates(judged: JudgedRanks, differing: Mapping[int, Sequence[Diff
         tuple(told[rank] for rank in sorted(chosen) if rank not in firsts and rank not in explained),
         dict(_benign(judged, graph)),
     )
+
+
+def _given(givers: Mapping[int, set[int]], known: Iterable[int]) -> set[int]:
+    """Return the ranks whose differences came from ranks that are known, directly or through others."""
+    reached = {*known}
+    while more := {rank for rank, others in givers.items() if others & reached} - reached:
+        reached |= more
+    return reached - {*known}
 
 
 def unpreceded(reached: Mapping[int, Mapping[int, float]], places: Mapping[int, float]) -> list[int]:

@@ -633,6 +633,44 @@ a decision by the clock of a rank that is pickled: 1 sequence relu
         b = broadcast !b@p|P root=1 -> p|P
         relu|gelu input/0 => r|R
 
+a decision by the clock of a rank that is broadcast: 1 sequence relu
+    rank 0:
+        n = broadcast !input/8 root=1 -> p|P
+        _local_scalar_dense n scalar=3|4
+        relu|gelu input/0 => r|R
+    rank 1:
+        n = mul other/t=p|P -> p|P
+        n = broadcast !n root=1 -> p|P
+        _local_scalar_dense n scalar=3|4
+        relu|gelu input/0 => r|R
+
+a bound of a rank, and the norm by which another one scales: 0 outside mul_
+    rank 0:
+        1: x = mul_ !input/0 (5) -> m
+        2: x = mul_ !input/0 (6) -> M
+        x = all_reduce !x -> s|S
+        sum x => r|R
+    rank 1:
+        x = all_reduce !input/0 -> s|S
+        _local_scalar_dense x scalar=3|4
+        1: mul_ !input/1 (7) => r
+        2: mul_ !input/1 (8) => R
+
+decisions of two ranks of their own beside numbers that all read: 0 sequence relu and 1 sequence relu
+    rank 0:
+        n = mul other/t=p|P -> p|P
+        n = all_reduce !n -> n|N
+        _local_scalar_dense n scalar=3|4
+        relu|gelu input/0 => r|R
+    rank 1:
+        n = mul other/t=q|Q -> q|Q
+        n = all_reduce !n -> n|N
+        _local_scalar_dense n scalar=3|4
+        relu|gelu input/0 => r|R
+    rank 2:
+        n = all_reduce !input/0 -> n|N
+        relu input/0 => r
+
 other data beside times that are gathered: 1 outside add
     rank 0:
         t = all_gather !input/8 other/t0=p|P -> t|T
