@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from hashbench.catalog import Origin
 from hashbench.compare.align import PairedRuns
 from hashbench.compare.slice import backward_slice
+from hashbench.divergence.describe import entered_at
 from hashbench.divergence.introduce import (
     Differences,
     Source,
@@ -155,8 +156,5 @@ def steering(known: Differences, source: Source) -> Steering | None:
     name = earlier[-1]
     old, new = known.runs.records[name]
     chosen = earliest(known, _slice(known, [name]))
-    kernel = ""
-    if chosen is not None:
-        record = next((record for record in known.runs.records.get(chosen.node, ()) if record is not None), None)
-        kernel = record.op if record is not None else chosen.node
+    kernel = "" if chosen is None else entered_at(known.runs, chosen)
     return Steering(name, old.scalar if old else "", new.scalar if new else "", kernel)

@@ -36,6 +36,15 @@ def divergence_at(runs: PairedRuns, source: Source, steered_by: Steering | None 
     )
 
 
+def entered_at(runs: PairedRuns, source: Source) -> str:
+    """Name where a difference entered: an op, or a leaf; a leaf without a name by the op that read it first."""
+    node = source.felt_at or source.node
+    if node in runs.records:
+        return op_of(node)
+    is_unnamed = any(leaf is not None and leaf.kind == "other" for leaf in runs.leaves.get(node, ()))
+    return (divergence_at(runs, source).kernel if is_unnamed else "") or node
+
+
 def early_divergence(runs: PairedRuns, read: EarlyRead, origin: Origin) -> Divergence:
     """Return the divergence of two traces that agree only because they waited where the program does not."""
     node = read.collective if read.is_result else read.reader

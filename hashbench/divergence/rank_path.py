@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from hashbench.catalog import Origin
 from hashbench.compare.align import name_of
+from hashbench.divergence.describe import entered_at
 from hashbench.divergence.meetings import Meeting
 from hashbench.divergence.rank_verdict import RankHop
 from hashbench.divergence.rank_walk import Candidate, JudgedRanks, RankNode
-from hashbench.records import op_of
 from hashbench.text import rank_words
 
 AT_A_MEETING = frozenset({Origin.COLLECTIVE, Origin.RANKS})
@@ -34,7 +34,10 @@ def hops_to_other_ranks(judged: JudgedRanks, candidate: Candidate, graph: Graph)
     if meeting is not None:
         starts = [at for at in graph if not at.given and judged.meeting(at) == meeting] or starts
     hops: dict[RankHop, list[int]] = {}
-    for at, giver in _arrivals(judged, starts, graph):
+    arrivals = list(_arrivals(judged, starts, graph))
+    if not arrivals and candidate.source.origin == Origin.SEQUENCE:
+        arrivals = list(_arrivals(judged, list(_lone_behind(judged, candidate, graph)), graph))
+    for at, giver in arrivals:
         hops.setdefault(_hop(judged, at, giver, judged.meeting(at)), []).append(at.rank)
     made = [replace(hop, ranks=tuple(takers)) for hop, takers in hops.items()]
     if meeting is not None:
@@ -58,7 +61,7 @@ def path_text(judged: JudgedRanks, candidate: Candidate, hops: Sequence[RankHop]
     return "; ".join(told[:_HOPS] + ([f"and {len(told) - _HOPS} more"] if len(told) > _HOPS else []))
 
 
-def _arrivals(judged: JudgedRanks, starts: Iterable[RankNode], graph: Graph) -> Iterator[tuple[RankNode, int]]:
+def _arrivals(judged: JudgedRanks, starts: Collection[RankNode], graph: Graph) -> Iterator[tuple[RankNode, int]]:
     """Yield, for each rank that data of the starts came to, the node where they did first and the rank that gave them;
     ranks nearer to the starts come first."""
     readers: dict[RankNode, list[RankNode]] = {}
@@ -86,12 +89,19 @@ def _arrivals(judged: JudgedRanks, starts: Iterable[RankNode], graph: Graph) -> 
         known |= {*nearest}
 
 
+def _lone_behind(judged: JudgedRanks, candidate: Candidate, graph: Graph) -> Iterator[RankNode]:
+    """Yield what one run alone did on the rank of a candidate from there on."""
+    records, begin = judged.known[candidate.at.rank].runs.records, judged.place(candidate.at)
+    for at in graph:
+        if at.rank == candidate.at.rank and None in records.get(at.node, ()) and judged.place(at) >= begin:
+            yield at
+
+
 def _short(judged: JudgedRanks, candidate: Candidate) -> str:
     """Name a candidate in one word: ``aten.index_put_``, ``input/0``."""
-    node = candidate.source.felt_at or candidate.source.node
-    if node not in judged.known[candidate.at.rank].runs.records:
-        return node
-    return op_of(node).rpartition(".")[0] or op_of(node)
+    runs, source = judged.known[candidate.at.rank].runs, candidate.source
+    place = entered_at(runs, source)
+    return place if place in runs.leaves else place.rpartition(".")[0] or place
 
 
 def _hop(judged: JudgedRanks, at: RankNode, giver: int | None, meeting: Meeting | None) -> RankHop:

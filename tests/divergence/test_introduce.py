@@ -759,6 +759,11 @@ scalar steers which op comes next: sequence at relu; steered_by=3 4 aten.bincoun
     _local_scalar_dense n scalar=3|4
     relu|gelu input/1 => y|Y
 
+scalar of a tensor that no op wrote: sequence at relu; steered_by=3 4 aten.lift_fresh.default; either_order=False
+    lift_fresh other/#0=p|P
+    _local_scalar_dense other/#0 scalar=3|4
+    relu|gelu input/1 => y|Y
+
 scalar that flows into an argument: kernel at bincount; steered_by=None
     n = bincount input/0 -> y|Y
     _local_scalar_dense n scalar=3|4

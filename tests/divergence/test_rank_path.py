@@ -74,3 +74,29 @@ def test_no_more_than_six_hops_are_told() -> None:
     assert len(found.hops) == ranks - 1
     assert found.through.count(";") == 6
     assert found.through.endswith("; and 2 more")
+
+
+def test_a_tensor_without_a_name_is_called_by_the_op_that_read_it_first() -> None:
+    (found,) = judge_ranks(CHAIN.replace("put input/0", "mul other/net#0=p|P")).first
+    assert found.through.startswith("rank 0: aten.mul -> recv #1 ")
+    (named,) = judge_ranks(CHAIN.replace("put input/0", "mul input/0=p|P")).first
+    assert named.through.startswith("rank 0: input/0 -> recv #1 ")
+
+
+def test_another_op_came_to_other_ranks_by_the_first_call_that_one_run_alone_makes() -> None:
+    (found,) = judge_ranks("""
+rank 0:
+    x = all_reduce !input/0 -> s|S
+    sum x => r|R
+rank 1:
+    1: x = relu input/1 -> a
+    1: y = all_reduce !input/2 -> s module=left
+    2: y = all_reduce !input/3 -> S module=right
+    1: x = sum x -> b
+    2: x = sum input/1 -> B
+    result x b|B
+""").first
+    assert (found.kernel, found.through) == (
+        "aten.relu.default",
+        "rank 1: aten.relu -> all_reduce #1 of group 0-1 -> rank 0",
+    )
