@@ -97,8 +97,9 @@ class JudgedRanks:
 
     def walk_by_python(self, at: RankNode) -> Slice[RankNode]:
         """Return what leads to a node by way of Python: what differed among the scalars that were read, and among the
-        received tensors that no recorded op read (pickled objects), before it; and whatever leads to these. Of a rank
-        that gave such an object, also tensors that no recorded op read: the object may hold them."""
+        received tensors (pickled objects) and the random numbers (orders of examples) that no recorded op read, before
+        it; and whatever leads to these. Of a rank that gave such an object, also other tensors that no op read: the
+        object may hold them."""
         return backward_slice(list(self._by_python(at)), self._before_by_python, self._is_known)
 
     def candidates(self, walked: Slice[RankNode]) -> Iterator[Candidate]:
@@ -181,8 +182,13 @@ class JudgedRanks:
                 break
             if self.exchange_at(unread) is not None:
                 yield from ((one, unread) for one in self._received_from(unread) if one.rank != at.rank)
-            elif at.given:  # bytes that Python made, of tensors perhaps
+            elif at.given or self._is_draw(unread):  # bytes that Python made, of tensors perhaps; an order of examples
                 yield unread, None
+
+    def _is_draw(self, at: RankNode) -> bool:
+        """Return True for numbers that a generator in another state drew: where no op reads them, Python does."""
+        source = self.known[at.rank].sources.get(at.node)
+        return source is not None and source.origin == Origin.RNG
 
     def place(self, at: RankNode) -> float:
         """Return where a node lies among the records of its rank, of both runs. A leaf lies where it was first read."""

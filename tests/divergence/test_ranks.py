@@ -671,6 +671,30 @@ decisions of two ranks of their own beside numbers that all read: 0 sequence rel
         n = all_reduce !input/0 -> n|N
         relu input/0 => r
 
+an order of examples from an unseeded generator: 1 rng randperm
+    rank 0:
+        x = all_reduce !input/0 -> s|S
+        sum x => r|R
+    rank 1:
+        randperm -> p|P rng=g|G
+        1: select input/0 (0, 3)
+        2: select input/0 (0, 4)
+        x = stack input/0+3|4 -> x|X
+        x = all_reduce !x -> s|S
+        sum x => r|R
+
+an order of examples beside a kernel whose output nobody reads: 1 outside select
+    rank 0:
+        x = all_reduce !input/0 -> s|S
+        sum x => r|R
+    rank 1:
+        index_put input/0 -> p|P
+        1: select input/0 (0, 3)
+        2: select input/0 (0, 4)
+        x = stack input/0+3|4 -> x|X
+        x = all_reduce !x -> s|S
+        sum x => r|R
+
 other data beside times that are gathered: 1 outside add
     rank 0:
         t = all_gather !input/8 other/t0=p|P -> t|T
