@@ -65,13 +65,46 @@ def _matched(first: Sequence[OpRecord], second: Sequence[OpRecord]) -> list[tupl
     head = _common(keys_a, keys_b)
     tail = _common(keys_a[head:][::-1], keys_b[head:][::-1])
     inner_a, inner_b = slice(head, len(keys_a) - tail), slice(head, len(keys_b) - tail)
-    inner = _few_edits(keys_a[inner_a], keys_b[inner_b])
+    edited = _few_edits(keys_a[inner_a], keys_b[inner_b])
+    inner = edited
     if inner is None:
         inner = _anchors([record.id for record in first[inner_a]], [record.id for record in second[inner_b]])
     matched = [(index, index) for index in range(head)]
     matched += [(head + a, head + b) for a, b in inner]
     matched += zip(range(inner_a.stop, len(keys_a)), range(inner_b.stop, len(keys_b)), strict=True)
-    return matched
+    return matched if edited is None else _moved(matched, first, second, keys_a, keys_b)
+
+
+def _moved(
+    matched: Sequence[tuple[int, int]],
+    first: Sequence[OpRecord],
+    second: Sequence[OpRecord],
+    keys_a: Sequence[Hashable],
+    keys_b: Sequence[Hashable],
+) -> list[tuple[int, int]]:
+    """Return as many pairs, in which more records agree: what one run alone did may as well lie earlier, where the
+    records before it have the same keys as its last ones."""
+    pairs = list(matched)
+    for index, ((a, b), (next_a, next_b)) in enumerate(itertools.pairwise([*matched, (len(first), len(second))])):
+        more_a, more_b = next_a - a - 1, next_b - b - 1
+        if bool(more_a) == bool(more_b):
+            continue
+        gain = best = moved = 0
+        for back in range(min(index + 1, EDIT_LIMIT)):
+            old_a, old_b = a - back, b - back
+            new_a, new_b = old_a + more_a, old_b + more_b
+            if pairs[index - back] != (old_a, old_b) or keys_a[new_a] != keys_b[new_b]:
+                break
+            gain += _agree(first[new_a], second[new_b]) - _agree(first[old_a], second[old_b])
+            if gain > best:
+                best, moved = gain, back + 1
+        for back in range(moved):
+            pairs[index - back] = a - back + more_a, b - back + more_b
+    return pairs
+
+
+def _agree(a: OpRecord, b: OpRecord) -> bool:
+    return (a.arguments, a.outputs, a.scalar) == (b.arguments, b.outputs, b.scalar)
 
 
 def _key(record: OpRecord) -> Hashable:

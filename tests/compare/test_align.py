@@ -44,6 +44,48 @@ def calling(*inner: str) -> tuple[OpRecord, ...]:
     )
 
 
+def with_arguments(text: str) -> tuple[OpRecord, ...]:
+    """A run with a record for each pair of letters, an op and its argument."""
+    run = run_of(text[::2])
+    return tuple(replace(record, arguments=argument) for record, argument in zip(run, text[1::2], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "pairs"),
+    [
+        ("a1b1", "a2c1a1b1", [(None, 0), (None, 1), (0, 2), (1, 3)]),
+        ("a2c1a1b1", "a1b1", [(0, None), (1, None), (2, 0), (3, 1)]),
+        ("a1b1", "a1c1a1b1", [(0, 0), (None, 1), (None, 2), (1, 3)]),  # either is as good
+        ("a1b1", "a2c1a3b1", [(0, 0), (None, 1), (None, 2), (1, 3)]),
+        ("a1b2a3b4", "a9b9a1b2a3b4", [(None, 0), (None, 1), (0, 2), (1, 3), (2, 4), (3, 5)]),
+        ("a1b2a3b4", "a1b2a9b9a3b4", [(0, 0), (1, 1), (None, 2), (None, 3), (2, 4), (3, 5)]),
+        ("a1b2a3b4", "a1b2a3b4a9b9", [(0, 0), (1, 1), (2, 2), (3, 3), (None, 4), (None, 5)]),
+        ("a7b2a3b4", "a9b9a8b2a3b4", [(0, 0), (None, 1), (None, 2), (1, 3), (2, 4), (3, 5)]),
+    ],
+)
+def test_what_one_run_alone_did_lies_where_the_others_agree(
+    first: str, second: str, pairs: list[tuple[int | None, int | None]]
+) -> None:
+    assert align(with_arguments(first), with_arguments(second)) == pairs
+
+
+def test_no_pair_is_lost_where_others_agree_more() -> None:
+    source = random.Random(0)
+    for _ in range(300):
+        texts = ["".join(source.choice("ab") + source.choice("12") for _ in range(source.randrange(12))) for _ in "xy"]
+        runs = [with_arguments(text) for text in texts]
+        pairs, plain = align(*runs), align(*(run_of(text[::2]) for text in texts))
+        for side in range(2):
+            assert [pair[side] for pair in pairs if pair[side] is not None] == list(range(len(runs[side])))
+        agreed = [
+            sum(None not in pair and runs[0][pair[0]].arguments == runs[1][pair[1]].arguments for pair in some)  # type: ignore[index]
+            for some in (pairs, plain)
+        ]
+        assert agreed[0] >= agreed[1]
+        assert len(pairs) == len(plain)
+        assert all(runs[0][a].op == runs[1][b].op for a, b in pairs if a is not None and b is not None)
+
+
 def test_inner_records_align_within_the_same_call() -> None:
     first, second = calling("aab", "ab", "b"), calling("ab", "aaab", "b")
     pairs = align(first, second)

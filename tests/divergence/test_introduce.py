@@ -550,6 +550,13 @@ one run goes on where the other ended: sequence at mul
 another op comes next: sequence at relu; either_order=False
     relu|gelu input/0 => y|Y
 
+an op in front of another call of the same op: sequence at relu; first=absent; either_order=False
+    x = neg input/1 -> n
+    2: a = relu input/0 (1) -> p
+    2: x = add_ !x a -> m
+    relu input/0 (2) -> r
+    sum x => s|S
+
 inputs of an op are swapped: sequence at sub; detail=it reads another tensor than in the first run
     a = neg input/0 -> a
     b = exp input/0 -> b
