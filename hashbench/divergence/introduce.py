@@ -236,7 +236,7 @@ def _attribute_to_caller(known: Differences, node: str) -> None:
     """Blame the calling op for what entered inside it, if it was called alike in both runs.
 
     That holds for a tensor or argument from elsewhere, another order of inner ops, and its own generator; not for a
-    difference among its arguments.
+    difference among its arguments, which a tensor or another order of ops inside passes on where no inputs were hashed.
     """
     runs, source = known.runs, known.sources[node]
     origins = (Origin.OUTSIDE, Origin.SEQUENCE, Origin.RNG)
@@ -253,6 +253,11 @@ def _attribute_to_caller(known: Differences, node: str) -> None:
     given = [[ref.digest for ref in record.inputs if ref.argument != "inside"] for record in (a, b)]
     outside = caller in known.sources and known.sources[caller].origin == Origin.OUTSIDE
     if outside or (runs.hashed and given[0] != given[1]):
+        return
+    read = [one for one, ref in runs.reads(caller) if ref.argument != "inside" and one in known.tainted]
+    if read and not runs.hashed and source.origin != Origin.RNG:
+        del known.sources[node]
+        known.edges.setdefault(node, []).extend(read)
         return
     if source.origin == Origin.RNG and not (a.rng and a.rng == b.rng):
         return  # the op was called with the generator in another state, or that is not known

@@ -671,6 +671,16 @@ decisions of two ranks of their own beside numbers that all read: 0 sequence rel
         n = all_reduce !input/0 -> n|N
         relu input/0 => r
 
+an op that makes a tensor outside torch of what another rank gave: 1 kernel put
+    rank 0:
+        x = all_reduce !input/0 -> s|S
+        noise = div other/n#0=n|N -> m|M in=zoo.dither.default
+        zoo.dither.default x inside=noise => r|R
+    rank 1:
+        x = put input/0 -> b|B
+        x = all_reduce !x -> s|S
+        sum x => r|R
+
 an order of examples from an unseeded generator: 1 rng randperm
     rank 0:
         x = all_reduce !input/0 -> s|S
