@@ -97,4 +97,4 @@ def _ended(runs: Sequence[Mapping[int, Trace]]) -> Iterator[str]:
         for rank, trace in sorted(traces.items()):
             if trace.rank is not None and trace.rank.ended:
                 after = f" after step {trace.steps[-1].number}" if trace.steps else ""
-                yield f"Rank {rank}{of_run} ended early{after}: {trace.rank.ended}."
+                yield f"Rank {rank}{of_run} ended early{after}: {trace.rank.ended.rstrip('.')}."

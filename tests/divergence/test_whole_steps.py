@@ -59,9 +59,9 @@ def test_without_a_step_that_all_have_nothing_is_compared(ranks: tuple[str, ...]
 
 
 def test_a_rank_that_ended_early_is_told_by_run() -> None:
-    whole = up_to_common_step(run("0-1", "0-1"), run("0-1", "0-0/SIGKILL"))
+    whole = up_to_common_step(run("0-1", "0-1"), run("0-1", "0-0/ValueError: no group."))
     assert whole.ended == (
-        "Rank 1 of the second run ended early after step 0: SIGKILL.",
+        "Rank 1 of the second run ended early after step 0: ValueError: no group.",
         "Compared up to the end of step 0, the last that all ranks of both runs have whole.",
     )
 
