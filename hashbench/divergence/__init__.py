@@ -29,6 +29,7 @@ Details:
   (``copy_``, ``uniform_``) stop the slice.
 * Views write nothing: a view that the runs took differently is blamed at its first read, or when it is itself a
   result.
+* Order of fills: parts of one memory that both runs fill alike, unread in between, leave the same in any order.
 * Strides: content is hashed in memory order, so equal digests with other strides are different tensors; the detail
   shows both.
 * Scalars: a value from ``.item()`` among a later op's arguments is an edge. Where another op follows, the last
