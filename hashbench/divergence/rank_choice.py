@@ -7,11 +7,18 @@ from dataclasses import dataclass, field, replace
 
 from hashbench.catalog import Origin
 from hashbench.divergence.choose import odd_views, roots, settings_source, steering, written_after_the_last_record
-from hashbench.divergence.describe import divergence_at
+from hashbench.divergence.describe import divergence_at, entered_at
 from hashbench.divergence.introduce import Differences, opaque_source
 from hashbench.divergence.meetings import Meeting
 from hashbench.divergence.rank_order import RankOrder
-from hashbench.divergence.rank_path import AT_A_MEETING, hops_to_other_ranks, meeting_of, path_text
+from hashbench.divergence.rank_path import (
+    AT_A_MEETING,
+    hops_by_python,
+    hops_to_other_ranks,
+    in_one_word,
+    meeting_of,
+    path_text,
+)
 from hashbench.divergence.rank_verdict import RankDivergence, RankResult
 from hashbench.divergence.rank_walk import BY_PYTHON, Candidate, JudgedRanks, RankNode
 from hashbench.records import Result
@@ -208,8 +215,10 @@ def _told(judged: JudgedRanks, candidate: Candidate, graph: Mapping[RankNode, Se
     known = judged.known[rank]
     steered = steering(known, source) if source.origin in BY_PYTHON else None
     found = divergence_at(known.runs, source, steered)
-    hops = hops_to_other_ranks(judged, candidate, graph)
-    through = path_text(judged, candidate, hops)
+    hops, begin = hops_to_other_ranks(judged, candidate, graph), entered_at(known.runs, source)
+    if not hops and steered is not None:
+        hops, begin = hops_by_python(judged, candidate, graph), steered.kernel
+    through = path_text(rank, in_one_word(begin), hops)
     return RankDivergence.of(found, rank, through=through, hops=hops, missing=candidate.missing)
 
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from hashbench.catalog import Origin
 from hashbench.compare.align import name_of
-from hashbench.divergence.describe import entered_at
 from hashbench.divergence.meetings import Meeting
 from hashbench.divergence.rank_verdict import RankHop
 from hashbench.divergence.rank_walk import Candidate, JudgedRanks, RankNode
@@ -33,32 +32,51 @@ def hops_to_other_ranks(judged: JudgedRanks, candidate: Candidate, graph: Graph)
     starts = [candidate.at]
     if meeting is not None:
         starts = [at for at in graph if not at.given and judged.meeting(at) == meeting] or starts
-    hops: dict[RankHop, list[int]] = {}
-    arrivals = list(_arrivals(judged, starts, graph))
-    if not arrivals and candidate.source.origin == Origin.SEQUENCE:
-        arrivals = list(_arrivals(judged, list(_lone_behind(judged, candidate, graph)), graph))
-    for at, giver in arrivals:
-        hops.setdefault(_hop(judged, at, giver, judged.meeting(at)), []).append(at.rank)
-    made = [replace(hop, ranks=tuple(takers)) for hop, takers in hops.items()]
+    made = _hops(judged, starts, graph)
+    if not made and candidate.source.origin == Origin.SEQUENCE:
+        made = _hops(judged, list(_lone_behind(judged, candidate, graph)), graph)
     if meeting is not None:
         entered = _hop(judged, candidate.at, None, meeting)
         made.insert(0, replace(entered, ranks=tuple(sorted({at.rank for at in starts}))))
     return tuple(made)
 
 
-def path_text(judged: JudgedRanks, candidate: Candidate, hops: Sequence[RankHop]) -> str:
-    """Format the hops of a candidate.
+def hops_by_python(judged: JudgedRanks, candidate: Candidate, graph: Graph) -> tuple[RankHop, ...]:
+    """Return the collectives by which other ranks had what led to a candidate by way of Python: a decision of one rank
+    that all follow."""
+    before = [at for at in judged.walk_by_python(candidate.at).reached if at.rank == candidate.at.rank and at in graph]
+    return tuple(_hops(judged, before, graph))
+
+
+def path_text(rank: int, begin: str, hops: Sequence[RankHop]) -> str:
+    """Format the hops of a difference.
 
     ``rank 1: aten.index_put_ -> all_reduce #7 of group 0-1 -> rank 0``, with further hops behind semicolons; empty if
     it came to no other rank.
+
+    Args:
+        rank: where it entered.
+        begin: what gave it, in one word (:func:`in_one_word`).
+        hops: its hops.
     """
     told = [
         f"{'' if hop.rank is None else f'rank {hop.rank}: '}{_call(hop)} -> {rank_words(hop.ranks)}" for hop in hops
     ]
-    if told and hops[0].rank is not None:
-        rank = candidate.at.rank
-        told[0] = told[0].replace(f"rank {rank}: ", f"rank {rank}: {_short(judged, candidate)} -> ", 1)
+    if told and hops[0].rank is not None and begin:
+        told[0] = told[0].replace(f"rank {rank}: ", f"rank {rank}: {begin} -> ", 1)
     return "; ".join(told[:_HOPS] + ([f"and {len(told) - _HOPS} more"] if len(told) > _HOPS else []))
+
+
+def in_one_word(place: str) -> str:
+    """Return the name of an op without its overload: ``aten.index_put_``; that of a leaf as it is: ``input/0``."""
+    return place if "/" in place else place.rpartition(".")[0] or place
+
+
+def _hops(judged: JudgedRanks, starts: Collection[RankNode], graph: Graph) -> list[RankHop]:
+    hops: dict[RankHop, list[int]] = {}
+    for at, giver in _arrivals(judged, starts, graph):
+        hops.setdefault(_hop(judged, at, giver, judged.meeting(at)), []).append(at.rank)
+    return [replace(hop, ranks=tuple(takers)) for hop, takers in hops.items()]
 
 
 def _arrivals(judged: JudgedRanks, starts: Collection[RankNode], graph: Graph) -> Iterator[tuple[RankNode, int]]:
@@ -95,13 +113,6 @@ def _lone_behind(judged: JudgedRanks, candidate: Candidate, graph: Graph) -> Ite
     for at in graph:
         if at.rank == candidate.at.rank and None in records.get(at.node, ()) and judged.place(at) >= begin:
             yield at
-
-
-def _short(judged: JudgedRanks, candidate: Candidate) -> str:
-    """Name a candidate in one word: ``aten.index_put_``, ``input/0``."""
-    runs, source = judged.known[candidate.at.rank].runs, candidate.source
-    place = entered_at(runs, source)
-    return place if place in runs.leaves else place.rpartition(".")[0] or place
 
 
 def _hop(judged: JudgedRanks, at: RankNode, giver: int | None, meeting: Meeting | None) -> RankHop:

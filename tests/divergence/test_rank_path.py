@@ -100,3 +100,19 @@ rank 1:
         "aten.relu.default",
         "rank 1: aten.relu -> all_reduce #1 of group 0-1 -> rank 0",
     )
+
+
+def test_a_decision_that_all_ranks_follow_came_by_the_collective_that_told_them() -> None:
+    (found,) = judge_ranks("""
+rank 0:
+    n = mul other/t=p|P -> p|P
+    n = broadcast !n root=0 -> p|P
+    _local_scalar_dense n scalar=3|4
+    relu|gelu input/0 => r|R
+rank 1:
+    n = broadcast !input/8 root=0 -> p|P
+    _local_scalar_dense n scalar=3|4
+    relu|gelu input/0 => r|R
+""").first
+    assert (found.rank, found.kernel) == (0, "aten.relu.default")
+    assert found.through == "rank 0: aten.mul -> broadcast #1 of group 0-1 -> rank 1"

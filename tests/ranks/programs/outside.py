@@ -117,9 +117,43 @@ def one_rank_evaluates(run: Run) -> Results:
     return {**parameters_of(model), "losses": torch.stack(losses)}
 
 
+def stopped_by_a_clock(run: Run) -> Results:
+    """All ranks stop once the time of rank 0 is over, which it tells them in a tensor."""
+    model = DistributedDataParallel(network())
+    optimizer = sgd(model.parameters())
+    for iteration in range(3):
+        optimizer.zero_grad()
+        loss_of(model, batch(run.rank, iteration)).backward()
+        optimizer.step()
+        over = torch.tensor(float(run.planted and run.rank == 0 and iteration > run.number))
+        dist.broadcast(over, 0)
+        if over.item():
+            break
+    return parameters_of(model)
+
+
+def order_of_examples(run: Run) -> Results:
+    """Examples one by one in the order that a generator draws, on rank 1 from another seed in each run."""
+    generator = torch.Generator().manual_seed(run.number if run.planted and run.rank == 1 else 7)
+    order = torch.randperm(8, generator=generator).tolist()
+    examples = batch(run.rank, rows=8)
+    model = DistributedDataParallel(network())
+    optimizer = sgd(model.parameters())
+    for iteration in range(2):
+        optimizer.zero_grad()
+        chosen = order[4 * iteration : 4 * iteration + 4]
+        loss_of(model, torch.stack([examples[number] for number in chosen])).backward()
+        optimizer.step()
+    return parameters_of(model)
+
+
 PROGRAMS = {
     "broadcast_decision": Program(broadcast_decision, truth=Truth(0)),
     "pickled_decision": Program(pickled_decision, truth=Truth(0)),
+    "stopped_by_a_clock": Program(
+        stopped_by_a_clock, truth=at(0, origin=("sequence", "outside"), kernel="", iteration=None)
+    ),
+    "order_of_examples": Program(order_of_examples, truth=at(1, origin=("rng",), kernel="", iteration=None)),
     "objects_sent": Program(objects_sent, truth=at(1, module="1")),
     "gathered_times": Program(gathered_times, truth=at(0, module="1")),
     "one_rank_evaluates": Program(one_rank_evaluates, truth=at(1, module="1")),
