@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hashbench.compare.fills import Pair, pair_fills
+from hashbench.compare.fills import Pair, fill_series, pair_fills
 from hashbench.records import Leaf, OpRecord, Ref, TensorDigest, Trace
 
 EDIT_LIMIT = 400
@@ -232,9 +232,11 @@ def _overwrites_all(record: OpRecord, ref: Ref) -> bool:
 
 @dataclass(slots=True)
 class _Chain:
-    """The writes to one storage so far: its size in bytes, the op that allocated it blank, and the parts written."""
+    """The writes to one storage so far: its size in bytes, whether a recorded op made it, which one allocated it blank,
+    and the parts written."""
 
     size: int
+    made: bool = False
     allocation: str = ""
     covered: int = 0
     parts: set[tuple[object, ...]] = field(default_factory=set)
@@ -260,7 +262,8 @@ class Coverage:
 
     def __init__(self, trace: Trace, only_filled: Container[str] = ()) -> None:
         self._chains = {
-            leaf.id: _Chain(_bytes(leaf.digest), leaf.id if leaf.id in only_filled else "") for leaf in trace.leaves
+            leaf.id: _Chain(_bytes(leaf.digest), allocation=leaf.id if leaf.id in only_filled else "")
+            for leaf in trace.leaves
         }
         self._sizes = {name: chain.size for name, chain in self._chains.items()}
         self._allocations: dict[str, str] = {}
@@ -269,6 +272,8 @@ class Coverage:
         for record in trace.records:
             if record.outputs:
                 self._enter(record, [ref for ref in record.inputs if ref.written and ref.source in self._chains])
+        series = ([trace.records[index] for index in one] for one in fill_series(trace.records, _overwrites_all))
+        self._begins = {one[0].id for one in series if self._fill_all(one)}
 
     def allocation_behind(self, node: str) -> str:
         """Return the op that allocated the memory ``node`` wrote to, while part of it is unwritten; else ``""``."""
@@ -279,22 +284,29 @@ class Coverage:
         return max(map(_bytes, record.outputs), default=0) < self._sizes.get(source, 0)
 
     def replaces(self, record: OpRecord, ref: Ref) -> bool:
-        """Return True if ``record`` overwrites the whole of an argument without reading it.
+        """Return True if ``record`` and the fills that follow it overwrite the whole of an argument without reading it.
 
         Never for a collective's output: gloo's Work copies the received data when it is waited for.
         """
         overwrites = _overwrites_all(record, ref) and ref.source not in self._collectives
-        return overwrites and not self.writes_only_part(record, ref.source)
+        return overwrites and (record.id in self._begins or not self.writes_only_part(record, ref.source))
 
     def content(self, node: str) -> TensorDigest | None:
         """Return the digest of everything that ``node`` left in its memory, if a single digest covers it."""
         return self._contents.get(node)
 
+    def _fill_all(self, series: Sequence[OpRecord]) -> bool:
+        """Return True if fills write every byte of memory that a recorded op made."""
+        before, filled = series[0].inputs[0].source, 0
+        for begin, end in sorted(_span(fill.inputs[0].offset, digest) for fill in series for digest in fill.outputs):
+            filled = max(filled, end) if begin <= filled else filled
+        return before in self._chains and self._chains[before].made and filled >= self._sizes[before]
+
     def _enter(self, record: OpRecord, written: Sequence[Ref]) -> None:
         largest = max(map(_bytes, record.outputs))
         chains = [self._chains[ref.source] for ref in written]
         if not chains or record.blank:
-            chains = [_Chain(largest, record.id if record.blank else "")]
+            chains = [_Chain(largest, made=True, allocation=record.id if record.blank else "")]
         else:
             for chain, ref, digest in zip(chains, written, record.outputs[-len(written) :], strict=False):
                 chain.cover(ref.offset, digest)
@@ -309,6 +321,13 @@ class Coverage:
 
 def _bytes(digest: TensorDigest) -> int:
     return math.prod(digest.shape) * _item_size(digest.dtype)
+
+
+def _span(offset: int, digest: TensorDigest) -> tuple[int, int]:
+    """Return the first byte of a tensor in its storage and the one past its last; of one with gaps, nothing."""
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(digest.shape, digest.stride, strict=False))
+    item, length = _item_size(digest.dtype), math.prod(digest.shape)
+    return offset * item, (offset + length * (extent == length or not digest.stride)) * item
 
 
 @functools.cache

@@ -20,7 +20,7 @@ class PairedFills:
     Attributes:
         pairs: of indices; those of such fills may decrease on the side of the second run.
         reordered: by id of a fill of the first run whose partner is elsewhere in the memory: for the last of a series,
-            after which both runs have filled the same, the writer before the series; otherwise ``""``.
+            after which both runs have filled the same, the first of it; otherwise ``""``.
     """
 
     pairs: Sequence[Pair]
@@ -43,13 +43,13 @@ def pair_fills(
     partner = {a: b for a, b in pairs if a is not None and b is not None}
     owner = {b: a for a, b in partner.items()}
     alike: dict[object, list[list[int]]] = {}
-    for series in _series(second, is_fill):
+    for series in fill_series(second, is_fill):
         if owner.keys() >= {*series}:
             alike.setdefault(_left(second, series), []).append(series)
     node_of = {record.id: "" for record in second} | {second[b].id: first[a].id for b, a in owner.items()}
     taken: dict[int, int] = {}
     reordered: dict[str, str] = {}
-    for series in _series(first, is_fill) if alike else ():
+    for series in fill_series(first, is_fill) if alike else ():
         if not partner.keys() >= {*series}:
             continue
         others = alike.get(_left(first, series), ())
@@ -60,13 +60,13 @@ def pair_fills(
             taken[a] = b
             node_of[second[b].id] = first[a].id
             if _write(first[a]) != _write(second[b]):
-                reordered[first[a].id] = before if a == series[-1] else ""
+                reordered[first[a].id] = first[series[0]].id if a == series[-1] else ""
     if {owner[b] for b in taken.values()} != {*taken}:
         return PairedFills(pairs, {})
     return PairedFills([(a, taken.get(a, b) if a is not None else b) for a, b in pairs], reordered)
 
 
-def _series(records: Sequence[OpRecord], is_fill: Callable[[OpRecord, Ref], bool]) -> list[list[int]]:
+def fill_series(records: Sequence[OpRecord], is_fill: Callable[[OpRecord, Ref], bool]) -> list[list[int]]:
     """List the indices of fills that follow each other in one memory, by one op with the same arguments, unread."""
     last: dict[str, list[int]] = {}
     found: list[list[int]] = []

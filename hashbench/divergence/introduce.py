@@ -319,9 +319,9 @@ def _judge_unmatched(known: Differences, node: str, record: OpRecord, *, in_firs
 
 
 def _judge_pair(known: Differences, node: str, a: OpRecord, b: OpRecord) -> None:
-    before = known.runs.reordered.get(node)
-    if before is not None:
-        if not before or before in known.tainted:  # the memory differs for now, or did before
+    begin = known.runs.reordered.get(node)
+    if begin is not None:
+        if not begin or _keeps_a_difference(known, *known.runs.records[begin]):  # the memory differs for now, or did
             known.tainted.add(node)
         return
     wrote = a.outputs != b.outputs or a.scalar != b.scalar
@@ -344,11 +344,24 @@ def _judge_pair(known: Differences, node: str, a: OpRecord, b: OpRecord) -> None
     ):
         known.tainted.add(node)  # it wrote the same to another part of the memory
         known.sources[node] = source
-    elif any(
-        ref.written and ref.source in known.tainted and known.runs.coverage.writes_only_part(a, ref.source)
-        for ref in a.inputs
-    ):
-        known.tainted.add(node)  # a difference stays in memory beside what was written
+    elif _keeps_a_difference(known, a, b):
+        known.tainted.add(node)
+
+
+def _keeps_a_difference(known: Differences, a: OpRecord | None, b: OpRecord | None) -> bool:
+    """Return True if a difference stays in memory beside what a pair of records wrote."""
+    runs = known.runs
+    return (
+        a is not None
+        and b is not None
+        and any(
+            x.written
+            and x.source in known.tainted
+            and runs.coverage.writes_only_part(a, x.source)
+            and not runs.replaced(a, b, x, y)
+            for x, y in zip(a.inputs, b.inputs, strict=False)
+        )
+    )
 
 
 # --------------------------------------------------------------------------------------------- the rules, in order

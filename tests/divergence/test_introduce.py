@@ -426,6 +426,34 @@ parts zeroed in another order and read between: sequence at zero_; benign=1
     sum x => s|S
     x = zero_ !x+4|0 -> z*8|4
 
+parts zeroed one by one keep nothing of what was there: kernel at index_put; benign=2
+    x = zeros -> o*12
+    x = div_ !x+0|4 -> d*4|8
+    x = div_ !x+4|0 -> d*8|4
+    x = zero_ !x -> z*4
+    x = zero_ !x+4 -> z*8
+    y = index_put input/1 -> y|Y
+    x = copy_ !x+8 y -> y|Y
+    sum x => s|S
+
+parts zeroed one by one keep what is beside them: sequence at div_
+    x = zeros -> o*16
+    x = div_ !x+0|4 -> d*4|8
+    x = div_ !x+4|0 -> d*8|4
+    x = zero_ !x -> z*4
+    x = zero_ !x+4 -> z*8
+    sum x => s|S
+
+parts zeroed in another order keep nothing of what was there: kernel at index_put; benign=2
+    x = zeros -> o*12
+    x = div_ !x+0|4 -> d*4|8
+    x = div_ !x+4|0 -> d*8|4
+    x = zero_ !x+0|4 -> z*4|8
+    x = zero_ !x+4|0 -> z*8|4
+    y = index_put input/1 -> y|Y
+    x = copy_ !x+8 y -> y|Y
+    sum x => s|S
+
 another part zeroed: sequence at zero_
     x = relu input/0 -> r*16
     x = zero_ !x -> z*4
