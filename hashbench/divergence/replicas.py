@@ -1,10 +1,9 @@
 """Check in one run that replicas agree: parameters of which several ranks must hold the same. Pure: no torch, no files.
 
-Which parameters are replicas is in the trace (:attr:`~hashbench.records.Result.replicas`); where nothing is known of a
-parameter, it is a replica if the gradient that its optimizer reads was reduced over a group. They are compared after
-every step. Of those that part first it is said why: the traces of two of the ranks are aligned as two runs are, and the
-walk goes back from the write through what differs on the two ranks. Ranks differ by design, in their batches, their
-seeds and their parts of a tensor, and a collective makes them equal again. So the origin is
+Which parameters are replicas says :mod:`hashbench.divergence.held_alike`. They are compared after every step. Of those
+that part first it is said why: the traces of two of the ranks are aligned as two runs are, and the walk goes back from
+the write through what differs on the two ranks. Ranks differ by design, in their batches, their seeds and their parts
+of a tensor, and a collective makes them equal again. So the origin is
 
 * ``unreduced``: the walk comes to data that differ by design, and no collective of these ranks lies on its way.
 * ``sequence``: it ends in ops that one of the ranks has and the other has not.
@@ -25,8 +24,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from hashbench.catalog import Origin
-from hashbench.compare.align import SECOND, PairedRuns, name_of, pair
+from hashbench.compare.align import SECOND, PairedRuns, pair
 from hashbench.compare.slice import Slice, backward_slice
+from hashbench.divergence.held_alike import ReplacedParameters, Replica, replicas_of
 from hashbench.divergence.introduce import Differences, Source, find_differences
 from hashbench.divergence.meetings import equalizes, exchanges, group_word, inside_collectives, told_inside
 from hashbench.divergence.whole_steps import results_by_step, up_to_common_step
@@ -40,11 +40,6 @@ UNREDUCED = "unreduced"
 
 MOST_EXPLAINED = 8
 """Number of parameters whose origin is looked for, of those that part in the first step."""
-
-_CARRYING = frozenset({"_to_copy", "clone", "copy_", "div", "div_", "mul", "mul_"} | {"view", "wait_tensor"})
-"""Ops through which a reduced gradient is still one: copies, and divisions by the number of ranks."""
-
-_OPTIMIZER = "optimizer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +134,7 @@ def check_replicas(traces: Mapping[int, Trace]) -> ReplicasVerdict:
     run = whole.runs[0]
     size = max([*(rank + 1 for rank in run), *(one.rank.world_size for one in run.values() if one.rank is not None)])
     missing = tuple(rank for rank in range(size) if rank not in run)
-    replicas = _replicas(run)
+    replicas = replicas_of(run)
     apart = sorted(_apart(run, replicas), key=lambda one: (one.step is None, one.step or 0))
     first = {one.step for one in apart[:1]}
     explained = [one for one in apart if one.step in first][:MOST_EXPLAINED]
@@ -159,49 +154,7 @@ def check_replicas(traces: Mapping[int, Trace]) -> ReplicasVerdict:
     )
 
 
-# ---------------------------------------------------------------------------------------------- what must agree
-
-_Replica = tuple[tuple[int, ...], str]
-
-
-def _replicas(run: Mapping[int, Trace]) -> Mapping[_Replica, bool]:
-    """Return the replicas, by ranks that have a trace and name: True if that follows from a reduced gradient."""
-    found: dict[_Replica, bool] = {}
-    for trace in run.values():
-        known: dict[str, Result] = {}
-        for result in (one for results in results_by_step(trace).values() for one in results):
-            if result.replicas or result.name not in known:  # at the end groups may be gone
-                known[result.name] = result
-        reduced: Mapping[str, tuple[int, ...]] | None = None
-        for name, result in known.items():
-            ranks, inferred = result.replicas, False
-            if not ranks and not result.placement and result.source:
-                reduced = _reduced_gradients(trace) if reduced is None else reduced
-                ranks, inferred = reduced.get(result.source, ()), True
-            present = tuple(rank for rank in ranks if rank in run)
-            if len(present) > 1:
-                found.setdefault((present, name), inferred)
-    return found
-
-
-def _reduced_gradients(trace: Trace) -> Mapping[str, tuple[int, ...]]:
-    """Return the writes of an optimizer that read a reduced gradient, and the ranks it was reduced over."""
-    carried: dict[str, tuple[int, ...]] = {}
-    writes: dict[str, tuple[int, ...]] = {}
-    for record in trace.records:
-        collective = record.collective
-        if collective is not None and exchanges(record):
-            if collective.kind == "combine" and equalizes(collective):
-                carried[record.id] = collective.process_group
-            continue
-        over = next((carried[ref.source] for ref in record.inputs if ref.source in carried), ())
-        if not over:
-            continue
-        if record.phase == _OPTIMIZER and any(ref.written and ref.source not in carried for ref in record.inputs):
-            writes[record.id] = over
-        elif name_of(record) in _CARRYING:
-            carried[record.id] = over
-    return writes
+# ----------------------------------------------------------------------------------------------- what differs
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,8 +181,9 @@ class _Apart:
         return base, next(rank for rank, one in self.results.items() if one.digest != self.results[base].digest)
 
 
-def _apart(run: Mapping[int, Trace], replicas: Iterable[_Replica]) -> Iterator[_Apart]:
-    """Yield the replicas that differ, after the first step where they do."""
+def _apart(run: Mapping[int, Trace], replicas: Iterable[Replica]) -> Iterator[_Apart]:
+    """Yield the replicas that differ, after the first step where they do, and where no rank replaces them unread."""
+    replaced = {rank: ReplacedParameters(trace) for rank, trace in run.items()}
     by_rank = {
         rank: {step: {result.name: result for result in results} for step, results in results_by_step(trace).items()}
         for rank, trace in run.items()
@@ -238,7 +192,8 @@ def _apart(run: Mapping[int, Trace], replicas: Iterable[_Replica]) -> Iterator[_
         for step in by_rank[ranks[0]]:
             results = {rank: by_rank[rank].get(step, {}).get(name) for rank in ranks}
             present = {rank: result for rank, result in results.items() if result is not None}
-            if len({result.digest for result in present.values()}) > 1:
+            differs = len({result.digest for result in present.values()}) > 1
+            if differs and not any(replaced[rank].replaced(name, step) for rank in present):
                 yield _Apart(name, ranks, step, present)
                 break
 

@@ -5,10 +5,10 @@ A line is an op; ``left|right`` is that of the first and of the second run, and 
 ``y = add_ !x+4@h input/0=c (0.5) -> a*8,b rng=g``: the op ``add_`` reads ``x``, which it also writes (``!``), at offset
 4, when its hash is ``h``; the leaf ``input/0``, whose content is ``c`` (default: ``w``); and the
 number 0.5. It writes a tensor of 8 elements with content ``a`` and one of 4 with ``b``. ``out=!x`` is an argument with
-a name; ``=>`` writes what is also a result, ``v~2`` has stride 2, ``int32:v`` another dtype, and ``blank`` is
-uninitialised memory; ``group=0-1`` are the ranks of a ``c10d`` op. An op that writes nothing is a view. Other lines: a
-leaf, ``was=`` its initial content; ``mark label setting=value``; ``result x content as name``; ``hashed``: inputs are
-hashed.
+a name, ``1.0=x`` one in a list; ``=>`` writes what is also a result, ``v~2`` has stride 2, ``int32:v`` another dtype,
+and ``blank`` is uninitialised memory; ``group=0-1`` are the ranks of a ``c10d`` op. An op that writes nothing is a
+view. Other lines: a leaf, ``was=`` its initial content; ``mark label setting=value``; ``result x content as name``;
+``hashed``: inputs are hashed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FIELDS = ("rng", "scalar", "module", "phase", "forward_op", "source", "in", "thr
 EITHER = re.compile(r"([^\s|=@+,*:~!]*)\|([^\s|=@+,*:~!]*)")
 
 
-READ = re.compile(r"(?:(\w+)=)?(!?)([^=+@]+)(?:=([^+@]*))?(?:\+(\d+))?(?:@(.*))?")
+READ = re.compile(r"(?:([\w.]+)=)?(!?)([^=+@]+)(?:=([^+@]*))?(?:\+(\d+))?(?:@(.*))?")
 
 
 WROTE = re.compile(r"(?:(\w+):)?([^~*]+)(?:~(\d+))?(?:\*(\d+))?")

@@ -1,0 +1,159 @@
+"""Which parameters several ranks must hold alike, and after which steps. Pure: no torch, no files.
+
+What the program says of a parameter (:attr:`~hashbench.records.Result.replicas`) decides. Where it says nothing, a
+parameter is a replica if what its optimizer reads to write it is a reduced gradient, or state that came from one.
+
+A parameter is not compared after a step where a rank replaces it before anything reads it, as where each rank updates
+its share of the parameters and broadcasts it then.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from hashbench.compare.align import OVERWRITING_ALL, name_of
+from hashbench.divergence.meetings import equalizes, exchanges
+from hashbench.divergence.whole_steps import results_by_step
+from hashbench.records import OpRecord, Ref, Result, TensorDigest, Trace
+
+Replica = tuple[tuple[int, ...], str]
+"""The ranks that must hold a parameter alike, and its name."""
+
+_CARRYING = frozenset({"_to_copy", "clone", "copy_", "div", "div_", "mul", "mul_"} | {"view", "wait_tensor"})
+"""Ops through which a reduced gradient is still one: copies, and divisions by the number of ranks."""
+
+_OPTIMIZER = "optimizer"
+
+
+def replicas_of(run: Mapping[int, Trace]) -> Mapping[Replica, bool]:
+    """Return the replicas, by ranks that have a trace and name: True if that follows from a reduced gradient."""
+    found: dict[Replica, bool] = {}
+    for trace in run.values():
+        known: dict[str, Result] = {}
+        for result in (one for results in results_by_step(trace).values() for one in results):
+            if result.replicas or result.name not in known:  # at the end groups may be gone
+                known[result.name] = result
+        reduced: ReducedGradients | None = None
+        for name, result in known.items():
+            ranks, inferred = result.replicas, False
+            if not ranks and not result.placement and result.source:
+                reduced = ReducedGradients.of(trace) if reduced is None else reduced
+                ranks, inferred = reduced.written(result), True
+            present = tuple(rank for rank in ranks if rank in run)
+            if len(present) > 1:
+                found.setdefault((present, name), inferred)
+    return found
+
+
+@dataclass(frozen=True)
+class ReducedGradients:
+    """What holds a reduced gradient, or came from one within an optimizer.
+
+    Attributes:
+        over: by record, for each of its outputs the ranks that its gradient was reduced over; none: empty.
+        outputs: by the same records, the outputs.
+        steps: those of them by which an optimizer wrote.
+    """
+
+    over: dict[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    outputs: dict[str, tuple[TensorDigest, ...]] = field(default_factory=dict)
+    steps: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, trace: Trace) -> ReducedGradients:
+        """Follow the gradients through a trace."""
+        made = cls()
+        for record in trace.records:
+            collective = record.collective
+            if collective is not None and exchanges(record):
+                if collective.kind == "combine" and equalizes(collective):
+                    made._add(record, (collective.process_group,) * len(record.outputs))
+            elif any(ref.source in made.over for ref in record.inputs):
+                over = tuple(made._carried(record, *output) for output in _read_for_outputs(record))
+                if any(over):
+                    made._add(record, over)
+        return made
+
+    def written(self, result: Result) -> tuple[int, ...]:
+        """Return the ranks over which the gradient was reduced by which an optimizer wrote a result last."""
+        if result.source not in self.steps:
+            return ()
+        pairs = list(zip(self.outputs[result.source], self.over[result.source], strict=True))
+        found = {over for digest, over in pairs if digest == result.digest} or {over for _, over in pairs}
+        return found.pop() if len(found) == 1 else ()
+
+    def _add(self, record: OpRecord, over: tuple[tuple[int, ...], ...]) -> None:
+        self.over[record.id], self.outputs[record.id] = over, record.outputs
+        if record.phase == _OPTIMIZER and any(ref.written for ref in record.inputs):
+            self.steps.add(record.id)
+
+    def _carried(self, record: OpRecord, output: TensorDigest, refs: tuple[Ref, ...]) -> tuple[int, ...]:
+        """Return the ranks over which the gradient was reduced that an output of a record still is. A number that
+        scales a larger tensor, such as a norm, is no gradient of it."""
+        carries = name_of(record).removeprefix("_foreach_") in _CARRYING
+        for ref in refs:
+            if ref.source in self.over and (carries or (record.phase == _OPTIMIZER and not ref.written)):
+                found, size = {*self.over[ref.source]}, max(map(_size, self.outputs[ref.source]))
+                if len(found) == 1 and _size(output) <= size:
+                    return found.pop()
+        return ()
+
+
+def _read_for_outputs(record: OpRecord) -> Iterator[tuple[TensorDigest, tuple[Ref, ...]]]:
+    """Yield each output of a record with the tensors that were read for it: of an op on lists, those at its place."""
+    if len(record.outputs) == 1:
+        yield record.outputs[0], record.inputs
+        return
+    written = [ref.argument for ref in record.inputs if ref.written]
+    returned = len(record.outputs) - len(written)
+    places = [*map(str, range(returned)), *(argument.partition(".")[2] for argument in written)]
+    for output, place in zip(record.outputs, places, strict=True):
+        yield output, tuple(ref for ref in record.inputs if ref.argument.partition(".")[2] == place)
+
+
+def _size(digest: TensorDigest) -> int:
+    return math.prod(digest.shape)
+
+
+class ReplacedParameters:
+    """Which parameters of one rank are replaced after a step before anything reads them."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._results = {step: {one.name: one for one in results} for step, results in results_by_step(trace).items()}
+
+    def replaced(self, name: str, step: int | None) -> bool:
+        """Return True if what a step left of a parameter is replaced before anything reads it."""
+        result, position = self._results.get(step, {}).get(name), self._positions.get(step)
+        if result is None or position is None:
+            return False
+        for at, record, ref in self._uses.get(result.source, ()):
+            if at < position or not self._is_this(ref, result):
+                continue
+            return ref.written and (exchanges(record) or name_of(record) in OVERWRITING_ALL)
+        return False
+
+    def _is_this(self, ref: Ref, result: Result) -> bool:
+        """Return True if an op takes this parameter, and not another one that the same record wrote."""
+        return len(self._outputs.get(result.source, ())) < 2 or ref.digest == result.digest.value
+
+    @functools.cached_property
+    def _positions(self) -> Mapping[int | None, int]:
+        return {step.number: step.position for step in self._trace.steps}
+
+    @functools.cached_property
+    def _outputs(self) -> Mapping[str, tuple[TensorDigest, ...]]:
+        return {record.id: record.outputs for record in self._trace.records}
+
+    @functools.cached_property
+    def _uses(self) -> Mapping[str, list[tuple[int, OpRecord, Ref]]]:
+        uses: dict[str, list[tuple[int, OpRecord, Ref]]] = defaultdict(list)
+        for at, record in enumerate(self._trace.records):
+            for ref in record.inputs:
+                if record.outputs or record.scalar or exchanges(record):
+                    uses[ref.source].append((at, record, ref))
+        return uses

@@ -1,0 +1,99 @@
+"""Which parameters are taken for replicas, and after which steps they are compared."""
+
+from __future__ import annotations
+
+import pytest
+
+from hashbench.divergence.held_alike import replicas_of
+from hashbench.divergence.replicas import check_replicas
+from tests.divergence.rank_runs import rank_traces
+
+REDUCED = "g = all_reduce !g -> s phase=backward\n g = div_ !g (2) -> h phase=backward\n"
+
+ADAM = """
+    m = zeros_like parameter/w -> z phase=optimizer
+    n = zeros_like parameter/w -> z phase=optimizer
+    m = lerp_ !m g (0.1) -> m phase=optimizer
+    n = mul_ !n (0.99) -> z phase=optimizer
+    n = addcmul_ !n g g -> n phase=optimizer
+    d = sqrt n -> d phase=optimizer
+    d = add_ !d (1e-8) -> d phase=optimizer
+    p = addcdiv_ !parameter/w m d -> p phase=optimizer
+"""
+
+MOMENTUM = """
+    b = clone g -> b phase=optimizer
+    b = mul_ !b (0.9) -> c phase=optimizer
+    b = add_ !b g -> e phase=optimizer
+    f = add g b -> f phase=optimizer
+    p = add_ !parameter/w f -> p phase=optimizer
+"""
+
+
+def inferred(*lines: str) -> list[str]:
+    """The parameters that are taken for replicas, of two ranks that run these lines."""
+    return [name for _, name in replicas_of(rank_traces("\n".join(lines)))]
+
+
+@pytest.mark.parametrize("optimizer", [ADAM, MOMENTUM], ids=["adam", "momentum"])
+def test_state_of_an_optimizer_that_came_from_a_reduced_gradient_makes_a_replica(optimizer: str) -> None:
+    lines = "g = mm input/0 parameter/w -> {0} phase=backward\n{1}" + optimizer + "replica p p as w\n step\n"
+    ranks = [f"rank {rank}:\n" + lines for rank in (0, 1)]
+    assert inferred(*(text.format(f"g{rank}", REDUCED) for rank, text in enumerate(ranks))) == ["w"]
+    assert inferred(*(text.format(f"g{rank}", "") for rank, text in enumerate(ranks))) == []
+
+
+def test_a_parameter_that_is_averaged_and_steps_with_a_gradient_of_its_own_is_no_replica() -> None:
+    lines = """
+        p = all_reduce !parameter/w -> s
+        p = div_ !p (2) -> h
+        p = mul_ !p (0.99) -> i phase=optimizer
+        p = add_ !p g -> p phase=optimizer
+        replica p p as w
+    """
+    ranks = [f"rank {rank}:\n g = mm input/0 parameter/w -> g{rank} phase=backward\n{lines}" for rank in (0, 1)]
+    assert inferred(*ranks) == []
+
+
+def test_a_list_op_of_an_optimizer_writes_each_parameter_by_its_own_gradient() -> None:
+    lines = """
+        g = mm input/0 parameter/w -> g{0} phase=backward
+        h = mm input/0 parameter/v -> h{0} phase=backward
+        g = all_reduce !g -> s phase=backward
+        p = _foreach_add_ 0.0=!parameter/w 0.1=!parameter/v 1.0=g 1.1=h -> p,v{0} phase=optimizer
+        replica p p as w
+        replica p v{0} as v
+    """
+    assert inferred(*(f"rank {rank}:\n" + lines.format(rank) for rank in (0, 1))) == ["w"]
+
+
+def test_a_reduced_number_that_scales_a_gradient_makes_no_replica() -> None:
+    lines = """
+        n = sum input/0 -> n{0}*1
+        n = all_reduce !n -> n*1
+        g = mm input/0 parameter/w -> g{0} phase=backward
+        g = div_ !g n -> h{0} phase=backward
+        p = add_ !parameter/w g -> p{0} phase=optimizer
+        replica p p{0} as w
+    """
+    assert inferred(*(f"rank {rank}:\n" + lines.format(rank) for rank in (0, 1))) == []
+
+
+@pytest.mark.parametrize("way", ["broadcast !p root=0 -> p", "copy_ !p input/1=p -> p"])
+def test_a_share_that_is_replaced_before_anything_reads_it_is_compared_behind_that(way: str) -> None:
+    lines = """
+        rank {rank}:
+        p = {step} !parameter/w=w -> {left} phase=optimizer
+        replica p {left} as w 0-1
+        step
+        {before}
+        y = mm p input/0 -> y{rank}
+        p = {way}
+        replica p p as w 0-1
+    """
+    ranks = ({"rank": 0, "step": "add_", "left": "p"}, {"rank": 1, "step": "id", "left": "w"})
+    clean, stale = (
+        "".join(lines.format(**one, way=way, before=before) for one in ranks) for before in (f"p = {way}", "")
+    )
+    assert check_replicas(rank_traces(clean)).equal
+    assert [(one.name, one.step) for one in check_replicas(rank_traces(stale)).differing] == [("w", 0)]
