@@ -54,7 +54,7 @@ class ReplicaDifference:
         written_by: id of the record, on ``compared[0]``, that wrote it so; empty if no record did.
         compared: the two ranks whose traces were compared.
         origin: see the module; empty if it was not looked for.
-        rank: rank of the record where the ranks part.
+        rank: rank of the record where the ranks part; of the minority, where it has that record.
         node: id of that record; a leaf for ``state``.
         kernel: its op.
         module: its module.
@@ -147,7 +147,7 @@ def check_replicas(traces: Mapping[int, Trace]) -> ReplicasVerdict:
         size,
         tuple(told),
         dict(Counter(ranks for ranks, _ in replicas)),
-        tuple(name for (_, name), inferred in replicas.items() if inferred),
+        tuple(dict.fromkeys(name for (_, name), inferred in replicas.items() if inferred)),
         whole.steps,
         missing,
         tuple(unknown),
@@ -211,7 +211,9 @@ def _explain(run: Mapping[int, Trace], apart: _Apart) -> ReplicaDifference:
     ranks = _ReplicaPair.of(run[base], run[other], base, other)
     at = ranks.written(apart.results[base], apart.results[other])
     origin, node, detail, shown = ranks.origin(at, apart)
-    record = next((one for one in ranks.runs.records.get(node, ()) if one is not None), None)
+    old, new = ranks.runs.records.get(node, (None, None))
+    on_other = new is not None and (old is None or bool(apart.minority))
+    record = new if on_other else old
     return ReplicaDifference(
         apart.name,
         apart.ranks,
@@ -220,8 +222,8 @@ def _explain(run: Mapping[int, Trace], apart: _Apart) -> ReplicaDifference:
         at.removeprefix(SECOND) if at in ranks.runs.records else "",
         (base, other),
         origin,
-        other if node.startswith(SECOND) else base,
-        node.removeprefix(SECOND),
+        other if on_other or (record is None and apart.minority) else base,
+        record.id if record is not None else node,
         record.op if record is not None else "",
         record.module if record is not None else "",
         record.phase if record is not None else "",
@@ -325,8 +327,8 @@ class _ReplicaPair:
         lone = [node for node in walked.reached if self._is_lone(node)]
         if lone:
             first = self._first_of_lone(lone)
-            rank = self.ranks[self.runs.records[first][0] is None]
-            return Origin.SEQUENCE, first, f"only rank {rank} runs this op", self._shown(first)
+            has, lacks = self.ranks if self.runs.records[first][0] is not None else reversed(self.ranks)
+            return Origin.SEQUENCE, first, f"rank {has} runs this op, rank {lacks} does not", self._shown(first)
         sources = [self.known.sources[node] for node in walked.reached if node in self.known.sources]
         source = min(sources, key=self._position, default=None)
         if source is None:
@@ -345,6 +347,8 @@ class _ReplicaPair:
         base, other = self.ranks
         if source.origin == Origin.RNG:
             return f"the random generator of rank {other} was in another state than that of rank {base}"
+        if source.origin == Origin.SEQUENCE:
+            return f"rank {other} reads another tensor here than rank {base}"
         if source.origin == Origin.KERNEL:
             return f"the output differs between ranks {base} and {other} although every input is equal"
         return source.detail

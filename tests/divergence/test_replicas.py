@@ -280,6 +280,23 @@ def test_the_minority_is_named_from_three_ranks_on(
 ) -> None:
     found = check_replicas(rank_traces(three(*contents))).differing[0]
     assert (found.minority, found.compared, found.origin) == (minority, compared, "kernel")
+    assert found.rank == compared[bool(minority)]
+
+
+def test_an_op_that_one_rank_has_more_and_other_inputs_are_told_of_both_ranks() -> None:
+    more = 'extra="n = mul parameter/w -> n phase=backward; g = add_ !g n -> e phase=backward"'
+    lines = [expanded(f"{{dp {rank} ranks=0-1-2}}") for rank in (0, 1)]
+    found = check_replicas(rank_traces("\n".join([*lines, expanded(f"{{dp 2 ranks=0-1-2 {more} p=p2}}")]))).differing[0]
+    assert (found.minority, found.rank, found.detail) == ((2,), 2, "rank 2 runs this op, rank 0 does not")
+    wired = """
+        rank {0}:
+        a = relu input/0 -> a
+        b = gelu input/0 -> b
+        p = add_ !parameter/w {1} -> p{0} phase=optimizer
+        replica p p{0} as w 0-1
+    """
+    wired = wired.format(0, "a") + wired.format(1, "b")
+    assert check_replicas(rank_traces(wired)).differing[0].detail == "rank 1 reads another tensor here than rank 0"
 
 
 def test_the_first_step_and_the_write_are_named() -> None:
