@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from hashbench.compare.align import OVERWRITING_ALL, name_of
@@ -117,6 +117,48 @@ def _read_for_outputs(record: OpRecord) -> Iterator[tuple[TensorDigest, tuple[Re
 
 def _size(digest: TensorDigest) -> int:
     return math.prod(digest.shape)
+
+
+def parted_otherwise(run: Mapping[int, Trace], replicas: Iterable[Replica]) -> tuple[str, ...]:
+    """Return the parameters of which nothing says that they are replicas, or parts of a tensor, and which were equal on
+    all ranks that have them before their first step, and not behind it."""
+    known = {name for _, name in replicas}
+    by_name: dict[str, list[tuple[TensorDigest | None, TensorDigest]]] = defaultdict(list)
+    for trace in run.values():
+        for name, contents in _first_updates(trace).items():
+            by_name[name].append(contents)
+    found = []
+    for name, several in by_name.items():
+        before, after = ({one[at] for one in several} for at in (0, 1))
+        if name not in known and len(before) == 1 and None not in before and len(after) > 1:
+            found.append(name)
+    return tuple(found)
+
+
+def _first_updates(trace: Trace) -> dict[str, tuple[TensorDigest | None, TensorDigest]]:
+    """Return the parameters that an optimizer wrote, of which no placement is known, with their content before the
+    first step that wrote them, if it is known, and after it."""
+    records = {record.id: record for record in trace.records}
+    leaves = {leaf.id: leaf.digest for leaf in trace.leaves}
+    found: dict[str, tuple[TensorDigest | None, TensorDigest]] = {}
+    for result in (one for results in results_by_step(trace).values() for one in results):
+        record = records.get(result.source)
+        if result.name in found or result.placement or record is None or record.phase != _OPTIMIZER:
+            continue
+        node, alike = result.source, result.digest
+        while node in records and records[node].phase == _OPTIMIZER:
+            node = next((ref.source for ref in _targets(records[node], alike)), "")
+        left = [leaves[node]] if node in leaves else list(records[node].outputs) if node in records else []
+        found[result.name] = (left[0] if len(left) == 1 else None, result.digest)
+    return found
+
+
+def _targets(record: OpRecord, digest: TensorDigest) -> Iterator[Ref]:
+    """Yield the tensors of a shape that a record wrote into, if there is but one."""
+    written = [ref for ref in record.inputs if ref.written]
+    pairs = zip(written, record.outputs[-len(written) :] if written else (), strict=True)
+    alike = [ref for ref, one in pairs if one.shape == digest.shape]
+    yield from alike if len(alike) == 1 else ()
 
 
 class ReplacedParameters:

@@ -58,6 +58,7 @@ def check_document(verdict: ReplicasVerdict) -> dict[str, Any]:
         "inferred": list(verdict.inferred),
         "missing": list(verdict.missing),
         "unknown": list(verdict.unknown),
+        "uncompared": list(verdict.uncompared),
         "steps": list(verdict.steps) if verdict.steps else None,
     }
 
@@ -167,6 +168,9 @@ def _check_lines(verdict: ReplicasVerdict) -> Iterator[str]:
     if verdict.missing:
         yield _line("not known", f"no trace of {rank_words(verdict.missing)}")
     yield from _unknown(verdict.unknown)
+    if verdict.uncompared and not verdict.differing:
+        parted = "equal on all ranks before the first step, not behind it; nothing shows that these are replicas"
+        yield _line("not compared", f"{a_few(verdict.uncompared, _SHOWN)}: {parted}")
 
 
 def _difference(differing: Sequence[ReplicaDifference]) -> Iterator[str]:

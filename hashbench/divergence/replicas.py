@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from hashbench.catalog import Origin
 from hashbench.compare.align import SECOND, PairedRuns, pair
 from hashbench.compare.slice import Slice, backward_slice
-from hashbench.divergence.held_alike import ReplacedParameters, Replica, replicas_of
+from hashbench.divergence.held_alike import ReplacedParameters, Replica, parted_otherwise, replicas_of
 from hashbench.divergence.introduce import Differences, Source, find_differences
 from hashbench.divergence.meetings import equalizes, exchanges, group_word, inside_collectives, told_inside
 from hashbench.divergence.whole_steps import results_by_step, up_to_common_step
@@ -96,6 +96,8 @@ class ReplicasVerdict:
         steps: first and last step that was checked; ``None`` if the run was not recorded by steps.
         missing: ranks without a trace.
         unknown: sentences on what could not be checked.
+        uncompared: names of parameters that parted and of which nothing says that they are replicas
+            (:func:`~hashbench.divergence.held_alike.parted_otherwise`).
     """
 
     world_size: int
@@ -105,6 +107,7 @@ class ReplicasVerdict:
     steps: tuple[int, int] | None = None
     missing: tuple[int, ...] = ()
     unknown: tuple[str, ...] = ()
+    uncompared: tuple[str, ...] = ()
 
     @property
     def equal(self) -> bool:
@@ -151,6 +154,7 @@ def check_replicas(traces: Mapping[int, Trace]) -> ReplicasVerdict:
         whole.steps,
         missing,
         tuple(unknown),
+        parted_otherwise(run, replicas),
     )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hashbench.divergence.held_alike import replicas_of
-from hashbench.divergence.replicas import check_replicas
+from hashbench.divergence.ranks_text import check_text
+from hashbench.divergence.replicas import ReplicasVerdict, check_replicas
 from tests.divergence.rank_runs import rank_traces
 
 REDUCED = "g = all_reduce !g -> s phase=backward\n g = div_ !g (2) -> h phase=backward\n"
@@ -97,3 +98,34 @@ def test_a_share_that_is_replaced_before_anything_reads_it_is_compared_behind_th
     )
     assert check_replicas(rank_traces(clean)).equal
     assert [(one.name, one.step) for one in check_replicas(rank_traces(stale)).differing] == [("w", 0)]
+
+
+def test_plain_parameters_that_part_though_nothing_reduces_them_are_told() -> None:
+    lines = """
+        rank {0}:
+        w = empty -> blank
+        w = uniform_ !w rng=1 -> w
+        p = mul_ !w input/0 -> w{0} phase=optimizer
+        p = add_ !p input/1 -> p{0} phase=optimizer
+        q = add_ !parameter/v=v{0} input/0 -> q{0} phase=optimizer
+        r = add_ !parameter/u=u input/0 -> {1} phase=optimizer
+        s = add_ !parameter/x=x input/0 -> x{0} phase=optimizer
+        replica p p{0} as w
+        replica q q{0} as v
+        replica r {1} as u
+        replica s x{0} as x {2}
+        step
+    """
+    verdict = check_replicas(rank_traces("".join(lines.format(rank, "u", "0-1") for rank in (0, 1))))
+    assert verdict.uncompared == ("w",)
+    assert check_replicas(rank_traces("".join(lines.format(rank, f"u{rank}", "") for rank in (0, 1)))).uncompared == (
+        "w",
+        "u",
+        "x",
+    )
+
+
+def test_parameters_that_part_are_told_where_no_replica_differs() -> None:
+    verdict = ReplicasVerdict(2, checked={(0, 1): 3}, uncompared=("w",))
+    assert verdict.equal
+    assert check_text(verdict).splitlines()[1].startswith("not compared:     w: equal on all ranks before")
