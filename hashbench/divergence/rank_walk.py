@@ -240,6 +240,9 @@ class JudgedRanks:
         if records[0] is not None and records[1] is not None and records[0].arguments != records[1].arguments:
             yield RankNode(at.rank, at.node, given=True)
         collectives = [record.collective for record in records if record is not None and record.collective is not None]
+        if not any(map(is_from_any_source, collectives)) and _other_peers(first, second):
+            yield RankNode(at.rank, at.node, given=True)
+            return
         if first == second or not any(map(is_from_any_source, collectives)):
             for giver in self._givers(collectives, meetings):
                 yield self._gift(giver, first, second)
@@ -385,7 +388,12 @@ def _from_outside(judged: JudgedRanks, at: RankNode) -> Source:
     assert a is not None
     assert b is not None
     position = runs.position[at.node]
-    if a.arguments != b.arguments and all(_is_equal(*pair) for pair in _pairs(a, b)):
+    meetings = [calls[at.rank].meetings.get(one.id) for one, calls in zip((a, b), judged.calls, strict=True)]
+    if _other_peers(*meetings):
+        detail = "the process group, or the rank at the other end, which this rank gave, is another one"
+        first, second = ("" if one is None else one.word() for one in meetings)
+        return Source(Origin.OUTSIDE, at.node, position, detail, first, second)
+    if a.arguments != b.arguments and all(None in pair or _is_equal(*pair) for pair in _pairs(a, b)):
         detail = "an argument that is not a tensor has another value"
         return Source(Origin.OUTSIDE, at.node, position, detail, f"({a.arguments})", f"({b.arguments})")
     source = known.sources.get(at.node)
@@ -400,6 +408,14 @@ def _from_outside(judged: JudgedRanks, at: RankNode) -> Source:
     detail = f"argument {argument}, which this rank gave, was written outside torch"
     first, second = (" ".join(one.digest for one in given_by(record)) for record in (a, b))
     return Source(Origin.OUTSIDE, at.node, position, detail, first, second, opaque_producer=True)
+
+
+def _other_peers(first: Meeting | None, second: Meeting | None) -> bool:
+    """Return True if a call is known to meet other ranks in the two runs: in another process group, or by a message
+    to or from another rank."""
+    if first is None or second is None:
+        return False
+    return first._replace(ordinal=0, number=0) != second._replace(ordinal=0, number=0)
 
 
 def _pairs(a: OpRecord, b: OpRecord) -> Iterator[tuple[Ref | None, Ref | None]]:

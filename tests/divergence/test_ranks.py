@@ -705,6 +705,46 @@ an order of examples beside a kernel whose output nobody reads: 1 outside select
         x = all_reduce !x -> s|S
         sum x => r|R
 
+ranks that meet others, as the clock of one of them decides: 2 outside c10d.allreduce_
+    rank 0:
+        b = empty -> blank
+        b = broadcast !b root=2 -> p|P
+        1: x = all_reduce !input/1 group=0-1 -> s
+        2: x = all_reduce !input/1 group=0-2 -> t
+        sum x => r|R
+    rank 1:
+        b = empty -> blank
+        b = broadcast !b root=2 -> p|P
+        1: x = all_reduce !input/1 group=0-1 -> s
+        2: x = all_reduce !input/1 group=1-3 -> u
+        sum x => r|R
+    rank 2:
+        b = set_ input/5 -> w
+        b = broadcast !b@p|P root=2 -> p|P
+        1: x = all_reduce !input/1 group=2-3 -> u
+        2: x = all_reduce !input/1 group=0-2 -> t
+        sum x => r|R
+    rank 3:
+        b = empty -> blank
+        b = broadcast !b root=2 -> p|P
+        1: x = all_reduce !input/1 group=2-3 -> u
+        2: x = all_reduce !input/1 group=1-3 -> u
+        sum x => q
+
+another root, whose data agree, as the clock of a rank decides: 0 outside c10d.broadcast_
+    rank 0:
+        b = set_ input/5 -> w
+        b = broadcast !b@p|P root=0 -> p|P
+        1: x = broadcast !input/0 (0) root=0 -> v
+        2: x = broadcast !input/0 (1) root=1 -> V
+        sum x => r|R
+    rank 1:
+        b = empty -> blank
+        b = broadcast !b root=0 -> p|P
+        1: x = broadcast !input/0 (0) root=0 -> v
+        2: x = broadcast !input/0 (1) root=1 -> V
+        sum x => r|R
+
 other data beside times that are gathered: 1 outside add
     rank 0:
         t = all_gather !input/8 other/t0=p|P -> t|T
@@ -872,6 +912,22 @@ def test_the_rank_and_the_kernel_are_named(case: Case) -> None:
     if case.through is not None:
         assert verdict.first[0].through == case.through
     assert not verdict.equal or case.expected == "agree"
+
+
+def test_another_group_and_another_root_are_told_as_arguments() -> None:
+    group, root = (
+        next(case.lines for name, case in CASES.items() if name.startswith(start))
+        for start in ("ranks that meet others", "another root")
+    )
+    (first,) = judge_ranks(group).first
+    assert (first.first, first.second) == ("#1 of group 2-3", "#1 of group 0-2")
+    assert first.detail.startswith("the process group, or the rank at the other end,")
+    (first,) = judge_ranks(root).first
+    assert (first.first, first.second, first.detail) == (
+        "(0)",
+        "(1)",
+        "an argument that is not a tensor has another value",
+    )
 
 
 @every_case
