@@ -57,7 +57,8 @@ def choose_candidates(judged: JudgedRanks, differing: Mapping[int, Sequence[Diff
 
     A difference that may follow from others by way of Python (another op, another argument, other data) is dropped
     where such a way leads to a kernel, a generator or the like; and where it leads to what entered on another rank, if
-    that rank has a difference of its own.
+    that rank has a difference of its own. Behind the first, it is told where no data that differ had come from other
+    ranks before it: Python may read any tensor.
     """
     graph: dict[RankNode, tuple[RankNode, ...]] = {}
     walked = judged.walk(_roots(judged, differing))
@@ -89,6 +90,7 @@ def choose_candidates(judged: JudgedRanks, differing: Mapping[int, Sequence[Diff
     if explained >= {*chosen}:
         explained = set()
     firsts = _firsts({rank: one for rank, one in chosen.items() if rank not in explained}, judged)
+    explained |= {rank for rank in {*chosen} - {*firsts} if _may_follow(judged, chosen[rank])}
     told = {rank: _told(judged, candidate, graph) for rank, candidate in chosen.items()}
     return ChosenDivergences(
         tuple(told[rank] for rank in firsts),
@@ -103,6 +105,15 @@ def _given(givers: Mapping[int, set[int]], known: Iterable[int]) -> set[int]:
     while more := {rank for rank, others in givers.items() if others & reached} - reached:
         reached |= more
     return reached - {*known}
+
+
+def _may_follow(judged: JudgedRanks, candidate: Candidate) -> bool:
+    """Return True if Python may have made a difference of what it read of other ranks, which differed before."""
+    if candidate.source.origin not in BY_PYTHON:
+        return False
+    rank, until = candidate.at.rank, _place(judged, candidate)
+    nodes = (RankNode(rank, node) for node in judged.known[rank].differs)
+    return any(judged.exchange_at(at) is not None and judged.place(at) < until for at in nodes)
 
 
 def unpreceded(reached: Mapping[int, Mapping[int, float]], places: Mapping[int, float]) -> list[int]:

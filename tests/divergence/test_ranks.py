@@ -590,6 +590,25 @@ a barrier orders two races: 1 kernel put later 0 kernel index_put
         barrier
         sum x => r|R
 
+a list that Python made behind data that differ: 1 kernel put
+    rank 0:
+        x = all_reduce !input/0 -> s|S
+        sum x => r|R
+        index input/0 other/i=i|I => q|Q
+    rank 1:
+        x = put input/0 -> b|B
+        x = all_reduce !x -> s|S
+        sum x => r|R
+
+a list that Python made where nothing that differs had come: 1 kernel put later 0 outside index
+    rank 0:
+        barrier
+        index input/0 other/i=i|I => q|Q
+    rank 1:
+        x = put input/0 -> b|B
+        barrier
+        sum x => r|R
+
 of a broadcast only the root is waited for: 0 kernel index_put and 1 kernel put
     rank 0:
         x = broadcast !input/1 root=0 -> w
