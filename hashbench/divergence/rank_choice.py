@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from hashbench.catalog import Origin
+from hashbench.compare.slice import Slice
 from hashbench.divergence.choose import odd_views, roots, settings_source, steering, written_after_the_last_record
 from hashbench.divergence.describe import divergence_at, entered_at
 from hashbench.divergence.introduce import Differences, opaque_source
@@ -21,7 +23,7 @@ from hashbench.divergence.rank_path import (
 )
 from hashbench.divergence.rank_verdict import RankDivergence, RankResult
 from hashbench.divergence.rank_walk import BY_PYTHON, Candidate, JudgedRanks, RankNode
-from hashbench.records import Result
+from hashbench.records import Result, op_of
 
 _BEFORE_ANY_OP = frozenset({Origin.INPUT, Origin.STATE})
 _NEVER_BY_SETTINGS = AT_A_MEETING | _BEFORE_ANY_OP
@@ -57,22 +59,27 @@ def choose_candidates(judged: JudgedRanks, differing: Mapping[int, Sequence[Diff
 
     A difference that may follow from others by way of Python (another op, another argument, other data) is dropped
     where such a way leads to a kernel, a generator or the like; and where it leads to what entered on another rank, if
-    that rank has a difference of its own. Behind the first, it is told where no data that differ had come from other
-    ranks before it: Python may read any tensor.
+    that rank has a difference of its own; and where several ranks make the same anew, if all that leads to it are
+    tensors of one rank. Behind the first, it is told where no data that differ had come from other ranks before it:
+    Python may read any tensor.
     """
     graph: dict[RankNode, tuple[RankNode, ...]] = {}
     walked = judged.walk(_roots(judged, differing))
     graph.update(walked.reached)
     found = [*judged.candidates(walked), *_behind_the_records(judged, differing, graph)]
     chosen = _earliest(judged, found)
+    alike = Counter(map(_made_alike, chosen.values()))
     explained: set[int] = set()
     givers: dict[int, set[int]] = {}
+    named: list[Candidate] = []
     for rank, candidate in list(chosen.items()):
         if candidate.source.origin not in BY_PYTHON:
             continue
         behind = judged.walk_by_python(candidate.at)
         entered = list(judged.candidates(behind))
         causes = [one for one in entered if one.source.origin not in BY_PYTHON]
+        if not causes and alike[_made_alike(candidate)] > 1:
+            causes = _of_one_rank(judged, behind, candidate)
         givers[rank] = {one.at.rank for one in entered} & {*chosen} - {rank}
         if causes:
             explained.add(rank)
@@ -82,11 +89,13 @@ def choose_candidates(judged: JudgedRanks, differing: Mapping[int, Sequence[Diff
                 for at, before in ((candidate.at, received or node), (received, node)):
                     if at is not None:
                         graph[at] = (*graph.get(at, ()), before)
-            found += causes
+            named += causes
     explained |= _given(givers, {*chosen} - {rank for rank in givers if givers[rank]} | explained)
     if explained:
-        chosen = _earliest(judged, found)
-        explained = {rank for rank in explained if chosen[rank].source.origin in BY_PYTHON}
+        chosen = _earliest(judged, [*found, *named])
+        explained = {
+            rank for rank in explained if chosen[rank].source.origin in BY_PYTHON and chosen[rank] not in named
+        }
     if explained >= {*chosen}:
         explained = set()
     firsts = _firsts({rank: one for rank, one in chosen.items() if rank not in explained}, judged)
@@ -105,6 +114,20 @@ def _given(givers: Mapping[int, set[int]], known: Iterable[int]) -> set[int]:
     while more := {rank for rank, others in givers.items() if others & reached} - reached:
         reached |= more
     return reached - {*known}
+
+
+def _made_alike(candidate: Candidate) -> tuple[str, ...]:
+    """Return what Python made in both runs: ranks that make the same anew have it from one place."""
+    source = candidate.source
+    return source.origin, op_of(source.node), source.first, source.second
+
+
+def _of_one_rank(judged: JudgedRanks, behind: Slice[RankNode], made: Candidate) -> list[Candidate]:
+    """Return the differences behind what Python made alike on several ranks, of which none follows from another by way
+    of Python, if they are tensors of one rank alone."""
+    causes = [one for one in judged.candidates(behind) if one.at != made.at and not any(judged.python_links(one.at))]
+    alone = len({one.at.rank for one in causes}) == 1 and not any(one.at.given for one in causes)
+    return causes if alone else []
 
 
 def _may_follow(judged: JudgedRanks, candidate: Candidate) -> bool:

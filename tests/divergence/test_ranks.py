@@ -630,6 +630,52 @@ a decision by a scalar that is broadcast: 1 kernel bincount
         _local_scalar_dense n scalar=3|4
         relu|gelu input/0 => r|R
 
+a number that ranks make of a mean of other data of one: 1 outside index
+    rank 0:
+        m = mean input/0 -> m
+        m = all_reduce !m -> s|S
+        _local_scalar_dense m scalar=3|4
+        1: mul input/0 (30) => r
+        2: mul input/0 (40) => R
+    rank 1:
+        x = index input/0 other/i=i|I -> b|B
+        m = mean x -> m|M
+        m = all_reduce !m -> s|S
+        _local_scalar_dense m scalar=3|4
+        1: mul input/0 (30) => r
+        2: mul input/0 (40) => R
+
+numbers of their own that ranks make behind a mean of other data of one: 0 outside mul and 1 outside mul
+    rank 0:
+        m = mean input/0 -> m
+        m = all_reduce !m -> s|S
+        _local_scalar_dense m scalar=3|4
+        1: mul input/0 (30) => r
+        2: mul input/0 (40) => R
+    rank 1:
+        x = index input/0 other/i=i|I -> b|B
+        m = mean x -> m|M
+        m = all_reduce !m -> s|S
+        _local_scalar_dense m scalar=3|4
+        1: mul input/0 (30) => r
+        2: mul input/0 (50) => R
+
+a number that ranks make of a mean of other data of both: 0 outside mul and 1 outside mul
+    rank 0:
+        x = index input/0 other/j=j|J -> c|C
+        m = mean x -> n|N
+        m = all_reduce !m -> s|S
+        _local_scalar_dense m scalar=3|4
+        1: mul input/0 (30) => r
+        2: mul input/0 (40) => R
+    rank 1:
+        x = index input/0 other/i=i|I -> b|B
+        m = mean x -> m|M
+        m = all_reduce !m -> s|S
+        _local_scalar_dense m scalar=3|4
+        1: mul input/0 (30) => r
+        2: mul input/0 (40) => R
+
 a decision by a kernel that is pickled: 1 kernel bincount
     rank 0:
         b = empty -> blank
