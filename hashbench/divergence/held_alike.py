@@ -14,6 +14,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from hashbench.compare.align import OVERWRITING_ALL, name_of
 from hashbench.divergence.meetings import equalizes, exchanges
@@ -32,6 +33,7 @@ _OPTIMIZER = "optimizer"
 def replicas_of(run: Mapping[int, Trace]) -> Mapping[Replica, bool]:
     """Return the replicas, by ranks that have a trace and name: True if that follows from a reduced gradient."""
     found: dict[Replica, bool] = {}
+    inferred: dict[tuple[tuple[int, ...], str], set[tuple[int, ...]]] = defaultdict(set)
     for trace in run.values():
         known: dict[str, Result] = {}
         for result in (one for results in results_by_step(trace).values() for one in results):
@@ -39,14 +41,32 @@ def replicas_of(run: Mapping[int, Trace]) -> Mapping[Replica, bool]:
                 known[result.name] = result
         reduced: ReducedGradients | None = None
         for name, result in known.items():
-            ranks, inferred = result.replicas, False
+            ranks = result.replicas
             if not ranks and not result.placement and result.source:
                 reduced = ReducedGradients.of(trace) if reduced is None else reduced
-                ranks, inferred = reduced.written(result), True
-            present = tuple(rank for rank in ranks if rank in run)
-            if len(present) > 1:
-                found.setdefault((present, name), inferred)
-    return found
+                held = reduced.written(result)
+                inferred[_present(held.over, run), name].add(held.offsets)
+            found[_present(ranks, run), name] = False
+    for replica, offsets in inferred.items():
+        if len(offsets) == 1:  # else each rank has a part of its own
+            found.setdefault(replica, True)
+    return {replica: how for replica, how in found.items() if len(replica[0]) > 1}
+
+
+def _present(ranks: Iterable[int], run: Mapping[int, Trace]) -> tuple[int, ...]:
+    return tuple(rank for rank in ranks if rank in run)
+
+
+class Reduced(NamedTuple):
+    """What an output holds of a reduced gradient.
+
+    Attributes:
+        over: the ranks that the gradient was reduced over; nothing is known to be reduced: empty.
+        offsets: where it lies in what was reduced, such as a flat buffer: by each read of a part.
+    """
+
+    over: tuple[int, ...] = ()
+    offsets: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -54,12 +74,12 @@ class ReducedGradients:
     """What holds a reduced gradient, or came from one within an optimizer.
 
     Attributes:
-        over: by record, for each of its outputs the ranks that its gradient was reduced over; none: empty.
+        held: by record, what each of its outputs holds.
         outputs: by the same records, the outputs.
         steps: those of them by which an optimizer wrote.
     """
 
-    over: dict[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    held: dict[str, tuple[Reduced, ...]] = field(default_factory=dict)
     outputs: dict[str, tuple[TensorDigest, ...]] = field(default_factory=dict)
     steps: set[str] = field(default_factory=set)
 
@@ -71,36 +91,51 @@ class ReducedGradients:
             collective = record.collective
             if collective is not None and exchanges(record):
                 if collective.kind == "combine" and equalizes(collective):
-                    made._add(record, (collective.process_group,) * len(record.outputs))
-            elif any(ref.source in made.over for ref in record.inputs):
-                over = tuple(made._carried(record, *output) for output in _read_for_outputs(record))
-                if any(over):
-                    made._add(record, over)
+                    made._add(record, (Reduced(collective.process_group),) * len(record.outputs))
+            elif any(ref.source in made.held for ref in record.inputs):
+                held = tuple(made._carried(record, *output) for output in _read_for_outputs(record))
+                if any(one.over for one in held):
+                    made._add(record, held)
         return made
 
-    def written(self, result: Result) -> tuple[int, ...]:
-        """Return the ranks over which the gradient was reduced by which an optimizer wrote a result last."""
+    def written(self, result: Result) -> Reduced:
+        """Return the reduced gradient by which an optimizer wrote a result last."""
         if result.source not in self.steps:
-            return ()
-        pairs = list(zip(self.outputs[result.source], self.over[result.source], strict=True))
-        found = {over for digest, over in pairs if digest == result.digest} or {over for _, over in pairs}
-        return found.pop() if len(found) == 1 else ()
+            return Reduced()
+        pairs = list(zip(self.outputs[result.source], self.held[result.source], strict=True))
+        found = {held for digest, held in pairs if digest == result.digest} or {held for _, held in pairs}
+        return found.pop() if len(found) == 1 else Reduced()
 
-    def _add(self, record: OpRecord, over: tuple[tuple[int, ...], ...]) -> None:
-        self.over[record.id], self.outputs[record.id] = over, record.outputs
+    def _add(self, record: OpRecord, held: tuple[Reduced, ...]) -> None:
+        self.held[record.id], self.outputs[record.id] = held, record.outputs
         if record.phase == _OPTIMIZER and any(ref.written for ref in record.inputs):
             self.steps.add(record.id)
 
-    def _carried(self, record: OpRecord, output: TensorDigest, refs: tuple[Ref, ...]) -> tuple[int, ...]:
-        """Return the ranks over which the gradient was reduced that an output of a record still is. A number that
-        scales a larger tensor, such as a norm, is no gradient of it."""
+    def _carried(self, record: OpRecord, output: TensorDigest, refs: tuple[Ref, ...]) -> Reduced:
+        """Return what an output of a record still holds of a reduced gradient. A number that scales a larger tensor,
+        such as a norm, is no gradient of it."""
         carries = name_of(record).removeprefix("_foreach_") in _CARRYING
         for ref in refs:
-            if ref.source in self.over and (carries or (record.phase == _OPTIMIZER and not ref.written)):
-                found, size = {*self.over[ref.source]}, max(map(_size, self.outputs[ref.source]))
-                if len(found) == 1 and _size(output) <= size:
-                    return found.pop()
-        return ()
+            if ref.source in self.held and (carries or (record.phase == _OPTIMIZER and not ref.written)):
+                pairs = {*self._read(record, ref)}
+                held = {one for one, _ in pairs}
+                size = max(size for _, size in pairs)
+                if len(held) == 1 and _size(output) <= size:
+                    one = held.pop()
+                    return one._replace(offsets=(*one.offsets, ref.offset)) if _size(output) < size else one
+        return Reduced()
+
+    def _read(self, record: OpRecord, ref: Ref) -> Iterator[tuple[Reduced, int]]:
+        """Yield what a record may have read here of what another one wrote, each with its size: of a list that is all
+        that the other one wrote, what lies at the same place."""
+        argument, _, place = ref.argument.rpartition(".")
+        outputs = self.outputs[ref.source]
+        if argument and len(outputs) > 1:
+            beside = [one.source for one in record.inputs if one.argument.rpartition(".")[0] == argument]
+            if beside == [ref.source] * len(outputs):
+                yield self.held[ref.source][int(place)], _size(outputs[int(place)])
+                return
+        yield from zip(self.held[ref.source], map(_size, outputs), strict=True)
 
 
 def _read_for_outputs(record: OpRecord) -> Iterator[tuple[TensorDigest, tuple[Ref, ...]]]:

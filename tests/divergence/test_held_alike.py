@@ -68,6 +68,33 @@ def test_a_list_op_of_an_optimizer_writes_each_parameter_by_its_own_gradient() -
     assert inferred(*(f"rank {rank}:\n" + lines.format(rank) for rank in (0, 1))) == ["w"]
 
 
+def test_lists_of_an_optimizer_are_followed_from_place_to_place() -> None:
+    lines = """
+        g = mm input/0 parameter/w -> g{0} phase=backward
+        h = mm input/0 parameter/v -> h{0} phase=backward
+        g = all_reduce !g -> s phase=backward
+        m = _foreach_lerp_ 0.0=!input/1 0.1=!input/2 1.0=g 1.1=h -> m,n{0} phase=optimizer
+        p = _foreach_addcdiv_ 0.0=!parameter/w 0.1=!parameter/v 1.0=m 1.1=m -> p,v{0} phase=optimizer
+        replica p p as w
+        replica p v{0} as v
+    """
+    assert inferred(*(f"rank {rank}:\n" + lines.format(rank) for rank in (0, 1))) == ["w"]
+    other = lines.replace("1.0=m 1.1=m", "1.0=m 1.1=g")
+    assert inferred(*(f"rank {rank}:\n" + other.format(rank) for rank in (0, 1))) == ["v"]
+
+
+def test_each_rank_s_own_part_of_a_reduced_gradient_makes_no_replica() -> None:
+    lines = """
+        g = mm input/0 parameter/w -> g{0}*8 phase=backward
+        g = all_reduce !g -> s*8 phase=backward
+        c = clone g+{1} -> c{1} phase=backward
+        p = add_ !parameter/w c -> p{0} phase=optimizer
+        replica p p{0} as w
+    """
+    assert inferred(*(f"rank {rank}:\n" + lines.format(rank, 4 * rank) for rank in (0, 1))) == []
+    assert inferred(*(f"rank {rank}:\n" + lines.format(rank, 4) for rank in (0, 1))) == ["w"]
+
+
 def test_a_reduced_number_that_scales_a_gradient_makes_no_replica() -> None:
     lines = """
         n = sum input/0 -> n{0}*1
