@@ -21,6 +21,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from hashbench.catalog import Origin
@@ -317,7 +318,15 @@ class _ReplicaPair:
         if not self._differs(at):
             old, new = (apart.results[rank].digest.word() for rank in self.ranks)
             return Origin.OUTSIDE, at, "it was written behind torch's back after its last recorded write", (old, new)
-        walked = self._walk(at)
+        differs = self.known.differs  # of memory that is tainted, the part that is read may agree
+        surely, perhaps = (self._walked_origin(at, group, nodes) for nodes in (differs, differs | self.known.tainted))
+        return surely or perhaps or ("", at, "where the ranks part is not known", self._shown(at))
+
+    def _walked_origin(
+        self, at: str, group: str, suspects: AbstractSet[str]
+    ) -> tuple[str, str, str, tuple[str, str]] | None:
+        """Return the origin to which these nodes lead back, or ``None``."""
+        walked = self._walk(at, suspects)
         guilty = [node for node in walked.reached if self._should_be_equal(node)]
         if guilty:
             first = min(guilty, key=self.runs.order.__getitem__)
@@ -336,7 +345,7 @@ class _ReplicaPair:
         sources = [self.known.sources[node] for node in walked.reached if node in self.known.sources]
         source = min(sources, key=self._position, default=None)
         if source is None:
-            return "", at, "where the ranks part is not known", self._shown(at)
+            return None
         return source.origin, source.node, self._detail(source), (source.first, source.second)
 
     def _first_of_lone(self, lone: Iterable[str]) -> str:
@@ -362,10 +371,9 @@ class _ReplicaPair:
 
     # ---------------------------------------------------------------------------------------------- the walk
 
-    def _walk(self, at: str) -> Slice[str]:
-        """Return the nodes that differ between the ranks and lead to a write; nothing behind a collective, an op of one
-        rank alone, or the version of the parameter before."""
-        suspects = self.known.differs | self.known.tainted
+    def _walk(self, at: str, suspects: AbstractSet[str]) -> Slice[str]:
+        """Return those of the nodes that lead to a write; nothing behind a collective, an op of one rank alone, or the
+        version of the parameter before."""
 
         def before(node: str) -> Iterator[str]:
             node = self._inside.get(node, node)

@@ -117,6 +117,24 @@ a collective that left other content: w collective 0 c10d.allreduce_
     {dp 0 ranks=0-1 reduce="g = all_reduce !g -> s0" p=p0}
     {dp 1 ranks=0-1 reduce="g = all_reduce !g -> s1" p=p1}
 
+an argument behind a part of memory of which another part differs: w outside 0 mul
+    rank 0:
+        b = mm input/0=x parameter/v -> b0*8 phase=backward
+        g = mm input/0 parameter/w -> g0 phase=backward
+        g = all_reduce !g -> s phase=backward
+        b = copy_ !b g -> s phase=backward
+        c = mul b (2) -> c0 phase=backward
+        p = add_ !parameter/w c -> p0 phase=optimizer
+        replica p p0 as w 0-1
+    rank 1:
+        b = mm input/0=z parameter/v -> b1*8 phase=backward
+        g = mm input/0 parameter/w -> g1 phase=backward
+        g = all_reduce !g -> s phase=backward
+        b = copy_ !b g -> s phase=backward
+        c = mul b (3) -> c1 phase=backward
+        p = add_ !parameter/w c -> p1 phase=optimizer
+        replica p p1 as w 0-1
+
 a parameter that is written behind torch's back: w outside 0 add_
     {dp 0 ranks=0-1}
     {dp 1 ranks=0-1 result=q}
