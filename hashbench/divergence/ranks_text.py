@@ -120,7 +120,7 @@ def _only_first(found: RankDivergence) -> Iterator[str]:
     if found.steered_by is not None:
         steering = found.steered_by
         origin = f", which came from {steering.kernel}" if steering.kernel else ""
-        yield _line("steered by", f"{steering.record} returned {steering.first} and {steering.second}{origin}")
+        yield _line("read before", f"{steering.record} returned {steering.first} and {steering.second}{origin}")
     if found.through:
         yield _line("through", found.through)
 

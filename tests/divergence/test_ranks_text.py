@@ -87,8 +87,8 @@ def test_a_run_that_was_not_compared_whole_is_never_told_to_agree() -> None:
     assert check_text(checked).startswith("Replicas that were compared agree: 3 parameters on ranks 0, 1.")
 
 
-def test_the_scalar_that_chose_is_shown() -> None:
-    assert "steered by:       item#0 returned 3 and 4, which came from aten.bincount.default" in diff_text(
+def test_the_scalar_that_was_read_before_is_shown() -> None:
+    assert "read before:      item#0 returned 3 and 4, which came from aten.bincount.default" in diff_text(
         replace(MANY, first=(FOUND,))
     )
 
