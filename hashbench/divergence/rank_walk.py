@@ -391,7 +391,7 @@ def _from_outside(judged: JudgedRanks, at: RankNode) -> Source:
     meetings = [calls[at.rank].meetings.get(one.id) for one, calls in zip((a, b), judged.calls, strict=True)]
     if _other_peers(*meetings):
         detail = "the process group, or the rank at the other end, which this rank gave, is another one"
-        first, second = ("" if one is None else one.word() for one in meetings)
+        first, second = ("" if one is None else f"({one.word()})" for one in meetings)
         return Source(Origin.OUTSIDE, at.node, position, detail, first, second)
     if a.arguments != b.arguments and all(None in pair or _is_equal(*pair) for pair in _pairs(a, b)):
         detail = "an argument that is not a tensor has another value"

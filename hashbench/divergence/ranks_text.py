@@ -10,7 +10,7 @@ from typing import Any
 from hashbench.catalog import Origin
 from hashbench.divergence.rank_verdict import RankDivergence, RankHop, RankResult, RanksVerdict
 from hashbench.divergence.replicas import UNREDUCED, ReplicaDifference, ReplicasVerdict
-from hashbench.text import a_few, count, rank_words, when
+from hashbench.text import a_few, count, rank_words, shorten, when
 
 MOST_LINES = 10
 """Number of lines of either text."""
@@ -19,6 +19,7 @@ _WIDTH = 18
 _SHOWN = 4
 _FIRSTS = 3
 _UNKNOWN = 2
+_VALUE = 60
 
 
 def diff_text(verdict: RanksVerdict) -> str:
@@ -97,7 +98,7 @@ def _diff_lines(verdict: RanksVerdict) -> Iterator[str]:
         yield from _only_first(verdict.first[0])
     elif verdict.first:
         yield f"first divergences of {len(verdict.first)} ranks, which no collective orders:"
-        yield from (f"  {_place(one)}{_in_brackets(one.detail)}" for one in verdict.first[:_FIRSTS])
+        yield from (f"  {_place(one)}{_in_brackets(_with_arguments(one))}" for one in verdict.first[:_FIRSTS])
         yield from _more(len(verdict.first) - _FIRSTS)
     elif verdict.equal:
         yield f"All ranks agree: {_compared(verdict)}."
@@ -116,7 +117,7 @@ def _diff_lines(verdict: RanksVerdict) -> Iterator[str]:
 
 def _only_first(found: RankDivergence) -> Iterator[str]:
     yield _line("first divergence", _place(found))
-    yield _line("what differs", found.detail)
+    yield _line("what differs", _with_arguments(found))
     if found.steered_by is not None:
         steering = found.steered_by
         origin = f", which came from {steering.kernel}" if steering.kernel else ""
@@ -134,6 +135,12 @@ def _place(found: RankDivergence) -> str:
     return f"rank {found.rank}, {kind} {what}{inside}{module}" + _in_brackets(
         when(found.phase, found.iteration), found.source
     )
+
+
+def _with_arguments(found: RankDivergence | ReplicaDifference) -> str:
+    """Return what differs and, if these are arguments in brackets, both values."""
+    values = {shorten(one, _VALUE): None for one in (found.first, found.second) if one.startswith("(")}
+    return f"{found.detail}: {' and '.join(values)}" if len(values) == 2 else found.detail
 
 
 def _results(differing: Sequence[RankResult]) -> str:
@@ -183,7 +190,7 @@ def _difference(differing: Sequence[ReplicaDifference]) -> Iterator[str]:
         yield _line("written by", first.written_by)
     if first.origin:
         of = "" if first.origin == UNREDUCED else _place_of(first)
-        yield _line("origin", f"{first.origin}{of}: {first.detail}")
+        yield _line("origin", f"{first.origin}{of}: {_with_arguments(first)}")
     if len(differing) > 1:
         yield _line("also", a_few([one.name for one in differing[1:]], _SHOWN))
 

@@ -985,7 +985,7 @@ def test_another_group_and_another_root_are_told_as_arguments() -> None:
         for start in ("ranks that meet others", "another root")
     )
     (first,) = judge_ranks(group).first
-    assert (first.first, first.second) == ("#1 of group 2-3", "#1 of group 0-2")
+    assert (first.first, first.second) == ("(#1 of group 2-3)", "(#1 of group 0-2)")
     assert first.detail.startswith("the process group, or the rank at the other end,")
     (first,) = judge_ranks(root).first
     assert (first.first, first.second, first.detail) == (

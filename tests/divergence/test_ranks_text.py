@@ -93,6 +93,17 @@ def test_the_scalar_that_was_read_before_is_shown() -> None:
     )
 
 
+def test_the_values_of_an_argument_are_shown_where_they_can_be_told_apart() -> None:
+    detail, values = "an argument that is not a tensor has another value", {"first": "(2)", "second": "(3)"}
+    shown = replace(FOUND, origin=Origin.OUTSIDE, detail=detail, **values)
+    assert f"what differs:     {detail}: (2) and (3)" in diff_text(replace(MANY, first=(shown,)))
+    assert f"({detail}: (2) and (3))" in diff_text(replace(MANY, first=(shown, shown)))
+    long = replace(shown, first=f"({'1' * 99}2{'1' * 99})", second=f"({'1' * 99}3{'1' * 99})")
+    assert f"what differs:     {detail}\n" in diff_text(replace(MANY, first=(long,)))
+    apart = ReplicaDifference("w", (0, 1), (), 3, origin="outside", detail=detail, **values)
+    assert check_text(ReplicasVerdict(2, (apart,))).endswith(f"{detail}: (2) and (3)")
+
+
 def test_the_document_of_two_runs_holds_all_that_is_known() -> None:
     document = json.loads(json.dumps(diff_document(replace(MANY, first=(FOUND,)))))
     first = document["first"][0]
