@@ -112,7 +112,7 @@ rank 0:
 rank 1:
     n = broadcast !input/8 root=0 -> p|P
     _local_scalar_dense n scalar=3|4
-    relu|gelu input/0 => r|R
+    sin|cos input/0 => r|R
 """).first
     assert (found.rank, found.kernel) == (0, "aten.relu.default")
     assert found.through == "rank 0: aten.mul -> broadcast #1 of group 0-1 -> rank 1"

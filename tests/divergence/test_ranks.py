@@ -645,7 +645,7 @@ a number that ranks make of a mean of other data of one: 1 outside index
         1: mul input/0 (30) => r
         2: mul input/0 (40) => R
 
-numbers of their own that ranks make behind a mean of other data of one: 0 outside mul and 1 outside mul
+numbers that ranks make each in its way behind a mean of other data of one: 1 outside mul
     rank 0:
         m = mean input/0 -> m
         m = all_reduce !m -> s|S
@@ -698,7 +698,7 @@ a decision by the clock of a rank that is pickled: 1 sequence relu
         b = broadcast !b@p|P root=1 -> p|P
         relu|gelu input/0 => r|R
 
-a decision by the clock of a rank that is broadcast: 1 sequence relu
+a decision by the clock of a rank that is broadcast: 1 outside mul
     rank 0:
         n = broadcast !input/8 root=1 -> p|P
         _local_scalar_dense n scalar=3|4
