@@ -170,13 +170,16 @@ def shared_tensors(first: Recording, second: Recording) -> frozenset[str]:
 
 
 def _before(first: Recording, second: Recording, shift: int) -> list[tuple[int, Step, Step]]:
-    """Return the state before the second run's first step, where the first run has it: before its own first step, or
-    after a step of which the second run goes on."""
+    """Return the state before the second run's first step, where the first run has it: before its own first step; as
+    its step of that number began; or else as the step before it ended."""
     if second.before is None:
         return []
     number = second.before.number + shift
-    start = first.before is not None and first.before.number == number
-    old = first.before if start else first.steps.get(number)
+    old = first.steps.get(number)
+    if first.before is not None and first.before.number == number:
+        old = first.before
+    elif (later := first.steps.get(number + 1)) is not None and later.begin:
+        old = Step(number, later.begin, complete=True)
     return [] if old is None else [(number, old, second.before)]
 
 

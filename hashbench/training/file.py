@@ -85,12 +85,15 @@ class Step:
         parts: part -> name within it -> digest or value. A part that was not read is absent.
         losses: values of the loss, one for each backward pass; ``None`` where it is not finite or not known.
         complete: all tensors were read.
+        begin: parameters, buffers and optimizer state as the step began with them, where ``every`` is 1: a program may
+            change them after the step before (an average, a clamp). As ``parts``.
     """
 
     number: int
     parts: Mapping[str, Values]
     losses: tuple[float | None, ...] = ()
     complete: bool = False
+    begin: Mapping[str, Values] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,8 +221,11 @@ def _header(document: Mapping[str, Any]) -> WatchHeader:
 
 def _step(document: Mapping[str, Any], header: WatchHeader) -> Step:
     losses = tuple(None if value is None else float(value) for value in document.get("loss_value", ()))
-    parts = {part: dict(_values(part, document[part], header)) for part in PARTS if part in document}
-    return Step(int(document["step"]), parts, losses, complete=bool(document.get("complete")))
+    parts, begin = (
+        {part: dict(_values(part, read[part], header)) for part in PARTS if part in read}
+        for read in (document, document.get("begin", {}))
+    )
+    return Step(int(document["step"]), parts, losses, complete=bool(document.get("complete")), begin=begin)
 
 
 def _merged(first: Step, second: Step) -> Step:

@@ -202,6 +202,18 @@ def state(
     return found
 
 
+def whole_state(
+    tensors: ModelTensors, optimizers: Sequence[torch.optim.Optimizer], ledger: Ledger
+) -> dict[str, dict[str, Any]]:
+    """Read all parameters and buffers, and the state of optimizers, as they are before a step."""
+    whole = range(len(tensors.parameters))
+    return {
+        "parameter": values(tensors.parameters, whole, ledger),
+        "buffer": values(tensors.buffers, range(len(tensors.buffers)), ledger),
+        "state": state(tensors, whole, optimizers, ledger),
+    }
+
+
 def _plain(value: Any) -> str:
     return repr(value) if isinstance(value, _PLAIN) else type(value).__name__
 

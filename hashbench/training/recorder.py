@@ -223,11 +223,13 @@ class Watch:
         with parts.quiet():
             if self._tensors is None:
                 self._begin()
-                self._read_start(all_tensors=True)
+                self._read_start()
             if not self._batches:
                 self._parts["generator"] = self._generators.digests()
                 if self._scaler is not None:
                     self._parts["scaler"] = parts.scaler(self._scaler)
+                if self._every == 1 and self._step > (self._told_start or 0):
+                    self._parts["begin"] = parts.whole_state(self._known, self._optimizers.all, self._open.ledger)
             self._batches.append(parts.Reading(parts.batch(value, self._open.ledger)))
         self._tracer.begin(self._step, value)
 
@@ -251,7 +253,7 @@ class Watch:
         if self._tensors is None:
             with parts.quiet():
                 self._begin()
-                self._read_start(all_tensors=True)
+                self._read_start()
         if not self._is_watched(optimizer):
             return
         with parts.quiet():
@@ -306,23 +308,18 @@ class Watch:
         assert self._tensors is not None
         return self._tensors
 
-    def _read_start(self, *, all_tensors: bool, optimizers: Sequence[torch.optim.Optimizer] | None = None) -> None:
-        """Read the state before the first step."""
-        tensors, ledger = self._known, self._open.ledger
-        whole = range(len(tensors.parameters))
-        state = parts.state(tensors, whole, self._optimizers.all if optimizers is None else optimizers, ledger)
-        read: dict[str, Any] = {"step": self._step - 1, "complete": all_tensors, "state": state}
-        if all_tensors:
-            read["parameter"] = parts.values(tensors.parameters, whole, ledger)
-            read["buffer"] = parts.values(tensors.buffers, range(len(tensors.buffers)), ledger)
-        self._open.put("start", read)
+    def _read_start(self, of: torch.optim.Optimizer | None = None) -> None:
+        """Read the state before the first step; the state ``of`` an optimizer alone where one is given."""
+        read = parts.whole_state(self._known, self._optimizers.all if of is None else [of], self._open.ledger)
+        read = read if of is None else {"state": read["state"]}
+        self._open.put("start", {"step": self._step - 1, "complete": of is None, **read})
 
     def _read_order(self, optimizer: torch.optim.Optimizer) -> None:
         """Write the order of an optimizer's parameters at its first step, and its state if that was not read before."""
         if not self._optimizers.meet(optimizer):
             return
         if not self._optimizers.are_given and self._step == (self._told_start or 0):
-            self._read_start(all_tensors=False, optimizers=[optimizer])
+            self._read_start(of=optimizer)
         self._open.put("order", {"order": self._known.of_optimizer(optimizer)})
 
     def _put_step(self) -> None:

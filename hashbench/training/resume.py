@@ -21,7 +21,7 @@ from hashbench.training.compare import (
     pairs_of_steps,
     range_words,
 )
-from hashbench.training.file import Recording
+from hashbench.training.file import BY_TENSOR, Recording
 
 _SHOWN = 4
 
@@ -37,7 +37,8 @@ class ResumeVerdict:
         then: what else differs in that step.
         steps: numbers of the steps of both.
         later: the first later step that differs, where nothing does in the first; ``None``: none.
-        unread: the uninterrupted run did not read all tensors after the step before.
+        unread: of tensors, what the uninterrupted run began this step with was not read: a share of them after the step
+            before, or what is lost may have been changed since.
         ranks: ranks that show the same, when there are several.
     """
 
@@ -88,7 +89,8 @@ def judge(first: Recording, second: Recording, *, at: int | None = None) -> Resu
     for number, old, new in pairs:
         differing = [kept for one in differences_of(first, second, old, new) if (kept := _without(one, idle)).names]
         if number < began:
-            unread = not old.complete
+            left = old is first.steps.get(number)
+            unread = not old.complete or (left and any(one.part in BY_TENSOR for one in differing))
             lost |= {_key(one): one for one in differing}
         elif number == began:
             lost |= {_key(one): one for one in differing if one.part in OUTSIDE}
@@ -170,8 +172,8 @@ def _lines(verdict: ResumeVerdict) -> Iterator[str]:
         )
     if verdict.unread and not verdict.equal:
         yield (
-            f"After step {verdict.at - 1} the uninterrupted run read a share of the tensors: record it with "
-            "HASHBENCH_WATCH_EVERY=1 for all names."
+            f"How the uninterrupted run began step {verdict.at} was not read in full (what a program changes between "
+            "steps is no loss): record it with HASHBENCH_WATCH_EVERY=1 for all names."
         )
 
 
@@ -194,11 +196,11 @@ def lost_words(difference: PartDifference) -> str:
             tensors = list(dict.fromkeys(name.rpartition(": ")[0] for name in names))
             gone = ", which is absent" if not difference.second else ""
             return f"optimizer state {keys}{gone}, of {_tensors(tensors)}"
-    return f"{difference.part}s: {_tensors(names)}"
+    return _tensors(names, difference.part)
 
 
-def _tensors(names: Sequence[str]) -> str:
-    return f"{count(len(names), 'parameter')} ({a_few(names, _SHOWN)})"
+def _tensors(names: Sequence[str], noun: str = "parameter") -> str:
+    return f"{count(len(names), noun)} ({a_few(names, _SHOWN)})"
 
 
 def as_json(verdict: ResumeVerdict) -> str:

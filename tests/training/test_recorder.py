@@ -249,6 +249,19 @@ def test_state_restored_before_the_first_step_is_read(tmp_path: Path) -> None:
         assert set(recording.before.parts["state"]) >= {"weight: exp_avg", "bias: exp_avg_sq", "weight: step"}
 
 
+def test_what_a_step_begins_with_is_read_where_each_reads_all(tmp_path: Path) -> None:
+    """The program changes a bias after step 10: step 11 begins with another one than step 10 left."""
+    train(tmp_path / "a", Plan(fault="parameter"), every=1)
+    steps = file.read(tmp_path / "a" / "rank0.jsonl").steps
+    left, begun = steps[10].parts["parameter"], steps[11].begin["parameter"]
+    assert {name for name in left if left[name] != begun[name]} == {"last.bias"}
+    assert steps[11].begin["state"] == steps[10].parts["state"]
+    assert steps[11].begin["buffer"] == steps[10].parts["buffer"]
+    assert not steps[0].begin, "the line of the state before it has that"
+    train(tmp_path / "b", Plan())
+    assert not any(step.begin for step in file.read(tmp_path / "b" / "rank0.jsonl").steps.values())
+
+
 def test_a_private_generator_and_a_scaler_are_read(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
