@@ -14,10 +14,10 @@ from hashbench.text import one_line, printable
 from hashbench.training.compare import RankVerdict
 from hashbench.training.file import PARTS
 from hashbench.training.text import (
-    MEANING,
     NAMES,
     first_facts,
     headline,
+    meaning_of,
     next_look,
     notes_of,
     trace_words,
@@ -133,7 +133,7 @@ def render_loops(verdict: LoopVerdict, *, title: str = "hashbench watch") -> str
             style=Markup(style),
             differs=not verdict.equal,
             facts=[] if first is None else first_facts(verdict, first),
-            meaning="" if first is None or first.initial else MEANING.get(first.differing[0].part, ""),
+            meaning="" if first is None else meaning_of(first),
             traced=[traced_facts(where, found) for where, found in traced if found is not None],
             plots=[plot_of(one) for one in verdict.ranks[:MOST_RANKS]],
             omitted=len(verdict.ranks[MOST_RANKS:]),

@@ -17,8 +17,8 @@ OUTSIDE = frozenset({"batch", "generator", "scaler", "lr", "options", "order"})
 """Parts that no kernel of the step computes: what differs first in one of them was made between the steps."""
 
 OUTSIDE_TORCH = frozenset({"python", "numpy"})
-"""Generators that few programs seed. One that differs from the first step on is a difference only beside another batch:
-it may serve the names of temporary files alone."""
+"""Generators that few programs seed. One that differs from the first step on is a difference only beside another first
+batch of a step, and after the first step only if it is drawn from: it may serve the names of temporary files alone."""
 
 _REPEATED = ("batch", "loss")
 """Parts with one value for each micro-batch, in turn."""
@@ -92,7 +92,7 @@ def compare(first: Recording, second: Recording, *, shift: int = 0) -> RankVerdi
         HashbenchError: nothing can be compared: no step or no tensor is in both, or digests are of other devices.
     """
     states, steps = pairs_of_steps(first, second, shift=shift)
-    unseeded = _unseeded(*next((old, new) for number, old, new in states if number == steps[0]))
+    unseeded = _unseeded(first, second, steps, shift)
     known = _Known(shared_tensors(first, second), unseeded)
     seen: dict[int, dict[str, bool]] = {}
     found: tuple[int, int, tuple[PartDifference, ...]] | None = None
@@ -118,7 +118,7 @@ def compare(first: Recording, second: Recording, *, shift: int = 0) -> RankVerdi
         parts,
         agreed,
         seen,
-        notes=(*_notes(first, second, steps), *_unseeded_notes(first, steps, unseeded)),
+        notes=(*_notes(first, second, steps), *_unseeded_notes(unseeded)),
         lengths_differ=_last(first, 0) != _last(second, shift),
     )
 
@@ -143,7 +143,7 @@ def pairs_of_steps(
 
 def differences_of(first: Recording, second: Recording, old: Step, new: Step) -> list[PartDifference]:
     """Return what differs in one step, in the order in which a step meets it."""
-    known = _Known(shared_tensors(first, second), frozenset())
+    known = _Known(shared_tensors(first, second), {})
     compared = _parts(old, new, known)
     found = [_difference(known, part, names, total, old, new) for part, names, total in compared if names]
     return sorted(found, key=_moment)
@@ -195,10 +195,10 @@ class _Known:
 
     Attributes:
         tensors: parameters and buffers of both models.
-        unseeded: generators that differ from the first step on.
+        unseeded: generators that differ from the first step on -> whether they are drawn from.
     """
 
-    def __init__(self, tensors: frozenset[str], unseeded: frozenset[str]) -> None:
+    def __init__(self, tensors: frozenset[str], unseeded: Mapping[str, bool]) -> None:
         self.tensors, self.unseeded = tensors, unseeded
         self.equal_at: dict[tuple[str, str], int] = {}
 
@@ -223,12 +223,21 @@ def _parts(old: Step, new: Step, known: _Known) -> Iterator[tuple[str, tuple[str
         if values[0] is None or values[1] is None:
             continue
         names = dict.fromkeys([*values[0], *values[1]])
-        if part == "generator" and old.parts.get("batch") == new.parts.get("batch"):
-            names = {name: None for name in names if name not in known.unseeded}
+        if part == "generator":
+            left_out = _left_out(known, old, new)
+            names = {name: None for name in names if name not in left_out}
         if part in BY_TENSOR:
             names = {name: None for name in names if _tensor_of(part, name) in tensors}
         if names:
             yield part, tuple(name for name in names if values[0].get(name) != values[1].get(name)), len(names)
+
+
+def _left_out(known: _Known, old: Step, new: Step) -> set[str]:
+    """Return the unseeded generators that did not make this step another one."""
+    batches = [step.parts.get("batch", {}).get("0") for step in (old, new)]
+    if batches[0] == batches[1]:
+        return set(known.unseeded)
+    return {name for name, drawn in known.unseeded.items() if not drawn and ("batch", "0") in known.equal_at}
 
 
 def _tensor_of(part: str, name: str) -> str:
@@ -245,15 +254,24 @@ def _difference(
 
 
 def _loss(step: Step, name: str) -> str:
-    """Return the value of a loss as text; empty where it is not known."""
-    value = step.losses[int(name)] if int(name) < len(step.losses) else None
-    return "" if value is None else repr(value)
+    """Return the value of a loss as text; empty where there is none."""
+    if int(name) >= len(step.losses):
+        return ""
+    value = step.losses[int(name)]
+    return "not finite" if value is None else repr(value)
 
 
-def _unseeded(old: Step, new: Step) -> frozenset[str]:
-    """Return the generators outside torch that differ in the first step."""
-    values = [step.parts.get("generator", {}) for step in (old, new)]
-    return frozenset(name for name in OUTSIDE_TORCH if values[0].get(name) != values[1].get(name))
+def _unseeded(first: Recording, second: Recording, steps: Sequence[int], shift: int) -> dict[str, bool]:
+    """Return the generators outside torch that differ in the first step, and whether a run draws from them."""
+    runs = [[first.steps[number] for number in steps], [second.steps[number - shift] for number in steps]]
+    states = [[step.parts["generator"] for step in run if "generator" in step.parts] for run in runs]
+    if not all(states):
+        return {}
+    return {
+        name: any(len({state.get(name) for state in run}) > 1 for run in states)
+        for name in sorted(OUTSIDE_TORCH)
+        if states[0][0].get(name) != states[1][0].get(name)
+    }
 
 
 def _order(
@@ -306,10 +324,9 @@ def _notes(first: Recording, second: Recording, steps: Sequence[int]) -> Iterato
             yield f"{package} is {version} in {first.path.parent} and {changed} in {second.path.parent}."
 
 
-def _unseeded_notes(recording: Recording, steps: Sequence[int], unseeded: frozenset[str]) -> Iterator[str]:
-    for name in sorted(unseeded):
-        states = {recording.steps[number].parts.get("generator", {}).get(name) for number in steps}
-        if len(states) > 1:
+def _unseeded_notes(unseeded: Mapping[str, bool]) -> Iterator[str]:
+    for name, drawn in unseeded.items():
+        if drawn:
             yield f"The generator of {name} differs from the first step on (not seeded alike), and is drawn from."
 
 

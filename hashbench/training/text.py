@@ -38,12 +38,18 @@ MEANING = {
     "generator": "Between the step before and this one, one run drew more or fewer random numbers, or was seeded "
     "otherwise.",
     "scaler": "The gradient scaler is in another state: it saw other overflows, or was not restored.",
-    "lr": "The scheduler is at another position, or was not restored.",
+    "lr": "The scheduler is at another position, was not restored, or sets the rate by what it measures.",
     "options": "The optimizer was configured otherwise.",
     "parameter": "The gradients read in this step agree: the update differs, by the optimizer's state or its kernels.",
     "state": "The gradients read in this step agree: the update differs, by the optimizer's state or its kernels.",
 }
 """First part that differs -> what that means."""
+
+ONE_MORE = (
+    "One run went on with another batch where the optimizer of the other one stepped: it accumulates otherwise, or a "
+    "step was skipped (by a gradient scaler, or for a number that is not finite)."
+)
+"""What a batch or a loss means that only one of the runs has."""
 
 _READABLE = frozenset({"order", "scaler", "loss", "lr", "options"})
 """Parts whose values say more than digests."""
@@ -106,10 +112,24 @@ def _equal_words(verdict: LoopVerdict) -> str:
 
 
 def _first_lines(verdict: LoopVerdict, first: RankVerdict) -> Iterator[str]:
-    lead = first.differing[0]
     yield from (f"{name + ': ':18}{value}" for name, value in first_facts(verdict, first))
-    if lead.part in MEANING and not (first.initial and lead.part in BY_TENSOR):
-        yield MEANING[lead.part]
+    if meaning := meaning_of(first):
+        yield meaning
+
+
+def meaning_of(first: RankVerdict) -> str:
+    """Return what the first part that differs means; empty where nothing is to be said."""
+    lead = first.differing[0]
+    if first.initial and lead.part in BY_TENSOR:
+        return ""
+    return ONE_MORE if _alone(lead) else MEANING.get(lead.part, "")
+
+
+def _alone(difference: PartDifference) -> str:
+    """Return the run that alone has a batch or a loss; empty where both do."""
+    if difference.part not in ("batch", "loss") or (difference.first and difference.second):
+        return ""
+    return "first" if difference.first else "second"
 
 
 def first_facts(verdict: LoopVerdict, first: RankVerdict) -> list[tuple[str, str]]:
@@ -151,7 +171,9 @@ def part_words(difference: PartDifference) -> str:
     if difference.part == "order":
         return name
     if difference.part in ("batch", "loss"):
-        return name if difference.compared == 1 else f"{name} {int(difference.names[0]) + 1} of {difference.compared}"
+        number = "" if difference.compared == 1 else f" {int(difference.names[0]) + 1} of {difference.compared}"
+        alone = _alone(difference)
+        return f"{name}{number}, which only the {alone} run has" if alone else f"{name}{number}"
     if difference.part == "lr":
         return name if difference.compared == 1 else f"{name} of group {difference.names[0]}"
     names = a_few(difference.names, _SHOWN)
@@ -270,7 +292,7 @@ def next_look(verdict: LoopVerdict) -> list[str]:
     if first is None or first.initial or first.step is None or first.since is None or verdict.kernels:
         return []
     lead = first.differing[0].part
-    if lead in OUTSIDE and lead != "generator":
+    if lead in OUTSIDE and lead != "generator" and not _alone(first.differing[0]):
         return []
     low, stop = first.since, first.step + 1
     if lead == "generator" and first.step > first.steps[0]:

@@ -92,6 +92,20 @@ def test_the_loss_of_a_micro_batch_precedes_the_next_batch() -> None:
     assert [one.part for one in verdict.differing] == ["loss", "batch", "lr"]
 
 
+def test_a_batch_that_one_run_lacks_has_no_value() -> None:
+    longer = {"batch": {"2": "third"}, "loss": {"2": "third"}}
+    lead, then = compare(recording("a"), recording("b", {3: longer})).differing
+    assert (lead.part, lead.names, lead.first, lead.second) == ("batch", ("2",), "", "third")
+    assert (then.part, then.first, then.second) == ("loss", "", "third")
+
+
+def test_a_loss_that_is_not_finite_is_no_absent_one() -> None:
+    changed = recording("b", {3: {"loss": {"0": "x"}}})
+    steps = {**changed.steps, 3: replace(changed.steps[3], losses=(None, 3.0))}
+    (lead,) = compare(recording("a"), replace(changed, steps=steps)).differing
+    assert (lead.first, lead.second) == ("3.0", "not finite")
+
+
 def test_a_difference_is_as_old_as_what_was_not_read_since() -> None:
     """d.weight is read in steps 4 k + 3: in step 11 it may differ since step 9, for b and c were read in 9 and 10."""
     verdict = compare(recording("a"), recording("b", {11: {"parameter": {"d.weight": "x"}}}))
@@ -123,6 +137,27 @@ def test_a_generator_that_was_never_seeded_is_no_difference_of_its_own() -> None
     assert [one.part for one in verdict.differing] == ["loss"]
     verdict = compare(recording("a"), recording("b", {**changed, 9: {**changed[9], "batch": {"0": "x"}}}))
     assert [one.part for one in verdict.differing] == ["batch", "generator"]
+    assert verdict.notes == (
+        "The generator of numpy differs from the first step on (not seeded alike), and is drawn from.",
+    )
+    verdict = compare(recording("a"), recording("b", {**changed, 9: {**changed[9], "batch": {"1": "x"}}}))
+    assert [one.part for one in verdict.differing] == ["batch"], "it is read before the first micro-batch"
+
+
+def test_an_unseeded_generator_that_is_not_drawn_from_made_no_batch_another_one() -> None:
+    idle = {number: {"generator": {"python": "x"}} for number in range(12)}
+    verdict = compare(recording("a"), recording("b", {**idle, 9: {**idle[9], "batch": {"0": "x"}}}))
+    assert ([one.part for one in verdict.differing], verdict.notes) == (["batch"], ())
+    verdict = compare(recording("a"), recording("b", {**idle, 0: {**idle[0], "batch": {"0": "x"}}}))
+    assert [one.part for one in verdict.differing] == ["batch", "generator"], "the data may have been shuffled before"
+
+
+def test_steps_in_which_the_model_was_not_called_have_no_generators() -> None:
+    first, second = recording("a"), recording("b", {number: {"generator": {"numpy": "x"}} for number in range(12)})
+    for one in (first, second):
+        for number in range(1, 12, 2):
+            del one.steps[number].parts["generator"]  # type: ignore[attr-defined]
+    assert compare(first, second).notes == ()
 
 
 def test_a_generator_that_begins_to_differ_is_one() -> None:

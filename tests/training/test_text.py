@@ -56,6 +56,7 @@ def test_a_difference_that_kernels_make_has_a_next_look() -> None:
     ("change", "what", "advice", "command"),
     [
         ({"batch": {"1": "x"}}, "batch 2 of 2", "The data are other ones", ""),
+        ({"batch": {"2": "x"}}, "batch 3 of 3, which only the second run has", "a step was skipped", "TRACE_STEP=5 "),
         ({"lr": {"0": "0.2"}}, "learning rate", "The scheduler is at another position", ""),
         ({"options": {"momentum.0": "0.9"}}, "options of the optimizer momentum.0", "configured otherwise", ""),
         ({"generator": {"torch": "x"}}, "generator torch", "drew more or fewer random numbers", "TRACE_STEP=4:6"),
