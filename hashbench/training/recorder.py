@@ -12,10 +12,11 @@ Hooks on the model and on optimizers do it; the loop stays as it is.
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import platform
 import sys
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -234,6 +235,8 @@ class Watch:
         self._tracer.begin(self._step, value)
 
     def _before_backward(self, roots: Any) -> None:
+        if torch._C._current_graph_task_id() != -1:  # within another one, of a reentrant checkpoint
+            return
         self._fresh = True
         tensors = (
             [roots] if isinstance(roots, torch.Tensor) else [one for one in roots if isinstance(one, torch.Tensor)]
@@ -261,7 +264,7 @@ class Watch:
             self._parts["lr"] = parts.rates(optimizer)
             self._read_options(optimizer)
             if not _has_closure(args, kwargs):
-                self._read_gradients()
+                self._read_gradients(optimizer)
 
     def _read_options(self, optimizer: torch.optim.Optimizer) -> None:
         """Read the options where they changed: then a line has them."""
@@ -272,11 +275,15 @@ class Watch:
             if others != self._options:
                 self._parts["options"] = self._options = others
 
-    def _read_gradients(self) -> None:
-        indices = self._parameters.read_at(self._step)
+    def _read_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        """Read the gradients; where several optimizers take turns, those that this one gets: others may be old ones."""
+        held: Collection[int] = range(len(self._known.parameters))
+        if len(self._optimizers.all) > 1:
+            held = frozenset(itertools.chain(*self._known.of_optimizer(optimizer)))
+        indices = [index for index in self._parameters.read_at(self._step) if index in held]
         self._parts["gradient"] = parts.gradients(self._known, indices, self._open.ledger)
         if self._tracer.active:
-            for name, tensor in self._known.parameters:
+            for name, tensor in (self._known.parameters[index] for index in held):
                 self._tracer.add(self._step, f"gradient of {name}", tensor.grad)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -285,13 +292,13 @@ class Watch:
         tensors, ledger = self._known, self._open.ledger
         with parts.quiet():
             if _has_closure(args, kwargs):
-                self._read_gradients()
+                self._read_gradients(optimizer)
             indices = self._parameters.read_at(self._step)
             self._parts["parameter"] = parts.values(tensors.parameters, indices, ledger)
             self._parts["state"] = parts.state(tensors, indices, self._optimizers.all, ledger)
             self._parts["buffer"] = parts.values(tensors.buffers, self._buffers.read_at(self._step), ledger)
         if self._tracer.active:
-            for name, tensor in tensors.parameters:
+            for name, tensor in (*tensors.parameters, *tensors.buffers):
                 self._tracer.add(self._step, name, tensor)
             self._tracer.stepped(self._step)
         self._put_step()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,9 @@ ONE_MORE = (
 
 _READABLE = frozenset({"order", "scaler", "loss", "lr", "options"})
 """Parts whose values say more than digests."""
+
+_MAYBE_BEFORE_THE_CALL = frozenset({"generator", "loss", "buffer"})
+"""First parts that differ which what comes before the model's call may have made."""
 
 _AROUND = (3, 2)
 """Steps shown before and after the first that differs."""
@@ -289,14 +292,14 @@ def next_look(verdict: LoopVerdict) -> list[str]:
     """Return the commands that trace the steps in which the difference came about; none where kernels do not make it,
     or where they are traced already."""
     first = verdict.first
-    if first is None or first.initial or first.step is None or first.since is None or verdict.kernels:
+    if first is None or first.initial or first.step is None:
         return []
     lead = first.differing[0].part
     if lead in OUTSIDE and lead != "generator" and not _alone(first.differing[0]):
         return []
-    low, stop = first.since, first.step + 1
-    if lead == "generator" and first.step > first.steps[0]:
-        low = first.step - 1
+    low, stop = _from_step(first, verdict.traced), first.step + 1
+    if low is None:
+        return []
     steps = str(low) if stop == low + 1 else f"{low}:{stop}"
     folders = [_traced_folder(folder, low, stop) for folder in verdict.folders]
     runs = [
@@ -304,6 +307,24 @@ def next_look(verdict: LoopVerdict) -> list[str]:
         for folder, recording in zip(folders, verdict.recordings, strict=True)
     ]
     return [*runs, shlex.join(["hashbench", "watch", "diff", *map(str, folders)])]
+
+
+def _from_step(first: RankVerdict, traced: Sequence[TracedSteps]) -> int | None:
+    """Return the first step to trace; ``None`` where no further one helps.
+
+    A trace begins with the model's first call in a step. What comes before that call, as a change of the parameters or
+    the targets of the loss, is in a trace that begins a step earlier.
+    """
+    assert first.step is not None
+    assert first.since is not None
+    own = [one for one in traced if one.rank == first.rank and one.first <= first.step <= one.last]
+    if any(one.names_a_kernel for one in own):
+        return None
+    before = own or first.differing[0].part in _MAYBE_BEFORE_THE_CALL
+    low = max(first.since - 1, first.steps[0]) if before else first.since
+    called = [number for number in first.steps if number <= low and "batch" in first.seen[number]]
+    low = called[-1] if called else low
+    return None if any(one.first <= low for one in own) else low
 
 
 def _traced_folder(folder: Path, low: int, stop: int) -> Path:

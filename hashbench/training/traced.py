@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from hashbench.divergence.text import PairVerdict
 from hashbench.errors import HashbenchError
 from hashbench.trace import file as trace_file
 from hashbench.training import file
-from hashbench.training.compare import TIMES, RankVerdict, compare
+from hashbench.training.compare import TIMES, RankVerdict, compare, range_words
 from hashbench.training.file import Recording
 
 
@@ -31,6 +31,14 @@ class TracedSteps:
     last: int
     verdict: PairVerdict | None
     problem: str = ""
+
+    @property
+    def names_a_kernel(self) -> bool:
+        """True if the traces show where the difference was made, and not only that it was there when they began."""
+        divergence = None if self.verdict is None else self.verdict.divergence
+        if self.verdict is None or divergence is None:
+            return False
+        return divergence.opaque_producer or divergence.node not in {leaf.id for leaf in self.verdict.first.leaves}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +122,7 @@ def compare_folders(first: Path, second: Path, *, further: Sequence[Path] = (), 
         for rank in sorted(own.keys() - other.keys())
     ]
     recordings = {rank: (file.read(paths[0][rank]), file.read(paths[1][rank])) for rank in both}
+    alone += [note for pair in recordings.values() for one in pair for note in _untraced(one)]
     return LoopVerdict(
         (first, second),
         tuple(compare(*recordings[rank], shift=shift) for rank in both),
@@ -122,6 +131,14 @@ def compare_folders(first: Path, second: Path, *, further: Sequence[Path] = (), 
         tuple(alone),
         recordings[both[0]],
     )
+
+
+def _untraced(recording: Recording) -> Iterator[str]:
+    """Say that a run which was to trace steps did not."""
+    folder, rank = recording.path.parent, recording.header.rank
+    if recording.header.traced and not any(key[0] == rank for key in file.traces(folder)):
+        steps = range_words(range(*recording.header.traced))
+        yield f"{folder} has no trace of {steps}: it would begin with a call of the model in one of them."
 
 
 def _compare_traces(first: Path, second: Path) -> list[TracedSteps]:

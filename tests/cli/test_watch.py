@@ -93,7 +93,7 @@ def test_the_commands_that_it_prints_name_the_kernel(shell: Shell) -> None:
     assert said is not None
     assert said.returncode == 1
     facts = dict(line.split(":", 1) for line in said.stdout.splitlines() if ": " in line)
-    assert facts["trace of step 5"].strip() == "planted_loops.racy.default"
+    assert facts["trace of steps 4 to 5"].strip() == "planted_loops.racy.default"
     assert facts["module"].strip() == "Sequential.2"
     assert facts["source line"].strip().startswith("train.py:")
     assert "Next look" not in said.stdout
@@ -110,7 +110,7 @@ def test_what_does_not_come_again_names_no_kernel(shell: Shell) -> None:
     assert "racy" not in said.stdout
     said = shell.follow(f"{last} a b")
     assert said is not None
-    assert "1 of 3 runs differ from a.step5 (33 %)." in said.stdout
+    assert "1 of 3 runs differ from a.steps4-5 (33 %)." in said.stdout
 
 
 # ---------------------------------------------------------------------------------------------------- in this process

@@ -17,7 +17,7 @@ from training.loops import FAULTS, STEPS, Net, Plan, train
 import hashbench
 from hashbench.errors import HashbenchError
 from hashbench.run.rng import global_state_digests
-from hashbench.training import file, lines, parts
+from hashbench.training import file, lines, parts, text
 from hashbench.training.compare import RankVerdict
 from hashbench.training.recorder import EVERY_VARIABLE, FOLDER_VARIABLE, STOP_VARIABLE
 from hashbench.training.traced import LoopVerdict, compare_folders
@@ -221,6 +221,74 @@ def test_several_models_and_optimizers_step_in_turn(tmp_path: Path) -> None:
     assert list(recording.steps) == [0, 1, 2, 3]
     assert recording.optimizers == [[["maker.weight", "maker.bias"]], [["judge.weight", "judge.bias"]]]
     assert {name.partition(":")[0] for name in recording.steps[3].parts["state"]} == set(recording.header.parameter)
+
+
+def test_gradients_are_those_that_the_optimizer_gets(tmp_path: Path) -> None:
+    """The judge's loss leaves gradients in the maker, which its optimizer clears before it gets any."""
+    models = {"maker": torch.nn.Linear(2, 2), "judge": torch.nn.Linear(2, 1)}
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models.values()]
+    with hashbench.watch(tmp_path, model=models, optimizer=optimizers):
+        for optimizer in optimizers:
+            models["judge"](models["maker"](torch.ones(3, 2))).sum().backward()
+            optimizer.step()
+    steps = file.read(tmp_path / "rank0.jsonl").steps
+    assert list(steps[0].parts["gradient"]) == ["maker.weight", "maker.bias"]
+    assert list(steps[1].parts["gradient"]) == ["judge.weight", "judge.bias"]
+
+
+def test_a_backward_pass_within_another_has_no_loss_of_its_own(tmp_path: Path) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with hashbench.watch(tmp_path, model=model, optimizer=optimizer):
+        for _ in range(2):
+            checkpoint(torch.tanh, model(torch.ones(3, 2)), use_reentrant=True).sum().backward()
+            optimizer.step()
+    assert [list(step.parts["loss"]) for step in file.read(tmp_path / "rank0.jsonl").steps.values()] == [["0"], ["0"]]
+
+
+def test_what_was_written_between_the_steps_is_in_a_trace_of_both(tmp_path: Path) -> None:
+    """A parameter is changed after step 10: a trace of step 11 shows it as another one, one of both steps shows how."""
+    late = judged(tmp_path / "11", Plan(), Plan(fault="parameter"), trace=11)
+    (traced,) = late.traced
+    assert first(late).differing[0].part == "loss"
+    assert not traced.names_a_kernel
+    assert "HASHBENCH_TRACE_STEP=10:12" in text.next_look(late)[0]
+    both = judged(tmp_path / "10-11", Plan(), Plan(fault="parameter"), trace=range(10, 12))
+    (traced,) = both.traced
+    assert traced.names_a_kernel
+    assert traced.verdict is not None
+    assert traced.verdict.divergence is not None
+    assert "aten.add_.Tensor" in traced.verdict.divergence.kernel
+    assert not text.next_look(both)
+
+
+def test_buffers_are_results_of_traced_steps(tmp_path: Path) -> None:
+    def calibrated(folder: Path, shift: float) -> None:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with hashbench.watch(folder, model=model, optimizer=optimizer, trace=range(2, 4)):
+            for step in range(4):
+                if step == 3:
+                    with torch.no_grad():
+                        model(torch.rand(4, 2) + shift)
+                model(torch.rand(4, 2)).sum().backward()
+                optimizer.step()
+
+    calibrated(tmp_path / "a", 0)
+    calibrated(tmp_path / "b", 1)
+    verdict = compare_folders(tmp_path / "a", tmp_path / "b")
+    assert first(verdict).differing[0].part == "buffer"
+    assert verdict.traced[0].names_a_kernel
+
+
+def test_steps_that_were_not_traced_are_told(tmp_path: Path) -> None:
+    verdict = judged(tmp_path, Plan(), Plan(), trace=STEPS)
+    a, b = (f"{tmp_path / run} has no trace of step {STEPS}: it would begin with a call of the model" for run in "ab")
+    assert [note.partition(" in one")[0] for note in verdict.notes] == [a, b]
+    assert not verdict.equal
 
 
 def test_optimizers_of_other_models_are_not_counted(tmp_path: Path) -> None:

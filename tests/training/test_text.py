@@ -120,7 +120,33 @@ def test_no_command_is_invented_for_several_ranks() -> None:
     header = replace(COMMAND, world_size=2)
     change = {5: {"loss": {"0": "x"}}}
     commands = next_look(verdict(recording("a", header=header), recording("b", change, header=header)))
-    assert commands[0] == "HASHBENCH_WATCH=a.step5 HASHBENCH_TRACE_STEP=5 <the same command>"
+    assert commands[0] == "HASHBENCH_WATCH=a.steps4-5 HASHBENCH_TRACE_STEP=4:6 <the same command>"
+
+
+def test_a_trace_begins_with_a_step_in_which_the_model_is_called() -> None:
+    """Optimizers that step within the backward pass make several steps of one call."""
+    first, second = recording("a"), recording("b", {6: {"gradient": {"c.weight": "x"}}})
+    for one in (first, second):
+        for number in (5, 6):
+            del one.steps[number].parts["batch"]  # type: ignore[attr-defined]
+    assert "HASHBENCH_TRACE_STEP=4:7" in next_look(verdict(first, second))[0]
+
+
+@pytest.mark.parametrize(
+    ("traced", "command"),
+    [
+        (None, "TRACE_STEP=9:11"),
+        ((2, 3), "TRACE_STEP=9:11"),
+        ((9, 10), "TRACE_STEP=8:11"),
+        ((8, 10), ""),
+    ],
+)
+def test_a_look_is_not_proposed_twice(traced: tuple[int, int] | None, command: str) -> None:
+    """A trace of other steps helps nothing; after one that named no kernel the step before them is traced as well."""
+    looked = () if traced is None else (TracedSteps(0, *traced, None, "it names none"),)
+    commands = next_look(replace(RACE, traced=looked))
+    assert bool(commands) == bool(command)
+    assert command in "".join(commands)
 
 
 def test_json_has_the_same() -> None:
