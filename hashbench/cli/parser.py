@@ -50,7 +50,10 @@ class OneLineParser(argparse.ArgumentParser):
         commands: name -> parser of each subcommand.
         summaries: name -> one sentence on each subcommand.
         tip_for: returns what more to say of a flag that this command does not have.
+        after_dashes: the positional argument, a list, that takes all words behind ``--``, wherever flags stand.
     """
+
+    after_dashes = ""
 
     tip_for: Callable[[str], str] = staticmethod(lambda _: "")
 
@@ -109,9 +112,14 @@ class OneLineParser(argparse.ArgumentParser):
         words = sys.argv[1:] if args is None else list(args)
         if problem := self._misspelt(words):  # before argparse asks for something else that is missing
             self.error(problem)
+        behind: list[str] = []
+        if self.after_dashes and "--" in words:
+            words, behind = words[: words.index("--")], words[words.index("--") + 1 :]
         parsed, unknown = super().parse_known_args(words, namespace)
         if unknown:
             self.error(self._about(unknown[0]))
+        if behind:  # argparse gives a list of positional arguments those words alone that stand before the first flag
+            setattr(parsed, self.after_dashes, [*getattr(parsed, self.after_dashes), *behind])
         for rule in RULES:
             if rule.is_broken(self, parsed):
                 self.error(str(rule))

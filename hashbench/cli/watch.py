@@ -52,6 +52,7 @@ def _add_resume(resume: OneLineParser) -> None:
     resume.add_argument("first", type=Path, metavar="A", help=text)
     text = "Read the recording of the resumed run from B; or pass B to the script, with {run} for the folder of a run."
     resume.add_argument("rest", nargs="*", metavar="B", help=text)
+    resume.after_dashes = "rest"
     flags.whole(resume, "--at", least=0, text="Take step N as the first of the resumed run.")
     text = "Write runs and recordings into DIR, a new folder (default: results/<date>_<time>_resume)."
     resume.add_argument("--output", type=Path, metavar="DIR", help=text)

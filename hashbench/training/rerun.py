@@ -11,7 +11,7 @@ from pathlib import Path
 from hashbench.errors import HashbenchError, last_line
 from hashbench.processes import describe_end, tell_phase
 from hashbench.training import file
-from hashbench.training.resume import ResumeVerdict, began_anew, judge_folders
+from hashbench.training.resume import ResumeVerdict, began_anew, judge_folders, restored_at
 from hashbench.training.text import as_text
 from hashbench.training.traced import compare_folders
 
@@ -59,8 +59,7 @@ def resume(script: Path, arguments: Sequence[str], *, at: int, output: Path) -> 
             consequence="what a resumption loses cannot be told",
             tip=f"See `hashbench watch diff {whole} {stopped}`.",
         )
-    _refuse_new_run(whole, resumed)
-    return judge_folders(whole, resumed, at=None if _start(resumed) else at)
+    return judge_folders(whole, resumed, at=_begins_at(whole, resumed, stopped=at))
 
 
 def _run(script: Path, arguments: Sequence[str], *, recording: Path, run: Path, stop: int) -> None:
@@ -94,15 +93,21 @@ def _run(script: Path, arguments: Sequence[str], *, recording: Path, run: Path, 
         )
 
 
-def _start(folder: Path) -> int | None:
-    return file.read(next(iter(file.ranks(folder).values()))).header.start
-
-
-def _refuse_new_run(whole: Path, resumed: Path) -> None:
-    recordings = [file.read(next(iter(file.ranks(folder).values()))) for folder in (whole, resumed)]
-    if recordings[1].header.start == 0 or began_anew(*recordings):
+def _begins_at(whole: Path, resumed: Path, *, stopped: int) -> int | None:
+    """Return the step with which the resumed run begins; ``None`` where it tells itself."""
+    first, second = (file.read(next(iter(file.ranks(folder).values()))) for folder in (whole, resumed))
+    if began_anew(first, second):
         raise HashbenchError(
             "the resumed run began anew, with the state of the uninterrupted run's first step",
             consequence="it found no checkpoint; nothing was compared",
             tip="The script must save one in its working directory (or where {run} says), and go on from it.",
         )
+    if second.header.start != 0:
+        return None if second.header.start else stopped
+    found = restored_at(first, second)
+    if found is None:
+        raise HashbenchError(
+            "the resumed run counts its steps from 0, and the uninterrupted run never had the parameters it began with",
+            consequence="it is not known where it goes on; nothing was compared",
+        )
+    return found

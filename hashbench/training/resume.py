@@ -145,6 +145,16 @@ def began_anew(first: Recording, second: Recording) -> bool:
     return not [one for one in differences_of(first, second, first.before, second.before) if one.part != "state"]
 
 
+def restored_at(first: Recording, second: Recording) -> int | None:
+    """Return the step before which the first run had the parameters that the second one began with; ``None``: it never
+    had, or it is not recorded."""
+    begun = {} if second.before is None else second.before.parts.get("parameter", {})
+    for number, step in reversed(list(first.steps.items())):
+        if begun and (step.parts.get("parameter") == begun or step.begin.get("parameter") == begun):
+            return number + (step.begin.get("parameter") != begun)
+    return None
+
+
 # ------------------------------------------------------------------------------------------------------ in words
 
 

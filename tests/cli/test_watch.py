@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import runpy
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from command_helpers import Main, Said, run
 from training.loops import Plan, train
 from training.test_file import END, step, written
 
+from hashbench.errors import HashbenchError
 from hashbench.training import file
 
 SCRIPT = """
@@ -122,6 +124,21 @@ def runs(tmp_path: Path) -> Path:
     train(tmp_path / "b", Plan(at=3, steps=6))
     train(tmp_path / "c", Plan(at=3, steps=6, fault="generator"))
     return tmp_path
+
+
+@pytest.mark.parametrize("words", ["train.py --at 3 -- --rate {run}", "--at 3 train.py -- --rate {run}"])
+def test_a_script_is_given_the_words_behind_the_dashes(
+    tmp_path: Path, main: Main, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    given: list[Sequence[str]] = []
+
+    def resume(_script: Path, arguments: Sequence[str], *, at: int, output: Path) -> None:
+        given.append(arguments)
+        raise HashbenchError(f"stopped at {at}", consequence=f"no {output}")
+
+    monkeypatch.setattr("hashbench.training.rerun.resume", resume)
+    said = main("watch", "resume", *words.split(), cwd=tmp_path)
+    assert (given, said.returncode) == ([["--rate", "{run}"]], 2), said.stderr
 
 
 def test_exit_codes_and_formats(runs: Path, main: Main) -> None:

@@ -44,12 +44,23 @@ with hashbench.watch("w", model=model):
 """
 
 
+COUNTED = (
+    LOOP.replace("SEED", "0")
+    .replace("lr=0.1", "lr=0.1, momentum=0.9")
+    .replace("model=model)", "model=model, optimizer=optimizer, start=0)")
+    .replace("with ", "if os.path.exists('saved'):\n    model.load_state_dict(LOADED)\nwith ")
+    + "        torch.save(model.state_dict(), 'saved')\n"
+)
+"""A script that goes on with the weights alone, as if from the first step."""
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [
         ("raise ZeroDivisionError('mine')", r"failed in its uninterrupted run: .*ZeroDivisionError: mine"),
         ("pass", "recorded nothing in its uninterrupted run"),
         (LOOP.replace("SEED", "0"), "began anew"),
+        (COUNTED.replace("LOADED", "{'weight': torch.ones(1, 2), 'bias': torch.ones(1)}"), "never had the parameters"),
         (LOOP.replace("SEED", "os.getpid()"), "the runs differ before step 2, where nothing was resumed yet"),
     ],
 )
@@ -57,6 +68,12 @@ def test_what_cannot_be_judged_is_one_line(tmp_path: Path, body: str, words: str
     with pytest.raises(HashbenchError, match=words) as raised:
         rerun.resume(written(tmp_path, body), (), at=2, output=tmp_path / "out")
     assert "\n" not in str(raised.value)
+
+
+def test_a_run_that_goes_on_with_the_weights_alone_is_judged(tmp_path: Path) -> None:
+    script = written(tmp_path, COUNTED.replace("LOADED", "torch.load('saved')"))
+    verdict = rerun.resume(script, (), at=2, output=tmp_path / "out")
+    assert (verdict.at, [one.part for one in verdict.lost]) == (2, ["state", "batch", "generator"])
 
 
 def test_a_folder_that_exists_is_not_used(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from training.test_compare import recording
 
 from hashbench.errors import HashbenchError
 from hashbench.training import resume
-from hashbench.training.resume import ResumeVerdict, began_anew, judge, judge_folders
+from hashbench.training.resume import ResumeVerdict, began_anew, judge, judge_folders, restored_at
 
 SCRIPT = Path(__file__).parent / "resumable.py"
 
@@ -158,6 +158,16 @@ def test_a_loss_that_nothing_explains_is_told_as_such() -> None:
 def test_a_share_of_tensors_is_told() -> None:
     verdict = judge(recording("a"), recording("b", {0: {"generator": {"torch": "x"}}}), at=0)
     assert "HASHBENCH_WATCH_EVERY=1" in resume.as_text(verdict)
+
+
+def test_a_run_that_counts_from_0_is_known_by_its_parameters() -> None:
+    whole = recording("a")
+    assert restored_at(whole, replace(whole, before=whole.steps[4])) == 5
+    begun = {**whole.steps[4].parts, "parameter": dict.fromkeys(("a.weight", "b.weight"), "clamped")}
+    clamped = replace(whole, steps={**whole.steps, 5: replace(whole.steps[5], begin=begun)})
+    assert restored_at(clamped, replace(whole, before=replace(whole.steps[4], parts=begun))) == 5
+    assert restored_at(whole, replace(whole, before=replace(whole.steps[4], parts=begun))) is None
+    assert restored_at(whole, whole) is None
 
 
 def test_a_run_that_began_anew_is_known_by_its_state() -> None:
