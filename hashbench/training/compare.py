@@ -305,7 +305,8 @@ def _notes(first: Recording, second: Recording, steps: Sequence[int]) -> Iterato
     for recording in (first, second):
         name = recording.path.parent
         if recording.ended == "cut":
-            yield f"{name} has no end: its run was killed after step {_last(recording, 0)}, or goes on."
+            after = f"after step {_last(recording, 0)}"
+            yield f"{name} has no end: its run was killed {after}, or goes on, or its disk was full."
         elif recording.ended:
             yield f"{name} ended with {recording.ended}."
     if len(first.steps) != len(second.steps):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -20,13 +24,17 @@ _MOST_WAITING = 256
 class WaitingLines:
     """File of a recording, open, and the lines that wait.
 
+    Those that a program leaves are written when it exits, as after an exception of which a trainer tells nobody. A fork
+    of the process writes nothing. Where the file cannot be written any more, the recording ends, and not the program.
+
     Attributes:
         ledger: of the digests in the lines that wait.
     """
 
     def __init__(self, opened: IO[str]) -> None:
         self.ledger = Ledger()
-        self._file = opened
+        self._file, self._process, self._lost = opened, os.getpid(), False
+        atexit.register(self.flush)
         self._flushed = time.monotonic()
         self._waiting: list[tuple[str, dict[str, Any]]] = []
 
@@ -52,27 +60,40 @@ class WaitingLines:
             read["loss_value"] = [_Number(value) for value in values]
         self._waiting.append((kind, read))
         if time.monotonic() - self._flushed > FLUSH_SECONDS or len(self._waiting) >= _MOST_WAITING:
-            self._flush()
+            self.flush()
 
     def write(self, kind: str, content: Mapping[str, Any]) -> None:
         """Write a line now, after those that wait."""
-        self._flush()
-        self._file.write(file.line(kind, content))
-        self._file.flush()
+        self.flush()
+        self._append(file.line(kind, content))
 
     def close(self, end: Mapping[str, Any]) -> None:
         """Write the lines that wait and the last one, and close the file."""
         self.write("end", end)
-        self._file.close()
+        atexit.unregister(self.flush)
+        with suppress(OSError):  # of what could not be written before
+            self._file.close()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write the lines that wait."""
         waiting, self._waiting = self._waiting, []
         self._flushed = time.monotonic()
         with parts.quiet():
-            for kind, read in waiting:
-                self._file.write(file.line(kind, {name: _value(one) for name, one in read.items()}))
-        self._file.flush()
+            lines = [file.line(kind, {name: _value(one) for name, one in read.items()}) for kind, read in waiting]
+        self._append("".join(lines))
         self.ledger = Ledger()
+
+    def _append(self, text: str) -> None:
+        if self._lost or os.getpid() != self._process:
+            return
+        try:
+            self._file.write(text)
+            self._file.flush()
+        except OSError as error:
+            self._lost = True
+            with suppress(OSError, ValueError):  # standard error may lie on the same disk, or be closed
+                problem = f"cannot write {self._file.name}: {error.strerror or error}"
+                print(f"hashbench: {problem}; no further step is recorded", file=sys.stderr)
 
 
 class _Number:

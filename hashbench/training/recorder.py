@@ -220,6 +220,7 @@ class Watch:
             return
         self._fresh = False
         if self._step == self._stop_at:
+            self._open.flush()
             raise SystemExit(0)
         with parts.quiet():
             if self._tensors is None:
@@ -399,14 +400,16 @@ class _BackwardHook:
 
         @functools.wraps(original)
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-            if not torch.compiler.is_compiling():
+            if self._active and not torch.compiler.is_compiling():
                 told(tensors)
             original(tensors, *args, **kwargs)
 
-        self._ours = torch.autograd.backward = backward
+        self._ours, self._active = backward, True
+        torch.autograd.backward = backward
 
     def remove(self) -> None:
-        """Put torch's function back, unless another one stands there now."""
+        """Put torch's function back, unless another one stands there now, which may call this one."""
+        self._active = False
         if torch.autograd.backward is self._ours:
             torch.autograd.backward = self._original
 

@@ -32,7 +32,10 @@ def steps_to_trace(given: range | Sequence[int] | int | None) -> range:
         if part is None:
             raise _refusal(f"{TRACE_VARIABLE}={text!r}")
         first = int(part["first"])
-        return range(first, int(part["stop"]) if part["stop"] else first + 1)
+        stop = int(part["stop"]) if part["stop"] else first + 1
+        if stop <= first:
+            raise _refusal(f"{TRACE_VARIABLE}={text}")
+        return range(first, stop)
     if given is None:
         return range(0)
     steps = [given] if isinstance(given, int) else list(given)

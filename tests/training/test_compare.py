@@ -188,7 +188,7 @@ def test_shorter_runs_are_compared_as_far_as_both_go() -> None:
     verdict = compare(recording("a"), replace(short, ended="cut"))
     assert verdict.step is None
     assert not verdict.equal
-    assert "b has no end: its run was killed after step 6, or goes on." in verdict.notes
+    assert "b has no end: its run was killed after step 6, or goes on, or its disk was full." in verdict.notes
     assert "a has steps 0 to 11, b steps 0 to 6; compared: steps 0 to 6." in verdict.notes
     verdict = compare(recording("a"), short)
     assert verdict.lengths_differ

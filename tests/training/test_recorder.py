@@ -21,6 +21,7 @@ from hashbench.training import file, lines, parts, text
 from hashbench.training.compare import RankVerdict
 from hashbench.training.recorder import EVERY_VARIABLE, FOLDER_VARIABLE, STOP_VARIABLE
 from hashbench.training.traced import LoopVerdict, compare_folders
+from hashbench.training.tracing import TRACE_VARIABLE
 
 SHAPES = {
     "plain": Plan(),
@@ -133,6 +134,25 @@ def test_hooks_are_gone_afterwards(tmp_path: Path) -> None:
     assert (torch.autograd.backward, len(_global_optimizer_pre_hooks), len(_global_optimizer_post_hooks)) == before
     assert not model._forward_pre_hooks
     assert file.read(tmp_path / "rank0.jsonl").ended == "ZeroDivisionError: of the program"
+
+
+def test_recordings_that_overlap_end_in_any_order(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watches = [hashbench.watch(tmp_path / name, model=model) for name in ("a", "b")]
+
+    def step() -> None:
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+
+    for one in watches:
+        one.start()
+        step()
+    for one in watches:
+        one.stop()
+        step()
+    read = [file.read(tmp_path / name / "rank0.jsonl") for name in ("a", "b")]
+    assert [[len(step.losses) for step in one.steps.values()] for one in read] == [[1, 1], [1, 1]]
 
 
 def test_tensor_backward_calls_what_we_replace(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -393,6 +413,32 @@ def test_the_program_ends_before_a_step_where_it_is_told_to(tmp_path: Path, monk
         train(tmp_path, Plan())
     assert raised.value.code == 0
     assert list(file.read(tmp_path / "rank0.jsonl").steps) == [0, 1, 2, 3]
+
+
+def test_steps_before_that_end_are_written_where_nobody_tells_the_recording(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainer of transformers tells its callbacks of no exception."""
+    monkeypatch.setenv(STOP_VARIABLE, "2")
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watched = hashbench.watch(tmp_path, model=model)
+    watched.start()
+    for _ in range(2):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    with pytest.raises(SystemExit):
+        model(torch.ones(1, 2))
+    recording = file.read(tmp_path / "rank0.jsonl")
+    watched.stop()
+    assert (list(recording.steps), recording.ended) == ([0, 1], "cut")
+
+
+@pytest.mark.parametrize("value", ["9:3", "5:5", "last", "-1"])
+def test_steps_to_trace_are_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv(TRACE_VARIABLE, value)
+    with pytest.raises(HashbenchError, match="names no steps to trace"):
+        hashbench.watch(tmp_path, model=Net())
 
 
 def test_each_rank_has_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
