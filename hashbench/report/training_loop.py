@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from hashbench.report.page import bundled, environment, policy_for
 from hashbench.text import one_line, printable
-from hashbench.training.compare import RankVerdict
+from hashbench.training.compare import RankVerdict, range_words
 from hashbench.training.file import PARTS
 from hashbench.training.text import (
     NAMES,
@@ -30,6 +30,9 @@ MOST_COLUMNS = 800
 
 MOST_RANKS = 64
 """Maximum ranks that have a plot."""
+
+CODE = frozenset({"module", "source line", "forward op"})
+"""Facts on a kernel that are names of code."""
 
 EQUAL, DIFFERENT, UNREAD = "pass", "differ", ""
 """Kinds of a column, as in the report's style."""
@@ -102,9 +105,16 @@ def _bars(verdict: RankVerdict, part: str, columns: list[list[int]]) -> Iterator
     for kind, run in groupby(kinds):
         width = len(list(run))
         if kind:
-            steps = f"{columns[at][0]} to {columns[at + width - 1][-1]}"
-            yield Bar(kind, at, width, f"steps {steps}: {'agree' if kind == EQUAL else 'differ'}")
+            steps = _steps_words(columns[at][0], columns[at + width - 1][-1], start=verdict.steps[0])
+            yield Bar(kind, at, width, f"{steps}: {'agree' if kind == EQUAL else 'differ'}")
         at += width
+
+
+def _steps_words(first: int, last: int, *, start: int) -> str:
+    """Return ``steps 3 to 9``, ``step 3``, or with the state before the first step ``start to step 9``."""
+    if first < start:
+        return f"start to step {last}" if last >= start else "start"
+    return range_words(range(first, last + 1))
 
 
 def _kind(seen: list[bool | None]) -> str:
@@ -134,6 +144,7 @@ def render_loops(verdict: LoopVerdict, *, title: str = "hashbench watch") -> str
             differs=not verdict.equal,
             facts=[] if first is None else first_facts(verdict, first),
             meaning="" if first is None else meaning_of(first),
+            code=CODE,
             traced=[traced_facts(where, found) for where, found in traced if found is not None],
             plots=[plot_of(one) for one in verdict.ranks[:MOST_RANKS]],
             omitted=len(verdict.ranks[MOST_RANKS:]),

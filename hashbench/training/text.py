@@ -94,10 +94,13 @@ def headline(verdict: LoopVerdict) -> str:
     """Return the verdict in one line."""
     first = verdict.first
     if first is None:
-        return _equal_words(verdict).rstrip(".")
+        words = _equal_words(verdict).partition(".")[0]
+        return f"{words}; one of them went on" if any(one.lengths_differ for one in verdict.ranks) else words
     where = f"before step {first.steps[0]}" if first.initial else f"from step {first.step} on"
     rank = f", first on rank {first.rank}" if len(verdict.ranks) > 1 else ""
-    return f"The runs differ {where}{rank}: {NAMES[first.differing[0].part]}"
+    lead = first.differing[0]
+    alone = " that one run lacks" if _alone(lead) else ""
+    return f"The runs differ {where}{rank}: {NAMES[lead.part]}{alone}"
 
 
 def notes_of(verdict: LoopVerdict) -> list[str]:

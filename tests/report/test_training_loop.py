@@ -25,8 +25,13 @@ def test_a_strip_has_a_bar_for_each_run_of_steps() -> None:
     plot = plot_of(DIFFERING)
     loss = next(strip for strip in plot.strips if strip.part == "loss")
     assert [(bar.kind, bar.at, bar.width) for bar in loss.bars] == [(EQUAL, 0, 7), (DIFFERENT, 7, 1), (EQUAL, 8, 4)]
-    assert loss.bars[1].words == "steps 7 to 7: differ"
+    assert [bar.words for bar in loss.bars] == ["steps 0 to 6: agree", "step 7: differ", "steps 8 to 11: agree"]
     assert (plot.columns, plot.mark, plot.first, plot.last) == (12, 7, "step 0", "step 11")
+
+
+def test_the_state_before_the_first_step_is_the_start() -> None:
+    plot = plot_of(replace(DIFFERING, seen={-1: {"parameter": True}, 0: {"parameter": True}}, step=None))
+    assert ([bar.words for bar in plot.strips[0].bars], plot.first) == (["start to step 0: agree"], "start")
 
 
 def test_steps_that_did_not_read_a_part_are_gaps() -> None:
@@ -50,6 +55,7 @@ def test_the_page_tells_the_first_difference_and_loads_nothing() -> None:
     HTMLParser().feed(page)
     assert '<h1 class="worse">The runs differ from step 7 on: loss</h1>' in page
     assert "runs/&lt;b&gt;" in page
+    assert "first difference (step 7)</span>" in page
     assert "HASHBENCH_TRACE_STEP=" in page
     assert not re.search(r"<script|src=|url\(|https?://", page)
     assert "default-src &#39;none&#39;" in page

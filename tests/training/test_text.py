@@ -88,6 +88,13 @@ def test_the_rank_that_differs_first_is_named() -> None:
     assert "on other ranks:   rank 0: step 4, loss" in as_text(two)
 
 
+def test_a_headline_is_short() -> None:
+    short = replace(recording("b"), steps={number: step for number, step in recording("b").steps.items() if number < 7})
+    assert headline(verdict(recording("a"), short)) == "The runs agree in steps 0 to 6; one of them went on"
+    longer = recording("b", {4: {"batch": {"2": "x"}}})
+    assert headline(verdict(recording("a"), longer)) == "The runs differ from step 4 on: batch that one run lacks"
+
+
 # --------------------------------------------------------------------------------------------------- the second look
 
 
