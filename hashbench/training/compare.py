@@ -136,6 +136,7 @@ def pairs_of_steps(
             f"{first.path} and {second.path} have no step in common",
             consequence=f"they hold {range_words(list(first.steps))} and {range_words(list(others))}; nothing was "
             "compared",
+            tip="A step is one of an optimizer of torch that holds parameters of the model.",
         )
     before = _before(first, second, shift)
     return [*before, *((number, first.steps[number], others[number]) for number in steps)], steps
@@ -309,6 +310,11 @@ def _notes(first: Recording, second: Recording, steps: Sequence[int]) -> Iterato
             yield f"{name} has no end: its run was killed {after}, or goes on, or its disk was full."
         elif recording.ended:
             yield f"{name} ended with {recording.ended}."
+    if not any(step.parts.get("batch") for one in (first, second) for step in one.steps.values()):
+        yield (
+            "The watched model was not called: batches and generators are not compared, and no step can be traced. "
+            "Watch the module that the loop calls, or tell the batches by batch(…) of what hashbench.watch returns."
+        )
     if len(first.steps) != len(second.steps):
         yield f"{first.path.parent} has {range_words(list(first.steps))}, {second.path.parent} " + (
             f"{range_words(list(second.steps))}; compared: {range_words(steps)}."

@@ -326,8 +326,7 @@ def _from_step(first: RankVerdict, traced: Sequence[TracedSteps]) -> int | None:
     before = own or first.differing[0].part in _MAYBE_BEFORE_THE_CALL
     low = max(first.since - 1, first.steps[0]) if before else first.since
     called = [number for number in first.steps if number <= low and "batch" in first.seen[number]]
-    low = called[-1] if called else low
-    return None if any(one.first <= low for one in own) else low
+    return None if not called or any(one.first <= called[-1] for one in own) else called[-1]
 
 
 def _traced_folder(folder: Path, low: int, stop: int) -> Path:

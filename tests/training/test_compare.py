@@ -195,6 +195,15 @@ def test_shorter_runs_are_compared_as_far_as_both_go() -> None:
     assert not verdict.equal
 
 
+def test_a_model_that_is_not_called_is_told() -> None:
+    runs = recording("a"), recording("b")
+    for run in runs:
+        for step in run.steps.values():
+            step.parts.update({"batch": {}, "generator": {}})  # type: ignore[attr-defined]
+    (note,) = compare(*runs).notes
+    assert note.startswith("The watched model was not called: batches and generators are not compared")
+
+
 def test_models_are_compared_in_what_they_share() -> None:
     header = replace(HEADER, parameter=("a.weight", "b.weight", "other"))
     changes = {4: {"parameter": {"c.weight": "x"}, "gradient": {"d.weight": "x"}}}
@@ -209,7 +218,7 @@ def test_models_are_compared_in_what_they_share() -> None:
     [
         ({"header": replace(HEADER, device="cuda")}, "other|different functions"),
         ({"header": replace(HEADER, parameter=("x",), buffer=())}, "no parameter in common"),
-        ({"steps": {}}, "no step in common"),
+        ({"steps": {}}, "no step in common.*no steps; nothing was compared. A step is one of an optimizer of torch"),
         ({"steps": {number: step(number) for number in range(20, 22)}}, "steps 20 to 21"),
     ],
 )

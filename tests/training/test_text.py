@@ -130,6 +130,14 @@ def test_no_command_is_invented_for_several_ranks() -> None:
     assert commands[0] == "HASHBENCH_WATCH=a.steps4-5 HASHBENCH_TRACE_STEP=4:6 <the same command>"
 
 
+def test_no_trace_is_proposed_of_a_model_that_is_not_called() -> None:
+    first, second = recording("a"), recording("b", {6: {"gradient": {"c.weight": "x"}}})
+    for one in (first, second):
+        for step in one.steps.values():
+            del step.parts["batch"]  # type: ignore[attr-defined]
+    assert next_look(verdict(first, second)) == []
+
+
 def test_a_trace_begins_with_a_step_in_which_the_model_is_called() -> None:
     """Optimizers that step within the backward pass make several steps of one call."""
     first, second = recording("a"), recording("b", {6: {"gradient": {"c.weight": "x"}}})
