@@ -7,8 +7,8 @@ that in which every tensor had last been seen equal: :attr:`RankVerdict.since`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from hashbench.errors import HashbenchError
 from hashbench.training.file import BY_TENSOR, PARTS, Recording, Step
@@ -19,6 +19,9 @@ OUTSIDE = frozenset({"batch", "generator", "scaler", "lr", "options", "order"})
 OUTSIDE_TORCH = frozenset({"python", "numpy"})
 """Generators that few programs seed. One that differs from the first step on is a difference only beside another first
 batch of a step, and after the first step only if it is drawn from: it may serve the names of temporary files alone."""
+
+STATE = frozenset({"buffer", "parameter", "state"})
+"""Parts that a step begins with."""
 
 _REPEATED = ("batch", "loss")
 """Parts with one value for each micro-batch, in turn."""
@@ -172,16 +175,51 @@ def shared_tensors(first: Recording, second: Recording) -> frozenset[str]:
 
 def _before(first: Recording, second: Recording, shift: int) -> list[tuple[int, Step, Step]]:
     """Return the state before the second run's first step, where the first run has it: before its own first step; as
-    its step of that number began; or else as the step before it ended."""
+    its step of that number began; or else as the step before it ended, but for what the program changed since."""
     if second.before is None:
         return []
     number = second.before.number + shift
-    old = first.steps.get(number)
     if first.before is not None and first.before.number == number:
-        old = first.before
-    elif (later := first.steps.get(number + 1)) is not None and later.begin:
-        old = Step(number, later.begin, complete=True)
-    return [] if old is None else [(number, old, second.before)]
+        return [(number, first.before, second.before)]
+    left, later = first.steps.get(number), first.steps.get(number + 1)
+    if later is not None and later.begin:
+        return [(number, Step(number, later.begin, complete=True), second.before)]
+    if left is None:
+        return []
+    others = {at + shift: step for at, step in second.steps.items()}
+    following = [(step, others[at]) for at, step in first.steps.items() if at > number and at in others]
+    changed = _differing(left, second.before)
+    changed -= set(_still_differing(changed, following))
+    return [(number, _without(left, changed), _without(second.before, changed))]
+
+
+def _differing(first: Step, second: Step) -> set[tuple[str, str]]:
+    """Return what of the state differs, as part and name."""
+    values = [
+        {(part, name): one.parts[part][name] for part in STATE for name in one.parts.get(part, {})}
+        for one in (first, second)
+    ]
+    return {key for key in values[0].keys() | values[1].keys() if values[0].get(key) != values[1].get(key)}
+
+
+def _still_differing(
+    names: Iterable[tuple[str, str]], following: Sequence[tuple[Step, Step]]
+) -> Iterator[tuple[str, str]]:
+    """Yield what differs when both runs read it next, or was not read again. What agrees then was not lost: the program
+    changed it in between."""
+    for part, name in names:
+        read = ((old.parts.get(part, {}).get(name), new.parts.get(part, {}).get(name)) for old, new in following)
+        old, new = next((pair for pair in read if None not in pair), ("", None))
+        if old != new:
+            yield part, name
+
+
+def _without(step: Step, same: set[tuple[str, str]]) -> Step:
+    parts = {
+        part: {name: value for name, value in values.items() if (part, name) not in same}
+        for part, values in step.parts.items()
+    }
+    return replace(step, parts=parts)
 
 
 def _last(recording: Recording, shift: int) -> int:

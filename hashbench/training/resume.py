@@ -16,12 +16,13 @@ from hashbench.training import file
 from hashbench.training.compare import (
     OUTSIDE,
     OUTSIDE_TORCH,
+    STATE,
     PartDifference,
     differences_of,
     pairs_of_steps,
     range_words,
 )
-from hashbench.training.file import BY_TENSOR, Recording
+from hashbench.training.file import Recording
 
 _SHOWN = 4
 
@@ -89,8 +90,8 @@ def judge(first: Recording, second: Recording, *, at: int | None = None) -> Resu
     for number, old, new in pairs:
         differing = [kept for one in differences_of(first, second, old, new) if (kept := _without(one, idle)).names]
         if number < began:
-            left = old is first.steps.get(number)
-            unread = not old.complete or (left and any(one.part in BY_TENSOR for one in differing))
+            as_begun = old is first.before or bool(first.steps[number + 1].begin)
+            unread = not old.complete or (not as_begun and any(one.part in STATE for one in differing))
             lost |= {_key(one): one for one in differing}
         elif number == began:
             lost |= {_key(one): one for one in differing if one.part in OUTSIDE}

@@ -13,6 +13,7 @@ from training.test_compare import recording
 
 from hashbench.errors import HashbenchError
 from hashbench.training import resume
+from hashbench.training.file import Step
 from hashbench.training.resume import ResumeVerdict, began_anew, judge, judge_folders, restored_at
 
 SCRIPT = Path(__file__).parent / "resumable.py"
@@ -81,6 +82,12 @@ def test_all_that_is_lost_is_named_at_once(run: Run) -> None:
 # --------------------------------------------------------------------------------------------- on recordings by hand
 
 
+def changed(step: Step, part: str) -> Step:
+    return replace(
+        step, parts={**step.parts, part: {name: f"other {value}" for name, value in step.parts[part].items()}}
+    )
+
+
 TOLD = replace(recording("b").header, start=5)
 
 
@@ -110,7 +117,7 @@ def test_a_step_that_was_told_is_not_given_otherwise() -> None:
 def test_the_state_before_the_step_is_compared_with_the_uninterrupted_runs_after_it() -> None:
     whole = recording("a")
     before = replace(whole.steps[4], parts={**whole.steps[4].parts, "state": {}}, number=4)
-    steps = {number: step for number, step in whole.steps.items() if number > 4}
+    steps = {number: changed(step, "state") for number, step in whole.steps.items() if number > 4}
     verdict = judge(whole, recording("b", steps=steps, before=before, header=replace(whole.header, start=5)))
     assert [(one.part, one.second) for one in verdict.lost] == [("state", "")]
     assert verdict.unread
@@ -122,7 +129,8 @@ def test_what_a_program_changes_between_steps_is_no_loss() -> None:
     clamped = {**whole.steps[4].parts, "parameter": dict.fromkeys(("a.weight", "b.weight"), "clamped")}
     steps = {number: step for number, step in whole.steps.items() if number > 4}
     resumed = recording("b", steps=steps, before=replace(whole.steps[4], parts=clamped), header=TOLD)
-    seen = judge(whole, resumed)
+    assert judge(whole, resumed).equal, "they agree after the step"
+    seen = judge(whole, replace(resumed, steps={number: changed(step, "parameter") for number, step in steps.items()}))
     assert [one.part for one in seen.lost] == ["parameter"]
     assert "what a program changes between steps is no loss" in resume.as_text(seen)
     read = replace(whole, steps={**whole.steps, 5: replace(whole.steps[5], begin=clamped)})
