@@ -31,7 +31,7 @@ MOST_COLUMNS = 800
 MOST_RANKS = 64
 """Maximum ranks that have a plot."""
 
-CODE = frozenset({"module", "source line", "forward op"})
+CODE = frozenset({"module", "source line", "forward op", "first run", "second run"})
 """Facts on a kernel that are names of code."""
 
 EQUAL, DIFFERENT, UNREAD = "pass", "differ", ""

@@ -245,6 +245,8 @@ def _traced_lines(traced: TracedSteps, *, several: bool) -> Iterator[str]:
     divergence = traced.verdict.divergence
     if divergence is None:
         yield f"{where}: {'equal' if traced.verdict.equal else 'nothing that differs reaches a result'}"
+        if benign := traced.verdict.benign:
+            yield f"{'these differ: ':18}{a_few(benign, _SHOWN)}"
         return
     yield from (f"{name + ': ':18}{value}" for name, value in traced_facts(where, divergence))
 
@@ -260,6 +262,8 @@ def traced_facts(where: str, divergence: Divergence) -> list[tuple[str, str]]:
         ("source line", divergence.source),
         ("forward op", divergence.forward_op),
         ("what differs", divergence.detail),
+        ("first run", divergence.first),
+        ("second run", divergence.second),
     )
     return [(name, value) for name, value in facts if value]
 

@@ -284,6 +284,14 @@ def test_what_was_written_between_the_steps_is_in_a_trace_of_both(tmp_path: Path
     assert not text.next_look(both)
 
 
+def test_the_numbers_that_differ_in_a_trace_are_told(tmp_path: Path) -> None:
+    (traced,) = judged(tmp_path, Plan(), Plan(fault="kernel"), trace=10).kernels
+    assert traced.verdict is not None
+    assert traced.verdict.divergence is not None
+    facts = dict(text.traced_facts("trace of step 10", traced.verdict.divergence))
+    assert (facts["first run"], facts["second run"]) == ("(1.0)", "(1.1)")
+
+
 def test_buffers_are_results_of_traced_steps(tmp_path: Path) -> None:
     def calibrated(folder: Path, shift: float) -> None:
         torch.manual_seed(0)

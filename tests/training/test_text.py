@@ -116,6 +116,18 @@ def test_a_difference_that_did_not_come_again_names_no_kernel() -> None:
     assert "memory or hardware. No kernel is named." in text
 
 
+def test_records_that_differ_without_reaching_a_result_are_named() -> None:
+    from hashbench.divergence import find
+    from hashbench.records import Result, Trace
+    from hashbench.trace.file import parse_digest
+
+    trace = Trace((), (), (Result("loss", parse_digest("float32[]:00")),))
+    traced = (TracedSteps(0, 9, 10, replace(find(trace, trace), benign=("forward.9//aten.add.Tensor#0",))),)
+    said = as_text(verdict(recording("a"), recording("b"), traced=traced))
+    words = "nothing that differs reaches a result\nthese differ:     forward.9//aten.add.Tensor#0"
+    assert f"trace of steps 9 to 10: {words}" in said
+
+
 def test_a_trace_that_cannot_be_judged_says_why() -> None:
     traced = (TracedSteps(0, 9, 10, None, "cannot read it."),)
     found = verdict(recording("a"), recording("b"), traced=traced)
