@@ -68,11 +68,34 @@ def choose_candidates(judged: JudgedRanks, differing: Mapping[int, Sequence[Diff
     graph.update(walked.reached)
     found = [*judged.candidates(walked), *_behind_the_records(judged, differing, graph)]
     chosen = _earliest(judged, found)
+    explained, named = _explained_by_python(judged, chosen, graph)
+    if explained:
+        chosen = _earliest(judged, [*found, *named])
+        explained = {
+            rank for rank in explained if chosen[rank].source.origin in BY_PYTHON and chosen[rank] not in named
+        }
+    if explained >= {*chosen}:
+        explained = set()
+    firsts = _firsts({rank: one for rank, one in chosen.items() if rank not in explained}, judged)
+    explained |= {rank for rank in {*chosen} - {*firsts} if _may_follow(judged, chosen[rank])}
+    told = {rank: _told(judged, candidate, graph) for rank, candidate in chosen.items()}
+    return ChosenDivergences(
+        tuple(told[rank] for rank in firsts),
+        tuple(told[rank] for rank in sorted(chosen) if rank not in firsts and rank not in explained),
+        dict(_benign(judged, graph)),
+    )
+
+
+def _explained_by_python(
+    judged: JudgedRanks, chosen: Mapping[int, Candidate], graph: dict[RankNode, tuple[RankNode, ...]]
+) -> tuple[set[int], list[Candidate]]:
+    """Return the ranks whose difference may follow from others by way of Python, and the differences that explain them;
+    add the way to ``graph``."""
     alike = Counter(map(_made_alike, chosen.values()))
     explained: set[int] = set()
     givers: dict[int, set[int]] = {}
     named: list[Candidate] = []
-    for rank, candidate in list(chosen.items()):
+    for rank, candidate in chosen.items():
         if candidate.source.origin not in BY_PYTHON:
             continue
         behind = judged.walk_by_python(candidate.at)
@@ -90,22 +113,8 @@ def choose_candidates(judged: JudgedRanks, differing: Mapping[int, Sequence[Diff
                     if at is not None:
                         graph[at] = (*graph.get(at, ()), before)
             named += causes
-    explained |= _given(givers, {*chosen} - {rank for rank in givers if givers[rank]} | explained)
-    if explained:
-        chosen = _earliest(judged, [*found, *named])
-        explained = {
-            rank for rank in explained if chosen[rank].source.origin in BY_PYTHON and chosen[rank] not in named
-        }
-    if explained >= {*chosen}:
-        explained = set()
-    firsts = _firsts({rank: one for rank, one in chosen.items() if rank not in explained}, judged)
-    explained |= {rank for rank in {*chosen} - {*firsts} if _may_follow(judged, chosen[rank])}
-    told = {rank: _told(judged, candidate, graph) for rank, candidate in chosen.items()}
-    return ChosenDivergences(
-        tuple(told[rank] for rank in firsts),
-        tuple(told[rank] for rank in sorted(chosen) if rank not in firsts and rank not in explained),
-        dict(_benign(judged, graph)),
-    )
+    of_their_own = {*chosen} - {rank for rank, ranks in givers.items() if ranks}
+    return explained | _given(givers, of_their_own | explained), named
 
 
 def _given(givers: Mapping[int, set[int]], known: Iterable[int]) -> set[int]:
