@@ -139,12 +139,13 @@ class ReducedGradients:
 
 
 def _read_for_outputs(record: OpRecord) -> Iterator[tuple[TensorDigest, tuple[Ref, ...]]]:
-    """Yield each output of a record with the tensors that were read for it: of an op on lists, those at its place."""
-    if len(record.outputs) == 1:
-        yield record.outputs[0], record.inputs
-        return
+    """Yield each output of a record with the tensors that were read for it: of an op on lists, those at its place. What
+    an op wrote by calls of its own is not among its outputs: then all were read for each."""
     written = [ref.argument for ref in record.inputs if ref.written]
     returned = len(record.outputs) - len(written)
+    if len(record.outputs) == 1 or returned < 0:
+        yield from ((output, record.inputs) for output in record.outputs)
+        return
     places = [*map(str, range(returned)), *(argument.partition(".")[2] for argument in written)]
     for output, place in zip(record.outputs, places, strict=True):
         yield output, tuple(ref for ref in record.inputs if ref.argument.partition(".")[2] == place)
@@ -191,8 +192,8 @@ def _first_updates(trace: Trace) -> dict[str, tuple[TensorDigest | None, TensorD
 def _targets(record: OpRecord, digest: TensorDigest) -> Iterator[Ref]:
     """Yield the tensors of a shape that a record wrote into, if there is but one."""
     written = [ref for ref in record.inputs if ref.written]
-    pairs = zip(written, record.outputs[-len(written) :] if written else (), strict=True)
-    alike = [ref for ref, one in pairs if one.shape == digest.shape]
+    outputs = record.outputs[-len(written) :] if len(record.outputs) >= len(written) > 0 else ()
+    alike = [ref for ref, one in zip(written, outputs, strict=False) if one.shape == digest.shape]
     yield from alike if len(alike) == 1 else ()
 
 

@@ -156,3 +156,12 @@ def test_parameters_that_part_are_told_where_no_replica_differs() -> None:
     verdict = ReplicasVerdict(2, checked={(0, 1): 3}, uncompared=("w",))
     assert verdict.equal
     assert check_text(verdict).splitlines()[1].startswith("not compared:     w: equal on all ranks before")
+
+
+def test_an_op_of_an_optimizer_may_write_more_than_it_shows() -> None:
+    """What its inner calls wrote is not shown again: nothing tells which of its outputs a gradient is for."""
+    fused = " p = zoo.fused !parameter/w !other/m !other/n g phase=optimizer -> p,q\n"
+    lines = f"{REDUCED}{fused} replica p p as w\n step\n"
+    ranks = [f"rank {rank}:\n g = mm input/0 parameter/w -> g{rank} phase=backward\n {lines}" for rank in (0, 1)]
+    assert inferred(*ranks) == ["w"]
+    assert check_replicas(rank_traces("\n".join(ranks))).uncompared == ()
