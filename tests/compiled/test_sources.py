@@ -211,7 +211,7 @@ def test_compilations_of_the_installed_torch() -> None:
         return [sources.source_digest(one) for one in wrapper.kernels(text)]
 
     with torch.no_grad():
-        first, again, narrow = compiled(), compiled(), compiled(**{"cpp.simdlen": 256})
+        first, again, scalar = compiled(), compiled(), compiled(**{"cpp.simdlen": 1})  # no vector unit has 1 bit
     assert first
     assert first == again
-    assert first != narrow
+    assert first != scalar
