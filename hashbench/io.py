@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import fcntl
@@ -13,6 +14,7 @@ import json
 import os
 import select
 import stat
+import sys
 import types
 import typing
 import zlib
@@ -282,6 +284,13 @@ def write_file(path: Path, text: str | bytes, *, tip: str) -> None:
             _write_through(path, content)
     except OSError as error:
         raise HashbenchError(f"cannot write {path}", consequence=error.strerror or str(error), tip=tip) from error
+
+
+def tell_unwritten(path: str | Path, error: OSError, consequence: str) -> None:
+    """Say on standard error that a file of a program which goes on cannot be written; nothing where that lies on the
+    same disk, or is closed."""
+    with contextlib.suppress(OSError, ValueError):
+        print(f"hashbench: cannot write {path}: {error.strerror or error}; {consequence}", file=sys.stderr)
 
 
 def _write_through(path: Path, content: bytes) -> None:

@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hashbench.errors import HashbenchError
+from hashbench.io import tell_unwritten
 from hashbench.processes import uncollected
 from hashbench.ranks.notes import REPRO, NamedCall
 from hashbench.ranks.results import CURRENT
@@ -250,8 +251,7 @@ class RankRecorder:
     def _lose(self, path: Path, error: OSError, what: str) -> None:
         if not self._lost:
             self._lost = f"the trace could not be written: {error.strerror or error}"
-            with suppress(OSError, ValueError):  # standard error may lie on the same disk, or be closed
-                print(f"hashbench: cannot write {path}: {error.strerror or error}; {what}", file=sys.stderr)
+            tell_unwritten(path, error, what)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from hashbench.training.file import PARTS
 from hashbench.training.text import (
     NAMES,
     first_facts,
+    first_step_words,
     headline,
     meaning_of,
     next_look,
@@ -143,6 +144,7 @@ def render_loops(verdict: LoopVerdict, *, title: str = "hashbench watch") -> str
             style=Markup(style),
             differs=not verdict.equal,
             facts=[] if first is None else first_facts(verdict, first),
+            first_step="" if first is None else first_step_words(first),
             meaning="" if first is None else meaning_of(first),
             code=CODE,
             traced=[traced_facts(where, found) for where, found in traced if found is not None],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -13,6 +12,7 @@ from typing import IO, Any, Self
 
 from hashbench.devices.ledger import Ledger
 from hashbench.errors import HashbenchError
+from hashbench.io import tell_unwritten
 from hashbench.training import file, parts
 
 FLUSH_SECONDS = 1.0
@@ -91,9 +91,7 @@ class WaitingLines:
             self._file.flush()
         except OSError as error:
             self._lost = True
-            with suppress(OSError, ValueError):  # standard error may lie on the same disk, or be closed
-                problem = f"cannot write {self._file.name}: {error.strerror or error}"
-                print(f"hashbench: {problem}; no further step is recorded", file=sys.stderr)
+            tell_unwritten(self._file.name, error, "no further step is recorded")
 
 
 class _Number:

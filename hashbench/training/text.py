@@ -94,8 +94,7 @@ def headline(verdict: LoopVerdict) -> str:
     """Return the verdict in one line."""
     first = verdict.first
     if first is None:
-        words = _equal_words(verdict).partition(".")[0]
-        return f"{words}; one of them went on" if any(one.lengths_differ for one in verdict.ranks) else words
+        return f"{_agreed_words(verdict)}{'; one of them went on' if _went_on(verdict) else ''}"
     where = f"before step {first.steps[0]}" if first.initial else f"from step {first.step} on"
     rank = f", first on rank {first.rank}" if len(verdict.ranks) > 1 else ""
     lead = first.differing[0]
@@ -109,12 +108,17 @@ def notes_of(verdict: LoopVerdict) -> list[str]:
 
 
 def _equal_words(verdict: LoopVerdict) -> str:
-    steps = verdict.ranks[0].steps
+    longer = " One went on after the other had ended: its later steps were compared with nothing."
+    return f"{_agreed_words(verdict)}.{longer if _went_on(verdict) else ''}"
+
+
+def _agreed_words(verdict: LoopVerdict) -> str:
     where = f" on {count(len(verdict.ranks), 'rank')}" if len(verdict.ranks) > 1 else ""
-    text = f"The runs agree in {range_words(steps)}{where}."
-    if any(one.lengths_differ for one in verdict.ranks):
-        text += " One went on after the other had ended: its later steps were compared with nothing."
-    return text
+    return f"The runs agree in {range_words(verdict.ranks[0].steps)}{where}"
+
+
+def _went_on(verdict: LoopVerdict) -> bool:
+    return any(one.lengths_differ for one in verdict.ranks)
 
 
 def _first_lines(verdict: LoopVerdict, first: RankVerdict) -> Iterator[str]:
@@ -142,7 +146,7 @@ def first_facts(verdict: LoopVerdict, first: RankVerdict) -> list[tuple[str, str
     """Return what is known of the first difference, as names and texts."""
     lead = first.differing[0]
     facts = (
-        ("first difference", _step_words(first)),
+        ("first difference", f"{first_step_words(first)}{_before_words(first)}"),
         ("rank", str(first.rank) if len(verdict.ranks) > 1 else ""),
         ("what differs", part_words(lead)),
         ("first run", lead.first if lead.part in _READABLE else ""),
@@ -155,12 +159,16 @@ def first_facts(verdict: LoopVerdict, first: RankVerdict) -> list[tuple[str, str
     return [(name, value) for name, value in facts if value]
 
 
-def _step_words(first: RankVerdict) -> str:
+def first_step_words(first: RankVerdict) -> str:
+    """Return ``step 7``, or ``before step 0``."""
+    return f"before step {first.steps[0]}" if first.initial else f"step {first.step}"
+
+
+def _before_words(first: RankVerdict) -> str:
     if first.initial:
-        return f"before step {first.steps[0]}"
+        return ""
     before = first.steps[0] < (first.step or 0)
-    agreed = f" (equal until step {(first.step or 0) - 1})" if before else " (the first that was compared)"
-    return f"step {first.step}{agreed}"
+    return f" (equal until step {(first.step or 0) - 1})" if before else " (the first that was compared)"
 
 
 def _since_words(first: RankVerdict) -> str:
