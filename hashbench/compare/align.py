@@ -272,8 +272,7 @@ class Coverage:
         for record in trace.records:
             if record.outputs:
                 self._enter(record, [ref for ref in record.inputs if ref.written and ref.source in self._chains])
-        series = ([trace.records[index] for index in one] for one in fill_series(trace.records, _overwrites_all))
-        self._begins = {one[0].id for one in series if self._fill_all(one)}
+        self._records = trace.records
 
     def allocation_behind(self, node: str) -> str:
         """Return the op that allocated the memory ``node`` wrote to, while part of it is unwritten; else ``""``."""
@@ -289,11 +288,17 @@ class Coverage:
         Never for a collective's output: gloo's Work copies the received data when it is waited for.
         """
         overwrites = _overwrites_all(record, ref) and ref.source not in self._collectives
-        return overwrites and (record.id in self._begins or not self.writes_only_part(record, ref.source))
+        return overwrites and (not self.writes_only_part(record, ref.source) or record.id in self._begins)
 
     def content(self, node: str) -> TensorDigest | None:
         """Return the digest of everything that ``node`` left in its memory, if a single digest covers it."""
         return self._contents.get(node)
+
+    @functools.cached_property
+    def _begins(self) -> frozenset[str]:
+        """The first of fills that together fill all of a memory."""
+        series = ([self._records[index] for index in one] for one in fill_series(self._records, _overwrites_all))
+        return frozenset(one[0].id for one in series if self._fill_all(one))
 
     def _fill_all(self, series: Sequence[OpRecord]) -> bool:
         """Return True if fills write every byte of memory that a recorded op made."""

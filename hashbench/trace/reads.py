@@ -16,6 +16,7 @@ from hashbench.trace.raw import PLAIN_TENSORS, RawTrace
 from hashbench.trace.storage_writers import (
     IN_FLIGHT,
     LeafViews,
+    Mark,
     covers_storage,
     offset,
     set_mark,
@@ -77,7 +78,7 @@ class Reads:
     def one(self, plan: OpPlan, argument: int | str, tensor: torch.Tensor) -> tuple[Any, ...]:
         """Return the reads of one tensor, or of each of its components, after a collective those that it has left."""
         if tensor.layout is not torch.strided:
-            self._received(plan, tensor)
+            self._received(plan, tensor, own_mark(tensor, self._token))
         reads: tuple[Any, ...] = ()
         for part in components(tensor) or [tensor]:
             reads += (argument, self._node(plan, argument, part), offset(part))
@@ -108,7 +109,7 @@ class Reads:
         mark = own_mark(tensor, self._token)
         if mark is not None and not isinstance(mark[2], dict):
             if plan.fresh or plan.writes_arguments or plan.waits or plan.collective:  # not only a view
-                self._received(plan, tensor)
+                self._received(plan, tensor, mark)
             return mark[1]
         view = view_key(tensor)
         views: LeafViews | None = mark[2] if mark is not None and isinstance(mark[2], dict) else None
@@ -120,9 +121,8 @@ class Reads:
             return views[view]
         return self._new_leaf(tensor, views)
 
-    def _received(self, plan: OpPlan, tensor: torch.Tensor) -> None:
+    def _received(self, plan: OpPlan, tensor: torch.Tensor, mark: Mark | None) -> None:
         """Have what a collective left in a tensor hashed before it is read."""
-        mark = own_mark(tensor, self._token)
         if mark is not None and mark[2] is IN_FLIGHT:
             position = self._nodes.record_count()
             self._trace.collectives.read(mark[1], tensor, position=position, by=plan)
