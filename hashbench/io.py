@@ -12,13 +12,14 @@ import hashlib
 import itertools
 import json
 import os
+import secrets
 import select
 import stat
 import sys
 import types
 import typing
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -210,22 +211,27 @@ def _refuse_special(at: str | Path | int, *, name: str | Path | None = None) -> 
         raise NotRegularError(errno.EINVAL, f"{Path(path).name} is {kind}, not a regular file", path)
 
 
-def replace_file(path: Path, text: str) -> None:
-    """Replace the content of ``path`` by ``text`` (UTF-8) atomically. A symbolic link stays one.
+def replace_file(path: Path, text: str, *, links: bool = True) -> None:
+    """Replace the content of ``path`` by ``text`` (UTF-8) atomically. A symbolic link stays one; without ``links`` it
+    is refused.
 
     Raises:
         OSError: :class:`NotRegularError` included; ``path`` is unchanged and the temporary file removed.
     """
-    replace_bytes(path, text.encode())
+    replace_bytes(path, text.encode(), links=links)
 
 
-def replace_bytes(path: Path, content: bytes) -> None:
+def replace_bytes(path: Path, content: bytes, *, links: bool = True) -> None:
     """Replace the content of ``path`` by bytes; see :func:`replace_file`."""
     _refuse_special(path)  # as root a rename onto /dev/null replaces it for the whole machine
-    path = Path(os.path.realpath(path))
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    if not links and path.is_symlink():
+        raise OSError(errno.ELOOP, f"{path.name} is a symbolic link", str(path))
+    path = Path(os.path.realpath(path)) if links else path
+    # Nobody can have put a link there: its name cannot be known before, and what exists is not opened.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
-        with temporary.open("wb") as file:
+        with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -245,13 +251,31 @@ def hold_lock(path: Path) -> int:
         BlockingIOError: another process holds it.
         OSError: it cannot be opened or locked.
     """
-    lock = open_file(path, os.O_RDWR | os.O_CREAT)
+    lock = open_file(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BaseException:
         os.close(lock)
         raise
     return lock
+
+
+def first_link(paths: Iterable[Path]) -> Path | None:
+    """Return a symbolic link among ``paths`` or in a folder of them, through which a writer would get elsewhere;
+    ``None`` if there is none.
+
+    Raises:
+        OSError: a folder cannot be read.
+    """
+    waiting = list(paths)
+    while waiting:
+        path = waiting.pop()
+        if path.is_symlink():
+            return path
+        if path.is_dir():
+            with contextlib.suppress(FileNotFoundError), os.scandir(path) as entries:
+                waiting += (Path(each.path) for each in entries if each.is_symlink() or each.is_dir())
+    return None
 
 
 def set_aside(path: Path) -> Path:

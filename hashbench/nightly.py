@@ -21,7 +21,7 @@ from hashbench.errors import HashbenchError
 from hashbench.io import hold_lock, write_file
 from hashbench.report.expectations import JudgedNight, assess
 from hashbench.report.exports import as_junit, as_markdown
-from hashbench.results.folder import ACCURACY_FILE, LOCK_FILE, NIGHT_FILE
+from hashbench.results.folder import ACCURACY_FILE, LOCK_FILE, NIGHT_FILE, refuse_links
 
 if TYPE_CHECKING:
     from hashbench.sweep.request import SweepRequest
@@ -99,10 +99,12 @@ def claimed(folder: Path) -> Iterator[None]:
     """Create the folder of a night and hold it alone until the end of the context, or of the process.
 
     Raises:
-        HashbenchError: it cannot be written, or another process sweeps this night; nothing in it is touched then.
+        HashbenchError: it cannot be written, holds a symbolic link, or another process sweeps this night; nothing in
+            it is touched then.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        refuse_links(folder.iterdir())
         lock = hold_lock(folder / LOCK_FILE)
     except BlockingIOError as error:
         raise HashbenchError(

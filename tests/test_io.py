@@ -131,6 +131,27 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     assert (link.is_symlink(), target.read_text()) == (True, "new")
 
 
+def test_a_link_is_refused_where_it_may_be_another_s(tmp_path: Path) -> None:
+    target, link = tmp_path / "precious", tmp_path / "report"
+    target.write_text("old")
+    link.symlink_to(target)
+    with pytest.raises(OSError, match="report is a symbolic link"):
+        replace_file(link, "new", links=False)
+    assert (link.is_symlink(), target.read_text(), len(list(tmp_path.iterdir()))) == (True, "old", 2)
+
+
+def test_a_planted_temporary_file_is_never_written_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither under a name that can be guessed, nor under the one that is drawn."""
+    (tmp_path / "precious").write_text("old")
+    (tmp_path / f".report.{os.getpid()}.tmp").symlink_to("precious")
+    replace_file(tmp_path / "report", "new")
+    monkeypatch.setattr(io.secrets, "token_hex", lambda _: "drawn")
+    (tmp_path / ".report.drawn.tmp").symlink_to("precious")
+    with pytest.raises(FileExistsError):
+        replace_file(tmp_path / "report", "newer")
+    assert [(tmp_path / name).read_text() for name in ("precious", "report")] == ["old", "new"]
+
+
 def test_a_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError):
         replace_file(tmp_path, "text")

@@ -162,7 +162,7 @@ def keep_draft(spec: ModelSpec, options: RunOptions, outcome: Outcome) -> None:
     row = row_of(spec, options, outcome, seconds=None)
     text = json.dumps(row_to_json(row))
     try:
-        replace_file(folder.draft_path(key), text)
+        replace_file(folder.draft_path(key), text, links=False)
     except OSError:
         send_draft(text)
 

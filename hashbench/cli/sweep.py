@@ -27,6 +27,7 @@ from hashbench.cli.parser import EXIT_DIFFERENCE, EXIT_INTERRUPTED, Commands, Fl
 from hashbench.cli.reading import add_suites, suites_to_sweep
 from hashbench.errors import HashbenchError
 from hashbench.records import Row, RunOptions
+from hashbench.results.folder import refuse_links
 from hashbench.sweep import EXECUTORS, LOCAL
 from hashbench.sweep.executors import RayCluster
 from hashbench.sweep.run import (
@@ -80,6 +81,8 @@ def _sweep(parsed: argparse.Namespace) -> int:
     for invariance in invariances:  # several: a folder each, which reports and comparisons read as one sweep
         parsed.invariance = invariance or parsed.invariance
         folder = output if len(invariances) == 1 else output / f"{invariance}-invariance"
+        if folder != output:  # which the user did not name
+            refuse_links([folder])
         try:
             request = request_of(parsed, suites=suites_to_sweep(parsed), output=folder)
             result = run(request, footer=invariance == invariances[-1])

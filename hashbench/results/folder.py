@@ -30,6 +30,7 @@ from hashbench.errors import HashbenchError
 from hashbench.io import (
     NotRegularError,
     UnknownContentError,
+    first_link,
     from_json,
     hold_lock,
     open_file,
@@ -50,6 +51,13 @@ NIGHT_FILE = "night.json"
 """Beside the folders of the sweeps of one night."""
 CALL_FILE = "call.json"
 """In the folder of a repro: the captured call."""
+
+WRITTEN = (
+    *(ACCURACY_FILE, SELECTION_FILE, ENVIRONMENT_FILE, LOCK_FILE),
+    *("rows", "logs", "traces", "repro", "fingerprints", "compiled_kernels"),
+    *("audit.csv", "invariance.csv", "audit.json", "catalog.json", "ops"),
+)
+"""All that sweeps and audits write into their folder, beside what else may lie there: it may be a user's project."""
 
 _LONGEST_NAME = 80
 """Characters of a model's name in a file name; file systems take 255 bytes, and suite, mode and ending come on top."""
@@ -122,14 +130,15 @@ class ResultsFolder:
         """Create the folder and hold it alone until the end of the context, or of the process.
 
         Raises:
-            HashbenchError: it cannot be written, another sweep holds it, or (without ``resume``) it holds results.
-                Nothing in it is touched then.
+            HashbenchError: it cannot be written, another sweep holds it, there is a symbolic link in it, or (without
+                ``resume``) it holds results. Nothing in it is touched then.
         """
         lock_path = self.path / LOCK_FILE
         try:
             if not resume and not os.path.lexists(lock_path):
                 self._refuse_results()
             self.path.mkdir(parents=True, exist_ok=True)
+            refuse_links(self.path / name for name in WRITTEN)
             lock = hold_lock(lock_path)
         except BlockingIOError as error:
             raise HashbenchError(
@@ -187,7 +196,7 @@ class ResultsFolder:
         """Keep what this sweep was asked for, and as ``began`` the time of the first such call (ISO 8601, UTC), unless
         the manifest says when it began."""
         began = self._began() or manifest.get("began") or datetime.now(UTC).isoformat(timespec="seconds")
-        replace_file(self.manifest, json.dumps({**manifest, "began": began}, indent=2) + "\n")
+        _replace(self.manifest, json.dumps({**manifest, "began": began}, indent=2) + "\n")
 
     def _began(self) -> str:
         try:
@@ -228,7 +237,7 @@ class ResultsFolder:
         kept: dict[str, Mapping[str, Any]] = {}
         for environment in environments:
             kept.setdefault(str(environment.get("key") or environment), environment)
-        replace_file(self.environment, environments_text(list(kept.values())))
+        _replace(self.environment, environments_text(list(kept.values())))
 
     def _known_environments(self) -> tuple[list[Mapping[str, Any]], tuple[Path, ...]]:
         """Return those that were kept, the sweep's own as the last, and the path of a file that was set aside, since it
@@ -278,7 +287,7 @@ class ResultsFolder:
         """Keep ``row`` as that of the first attempt at ``key``, which then has no row, no draft and no log any more: as
         long as the second attempt has left none, the model counts as not run."""
         self.row_path(key).unlink(missing_ok=True)  # first: beside the other file it would be the second attempt's
-        replace_file(self.first_path(key), json.dumps(row_to_json(row)))
+        _replace(self.first_path(key), json.dumps(row_to_json(row)))
         self.draft_path(key).unlink(missing_ok=True)
         with contextlib.suppress(FileNotFoundError):
             # No other model's log ends so: what a key had to alter ends in more letters.
@@ -298,7 +307,7 @@ class ResultsFolder:
 
     def write_row(self, key: str, row: Row) -> None:
         """Make ``row`` the row of ``key``, in the place of any draft and of a first attempt."""
-        replace_file(self.row_path(key), json.dumps(row_to_json(row)))
+        _replace(self.row_path(key), json.dumps(row_to_json(row)))
         self.draft_path(key).unlink(missing_ok=True)
         self.first_path(key).unlink(missing_ok=True)
 
@@ -308,14 +317,15 @@ class ResultsFolder:
         """Make ``accuracy.csv`` hold exactly ``rows``; a file that does already is left alone."""
         text = ROWS.text(rows)
         with contextlib.suppress(FileNotFoundError):
-            if read_file(self.csv) == text.encode():
+            # Lines are appended later: a copy by hard links, as of a backup, must not get them.
+            if self.csv.lstat().st_nlink == 1 and read_file(self.csv) == text.encode():
                 return
-        replace_file(self.csv, text)
+        _replace(self.csv, text)
 
     def append_to_csv(self, row: Row) -> None:
         """Add one line to ``accuracy.csv``, all of it or nothing."""
         line = ROWS.line(row).encode()
-        descriptor = open_file(self.csv, os.O_WRONLY | os.O_APPEND)
+        descriptor = open_file(self.csv, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
         try:
             length = os.fstat(descriptor).st_size
             try:
@@ -325,6 +335,27 @@ class ResultsFolder:
                 raise
         finally:
             os.close(descriptor)
+
+
+def refuse_links(paths: Iterable[Path]) -> None:
+    """Refuse to write where a symbolic link lies, at ``paths`` or in a folder of them: whoever put it there would
+    choose what is overwritten.
+
+    Raises:
+        HashbenchError: there is one.
+        OSError: a folder cannot be read.
+    """
+    if (link := first_link(paths)) is not None:
+        raise HashbenchError(
+            f"{link} is a symbolic link",
+            consequence="what is written there would change a file elsewhere, so nothing was run",
+            tip="Replace it by what it leads to, or choose another --output.",
+        )
+
+
+def _replace(path: Path, text: str) -> None:
+    """Replace a file of the folder; see :func:`refuse_links`."""
+    replace_file(path, text, links=False)
 
 
 def _write_whole(descriptor: int, line: bytes) -> None:

@@ -184,7 +184,8 @@ def _parse(text: str, path: Path) -> Recording:
                 read_now = _step(document, header)
                 before = read_now if before is None else _merged(before, read_now)
             case "order":
-                optimizers.append([[_named(header.parameter, index) for index in group] for group in document["order"]])
+                order = from_json(tuple[tuple[int, ...], ...], document["order"], where=f"line {number}: its order")
+                optimizers.append([[_named(header.parameter, index) for index in group] for group in order])
             case "step":
                 options = document.get("options", options)
                 step = _step({**document, "options": options}, header)
@@ -220,12 +221,13 @@ def _header(document: Mapping[str, Any]) -> WatchHeader:
 
 
 def _step(document: Mapping[str, Any], header: WatchHeader) -> Step:
-    losses = tuple(None if value is None else float(value) for value in document.get("loss_value", ()))
+    losses = from_json(tuple[float | None, ...], document.get("loss_value", []), where="its loss_value")
     parts, begin = (
         {part: dict(_values(part, read[part], header)) for part in PARTS if part in read}
-        for read in (document, document.get("begin", {}))
+        for read in (document, from_json(Mapping[str, object], document.get("begin", {}), where="its begin"))
     )
-    return Step(int(document["step"]), parts, losses, complete=bool(document.get("complete")), begin=begin)
+    number = from_json(int, document["step"], where="its step")
+    return Step(number, parts, losses, complete=bool(document.get("complete")), begin=begin)
 
 
 def _merged(first: Step, second: Step) -> Step:
@@ -236,12 +238,12 @@ def _merged(first: Step, second: Step) -> Step:
 
 def _values(part: str, content: Any, header: WatchHeader) -> Iterator[tuple[str, str]]:
     if part == "state":
-        for key, tensors in content.items():
+        for key, tensors in from_json(Mapping[str, Mapping[str, object]], content, where=f"its {part}").items():
             for index, digest in tensors.items():
                 yield f"{_named(header.parameter, index)}: {key}", str(digest)
     elif part in BY_TENSOR:
         names = header.buffer if part == "buffer" else header.parameter
-        for index, digest in content.items():
+        for index, digest in from_json(Mapping[str, object], content, where=f"its {part}").items():
             yield _named(names, index), str(digest)
     elif isinstance(content, dict):
         yield from ((str(name), str(value)) for name, value in content.items())

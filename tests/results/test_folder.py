@@ -14,6 +14,7 @@ import pytest
 from sweep_helpers import NoExecutor, names_in_csv, snapshot, started, sweep, sweep_process, wait_until
 from sweep_targets import spec
 
+from hashbench import nightly
 from hashbench.cli import main
 from hashbench.errors import HashbenchError
 from hashbench.report.compare import Became, compare
@@ -68,6 +69,52 @@ def test_a_folder_that_cannot_be_written_is_one_clear_error(tmp_path, folder):
     with pytest.raises(HashbenchError, match=r"cannot write results into .*nothing was run\. Choose another"):
         sweep([spec("a")], Path(folder.format(tmp=tmp_path)), executor=NoExecutor())
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def changed_at(folder: Path):
+    """All that lies in a folder, links as such, and when each was last changed."""
+    return {path: (path.lstat().st_ino, path.lstat().st_ctime_ns) for path in folder.rglob("*")}
+
+
+LINKS = ["accuracy.csv", "sweep.json", "environment.json", ".lock", "rows", "rows/fake.inference.a.json", "traces/deep",
+         "logs/fake.inference.a.log", "repro"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LINKS)
+@pytest.mark.parametrize("held", ["", "file", "folder"], ids=["that leads nowhere", "to a file", "to a folder"])
+def test_nothing_is_written_through_a_link_of_another(output, name, held):
+    (output / name).parent.mkdir(parents=True, exist_ok=True)
+    target = output.parent / "precious"
+    if held:
+        target.write_text("mine") if held == "file" else target.mkdir()
+    (output / name).symlink_to(target)
+    before = changed_at(output.parent)
+    for claim in (ResultsFolder(output).claimed(resume=True), nightly.claimed(output)):
+        with pytest.raises(HashbenchError, match=rf"{name} is a symbolic link: what .* nothing was run"):
+            claim.__enter__()
+    assert changed_at(output.parent) == before
+
+
+def test_links_that_no_sweep_touches_may_lie_in_its_folder(output, tmp_path):
+    """A project with a virtual environment; and the folder itself may be one, since its user names it."""
+    (output / ".venv" / "bin").mkdir(parents=True)
+    (output / ".venv" / "bin" / "python").symlink_to("/usr/bin/python3")
+    (tmp_path / "named").symlink_to(output)
+    sweep([spec("a")], tmp_path / "named")
+    assert names_in_csv(output) == ["a"]
+
+
+def test_a_backup_by_hard_links_stays_as_it_is(output, tmp_path):
+    """Lines are appended to the CSV, and a log is emptied when its model runs again."""
+    models, folder = [spec("a"), spec("b")], ResultsFolder(output)
+    first, second = sweep(models, output).rows
+    folder.row_path("fake.inference.b").unlink()
+    folder.rebuild_csv([first])
+    folder.log_path("fake.inference.b").write_text("what was printed first")
+    shutil.copytree(output, tmp_path / "backup", copy_function=os.link)
+    before = {path: path.read_bytes() for path in (tmp_path / "backup").rglob("*") if path.is_file()}
+    assert [row.name for row in sweep(models, output, resume=True).rows] == [first.name, second.name]
+    assert {path: path.read_bytes() for path in before} == before
 
 
 def test_missing_parents_are_created(tmp_path):

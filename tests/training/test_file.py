@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -27,7 +29,7 @@ HEADER = {
 }
 
 
-def step(number: int, **parts: object) -> str:
+def step(number: float, **parts: object) -> str:
     return file.line("step", {"step": number, **parts})
 
 
@@ -109,6 +111,24 @@ def test_another_schema_is_named(tmp_path: Path) -> None:
 def test_lines_that_say_nothing_are_refused(tmp_path: Path, line: str, words: str) -> None:
     with pytest.raises(HashbenchError, match=words):
         file.read(written(tmp_path, line, END))
+
+
+FORGED = {
+    "an index without end": (file.line("order", {"order": [[math.inf]]}), "line 2: its order[0][0] is 'inf'"),
+    "an index that is a fraction": (file.line("order", {"order": [[0.5]]}), "line 2: its order[0][0] is '0.5'"),
+    "a step without end": (step(math.inf), "its step is 'inf', which is not int"),
+    "a loss that is no float": (step(0, loss_value=[10**400]), "its loss_value[0] is a whole number of 1329 bits"),
+    "a list of tensors": (step(0, parameter=["aa"]), "its parameter is "),
+    "a state of one number": (step(0, state={"exp_avg": 1}), "its state['exp_avg'] is '1'"),
+    "a beginning that is a text": (step(0, begin="aa"), "its begin is 'aa'"),
+}
+
+
+@pytest.mark.parametrize(("line", "words"), FORGED.values(), ids=FORGED)
+def test_a_forged_line_with_a_right_checksum_is_refused_in_one_line(tmp_path: Path, line: str, words: str) -> None:
+    with pytest.raises(HashbenchError, match=re.escape(words)) as caught:
+        file.read(written(tmp_path, line))
+    assert "\n" not in str(caught.value)
 
 
 def test_a_folder_without_a_recording_is_named(tmp_path: Path) -> None:

@@ -305,7 +305,7 @@ def _run_worker(task: Task, asks: Mapping[str, str], report: int) -> Never:
     with preserved_umask(), phases_told_to(phases), drafts_sent_to(drafts):
         row = load_target(task.target)(task.spec, task.options)
     try:
-        replace_file(Path(task.row_path), json.dumps(row_to_json(row)))
+        replace_file(Path(task.row_path), json.dumps(row_to_json(row)), links=False)
     except OSError as error:
         unwritten = f"its worker could not write its row: {error.strerror or error}"
         row = replace(row, error="; ".join(filter(None, (row.error, unwritten))))
@@ -348,7 +348,9 @@ def load_target(target: str) -> Callable[[ModelSpec, RunOptions], Row]:
 
 
 def _redirect_output(log: Path) -> None:
-    descriptor = open_file(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    if log.is_file() and log.lstat().st_nlink > 1:  # another name of it, as in a backup by hard links
+        log.unlink()
+    descriptor = open_file(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW)
     for standard in (1, 2):
         os.dup2(descriptor, standard)
     os.close(descriptor)

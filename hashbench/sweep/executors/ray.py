@@ -415,7 +415,7 @@ def _write_files(task: Task, files: Mapping[str, bytes]) -> None:
         if relative.is_absolute() or ".." in relative.parts:
             raise ValueError(f"a machine of the cluster sent a file called {name!r}")
         (folder / relative).parent.mkdir(parents=True, exist_ok=True)
-        replace_bytes(folder / relative, content)
+        replace_bytes(folder / relative, content, links=False)
 
 
 def _unusable(address: str, problem: str, *, tip: str) -> HashbenchError:
