@@ -22,7 +22,7 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_flatten
 
-from hashbench.trace.digest import digest, python_digest
+from hashbench.trace.digest import digest, dtype_name, has_no_data, python_digest
 
 _BASIC = (bool, int, float, complex, str, bytes)
 _PLAIN = (
@@ -45,9 +45,9 @@ class NotComparableError(Exception):
     """Results cannot be compared: an unknown type, or runs of different structure."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class LeftOut:
-    """Placeholder for a part of an output that cannot be compared. Its presence in both runs is compared.
+    """Placeholder for a part of an output that cannot be compared. Its presence and its ``why`` are, in both runs.
 
     Attributes:
         path: name of the part.
@@ -59,6 +59,8 @@ class LeftOut:
 
     def __str__(self) -> str:
         return f"{self.path}: {self.why}"
+
+    __repr__ = __str__
 
 
 def flatten(value: Any, name: str) -> Iterator[tuple[str, Any]]:
@@ -152,8 +154,7 @@ _NO_LEAF = object()
 def _as_leaf(value: Any, name: str) -> Any:
     """Return ``value`` as compared as a whole; ``_NO_LEAF`` if its parts are compared instead."""
     if isinstance(value, torch.Tensor):
-        empty = value.is_meta or is_lazy(value)
-        return LeftOut(name, "a tensor without data") if empty else value
+        return value if (left_out := without_data(value, name)) is None else left_out
     if type(value) in _PLAIN:
         return value
     if isinstance(value, enum.Enum):
@@ -177,6 +178,18 @@ def _as_leaf(value: Any, name: str) -> Any:
     if isinstance(value, (set, frozenset)) and all(isinstance(item, _PLAIN) for item in value):
         return repr(sorted(value, key=repr))
     return _NO_LEAF
+
+
+def without_data(tensor: torch.Tensor, name: str) -> LeftOut | None:
+    """Return the placeholder of a tensor on the meta device, a fake or a lazy one, with all that is known of it; else
+    ``None``."""
+    if is_lazy(tensor):  # its class raises for shape
+        return LeftOut(name, "a tensor without data")
+    if not (tensor.is_meta or has_no_data(type(tensor))):
+        return None
+    shape = "" if tensor.is_nested else f"[{','.join(map(str, tensor.shape))}]"
+    layout = "" if tensor.layout is torch.strided else f" {tensor.layout}"
+    return LeftOut(name, f"a tensor without data, {dtype_name(tensor.dtype)}{shape}{layout}")
 
 
 def _array_leaf(array: np.ndarray[Any, Any]) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hashbench.run.leaves import NotComparableError, leaves
+from hashbench.run.leaves import NotComparableError, leaves, without_data
 from hashbench.trace.digest import digest
 
 Results = Mapping[str, Any]
@@ -64,11 +64,11 @@ def state_results(model: torch.nn.Module, optimizer: torch.optim.Optimizer | Non
     for name, parameter in model.named_parameters():
         names[id(parameter)] = name
         if parameter.grad is not None:
-            yield f"grad.{name}", parameter.grad
+            yield _result(f"grad.{name}", parameter.grad)
     for name, parameter in model.named_parameters():
-        yield f"parameter.{name}", parameter
+        yield _result(f"parameter.{name}", parameter)
     for name, buffer in model.named_buffers():
-        yield f"buffer.{name}", buffer
+        yield _result(f"buffer.{name}", buffer)
     if optimizer is not None:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         for index, parameter in enumerate(parameters):
@@ -76,6 +76,11 @@ def state_results(model: torch.nn.Module, optimizer: torch.optim.Optimizer | Non
             state = dict(optimizer.state.get(parameter, {}))
             if state:
                 yield from leaves(state, f"optimizer.{owner}")
+
+
+def _result(name: str, tensor: torch.Tensor) -> tuple[str, Any]:
+    left_out = without_data(tensor, name)
+    return name, tensor if left_out is None else left_out
 
 
 def compare(first: Results, second: Results, *, noted: Mapping[str, bool] | None = None) -> Difference | None:

@@ -332,6 +332,17 @@ def test_what_cannot_be_compared_is_named_and_the_rest_decides(
     assert row.differing_results.startswith("output.0.logits" if added else "")
 
 
+@pytest.mark.parametrize(("grows", "accuracy"), [(0, "pass"), (1, "eager_two_runs_differ")], ids=["equal", "other"])
+def test_shapes_of_tensors_without_data_are_compared(grows: int, accuracy: str) -> None:
+    def change(model, out):
+        return out, torch.empty(1000 + grows * model.run, device="meta")
+
+    row = row_of(lambda: workload(change))
+    assert row.accuracy == accuracy
+    assert row.differing_results == ("output.0.1, output.1.1" if grows else "")
+    assert "output.1: a tensor without data, float32[1" in row.not_compared
+
+
 def test_level_of_the_zoo_counts_unless_the_flag_says_otherwise() -> None:
     seen = []
 

@@ -53,6 +53,11 @@ def test_optimizer_without_state_leaves_none() -> None:
     assert names == ["parameter.weight", "parameter.bias"]
 
 
+def test_parameter_without_data_is_left_out() -> None:
+    found = dict(state_results(torch.nn.Linear(2, 2, bias=False, device="meta"), None))
+    assert str(found["parameter.weight"]) == "parameter.weight: a tensor without data, float32[2,2]"
+
+
 # -------------------------------------------------------------------------------------------------- equal or not
 
 CSR = torch.tensor([[0.0, 1.0], [2.0, 0.0]])

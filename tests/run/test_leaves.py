@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from hashbench.run.leaves import LeftOut, NotComparableError, flatten
@@ -130,7 +131,12 @@ LEFT_OUT = {
     "a function": (len, "type builtins.builtin_function_or_method has no comparable content"),
     "what a function is bound to": (functools.partial(len), "type functools.partial has no comparable content"),
     "an object of Python's library": (Exception("x"), "type builtins.Exception has no comparable content"),
-    "a tensor on no device": (torch.ones(1, device="meta"), "a tensor without data"),
+    "a tensor on no device": (torch.ones(1, 2, device="meta"), "a tensor without data, float32[1,2]"),
+    "a sparse tensor on no device": (
+        torch.empty(2, 3, layout=torch.sparse_coo, device="meta"),
+        "a tensor without data, float32[2,3] torch.sparse_coo",
+    ),
+    "a fake tensor": (FakeTensorMode().from_tensor(torch.ones(3)), "a tensor without data, float32[3]"),
     "a parameter without a shape": (torch.nn.LazyLinear(1).weight, "a tensor without data"),
 }
 
