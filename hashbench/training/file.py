@@ -2,16 +2,20 @@
 
 ::
 
-    {"line":"header","schema":1,"rank":0,"world_size":1,"model":"Net","parameter":["fc.weight"], … ,"checksum":"…"}
+    {"line":"header","schema":2,"rank":0,"world_size":1,"model":"Net","parameter":["fc.weight"], … ,"checksum":"…"}
     {"line":"start","step":-1,"parameter":{"0":"5f…"}, … ,"checksum":"…"}
     {"line":"step","step":0,"batch":["91…"],"loss":["c4…"],"loss_value":[0.71],"parameter":{"0":"e0…"}, … }
-    {"line":"end","steps":100,"ended":"","checksum":"…"}
+    {"line":"final","step":99,"parameter":{"0":"77…"}, … ,"checksum":"…"}
+    {"line":"end","steps":100,"ended":"","missed":[],"lines":104,"sum":"…","checksum":"…"}
+
+``end`` checks the file as a whole: no line can be missing before it. A file without it is of a run that was killed.
 
 ``pandas.read_json(path, lines=True)`` reads it: one row a line, one column a part. ``docs/training.md`` has the fields.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +25,7 @@ from typing import Any
 from hashbench.errors import HashbenchError
 from hashbench.io import from_json, read_text, sealed_line, unsealed_line
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the lines; a file of another version is refused."""
 
 PARTS = (
@@ -107,6 +111,8 @@ class Recording:
         before: state before the first step; ``None`` if no step began.
         ended: how the run ended: empty if by itself, ``cut`` if the last line is missing, else an exception.
         optimizers: names of the parameters of each optimizer's groups, in its order, as they were at its first step.
+        final: all tensors as they were when the recording ended, numbered as its last step; ``None``: not read.
+        missed: what was not recorded, each a phrase.
     """
 
     path: Path
@@ -115,6 +121,8 @@ class Recording:
     before: Step | None = None
     ended: str = ""
     optimizers: Sequence[Sequence[Sequence[str]]] = ()
+    final: Step | None = None
+    missed: tuple[str, ...] = ()
 
 
 # ------------------------------------------------------------------------------------------------------ reading
@@ -176,9 +184,11 @@ def _parse(text: str, path: Path) -> Recording:
         raise ValueError("it has no whole line")
     header = _header(documents[0])
     steps: dict[int, Step] = {}
-    before, ended, optimizers = None, "cut", []
+    before, final, end, optimizers = None, None, None, []
     options: dict[str, str] = {}
     for number, document in enumerate(documents[1:], start=2):
+        if end is not None:
+            raise ValueError(f"line {number} follows the last one")
         match document.get("line"):
             case "start":
                 read_now = _step(document, header)
@@ -192,11 +202,34 @@ def _parse(text: str, path: Path) -> Recording:
                 if steps and step.number != next(reversed(steps)) + 1:
                     raise ValueError(f"line {number} is of step {step.number}, after step {next(reversed(steps))}")
                 steps[step.number] = step
+            case "final":
+                final = _step(document, header)
             case "end":
-                ended = str(document["ended"])
+                _check_end(document, text, number, len(steps))
+                end = document
             case other:
                 raise ValueError(f"line {number} is of an unknown kind, {other!r:.40}")
-    return Recording(path, header, steps, before, "cut" if cut else ended, optimizers)
+    if steps and (before is None or not optimizers or next(iter(steps)) != before.number + 1):
+        raise ValueError("lines were taken out of it: those before the first step")
+    ended = "cut" if cut or end is None else str(end["ended"])
+    missed = () if end is None else from_json(tuple[str, ...], end["missed"], where="its missed")
+    return Recording(path, header, steps, before, ended, optimizers, final, missed)
+
+
+def _check_end(end: Mapping[str, Any], text: str, number: int, steps: int) -> None:
+    """Raise ``ValueError`` if lines before the last one, which has the ``number``, are missing or were exchanged."""
+    begins = len(text) - len(text.split("\n", number - 1)[-1])
+    if (end["lines"], end["steps"], end["sum"]) != (number - 1, steps, sum_of(hashlib.sha256(text[:begins].encode()))):
+        raise ValueError(
+            f"lines were taken out of it: its end counts {end['lines']} lines and {end['steps']} steps, "
+            f"it holds {number - 1} and {steps}"
+        )
+
+
+def sum_of(running: Any) -> str:
+    """Return the checksum of the text before the last line, of a SHA-256 over it: 16 digits."""
+    digits: str = running.hexdigest()[:16]
+    return digits
 
 
 def _documents(text: str) -> tuple[list[dict[str, Any]], bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import hashlib
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,7 @@ class WaitingLines:
 
     Attributes:
         ledger: of the digests in the lines that wait.
+        steps: lines of steps that were written.
     """
 
     def __init__(self, opened: IO[str]) -> None:
@@ -37,6 +39,7 @@ class WaitingLines:
         atexit.register(self.flush)
         self._flushed = time.monotonic()
         self._waiting: list[tuple[str, dict[str, Any]]] = []
+        self._count, self._sum, self.steps = 0, hashlib.sha256(), 0
 
     @classmethod
     def create(cls, path: Path, *, tip: str) -> Self:
@@ -68,8 +71,9 @@ class WaitingLines:
         self._append(file.line(kind, content))
 
     def close(self, end: Mapping[str, Any]) -> None:
-        """Write the lines that wait and the last one, and close the file."""
-        self.write("end", end)
+        """Write the lines that wait and the last one, which checks the others, and close the file."""
+        self.flush()
+        self.write("end", {**end, "lines": self._count, "sum": file.sum_of(self._sum)})
         atexit.unregister(self.flush)
         with suppress(OSError):  # of what could not be written before
             self._file.close()
@@ -81,6 +85,7 @@ class WaitingLines:
         with parts.quiet():
             lines = [file.line(kind, {name: _value(one) for name, one in read.items()}) for kind, read in waiting]
         self._append("".join(lines))
+        self.steps += sum(kind == "step" for kind, _ in waiting)
         self.ledger = Ledger()
 
     def _append(self, text: str) -> None:
@@ -89,6 +94,8 @@ class WaitingLines:
         try:
             self._file.write(text)
             self._file.flush()
+            self._count += text.count("\n")
+            self._sum.update(text.encode())
         except OSError as error:
             self._lost = True
             tell_unwritten(self._file.name, error, "no further step is recorded")

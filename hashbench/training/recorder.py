@@ -142,6 +142,8 @@ class Watch:
         self._tensors: parts.ModelTensors | None = None
         self._options: dict[str, str] = {}
         self._option_values: list[tuple[str, Any]] = []
+        self._missed: list[str] = []
+        """What is not recorded, each a phrase."""
         self._fresh = True  # the next call of a model begins a micro-batch
         self._begin_step()
         self.install()
@@ -154,8 +156,8 @@ class Watch:
         if self._tensors is None:
             self._begin()
         self._tracer.end()
-        ended = "" if error is None else named_line(error, limit=500)
-        self._lines.close({"steps": self._step - (self._told_start or 0), "ended": ended})
+        self._read_final()
+        self._lines.close({"steps": self._lines.steps, "ended": _end_of(error), "missed": self._missed})
         self._lines = None
 
     def install(self) -> None:
@@ -322,6 +324,22 @@ class Watch:
         read = read if of is None else {"state": read["state"]}
         self._open.put("start", {"step": self._step - 1, "complete": of is None, **read})
 
+    def _read_final(self) -> None:
+        """Read all tensors once more: a rotation has not come to some since they changed, and the program may have
+        changed others after the last step."""
+        if self._step == (self._told_start or 0):
+            return
+        try:
+            with parts.quiet():
+                read = parts.whole_state(self._known, self._optimizers.all, self._open.ledger)
+                generator = self._generators.digests()
+                self._open.put("final", {"step": self._step - 1, "complete": True, "generator": generator, **read})
+                self._open.flush()
+        except Exception as error:  # as after a fault of the device: that is the one to show
+            lost = self._step - (self._told_start or 0) - self._open.steps
+            steps = f"the last {lost} steps and " if lost else ""
+            self._missed.append(f"{steps}the state at the end ({named_line(error, limit=200)})")
+
     def _read_order(self, optimizer: torch.optim.Optimizer) -> None:
         """Write the order of an optimizer's parameters at its first step, and its state if that was not read before."""
         if not self._optimizers.meet(optimizer):
@@ -361,6 +379,13 @@ def _program() -> dict[str, Any]:
         "command": [Path(sys.orig_argv[0]).name, *sys.orig_argv[1:]],
         "versions": {"hashbench": __version__, "torch": torch.__version__, "python": platform.python_version()},
     }
+
+
+def _end_of(error: BaseException | None) -> str:
+    """Return the exception that ended a run; empty where it ended by itself."""
+    if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+        return ""
+    return named_line(error, limit=500)
 
 
 class _WatchedOptimizers:

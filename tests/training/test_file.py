@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -14,7 +16,7 @@ from hashbench.errors import HashbenchError
 from hashbench.training import file
 
 HEADER = {
-    "schema": 1,
+    "schema": 2,
     "rank": 0,
     "world_size": 1,
     "start": None,
@@ -36,11 +38,22 @@ def step(number: float, **parts: object) -> str:
 def written(folder: Path, *lines: str, name: str = "rank0.jsonl", **header: object) -> Path:
     path = folder / name
     folder.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join([file.line("header", {**HEADER, **header}), *lines]), encoding="utf-8")
+    whole = [file.line("header", {**HEADER, **header}), *lines]
+    if whole[-1] == END:
+        whole[-1] = end(whole[:-1])
+    path.write_text("".join(whole), encoding="utf-8")
     return path
 
 
-END = file.line("end", {"steps": 2, "ended": ""})
+def end(lines: Sequence[str], **more: object) -> str:
+    checked = hashlib.sha256("".join(lines).encode())
+    steps = sum('"line":"step"' in line for line in lines)
+    content = {"steps": steps, "ended": "", "missed": [], "lines": len(lines), "sum": file.sum_of(checked)}
+    return file.line("end", {**content, **more})
+
+
+END = "the last line, made from those before it"
+BEFORE = (file.line("start", {"step": -1, "complete": True}), file.line("order", {"order": [[0, 1]]}))
 
 
 def test_a_recording_is_read_as_written(tmp_path: Path) -> None:
@@ -49,11 +62,14 @@ def test_a_recording_is_read_as_written(tmp_path: Path) -> None:
         file.line("order", {"order": [[1, 0]]}),
         step(0, batch=["b0"], loss=["l0"], loss_value=[0.5], lr=["0.1"], options={"momentum.0": "0"}),
         step(1, gradient={"1": "g"}, parameter={"0": "bb"}, buffer={"0": "m"}, state={"exp_avg": {"1": "s"}}),
+        file.line("final", {"step": 1, "complete": True, "parameter": {"0": "cc"}}),
         END,
     ]
     read = file.read(written(tmp_path, *lines))
 
-    assert read.ended == ""
+    assert (read.ended, read.missed) == ("", ())
+    assert read.final is not None
+    assert (read.final.number, read.final.parts) == (1, {"parameter": {"fc.weight": "cc"}})
     assert read.optimizers == [[["fc.bias", "fc.weight"]]]
     assert read.before is not None
     assert read.before.parts == {"parameter": {"fc.weight": "aa"}, "state": {}}
@@ -65,7 +81,7 @@ def test_a_recording_is_read_as_written(tmp_path: Path) -> None:
 
 
 def test_every_prefix_of_a_file_has_its_whole_lines(tmp_path: Path) -> None:
-    text = written(tmp_path, *(step(number, batch=[f"b{number}"]) for number in range(3)), END).read_text()
+    text = written(tmp_path, *BEFORE, *(step(number, batch=[f"b{number}"]) for number in range(3)), END).read_text()
     first = text.index("\n") + 1
     for size in range(first, len(text) + 1):
         path = tmp_path / "cut.jsonl"
@@ -75,19 +91,31 @@ def test_every_prefix_of_a_file_has_its_whole_lines(tmp_path: Path) -> None:
         assert (read.ended == "") == (size == len(text))
 
 
+def without(text: str, *removed: int) -> str:
+    return "".join(line for number, line in enumerate(text.splitlines(keepends=True)) if number not in removed)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda text: text.replace('"b1"', '"b7"'), "line 3 was changed"),
-        (lambda text: text.replace('"schema":1', '"schema":2'), "line 1 was changed"),
-        (lambda text: "".join(text.splitlines(keepends=True)[:2] + text.splitlines(keepends=True)[3:]), "after step 0"),
-        (lambda text: "".join(text.splitlines(keepends=True)[1:]), "its first line is no header"),
+        (lambda text: text.replace('"b1"', '"b7"'), "line 5 was changed"),
+        (lambda text: text.replace('"schema":2', '"schema":3'), "line 1 was changed"),
+        (lambda text: without(text, 4), "after step 0"),
+        (lambda text: without(text, 0), "its first line is no header"),
+        (lambda text: without(text, 1), "its end counts 6 lines and 3 steps, it holds 5 and 3"),
+        (lambda text: without(text, 2), "its end counts 6 lines"),
+        (lambda text: without(text, 5), "it holds 5 and 2"),
+        (lambda text: without(text, 1, 6), "lines were taken out of it: those before the first step"),
+        (lambda text: without(text, 2, 6), "lines were taken out of it: those before the first step"),
+        (lambda text: without(text, 3, 6), "lines were taken out of it: those before the first step"),
+        (lambda text: text.splitlines(keepends=True)[0] + text, "unknown kind, 'header'"),
+        (lambda text: text + text.splitlines(keepends=True)[5], "line 8 follows the last one"),
         (lambda _: "", "no whole line"),
         (lambda _: "hashbench-trace\t1\n", "line 1 was changed, or is no line with a checksum"),
     ],
 )
 def test_a_changed_file_is_refused_in_one_line(tmp_path: Path, change: object, words: str) -> None:
-    path = written(tmp_path, *(step(number, batch=[f"b{number}"]) for number in range(3)), END)
+    path = written(tmp_path, *BEFORE, *(step(number, batch=[f"b{number}"]) for number in range(3)), END)
     path.write_text(change(path.read_text()), encoding="utf-8")  # type: ignore[operator]
     with pytest.raises(HashbenchError, match=words) as raised:
         file.read(path)
@@ -95,7 +123,7 @@ def test_a_changed_file_is_refused_in_one_line(tmp_path: Path, change: object, w
 
 
 def test_another_schema_is_named(tmp_path: Path) -> None:
-    with pytest.raises(HashbenchError, match="has schema version 7, this hashbench reads 1"):
+    with pytest.raises(HashbenchError, match="has schema version 7, this hashbench reads 2"):
         file.read(written(tmp_path, END, schema=7))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 from dataclasses import replace
@@ -469,3 +470,23 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(HashbenchError, match="cannot write"):
         train(tmp_path / "file" / "inside", Plan(steps=1))
+
+
+@pytest.mark.parametrize("raised", [None, ValueError("mine"), SystemExit(0), SystemExit(3)])
+def test_all_tensors_are_read_when_the_recording_ends(tmp_path: Path, raised: BaseException | None) -> None:
+    """Also where the loop raises; what the program changed after the last step is in it."""
+    model = torch.nn.Linear(2, 1)
+    with contextlib.suppress(ValueError, SystemExit), hashbench.watch(tmp_path, model=model):
+        model(torch.ones(1, 2)).sum().backward()
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+        with torch.no_grad():
+            model.bias.fill_(7)
+        if raised is not None:
+            raise raised
+    recording = file.read(tmp_path / "rank0.jsonl")
+    assert recording.final is not None
+    assert recording.final.number == 0
+    assert recording.final.parts["parameter"]["weight"] == recording.steps[0].parts["parameter"]["weight"]
+    assert recording.final.parts["parameter"]["bias"] != recording.steps[0].parts["parameter"]["bias"]
+    ended = {None: "", ValueError: "ValueError: mine"}.get(raised and type(raised), "SystemExit: 3")
+    assert recording.ended == ("" if isinstance(raised, SystemExit) and not raised.code else ended)
