@@ -12,6 +12,7 @@ from hashbench.divergence.choose import odd_views, roots, settings_source, steer
 from hashbench.divergence.describe import divergence_at, entered_at
 from hashbench.divergence.introduce import Differences, opaque_source
 from hashbench.divergence.meetings import Meeting
+from hashbench.divergence.rank_messages import BY_MESSAGE, Messages, as_sent, in_doubt, messages_before
 from hashbench.divergence.rank_order import RankOrder
 from hashbench.divergence.rank_path import (
     AT_A_MEETING,
@@ -68,16 +69,18 @@ def choose_candidates(judged: JudgedRanks, differing: Mapping[int, Sequence[Diff
     graph.update(walked.reached)
     found = [*judged.candidates(walked), *_behind_the_records(judged, differing, graph)]
     chosen = _earliest(judged, found)
-    explained, named = _explained_by_python(judged, chosen, graph)
+    explained, named, doubts = _explained_by_python(judged, chosen, graph)
     if explained:
         chosen = _earliest(judged, [*found, *named])
         explained = {
-            rank for rank in explained if chosen[rank].source.origin in BY_PYTHON and chosen[rank] not in named
+            rank for rank in explained if chosen[rank].source.origin in BY_MESSAGE and chosen[rank] not in named
         }
     if explained >= {*chosen}:
         explained = set()
     firsts = _firsts({rank: one for rank, one in chosen.items() if rank not in explained}, judged)
     explained |= {rank for rank in {*chosen} - {*firsts} if _may_follow(judged, chosen[rank])}
+    for rank, messages in doubts.items():
+        chosen[rank] = in_doubt(chosen[rank], messages) if chosen[rank] not in named else chosen[rank]
     told = {rank: _told(judged, candidate, graph) for rank, candidate in chosen.items()}
     return ChosenDivergences(
         tuple(told[rank] for rank in firsts),
@@ -88,33 +91,56 @@ def choose_candidates(judged: JudgedRanks, differing: Mapping[int, Sequence[Diff
 
 def _explained_by_python(
     judged: JudgedRanks, chosen: Mapping[int, Candidate], graph: dict[RankNode, tuple[RankNode, ...]]
-) -> tuple[set[int], list[Candidate]]:
-    """Return the ranks whose difference may follow from others by way of Python, and the differences that explain them;
-    add the way to ``graph``."""
+) -> tuple[set[int], list[Candidate], Mapping[int, Messages]]:
+    """Return the ranks whose difference may follow from others by way of Python, the differences that explain them, and
+    the messages from which that of other ranks may follow as well; add the way to ``graph``."""
     alike = Counter(map(_made_alike, chosen.values()))
     explained: set[int] = set()
     givers: dict[int, set[int]] = {}
     named: list[Candidate] = []
+    doubts: dict[int, Messages] = {}
     for rank, candidate in chosen.items():
-        if candidate.source.origin not in BY_PYTHON:
+        if candidate.source.origin not in BY_MESSAGE:
             continue
         behind = judged.walk_by_python(candidate.at)
-        entered = list(judged.candidates(behind))
-        causes = [one for one in entered if one.source.origin not in BY_PYTHON]
-        if not causes and alike[_made_alike(candidate)] > 1:
-            causes = _of_one_rank(judged, behind, candidate)
-        givers[rank] = {one.at.rank for one in entered} & {*chosen} - {rank}
+        messages = messages_before(judged, candidate, behind)
+        if candidate.source.origin in BY_PYTHON:
+            entered = list(judged.candidates(behind))
+            causes = [one for one in entered if one.source.origin not in BY_PYTHON]
+            if not causes and alike[_made_alike(candidate)] > 1:
+                causes = _of_one_rank(judged, behind, candidate)
+            givers[rank] = {one.at.rank for one in entered} & {*chosen} - {rank}
+        else:  # a seed
+            causes, givers[rank] = [], {one.at.rank for one in messages.sent if messages.explain} & {*chosen}
+        if not causes and not givers[rank] and messages.explain:
+            causes = [as_sent(judged, one, candidate) for one in messages.sent]
+        elif not causes and messages.own:
+            doubts[rank] = messages
         if causes:
             explained.add(rank)
         if causes or givers[rank]:
-            graph |= {at: before for at, before in behind.reached.items() if at not in graph}
-            for node, received in judged.python_links(candidate.at):
-                for at, before in ((candidate.at, received or node), (received, node)):
-                    if at is not None:
-                        graph[at] = (*graph.get(at, ()), before)
+            _add_way(judged, candidate, behind, graph)
             named += causes
     of_their_own = {*chosen} - {rank for rank, ranks in givers.items() if ranks}
-    return explained | _given(givers, of_their_own | explained), named
+    return explained | _given(givers, of_their_own | explained), named, doubts
+
+
+def _add_way(
+    judged: JudgedRanks,
+    candidate: Candidate,
+    behind: Slice[RankNode],
+    graph: dict[RankNode, tuple[RankNode, ...]],
+) -> None:
+    """Add what leads to a candidate by way of Python to a graph, messages by their receivers."""
+    graph |= {at: before for at, before in behind.reached.items() if at not in graph}
+    by_python = [at for at, before in behind.reached.items() if at.given and any(one.rank != at.rank for one in before)]
+    for maker in (candidate.at, *by_python):
+        for node, received in judged.python_links(maker):
+            if received is not None and node in graph.get(maker, ()):
+                graph[maker] = tuple(one for one in graph[maker] if one != node)
+            for at, before in ((maker, received or node), (received, node)):
+                if at is not None:
+                    graph[at] = (*graph.get(at, ()), before)
 
 
 def _given(givers: Mapping[int, set[int]], known: Iterable[int]) -> set[int]:

@@ -185,6 +185,18 @@ class JudgedRanks:
             elif at.given or self._is_draw(unread):  # bytes that Python made, of tensors perhaps; an order of examples
                 yield unread, None
 
+    def gave_otherwise(self, rank: int) -> Iterator[RankNode]:
+        """Yield what a rank gave to collectives and is known to differ, in the order of the calls."""
+        for node, meeting in self.calls[0][rank].meetings.items():
+            pair = self.known[rank].runs.records.get(node, (None, None))
+            gift = (
+                self._gift(rank, meeting, meeting)
+                if None not in pair and any(map(given_by, filter(None, pair)))
+                else None
+            )
+            if gift is not None and gift.given:
+                yield gift
+
     def _is_draw(self, at: RankNode) -> bool:
         """Return True for numbers that a generator in another state drew: where no op reads them, Python does."""
         source = self.known[at.rank].sources.get(at.node)

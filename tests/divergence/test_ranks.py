@@ -530,7 +530,8 @@ a tensor within a pickled object: 1 kernel put
         send b@p|P peer=0
         index_put input/0 -> c|C
 
-no tensor that differs within a pickled object: 0 outside set_
+no tensor that differs within a pickled object: 1 outside set_
+    through rank 1: aten.set_ -> recv #1 from rank 1 to rank 0 in group 0-1 -> rank 0
     rank 0:
         b = empty -> blank
         b = recv !b peer=1 -> p|P
@@ -541,6 +542,134 @@ no tensor that differs within a pickled object: 0 outside set_
         b = set_ !input/1 (<UntypedStorage>) -> blank
         send b@p|P peer=0
         index_put input/0 -> c|C
+
+an object that its receiver alone uses, as an argument: 1 outside set_
+    through rank 1: aten.set_ -> recv #1 from rank 1 to rank 0 in group 0-1 -> rank 0
+    rank 0:
+        b = recv !input/9=e peer=1 -> p|P
+        x = mul input/0 (3 | 4) -> x|X
+        x = all_reduce !x -> s|S
+        sum x => r|R
+    rank 1:
+        b = set_ !input/5 (<UntypedStorage>) -> blank
+        send b@p|P peer=0
+        x = all_reduce !input/0 -> s|S
+        sum x => r|R
+
+an object that its receiver alone uses, as a tensor: 1 outside set_
+    rank 0:
+        b = recv !input/9=e peer=1 -> p|P
+        mul input/0 other/n#0=n|N => r|R
+    rank 1:
+        b = set_ !input/5 (<UntypedStorage>) -> blank
+        send b@p|P peer=0
+        relu input/0 => r
+
+an object that its receiver alone uses, as a seed: 1 outside set_
+    rank 0:
+        b = recv !input/9=e peer=1 -> p|P
+        rand rng=1|2 => r|R
+    rank 1:
+        b = set_ !input/5 (<UntypedStorage>) -> blank
+        send b@p|P peer=0
+        relu input/0 => r
+
+an object that its receiver alone uses, to decide: 1 outside set_
+    rank 0:
+        b = recv !input/9=e peer=1 -> p|P
+        relu|gelu input/0 => r|R
+    rank 1:
+        b = set_ !input/5 (<UntypedStorage>) -> blank
+        send b@p|P peer=0
+        relu input/0 => r
+
+a seed that all take from one rank: 1 rng rand
+    rank 0:
+        b = broadcast !input/9=e root=1 -> p|P
+        rand rng=1|2 => r|R
+    rank 1:
+        b = set_ !input/5 (<UntypedStorage>) -> blank
+        b = broadcast !b@p|P root=1 -> p|P
+        rand rng=1|2 => r|R
+
+a number in a tensor that its receiver alone reads: 1 outside mul
+    rank 0:
+        n = broadcast !input/9=e root=1 -> p|P
+        _local_scalar_dense n scalar=3|4
+        mul input/0 other/n#0=n|N => r|R
+    rank 1:
+        n = mul other/t=p|P -> p|P
+        n = broadcast !n root=1 -> p|P
+        relu input/0 => r
+
+an object that is handed on: 2 outside set_
+    through rank 2: aten.set_ -> recv #1 from rank 2 to rank 1 in group 0-1-2 -> rank 1; \
+rank 1: recv #1 from rank 1 to rank 0 in group 0-1-2 -> rank 0
+    rank 0:
+        b = recv !input/9=e peer=1 -> q|Q
+        mul input/0 (3 | 4) => r|R
+    rank 1:
+        b = recv !input/9=e peer=2 -> p|P
+        c = set_ !input/5 (<UntypedStorage>) -> blank
+        send c@q|Q peer=0
+        relu input/0 => r
+    rank 2:
+        b = set_ !input/5 (<UntypedStorage>) -> blank
+        send b@p|P peer=1
+        relu input/0 => r
+
+objects of two ranks, either of which the receiver may use: 1 outside set_ and 2 outside set_
+    rank 0:
+        b = recv !input/8=e peer=1 -> p|P
+        c = recv !input/9=e peer=2 -> q|Q
+        mul input/0 (3 | 4) => r|R
+    rank 1:
+        b = set_ !input/5 (<UntypedStorage>) -> blank
+        send b@p|P peer=0
+        relu input/0 => r
+    rank 2:
+        b = set_ !input/5 (<UntypedStorage>) -> blank
+        send b@q|Q peer=0
+        relu input/0 => r
+
+a value that a rank made before the object came: 0 outside mul
+    rank 0:
+        x = mul input/0 (3 | 4) -> x|X
+        b = recv !input/9=e peer=1 -> p|P
+        sum x => r|R
+    rank 1:
+        b = set_ !input/5 (<UntypedStorage>) -> blank
+        send b@p|P peer=0
+        relu input/0 => r
+
+times that all ranks exchange, in front of a value that one makes: 0 outside mul
+    rank 0:
+        b = set_ !input/5 (<UntypedStorage>) -> blank
+        b = all_gather !input/8 b@q|Q -> g|G
+        mul input/0 (3 | 4) => r|R
+    rank 1:
+        b = set_ !input/5 (<UntypedStorage>) -> blank
+        b = all_gather !input/8 b@p|P -> g|G
+        relu input/0 => r
+
+times that all ranks exchange, in front of a seed that one makes: 0 rng rand
+    rank 0:
+        b = set_ !input/5 (<UntypedStorage>) -> blank
+        b = all_gather !input/8 b@q|Q -> g|G
+        rand rng=1|2 => r|R
+    rank 1:
+        b = set_ !input/5 (<UntypedStorage>) -> blank
+        b = all_gather !input/8 b@p|P -> g|G
+        relu input/0 => r
+
+a kernel on the receiver of an object: 0 kernel put
+    rank 0:
+        b = recv !input/9=e peer=1 -> p|P
+        put input/0 => r|R
+    rank 1:
+        b = set_ !input/5 (<UntypedStorage>) -> blank
+        send b@p|P peer=0
+        relu input/0 => r
 
 two races, the later one on the lower rank: 1 kernel put later 0 kernel index_put
     through rank 1: aten.put -> all_reduce #1 of group 0-1 -> rank 0

@@ -147,7 +147,45 @@ def order_of_examples(run: Run) -> Results:
     return parameters_of(model)
 
 
+def _simulated(run: Run, rank: int) -> list[float]:
+    """What a simulator without a seed returns: on one rank other numbers in each planted run."""
+    return [0.25 + run.number / 8 if run.planted and run.rank == rank else 0.25, 0.5]
+
+
+def simulated_elsewhere(run: Run) -> Results:
+    """Rank 1 simulates, and rank 0, which trains, has what it says as an object."""
+    model = network()
+    optimizer = sgd(model.parameters())
+    for _ in range(2):
+        heard: list[Any] | None = [None] * run.world_size if run.rank == 0 else None
+        dist.gather_object(_simulated(run, rank=1), heard, dst=0)
+        x = batch() if heard is None else torch.tensor([heard[1] * 4] * 4)
+        optimizer.zero_grad()
+        loss_of(model, x).backward()
+        optimizer.step()
+        for parameter in model.parameters():
+            dist.broadcast(parameter.data, 0)
+    return parameters_of(model)
+
+
+def simulated_beside_times(run: Run) -> Results:
+    """Rank 0 simulates for itself, behind times that all ranks tell each other."""
+    model = DistributedDataParallel(network())
+    optimizer = sgd(model.parameters())
+    for _ in range(2):
+        heard: list[Any] = [None] * run.world_size
+        dist.all_gather_object(heard, time.time_ns())
+        optimizer.zero_grad()
+        loss_of(model, torch.tensor([_simulated(run, rank=0) * 4] * 4)).backward()
+        optimizer.step()
+    return parameters_of(model)
+
+
 PROGRAMS = {
+    "simulated_elsewhere": Program(simulated_elsewhere, truth=at(1, origin=("outside",), kernel="", iteration=None)),
+    "simulated_beside_times": Program(
+        simulated_beside_times, truth=at(0, origin=("outside",), kernel="", iteration=None)
+    ),
     "broadcast_decision": Program(broadcast_decision, truth=Truth(0)),
     "pickled_decision": Program(pickled_decision, truth=Truth(0)),
     "stopped_by_a_clock": Program(
