@@ -27,8 +27,11 @@ Details:
 * Blank memory: an op that reads an unwritten allocation is not blamed; the allocation is
   (``aten.empty.memory_format``), also where later writes filled only a part. Ops that overwrite without reading
   (``copy_``, ``uniform_``) stop the slice.
-* Views write nothing: a view that the runs took differently is blamed at its first read, or when it is itself a
-  result.
+* Views write nothing: a view that the runs took differently is blamed at its first read or write, or when it is itself
+  a result.
+* Places: a write to another part of a memory (offset, shape, strides) leaves another memory, however equal what it
+  wrote. Parts that both runs wrote in another order leave the same. Without hashed inputs a write that changed nothing
+  counts as a change, and so does one beside what is read, unless it ends before that.
 * Order of fills: parts of one memory that both runs fill alike, unread in between, leave the same in any order.
 * Strides: content is hashed in memory order, so equal digests with other strides are different tensors; the detail
   shows both.
@@ -107,7 +110,7 @@ def _verdict(known: Differences, choice: ChosenSource, differing: tuple[str, ...
     nodes: Iterable[str] = runs.records
     if runs.opaque and choice.source is not None:  # whether what lies behind reaches a result is not known
         nodes = itertools.takewhile(lambda node: node != runs.opaque, nodes)
-    idle = known.differs - choice.reached
+    idle = (known.differs | known.elsewhere) - choice.reached
     early = tuple(dict.fromkeys([*first.early_reads, *second.early_reads]))
     divergence = None if choice.source is None else divergence_at(runs, choice.source, choice.steered_by)
     if divergence is None and early:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from hashbench.catalog import Origin
 from hashbench.compare.align import OVERWRITING, SECOND, PairedRuns, name_of, thread_of
 from hashbench.divergence.meetings import exchanges, given_by, has_pending
+from hashbench.divergence.places import Parts, Written, written_elsewhere, written_in_place
 from hashbench.records import Leaf, OpRecord, Ref, TensorDigest, op_of
 from hashbench.trace.collective_ops import UNKNOWN
 
@@ -52,6 +53,10 @@ class Differences:
         scalars: records that returned different Python scalars.
         lone_scalars: scalar records of one run only.
         odd_views: by viewed node, a view that the runs took differently.
+        viewed: by node, the last such view of the memory that it wrote.
+        elsewhere: nodes that wrote to another part of a memory than in the first run.
+        parts: by the last node that wrote to a memory, what the runs left in its parts while these differ.
+        beside: by node, those that it reads beside the parts that differ.
         lone_draws: by generator state before it, a seeded op of one run only.
         shifts: the extra draws that put one run's generator ahead; the first explains all later states.
         exchanges: the collectives so far, in order.
@@ -66,6 +71,10 @@ class Differences:
     scalars: list[str] = field(default_factory=list)
     lone_scalars: list[str] = field(default_factory=list)
     odd_views: dict[str, str] = field(default_factory=dict)
+    viewed: dict[str, str] = field(default_factory=dict)
+    elsewhere: set[str] = field(default_factory=set)
+    parts: dict[str, Parts] = field(default_factory=dict)
+    beside: dict[str, set[str]] = field(default_factory=dict)
     lone_draws: dict[tuple[bool, str], str] = field(default_factory=dict)
     shifts: list[str] = field(default_factory=list)
     exchanges: dict[str, None] = field(default_factory=dict)
@@ -152,7 +161,9 @@ class Differences:
         source = self.sources.get(node)
         if source is not None:
             yield source.node
-        for before in itertools.chain(self.edges.get(node, ()), self.runs.carried_by(node)):
+        beside = self.beside.get(node, ())
+        carried = (before for before in self.runs.carried_by(node) if before not in beside)
+        for before in itertools.chain(self.edges.get(node, ()), carried):
             if before in self.differs or before in self.tainted:
                 yield before
 
@@ -160,6 +171,49 @@ class Differences:
         """Mark a view that the runs took differently, or one run only: its readers may read other elements."""
         self.differs.add(node)
         self.odd_views.update(dict.fromkeys(self.runs.read_by(node), node))
+
+    def view_of(self, source: str) -> str:
+        """Return the last view that the runs took differently of the memory that a node wrote, or ``""``.
+
+        Of several such views the writer may use an earlier one: ``a = v[i]; b = v[:, j]; a.add_(1)``.
+        """
+        return self.odd_views.get(source) or self.viewed.get(source, "")
+
+    def keep_view(self, node: str) -> None:
+        """Record that views of the memory before ``node`` wrote to it are views of it afterwards."""
+        if self.odd_views:
+            overwritten = (source for source, ref in self.runs.reads(node) if ref.written)
+            if view := next(filter(None, map(self.view_of, overwritten)), ""):
+                self.viewed[node] = view
+
+    def keep_beside(self, node: str, a: OpRecord, b: OpRecord) -> None:
+        """Record what a pair of records reads beside the parts of it that differ."""
+        dtypes = {one.dtype for one in (*a.outputs, *b.outputs)}
+        pairs = list(zip(a.inputs, b.inputs, strict=False)) if self.parts else []
+        for source in {ref.source for ref, _ in pairs} & self.parts.keys():
+            parts, refs = self.parts[source], [pair for pair in pairs if pair[0].source == source]
+            alike = all(self.runs.same_place(*pair) and not pair[0].written for pair in refs)
+            if alike and parts.lie_before(min(ref.offset for ref, _ in refs), dtypes):
+                self.beside.setdefault(node, set()).add(source)
+
+    def add_place(self, node: str, a: OpRecord, b: OpRecord) -> bool:
+        """Follow the parts of the memory that a pair of records wrote; return True if it is the same in both runs.
+
+        Of an op that wrote several memories nothing is followed.
+        """
+        first, second = written_in_place(a), written_in_place(b)
+        source = first[0].ref.source if first else ""
+        if len(first) != 1 or len(second) != 1 or source != self.runs.node_of[second[0].ref.source]:
+            return False
+        parts = self.parts.pop(source, None)
+        if parts is None and source in self.tainted:
+            return False  # something differs of which the place is not known
+        parts = parts or Parts()
+        parts.add(first[0], second[0])
+        if parts.agree():
+            return True
+        self.parts[node] = parts
+        return False
 
     def add_edge(self, node: str, origin: str) -> bool:
         """Record that the difference at ``node`` came from ``origin``; return False if ``origin`` is empty."""
@@ -301,6 +355,7 @@ _COPIES = frozenset({"_to_copy", "cat", "clone", "copy", "copy_", "lift_fresh_co
 
 
 def _judge_unmatched(known: Differences, node: str, record: OpRecord, *, in_first: bool) -> None:
+    known.keep_view(node)
     known.differs.add(node)
     known.tainted.add(node)
     has, lacks = ("first", "second") if in_first else ("second", "first")
@@ -319,13 +374,16 @@ def _judge_unmatched(known: Differences, node: str, record: OpRecord, *, in_firs
 
 
 def _judge_pair(known: Differences, node: str, a: OpRecord, b: OpRecord) -> None:
+    known.keep_view(node)
     begin = known.runs.reordered.get(node)
     if begin is not None:
         if not begin or _keeps_a_difference(known, *known.runs.records[begin]):  # the memory differs for now, or did
             known.tainted.add(node)
         return
+    known.keep_beside(node, a, b)
+    elsewhere = written_elsewhere(known.runs, a, b)
     wrote = a.outputs != b.outputs or a.scalar != b.scalar
-    source = _introduced(known, node, a, b, wrote)
+    source = _introduced(known, node, a, b, wrote, elsewhere)
     if not a.outputs and not b.outputs and not a.scalar and not b.scalar:  # a view
         if a.collective is None and (source is not None or a.arguments != b.arguments):
             known.add_view(node)
@@ -334,18 +392,17 @@ def _judge_pair(known: Differences, node: str, a: OpRecord, b: OpRecord) -> None
         return
     if a.scalar != b.scalar:
         known.scalars.append(node)
+    changed = wrote or elsewhere is not None
+    keeps = changed or _keeps_a_difference(known, a, b)
+    if elsewhere is not None:
+        known.elsewhere.add(node)
+    if not keeps or (known.add_place(node, a, b) and a.scalar == b.scalar):
+        return
+    known.tainted.add(node)
     if wrote:
         known.differs.add(node)
-        known.tainted.add(node)
-        if source is not None:
-            known.sources[node] = source
-    elif source is not None and any(
-        x.written and x.offset != y.offset for x, y in zip(a.inputs, b.inputs, strict=False)
-    ):
-        known.tainted.add(node)  # it wrote the same to another part of the memory
+    if changed and source is not None:
         known.sources[node] = source
-    elif _keeps_a_difference(known, a, b):
-        known.tainted.add(node)
 
 
 def _keeps_a_difference(known: Differences, a: OpRecord | None, b: OpRecord | None) -> bool:
@@ -367,7 +424,14 @@ def _keeps_a_difference(known: Differences, a: OpRecord | None, b: OpRecord | No
 # --------------------------------------------------------------------------------------------- the rules, in order
 
 
-def _introduced(known: Differences, node: str, a: OpRecord, b: OpRecord, wrote: bool) -> Source | None:
+def _introduced(
+    known: Differences,
+    node: str,
+    a: OpRecord,
+    b: OpRecord,
+    wrote: bool,
+    elsewhere: tuple[Written, Written] | None,
+) -> Source | None:
     """Return how this pair of records introduced a difference; ``None`` if it only propagated one, or has none."""
     at, passed_on = known.runs.position[node], False
     if a.rng != b.rng and node not in known.runs.drawn_inside:
@@ -380,15 +444,22 @@ def _introduced(known: Differences, node: str, a: OpRecord, b: OpRecord, wrote: 
         if not passed_on:
             detail = "an argument that is not a tensor has another value"
             return Source(Origin.OUTSIDE, node, at, detail, f"({a.arguments})", f"({b.arguments})")
+    if elsewhere is not None:
+        if passed_on or known.add_edge(node, known.view_of(elsewhere[0].ref.source)):
+            return None
+        if not _is_laid_out_differently(known, *elsewhere):
+            detail = "it writes to another part of the memory than in the first run"
+            first, second = (str(one.place) for one in elsewhere)
+            return Source(Origin.SEQUENCE, node, at, detail, first, second)
     behind = _written_behind(known, node, a, b) if wrote else None
     if behind is not None:
         return behind
     if _wired_differently(known.runs, a, b):
-        if known.add_edge(node, _odd_view(known, node, a, b)):
+        if known.add_edge(node, _view_of_another_part(known, a, b) or _odd_view(known, node, a, b)):
             return None
         detail = "it reads another tensor than in the first run"
         return Source(Origin.SEQUENCE, node, at, detail, _wiring(a), _wiring(b))
-    if not wrote or passed_on or _read_a_difference(known, a, b):
+    if not wrote or passed_on or _read_a_difference(known, node, a, b):
         return None
     if known.add_edge(node, _met_other_strides(known, a, b)):
         return None
@@ -420,6 +491,21 @@ def _scalar_among_arguments(known: Differences, a: OpRecord, b: OpRecord) -> str
     return ""
 
 
+def _is_laid_out_differently(known: Differences, one: Written, other: Written) -> bool:
+    """Return True if the memory itself may have other strides in the two runs, not only the part that is written."""
+    source = one.ref.source
+    known_apart = source in known.tainted or source in known.runs.only_filled
+    return known_apart and one.place.offset == other.place.offset
+
+
+def _view_of_another_part(known: Differences, a: OpRecord, b: OpRecord) -> str:
+    """Return the view by which this pair of records reads another part of the same memory, or ``""``."""
+    for x, y in zip(a.inputs, b.inputs, strict=False):
+        if x.source == known.runs.node_of[y.source] and x.offset != y.offset and (view := known.view_of(x.source)):
+            return view
+    return ""
+
+
 def _odd_view(known: Differences, node: str, a: OpRecord, b: OpRecord) -> str:
     """Return the view that showed an input differently (another slice or order), or ``""`` if the inputs are known to
     be equal."""
@@ -444,13 +530,14 @@ def _wired_differently(runs: PairedRuns, a: OpRecord, b: OpRecord) -> bool:
     return False
 
 
-def _read_a_difference(known: Differences, a: OpRecord, b: OpRecord) -> bool:
+def _read_a_difference(known: Differences, node: str, a: OpRecord, b: OpRecord) -> bool:
     """Return True if any input differed: by its digest if inputs were hashed, else by its last writer."""
     runs = known.runs
     refs = [pair for pair in zip(a.inputs, b.inputs, strict=True) if not runs.replaced(a, b, *pair)]
     if known.runs.hashed:
         return any(x.digest != y.digest for x, y in refs if not _is_target(known.runs, x))
-    return any(x.source in known.tainted for x, y in refs if known.runs.carries(x, y))
+    beside = known.beside.get(node, ())
+    return any(x.source in known.tainted and x.source not in beside for x, y in refs if known.runs.carries(x, y))
 
 
 def _met_other_strides(known: Differences, a: OpRecord, b: OpRecord) -> str:
@@ -473,7 +560,8 @@ def _written_behind(known: Differences, node: str, a: OpRecord, b: OpRecord) -> 
         return None
     for ref_a, ref_b in zip(a.inputs, b.inputs, strict=True):
         changed = ref_a.digest != ref_b.digest and known.runs.same_place(ref_a, ref_b)
-        explained = ref_a.source in known.tainted or ref_a.source in known.odd_views
+        tainted = ref_a.source in known.tainted and ref_a.source not in known.beside.get(node, ())
+        explained = tainted or ref_a.source in known.odd_views
         if not changed or explained or _is_target(known.runs, ref_a):
             continue
         writer = ref_a.source.rpartition("/")[2] or ref_a.source

@@ -324,7 +324,7 @@ view is taken in another order at the same offset: outside at permute
     permute x ([0, 1] | [1, 0])
     mm x => y|Y
 
-view is taken at another place where the same was read: kernel at mv
+view is taken at another place where the same was read: kernel at mv; benign=1
     hashed
     slice buffer/Net.pool=p@p (0, 4 | 2, 6)
     filled = copy_ !buffer/Net.pool+0|2@a|b -> x
@@ -439,9 +439,16 @@ parts zeroed one by one keep nothing of what was there: kernel at index_put; ben
 parts zeroed one by one keep what is beside them: sequence at div_
     x = zeros -> o*16
     x = div_ !x+0|4 -> d*4|8
+    x = div_ !x+4|0 -> d|e*8|4
+    x = zero_ !x+4 -> z*4
+    x = zero_ !x+8 -> z*4
+    sum x => s|S
+
+parts written in another order leave the same: kernel at sum; benign=2
+    x = zeros -> o*16
+    x = div_ !x+0|4 -> d*4|8
     x = div_ !x+4|0 -> d*8|4
-    x = zero_ !x -> z*4
-    x = zero_ !x+4 -> z*8
+    x = zero_ !x -> z*2
     sum x => s|S
 
 parts zeroed in another order keep nothing of what was there: kernel at index_put; benign=2
@@ -552,6 +559,151 @@ random numbers in memory that nobody wrote: rng at uniform_
 random numbers of an equal generator in memory that nobody wrote: kernel at uniform_
     x = empty -> blank
     uniform_ !x rng=g => y|Y
+
+# ------------------------------------------------------------------------------------- another part of a memory
+
+the same is written to another part: outside at select; first=(0, 0); second=(0, 1)
+    x = zeros -> o*9
+    select x (0, 0 | 0, 1)
+    x = fill_ !x+0|3 -> f*3
+    add x => y|Y
+
+the same is written to another part, inputs hashed: outside at select; opaque_producer=False
+    hashed
+    x = zeros -> o*9
+    select x@o (0, 0 | 0, 1)
+    x = fill_ !x+0|3@p -> f*3
+    add x@a|A => y|Y
+
+memory of which another part is written is itself the result: outside at select; opaque_producer=False
+    x = zeros -> o*9
+    select x (0, 0 | 0, 1)
+    x = fill_ !x+0|3 -> f*3
+    result x y|Y*9
+
+more of a memory is written: outside at slice
+    hashed
+    x = zeros -> o*9
+    slice x@o (0, 0, 3 | 0, 0, 6)
+    x = add_ !x@p|q -> f|g*3|6
+    add x@a|A => y|Y
+
+the same is written with other strides: outside at as_strided
+    hashed
+    x = zeros -> o*9
+    as_strided x@o ([3], [1] | [3], [4])
+    x = add_ !x@p -> f~1|4*3
+    add x@a|A => y|Y
+
+another part through a view of a view: outside at select; first=(0, 0); second=(0, 1)
+    x = zeros -> o*27
+    select x (0, 0 | 0, 1)
+    select x+0|9 (0, 1)
+    x = fill_ !x+3|12 -> f*3
+    add x => y|Y
+
+another part of a memory that was written since: outside at select
+    x = zeros -> o*9
+    select x (0, 0 | 0, 1)
+    x = add_ !x -> p*9
+    x = add_ !x+0|3 -> f*3
+    x = mul_ !x+0|3 -> g*3
+    add x => y|Y
+
+another part of two tensors at once: outside at select
+    x = zeros -> o*9
+    w = zeros -> o*3
+    select x (0, 0 | 0, 1)
+    f = _foreach_add_ 0.0=!x+0|3 0.1=!w -> f*3,f*3
+    add f => y|Y
+
+another part by a view from before the trace: sequence at add_; first=offset 0 shape [3]; \
+second=offset 3 shape [3]; detail=it writes to another part of the memory than in the first run
+    hashed
+    x = add_ !other/Net#0+0|3@p -> f*3
+    add x@a|A => y|Y
+
+more by a view from before the trace: sequence at add_; first=offset 0 shape [3]; second=offset 0 shape [6]
+    hashed
+    x = add_ !other/Net#0@p|q -> f|g*3|6
+    add x@a|A => y|Y
+
+another row by a view from before the trace: sequence at add_; second=offset 0 shape [3] stride [3]
+    x = add_ !other/Net#0 -> f~1|3*3
+    add x => y|Y
+
+another part chosen by a scalar: kernel at bincount
+    n = bincount input/0 -> y|Y
+    _local_scalar_dense n scalar=0|1
+    x = zeros -> o*9
+    select x (0, 0 | 0, 1)
+    x = fill_ !x+0|3 -> f*3
+    add x => y|Y
+
+the same is written to another part that nothing reads: kernel at put; benign=1
+    x = zeros -> o*9
+    select x (0, 0 | 0, 1)
+    fill_ !x+0|3 -> f*3
+    put input/0 => y|Y
+
+the same is written to another part before what is read: kernel at put; benign=1
+    x = zeros -> o*12
+    select x (0, 0 | 0, 1)
+    x = fill_ !x+0|3 -> f*3
+    put x+9 => y|Y
+
+memory written behind torch beside another part: outside at add; opaque_producer=True; benign=1
+    hashed
+    x = zeros -> o*12
+    select x@o (0, 0 | 0, 1)
+    x = fill_ !x+0|3@p -> f*3
+    add x+9@r|R => y|Y
+
+nothing is changed in another part: kernel at put
+    hashed
+    x = zeros -> o*9
+    select x@o (0, 0 | 0, 1)
+    x = fill_ !x+0|3@f -> f*3
+    put x@o => y|Y
+
+what is written in another part changes nothing, and memory is written behind torch: outside at add; \
+opaque_producer=True
+    hashed
+    x = zeros -> o*9
+    select x@o (0, 0 | 0, 1)
+    x = fill_ !x+0|3@f -> f*3
+    add x@r|R => y|Y
+
+parts written in another order: kernel at put; benign=2
+    x = zeros -> o*6
+    select x (0, 0 | 0, 1)
+    x = add_ !x+0|3 -> f*3
+    select x (0, 1 | 0, 0)
+    x = add_ !x+3|0 -> f*3
+    put x => y|Y
+
+columns written in another order: kernel at put; benign=2
+    x = zeros -> o*4
+    select x (1, 0 | 1, 1)
+    x = add_ !x+0|1 -> f~2*2
+    select x (1, 1 | 1, 0)
+    x = add_ !x+1|0 -> f~2*2
+    put x => y|Y
+
+parts that overlap written in another order: outside at select
+    x = zeros -> o*6
+    select x (0, 0 | 0, 1)
+    x = add_ !x+0|2 -> f|g*3
+    select x (0, 1 | 0, 0)
+    x = add_ !x+2|0 -> g|f*3
+    sum x => y|Y
+
+another part that is overwritten: kernel at put; benign=1
+    x = zeros -> o*9
+    select x (0, 0 | 0, 1)
+    x = fill_ !x+0|3 -> f*3
+    x = fill_ !x -> p*9
+    put x => y|Y
 
 # ---------------------------------------------------------------------------------------------------- sequence
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -83,3 +84,45 @@ def test_reused_address_is_another_tensor() -> None:
             torch.from_numpy(np.full(1000, number, dtype=np.float32)) + 1
     for number in range(20):
         assert record(trace, "add", number).inputs[0].source == f"other/#{number}"
+
+
+WAYS: dict[str, Callable[[torch.Tensor, int], object]] = {
+    "a row is filled": lambda v, i: v.__setitem__(i, 1.0),
+    "a row is copied": lambda v, i: v.__setitem__(i, torch.ones(3)),
+    "a row is added to": lambda v, i: v[i].add_(1),
+    "narrow": lambda v, i: v.narrow(0, i, 1).add_(1),
+    "other strides": lambda v, i: v.as_strided((3,), (1 + 3 * i,)).add_(1),
+    "more of it": lambda v, i: v[: i + 1].add_(1),
+    "a view of a view": lambda v, i: v.t()[1:][i].add_(1),
+    "after another write": lambda v, i: (v[i], v.add_(1))[0].add_(1),
+    "an output": lambda v, i: torch.add(torch.ones(3), 1, out=v[i]),
+    "one of a list": lambda v, i: torch._foreach_add_([v[i], torch.zeros(3)], 1.0),
+    "an optimizer's row": lambda v, i: torch.optim.SGD([_with_grad(v[i])], lr=1.0).step(),
+}
+"""Writes of the same to a part of ``v`` that ``i`` says."""
+
+
+def _with_grad(row: torch.Tensor) -> nn.Parameter:
+    parameter = nn.Parameter(row.detach())
+    parameter.grad = torch.ones_like(row)
+    return parameter
+
+
+@pytest.mark.parametrize("hash_inputs", [False, True], ids=["", "inputs hashed"])
+@pytest.mark.parametrize("write", WAYS.values(), ids=WAYS)
+def test_an_equal_write_to_another_part_is_led_back_to_the_view(
+    write: Callable[[torch.Tensor, int], object], hash_inputs: bool
+) -> None:
+    traces = []
+    for i in range(2):
+        with HashDebugTrace(hash_inputs=hash_inputs) as trace:
+            memory = torch.zeros(3, 3)
+            write(memory, i)
+            result = memory * 2
+        trace.add_result("output", result)
+        traces.append(trace.finish())
+    found = find(*traces).divergence
+    assert found is not None
+    assert (found.origin, found.opaque_producer) == ("outside", False)
+    assert found.kernel in ("aten.select.int", "aten.slice.Tensor", "aten.as_strided.default")
+    assert find(*reversed(traces)).divergence.kernel == found.kernel  # type: ignore[union-attr]
