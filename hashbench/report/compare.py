@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from hashbench.catalog import CAUSES, Confidence, Kind, Word, kind_of
+from hashbench.catalog import CAUSES, Confidence, Kind, Origin, Word, kind_of
 from hashbench.compiled import text as compiled
 from hashbench.errors import HashbenchError
 from hashbench.records import MODES, Row
@@ -64,6 +64,10 @@ where one has none: that one says nothing of a compiled program."""
 
 PLACE = ("origin", "kernel", "module")
 """Columns that locate the first divergence."""
+
+BY_PYTHON: frozenset[str] = frozenset({Origin.SEQUENCE, Origin.OUTSIDE})
+"""Origins of an order or a value from outside torch. Kernel and module are where it happened to show: the branch whose
+thread finished first, the call that met the value. A second such source in one model may go unnoticed."""
 
 
 R = TypeVar("R")
@@ -377,7 +381,11 @@ def _moved(base: Row, new: Row) -> list[str]:
     # Flaky models differ as others do; of the same kind, eager runs that differ are no inaccurate compiled run.
     statuses = ("accuracy",) if kind_of(base.accuracy) is kind_of(new.accuracy) else ()
     stages = ("stage",) if base.stage and new.stage and not open_ else ()
-    return _differing(base, new, (*statuses, *PLACE, *stages, *(("cause",) if established and not open_ else ())))
+    causes = ("cause",) if established and not open_ else ()
+    place = PLACE
+    if {base.origin, new.origin} <= BY_PYTHON:  # one cause shows as an order or as a value, as time will have it
+        place = () if causes and base.cause == new.cause else ("origin",)
+    return _differing(base, new, (*statuses, *place, *stages, *causes))
 
 
 def other_tracer(base: Row, new: Row) -> str:
@@ -420,6 +428,9 @@ def _note(outcome: Became, pair: Pair) -> str:
         return "; ".join(_moved(base, new))
     if base and new and outcome is Became.STILL_DIFFERS and (tracers := other_tracer(base, new)) and _moved(base, new):
         return f"tracer {tracers}, so kernels are not compared; {what_happened(new)}"
+    if base and new and outcome is Became.STILL_DIFFERS and {base.origin, new.origin} <= BY_PYTHON:
+        before, now = what_happened(base), what_happened(new)
+        return now if now == before else f"{now}; in BASE {before}"
     row = base if outcome in (Became.FIXED, Became.NOT_SEEN) else new
     return what_happened(row) if row else ""
 

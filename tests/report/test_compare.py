@@ -159,6 +159,39 @@ def test_a_difference_that_moved_says_where_to(place, note):
     assert (change.outcome, change.note) == (Became.MOVED, note)
 
 
+ORDERED = dataclasses.replace(
+    DIFFERING, origin="sequence", kernel="aten.relu.default", cause="call_order", confidence="proven"
+)
+ELSEWHERE_NOW = {"kernel": "aten.tanh.default", "module": "layer2.0"}
+
+
+@pytest.mark.parametrize(
+    ("base", "new", "outcome"),
+    [
+        pytest.param({}, ELSEWHERE_NOW, Became.STILL_DIFFERS, id="an order shows elsewhere"),
+        pytest.param({"confidence": "open"}, ELSEWHERE_NOW, Became.STILL_DIFFERS, id="an order of unknown cause"),
+        pytest.param({"origin": "outside"}, {**ELSEWHERE_NOW, "origin": "outside"}, Became.STILL_DIFFERS, id="a value"),
+        pytest.param({}, {**ELSEWHERE_NOW, "origin": "outside"}, Became.STILL_DIFFERS, id="an order shows as a value"),
+        pytest.param({"confidence": "open"}, {"origin": "outside"}, Became.MOVED, id="a value, and nobody knows why"),
+        pytest.param({}, {**ELSEWHERE_NOW, "cause": "control_flow"}, Became.MOVED, id="an order of another cause"),
+        pytest.param({}, {"origin": "kernel"}, Became.MOVED, id="a kernel, of the same cause"),
+        pytest.param(
+            {"origin": "kernel"}, {"origin": "kernel", **ELSEWHERE_NOW}, Became.MOVED, id="a kernel elsewhere"
+        ),
+        pytest.param({"origin": "rng"}, {"origin": "rng", **ELSEWHERE_NOW}, Became.MOVED, id="other random numbers"),
+    ],
+)
+def test_an_order_shows_where_it_happens_to(base, new, outcome):
+    change = only_change(dataclasses.replace(ORDERED, **base), dataclasses.replace(ORDERED, **new))
+    assert change.outcome is outcome
+
+
+def test_an_order_that_shows_elsewhere_says_where_it_was():
+    change = only_change(ORDERED, dataclasses.replace(ORDERED, **ELSEWHERE_NOW))
+    assert change.note == "sequence: aten.tanh.default in layer2.0; in BASE sequence: aten.relu.default in layer1.0"
+    assert only_change(ORDERED, ORDERED).note == "sequence: aten.relu.default in layer1.0"
+
+
 def test_a_regression_says_where_it_differs():
     assert only_change(PLAIN, DIFFERING).note == "kernel: aten.index_put_.default in layer1.0"
 
