@@ -382,7 +382,7 @@ def _moved(base: Row, new: Row) -> list[str]:
     statuses = ("accuracy",) if kind_of(base.accuracy) is kind_of(new.accuracy) else ()
     stages = ("stage",) if base.stage and new.stage and not open_ else ()
     causes = ("cause",) if established and not open_ else ()
-    place = PLACE
+    place: tuple[str, ...] = PLACE
     if {base.origin, new.origin} <= BY_PYTHON:  # one cause shows as an order or as a value, as time will have it
         place = () if causes and base.cause == new.cause else ("origin",)
     return _differing(base, new, (*statuses, *place, *stages, *causes))

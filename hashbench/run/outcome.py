@@ -487,13 +487,14 @@ def same_place(first: Divergence, second: Divergence | None) -> bool:
 def replaces(hashed: Verdict, plain: Verdict | None, traces: Sequence[Trace]) -> bool:
     """Return whether the verdict on a pair with hashed inputs supersedes an earlier plain verdict.
 
-    It does if it looked past what the plain one blamed, which differs in this pair too: a view, or a tensor whose
-    differing part was never read.
+    It does if it looked past what the plain one blamed, which differs in this pair too: a view, a write to another part
+    of a memory, or a tensor whose differing part was never read.
     """
     old, new = plain.divergence if plain is not None else None, hashed.divergence
     if old is None or old.origin == Origin.KERNEL or same_place(old, new):
         return True
-    looked_past = new is not None and new.origin == Origin.KERNEL and (new.op_index or 0) >= (old.op_index or 0)
+    beyond = new is not None and (new.origin == Origin.KERNEL or new.opaque_producer)
+    looked_past = new is not None and beyond and (new.op_index or 0) >= (old.op_index or 0)
     return looked_past and _differs_at(old.node, traces)
 
 
@@ -502,5 +503,6 @@ def _differs_at(node: str, traces: Sequence[Trace]) -> bool:
     contents: list[object] = []
     for trace in traces:
         contents += [(leaf.digest, leaf.initial) for leaf in trace.leaves if leaf.id == node]
-        contents += [(record.arguments, record.outputs) for record in trace.records if record.id == node]
+        records = [record for record in trace.records if record.id == node]
+        contents += [(one.arguments, one.outputs, [ref.offset for ref in one.inputs]) for one in records]
     return len(contents) == len(traces) and contents[0] != contents[-1]

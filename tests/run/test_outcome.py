@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hashbench.records import Divergence, Leaf, OpRecord, RunOptions, TensorDigest, Trace, Verdict
+from hashbench.records import Divergence, Leaf, OpRecord, Ref, RunOptions, TensorDigest, Trace, Verdict
 from hashbench.run import outcome
 from hashbench.run.outcome import Prepared, Run, attempt, replaces, traces_of
 from hashbench.trace.api import HashDebugTrace, Recording
@@ -34,6 +34,8 @@ def traces(view: OpRecord = VIEW, pool: Leaf = POOL) -> tuple[Trace, Trace]:
     return Trace((VIEW,), (POOL,)), Trace((view,), (pool,))
 
 
+WRITE = replace(VIEW, arguments="", inputs=(Ref("0", "other/#0", 0, written=True),), outputs=(CONTENT,))
+HIDDEN = replace(KERNEL, origin="outside", opaque_producer=True)
 MOVED = traces(view=replace(VIEW, arguments="2, 6"))
 CHANGED = traces(pool=replace(POOL, digest=OTHER))
 TENSOR, LATE = replace(PLAIN, node="other/#0"), replace(PLAIN, op_index=5)
@@ -45,6 +47,15 @@ TENSOR, LATE = replace(PLAIN, node="other/#0"), replace(PLAIN, op_index=5)
         pytest.param(PLAIN, replace(KERNEL, node="m"), traces(), True, id="a kernel was blamed, memory not looked at"),
         pytest.param(KERNEL, KERNEL, traces(), True, id="both blame the same"),
         pytest.param(KERNEL, PLAIN, MOVED, True, id="a view was blamed that shows the same at another place"),
+        pytest.param(HIDDEN, PLAIN, MOVED, True, id="a view was blamed, and memory was written behind torch"),
+        pytest.param(replace(HIDDEN, opaque_producer=False), PLAIN, MOVED, False, id="an argument is blamed instead"),
+        pytest.param(
+            KERNEL,
+            PLAIN,
+            (Trace((WRITE,)), Trace((replace(WRITE, inputs=(WRITE.inputs[0]._replace(offset=4),)),))),
+            True,
+            id="a write was blamed that went to another part",
+        ),
         pytest.param(KERNEL, PLAIN, traces(), False, id="a view was blamed that did not move this time"),
         pytest.param(KERNEL, TENSOR, CHANGED, True, id="a tensor was blamed of which nothing else was read"),
         pytest.param(KERNEL, TENSOR, traces(), False, id="a tensor was blamed that is equal this time"),
