@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import textwrap
 import time
@@ -169,3 +170,81 @@ def test_freed_memory_is_returned() -> None:
     before, after = map(float, run(python(textwrap.dedent(code)), seconds=60).stdout.split())
     assert before > 250
     assert after < before - 200
+
+
+# ------------------------------------------------------------------------------------------------------ a guard
+
+_OWNER = """
+import pathlib, sys
+from hashbench.processes import Child
+with Child([sys.executable, "-c", *sys.argv[1:]], guarded=True, own_session=OWN) as child:
+    child.wait()
+"""
+_TREE = """
+import os, pathlib, signal, subprocess, sys, time
+below = [sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"]
+pids = [subprocess.Popen(below, start_new_session=own).pid for own in (True, False)]
+if not os.fork():
+    os.setsid()
+    pids.append(subprocess.Popen(below, start_new_session=True).pid)  # its parent ends: an orphan
+    pathlib.Path(sys.argv[1] + ".new").write_text(" ".join(map(str, [os.getppid(), *pids])))
+    os.rename(sys.argv[1] + ".new", sys.argv[1])
+    os._exit(0)
+if sys.argv[2] != "ends":
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["own session", "shared session"])
+@pytest.mark.parametrize("how", ["owner terminated", "owner killed", "command killed", "ends", "time is over"])
+def test_nothing_of_a_guarded_command_survives(tmp_path: Path, how: str, own: bool) -> None:
+    note = tmp_path / "pids"
+    owner = subprocess.Popen(python(_OWNER.replace("OWN", str(own)), _TREE, str(note), how), start_new_session=True)
+    wait_until(note.exists)
+    tree = [int(pid) for pid in note.read_text().split()]
+    if how.startswith("owner"):
+        os.kill(owner.pid, signal.SIGKILL if "killed" in how else signal.SIGTERM)
+    elif how == "command killed":
+        os.kill(tree[0], signal.SIGKILL)
+    elif how == "time is over":
+        os.kill(owner.pid, signal.SIGINT)
+    owner.wait(60)
+    wait_until(lambda: not any(map(alive, tree)), seconds=30.0)
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("", 0),
+        ("raise SystemExit(5)", 5),
+        ("import os; os.kill(os.getpid(), 9)", -9),
+        ("import os; os.kill(os.getpid(), 11)", -11),
+        ("import os; os.kill(os.getpid(), 15)", -15),
+        ("import signal, sys; sys.exit(signal.getsignal(signal.SIGTERM) != signal.SIG_DFL)", 0),
+    ],
+    ids=["well", "exit code", "SIGKILL", "SIGSEGV", "SIGTERM", "signals have their defaults"],
+)
+def test_a_guard_ends_as_its_command(code: str, status: int) -> None:
+    with Child(python(code), guarded=True) as child:
+        assert child.wait(60) == status
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["own session", "shared session"])
+def test_a_guarded_command_gets_the_signals_that_it_is_sent(tmp_path: Path, own: bool) -> None:
+    note = tmp_path / "pid"
+    code = (
+        "import os, pathlib, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
+        "pathlib.Path(sys.argv[1]).write_text(str(os.getpid()))\n"
+        "time.sleep(600)\n"
+    )
+    with Child(python(code, str(note)), guarded=True, own_session=own) as child:
+        written(note)
+        child.interrupt(signal.SIGTERM)
+        assert child.wait(60) == 7
+        child.interrupt(signal.SIGTERM)  # nobody is there
+
+
+def test_a_guarded_command_that_cannot_be_started_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        Child([str(tmp_path / "absent")], guarded=True)

@@ -39,7 +39,9 @@ def run_ranks(command: Sequence[str], *, ranks: int, seconds: float | None = Non
     environment = {name: value for name, value in _OURS.items() if name not in os.environ}
     output = _standard_error()
     try:
-        child = Child([*launcher, "--no-python", *command], stdout=output, stderr=output, environment=environment)
+        child = Child(
+            [*launcher, "--no-python", *command], stdout=output, stderr=output, environment=environment, guarded=True
+        )
     except OSError as error:
         raise HashbenchError("cannot start the ranks", consequence=error.strerror or str(error)) from error
     with child:

@@ -384,7 +384,7 @@ def offered(target: str, argument: str, suite: str, *, hint: str) -> list[dict[s
     with tempfile.TemporaryDirectory(prefix="hashbench-") as folder:
         answer, printed = Path(folder, "offer.json"), Path(folder, "printed")
         command = python_calling(f"{__name__}:write_offer", target, argument, str(answer))
-        with printed.open("wb") as sink, Child(command, stdout=sink, stderr=sink) as child:
+        with printed.open("wb") as sink, Child(command, stdout=sink, stderr=sink, guarded=True) as child:
             status = child.wait(LISTING_SECONDS)
         if not answer.exists():
             raise _unusable(suite, _how_it_ended(status, printed), tip=hint)

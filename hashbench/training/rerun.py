@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from hashbench.errors import HashbenchError, last_line
-from hashbench.processes import describe_end, tell_phase
+from hashbench.processes import Child, describe_end, tell_phase
 from hashbench.training import file
 from hashbench.training.resume import ResumeVerdict, began_anew, judge_folders, restored_at
 from hashbench.training.text import as_text
@@ -67,22 +65,31 @@ def _run(script: Path, arguments: Sequence[str], *, recording: Path, run: Path, 
     placed = any(RUN in argument for argument in arguments)
     words = [argument.replace(RUN, str(run.absolute())) for argument in arguments]
     environment = {
-        **os.environ,
         "HASHBENCH_WATCH": str(recording.absolute()),
         "HASHBENCH_WATCH_EVERY": "1",
         "HASHBENCH_STOP_AT": str(stop),
     }
     log = recording.with_suffix(".log")
-    with log.open("wb") as said:
-        command = [sys.executable, str(script.absolute()), *words]
-        done = subprocess.run(
-            command, cwd=None if placed else run, env=environment, stdout=said, stderr=subprocess.STDOUT, check=False
-        )
+    command, where = [sys.executable, str(script.absolute()), *words], None if placed else run
+    with (
+        log.open("wb") as said,
+        Child(
+            command,
+            stdin=None,
+            stdout=said,
+            stderr=said,
+            environment=environment,
+            cwd=where,
+            own_session=False,
+            guarded=True,
+        ) as child,
+    ):
+        status = child.wait()
     words_of_run = last_line(log.read_text(encoding="utf-8", errors="replace"))
-    if done.returncode:
+    if status:
         raise HashbenchError(
             f"{script} failed in its {recording.stem} run",
-            consequence=f"{describe_end(done.returncode)} ({words_of_run})",
+            consequence=f"{describe_end(status)} ({words_of_run})",
             tip=f"What it printed is in {log}.",
         )
     if not recording.is_dir():
