@@ -45,7 +45,7 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     ("compare", NO_MODULE),
     ("divergence", NO_MODULE),
     ("run", frozenset({"leaves", "outcome", "outputs", "rng", "settings", "workload"})),
-    ("training", frozenset({"lines", "parts", "recorder", "tracing"})),
+    ("training", frozenset({"calls", "lines", "optimizers", "parts", "recorder", "tensors", "tracing"})),
     ("results", NO_MODULE),
     ("causes", NO_MODULE),
     ("calls", frozenset({"call", "capture", "live", "ops"})),

@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +110,8 @@ class Recording:
         steps: by number, consecutive.
         before: state before the first step; ``None`` if no step began.
         ended: how the run ended: empty if by itself, ``cut`` if the last line is missing, else an exception.
-        optimizers: names of the parameters of each optimizer's groups, in its order, as they were at its first step.
+        optimizers: names of the parameters of each optimizer's groups, in its order, as they were at its first step,
+            and again where they became others.
         final: all tensors as they were when the recording ended, numbered as its last step; ``None``: not read.
         missed: what was not recorded, each a phrase.
     """
@@ -186,10 +187,14 @@ def _parse(text: str, path: Path) -> Recording:
     steps: dict[int, Step] = {}
     before, final, end, optimizers = None, None, None, []
     options: dict[str, str] = {}
+    unread: dict[str, str] = {}
     for number, document in enumerate(documents[1:], start=2):
         if end is not None:
             raise ValueError(f"line {number} follows the last one")
+        unread |= from_json(Mapping[str, str], document.get("unread", {}), where=f"line {number}: its unread")
         match document.get("line"):
+            case "names":
+                header = _with_names(header, document)
             case "start":
                 read_now = _step(document, header)
                 before = read_now if before is None else _merged(before, read_now)
@@ -213,6 +218,7 @@ def _parse(text: str, path: Path) -> Recording:
         raise ValueError("lines were taken out of it: those before the first step")
     ended = "cut" if cut or end is None else str(end["ended"])
     missed = () if end is None else from_json(tuple[str, ...], end["missed"], where="its missed")
+    missed = (*(f"{what} ({why})" for what, why in unread.items()), *missed)
     return Recording(path, header, steps, before, ended, optimizers, final, missed)
 
 
@@ -251,6 +257,15 @@ def _header(document: Mapping[str, Any]) -> WatchHeader:
         raise ValueError(f"it has schema version {document.get('schema')!a:.60}, this hashbench reads {SCHEMA}")
     fields = {name: value for name, value in document.items() if name not in ("line", "checksum")}
     return from_json(WatchHeader, fields, where="its header")
+
+
+def _with_names(header: WatchHeader, document: Mapping[str, Any]) -> WatchHeader:
+    """Return the header with the names of tensors that joined the model later."""
+    parameter, buffer = (
+        (*known, *from_json(tuple[str, ...], document[kind], where=f"its {kind}"))
+        for kind, known in (("parameter", header.parameter), ("buffer", header.buffer))
+    )
+    return replace(header, parameter=parameter, buffer=buffer)
 
 
 def _step(document: Mapping[str, Any], header: WatchHeader) -> Step:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from hashbench.errors import HashbenchError
+from hashbench.io import tell_unwritten
 from hashbench.trace.api import HashDebugTrace
 from hashbench.training.file import trace_name
 
@@ -52,13 +54,17 @@ def _refusal(what: str) -> HashbenchError:
 
 class StepTracer:
     """A trace of consecutive steps: it begins with the first call of the model in the first of them, and ends with the
-    first call after the last, or with the recording.
+    first call after the last, or with the recording. Where it cannot go on, as on a full disk, it ends.
 
     It cannot end in a hook of an optimizer, whose table of hooks is being iterated over there.
+
+    Attributes:
+        model: whose parameters and buffers are named.
     """
 
-    def __init__(self, steps: range, folder: Path, rank: int, model: torch.nn.Module) -> None:
-        self._steps, self._folder, self._rank, self._model = steps, folder, rank, model
+    def __init__(self, steps: range, folder: Path, rank: int, failed: Callable[[str, BaseException], None]) -> None:
+        self._steps, self._folder, self._rank, self._failed = steps, folder, rank, failed
+        self.model: torch.nn.Module | None = None
         self._trace: HashDebugTrace | None = None
         self._first = self._last = -1
 
@@ -68,21 +74,24 @@ class StepTracer:
             if step not in self._steps:
                 self.end()
         elif step in self._steps:
-            self._trace = HashDebugTrace(source_lines=True, model=self._model, inputs=inputs)
-            self._first = step
-            self._trace.__enter__()
-            self._trace.iteration = step
+            with self._surviving():
+                self._trace = trace = HashDebugTrace(source_lines=True, model=self.model, inputs=inputs)
+                self._first = step
+                trace.__enter__()
+                trace.iteration = step
 
     def add(self, step: int, name: str, value: torch.Tensor | None) -> None:
         """Add a result of ``step`` to the trace, if there is one."""
         if self._trace is not None and step in self._steps and value is not None:
-            self._trace.add_result(f"step {step}: {name}", value)
+            with self._surviving():
+                self._trace.add_result(f"step {step}: {name}", value)
 
     def stepped(self, step: int) -> None:
         """Count the end of ``step``."""
         if self._trace is not None:
             self._last = step
-            self._trace.iteration = step + 1
+            with self._surviving():
+                self._trace.iteration = step + 1
 
     @property
     def active(self) -> bool:
@@ -91,9 +100,25 @@ class StepTracer:
 
     def end(self) -> None:
         """End and write the trace, if there is one with a whole step."""
-        trace, self._trace = self._trace, None
+        trace = self._trace
         if trace is None:
             return
-        trace.__exit__(None, None, None)
-        if self._last >= self._first:
-            trace.save(self._folder / trace_name(self._rank, self._first, self._last))
+        with self._surviving():
+            trace.__exit__(None, None, None)
+            self._trace = None
+            if self._last >= self._first:
+                trace.save(self._folder / trace_name(self._rank, self._first, self._last))
+
+    @contextmanager
+    def _surviving(self) -> Iterator[None]:
+        """End the trace, and not the program, where an error comes out of it."""
+        try:
+            yield
+        except Exception as error:
+            trace, self._trace, self._steps = self._trace, None, range(0)
+            self._failed("trace", error)
+            if isinstance(error, OSError):
+                tell_unwritten(self._folder, error, "no step is traced any more")
+            if trace is not None and trace.is_active():
+                with suppress(Exception):
+                    trace.__exit__(None, None, None)

@@ -45,7 +45,7 @@ def test_a_fork_of_the_program_writes_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 def test_a_full_disk_ends_the_recording_and_not_the_program(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = WaitingLines(Path("/dev/full").open("w", encoding="utf-8"))  # noqa: SIM115 (it closes it)
+    lines = WaitingLines(Path("/dev/full"), os.open("/dev/full", os.O_WRONLY))
     for number in range(3):
         lines.write("step", {"step": number})
     lines.close({"steps": 3, "ended": ""})

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import io
 import json
+import pickle
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -123,7 +126,7 @@ def test_looking_changes_nothing(tmp_path: Path) -> None:
 
 
 def _fail(model: torch.nn.Module) -> None:
-    assert model._forward_pre_hooks
+    assert type(model).__call__ is not torch.nn.Module.__call__
     raise ZeroDivisionError("of the program")
 
 
@@ -133,7 +136,7 @@ def test_hooks_are_gone_afterwards(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), hashbench.watch(tmp_path, model=model):
         _fail(model)
     assert (torch.autograd.backward, len(_global_optimizer_pre_hooks), len(_global_optimizer_post_hooks)) == before
-    assert not model._forward_pre_hooks
+    assert type(model).__call__ is torch.nn.Module.__call__
     assert file.read(tmp_path / "rank0.jsonl").ended == "ZeroDivisionError: of the program"
 
 
@@ -165,16 +168,269 @@ def test_tensor_backward_calls_what_we_replace(monkeypatch: pytest.MonkeyPatch) 
     assert called == [value]
 
 
+def _fail_reading(what: str, error: BaseException) -> None:
+    raise AssertionError(what) from error
+
+
 def test_generators_are_read_anew_when_they_are_drawn_from() -> None:
     """Python's and NumPy's are looked at in memory: a change of their structs must not hide a draw."""
     generators = parts.WatchedGenerators({})
     for name, draw in (("python", random.random), ("numpy", np.random.rand), ("torch", lambda: torch.rand(1))):
-        before = generators.digests()
-        assert generators.digests() == before
+        before = generators.digests(_fail_reading)
+        assert generators.digests(_fail_reading) == before
         draw()
-        after = generators.digests()
+        after = generators.digests(_fail_reading)
         assert {one for one in after if after[one] != before[one]} == {name}
     assert after == {**after, **{name: digest for name, digest in global_state_digests().items() if name in after}}
+
+
+class OddError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class Opaque:
+    __hash__ = None  # type: ignore[assignment]
+
+    def __getattr__(self, name: str) -> object:
+        raise RuntimeError(name)
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("not comparable")
+
+
+class FirstOf(torch.nn.Linear):
+    """A model that takes whatever a loop hands to it."""
+
+    def forward(self, x: Any, *_: object, **__: object) -> torch.Tensor:
+        return super().forward(x[0] if isinstance(x, list) else x["x"] if isinstance(x, dict) else x)
+
+
+def _in_itself(x: torch.Tensor) -> list[Any]:
+    made: list[Any] = [x]
+    made.append(made)
+    return made
+
+
+def _weights(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    states = [value for state in optimizer.state.values() for value in state.values()]
+    return [*model.state_dict().values(), *(value for value in states if isinstance(value, torch.Tensor))]
+
+
+def _trained(call: Any, between: Any = lambda *_: None) -> Any:
+    """Return a loop that calls a model in its way, and does something after each step."""
+
+    def loop(watched: Any) -> list[torch.Tensor]:
+        model = FirstOf(3, 2)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        with watched(model, optimizer):
+            for number in range(3):
+                call(model, torch.randn(4, 3)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                between(model, optimizer, number)
+        return _weights(model, optimizer)
+
+    return loop
+
+
+def _called_plainly(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    result: torch.Tensor = model(x)
+    return result
+
+
+def _functional(watched: Any) -> list[torch.Tensor]:
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+
+    def loss(parameters: Any, x: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(model, parameters, (x,)).square().mean()
+
+    with watched(model, optimizer):
+        for _ in range(3):
+            parameters, x = dict(model.named_parameters()), torch.randn(4, 3)
+            whole = torch.func.grad(loss)(parameters, x)
+            each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x)
+            for name, parameter in parameters.items():
+                parameter.grad = whole[name] + each[name].mean(0)
+            optimizer.step()
+    return _weights(model, optimizer)
+
+
+def _lazy(watched: Any) -> list[torch.Tensor]:
+    model = torch.nn.Sequential(torch.nn.LazyLinear(3), torch.nn.ReLU(), torch.nn.LazyLinear(1))
+    optimizer = None
+    with watched(model, None):
+        for _ in range(3):
+            loss = model(torch.randn(4, 3)).square().mean()
+            optimizer = optimizer or torch.optim.Adam(model.parameters(), lr=0.1)
+            loss.backward()
+            optimizer.step()
+    assert optimizer is not None
+    return _weights(model, optimizer)
+
+
+def _scripted(watched: Any) -> list[torch.Tensor]:
+    model = torch.jit.script(torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU()))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    with watched(model, optimizer):
+        for _ in range(3):
+            model(torch.randn(4, 3)).square().mean().backward()
+            optimizer.step()
+    return _weights(model, optimizer)
+
+
+def _named_oddly(watched: Any) -> list[torch.Tensor]:
+    model = torch.nn.Module()
+    model.register_parameter("w\ud800\n\x1b[31m", torch.nn.Parameter(torch.ones(3)))
+    model.forward = lambda x: (x * next(model.parameters())).sum()  # type: ignore[method-assign]
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    with watched(model, optimizer):
+        for _ in range(3):
+            model(torch.randn(3)).backward()
+            optimizer.step()
+    return _weights(model, optimizer)
+
+
+def _ending(error: BaseException) -> Any:
+    def loop(watched: Any) -> list[torch.Tensor]:
+        model = torch.nn.Linear(3, 2)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        with contextlib.suppress(type(error)), watched(model, optimizer):
+            for _ in range(3):
+                model(torch.randn(4, 3)).square().mean().backward()
+                optimizer.step()
+            raise error
+        return _weights(model, optimizer)
+
+    return loop
+
+
+def _with_iterator(watched: Any) -> list[torch.Tensor]:
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    with watched(model, optimizer):
+        for _ in range(3):
+            torch.autograd.backward(loss for loss in [model(torch.randn(4, 3)).square().mean()])  # type: ignore[arg-type]
+            optimizer.step()
+    return _weights(model, optimizer)
+
+
+def _saved(model: torch.nn.Module, optimizer: torch.optim.Optimizer, _: int) -> None:
+    file_like = io.BytesIO()
+    torch.save(model, file_like)
+    assert b"hashbench" not in file_like.getvalue()
+    loaded = torch.load(io.BytesIO(file_like.getvalue()), weights_only=False)
+    loaded(torch.ones(1, 3)).sum().backward()
+    torch.optim.SGD(loaded.parameters(), lr=0.1).step()
+    copy.deepcopy(optimizer)
+    pickle.loads(pickle.dumps(optimizer))
+
+
+def _averaged(model: torch.nn.Module, _: torch.optim.Optimizer, number: int) -> None:
+    copy.deepcopy(model)(torch.ones(1, 3)).sum().backward()
+    torch.optim.swa_utils.AveragedModel(model).update_parameters(model)
+    torch.jit.trace(model, torch.ones(1, 3)) if number == 1 else None
+
+
+def _odd_options(_: torch.nn.Module, optimizer: torch.optim.Optimizer, number: int) -> None:
+    optimizer.param_groups[0] |= {"table": np.arange(3) + number, "like": Opaque(), "huge": 10**5000, "nan": np.nan}
+    for state in optimizer.state.values():
+        state["odd"] = [Opaque(), {"in": [number]}, 10**5000]
+
+
+LOOPS: dict[str, Any] = {
+    "copies of the model are trained": _trained(_called_plainly, _averaged),
+    "the model and the optimizer are saved": _trained(_called_plainly, _saved),
+    "options and states of every kind": _trained(_called_plainly, _odd_options),
+    "a batch that contains itself": _trained(lambda model, x: model(_in_itself(x))),
+    "a batch of every kind": _trained(
+        lambda model, x: model(
+            {"x": x, "y\ud800": "\udfff", 3: 10**5000, "z": Opaque(), "g": (i for i in "ab"), "m": model}
+        )
+    ),
+    "transforms of torch.func": _functional,
+    "lazy modules": _lazy,
+    "a scripted model": _scripted,
+    "names that are no text": _named_oddly,
+    "an error without a text": _ending(OddError()),
+    "an error with a long one": _ending(ValueError("\udcff\n" + "y" * 10**6)),
+    "an iterator of losses": _with_iterator,
+}
+
+
+def _run_loop(loop: Any, watched: Any) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    return [*loop(watched), torch.get_rng_state()]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "error::torch.jit.TracerWarning")
+@pytest.mark.parametrize("settings", [{"every": 1}, {"trace": 1}], ids=["every step", "traced"])
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_watched_loop_does_what_it_does_unwatched(tmp_path: Path, name: str, settings: dict[str, Any]) -> None:
+    plain = _run_loop(LOOPS[name], lambda *_: contextlib.nullcontext())
+    watched = _run_loop(
+        LOOPS[name], lambda model, optimizer: hashbench.watch(tmp_path, model=model, optimizer=optimizer, **settings)
+    )
+    assert all(torch.equal(one, other) for one, other in zip(plain, watched, strict=True))
+    recording = file.read(tmp_path / "rank0.jsonl")
+    assert list(recording.steps) == [0, 1, 2]
+    assert recording.header.parameter
+    assert set(recording.steps[2].parts["parameter"]) == set(recording.header.parameter)
+
+
+def test_what_could_not_be_read_is_told(tmp_path: Path) -> None:
+    _run_loop(
+        LOOPS["options and states of every kind"],
+        lambda model, optimizer: hashbench.watch(tmp_path, model=model, optimizer=optimizer),
+    )
+    opaque = f"type {__name__}.Opaque has no comparable content"
+    assert file.read(tmp_path / "rank0.jsonl").missed == (
+        f"option like ({opaque})",
+        f"optimizer state odd of weight.0 ({opaque})",
+        f"optimizer state odd of bias.0 ({opaque})",
+    )
+
+
+def test_a_tensor_that_cannot_be_read_is_left_out_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one whose device fails: all others are recorded, and its recording equals none."""
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    read = parts.raw_digest
+
+    def failing(tensor: torch.Tensor, *given: Any) -> Any:
+        if tensor is model.bias:
+            raise RuntimeError("device lost")
+        return read(tensor, *given)
+
+    monkeypatch.setattr(parts, "raw_digest", failing)
+    with hashbench.watch(tmp_path, model=model, optimizer=optimizer):
+        for _ in range(2):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+    recording = file.read(tmp_path / "rank0.jsonl")
+    assert [set(step.parts["parameter"]) for step in recording.steps.values()] == [{"weight"}, {"weight"}]
+    assert recording.missed == ("parameter bias (RuntimeError: device lost)",)
+
+
+def test_a_copy_of_the_recording_records_nothing(tmp_path: Path) -> None:
+    """A trainer that holds it is copied and pickled with it."""
+    with hashbench.watch(tmp_path, model=torch.nn.Linear(2, 1)) as watched:
+        for copied in (copy.deepcopy(watched), pickle.loads(pickle.dumps(watched))):
+            with copied:
+                copied.batch(torch.ones(1))
+    assert [path.name for path in tmp_path.iterdir()] == ["rank0.jsonl"]
+
+
+def test_a_compiled_step_is_told(tmp_path: Path) -> None:
+    """Nothing can be read inside compiled code: a stand-in says where we are, for a compilation takes a second."""
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with hashbench.watch(tmp_path, model=model, optimizer=optimizer), pytest.MonkeyPatch.context() as patched:
+        model(torch.ones(1, 2)).sum().backward()
+        patched.setattr(torch.compiler, "is_compiling", lambda: True)
+        optimizer.step()
+    assert file.read(tmp_path / "rank0.jsonl").missed == ("steps of an optimizer (its step is compiled)",)
 
 
 # ----------------------------------------------------------------------------------------------------- what is recorded
