@@ -18,12 +18,12 @@ import torch
 from hashbench.catalog import Confidence, Status
 from hashbench.causes import stats
 from hashbench.check.compilations import Compiled, compiled_again, in_fresh_process, program_of
-from hashbench.check.compiled_cause import CompiledCase, explain, results_under, undeclared
+from hashbench.check.compiled_cause import CompiledCase, CompiledFinding, explain, results_under, undeclared
 from hashbench.check.pair import PairCheck, compared
 from hashbench.check.program import AnyProgram, Compilation, Program, compiling
 from hashbench.check.row import keep_draft
 from hashbench.check.subject import Subject
-from hashbench.compiled.accuracy import Tolerance, farther, inaccurate, tolerance_of
+from hashbench.compiled.accuracy import Accepted, Tolerance, by_cosine_only, farther, inaccurate, tolerance_of, worse
 from hashbench.compiled.advice import advice_for
 from hashbench.compiled.amplification import AmplificationJudge
 from hashbench.compiled.judge import KernelJudge, KernelJudgement
@@ -228,7 +228,9 @@ class CompiledCheck:
         elif self.said:
             again = "within the tolerance when it was compiled again"
             outcome = self._noted(replace(outcome, accuracy=self.said), again)
-        outcome = self._with(outcome, reference=self._reference_moved(eager, compiled, reference, program, graphs))
+        doubtful = self._accepted(eager, compiled, reference, failed)
+        moved = self._reference_moved(eager, compiled, reference, program, graphs)
+        outcome = self._with(outcome, reference="; ".join(filter(None, (doubtful, moved))))
         found = judged(program, graphs)
         if found is None and graphs:
             outcome = self._noted(outcome, "kernels are not seen")
@@ -237,7 +239,7 @@ class CompiledCheck:
             self._keep_kernels(found)
             outcome = self._compiled_again(outcome, Compiled(compiled.noted, found.listed))
         suspected = found is not None and found.judgement.first_beyond(LIMIT) is not None
-        if not (failed or self.said or suspected or (found is not None and found.judgement.lost)):
+        if not (failed or self.said or suspected or doubtful or (found is not None and found.judgement.lost)):
             return outcome
         if self.options.diagnose_budget <= 0:
             return outcome
@@ -292,6 +294,19 @@ class CompiledCheck:
         what = "another source" if pair.differs_by_source else "other bits on equal inputs"
         return self._with(outcome, detail=f"{detail}; first kernel with {what}", **place)
 
+    def _accepted(self, eager: Run, compiled: Run, reference: Run | None, failed: tuple[str, ...]) -> str:
+        """Return in words which results the harness accepts although they are far off; empty if none is."""
+        first, second = self.model.results(eager), self.model.results(compiled)
+        exact = None if reference is None else self.model.results(reference)
+        texts = []
+        if alike := by_cosine_only(first, second, exact, self.model.tolerance):
+            why = "" if exact is not None else ", as there is no float64 reference"
+            texts.append(f"compared by cosine similarity only{why}: {a_few(tuple(map(_how_far, alike)))}")
+        far = worse(first, second, exact)
+        if far is not None and far.name not in failed:
+            texts.append(f"the compiled model is far from float64: {_how_far(far)}")
+        return "; ".join(texts)
+
     def _reference_moved(
         self,
         eager: Run,
@@ -326,8 +341,9 @@ class CompiledCheck:
             because = f"the diagnosis failed: {type(error).__name__}: {bounded(str(error))}"
             return self._with(outcome, confidence=str(Confidence.OPEN), because=because)
         known = outcome.facts or CompiledFacts(self.options.backend)
-        if outcome.accuracy == Status.PASS and finding.semantic == "no":
-            return self._with(outcome, semantic="no", detail=_only_rounding(case))
+        if outcome.accuracy == Status.PASS and not _blames(finding):
+            detail = _only_rounding(case) if finding.semantic == "no" else finding.detail
+            return self._with(outcome, semantic=finding.semantic, detail=detail)
         told = replace(known, **{name: getattr(finding, name) for name in _OF_FINDING if getattr(finding, name)})
         root = self.model.root
         if told.module and told.module.partition(".")[0] != root:  # a container's own call is not on dynamo's stack
@@ -399,6 +415,10 @@ def op_of_kernel(name: str, graphs: Mapping[str, CompiledGraph]) -> str:
     return ""
 
 
+def _blames(finding: CompiledFinding) -> bool:
+    return finding.stage not in ("", "rounding")
+
+
 def _seen(found: Judged) -> dict[str, Any]:
     """Return the columns that a judgement fills."""
     largest = found.judgement.largest
@@ -408,6 +428,11 @@ def _seen(found: Judged) -> dict[str, Any]:
         "beyond_rounding": None if largest is None else stats.significant(largest.ratio),
         "eager_rounding": None if largest is None else stats.significant(largest.own_ratio),
     }
+
+
+def _how_far(accepted: Accepted) -> str:
+    eager = "" if accepted.eager is None else f", eager mode {accepted.eager:.2g}"
+    return f"{accepted.name} is {accepted.off:.2g} off{eager}"
 
 
 def _only_rounding(case: CompiledCase) -> str:

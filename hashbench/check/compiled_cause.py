@@ -108,7 +108,7 @@ def explain(case: CompiledCase) -> CompiledFinding:
     with contextlib.ExitStack() as stack:
         runs = _LadderRuns(case, stack)
         tell_phase("ladder of backends in float64")
-        ladder = climb(runs, backends=rungs_below(case.backend))
+        runs.ladder = ladder = climb(runs, backends=rungs_below(case.backend))
         finding = _proven(case, runs, _found(case, runs, ladder))
         return replace(finding, reproduced=_reproduced(case, runs, finding))
 
@@ -121,17 +121,27 @@ def rungs_below(backend: str) -> tuple[str, ...]:
 
 
 def _found(case: CompiledCase, runs: _LadderRuns, ladder: Ladder) -> CompiledFinding:
+    found = _at_stage(case, runs, ladder)
+    if ladder.dtype is not None or not ladder.stage:
+        return found
+    words = "compared in the model's own dtype", ladder.reason
+    return replace(found, detail="; ".join(filter(None, (found.detail, *words))))
+
+
+def _at_stage(case: CompiledCase, runs: _LadderRuns, ladder: Ladder) -> CompiledFinding:
     semantic, reason = str(ladder.semantic), ladder.reason
     match ladder.stage:
         case "":
             own = _wrong_in_own_dtype(case.judgement, None if runs.look is None else runs.look.judgement)
+            if own is None and ladder.dtype is None:
+                return CompiledFinding(semantic=semantic, detail=_without_float64(ladder))
             if own is None:
                 return _rounding(runs, semantic, reason)
             found = _kernel(own, runs.own())
             words = "not judged in float64" + (f": {reason}" if reason else "")
             return replace(found, semantic="unknown", detail=f"{found.detail}; {words}")
         case "dynamo":
-            stale = first_stale(runs)
+            stale = first_stale(runs, dtype=ladder.dtype)
             if stale is None:
                 return CompiledFinding(stage="dynamo", semantic=semantic, detail=_of(ladder))
             facts = stale.facts
@@ -144,7 +154,7 @@ def _found(case: CompiledCase, runs: _LadderRuns, ladder: Ladder) -> CompiledFin
             told = undeclared(runs)
             return replace(told, semantic=semantic, detail=told.detail or _of(ladder))
         case "decomposition":
-            wrong = check_decompositions(runs).wrong
+            wrong = check_decompositions(runs, dtype=ladder.dtype).wrong
             if not wrong:
                 return CompiledFinding(stage="decomposition", semantic=semantic, detail=_of(ladder))
             first = wrong[0]
@@ -177,6 +187,13 @@ def _of(ladder: Ladder) -> str:
     return f"{last.result} differs with backend {last.backend}"
 
 
+def _without_float64(ladder: Ladder) -> str:
+    """Say what is known where nothing was found, and float64 did not run."""
+    if not ladder.measured:
+        return f"a mistake was not told from rounding: {ladder.reason}"
+    return f"in the model's own dtype, no backend parts by more than rounding explains; {ladder.reason}"
+
+
 def undeclared(runs: Any) -> CompiledFinding:
     """Return the custom op that does something else than AOTAutograd was told."""
     effects = undeclared_effects(runs).undeclared
@@ -199,7 +216,8 @@ def _inside(case: CompiledCase, runs: _LadderRuns, ladder: Ladder) -> CompiledFi
     told = undeclared(runs)
     if told.op:
         return told
-    look = runs.look
+    float64 = ladder.dtype is not None
+    look = runs.look if float64 else runs.own()
     if look is None or not look.graphs:
         return CompiledFinding(stage="inductor", detail=f"{_of(ladder)}; kernels were not seen")
     wrong = look.wrong_pass()
@@ -213,9 +231,10 @@ def _inside(case: CompiledCase, runs: _LadderRuns, ladder: Ladder) -> CompiledFi
             continue
         if judgement.lost:
             return _lost(judgement)
-        beyond = judgement.first_beyond(LIMIT if seen is not None else MISTAKE)
+        beyond = judgement.first_beyond(LIMIT if seen is not None and float64 else MISTAKE)
         if beyond is not None:
-            return _in_own_dtype(_kernel(beyond, seen or runs.own()), case.judgement)
+            found = _kernel(beyond, seen or runs.own())
+            return _in_own_dtype(found, case.judgement) if float64 else found
     return CompiledFinding(stage="inductor", detail=f"{_of(ladder)}; every kernel that was checked is right")
 
 
@@ -316,9 +335,8 @@ def _overwritten(runs: _LadderRuns, finding: CompiledFinding) -> CompiledFinding
 
 def _trial(runs: _LadderRuns, finding: CompiledFinding, attempt: experiments.Trial) -> ExperimentResult:
     change = fallbacks.CHANGES_BY_NAME[attempt.change]
-    subsystem = finding.stage if finding.stage.endswith("_passes") else ""
     try:
-        with fallbacks.applied(change, op=attempt.op or finding.op, pass_name=finding.pass_name, subsystem=subsystem):
+        with fallbacks.applied(change, op=attempt.op or finding.op, pass_name=finding.pass_name):
             return experiments.trial(attempt, gone=runs.is_gone(finding))
     except (HashbenchError, RuntimeError, AssertionError) as error:
         return experiments.trial(attempt, note=named_line(error, limit=120))
@@ -350,12 +368,16 @@ class _LadderRuns:
     def __init__(self, case: CompiledCase, stack: contextlib.ExitStack) -> None:
         self._case, self._stack = case, stack
         self.look: _CompiledLook | None = None
+        self.ladder = Ladder(())
         self._own: _CompiledLook | None = None
 
     def __call__(self, backend: Any, dtype: torch.dtype | None) -> Mapping[str, torch.Tensor]:
         if backend == self._case.backend and dtype == torch.float64 and self.look is None:
             self.look = self._stack.enter_context(looking(self._case, dtype))
             return self.look.results
+        if backend == self._case.backend and dtype is None and self._own is None:
+            self._own = self._stack.enter_context(looking(self._case, None))
+            return self._own.results
         return results_under(self._case.make, self._case.results, backend, dtype)
 
     def own(self) -> _CompiledLook | None:
@@ -373,6 +395,9 @@ class _LadderRuns:
         if finding.semantic == Semantic.YES:
             results = self(case.backend, torch.float64)
             return climb(self, backends=(), inductor=results).semantic == Semantic.NO
+        if self.ladder.stage and self.ladder.dtype is None:
+            again = climb(self, backends=(), inductor=self(case.backend, None), dtype=None)
+            return again.measured and not again.stage
         with compiling():
             run = case.make(backend=case.backend, dtype=None).attempt(traced=False)
         return bool(case.failed) and not isinstance(run, Failure) and not case.inaccurate(run)

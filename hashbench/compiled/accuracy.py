@@ -78,6 +78,85 @@ def inaccurate(
 
 
 @dataclass(frozen=True, slots=True)
+class Accepted:
+    """A result that the harness accepts, and that is far off.
+
+    Attributes:
+        name: of the result.
+        off: largest difference to eager mode over the largest magnitude; of results with a reference, to that.
+        eager: the same of eager mode, to the reference; ``None``: there is none, and only cosine similarity decided.
+    """
+
+    name: str
+    off: float
+    eager: float | None = None
+
+
+def by_cosine_only(
+    eager: Mapping[str, Any], compiled: Mapping[str, Any], reference: Mapping[str, Any] | None, tolerance: Tolerance
+) -> tuple[Accepted, ...]:
+    """Return the results beyond the tolerance that ``same`` accepts by cosine similarity alone, worst first.
+
+    A factor does not turn a vector.
+    """
+    import torch
+
+    found = []
+    for name, value in eager.items():
+        other: Any = compiled.get(name)
+        if not (_is_floating(value) and _is_floating(other)) or value.shape != other.shape:
+            continue
+        if not tolerance.cosine and reference is not None and reference.get(name) is not None:
+            continue
+        a, b, limit = value.detach().double(), other.detach().double(), tolerance.tolerance
+        if not torch.allclose(a, b, atol=limit, rtol=limit, equal_nan=True):
+            found.append(Accepted(name, _off(b, a)))
+    refused = inaccurate(eager, compiled, reference, tolerance) if found else ()
+    return tuple(sorted((one for one in found if one.name not in refused), key=lambda one: -one.off))
+
+
+def worse(
+    eager: Mapping[str, Any], compiled: Mapping[str, Any], reference: Mapping[str, Any] | None
+) -> Accepted | None:
+    """Return the result of which the compiled model is farthest from float64, in units of what eager mode loses.
+
+    ``None`` if it is no farther than a sum in another order may be (:func:`~hashbench.compiled.units.mistake_limit`).
+    """
+    from hashbench.compiled.units import distance, mistake_limit, smallest_unit
+
+    exact = {name: value for name, value in (reference or {}).items() if _is_floating(value)}
+    own = {name: value for name, value in eager.items() if _is_floating(value)}
+    found = {}
+    for name, value in own.items():
+        if name not in exact or not _is_floating(compiled.get(name)) or exact[name].shape != value.shape:
+            continue
+        floor = smallest_unit(exact, value.dtype)
+        apart = distance(compiled[name], exact[name], value, floor=floor, own_dtype=value.dtype)
+        if value.itemsize < exact[name].itemsize and apart > mistake_limit(value.dtype):
+            found[name] = apart
+    if not found:
+        return None
+    name = max(found, key=lambda one: found[one])
+    return Accepted(name, _off(compiled[name], exact[name]), _off(own[name], exact[name]))
+
+
+def _is_floating(value: Any) -> bool:
+    import torch
+
+    strided = isinstance(value, torch.Tensor) and value.layout is torch.strided
+    return strided and value.is_floating_point() and value.numel() > 0
+
+
+def _off(value: Any, reference: Any) -> float:
+    """Return the largest difference over the largest magnitude; infinite if shapes differ or numbers are not finite."""
+    if value.shape != reference.shape:
+        return float("inf")
+    apart = float((value.detach().double() - reference.detach().double()).abs().max())
+    largest = float(reference.detach().abs().max())
+    return apart / largest if largest and apart == apart else float("inf") if apart else 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Farther:
     """A result of which eager mode is farther from float64 than the compiled model.
 

@@ -130,28 +130,53 @@ class _DecompositionCheck:
         if plan.blank or is_random(func):
             self.unchecked.setdefault(str(func))
             return func(*args, **kwargs)
+        wide = self._wide_call(func, args, kwargs, read) if _is_narrow(args, kwargs) else False
         given = _copied(args, kwargs) if plan.writes_arguments else (args, kwargs)
         before = _copied(args, kwargs) if plan.writes_arguments else given
         result = func(*args, **kwargs)
+        if not wide:
+            self._beside(func, (args, kwargs), result, given, before, read)
+        return result
+
+    def _wide_call(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], read: frozenset[int] | None
+    ) -> bool:
+        """Compare a call in float64, on its own tensors; return whether it runs there."""
+        try:
+            call, given, before = (_mapped(*_copied(args, kwargs), _widened) for _ in range(3))
+            result = func(*call[0], **call[1])
+        except Exception:
+            return False
+        return self._beside(func, call, result, given, before, read)
+
+    def _beside(
+        self, func: Any, call: Call, result: Any, given: Call, before: Call, read: frozenset[int] | None
+    ) -> bool:
+        """Compare an op's ``result`` of a ``call`` with that of its decomposition, called with ``given``.
+
+        Returns:
+            Whether that ran.
+        """
+        plan = plan_of(func)
         self.open.append(func)
         try:
             with _Nested(self):
                 decomposed = self.table[func](*given[0], **given[1])
         except Exception as error:
             self.raised.setdefault(str(func), NotedException.of(func, error))
-            return result
+            return False
         finally:
             self.open.pop()
         if decomposed is NotImplemented:
-            return result
+            return True
         self.checked[str(func)] = self.checked.get(str(func), 0) + 1
-        own = [*leaves(result), *plan.written_tensors(args, kwargs)]
-        other = [*leaves(decomposed), *plan.written_tensors(given[0], given[1])]
+        own = [*leaves(result), *plan.written_tensors(*call)]
+        other = [*leaves(decomposed), *plan.written_tensors(*given)]
         for output, (reference, value) in enumerate(zip(own, other, strict=False)):
             if read is not None and output < len(list(leaves(result))) and output not in read:
                 continue
             self._compare(func, before, output, reference, value)
-        return result
+        return True
 
     def _compare(self, func: Any, given: Call, output: int, reference: Any, value: Any) -> None:
         if not isinstance(reference, torch.Tensor) or not isinstance(value, torch.Tensor):
@@ -236,6 +261,24 @@ def _in_float32(func: Any, given: Call, output: int) -> torch.Tensor | None:
     except Exception:
         return None
     return found if isinstance(found, torch.Tensor) else None
+
+
+_LOWER = {
+    torch.float32: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float16: torch.float64,
+    torch.complex64: torch.complex128,
+}
+
+
+def _is_narrow(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    return any(isinstance(leaf, torch.Tensor) and leaf.dtype in _LOWER for leaf in leaves([list(args), dict(kwargs)]))
+
+
+def _widened(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.to(_LOWER.get(leaf.dtype, leaf.dtype))
+    return _LOWER.get(leaf, leaf) if isinstance(leaf, torch.dtype) else leaf
 
 
 def _narrowed(leaf: Any) -> Any:

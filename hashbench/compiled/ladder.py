@@ -3,6 +3,9 @@
 Rounding is out of the way there: every semantic mistake stays, and nothing else does. ``eager`` runs the graphs that
 dynamo captured, ``aot_eager`` those of AOTAutograd, ``aot_eager_decomp_partition`` those after TorchInductor's
 decompositions and the partitioning; ``inductor`` generates code. Only the last needs a C++ compiler.
+
+What does not run in float64 is compared in the model's own dtype, in units of what random roundings change: a mistake
+of some percent shows there too, one of the size of rounding does not.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import enum
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -19,7 +22,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hashbench.compiled.roundings import rounding_backend
-from hashbench.compiled.units import EXPLAINED, distance, smallest_unit
+from hashbench.compiled.units import EXPLAINED, distance, mistake_limit, moved_by_one_unit, smallest_unit
 from hashbench.errors import named_line
 from hashbench.inductor.aot import Backend
 from hashbench.trace.arguments import tensors_in
@@ -69,12 +72,13 @@ class Rung:
     Attributes:
         backend: of ``torch.compile``.
         error: largest distance of a result to eager mode, both in float64, in units of what eager mode loses in its own
-            dtype; ``None`` if it was not measured.
+            dtype; both in the own dtype, in units of what random roundings change; ``None`` if it was not measured.
         result: name of that result; of the first one that rounding does not explain, if the error is beyond the limit.
         seconds: for compilation and the step.
         raised: the exception on one line; empty if none.
         rounding: largest distance of that result if every op rounds at random, in the same units; ``None`` if it was
             not needed.
+        limit: of the error.
     """
 
     backend: str
@@ -83,11 +87,12 @@ class Rung:
     seconds: float = 0.0
     raised: str = ""
     rounding: float | None = None
+    limit: float = LIMIT
 
     @property
     def beyond(self) -> bool:
         """Whether it differs from eager mode by more than the limit and by more than rounding explains."""
-        return self.error is not None and self.error > LIMIT and not _explains(self.rounding, self.error)
+        return self.error is not None and self.error > self.limit and not _explains(self.rounding, self.error)
 
 
 def _explains(rounding: float | None, error: float) -> bool:
@@ -103,28 +108,45 @@ class Ladder:
         stage: that first computes something else or raises; empty if none does.
         semantic: no, only if TorchInductor's results were compared.
         reason: why it is unknown.
+        dtype: in which the last one was compared; ``None``: the model's own.
     """
 
     rungs: tuple[Rung, ...]
     stage: str = ""
     semantic: Semantic = Semantic.UNKNOWN
     reason: str = ""
+    dtype: torch.dtype | None = torch.float64
+
+    @property
+    def measured(self) -> bool:
+        """Whether every backend was compared with eager mode, in one dtype or the other."""
+        return bool(self.rungs) and all(rung.error is not None for rung in self.rungs)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Eager:
-    """Results of eager mode in float64 and in the model's own dtype, and an op that computed in a lower dtype although
-    the model was cast to float64."""
+    """Results of eager mode that backends are compared with.
 
-    float64: Results
+    Attributes:
+        dtype: of the runs; ``None``: the model's own.
+        results: in that dtype.
+        own: those of the model's own dtype; where that is the dtype of the runs, ``results`` moved by random roundings.
+        own_dtype: of the model.
+        limit: distance from which a difference is a mistake.
+        lower: op that computed in a lower dtype although the model was cast to float64.
+    """
+
+    dtype: torch.dtype | None
+    results: Results
     own: Results
     own_dtype: torch.dtype
-    lower: str
+    limit: float = LIMIT
+    lower: str = ""
 
     def distances(self, results: Results, reference: Results | None = None) -> dict[str, float]:
         """Return the distance of every result to that of eager mode, or to another reference, by name."""
-        reference = self.float64 if reference is None else reference
-        floor = smallest_unit(self.float64, self.own_dtype)
+        reference = self.results if reference is None else reference
+        floor = smallest_unit(self.results, self.own_dtype)
         return {
             name: _distance(results.get(name), reference.get(name), self.own.get(name), floor, self.own_dtype)
             for name in [*reference, *(name for name in results if name not in reference)]
@@ -148,41 +170,61 @@ def _distance(
     return distance(value, reference, own, floor=floor, own_dtype=own_dtype)
 
 
-def climb(run: Run, *, backends: Sequence[str] = BACKENDS, inductor: Results | Exception | None = None) -> Ladder:
+def climb(
+    run: Run,
+    *,
+    backends: Sequence[str] = BACKENDS,
+    inductor: Results | Exception | None = None,
+    dtype: torch.dtype | None = torch.float64,
+) -> Ladder:
     """Return the ladder of a model, up to the first backend that computes something else than eager mode, or raises.
 
     Args:
         run: one step of the model; the same step each time it is called with the same arguments, also in eager mode.
         backends: in order; with ``inductor`` among them, that is compiled and run too.
-        inductor: what ``run("inductor", torch.float64)`` returned or raised, if it has been run elsewhere: the last
-            rung.
+        inductor: what ``run("inductor", dtype)`` returned or raised, if it has been run elsewhere: the last rung.
+        dtype: float64, or ``None``: only the model's own.
 
-    Nothing that ``run`` raises leaves this function. Where eager mode raises in float64, backends run in the model's
-    own dtype, and only their exceptions count. A backend that raises only in float64 is passed over.
+    Nothing that ``run`` raises leaves this function. Where eager mode or a backend raises in float64 only, backends are
+    compared in the model's own dtype.
     """
+    if dtype is None:
+        return _in_own_dtype(run, backends, inductor, "")
     try:
         eager = _eager(run)
     except Exception as error:
-        return _unmeasured(run, backends, f"eager mode does not run in float64: {named_line(error, limit=200)}")
+        return _in_own_dtype(run, backends, None, f"eager mode does not run in float64: {named_line(error, limit=200)}")
+    ladder = _climbed(run, backends, inductor, eager)
+    raised = next((rung for rung in ladder.rungs if rung.raised), None)
+    if ladder.stage or raised is None:
+        return ladder
+    return _in_own_dtype(run, backends, None, f"{raised.backend} raises in float64 only: {raised.raised}")
+
+
+def _climbed(run: Run, backends: Sequence[str], inductor: Results | Exception | None, eager: _Eager) -> Ladder:
     rungs: list[Rung] = []
     rounding = functools.cache(lambda: _rounding(run, eager))
     given = [] if inductor is None else ["inductor"]
     for backend in [*(name for name in backends if name not in given), *given]:
         rung = _measured(run, backend, eager, rounding, inductor if backend in given else None)
         rungs.append(rung)
+        stage = STAGES.get(backend, backend)
         if rung.beyond:
-            return Ladder(tuple(rungs), STAGES.get(backend, backend), Semantic.YES)
-        if rung.raised and _raises(run, backend):
-            return Ladder(tuple(rungs), STAGES.get(backend, backend), reason=f"{backend}: {rung.raised}")
+            known = Semantic.UNKNOWN if eager.dtype is None else Semantic.YES
+            return Ladder(tuple(rungs), stage, known, dtype=eager.dtype)
+        if rung.raised and (eager.dtype is None or _raises(run, backend)):
+            return Ladder(tuple(rungs), stage, reason=f"{backend}: {rung.raised}", dtype=eager.dtype)
     return _same(tuple(rungs), eager)
 
 
 def _same(rungs: tuple[Rung, ...], eager: _Eager) -> Ladder:
     """Conclude from rungs none of which is beyond."""
     raised = [rung for rung in rungs if rung.raised]
-    explained = [rung for rung in rungs if rung.error is not None and rung.error > LIMIT]
+    explained = [rung for rung in rungs if rung.error is not None and rung.error > rung.limit]
     if raised:
         reason = f"{raised[0].backend} raises in float64 only: {raised[0].raised}"
+    elif eager.dtype is None:
+        reason = ""
     elif explained:
         lower = f", and {eager.lower} computes in a lower dtype" if eager.lower else ""
         reason = f"{explained[0].result} differs by no more than rounding explains in float64{lower}"
@@ -190,28 +232,50 @@ def _same(rungs: tuple[Rung, ...], eager: _Eager) -> Ladder:
         reason = "inductor was not compared in float64"
     else:
         return Ladder(rungs, semantic=Semantic.NO)
-    return Ladder(rungs, reason=reason)
+    return Ladder(rungs, reason=reason, dtype=eager.dtype)
 
 
-def _unmeasured(run: Run, backends: Sequence[str], reason: str) -> Ladder:
-    rungs: list[Rung] = []
-    for backend in backends:
-        began = time.perf_counter()
-        raised = _exception(run, backend, None)
-        rungs.append(Rung(backend, seconds=time.perf_counter() - began, raised=raised))
-        if raised:
-            return Ladder(tuple(rungs), STAGES.get(backend, backend), reason=reason)
-    return Ladder(tuple(rungs), reason=reason)
+def _in_own_dtype(run: Run, backends: Sequence[str], inductor: Results | Exception | None, reason: str) -> Ladder:
+    """Compare in the model's own dtype; ``reason``: why not in float64. Where eager mode does not run there either,
+    nothing is measured."""
+    try:
+        ladder = _climbed(run, backends, inductor, _moved_by_rounding(run))
+    except Exception as error:
+        return Ladder((), reason=reason or named_line(error, limit=200), dtype=None)
+    return replace(ladder, reason="; ".join(dict.fromkeys(filter(None, (reason, ladder.reason)))))
 
 
 def _eager(run: Run) -> _Eager:
     with _LowerDtype() as watch:
         float64 = run(None, torch.float64)
     own = run(None, None)
-    own_dtype = next((tensor.dtype for tensor in own.values() if tensor.is_floating_point()), torch.float32)
+    own_dtype = _dtype_of(own)
     if own_dtype == torch.float64:  # nothing is lost to compare with
         own, own_dtype = run(None, torch.float32), torch.float32
-    return _Eager(float64, own, own_dtype, watch.op)
+    return _Eager(torch.float64, float64, own, own_dtype, lower=watch.op)
+
+
+def _moved_by_rounding(run: Run) -> _Eager:
+    """Return eager mode in the model's own dtype, and what it becomes if every op rounds at random.
+
+    The graphs of dynamo that round are held against the same graphs: they may be wrong themselves.
+    """
+    results = run(None, None)
+    own_dtype = _dtype_of(results)
+    own = {name: moved_by_one_unit(value) for name, value in results.items()}
+    try:
+        captured, rounded = run("eager", None), run(rounding_backend(0), None)
+    except Exception:
+        captured, rounded = {}, {}
+    for name, value in results.items():
+        there = [found[name] for found in (captured, rounded) if name in found and found[name].shape == value.shape]
+        if len(there) == 2 and (value.is_floating_point() or value.is_complex()):
+            own[name] = (value + (there[1] - there[0])).detach()
+    return _Eager(None, results, own, own_dtype, mistake_limit(own_dtype))
+
+
+def _dtype_of(results: Results) -> torch.dtype:
+    return next((tensor.dtype for tensor in results.values() if tensor.is_floating_point()), torch.float32)
 
 
 def _measured(
@@ -223,22 +287,23 @@ def _measured(
 ) -> Rung:
     began = time.perf_counter()
     if isinstance(given, Exception):
-        return Rung(backend, raised=named_line(given, limit=200))
+        return Rung(backend, raised=named_line(given, limit=200), limit=eager.limit)
     try:
-        results = run(backend, torch.float64) if given is None else given
+        results = run(backend, eager.dtype) if given is None else given
     except Exception as error:
-        return Rung(backend, seconds=time.perf_counter() - began, raised=named_line(error, limit=200))
+        seconds = time.perf_counter() - began
+        return Rung(backend, seconds=seconds, raised=named_line(error, limit=200), limit=eager.limit)
     seconds = 0.0 if given is not None else time.perf_counter() - began
     distances = eager.distances(results)
     worst = max(distances, key=lambda name: distances[name], default="")
-    if distances.get(worst, 0.0) <= LIMIT:
-        return Rung(backend, distances.get(worst, 0.0), worst, seconds)
+    if distances.get(worst, 0.0) <= eager.limit:
+        return Rung(backend, distances.get(worst, 0.0), worst, seconds, limit=eager.limit)
     rounding = distances_by_rounding()
     unexplained = [
-        name for name, apart in distances.items() if apart > LIMIT and not _explains(rounding.get(name), apart)
+        name for name, apart in distances.items() if apart > eager.limit and not _explains(rounding.get(name), apart)
     ]
     worst = max(unexplained, key=lambda name: distances[name], default=worst)
-    return Rung(backend, distances[worst], worst, seconds, rounding=rounding.get(worst))
+    return Rung(backend, distances[worst], worst, seconds, rounding=rounding.get(worst), limit=eager.limit)
 
 
 def _rounding(run: Run, eager: _Eager) -> dict[str, float]:
@@ -246,8 +311,8 @@ def _rounding(run: Run, eager: _Eager) -> dict[str, float]:
     that cannot be run."""
     found: dict[str, float] = {}
     try:
-        reference = run("eager", torch.float64)
-        rounded = [run(rounding_backend(seed), torch.float64) for seed in SEEDS]
+        reference = run("eager", eager.dtype)
+        rounded = [run(rounding_backend(seed), eager.dtype) for seed in SEEDS]
     except Exception:
         return {}
     for results in rounded:
@@ -257,15 +322,11 @@ def _rounding(run: Run, eager: _Eager) -> dict[str, float]:
 
 
 def _raises(run: Run, backend: str) -> bool:
-    return bool(_exception(run, backend, None))
-
-
-def _exception(run: Run, backend: str, dtype: torch.dtype | None) -> str:
     try:
-        run(backend, dtype)
-    except Exception as error:
-        return named_line(error, limit=200)
-    return ""
+        run(backend, None)
+    except Exception:
+        return True
+    return False
 
 
 class _LowerDtype(TorchDispatchMode):

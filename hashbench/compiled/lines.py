@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hashbench.catalog import Status
+from hashbench.compiled.text import blames, has_ratio
 from hashbench.records import Row
 from hashbench.text import cut_line, five_lines
 
@@ -18,8 +19,9 @@ _OPINIONS = {
 
 def is_wrong(row: Row) -> bool:
     """Return whether a compiled model is not what eager mode computes: by its status, or, within the tolerance, because
-    something in it is wrong in float64."""
-    return row.accuracy != Status.PASS or row.semantic == "yes"
+    something in it is wrong in float64, or, where that does not run, makes a result that was accepted be far off."""
+    far = row.semantic == "unknown" and blames(row) and bool(row.reference)
+    return row.accuracy != Status.PASS or row.semantic == "yes" or far
 
 
 def accuracy_lines(row: Row, *, folder: Path) -> str:
@@ -47,7 +49,7 @@ def _not_compared(row: Row) -> str:
 
 def _what(row: Row) -> str:
     if row.accuracy == Status.PASS:
-        return f"{row.name}: within the tolerance, and what {row.backend} made of it computes something else"
+        return f"{row.name}: torch's rule accepts it, and what {row.backend} made of it computes something else"
     return f"{row.name}: what {row.backend} made of it is not what eager mode computes ({_parts(row)[0] or row.error})"
 
 
@@ -68,10 +70,10 @@ def _where(row: Row) -> str:
 
 def _why(row: Row) -> str:
     words = [_parts(row)[1]]
-    if row.beyond_rounding is not None:
+    if has_ratio(row):
         own = f", eager mode's own {row.eager_rounding:.3g}" if row.eager_rounding is not None else ""
         words.append(f"its largest error is {row.beyond_rounding:.3g} times what rounding explains{own}")
-    words += [_OPINIONS.get(row.semantic, ""), row.because]
+    words += [_OPINIONS.get(row.semantic, ""), row.because, row.reference]
     return f"why: {'; '.join(filter(None, words)) or 'not looked for'}"
 
 

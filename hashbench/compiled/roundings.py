@@ -15,7 +15,13 @@ from hashbench.inductor.aot import Backend, dynamo_backend
 from hashbench.trace.arguments import mapped, tensors_in
 from hashbench.trace.storage_writers import storage_key
 
-_COARSER = {torch.float64: torch.float32, torch.float32: torch.bfloat16}
+_COARSER = {
+    torch.float64: torch.float32,
+    torch.float32: torch.bfloat16,
+    torch.bfloat16: torch.float8_e5m2,
+    torch.float16: torch.float8_e5m2,
+}
+"""By dtype: one with so few digits that a number which it holds is likely exact."""
 
 
 def rounding_backend(seed: int) -> Backend:

@@ -71,13 +71,23 @@ def _measured(row: Row) -> Iterator[str]:
     if row.accuracy == Status.COMPILATIONS_DIFFER:
         yield f"compilations: {row.compilations.replace('; ', ', ')}" if row.compilations else ""
         return
-    if row.beyond_rounding is not None and (row.semantic or row.beyond_rounding > SUSPICIOUS):
+    if has_ratio(row):
         yield ratio(row)
     yield SEMANTIC.get(row.semantic, row.semantic)
     if row.cured_by:
         yield f"gone with: {row.cured_by}{_compilations(row)}"
     yield row.because
     yield row.reference
+
+
+def has_ratio(row: Row) -> bool:
+    """Return whether the largest error of a kernel says something of what is blamed: beside a mistake elsewhere, it is
+    that of innocent kernels."""
+    if row.beyond_rounding is None:
+        return False
+    if blames(row):
+        return bool(row.kernel) and row.beyond_rounding > SUSPICIOUS
+    return bool(row.semantic) or row.beyond_rounding > SUSPICIOUS
 
 
 def ratio(row: Row) -> str:
@@ -128,7 +138,7 @@ def remarks(row: Row) -> Iterator[str]:
     """Yield what a passing row of a compiled model says beside its status."""
     if row.accuracy != Status.PASS:
         return
-    if row.beyond_rounding is not None and row.beyond_rounding > SUSPICIOUS:
+    if blames(row) or (row.beyond_rounding is not None and row.beyond_rounding > SUSPICIOUS):
         found = where(row)
         text = why_with_stage(row)
         yield one_line(f"suspicious{f' at {found}' if found else ''}: {text}")
@@ -146,6 +156,8 @@ def remedy(row: Row) -> str:
     match row.accuracy:
         case Status.COMPILATIONS_DIFFER:
             return "let all runs use one compilation: one cache folder, the same compile threads, no max_autotune"
+        case Status.FAIL_ACCURACY if row.semantic == "unknown" and not row.stage:
+            return "let the model run in float64 (no tensor of a fixed dtype), which tells a mistake from rounding"
         case Status.FAIL_ACCURACY if row.confidence == Confidence.OPEN:
             return "see its log, and report the failed diagnosis"
         case Status.REFERENCE_FAIL if "InvalidCxxCompiler" in row.error:
@@ -172,6 +184,8 @@ def what_passing_means(passing: Sequence[Row], *, bound: float) -> str:
         f"Passed means: {eager} eager runs were equal, two runs of the compiled model were equal, and its results are "
         "eager mode's within torch's tolerance"
     )
+    if any(row.reference for row in passing):
+        text += ", but for what the remarks say"
     shares = [row.checked for row in passing if row.checked is not None]
     if shares:
         suspicious = sum(row.beyond_rounding is not None and row.beyond_rounding > SUSPICIOUS for row in passing)

@@ -17,6 +17,23 @@ EXPLAINED = 16.0
 """Multiple of what random roundings change, up to which rounding explains a difference."""
 
 
+def mistake_limit(dtype: torch.dtype) -> float:
+    """Return the distance from which a difference in a dtype is a mistake, in units of what rounding changes there.
+
+    In float32 it is 1e-4. A guess on the safe side: a sum of a million terms in another order may move by a thousand
+    ulps, of which random roundings of one ulp an op know nothing.
+    """
+    return max(EXPLAINED, 1e-4 / (float(torch.finfo(dtype).eps) / 2))
+
+
+def moved_by_one_unit(value: torch.Tensor) -> torch.Tensor:
+    """Return a result moved by an ulp of its largest element, which may be lost where nothing else is known."""
+    if not (value.is_floating_point() or value.is_complex()) or not value.numel():
+        return value
+    plain = _plain(value)
+    return plain + float(torch.finfo(plain.dtype).eps) * _magnitude(plain)
+
+
 def distance(
     value: torch.Tensor,
     reference: torch.Tensor,

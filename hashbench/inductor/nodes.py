@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sysconfig
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -15,6 +16,9 @@ _FRAME = re.compile(r'^\s*File "(?P<file>[^"]*)", line (?P<line>\d+), in (?P<fun
 
 _NOT_THE_PROGRAM = ("/site-packages/torch/", "/hashbench/run/workload.py")
 """Parts of the paths of files whose frames are no line of the program."""
+
+_LIBRARY = tuple({f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib")})
+"""Folders of Python's own library, which hold those of installed packages, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,17 @@ def facts_of(node: Any) -> NodeFacts:
     meta = node.meta
     op = meta.get("original_aten") or (node.target if node.op == "call_function" else "")
     stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack") or {}
-    return NodeFacts(str(op), module_path(stack), source_line(meta.get("stack_trace") or ""))
+    return NodeFacts(_named(op), module_path(stack), source_line(meta.get("stack_trace") or ""))
+
+
+def _named(target: Any) -> str:
+    """Return the name of an op, or of what dynamo's graphs call; a builtin's own text has its address."""
+    text = str(target)
+    if not text.startswith("<"):
+        return text
+    name = getattr(target, "__name__", "") or text.partition(" at 0x")[0].strip("<")
+    module = (getattr(target, "__module__", None) or "").removeprefix("_")
+    return f"{module}.{name}" if module else name
 
 
 def _is_mutable(node: Any) -> bool:
@@ -81,12 +95,19 @@ def source_line(trace: str) -> str:
     """Return ``file:line code`` of the last frame of a stack trace as text that is a line of the program."""
     lines = trace.splitlines()
     frames = [(frame, at) for at, line in enumerate(lines) if (frame := _FRAME.match(line))]
-    own = [one for one in frames if not any(part in one[0]["file"] for part in _NOT_THE_PROGRAM)]
+    own = [one for one in frames if not _is_library(one[0]["file"])]
     if not own:
         return ""
     frame, at = own[-1]
     code = lines[at + 1].strip() if at + 1 < len(lines) else ""
     return f"{frame['file']}:{frame['line']} {code}".rstrip()
+
+
+def _is_library(file: str) -> bool:
+    """Return whether a file is torch's, ours, or of Python's own library, which only does what the program asks for."""
+    if any(part in file for part in _NOT_THE_PROGRAM) or file.startswith("<frozen "):
+        return True
+    return file.startswith(_LIBRARY) and "/site-packages/" not in file and "/dist-packages/" not in file
 
 
 def common(facts: Iterable[NodeFacts]) -> NodeFacts:

@@ -169,6 +169,24 @@ def test_nothing_but_rounding_says_where_it_grew() -> None:
     assert (unknown.stage, unknown.detail) == ("", "rounding; it raises in float64")
 
 
+def test_without_float64_nothing_is_called_rounding() -> None:
+    rung = Rung("inductor", 3.0, "output.0")
+    finding = compiled_cause._found(case_of(), Runs(), Ladder((rung,), reason="it raises", dtype=None))  # type: ignore[arg-type]
+    assert (finding.stage, finding.op, finding.semantic) == ("", "", "unknown")
+    assert finding.detail == "in the model's own dtype, no backend parts by more than rounding explains; it raises"
+    finding = compiled_cause._found(case_of(), Runs(), Ladder((), reason="it raises", dtype=None))  # type: ignore[arg-type]
+    assert finding.detail == "a mistake was not told from rounding: it raises"
+
+
+def test_what_was_compared_in_the_own_dtype_is_told_so() -> None:
+    how = {"dtype": None, "semantic": Semantic.UNKNOWN, "reason": "it raises"}
+    finding = found("inductor", Runs(own=looking(judgement(buffer("k", FAR)), wrong=WRONG_PASS)), **how)
+    assert (finding.stage, finding.op, finding.semantic) == ("joint_graph_passes", "aten.mul.Tensor", "unknown")
+    assert finding.detail.endswith("; compared in the model's own dtype; it raises")
+    finding = found("inductor", Runs(own=looking(judgement(buffer("a", NEAR), buffer("k", FAR)))), **how)
+    assert (finding.stage, finding.kernel) == ("lowering", "k")
+
+
 def test_a_kernel_that_float64_did_not_judge_is_blamed_by_its_own_dtype() -> None:
     finding = found("", Runs(own=looking()), judgement(buffer("k", FAR)), semantic=Semantic.UNKNOWN, reason="no")
     assert (finding.stage, finding.kernel, finding.semantic) == ("lowering", "k", "unknown")
@@ -181,7 +199,7 @@ def test_dynamo_names_the_first_stale_node(monkeypatch: pytest.MonkeyPatch) -> N
         (stale, FACTS.op, "graph 1: mul is not what eager mode computes (factor)"),
         (None, "", "output.0 differs with backend inductor"),
     ):
-        monkeypatch.setattr(compiled_cause, "first_stale", lambda _, first=first: first)
+        monkeypatch.setattr(compiled_cause, "first_stale", lambda _, first=first, **__: first)
         finding = found("dynamo", Runs())
         assert (finding.stage, finding.op, finding.detail, finding.kernel) == ("dynamo", op, detail, "")
 
@@ -189,7 +207,8 @@ def test_dynamo_names_the_first_stale_node(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_wrong_decomposition_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = SimpleNamespace(op="aten.elu.default", relative=0.0123, backward=True, facts=FACTS)
     for ops, op, phase in (((wrong,), "aten.elu.default", "backward"), ((), "", "")):
-        monkeypatch.setattr(compiled_cause, "check_decompositions", lambda _, ops=ops: SimpleNamespace(wrong=ops))
+        checked = SimpleNamespace(wrong=ops)
+        monkeypatch.setattr(compiled_cause, "check_decompositions", lambda _, found=checked, **__: found)
         finding = found("decomposition", Runs())
         assert (finding.stage, finding.op, finding.phase) == ("decomposition", op, phase)
 

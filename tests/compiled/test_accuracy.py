@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 import torch
 
-from hashbench.compiled.accuracy import LOOSE, TIGHT, Farther, Tolerance, farther, inaccurate, tolerance_of
+from hashbench.compiled.accuracy import (
+    LOOSE,
+    TIGHT,
+    Farther,
+    Tolerance,
+    by_cosine_only,
+    farther,
+    inaccurate,
+    tolerance_of,
+    worse,
+)
 
+Results = Mapping[str, torch.Tensor]
 EXACT = {"output.0": torch.linspace(1, 2, 8, dtype=torch.float64)}
 EAGER = {"output.0": EXACT["output.0"].float()}
 
@@ -61,3 +74,34 @@ def test_a_reference_that_moved_is_told() -> None:
     assert farther(EAGER, EAGER, EXACT, Tolerance(1e-4)) is None
     assert farther(moved, EAGER, None, Tolerance(1e-4)) is None
     assert farther({"a": 1, "b": torch.zeros(0)}, {"a": 2, "b": torch.zeros(0)}, {}, Tolerance(1e-4)) is None
+
+
+SMALL = {"grad": EXACT["output.0"] * 1e-6}
+COSINE: dict[str, tuple[Results, Results | None, list[tuple[str, float]]]] = {
+    "a factor": ({"output.0": EAGER["output.0"] * 1.5}, None, [("output.0", 0.5)]),
+    "within the tolerance": ({"output.0": EAGER["output.0"] + 1e-6}, None, []),
+    "a reference decides": ({"output.0": EAGER["output.0"] * 1.5}, EXACT, []),
+    "not accepted": ({"output.0": -EAGER["output.0"]}, None, []),
+    "another shape": ({"output.0": EAGER["output.0"][:3]}, None, []),
+}
+
+
+@pytest.mark.parametrize("case", COSINE)
+def test_what_cosine_similarity_alone_accepts_is_told(case: str) -> None:
+    compiled, exact, expected = COSINE[case]
+    found = by_cosine_only(EAGER, compiled, exact, Tolerance(1e-4))
+    assert [(one.name, round(one.off, 3)) for one in found] == expected
+
+
+def test_a_result_far_from_float64_is_told_within_the_tolerance_too() -> None:
+    eager = {name: value.float() for name, value in SMALL.items()}
+    twice = {"grad": eager["grad"] * 2}
+    assert inaccurate(eager, twice, SMALL, Tolerance(1e-4)) == ()  # it is absolute, too
+    found = worse(eager, twice, SMALL)
+    assert found is not None
+    assert (found.name, round(found.off, 3)) == ("grad", 1.0)
+    assert found.eager is not None
+    assert found.eager < 1e-6
+    assert worse(eager, {"grad": eager["grad"] * (1 + 2**-20)}, SMALL) is None  # a sum in another order
+    assert worse(twice, twice, SMALL) is None  # eager mode loses as much
+    assert worse(eager, twice, None) is None

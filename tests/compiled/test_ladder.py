@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from hashbench.compiled.ladder import LIMIT, Ladder, Rung, Semantic, climb
+from hashbench.compiled.ladder import BACKENDS, LIMIT, Ladder, Rung, Semantic, climb
 from hashbench.compiled.units import EXPLAINED
 from tests.compiled.steps import InFloat32, Norms, OnRounding, Step, ZeroGradient, made, step_of
 
@@ -111,10 +111,41 @@ def test_what_raises_in_float64_only_is_passed_over() -> None:
 def test_a_model_that_does_not_run_in_float64_is_unknown(aot: Any, stage: str) -> None:
     asked: list[Any] = []
     ladder = climb(planned({(None, torch.float64): BROKEN, "aot_eager": aot}, asked))
-    assert (ladder.stage, ladder.semantic) == (stage, Semantic.UNKNOWN)
-    assert ladder.reason == "eager mode does not run in float64: RuntimeError: cannot"
+    assert (ladder.stage, ladder.semantic, ladder.dtype) == (stage, Semantic.UNKNOWN, None)
+    assert ladder.reason.startswith("eager mode does not run in float64: RuntimeError: cannot")
     assert {dtype for _, dtype in asked[1:]} == {None}
-    assert all(rung.error is None for rung in ladder.rungs)
+    assert ladder.measured == (not stage)
+
+
+NEVER = {(None, torch.float64): BROKEN}
+OWN_DTYPE: dict[str, tuple[Mapping[Any, torch.Tensor], str]] = {
+    "a mistake of some percent": ({"aot_eager_decomp_partition": THIRD * 1.14}, "decomposition"),
+    "a factor, which cosine similarity does not see": ({"eager": THIRD * 2, "aot_eager": THIRD * 2}, "dynamo"),
+    "some ulps": ({"aot_eager": THIRD * (1 + 2**-20)}, ""),
+    "no more than random roundings change": ({"inductor": torch.tensor([9.0, 1.0])}, ""),
+}
+
+
+@pytest.mark.parametrize("case", OWN_DTYPE)
+def test_without_float64_backends_are_compared_in_the_own_dtype(case: str) -> None:
+    values, stage = OWN_DTYPE[case]
+
+    def run(backend: Any, dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
+        if callable(backend):
+            moved = torch.tensor([8.0, 1.0]) if "random" in case else values.get("eager", THIRD) * (1 + 2**-23)
+            return {"output": moved.float()}
+        return planned({**NEVER, **values})(backend, dtype)
+
+    ladder = climb(run, backends=(*BACKENDS, "inductor"))
+    assert (ladder.stage, ladder.semantic, ladder.dtype) == (stage, Semantic.UNKNOWN, None)
+    assert ladder.measured
+
+
+def test_the_own_dtype_alone_may_be_asked_for() -> None:
+    ladder = climb(planned({}), backends=(), inductor={"output": WRONG.float() * 2}, dtype=None)
+    assert (ladder.stage, ladder.reason) == ("inductor", "")
+    ladder = climb(planned({None: BROKEN}), backends=("eager",))
+    assert (ladder.stage, ladder.measured) == ("", False)
 
 
 def test_a_model_in_float64_is_measured_by_what_it_loses_in_float32() -> None:

@@ -64,7 +64,7 @@ def test_wrong_within_the_tolerance() -> None:
     row = changed(accuracy=Status.PASS, detail="buf1 is 0.87 off")
     assert is_wrong(row)
     what, *_ = accuracy_lines(row, folder=HERE).splitlines()
-    assert what == "Net: within the tolerance, and what inductor made of it computes something else"
+    assert what == "Net: torch's rule accepts it, and what inductor made of it computes something else"
 
 
 def test_nothing_is_looked_for_without_a_diagnosis() -> None:

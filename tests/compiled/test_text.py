@@ -96,6 +96,13 @@ def test_a_stage_without_kernels_blames_the_op() -> None:
             ],
             id="a mistake within the tolerance",
         ),
+        pytest.param(
+            replace(
+                PASSES, stage="post_grad_passes", confidence="proven", detail="pass fold is wrong", reference="far"
+            ),
+            ["suspicious: post_grad_passes (proven): pass fold is wrong; far"],
+            id="a pass is wrong, and the figure of a kernel that is right is left out",
+        ),
         pytest.param(replace(PASSES, reference="eager mode is farther"), ["eager mode is farther"], id="the reference"),
         pytest.param(
             replace(PASSES, compilations="fresh cache: same; max_autotune: not compared (no time)"),
@@ -133,6 +140,7 @@ def test_the_program_is_counted(changes: dict[str, Any], words: str) -> None:
     [
         ({}, "report the code generated for aten.relu.default"),
         ({"advice": "", "confidence": "open"}, "see its log, and report the failed diagnosis"),
+        ({"advice": "", "stage": "", "semantic": "unknown"}, "let the model run in float64"),
         ({"advice": "", "accuracy": "compilations_differ"}, "let all runs use one compilation"),
         ({"advice": "", "accuracy": "fail_to_run"}, "compile it in plain Python (torch.compile()), where"),
         ({"advice": "", "accuracy": "fail_to_run", "backend": "aot_eager"}, "(torch.compile(backend='aot_eager'))"),
@@ -160,6 +168,9 @@ def test_passing_means_more_than_equal_runs() -> None:
     )
     assert "in all but 1 model none is beyond" in text.what_passing_means(
         [PASSES, replace(PASSES, beyond_rounding=40.0)], bound=0.95
+    )
+    assert "within torch's tolerance, but for what the remarks say; " in text.what_passing_means(
+        [PASSES, replace(PASSES, reference="compared by cosine similarity only")], bound=0.95
     )
     assert "no kernel was checked" in text.what_passing_means([replace(PASSES, checked=None)], bound=0.95)
     assert text.what_passing_means([], bound=0.95) == ""

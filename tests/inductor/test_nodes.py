@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import operator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,6 +45,29 @@ def test_line_is_the_last_one_outside_of_torch() -> None:
     assert source_line(mine + torchs) == "/home/me/net.py:7 return self.fc(x)"
     assert source_line(torchs) == source_line("") == source_line("no frame") == ""
     assert source_line('File "a.py", line 3, in f') == "a.py:3"
+
+
+def test_pythons_own_library_is_no_line_of_the_program() -> None:
+    mine = FRAME.format(file="/home/me/net.py", line=7, code="return reduce(f, xs)")
+    for library in (functools.__file__, "<frozen importlib._bootstrap>"):
+        assert (
+            source_line(mine + FRAME.format(file=library, line=3, code="it(x)"))
+            == "/home/me/net.py:7 return reduce(f, xs)"
+        )
+    installed = str(Path(functools.__file__).parent / "site-packages" / "net" / "zoo.py")
+    assert source_line(FRAME.format(file=installed, line=3, code="it(x)")) == f"{installed}:3 it(x)"
+
+
+def test_names_have_no_address() -> None:
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    targets = {
+        torch.full: "torch.full",
+        operator.mul: "operator.mul",
+        torch.nn.functional.elu: "torch.nn.functional.elu",
+    }
+    for target, name in targets.items():
+        assert facts_of(graph.call_function(target, (x, x))).op == name
 
 
 def test_facts_of_a_node_prefer_the_op_of_the_program() -> None:
