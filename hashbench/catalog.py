@@ -311,7 +311,10 @@ class Limit(Word):
     meaning: str
     remedy: str
 
-    BUDGET = "budget", "the time for experiments ended", "Give the experiments more time ({flag})"
+    BUDGET = (
+        *("budget", "the time for experiments ended"),
+        "The time for experiments ended before the cause was certain: give them more ({flag})",
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------ causes

@@ -487,7 +487,7 @@ class _CompiledLook:
 @contextlib.contextmanager
 def looking(case: CompiledCase, dtype: torch.dtype | None) -> Iterator[_CompiledLook]:
     """Compile a case in a dtype, and look into it."""
-    tell_phase("compiling" if dtype is None else "compiling in float64")
+    tell_phase("compiling again, to look into it" if dtype is None else "compiling in float64")
     with compiling(), CapturedGraphs(passes=True) as hooks:
         yield _CompiledLook(case, case.make(backend=case.backend, dtype=dtype), hooks)
 

@@ -193,7 +193,10 @@ def _show_tables(ours: Session, rows: Sequence[HarnessRow], path: Path) -> None:
     for row in rows:
         if row.harness_accuracy not in (row.accuracy, ""):
             flags.show(f"{row.name}: the harness says {row.harness_accuracy}, hashbench {row.accuracy}")
-    print(f"\nResults: {path}\nThe harness's own: {ours.csv or 'where it puts its CSV'}")
+    theirs = ours.csv or "where it puts its CSV"
+    if ours.csv and not Path(ours.csv).exists():  # it writes one with its first row: a model that died has none
+        theirs = f"none, it wrote no {ours.csv}"
+    print(f"\nResults: {path}\nThe harness's own: {theirs}")
 
 
 # ----------------------------------------------------------------------------------------------------- pipeline

@@ -157,7 +157,9 @@ def test_experiments_cut_short_are_named_unless_proven(evidence: Evidence, place
     sentence = f"the time for experiments ended before these were complete: {', '.join(places)}"
     assert decision.because.endswith(sentence) == bool(places)
     advice = with_more_time(decision.advice, limited, flag="--budget")
-    assert advice.startswith("Give the experiments more time (--budget). ") == bool(places)
+    assert advice.startswith(
+        "The time for experiments ended before the cause was certain: give them more (--budget). "
+    ) == bool(places)
     assert advice.endswith(decision.advice)
 
 

@@ -160,7 +160,9 @@ def test_missing_time_to_find_the_perturbation_is_said(monkeypatch: pytest.Monke
     row = row_of(Scaled(provoking("load")), replace(STRESS, iterations=1, diagnose_budget=0))
     assert (row.accuracy, row.latent, row.latent_cause) == ("pass", "together", "")
     assert row.because == "the time for experiments ended before each perturbation was tried alone"
-    assert row.advice == "Give the experiments more time (--diagnose-budget)."
+    assert (
+        row.advice == "The time for experiments ended before the cause was certain: give them more (--diagnose-budget)."
+    )
 
 
 def test_what_only_depends_on_the_number_of_threads_is_none() -> None:

@@ -178,8 +178,13 @@ def test_a_flaky_row_says_that_the_time_ended_and_what_gives_more() -> None:
     cut, whole = latent(0.001), latent(600.0)
     assert {result.note for result in cut.evidence.results} == {NO_TIME}
     assert "the time for experiments ended before these were complete: pair/pair, pair/generators" in cut.because
-    assert cut.advice.startswith("Give the experiments more time (--diagnose-budget). Pass ")
-    assert "to do: Give the experiments more time (--diagnose-budget). Pass" in sweep_table([cut])
+    assert cut.advice.startswith(
+        "The time for experiments ended before the cause was certain: give them more (--diagnose-budget). Pass "
+    )
+    assert (
+        "to do: The time for experiments ended before the cause was certain: give them more (--diagnose-budget). Pass"
+        in sweep_table([cut])
+    )
     assert "the time" not in whole.because
     assert whole.advice.startswith("Pass ")
 

@@ -252,9 +252,11 @@ def test_what_gives_a_function_more_time_is_a_setting_of_pytest() -> None:
         return check_function(FunctionCall(from_entropy, (torch.ones(8),)), "drawn", options)[0]
 
     row = check(0.001)
-    assert row.advice.startswith("Give the experiments more time (hashbench_diagnose_budget). ")
+    assert row.advice.startswith(
+        "The time for experiments ended before the cause was certain: give them more (hashbench_diagnose_budget). "
+    )
     assert "--diagnose-budget" not in five_lines(row, folder=Path())
-    assert "to do: Give the experiments more time (hashbench_diagnose_budget). " in five_lines(row, folder=Path())
+    assert "to do: The time for experiments ended before the cause was certain: " in five_lines(row, folder=Path())
     assert "more time" not in five_lines(check(300.0), folder=Path())
 
 

@@ -32,7 +32,7 @@ from hashbench.integrations.dynamo.session import (
     write,
     write_note,
 )
-from hashbench.processes import describe_end
+from hashbench.processes import describe_end, phases_told_to
 
 
 def attach(module: ModuleType) -> None:
@@ -80,10 +80,16 @@ def _begin_sweep(session: Session) -> None:
     of them waits for that."""
     if session.anew:
         session.prepare(anew=True)
+    _ready_tracer(session)
+
+
+def _ready_tracer(session: Session) -> None:
+    """Compile the native tracer if models will use it and it is not there yet, and say so: it takes a minute or two."""
     if session.tracer != "python":
         from hashbench.trace.tracer import native_unavailable
 
-        native_unavailable()
+        with phases_told_to(tell):
+            native_unavailable()
 
 
 class _Subprocess:
@@ -160,6 +166,7 @@ def _checked(
                 optimize_ctx=given.get("optimize_ctx"),
                 generators=generators,
             )
+            _ready_tracer(session)
             return getattr(model_check, check)(case)
 
         chosen = name_of(chosen_model(sys.argv))

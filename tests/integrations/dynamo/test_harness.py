@@ -102,9 +102,12 @@ def test_ctrl_c_keeps_the_harness_exit_code(tmp_path: Path, named: tuple[str, ..
     assert [path.name for path in tmp_path.iterdir()] == ["ready"]
 
 
-def test_death_of_the_only_model_is_described(miniature: Path, tmp_path: Path) -> None:
+def test_death_of_the_only_model_is_described(
+    miniature: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     command = ["dynamo", str(miniature), "--accuracy", f"--output={tmp_path / 'a.csv'}", "--only=killed"]
     assert main(command) == 128 + signal.SIGKILL
     (row,) = read(tmp_path / "a.hashbench" / "hashbench.csv").values()
     assert row["accuracy"] == "crashed"
     assert "killed by SIGKILL" in row["error"]
+    assert capsys.readouterr().out.endswith(f"The harness's own: none, it wrote no {tmp_path / 'a.csv'}\n")

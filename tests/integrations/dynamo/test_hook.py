@@ -12,13 +12,16 @@ from typing import Any
 import pytest
 
 from hashbench.cli import main
+from hashbench.integrations.dynamo import hook
 from hashbench.integrations.dynamo.session import (
     Note,
     collect,
     write,
     write_note,
 )
+from hashbench.processes import tell_phase
 from hashbench.results.load import load_sweep
+from hashbench.trace import tracer
 from tests.integrations.dynamo.command_helpers import read, wait_for
 from tests.integrations.dynamo.dynamo_helpers import NOISY, SCRIPT, a_session
 
@@ -143,3 +146,14 @@ def test_harness_sweep_names_kernel_in_children(tmp_path: Path) -> None:
     sweep = load_sweep(tmp_path / "a.hashbench")
     assert sweep.kind == "hashbench"
     assert [(row.suite, row.env in sweep.environments) for row in sweep.rows] == [("zoo", True)]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"), [("auto", "hashbench: compiling\n"), ("native", "hashbench: compiling\n"), ("python", "")]
+)
+def test_a_tracer_that_is_compiled_for_a_minute_is_announced(
+    wanted: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tracer, "native_unavailable", lambda: tell_phase("compiling"))
+    hook._begin_sweep(a_session(tmp_path, tracer=wanted))
+    assert capsys.readouterr().err == said
