@@ -197,6 +197,15 @@ def _targets(record: OpRecord, digest: TensorDigest) -> Iterator[Ref]:
     yield from alike if len(alike) == 1 else ()
 
 
+def version_before(record: OpRecord, digest: TensorDigest) -> str:
+    """Return the node that had written the memory into which a record wrote a tensor of this content, or shape."""
+    written = [ref for ref in record.inputs if ref.written]
+    left = record.outputs[-len(written) :] if written else ()
+    exact = [ref for ref, one in zip(written, left, strict=False) if one == digest]
+    alike = [ref for ref, one in zip(written, left, strict=False) if one.shape == digest.shape]
+    return next((ref.source for ref in [*exact, *alike]), "")
+
+
 class ReplacedParameters:
     """Which parameters of one rank are replaced after a step before anything reads them."""
 

@@ -7,7 +7,7 @@ of a tensor, and a collective makes them equal again. So the origin is
 
 * ``unreduced``: the walk comes to data that differ by design, and no collective of these ranks lies on its way.
 * ``sequence``: it ends in ops that one of the ranks has and the other has not.
-* ``rng``: it ends in a generator in another state.
+* ``rng``: it ends in a generator in another state, or in the draw by which that of one rank is ahead.
 * ``kernel``: it ends in a kernel whose inputs agree.
 * ``collective``: it comes to a collective that should have left the same on both ranks.
 * ``state``: the parameter differed before it was first read.
@@ -20,20 +20,21 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from hashbench.catalog import Origin
 from hashbench.compare.align import SECOND, PairedRuns, pair
 from hashbench.compare.slice import Slice, backward_slice
-from hashbench.divergence.held_alike import ReplacedParameters, Replica, parted_otherwise, replicas_of
+from hashbench.divergence.held_alike import ReplacedParameters, Replica, parted_otherwise, replicas_of, version_before
 from hashbench.divergence.introduce import Differences, Source, find_differences
 from hashbench.divergence.meetings import equalizes, exchanges, group_word, inside_collectives, told_inside
 from hashbench.divergence.whole_steps import results_by_step, up_to_common_step
 from hashbench.errors import HashbenchError
-from hashbench.records import OpRecord, Ref, Result, TensorDigest, Trace
-from hashbench.text import count
+from hashbench.records import OpRecord, Ref, Result, TensorDigest, Trace, op_of
+from hashbench.text import count, rank_words
 from hashbench.trace.file import refuse_different
 
 UNREDUCED = "unreduced"
@@ -185,6 +186,10 @@ class _Apart:
         base = next(rank for rank in self.results if rank not in self.minority)
         return base, next(rank for rank, one in self.results.items() if one.digest != self.results[base].digest)
 
+    def like(self, rank: int) -> list[int]:
+        """Return the ranks with the content of this one, itself included."""
+        return [one for one, result in self.results.items() if result.digest == self.results[rank].digest]
+
 
 def _apart(run: Mapping[int, Trace], replicas: Iterable[Replica]) -> Iterator[_Apart]:
     """Yield the replicas that differ, after the first step where they do, and where no rank replaces them unread."""
@@ -213,11 +218,11 @@ def _plain(apart: _Apart) -> ReplicaDifference:
 def _explain(run: Mapping[int, Trace], apart: _Apart) -> ReplicaDifference:
     """Return the difference with its origin."""
     base, other = apart.compared
-    ranks = _ReplicaPair.of(run[base], run[other], base, other)
+    ranks = _ReplicaPair.of(run, apart)
     at = ranks.written(apart.results[base], apart.results[other])
-    origin, node, detail, shown = ranks.origin(at, apart)
-    old, new = ranks.runs.records.get(node, (None, None))
-    on_other = new is not None and (old is None or bool(apart.minority))
+    why = ranks.origin(at, apart)
+    old, new = ranks.runs.records.get(why.node, (None, None))
+    on_other = new is not None and (old is None or (bool(apart.minority) if why.rank is None else why.rank == other))
     record = new if on_other else old
     return ReplicaDifference(
         apart.name,
@@ -226,17 +231,35 @@ def _explain(run: Mapping[int, Trace], apart: _Apart) -> ReplicaDifference:
         apart.step,
         at.removeprefix(SECOND) if at in ranks.runs.records else "",
         (base, other),
-        origin,
+        why.origin,
         other if on_other or (record is None and apart.minority) else base,
-        record.id if record is not None else node,
+        record.id if record is not None else why.node,
         record.op if record is not None else "",
         record.module if record is not None else "",
         record.phase if record is not None else "",
         record.iteration if record is not None else None,
         record.source if record is not None else "",
-        detail,
-        *shown,
+        why.detail,
+        *why.shown,
     )
+
+
+class _Why(NamedTuple):
+    """How two ranks came to part.
+
+    Attributes:
+        origin: see the module; empty if it is not known.
+        node: where they part.
+        detail: a sentence.
+        shown: what both had there.
+        rank: the rank whose record is meant; ``None``: that of the minority, where it has one.
+    """
+
+    origin: str
+    node: str
+    detail: str
+    shown: tuple[str, str]
+    rank: int | None = None
 
 
 @dataclass(frozen=True)
@@ -246,15 +269,20 @@ class _ReplicaPair:
     Attributes:
         known: what differs between them.
         ranks: their global ranks.
+        alike: for each of them, the traces of those that hold the parameter as it does, by rank.
     """
 
     known: Differences
     ranks: tuple[int, int]
+    alike: Mapping[int, Mapping[int, Trace]]
 
     @classmethod
-    def of(cls, first: Trace, second: Trace, base: int, other: int) -> _ReplicaPair:
-        """Align two ranks."""
-        return cls(find_differences(pair(first, second), ranks_known=True), (base, other))
+    def of(cls, run: Mapping[int, Trace], apart: _Apart) -> _ReplicaPair:
+        """Align two ranks on which a parameter differs."""
+        base, other = apart.compared
+        known = find_differences(pair(run[base], run[other]), ranks_known=True)
+        alike = {rank: {one: run[one] for one in apart.like(rank)} for rank in (base, other)}
+        return cls(known, (base, other), alike)
 
     @property
     def runs(self) -> PairedRuns:
@@ -283,22 +311,19 @@ class _ReplicaPair:
         seen: set[str] = set()
         while node not in seen:
             seen.add(node)
-            before = self._version_before(node, digest)
-            if not before or not self._left_other_content(before, digest):
+            before = [one for one in self._versions_before(node, digest) if self._left_other_content(one, digest)]
+            if not before:
                 break
-            node = before
+            node = next(filter(self._is_lone, before), before[0])
         return node
 
-    def _version_before(self, node: str, digest: TensorDigest) -> str:
-        """Return the node whose memory a write of a tensor of this shape went to."""
-        record = self.runs.records.get(node, (None, None))[0]
-        if record is None:
-            return ""
-        written = [ref for ref in record.inputs if ref.written]
-        left = record.outputs[-len(written) :] if written else ()
-        exact = [ref for ref, one in zip(written, left, strict=False) if one == digest]
-        alike = [ref for ref, one in zip(written, left, strict=False) if one.shape == digest.shape]
-        return next((ref.source for ref in [*exact, *alike]), "")
+    def _versions_before(self, node: str, digest: TensorDigest) -> Iterator[str]:
+        """Yield the nodes whose memory a write of a tensor of this shape went to: two, where one of the ranks has
+        written it in between."""
+        pair = self.runs.records.get(node, (None, None))
+        found = [version_before(record, digest) if record is not None else "" for record in pair]
+        first, second = found[0], self.runs.node_of.get(found[1], found[1])
+        yield from dict.fromkeys(filter(None, (first, second)))
 
     def _left_other_content(self, node: str, digest: TensorDigest) -> bool:
         """Return True if a node left another tensor of this shape on the two ranks."""
@@ -308,45 +333,82 @@ class _ReplicaPair:
         old, new = ([one for one in record.outputs if one.shape == digest.shape] for record in (a, b))
         return old != new
 
-    def origin(self, at: str, apart: _Apart) -> tuple[str, str, str, tuple[str, str]]:
+    def origin(self, at: str, apart: _Apart) -> _Why:
         """Return the origin, the node where the ranks part, a sentence, and what both had there."""
-        group = group_word(apart.ranks).removeprefix("group ")
         if at in self.runs.leaves:
             source = self.known.sources.get(at)
             shown = (source.first, source.second) if source is not None else ("", "")
-            return Origin.STATE, at, "the parameter differs between the ranks when it is first read", shown
+            return _Why(Origin.STATE, at, "the parameter differs between the ranks when it is first read", shown)
         if not self._differs(at):
             old, new = (apart.results[rank].digest.word() for rank in self.ranks)
-            return Origin.OUTSIDE, at, "it was written behind torch's back after its last recorded write", (old, new)
+            return _Why(
+                Origin.OUTSIDE, at, "it was written behind torch's back after its last recorded write", (old, new)
+            )
         differs = self.known.differs  # of memory that is tainted, the part that is read may agree
-        surely, perhaps = (self._walked_origin(at, group, nodes) for nodes in (differs, differs | self.known.tainted))
-        return surely or perhaps or ("", at, "where the ranks part is not known", self._shown(at))
+        surely, perhaps = (self._walked_origin(at, apart, nodes) for nodes in (differs, differs | self.known.tainted))
+        return surely or perhaps or _Why("", at, "where the ranks part is not known", self._shown(at))
 
-    def _walked_origin(
-        self, at: str, group: str, suspects: AbstractSet[str]
-    ) -> tuple[str, str, str, tuple[str, str]] | None:
+    def _walked_origin(self, at: str, apart: _Apart, suspects: AbstractSet[str]) -> _Why | None:
         """Return the origin to which these nodes lead back, or ``None``."""
-        walked = self._walk(at, suspects)
+        walked, group = self._walk(at, suspects), _group_of(apart)
         guilty = [node for node in walked.reached if self._should_be_equal(node)]
         if guilty:
             first = min(guilty, key=self.runs.order.__getitem__)
-            return Origin.COLLECTIVE, first, f"it should have left the same on ranks {group}", self._shown(first)
+            return _Why(Origin.COLLECTIVE, first, f"it should have left the same on ranks {group}", self._shown(first))
         own = self.known.sources.get(at)
         if own is not None and own.origin == Origin.OUTSIDE:
-            return own.origin, at, own.detail, (own.first, own.second)
+            return _Why(own.origin, at, own.detail, (own.first, own.second))
+        moved = self._moved(at, apart.step)
+        if moved is not None:
+            return moved
         if any(self._is_by_design(node) for node in walked.reached if node != at):
             detail = f"no collective of {group} lies between the data of each rank and this gradient"
-            return UNREDUCED, at, detail, self._shown(at)
+            return _Why(UNREDUCED, at, detail, self._shown(at))
         lone = [node for node in walked.reached if self._is_lone(node)]
         if lone:
             first = self._first_of_lone(lone)
             has, lacks = self.ranks if self.runs.records[first][0] is not None else reversed(self.ranks)
-            return Origin.SEQUENCE, first, f"rank {has} runs this op, rank {lacks} does not", self._shown(first)
+            detail = (
+                f"{_do(self._calling_as(has, first), 'run')} this op, {_do(self._calling_as(lacks, first), 'do')} not"
+            )
+            return _Why(Origin.SEQUENCE, first, detail, self._shown(first))
         sources = [self.known.sources[node] for node in walked.reached if node in self.known.sources]
         source = min(sources, key=self._position, default=None)
         if source is None:
             return None
-        return source.origin, source.node, self._detail(source), (source.first, source.second)
+        return _Why(source.origin, source.node, self._detail(source), (source.first, source.second))
+
+    def _calling_as(self, rank: int, node: str) -> list[int]:
+        """Return a rank, and those that hold the parameter as it does and call the op of a node as often."""
+        op = op_of(node)
+        times = {one: sum(record.op == op for record in trace.records) for one, trace in self.alike[rank].items()}
+        return [one for one, number in times.items() if number == times[rank]]
+
+    def _moved(self, at: str, step: int | None) -> _Why | None:
+        """Return the draw by which the generator of one rank is ahead, if what led to a write in this step drew from
+        that generator in another state on each rank, as behind an evaluation of one rank."""
+        first, second = self.runs.records[at]
+        if first is None or second is None:
+            return None
+        runs = self.runs.first, self.runs.second
+        draws = draws_behind(runs[0], first.id, step), draws_behind(runs[1], second.id, step)
+        if [one.op for one in draws[0]] != [one.op for one in draws[1]]:
+            return None
+        for one in zip(*draws, strict=True):
+            for ahead, run in enumerate(runs):
+                extra = None
+                if one[0].rng != one[1].rng:
+                    extra = earlier_draw(run, one[1 - ahead].rng, before=one[ahead].id)
+                if extra is not None and extra not in draws[ahead]:
+                    node = self.runs.node_of[extra.id] if ahead else extra.id
+                    shown = f"generator state {one[0].rng}", f"generator state {one[1].rng}"
+                    return _Why(Origin.RNG, node, self._moved_words(ahead, one[0].op), shown, self.ranks[ahead])
+        return None
+
+    def _moved_words(self, ahead: int, op: str) -> str:
+        rank, other = self.ranks[ahead], self.ranks[1 - ahead]
+        apart = f"behind it {op} draws other numbers on each"
+        return f"rank {rank} drew from its generator here, rank {other} did not; {apart}"
 
     def _first_of_lone(self, lone: Iterable[str]) -> str:
         """Return the first op of one rank alone that leads to these by such ops alone."""
@@ -440,3 +502,35 @@ class _ReplicaPair:
             for one in self.runs.records[node]
         )
         return first, second
+
+
+def _do(ranks: Sequence[int], verb: str) -> str:
+    """Format as ``rank 0 runs`` or ``ranks 1, 2 run``."""
+    return f"{rank_words(ranks)} {verb}{('es' if verb == 'do' else 's') if len(ranks) == 1 else ''}"
+
+
+def draws_behind(run: Trace, node: str, step: int | None) -> list[OpRecord]:
+    """Return the draws of a step that led to a record through no collective, in order."""
+    begin = max((one.position for one in run.steps if step is not None and one.number < step), default=0)
+    records = {record.id: record for record in run.records[begin:]}
+
+    def before(at: str) -> Iterator[str]:
+        if at == node or not exchanges(records[at]):
+            yield from (ref.source for ref in records[at].inputs if ref.source in records)
+
+    reached = backward_slice([node] if node in records else [], before, lambda _: True).reached
+    return [record for record in records.values() if record.id in reached and record.rng]
+
+
+def earlier_draw(run: Trace, state: str, *, before: str) -> OpRecord | None:
+    """Return the record of a draw that found its generator in this state, before another record."""
+    for record in run.records:
+        if record.id == before:
+            return None
+        if record.rng == state:
+            return record
+    return None
+
+
+def _group_of(apart: _Apart) -> str:
+    return group_word(apart.ranks).removeprefix("group ")

@@ -33,7 +33,10 @@ ARGUMENT = "an argument that is not a tensor has another value"
 @pytest.mark.parametrize(
     ("lines", "detail"),
     [
-        (SENT.format(own="relu input/1 -> a"), f"{MADE}, and sent: nothing else on rank 0 explains aten.mul.default there"),
+        (
+            SENT.format(own="relu input/1 -> a"),
+            f"{MADE}, and sent: nothing else on rank 0 explains aten.mul.default there",
+        ),
         (TIMES, f"{ARGUMENT}; it may also follow from what rank 1 sent before, which differs"),
     ],
     ids=["nothing else on the receiver can be outside", "the receiver has told a time of its own before"],

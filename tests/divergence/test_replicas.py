@@ -59,6 +59,58 @@ an argument of the optimizer: w outside 0 mul
     {dp 0 ranks=0-1 extra="g = mul g (2) -> c0 phase=backward" p=p0}
     {dp 1 ranks=0-1 extra="g = mul g (3) -> c1 phase=backward" p=p1}
 
+one rank alone writes the parameter between two steps: w sequence 0 copy_
+    rank 0:
+        g = all_reduce !input/0=g0 -> s
+        p = add_ !parameter/w=w g -> p phase=optimizer
+        e = lerp_ !buffer/e=e p -> e1
+        replica p p as w 0-1
+        step
+        p = copy_ !p e -> e1
+        h = all_reduce !input/1=h0 -> t
+        p = add_ !p h -> q0 phase=optimizer
+        replica p q0 as w 0-1
+        step
+    rank 1:
+        g = all_reduce !input/0=g1 -> s
+        p = add_ !parameter/w=w g -> p phase=optimizer
+        e = lerp_ !buffer/e=e p -> e1
+        replica p p as w 0-1
+        step
+        h = all_reduce !input/1=h1 -> t
+        p = add_ !p h -> q1 phase=optimizer
+        replica p q1 as w 0-1
+        step
+
+dropout of one rank that has evaluated with dropout before: w rng 0 native_dropout
+    rank 0:
+        v = native_dropout input/1=v rng=1 -> v0
+        v = mean v -> v1
+        x = native_dropout input/0=x rng=2 -> x0
+        y = mean x -> y0
+        g = mm y input/0 -> g0 phase=backward
+        p = add_ !parameter/w=w g -> p0 phase=optimizer
+        replica p p0 as w 0-1
+    rank 1:
+        x = native_dropout input/0=x rng=1 -> x1
+        y = mean x -> y1
+        g = mm y input/0 -> g1 phase=backward
+        p = add_ !parameter/w=w g -> p1 phase=optimizer
+        replica p p1 as w 0-1
+
+a parameter that one rank adds another one to, both drawn from equal seeds: w sequence 1 add_
+    rank 0:
+        v = uniform_ !input/1=v rng=1 -> v
+        w = uniform_ !input/2=w rng=2 -> w
+        p = add_ !w input/0=g -> p phase=optimizer
+        replica p p as w 0-1
+    rank 1:
+        v = uniform_ !input/1=v rng=1 -> v
+        w = uniform_ !input/2=w rng=2 -> w
+        w = add_ !w v -> x
+        p = add_ !w input/0=g -> p1 phase=optimizer
+        replica p p1 as w 0-1
+
 noise behind the reduction from other generators: w rng 0 normal
     {dp 0 ranks=0-1 extra="n = normal g rng=1 -> n0; g = add_ !g n -> c0 phase=backward" p=p0}
     {dp 1 ranks=0-1 extra="n = normal g rng=2 -> n1; g = add_ !g n -> c1 phase=backward" p=p1}
@@ -305,7 +357,7 @@ def test_an_op_that_one_rank_has_more_and_other_inputs_are_told_of_both_ranks() 
     more = 'extra="n = mul parameter/w -> n phase=backward; g = add_ !g n -> e phase=backward"'
     lines = [expanded(f"{{dp {rank} ranks=0-1-2}}") for rank in (0, 1)]
     found = check_replicas(rank_traces("\n".join([*lines, expanded(f"{{dp 2 ranks=0-1-2 {more} p=p2}}")]))).differing[0]
-    assert (found.minority, found.rank, found.detail) == ((2,), 2, "rank 2 runs this op, rank 0 does not")
+    assert (found.minority, found.rank, found.detail) == ((2,), 2, "rank 2 runs this op, ranks 0, 1 do not")
     wired = """
         rank {0}:
         a = relu input/0 -> a
