@@ -45,7 +45,10 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     ("compare", NO_MODULE),
     ("divergence", NO_MODULE),
     ("run", frozenset({"leaves", "outcome", "outputs", "rng", "settings", "workload"})),
-    ("training", frozenset({"calls", "lines", "optimizers", "parts", "recorder", "tensors", "tracing"})),
+    (
+        "training",
+        frozenset({"calls", "lines", "optimizers", "parts", "recorder", "samples", "schedulers", "tensors", "tracing"}),
+    ),
     ("results", NO_MODULE),
     ("causes", NO_MODULE),
     ("calls", frozenset({"call", "capture", "live", "ops"})),

@@ -7,18 +7,24 @@ that in which every tensor had last been seen equal: :attr:`RankVerdict.since`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from hashbench.errors import HashbenchError
+from hashbench.training.batches import BatchDifference, difference_of
 from hashbench.training.file import BY_TENSOR, PARTS, Recording, Step
 
-OUTSIDE = frozenset({"batch", "generator", "scaler", "lr", "options", "order"})
+OUTSIDE = frozenset({"batch", "generator", "scaler", "lr", "scheduler", "options", "order"})
 """Parts that no kernel of the step computes: what differs first in one of them was made between the steps."""
 
 OUTSIDE_TORCH = frozenset({"python", "numpy"})
 """Generators that few programs seed. One that differs from the first step on is a difference only beside another first
 batch of a step, and after the first step only if it is drawn from: it may serve the names of temporary files alone."""
+
+BEGIN = "begin"
+"""Column of the state that a step begins with, where both runs read it."""
 
 STATE = frozenset({"buffer", "parameter", "state"})
 """Parts that a step begins with."""
@@ -37,6 +43,7 @@ class PartDifference:
         compared: number of names compared.
         first, second: the value of the first of these names in each run; empty: absent.
         equal_at: last step in which the first name was seen equal; ``None``: in none.
+        begun: it differs as the step began: the program changed it after the step before.
     """
 
     part: str
@@ -45,6 +52,7 @@ class PartDifference:
     first: str
     second: str
     equal_at: int | None = None
+    begun: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +62,18 @@ class RankVerdict:
     Attributes:
         rank: of both.
         steps: numbers of the steps that both have, ascending.
-        step: the first that differs; the one before the first where the initial state does; ``None``: none.
+        step: the first that differs; the one before the first where the initial state does; the one after the last
+            where what was read at the end does; ``None``: none.
         since: the first step in which that difference can have come about.
         differing: what differs in it, in the order in which a step meets it.
         agreed: part -> last step in which it was seen equal before.
         seen: step -> part -> whether it is equal; only the parts that were compared.
         notes: other things to know, each a sentence.
+        gaps: what was not compared, each a sentence: where there is one, equal steps are no equal runs.
         lengths_differ: one run has steps after the last one of the other, which were compared with nothing.
+        idle: a difference that reaches nothing: states of generators, beside which all else is equal to the end.
+        idle_at: the first step that has it.
+        batches: how the batches of the first step that differs differ; ``None``: they do not, or it is not known.
     """
 
     rank: int
@@ -71,17 +84,26 @@ class RankVerdict:
     agreed: Mapping[str, int]
     seen: Mapping[int, Mapping[str, bool]]
     notes: tuple[str, ...] = ()
+    gaps: tuple[str, ...] = ()
     lengths_differ: bool = False
+    idle: PartDifference | None = None
+    idle_at: int | None = None
+    batches: BatchDifference | None = None
 
     @property
     def equal(self) -> bool:
-        """True if nothing differs, and both runs have the same last step."""
-        return self.step is None and not self.lengths_differ
+        """True if nothing differs that reaches a result, and all of both runs was compared."""
+        return self.step is None and not self.gaps
 
     @property
     def initial(self) -> bool:
         """True if the state before the first step differs."""
-        return self.step is not None and self.step not in self.steps
+        return self.step is not None and self.step < self.steps[0]
+
+    @property
+    def at_end(self) -> bool:
+        """True if only the state differs that was read at the end."""
+        return self.step is not None and self.step > self.steps[-1]
 
 
 def compare(first: Recording, second: Recording, *, shift: int = 0) -> RankVerdict:
@@ -95,24 +117,29 @@ def compare(first: Recording, second: Recording, *, shift: int = 0) -> RankVerdi
         HashbenchError: nothing can be compared: no step or no tensor is in both, or digests are of other devices.
     """
     states, steps = pairs_of_steps(first, second, shift=shift)
+    states = [*states, *last_pair(first, second, shift=shift)]
     unseeded = _unseeded(first, second, steps, shift)
     known = _Known(shared_tensors(first, second), unseeded)
     seen: dict[int, dict[str, bool]] = {}
     found: tuple[int, int, tuple[PartDifference, ...]] | None = None
     agreed: dict[str, int] = {}
+    reached = False
     for number, old, new in states:
-        compared = list(_parts(old, new, known))
-        seen[number] = {part: not names for part, names, _ in compared}
+        compared, begun = list(_parts(old, new, known)), _begun(old, new, known)
+        seen[number] = {part: not names for part, names, _ in compared} | ({} if begun is None else {BEGIN: not begun})
+        reached |= any(names for part, names, _ in compared if part != "generator") or bool(begun)
         if found is None:
             differing = [_difference(known, part, names, total, old, new) for part, names, total in compared if names]
-            differing = sorted(_order(first, second, number, states) + differing, key=_moment)
+            differing += [*_order(first, second, number, states), *(begun or ())]
             if differing:
-                outside = differing[0].part in OUTSIDE or number == states[0][0]
-                found = number, number if outside else min(known.since(), number), tuple(differing)
+                differing.sort(key=functools.partial(_moment, unseeded=unseeded))
+                made_here = differing[0].begun or differing[0].part in OUTSIDE or number == states[0][0]
+                found = number, number if made_here else min(known.since(), number), tuple(differing)
             else:
-                agreed |= dict.fromkeys(seen[number], number)
+                agreed |= {part: number for part, _, _ in compared}
                 known.saw(number, old, new)
-    step, since, parts = found or (None, None, ())
+    idle = found if not reached and found is not None and found[2][0].part == "generator" else None
+    step, since, parts = (None, None, ()) if found is None or idle is not None else found
     return RankVerdict(
         first.header.rank,
         steps,
@@ -121,9 +148,22 @@ def compare(first: Recording, second: Recording, *, shift: int = 0) -> RankVerdi
         parts,
         agreed,
         seen,
-        notes=(*_notes(first, second, steps), *_unseeded_notes(unseeded)),
+        notes=(*_notes(first, second), *_unseeded_notes(unseeded)),
+        gaps=tuple(_gaps(first, second, steps, shift)),
         lengths_differ=_last(first, 0) != _last(second, shift),
+        idle=None if idle is None else idle[2][0],
+        idle_at=None if idle is None else idle[0],
+        batches=batches_of(step, parts, first, second, shift),
     )
+
+
+def batches_of(
+    step: int | None, differing: Iterable[PartDifference], first: Recording, second: Recording, shift: int
+) -> BatchDifference | None:
+    """Return how the batches of a step differ, if they do."""
+    if step is None or all(one.part != "batch" for one in differing):
+        return None
+    return difference_of(step, first.steps, {number + shift: one for number, one in second.steps.items()})
 
 
 def pairs_of_steps(
@@ -134,15 +174,29 @@ def pairs_of_steps(
     _refuse_other(first, second)
     others = {number + shift: step for number, step in second.steps.items()}
     steps = tuple(number for number in first.steps if number in others)
+    for one in (first, second):
+        if not one.steps:
+            raise HashbenchError(
+                f"{one.path} has no step: its run {_end_words(one)} before its first one",
+                consequence="nothing was compared",
+                tip="A step is one of an optimizer of torch that holds parameters of the model.",
+            )
     if not steps:
         raise HashbenchError(
             f"{first.path} and {second.path} have no step in common",
             consequence=f"they hold {range_words(list(first.steps))} and {range_words(list(others))}; nothing was "
             "compared",
-            tip="A step is one of an optimizer of torch that holds parameters of the model.",
         )
     before = _before(first, second, shift)
     return [*before, *((number, first.steps[number], others[number]) for number in steps)], steps
+
+
+def last_pair(first: Recording, second: Recording, *, shift: int = 0) -> list[tuple[int, Step, Step]]:
+    """Return the states that were read when the recordings ended, numbered after the last step, where both read them
+    after the same step."""
+    if first.final is None or second.final is None or first.final.number != second.final.number + shift:
+        return []
+    return [(first.final.number + 1, first.final, second.final)]
 
 
 def differences_of(first: Recording, second: Recording, old: Step, new: Step) -> list[PartDifference]:
@@ -151,6 +205,17 @@ def differences_of(first: Recording, second: Recording, old: Step, new: Step) ->
     compared = _parts(old, new, known)
     found = [_difference(known, part, names, total, old, new) for part, names, total in compared if names]
     return sorted(found, key=_moment)
+
+
+def changed_between(first: Recording, second: Recording, old: Step, new: Step) -> list[PartDifference]:
+    """Return what of the state differs as a step began; nothing where that was not read."""
+    return _begun(old, new, _Known(shared_tensors(first, second), {})) or []
+
+
+def _end_words(recording: Recording) -> str:
+    if recording.ended == "cut":
+        return "was killed, or goes on,"
+    return f"ended with {recording.ended}" if recording.ended else "ended"
 
 
 def _refuse_other(first: Recording, second: Recording) -> None:
@@ -271,6 +336,18 @@ def _parts(old: Step, new: Step, known: _Known) -> Iterator[tuple[str, tuple[str
             yield part, tuple(name for name in names if values[0].get(name) != values[1].get(name)), len(names)
 
 
+def _begun(old: Step, new: Step, known: _Known) -> list[PartDifference] | None:
+    """Return what of the state differs as a step began; ``None`` where that was not read."""
+    if not (old.begin and new.begin):
+        return None
+    states = Step(old.number, old.begin, complete=True), Step(new.number, new.begin, complete=True)
+    return [
+        replace(_difference(known, part, names, total, *states), begun=True)
+        for part, names, total in _parts(*states, known)
+        if names
+    ]
+
+
 def _left_out(known: _Known, old: Step, new: Step) -> set[str]:
     """Return the unseeded generators that did not make this step another one."""
     batches = [step.parts.get("batch", {}).get("0") for step in (old, new)]
@@ -330,32 +407,43 @@ TIMES: Mapping[str, int] = {part: number for number, part in enumerate(("order",
 """Part -> its place in a step."""
 
 
-def _moment(difference: PartDifference) -> tuple[int, int]:
-    """Return when a step meets a part: batches and losses in turn, then the rest."""
+def _moment(difference: PartDifference, unseeded: Mapping[str, bool] = MappingProxyType({})) -> tuple[int, int, int]:
+    """Return when a step meets a part: the state that it begins with, batches and losses in turn, then the rest.
+
+    A generator is read after the first batch, and precedes it: numbers of it made the batch, for it was drawn from no
+    differently before. It may also be that a batch made by something else drew more of them, as by rejection.
+    """
+    if difference.begun:
+        return (-1, TIMES[difference.part], 0)
+    if difference.part == "generator" and not unseeded.keys() >= set(difference.names):
+        return (0, TIMES["batch"], 0)
     turn = int(difference.names[0]) if difference.part in _REPEATED else 0
     late = TIMES[difference.part] > TIMES["loss"]
-    return (2**31 if late else turn, TIMES[difference.part])
+    return (2**31 if late else turn, TIMES[difference.part], 1)
 
 
 # -------------------------------------------------------------------------------------------------------- notes
 
 
-def _notes(first: Recording, second: Recording, steps: Sequence[int]) -> Iterator[str]:
+def _gaps(first: Recording, second: Recording, steps: Sequence[int], shift: int) -> Iterator[str]:
+    """Say what was not compared: what has not ended, was not recorded or not read, or is in one run alone."""
     for recording in (first, second):
         name = recording.path.parent
+        after = f"after step {_last(recording, 0)}"
         if recording.ended == "cut":
-            after = f"after step {_last(recording, 0)}"
             yield f"{name} has no end: its run was killed {after}, or goes on, or its disk was full."
         elif recording.ended:
-            yield f"{name} ended with {recording.ended}."
+            yield f"{name} ended {after} with {recording.ended}."
+        for what in recording.missed:
+            yield f"{name} did not record {what}."
+    if _last(first, 0) != _last(second, shift) or len(first.steps) != len(second.steps):
+        yield f"{first.path.parent} has {range_words(list(first.steps))}, {second.path.parent} " + (
+            f"{range_words(list(second.steps))}; compared: {range_words(steps)}."
+        )
     if not any(step.parts.get("batch") for one in (first, second) for step in one.steps.values()):
         yield (
             "The watched model was not called: batches and generators are not compared, and no step can be traced. "
             "Watch the module that the loop calls, or tell the batches by batch(…) of what hashbench.watch returns."
-        )
-    if len(first.steps) != len(second.steps):
-        yield f"{first.path.parent} has {range_words(list(first.steps))}, {second.path.parent} " + (
-            f"{range_words(list(second.steps))}; compared: {range_words(steps)}."
         )
     for one, other in ((first, second), (second, first)):
         for kind in ("parameter", "buffer"):
@@ -363,6 +451,16 @@ def _notes(first: Recording, second: Recording, steps: Sequence[int]) -> Iterato
             if alone:
                 more = f" and {len(alone) - 1} more" if len(alone) > 1 else ""
                 yield f"Only {one.path.parent} has the {kind} {alone[0]}{more}."
+        read = [
+            {part for step in run.steps.values() for part, values in step.parts.items() if values}
+            for run in (one, other)
+        ]
+        for part in PARTS:
+            if part in read[0] - read[1] and part != "state":
+                yield f"Only {one.path.parent} recorded the part {part} of a step."
+
+
+def _notes(first: Recording, second: Recording) -> Iterator[str]:
     for package, version in first.header.versions.items():
         changed = second.header.versions.get(package)
         if changed != version:

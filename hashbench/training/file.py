@@ -30,11 +30,11 @@ SCHEMA = 2
 
 PARTS = (
     *("batch", "generator", "scaler", "loss", "buffer", "gradient"),
-    *("lr", "options", "parameter", "state"),
+    *("lr", "scheduler", "options", "parameter", "state"),
 )
 """Parts of a step, in the order in which a step meets them."""
 
-WHOLE = frozenset({"batch", "generator", "scaler", "loss", "lr", "options"})
+WHOLE = frozenset({"batch", "generator", "scaler", "loss", "lr", "scheduler", "options"})
 """Parts that are read completely in every step; the others by rotation."""
 
 BY_TENSOR = ("buffer", "gradient", "parameter", "state")
@@ -81,6 +81,19 @@ class WatchHeader:
 
 
 @dataclass(frozen=True, slots=True)
+class Batch:
+    """A batch as the model got it, by its largest tensor.
+
+    Attributes:
+        shape: of the tensor, whose first dimension is taken to count samples; empty: there is none.
+        samples: a digest of each sample, in order; of many samples, of the share that :func:`is_kept` tells.
+    """
+
+    shape: tuple[int, ...] = ()
+    samples: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """One optimizer step.
 
@@ -91,6 +104,7 @@ class Step:
         complete: all tensors were read.
         begin: parameters, buffers and optimizer state as the step began with them, where ``every`` is 1: a program may
             change them after the step before (an average, a clamp). As ``parts``.
+        batches: shapes and samples of the step's batches.
     """
 
     number: int
@@ -98,6 +112,7 @@ class Step:
     losses: tuple[float | None, ...] = ()
     complete: bool = False
     begin: Mapping[str, Values] = field(default_factory=dict)
+    batches: tuple[Batch, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,12 +197,13 @@ def _unreadable(path: Path, reason: str) -> HashbenchError:
 def _parse(text: str, path: Path) -> Recording:
     documents, cut = _documents(text)
     if not documents:
-        raise ValueError("it has no whole line")
+        raise ValueError("it has no whole line: its run ended, or was killed, before its first step")
     header = _header(documents[0])
     steps: dict[int, Step] = {}
     before, final, end, optimizers = None, None, None, []
     options: dict[str, str] = {}
     unread: dict[str, str] = {}
+    scheduler: dict[str, str] = {}
     for number, document in enumerate(documents[1:], start=2):
         if end is not None:
             raise ValueError(f"line {number} follows the last one")
@@ -203,7 +219,9 @@ def _parse(text: str, path: Path) -> Recording:
                 optimizers.append([[_named(header.parameter, index) for index in group] for group in order])
             case "step":
                 options = document.get("options", options)
-                step = _step({**document, "options": options}, header)
+                scheduler = {**scheduler, **document.get("scheduler", {})}
+                carried = {"options": options, **({"scheduler": scheduler} if scheduler else {})}
+                step = _step({**document, **carried}, header)
                 if steps and step.number != next(reversed(steps)) + 1:
                     raise ValueError(f"line {number} is of step {step.number}, after step {next(reversed(steps))}")
                 steps[step.number] = step
@@ -275,7 +293,42 @@ def _step(document: Mapping[str, Any], header: WatchHeader) -> Step:
         for read in (document, from_json(Mapping[str, object], document.get("begin", {}), where="its begin"))
     )
     number = from_json(int, document["step"], where="its step")
-    return Step(number, parts, losses, complete=bool(document.get("complete")), begin=begin)
+    samples = from_json(tuple[str, ...], document.get("samples", []), where="its samples")
+    complete = bool(document.get("complete"))
+    return Step(number, parts, losses, complete=complete, begin=begin, batches=tuple(map(_batch, samples)))
+
+
+_BATCH = re.compile(r"(?P<shape>(\d{1,15}(x\d{1,15})*)?)( (?P<samples>([0-9a-f]{8})+))?")
+
+
+def _batch(text: str) -> Batch:
+    found = _BATCH.fullmatch(text)
+    if found is None:
+        raise ValueError(f"its samples hold no batch, but {text!a:.40}")
+    digits = found["samples"] or ""
+    samples = tuple(int(digits[at : at + 8], 16) for at in range(0, len(digits), 8))
+    return Batch(tuple(map(int, found["shape"].split("x"))) if found["shape"] else (), samples)
+
+
+_MOST_SAMPLES = 32
+"""Samples of a batch of which all have a digest in the file; of more about as many."""
+
+
+def is_kept(digest: int, samples: int) -> bool:
+    """Return True if the digest of a sample is kept, in a batch of so many samples.
+
+    It depends on the digest alone, so that both runs keep the same ones, whatever their order; and what a large batch
+    keeps, a smaller one keeps as well.
+    """
+    return digest % share_kept(samples) == 0
+
+
+def share_kept(samples: int) -> int:
+    """Return of how many samples a batch of so many keeps one, about: a power of two."""
+    share = 1
+    while share * _MOST_SAMPLES < samples:
+        share *= 2
+    return share
 
 
 def _merged(first: Step, second: Step) -> Step:

@@ -50,6 +50,12 @@ class WatchedOptimizers:
         """Whether more than one is known."""
         return len({id(one) for one in (*self._given, *self._owners.values())}) > 1
 
+    @property
+    def known(self) -> list[torch.optim.Optimizer]:
+        """Those that the program named, and those that stepped."""
+        found = [*self._given, *(one.optimizer for one in self._known.values())]
+        return list({id(one): one for one in found}.values())
+
     def owner(self, number: int) -> torch.optim.Optimizer | None:
         """Return the optimizer that stepped a parameter last, or is going to; ``None``: none is known."""
         return self._owners.get(number)
@@ -97,8 +103,8 @@ class WatchedOptimizers:
         """Return True where an optimizer's step is none of another one's, whose step is going on in this thread: some
         wrap others (Lookahead, SAM). Of these, one that the program named counts, or else the outer one."""
         outer = getattr(self._here, "stepping", None)
-        alone = outer is None or outer is optimizer
-        counts = alone or (self.is_given(optimizer) and not self.is_given(outer))
+        named = outer is not None and self.is_given(optimizer) and not self.is_given(outer)
+        counts = outer is None or outer is optimizer or named
         if outer is not None and not counts and _is_in_a_step(outer):
             return False
         self._here.stepping = optimizer

@@ -28,6 +28,7 @@ from hashbench.records import TensorDigest
 from hashbench.run.leaves import LeftOut, leaves
 from hashbench.run.rng import state_digest
 from hashbench.trace.digest import RawDigest, python_digest, raw_digest, readable, untraced
+from hashbench.training.samples import Samples, samples_of
 from hashbench.training.tensors import ModelTensors, NamedTensors
 
 _ABSENT = "none"
@@ -218,11 +219,13 @@ class Reader:
             "state": self.states(parameters, range(len(parameters.names)), owner),
         }
 
-    def batch(self, value: Any) -> Reading:
-        """Read the leaves of a batch, by path."""
+    def batch(self, value: Any) -> tuple[Reading, Samples]:
+        """Read the leaves of a batch, by path, and its samples."""
         active = torch._C._functorch.peek_interpreter_stack() is not None
         with torch._C._DisableFuncTorch() if active else nullcontext():
-            return Reading([(path, self._leaf(leaf, path)) for path, leaf in _leaves(value, "batch", _NESTING)])
+            found = [*_leaves(value, "batch", _NESTING)]
+            tensors = [_inside(leaf) for _, leaf in found if isinstance(leaf, torch.Tensor)]
+            return Reading([(path, self._leaf(leaf, path)) for path, leaf in found]), samples_of(tensors)
 
     def _leaf(self, leaf: Any, path: str) -> Any:
         if isinstance(leaf, torch.Tensor):
@@ -340,7 +343,7 @@ def content(read: Any) -> Any:
     match read:
         case dict():
             return {key: content(value) for key, value in read.items() if value is not None}
-        case Reading():
+        case Reading() | Samples():
             return read.digest()
         case list():
             return [content(value) for value in read]

@@ -31,6 +31,8 @@ from hashbench.training.calls import SeenCalls
 from hashbench.training.lines import WaitingLines
 from hashbench.training.optimizers import WatchedOptimizer, WatchedOptimizers
 from hashbench.training.rotation import Rotation
+from hashbench.training.samples import Samples
+from hashbench.training.schedulers import WatchedSchedulers
 from hashbench.training.tensors import ModelTensors, unwrapped
 from hashbench.training.tracing import StepTracer, steps_to_trace
 
@@ -153,6 +155,7 @@ class Watch:
         self._begun = self._compiled_step = False
         self._named = 0, 0
         self._options: dict[str, str] = {}
+        self._schedulers = WatchedSchedulers()
         self._fixed: tuple[Any, list[Any] | None] = (None, None)
         self._trains = threading.local()  # in which threads: others have losses of their own
         self._seen_training = False
@@ -216,6 +219,7 @@ class Watch:
 
     def _begin_step(self) -> None:
         self._batches: list[parts.Reading] = []
+        self._samples: list[Samples] = []
         self._losses: list[tuple[bool, parts.Reading, torch.Tensor | None]] = []
         self._parts: dict[str, Any] = {}
 
@@ -253,7 +257,9 @@ class Watch:
                     self._guarded("scaler", self._read_scaler)
                 if self._every == 1 and self._step > (self._told_start or 0) and not inside:
                     self._guarded("state that a step begins with", self._read_begin)
-            self._batches.append(self._reader.batch(value))
+            batch, samples = self._reader.batch(value)
+            self._batches.append(batch)
+            self._samples.append(samples)
         if not inside:
             self._tracer.begin(self._step, value)
 
@@ -291,7 +297,9 @@ class Watch:
             self._begin_recording()
             if changed:
                 self._put_order(met)
+                self._guarded("schedulers", self._schedulers.look_up, self._optimizers.known)
             self._guarded("learning rate", lambda: self._parts.update(lr=self._reader.rates(optimizer)))
+            self._guarded("schedulers", self._read_schedulers)
             self._guarded("options of the optimizer", self._read_options, optimizer)
             if with_gradients:
                 self._read_gradients(met)
@@ -373,6 +381,10 @@ class Watch:
     def _read_scaler(self) -> None:
         self._parts["scaler"] = self._reader.scaler(self._scaler)
 
+    def _read_schedulers(self) -> None:
+        if changed := self._schedulers.changes():
+            self._parts["scheduler"] = changed
+
     def _read_options(self, optimizer: torch.optim.Optimizer) -> None:
         """Read the options where they may have changed: then a line has them."""
         fixed = parts.fixed_options(optimizer)
@@ -422,6 +434,7 @@ class Watch:
             "step": self._step,
             "complete": self._parameters.reads_all and self._buffers.reads_all,
             "batch": self._batches,
+            "samples": self._samples,
             "loss": [loss for _, loss, _ in here],
             **self._parts,
         }

@@ -12,7 +12,8 @@ from typing import Any
 from hashbench.io import to_json
 from hashbench.records import Divergence
 from hashbench.text import a_few, count, listed, percent, when
-from hashbench.training.compare import OUTSIDE, PartDifference, RankVerdict, range_words
+from hashbench.training.batches import Samples
+from hashbench.training.compare import BEGIN, OUTSIDE, PartDifference, RankVerdict, range_words
 from hashbench.training.file import BY_TENSOR, PARTS, Recording
 from hashbench.training.traced import FurtherRun, LoopVerdict, TracedSteps
 
@@ -25,33 +26,65 @@ NAMES = {
     "buffer": "buffer",
     "gradient": "gradient",
     "lr": "learning rate",
+    "scheduler": "scheduler",
     "options": "options of the optimizer",
     "parameter": "parameter",
     "state": "optimizer state",
+    BEGIN: "state that the step began with",
 }
 """Part -> words."""
 
 MEANING = {
     "order": "The program handed the parameters to the optimizer in another order (a set?): sums over them round "
-    "otherwise.",
-    "batch": "The data are other ones: look at the sampler, its seed, the workers and the order of files.",
+    "differently.",
+    "batch": "The data differ: look at the sampler, its seed, the workers, the order of files, and random transforms.",
     "generator": "Between the step before and this one, one run drew more or fewer random numbers, or was seeded "
-    "otherwise.",
+    "differently.",
     "scaler": "The gradient scaler is in another state: it saw other overflows, or was not restored.",
     "lr": "The scheduler is at another position, was not restored, or sets the rate by what it measures.",
-    "options": "The optimizer was configured otherwise.",
+    "scheduler": "The scheduler is at another position, was not restored, or was given other settings: its rates may "
+    "differ later.",
+    "options": "The optimizer was configured differently.",
     "parameter": "The gradients read in this step agree: the update differs, by the optimizer's state or its kernels.",
     "state": "The gradients read in this step agree: the update differs, by the optimizer's state or its kernels.",
 }
 """First part that differs -> what that means."""
 
 ONE_MORE = (
-    "One run went on with another batch where the optimizer of the other one stepped: it accumulates otherwise, or a "
+    "One run went on with another batch where the optimizer of the other one stepped: it accumulates differently, or a "
     "step was skipped (by a gradient scaler, or for a number that is not finite)."
 )
 """What a batch or a loss means that only one of the runs has."""
 
-_READABLE = frozenset({"order", "scaler", "loss", "lr", "options"})
+BETWEEN = (
+    "No step of an optimizer and no forward pass made it: the program changed it between the steps (an average in its "
+    "place, a clamp, tied or pruned weights, a new initialisation), or something wrote it from outside torch."
+)
+"""What a state means that differs as a step began, where it was equal after the step before."""
+
+WITH_ITS_BATCH = "They are the likely source of the other batch as well."
+"""Said of a generator beside whose states the batch differs."""
+
+SIZES = {
+    Samples.SAME: "The same samples are in batches of other sizes: sums over them round differently.",
+    Samples.MOVED: "The batches have other sizes (batch size, accumulation, drop_last): samples come in other steps.",
+    Samples.OTHER: "The batches have other sizes (batch size, accumulation, drop_last), and no sample is in both runs.",
+    Samples.UNKNOWN: "The batches have other sizes: batch size, accumulation, drop_last, or the length of padded "
+    "samples.",
+}
+"""What batches of another number or shape mean, by their samples."""
+
+SAMPLES = {
+    Samples.SAME: "The step has the same samples in another order, or beside other labels: look at the sampler, the "
+    "workers and the order of files.",
+    Samples.MOVED: "Its samples come in other steps of the other run: their order differs (the sampler, its seed, the "
+    "workers, the order of files).",
+    Samples.OTHER: "None of its samples is in the other run: their content differs (augmentation, noise, other random "
+    "transforms), or other data were read.",
+}
+"""What other batches of the same shapes mean, by their samples."""
+
+_READABLE = frozenset({"order", "scaler", "loss", "lr", "scheduler", "options"})
 """Parts whose values say more than digests."""
 
 _MAYBE_BEFORE_THE_CALL = frozenset({"generator", "loss", "buffer"})
@@ -71,7 +104,7 @@ def as_text(verdict: LoopVerdict) -> str:
 def _lines(verdict: LoopVerdict) -> Iterator[str]:
     first = verdict.first
     if first is None:
-        yield _equal_words(verdict)
+        yield from _equal_lines(verdict)
     else:
         yield from _first_lines(verdict, first)
     for one in verdict.traced:
@@ -80,7 +113,7 @@ def _lines(verdict: LoopVerdict) -> Iterator[str]:
     if first is not None:
         yield ""
         yield table(first)
-    if notes := notes_of(verdict):
+    if notes := [*(gaps_of(verdict) if first is not None else ()), *notes_of(verdict)]:
         yield ""
         yield from notes
     yield from _rate_lines(verdict)
@@ -94,31 +127,61 @@ def headline(verdict: LoopVerdict) -> str:
     """Return the verdict in one line."""
     first = verdict.first
     if first is None:
-        return f"{_agreed_words(verdict)}{'; one of them went on' if _went_on(verdict) else ''}"
-    where = f"before step {first.steps[0]}" if first.initial else f"from step {first.step} on"
+        agreed, gaps = _agreed_words(verdict), gaps_of(verdict)
+        more = f" (and {len(gaps) - 1} more)" if len(gaps) > 1 else ""
+        return f"{agreed}; not all was compared: {gaps[0].rstrip('.')}{more}" if gaps else agreed
     rank = f", first on rank {first.rank}" if len(verdict.ranks) > 1 else ""
     lead = first.differing[0]
-    alone = " that one run lacks" if _alone(lead) else ""
-    return f"The runs differ {where}{rank}: {NAMES[lead.part]}{alone}"
+    alone = " that one run lacks" if _alone(lead) and not _sizes(first) else ""
+    between = ", changed between steps" if lead.begun else ""
+    sizes = "number of batches in a step" if first.batches and first.batches.in_number else "shape of a batch"
+    return f"The runs differ {_where(first)}{rank}: {sizes if _sizes(first) else NAMES[lead.part]}{alone}{between}"
+
+
+def _where(first: RankVerdict) -> str:
+    if first.initial:
+        return f"before step {first.steps[0]}"
+    return f"at the end, after step {first.steps[-1]}" if first.at_end else f"from step {first.step} on"
+
+
+def _sizes(first: RankVerdict) -> bool:
+    """Return True where the first difference is the number or the shape of the batches."""
+    batches = first.batches
+    return first.differing[0].part == "batch" and batches is not None and batches.in_shape and not batches.one_more
+
+
+def gaps_of(verdict: LoopVerdict) -> list[str]:
+    """Return what was not compared, each a sentence."""
+    several = len(verdict.ranks) > 1
+    return list(
+        dict.fromkeys(
+            [
+                *verdict.notes,
+                *(f"Rank {rank.rank}: {gap}" if several else gap for rank in verdict.ranks for gap in rank.gaps),
+            ]
+        )
+    )
 
 
 def notes_of(verdict: LoopVerdict) -> list[str]:
     """Return what else to know of the recordings, each a sentence."""
-    return list(dict.fromkeys([*verdict.notes, *(note for rank in verdict.ranks for note in rank.notes)]))
+    return list(dict.fromkeys(note for rank in verdict.ranks for note in rank.notes))
 
 
-def _equal_words(verdict: LoopVerdict) -> str:
-    longer = " One went on after the other had ended: its later steps were compared with nothing."
-    return f"{_agreed_words(verdict)}.{longer if _went_on(verdict) else ''}"
+def _equal_lines(verdict: LoopVerdict) -> Iterator[str]:
+    gaps = gaps_of(verdict)
+    yield f"{_agreed_words(verdict)}{', but not all was compared:' if gaps else '.'}"
+    yield from (f"  {gap}" for gap in gaps)
 
 
 def _agreed_words(verdict: LoopVerdict) -> str:
     where = f" on {count(len(verdict.ranks), 'rank')}" if len(verdict.ranks) > 1 else ""
-    return f"The runs agree in {range_words(verdict.ranks[0].steps)}{where}"
-
-
-def _went_on(verdict: LoopVerdict) -> bool:
-    return any(one.lengths_differ for one in verdict.ranks)
+    idle = next((one for one in verdict.ranks if one.idle is not None), None)
+    agreed = f"The runs agree in {range_words(verdict.ranks[0].steps)}{where}"
+    if idle is None or idle.idle is None:
+        return agreed
+    at = "at the end" if idle.idle_at not in idle.steps else f"from step {idle.idle_at} on"
+    return f"{agreed}; the state of {part_words(idle.idle)} differs {at}, and reaches nothing else that was compared"
 
 
 def _first_lines(verdict: LoopVerdict, first: RankVerdict) -> Iterator[str]:
@@ -129,9 +192,18 @@ def _first_lines(verdict: LoopVerdict, first: RankVerdict) -> Iterator[str]:
 
 def meaning_of(first: RankVerdict) -> str:
     """Return what the first part that differs means; empty where nothing is to be said."""
-    lead = first.differing[0]
-    if first.initial and lead.part in BY_TENSOR:
+    lead, batches = first.differing[0], first.batches
+    if lead.begun:
+        return BETWEEN
+    if (first.initial or first.at_end) and lead.part in BY_TENSOR:
         return ""
+    if lead.part == "generator" and any(one.part == "batch" for one in first.differing):
+        return f"{MEANING['generator']} {WITH_ITS_BATCH}"
+    if lead.part == "batch" and batches is not None:
+        if _sizes(first):
+            return SIZES[batches.samples]
+        if not _alone(lead):
+            return SAMPLES.get(batches.samples, MEANING["batch"])
     return ONE_MORE if _alone(lead) else MEANING.get(lead.part, "")
 
 
@@ -151,6 +223,7 @@ def first_facts(verdict: LoopVerdict, first: RankVerdict) -> list[tuple[str, str
         ("what differs", part_words(lead)),
         ("first run", lead.first if lead.part in _READABLE else ""),
         ("second run", lead.second if lead.part in _READABLE else ""),
+        *_batch_facts(first),
         ("it came about", _since_words(first)),
         ("then also", listed([part_words(part) for part in first.differing[1:]])),
         ("agreed before", agreed_words(first)),
@@ -159,23 +232,43 @@ def first_facts(verdict: LoopVerdict, first: RankVerdict) -> list[tuple[str, str
     return [(name, value) for name, value in facts if value]
 
 
+def _batch_facts(first: RankVerdict) -> Iterator[tuple[str, str]]:
+    """Yield the batches of each run, where their number or shape differs."""
+    if first.batches is not None and first.batches.in_shape:
+        yield from zip(("first run", "second run"), first.batches.words(), strict=True)
+
+
 def first_step_words(first: RankVerdict) -> str:
-    """Return ``step 7``, or ``before step 0``."""
+    """Return ``step 7``, ``before step 0``, or ``at the end``."""
+    if first.at_end:
+        return f"at the end, after step {first.steps[-1]}"
     return f"before step {first.steps[0]}" if first.initial else f"step {first.step}"
 
 
 def _before_words(first: RankVerdict) -> str:
-    if first.initial:
+    if first.initial or first.at_end:
         return ""
     before = first.steps[0] < (first.step or 0)
     return f" (equal until step {(first.step or 0) - 1})" if before else " (the first that was compared)"
 
 
 def _since_words(first: RankVerdict) -> str:
-    if first.initial or first.differing[0].part in OUTSIDE:
+    lead, at = first.differing[0], first.step or 0
+    if lead.begun:
+        return (
+            f"after the optimizer's step {at - 1}, and before step {at}"
+            if at - 1 in first.steps
+            else f"before step {at}"
+        )
+    if first.initial or lead.part in OUTSIDE:
         return ""
     if first.since == first.step:
-        return f"in step {first.step}"
+        if first.at_end:
+            return f"after the optimizer's step {first.steps[-1]}"
+        unknown = lead.part in _MAYBE_BEFORE_THE_CALL and BEGIN not in first.seen[at] and at - 1 in first.steps
+        return f"in step {at}, or between it and the step before" if unknown else f"in step {at}"
+    if first.at_end:
+        return f"in one of steps {first.since} to {first.steps[-1]}, or after them: not all tensors are read in each"
     return f"in one of steps {first.since} to {first.step}: not all tensors are read in each"
 
 
@@ -193,9 +286,10 @@ def part_words(difference: PartDifference) -> str:
     names = a_few(difference.names, _SHOWN)
     if difference.part not in BY_TENSOR:
         return f"{name} {names}"
+    begun = ", as the step began" if difference.begun else ""
     if len(difference.names) == 1:
-        return f"{name} of {names}"
-    return f"{name} of {len(difference.names)} tensors ({names})"
+        return f"{name} of {names}{begun}"
+    return f"{name} of {len(difference.names)} tensors ({names}){begun}"
 
 
 def agreed_words(first: RankVerdict) -> str:
@@ -224,10 +318,10 @@ def table(rank: RankVerdict) -> str:
     numbers = list(rank.seen)
     at = numbers.index(rank.step)
     shown = numbers[max(0, at - _AROUND[0]) : at + _AROUND[1] + 1]
-    parts = [part for part in PARTS if any(part in rank.seen[number] for number in shown)]
+    parts = [part for part in (BEGIN, *PARTS) if any(part in rank.seen[number] for number in shown)]
     heads = ["step", *parts]
     rows = [
-        ["start" if number < rank.steps[0] else str(number)]
+        ["start" if number < rank.steps[0] else "end" if number > rank.steps[-1] else str(number)]
         + [{True: "=", False: "≠"}.get(rank.seen[number].get(part), "") for part in parts]  # type: ignore[arg-type]
         for number in shown
     ]
@@ -307,12 +401,12 @@ def next_look(verdict: LoopVerdict) -> list[str]:
     """Return the commands that trace the steps in which the difference came about; none where kernels do not make it,
     or where they are traced already."""
     first = verdict.first
-    if first is None or first.initial or first.step is None:
+    if first is None or first.initial or first.step is None or (first.at_end and first.since == first.step):
         return []
     lead = first.differing[0].part
     if lead in OUTSIDE and lead != "generator" and not _alone(first.differing[0]):
         return []
-    low, stop = _from_step(first, verdict.traced), first.step + 1
+    low, stop = _from_step(first, verdict.traced), min(first.step, first.steps[-1]) + 1
     if low is None:
         return []
     steps = str(low) if stop == low + 1 else f"{low}:{stop}"
@@ -332,10 +426,11 @@ def _from_step(first: RankVerdict, traced: Sequence[TracedSteps]) -> int | None:
     """
     assert first.step is not None
     assert first.since is not None
-    own = [one for one in traced if one.rank == first.rank and one.first <= first.step <= one.last]
+    step = min(first.step, first.steps[-1])
+    own = [one for one in traced if one.rank == first.rank and one.first <= step <= one.last]
     if any(one.names_a_kernel for one in own):
         return None
-    before = own or first.differing[0].part in _MAYBE_BEFORE_THE_CALL
+    before = own or first.differing[0].begun or first.differing[0].part in _MAYBE_BEFORE_THE_CALL
     low = max(first.since - 1, first.steps[0]) if before else first.since
     called = [number for number in first.steps if number <= low and "batch" in first.seen[number]]
     return None if not called or any(one.first <= called[-1] for one in own) else called[-1]
@@ -375,6 +470,9 @@ def document(verdict: LoopVerdict) -> dict[str, Any]:
         "steps": [verdict.ranks[0].steps[0], verdict.ranks[0].steps[-1]],
         "traced": [_traced_document(one) for one in verdict.traced],
         "further": [{**to_json(one), "folder": str(one.folder)} for one in verdict.further],
+        "batches": None if first is None or first.batches is None else to_json(first.batches),
+        "idle": to_json([one.idle for one in verdict.ranks if one.idle is not None]),
+        "not_compared": gaps_of(verdict),
         "notes": notes_of(verdict),
         "next": next_look(verdict),
     }

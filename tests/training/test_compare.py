@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hashbench.errors import HashbenchError
-from hashbench.training.compare import compare
+from hashbench.training.compare import BEGIN, compare
 from hashbench.training.file import Recording, Step, WatchHeader
 
 NAMES = ("a.weight", "b.weight", "c.weight", "d.weight")
@@ -55,7 +55,6 @@ def test_equal_recordings_agree() -> None:
     ("changes", "part", "since"),
     [
         ({"batch": {"0": "x"}}, "batch", 10),
-        ({"generator": {"torch": "x"}}, "generator", 10),
         ({"lr": {"0": "0.2"}}, "lr", 10),
         ({"options": {"momentum.0": "0.9"}}, "options", 10),
         # a.weight was last read in step 8, c and d before that: any of them may differ since
@@ -78,8 +77,8 @@ def test_parts_are_in_the_order_of_a_step(kept: set[str]) -> None:
         "parameter": {"c.weight": "x"},
         "gradient": {"c.weight": "x"},
         "loss": {"0": "x"},
-        "generator": {"torch": "x"},
         "batch": {"0": "x"},
+        "generator": {"torch": "x"},
     }
     changes = {part: values for part, values in every.items() if part not in kept}
     verdict = compare(recording("a"), recording("b", {10: changes}))
@@ -119,7 +118,8 @@ def test_parts_that_a_run_did_not_read_are_not_compared() -> None:
     short = recording("b")
     steps = {number: replace(one, parts={"loss": one.parts["loss"]}) for number, one in short.steps.items()}
     verdict = compare(recording("a"), replace(short, steps=steps))
-    assert verdict.equal
+    assert (verdict.step, verdict.equal) == (None, False)
+    assert "Only a recorded the part gradient of a step." in verdict.gaps
     assert {part for parts in verdict.seen.values() for part in parts} == {"loss"}
 
 
@@ -161,7 +161,9 @@ def test_steps_in_which_the_model_was_not_called_have_no_generators() -> None:
 
 
 def test_a_generator_that_begins_to_differ_is_one() -> None:
-    verdict = compare(recording("a"), recording("b", {5: {"generator": {"numpy": "x"}}}))
+    changes = {5: {"generator": {"numpy": "x"}}, 8: {"loss": {"0": "x"}}}
+    verdict = compare(recording("a"), recording("b", changes))
+    assert verdict.step == 5
     assert [(one.part, one.names) for one in verdict.differing] == [("generator", ("numpy",))]
 
 
@@ -188,8 +190,8 @@ def test_shorter_runs_are_compared_as_far_as_both_go() -> None:
     verdict = compare(recording("a"), replace(short, ended="cut"))
     assert verdict.step is None
     assert not verdict.equal
-    assert "b has no end: its run was killed after step 6, or goes on, or its disk was full." in verdict.notes
-    assert "a has steps 0 to 11, b steps 0 to 6; compared: steps 0 to 6." in verdict.notes
+    assert "b has no end: its run was killed after step 6, or goes on, or its disk was full." in verdict.gaps
+    assert "a has steps 0 to 11, b steps 0 to 6; compared: steps 0 to 6." in verdict.gaps
     verdict = compare(recording("a"), short)
     assert verdict.lengths_differ
     assert not verdict.equal
@@ -200,17 +202,17 @@ def test_a_model_that_is_not_called_is_told() -> None:
     for run in runs:
         for step in run.steps.values():
             step.parts.update({"batch": {}, "generator": {}})  # type: ignore[attr-defined]
-    (note,) = compare(*runs).notes
-    assert note.startswith("The watched model was not called: batches and generators are not compared")
+    (gap,) = compare(*runs).gaps
+    assert gap.startswith("The watched model was not called: batches and generators are not compared")
 
 
 def test_models_are_compared_in_what_they_share() -> None:
     header = replace(HEADER, parameter=("a.weight", "b.weight", "other"))
     changes = {4: {"parameter": {"c.weight": "x"}, "gradient": {"d.weight": "x"}}}
     verdict = compare(recording("a"), recording("b", changes, header=header))
-    assert verdict.equal
-    assert "Only a has the parameter c.weight and 1 more." in verdict.notes
-    assert "Only b has the parameter other." in verdict.notes
+    assert (verdict.step, verdict.equal) == (None, False)
+    assert "Only a has the parameter c.weight and 1 more." in verdict.gaps
+    assert "Only b has the parameter other." in verdict.gaps
 
 
 @pytest.mark.parametrize(
@@ -218,7 +220,9 @@ def test_models_are_compared_in_what_they_share() -> None:
     [
         ({"header": replace(HEADER, device="cuda")}, "other|different functions"),
         ({"header": replace(HEADER, parameter=("x",), buffer=())}, "no parameter in common"),
-        ({"steps": {}}, "no step in common.*no steps; nothing was compared. A step is one of an optimizer of torch"),
+        ({"steps": {}}, "has no step: its run ended before its first one.* A step is one of an optimizer of torch"),
+        ({"steps": {}, "ended": "ValueError: x"}, "its run ended with ValueError: x before its first one"),
+        ({"steps": {}, "ended": "cut"}, "its run was killed, or goes on, before its first one"),
         ({"steps": {number: step(number) for number in range(20, 22)}}, "steps 20 to 21"),
     ],
 )
@@ -234,6 +238,95 @@ def test_steps_are_shifted() -> None:
     verdict = compare(recording("a"), replace(resumed, steps=steps), shift=5)
     assert verdict.steps == (5, 6, 7, 8)
     assert verdict.step is None
+
+
+# ---------------------------------------------------------------------------------- what was not compared, and the end
+
+
+@pytest.mark.parametrize(
+    ("change", "gap"),
+    [
+        ({"ended": "cut"}, "b has no end: its run was killed after step 11, or goes on, or its disk was full."),
+        ({"ended": "ValueError: mine"}, "b ended after step 11 with ValueError: mine."),
+        ({"missed": ("the state at the end",)}, "b did not record the state at the end."),
+    ],
+)
+def test_what_was_not_compared_is_no_equal_run(change: Mapping[str, object], gap: str) -> None:
+    """Also where both runs have it: two that were killed, or ended by the same exception, agree until then alone."""
+    for first, gaps in ((recording("a"), (gap,)), (recording("a", **change), ("a" + gap[1:], gap))):
+        verdict = compare(first, recording("b", **change))
+        assert (verdict.step, verdict.equal, verdict.gaps) == (None, False, gaps)
+
+
+def final(**values: str) -> Step:
+    return Step(11, {"parameter": {name: values.get(name[0], "p") for name in NAMES}}, complete=True)
+
+
+def test_what_differs_at_the_end_alone_is_found() -> None:
+    """a.weight and b.weight were last read in steps 8 and 9: with b, it may be as old as what was read before."""
+    verdict = compare(recording("a", final=final()), recording("b", final=final(b="x")))
+    assert verdict.at_end
+    assert (verdict.step, verdict.since, verdict.differing[0].names) == (12, 9, ("b.weight",))
+    assert compare(recording("a", final=final()), recording("b", final=final())).equal
+    assert compare(recording("a", final=final()), recording("b")).equal, "there was nothing to compare with"
+
+
+def test_what_was_changed_after_the_last_step_is_told_so() -> None:
+    runs = [recording(name, final=final(**more)) for name, more in (("a", {}), ("b", {"b": "x"}))]
+    whole = {11: {part: dict.fromkeys(NAMES, "p") for part in ("parameter", "gradient")}}
+    whole[11]["state"] = {f"{name}: exp_avg": "s" for name in NAMES}
+    runs = [replace(recording(one.path.parent.name, whole), final=one.final) for one in runs]
+    verdict = compare(*runs)
+    assert (verdict.step, verdict.since) == (12, 12)
+
+
+# -------------------------------------------------------------------------- what is changed between steps, generators
+
+
+def with_begin(
+    name: str, begun: Mapping[int, str], changes: Mapping[int, Mapping[str, Mapping[str, str]]] | None = None
+) -> Recording:
+    """A recording of which each step has the state that it began with."""
+    made = recording(name, changes)
+    steps = {
+        number: replace(one, begin={"parameter": {"b.weight": begun.get(number, f"p{number}")}})
+        for number, one in made.steps.items()
+    }
+    return replace(made, steps=steps)
+
+
+def test_what_is_changed_between_steps_is_blamed_on_no_step() -> None:
+    later = {10: {"loss": {"0": "x"}, "parameter": {"c.weight": "x"}}}
+    verdict = compare(with_begin("a", {}), with_begin("b", {10: "other"}, later))
+    assert (verdict.step, verdict.since) == (10, 10)
+    assert [(one.part, one.begun) for one in verdict.differing] == [
+        ("parameter", True),
+        ("loss", False),
+        ("parameter", False),
+    ]
+    assert verdict.seen[9][BEGIN]
+    assert not verdict.seen[10][BEGIN]
+    twin = compare(with_begin("a", {}), with_begin("b", {}, later))
+    assert [one.part for one in twin.differing] == ["loss", "parameter"]
+
+
+def test_a_state_that_is_put_back_before_the_step_ends_differs_all_the_same() -> None:
+    verdict = compare(with_begin("a", {}), with_begin("b", {4: "-0"}))
+    assert (verdict.step, [one.begun for one in verdict.differing]) == (4, [True])
+
+
+def test_a_generator_that_reaches_nothing_makes_no_other_run() -> None:
+    changes = {number: {"generator": {"torch": "x"}} for number in range(7, 12)}
+    verdict = compare(recording("a"), recording("b", changes))
+    assert (verdict.step, verdict.equal, verdict.idle_at) == (None, True, 7)
+    assert verdict.idle is not None
+    assert verdict.idle.names == ("torch",)
+    reaches = compare(
+        recording("a"), recording("b", {**changes, 11: {**changes[11], "state": {"d.weight: exp_avg": "x"}}})
+    )
+    assert (reaches.step, reaches.differing[0].part, reaches.idle) == (7, "generator", None)
+    unknown = compare(recording("a"), recording("b", changes, ended="cut"))
+    assert not unknown.equal, "it may reach what comes later"
 
 
 def test_every_single_change_is_found_where_it_is_read() -> None:

@@ -55,11 +55,16 @@ def test_a_difference_that_kernels_make_has_a_next_look() -> None:
 @pytest.mark.parametrize(
     ("change", "what", "advice", "command"),
     [
-        ({"batch": {"1": "x"}}, "batch 2 of 2", "The data are other ones", ""),
+        ({"batch": {"1": "x"}}, "batch 2 of 2", "The data differ", ""),
         ({"batch": {"2": "x"}}, "batch 3 of 3, which only the second run has", "a step was skipped", "TRACE_STEP=5 "),
         ({"lr": {"0": "0.2"}}, "learning rate", "The scheduler is at another position", ""),
-        ({"options": {"momentum.0": "0.9"}}, "options of the optimizer momentum.0", "configured otherwise", ""),
-        ({"generator": {"torch": "x"}}, "generator torch", "drew more or fewer random numbers", "TRACE_STEP=4:6"),
+        ({"options": {"momentum.0": "0.9"}}, "options of the optimizer momentum.0", "configured differently", ""),
+        (
+            {"generator": {"torch": "x"}, "batch": {"0": "x"}},
+            "generator torch",
+            "or was seeded differently. They are the likely source of the other batch",
+            "TRACE_STEP=4:6",
+        ),
         ({"parameter": {"b.weight": "x"}}, "parameter of b.weight", "The gradients read in this step agree", "STEP=5 "),
     ],
 )
@@ -90,7 +95,8 @@ def test_the_rank_that_differs_first_is_named() -> None:
 
 def test_a_headline_is_short() -> None:
     short = replace(recording("b"), steps={number: step for number, step in recording("b").steps.items() if number < 7})
-    assert headline(verdict(recording("a"), short)) == "The runs agree in steps 0 to 6; one of them went on"
+    said = "The runs agree in steps 0 to 6; not all was compared: a has steps 0 to 11, b steps 0 to 6"
+    assert headline(verdict(recording("a"), short)).startswith(said)
     longer = recording("b", {4: {"batch": {"2": "x"}}})
     assert headline(verdict(recording("a"), longer)) == "The runs differ from step 4 on: batch that one run lacks"
 

@@ -1,0 +1,95 @@
+"""Read the state of learning rate schedulers: of objects that hold a watched optimizer as ``optimizer``.
+
+A scheduler that was not restored may act long after the resumption: its counters differ at once.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+_LEFT_OUT = frozenset({"optimizer", "_last_lr"})
+"""Attributes that are parts of their own."""
+
+_LONGEST = 16
+"""Longest list of plain values that is read."""
+
+_MOST_LOOKS = 8
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+class WatchedSchedulers:
+    """Schedulers of the watched optimizers, found among all objects of the process once they are stepped first."""
+
+    def __init__(self) -> None:
+        self._found: list[tuple[str, Any]] = []
+        self._last: dict[str, str] = {}
+        self._looked = 0
+
+    def look_up(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Find the schedulers of these optimizers. This walks all objects of the process, and a program may make an
+        optimizer in each step: the first few times alone."""
+        self._looked += 1
+        if self._looked > _MOST_LOOKS:
+            return
+        found = sorted(schedulers_of(optimizers), key=lambda one: (type(one).__name__, sorted(_plain(one))))
+        names = [type(one).__name__ for one in found]
+        self._found = [
+            (name if names.count(name) == 1 else f"{name} {names[:at].count(name) + 1}", one)
+            for at, (name, one) in enumerate(zip(names, found, strict=True))
+        ]
+
+    def changes(self) -> dict[str, str]:
+        """Return what changed since the last call, by scheduler and attribute (``StepLR.last_epoch``); at first all."""
+        now = {f"{name}.{key}": text for name, scheduler in self._found for key, text in _plain(scheduler)}
+        changed = {key: text for key, text in now.items() if self._last.get(key) != text}
+        self._last = now
+        return changed
+
+
+def schedulers_of(optimizers: Sequence[torch.optim.Optimizer]) -> list[Any]:
+    """Return the objects that step the learning rates of these optimizers, in no order."""
+    if not optimizers:
+        return []
+    holders = gc.get_referrers(*optimizers)
+    attributes = [one for one in holders if type(one) is dict and any(one.get("optimizer") is by for by in optimizers)]
+    owners = gc.get_referrers(*attributes) if attributes else []  # Python shows an object's dict, or the object
+    found: dict[int, Any] = {id(one): one for one in (*holders, *owners) if _is_scheduler(one, optimizers)}
+    return list(found.values())
+
+
+def _is_scheduler(one: Any, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
+    """Return True for an object with an optimizer, a step and a state: also of classes that do not inherit torch's.
+
+    By its class and its own attributes alone, for to ask a stranger for an attribute may run the program's code.
+    """
+    kind = type(one)
+    if issubclass(kind, (torch.optim.Optimizer, torch.nn.Module, type)):
+        return False
+    if not all(callable(getattr(kind, name, None)) for name in ("step", "state_dict", "load_state_dict")):
+        return False
+    held = getattr(one, "__dict__", {}).get("optimizer")
+    return any(held is by for by in optimizers)
+
+
+def _plain(scheduler: Any) -> Iterator[tuple[str, str]]:
+    """Yield the attributes that are plain values, as text."""
+    for name, value in list(vars(scheduler).items()):
+        if name in _LEFT_OUT:
+            continue
+        if type(value) in (list, tuple):
+            if len(value) <= _LONGEST and all(isinstance(one, _PLAIN) for one in value):
+                yield name, f"({', '.join(map(_text, value))})"
+        elif isinstance(value, _PLAIN):
+            yield name, _text(value)
+
+
+def _text(value: Any) -> str:
+    """Return a plain value as text: of a subclass, as of NumPy, as the number that it is."""
+    if isinstance(value, float):
+        return repr(float(value))
+    return repr(int(value)) if type(value) is not bool and isinstance(value, int) else str(value)
