@@ -20,6 +20,7 @@ from hashbench.processes import python_calling, uncollected
 
 if TYPE_CHECKING:
     from hashbench.divergence.rank_verdict import RanksVerdict
+    from hashbench.divergence.replicas import ReplicasVerdict
     from hashbench.ranks.notes import NamedCall, Repro
     from hashbench.records import Trace
 
@@ -158,15 +159,27 @@ def _compared(first: Path, second: Path) -> tuple[RanksVerdict, Mapping[int, Tra
     return verdict, runs[0].traces
 
 
-def _show_diff(verdict: RanksVerdict, *, as_json: bool, repro: Repro | None = None) -> int:
-    """Print the verdict, with the repro if there is one, and return the exit code."""
-    from hashbench.divergence.ranks_text import diff_document, diff_text
+def _show_diff(
+    verdict: RanksVerdict, *, as_json: bool, repro: Repro | None = None, replicas: ReplicasVerdict | None = None
+) -> int:
+    """Print the verdict, with the repro and the check of the replicas if there are any, and return the exit code."""
+    from hashbench.divergence.ranks_text import check_document, check_text, diff_document, diff_text
 
     if as_json:
-        _show(diff_document(verdict) | ({} if repro is None else to_json(repro)))
+        checked = {} if replicas is None else {"replicas": check_document(replicas)}
+        _show(diff_document(verdict) | ({} if repro is None else to_json(repro)) | checked)
     else:
-        _show("\n".join([diff_text(verdict), *([] if repro is None else [repro.line()])]))
-    return _exit_code(equal=verdict.equal, differs=bool(verdict.first or verdict.differing))
+        checked_text = [] if replicas is None else [check_text(replicas)]
+        _show("\n".join([diff_text(verdict), *([] if repro is None else [repro.line()]), *checked_text]))
+    code = _exit_code(equal=verdict.equal, differs=bool(verdict.first or verdict.differing))
+    if code or replicas is None or not (replicas.checked or replicas.uncompared):
+        return code
+    return _exit_code(equal=replicas.equal and not replicas.uncompared, differs=bool(replicas.differing))
+
+
+def _say_each(sentences: Sequence[str]) -> None:
+    for sentence in sentences:
+        say(sentence)
 
 
 def _check(parsed: argparse.Namespace) -> int:
@@ -195,40 +208,60 @@ def _exit_code(*, equal: bool, differs: bool) -> int:
 
 
 def _run(parsed: argparse.Namespace) -> int:
-    from hashbench.ranks.launch import run_ranks
+    from hashbench.divergence.replicas import check_replicas
+    from hashbench.ranks.launch import refuse_missing
     from hashbench.ranks.notes import REPRO, calls_to_capture, guilty_of
 
-    script, arguments = _script(parsed)
+    script, _ = _script(parsed)
+    refuse_missing(script, module=parsed.module)
     output = parsed.output or flags.new_folder("ranks")
     folders = output / FIRST, output / SECOND
     _refuse_used([*folders, output / THIRD, output / REPRO])
-    problems = []
-    for number, folder in enumerate(folders, 1):
-        command = _rank_command(folder, parsed, script, arguments)
-        if problem := run_ranks(command, ranks=parsed.ranks, seconds=parsed.timeout):
-            problems.append(problem)
-            say(f"run {number} of {script}: {problem}")
+    problems = [_run_once(parsed, folder, number) for number, folder in enumerate(folders, 1)]
     verdict, traces = _compared(*folders)
     guilty = guilty_of(verdict)
     repro = None if guilty is None else _captured(parsed, output, calls_to_capture(guilty, traces))
-    code = _show_diff(verdict, as_json=parsed.json, repro=repro)
+    replicas = check_replicas(traces) if verdict.equal and len(traces) > 1 else None
+    code = _show_diff(verdict, as_json=parsed.json, repro=repro, replicas=replicas)
     if not parsed.json:
         print(f"\nWritten: {output}")
-    return code or (EXIT_USAGE if problems else 0)
+    return code or (EXIT_USAGE if any(problems) else 0)
+
+
+def _run_once(parsed: argparse.Namespace, folder: Path, number: int, calls: Sequence[NamedCall] = ()) -> str:
+    """Record the script once; say what went wrong, and return it.
+
+    Raises:
+        HashbenchError: it is the first run, and the second one would not tell more.
+    """
+    from hashbench.ranks.launch import run_ranks
+
+    script, arguments = _script(parsed)
+    command = _rank_command(folder, parsed, script, arguments, capture=calls)
+    end = run_ranks(command, ranks=parsed.ranks, seconds=parsed.timeout, folder=folder)
+    what, is_there = f"run {number} of {script}: {end.problem}", any(folder.glob("rank*.log.gz"))
+    if number == 1 and end.waiting:
+        _say_each(end.waiting)
+        tip = f"Give more with --timeout. Its whole steps: hashbench ranks check {folder}" if is_there else ""
+        raise HashbenchError(what, consequence="a second run would take as long, so nothing was compared", tip=tip)
+    if number == 1 and end.problem and not is_there:
+        consequence = "no rank recorded anything, so nothing was compared"
+        raise HashbenchError(what, consequence=consequence, tip="See what the ranks printed, above.")
+    if end.problem:
+        say(what)
+        _say_each(end.waiting)
+    return end.problem
 
 
 def _captured(parsed: argparse.Namespace, output: Path, calls: Sequence[NamedCall]) -> Repro:
     """Run the script once more and capture these calls, on the rank of a kernel or on all ranks of a collective."""
-    from hashbench.ranks.launch import run_ranks
     from hashbench.ranks.notes import REPRO, Repro, read_notes
 
     if not calls:
         return Repro(reproduced="none: a message is not repeated")
-    third, (script, arguments) = output / THIRD, _script(parsed)
+    third = output / THIRD
     say(f"once more, to capture {calls[0].word()}")
-    command = _rank_command(third, parsed, script, arguments, capture=calls)
-    if problem := run_ranks(command, ranks=parsed.ranks, seconds=parsed.timeout):
-        say(f"run 3 of {script}: {problem}")
+    _run_once(parsed, third, 3, calls)
     notes = read_notes(third, calls)
     if len(notes) < len(calls) or not all(note.written for note in notes):
         return Repro(reproduced=next((note.words for note in notes if not note.written), "not captured: no rank tells"))

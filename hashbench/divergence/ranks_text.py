@@ -101,7 +101,7 @@ def _diff_lines(verdict: RanksVerdict) -> Iterator[str]:
         yield from (f"  {_place(one)}{_in_brackets(_with_arguments(one))}" for one in verdict.first[:_FIRSTS])
         yield from _more(len(verdict.first) - _FIRSTS)
     elif verdict.equal:
-        yield f"All ranks agree: {_compared(verdict)}."
+        yield f"Both runs are equal on every rank: {_compared(verdict)}."
     else:
         yield f"Nothing that was compared differs, and not all was compared: {_compared(verdict)}."
     if verdict.differing:

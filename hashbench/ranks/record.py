@@ -24,9 +24,11 @@ import torch
 from hashbench.errors import HashbenchError
 from hashbench.io import tell_unwritten
 from hashbench.processes import uncollected
+from hashbench.ranks.launch import refuse_missing
 from hashbench.ranks.notes import REPRO, NamedCall
 from hashbench.ranks.results import CURRENT
 from hashbench.ranks.step_file import StepFile, rank_path, run_id
+from hashbench.ranks.waiting import telling_at_deadline
 from hashbench.records import EarlyRead, Result, TracedRank
 from hashbench.run.settings import settings
 from hashbench.text import count, one_line, shorten
@@ -347,16 +349,16 @@ def run_script(
         HashbenchError: as for :func:`record_ranks`; there is no such script. Whatever the script raises passes,
             ``SystemExit`` included.
     """
-    if not module and not Path(script).exists():
-        raise HashbenchError(
-            f"cannot run {script}", consequence="there is no such file", tip="Give the script after `--`."
-        )
+    refuse_missing(script, module=module)
     before = sys.argv, list(sys.path)
     sys.argv = [script, *arguments]
     if not sys.flags.safe_path:
         sys.path[0] = str(Path.cwd()) if module else str(Path(script).resolve().parent)
     try:
-        with record_ranks(folder, steps=steps, tracer=tracer, source_lines=source_lines, capture=capture):
+        with (
+            telling_at_deadline(Path(folder)),
+            record_ranks(folder, steps=steps, tracer=tracer, source_lines=source_lines, capture=capture),
+        ):
             if module:
                 runpy.run_module(script, run_name="__main__", alter_sys=True)
             else:

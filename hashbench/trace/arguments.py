@@ -152,6 +152,15 @@ def caller_line(frame: FrameType | None) -> str:
     return ""
 
 
+def in_torch(frame: FrameType | None) -> bool:
+    """Return True if the nearest caller outside torch, hashbench and the standard library has called torch."""
+    while frame is not None and not _is_users(frame.f_code.co_filename):
+        if frame.f_code.co_filename.startswith(_TORCH):
+            return True
+        frame = frame.f_back
+    return False
+
+
 def _is_users(file: str) -> bool:
     if file.startswith((_INSTALLED, _HERE)):  # torchvision's code counts as the model's, as does an installed zoo
         return file.startswith(_ZOO) or not file.startswith((_TORCH, _HERE))

@@ -6,6 +6,7 @@ import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import pytest
 from command_helpers import Main
 
 from hashbench.cli.ranks import steps_of
+from hashbench.ranks import launch
+from hashbench.ranks.launch import RanksEnd
 from hashbench.ranks.step_file import rank_path
 from tests.ranks.rank_traces import rank_trace, traces, write
 
@@ -22,7 +25,7 @@ def test_runs_that_agree_exit_with_0(main: Main, tmp_path: Path) -> None:
     write(tmp_path / "b", traces(3))
     done = main("ranks", "diff", "a", "b", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "agree" in done.stdout
+    assert "equal on every rank" in done.stdout
 
 
 def test_the_rank_and_kernel_of_runs_that_differ_are_named(main: Main, tmp_path: Path) -> None:
@@ -103,17 +106,95 @@ def test_replicas_that_agree_exit_with_0(main: Main, tmp_path: Path) -> None:
 
 
 def test_replicas_that_differ_are_named(main: Main, tmp_path: Path) -> None:
-    run = _replicas(3)
-    step = run[2].steps[1]
-    (result,) = step.results
-    other = replace(result, digest=result.digest._replace(value="0" * 16))
-    steps = (run[2].steps[0], replace(step, results=(other,)), *run[2].steps[2:])
-    write(tmp_path / "a", {**run, 2: replace(run[2], steps=steps)})
+    write(tmp_path / "a", _drifted(3))
     done = main("ranks", "check", "a", cwd=tmp_path)
     assert done.returncode == 1, done.stderr
     assert "rank 2" in done.stdout
     document = json.loads(main("ranks", "check", "a", "--json", cwd=tmp_path).stdout)
     assert document["differing"][0]["name"] == "w"
+
+
+def _drifted(world_size: int) -> dict:
+    """Make the traces of ranks the last of which holds another parameter from its second step on."""
+    run, last = _replicas(world_size), world_size - 1
+    step = run[last].steps[1]
+    (result,) = step.results
+    other = replace(result, digest=result.digest._replace(value="0" * 16))
+    steps = (run[last].steps[0], replace(step, results=(other,)), *run[last].steps[2:])
+    return {**run, last: replace(run[last], steps=steps)}
+
+
+def _recorded_as(monkeypatch: pytest.MonkeyPatch, *runs: tuple[dict, RanksEnd]) -> list[Path]:
+    """Have ``ranks run`` record these; return the folders that it has recorded into."""
+    folders: list[Path] = []
+
+    def record(_command: object, *, folder: Path, **_: object) -> RanksEnd:
+        made, end = runs[len(folders)]
+        folders.append(folder)
+        if made:
+            write(folder, made)
+        return end
+
+    monkeypatch.setattr(launch, "run_ranks", record)
+    return folders
+
+
+@pytest.mark.parametrize(
+    ("made", "code", "says"),
+    [
+        (lambda: _drifted(3), 1, "replicas differ:  w on ranks 0, 1, 2 since step"),
+        (lambda: _replicas(3), 0, "Replicas agree: 1 parameter"),
+        (lambda: traces(3), 0, "No parameter is known to be a replica"),
+    ],
+    ids=["replicas that drift alike in both runs", "replicas that agree", "no replicas"],
+)
+def test_run_checks_the_replicas_of_runs_that_are_equal(
+    main: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Callable[[], dict], code: int, says: str
+) -> None:
+    (tmp_path / "train.py").touch()
+    _recorded_as(monkeypatch, (made(), RanksEnd()), (made(), RanksEnd()))
+    done = main("ranks", "run", "-n", 3, "--output", "out", "--", "train.py", cwd=tmp_path)
+    assert done.stdout.startswith("Both runs are equal on every rank")
+    assert says in done.stdout
+    assert done.returncode == code
+
+
+def test_replicas_are_in_the_document_of_run(main: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").touch()
+    _recorded_as(monkeypatch, (_drifted(2), RanksEnd()), (_drifted(2), RanksEnd()))
+    done = main("ranks", "run", "--json", "--output", "out", "--", "train.py", cwd=tmp_path)
+    document = json.loads(done.stdout)
+    assert (document["equal"], document["replicas"]["equal"], done.returncode) == (True, False, 1)
+
+
+@pytest.mark.parametrize(
+    ("made", "end", "says"),
+    [
+        (traces(2), RanksEnd("the ranks were ended after 5 s, the time limit", ("rank 0 waits",)), "rank 0 waits"),
+        ({}, RanksEnd("the ranks were ended after 5 s, the time limit", ("rank 0 waits",)), "as long, so nothing was"),
+        ({}, RanksEnd("the ranks failed (exit code 1 of torchrun)"), "no rank recorded anything"),
+    ],
+    ids=["a rank hangs", "a rank hangs in its first step", "the script fails before its first step"],
+)
+def test_there_is_no_second_run_where_it_would_not_tell_more(
+    main: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: dict, end: RanksEnd, says: str
+) -> None:
+    (tmp_path / "train.py").touch()
+    folders = _recorded_as(monkeypatch, (made, end))
+    done = main("ranks", "run", "--output", "out", "--timeout", "5", "--", "train.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout, len(folders)) == (2, "", 1)
+    assert says in done.stderr
+    assert end.problem in done.stderr.splitlines()[-1]
+
+
+def test_a_script_that_is_not_there_is_refused_at_once(
+    main: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = _recorded_as(monkeypatch)
+    for words in (("nothere.py",), ("-m", "nothere.main")):
+        done = main("ranks", "run", "--output", "out", "--", *words, cwd=tmp_path)
+        assert (done.returncode, done.stdout, folders) == (2, "", [])
+        assert "cannot run" in done.stderr
 
 
 def _replicas(world_size: int) -> dict:
@@ -164,6 +245,7 @@ def test_a_script_must_be_named(main: Main, command: tuple[str, ...], tmp_path: 
 
 def test_a_folder_with_an_earlier_recording_is_not_mixed_with_another(main: Main, tmp_path: Path) -> None:
     write(tmp_path / "out" / "first", traces(2))
+    (tmp_path / "train.py").touch()
     done = main("ranks", "run", "--output", "out", "--", "train.py", cwd=tmp_path)
     assert done.returncode == 2
     assert "out/first exists" in done.stderr
