@@ -33,6 +33,9 @@ PHASES = ("forward", "backward", "optimizer")
 MODES = ("training", "inference")
 """Modes of a model: ``train()`` with backward and optimizer, or ``eval()``, forward only."""
 
+SAME_BUILD = "equal"
+"""Value of ``second_build`` where weights and inputs of two builds from one seed are equal."""
+
 BATCH_INVARIANCE = "batch-invariance"
 INVARIANCE_GROUPS: Mapping[str, tuple[str, ...]] = {
     group: tuple(one.name for one in INVARIANCES.values() if one.group == group)
@@ -912,6 +915,8 @@ class Row:
     perturbed_ops: str = ""
     settings_changed: str = labelled("Settings changed")
     not_compared: str = labelled("Not compared")
+    second_build: str = labelled("Second build")
+    deterministic_ops: str = labelled("Deterministic by the flag alone")
     compiled: str = labelled("Compiled code")
     backend: str = labelled("Backend")
     graphs: int | None = None

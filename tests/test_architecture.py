@@ -82,6 +82,7 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
         frozenset(
             {
                 "batch_items",
+                "builds",
                 "compilations",
                 "compiled",
                 "compiled_cause",

@@ -19,9 +19,10 @@ import torch
 
 from hashbench.catalog import Status
 from hashbench.check.batch_items import batch_of
+from hashbench.check.builds import contents_of, second_build
 from hashbench.check.invariance import check_invariance
 from hashbench.check.pair import PairCheck, retried_with_warnings
-from hashbench.check.row import row_of
+from hashbench.check.row import keep_draft, row_of
 from hashbench.check.subject import Given, Subject, prepared_runs
 from hashbench.diagnose import fresh_process
 from hashbench.processes import preserved_umask, tell_phase
@@ -121,18 +122,27 @@ class BenchmarkRunner:
                 return _setup_failure(Status.FAIL_TO_LOAD, level, error, f"loading {spec.name} failed")
             if (workload.world_size or 1) > 1:
                 return self._check_ranks(replace(spec, world_size=workload.world_size), level)
+            seconds, built = perf_counter() - began, contents_of(workload)
             try:
                 workload = self.prepare(workload)
             except Exception as error:
                 failed = _setup_failure(Status.FAIL_TO_RUN, level, error, f"preparing {spec.name} failed")
                 return replace(failed, iterations=workload.iterations)
-            return self.check_accuracy(
+            outcome = self.check_accuracy(
                 workload,
                 deterministic=level,
                 optimizer=spec.optimizer,
                 spec=spec,
                 loading_seconds=perf_counter() - began,
             )
+            if outcome.accuracy != Status.PASS or self.options.backend or self.options.batch_invariant:
+                return outcome
+            del workload
+            keep_draft(spec, self.options, outcome)  # building it again may end this process
+            tell_phase("building it again")
+            with preserved_umask():
+                again = second_build(built, functools.partial(self.load_model, spec), first_seconds=seconds)
+            return replace(outcome, second_build=again)
 
     def traces_of(self, spec: ModelSpec, *, level: str, runs: int, threads: int | None = None) -> list[Trace | Failure]:
         """Build the model and make ``runs`` traced runs at deterministic level ``level``: what a fresh process does.

@@ -24,6 +24,7 @@ from hashbench.records import (
     RunCounts,
     RunOptions,
 )
+from hashbench.repro.torch_docs import deterministic_by_flag
 from hashbench.run import outputs
 from hashbench.run.leaves import NotComparableError
 from hashbench.run.outcome import (
@@ -108,6 +109,9 @@ class PairCheck:
                 log_error("comparing two runs failed")
                 return _ended(outcome, failure_of(error), number)
         differing = sum(other != fingerprints[0] for other in fingerprints)
+        if outcome.accuracy == Status.PASS and self.level != "off":
+            by_flag = deterministic_by_flag(first.op_names, device=self.options.device)
+            outcome = replace(outcome, deterministic_ops=by_flag)
         return replace(outcome, run_counts=RunCounts(len(fingerprints) - 1, differing, distinct=len(set(fingerprints))))
 
     def confirm(self, outcome: Outcome) -> Outcome:

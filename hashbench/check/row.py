@@ -79,6 +79,8 @@ def row_of(
         benign_ops=_op_names(outcome.benign or ()),
         settings_changed="; ".join(outcome.settings_changed),
         not_compared=a_few(outcome.not_compared),
+        second_build=outcome.second_build,
+        deterministic_ops=a_few(outcome.deterministic_ops),
         backend=options.backend,
         compiled=f"ran eagerly: {a_few(outcome.compiled)}" if outcome.compiled else "",
         traces=" ".join(traces),

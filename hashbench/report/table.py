@@ -13,7 +13,7 @@ from tabulate import tabulate
 from hashbench.catalog import Kind, Origin, Perturbation, kind_of, status_of
 from hashbench.causes import stats
 from hashbench.compiled import text as compiled
-from hashbench.records import Row
+from hashbench.records import SAME_BUILD, Row
 from hashbench.results.folder import ResultsFolder, file_key
 from hashbench.text import a_few, count, one_line, percent, rate, shorten, stress_counts, told
 
@@ -169,6 +169,16 @@ def _remarks(row: Row) -> Iterator[str]:
     not_compared = f"not compared: {row.not_compared}" if row.not_compared else ""
     yield from (one_line(text) for text in (row.error, not_compared, row.compiled) if text)
     yield from compiled.remarks(row)
+    yield from map(one_line, _unseen(row))
+
+
+def _unseen(row: Row) -> Iterator[str]:
+    """Yield what runs of one build under the deterministic flag do not show."""
+    if row.second_build not in ("", SAME_BUILD):
+        yield f"a second build from the same seed: {row.second_build}"
+    if row.deterministic_ops:
+        known = f"torch documents as deterministic only with --deterministic on: {row.deterministic_ops}"
+        yield f"{known}; `--deterministic off` looks at them"
 
 
 def _remedy(row: Row, *, ours: bool) -> str:
@@ -291,7 +301,17 @@ def _what_runs_prove(rows: Sequence[Row], more_runs: bool) -> str:
     more = [f"`--runs {_MORE_RUNS}` misses none above {least}"] if more_runs and runs < _MORE_RUNS else []
     stressed = any(stress_counts(row) for row in rows)
     more += [] if stressed or not more else ["`--stress` also varies threads, load, memory and addresses"]
-    return f"{text} {confidence}{'; ' if more else ''}{', and '.join(more)}."
+    return f"{text} {confidence}{'; ' if more else ''}{', and '.join(more)}.{_not_as_the_program_runs(rows, more_runs)}"
+
+
+def _not_as_the_program_runs(rows: Sequence[Row], flags: bool) -> str:
+    """Return that models ran with deterministic algorithms, which are off where a program does not ask for them."""
+    under = sum(row.deterministic not in ("", "off") for row in rows)
+    if not under:
+        return ""
+    which = "They" if under == len(rows) else f"{under} of these {len(rows)} models"
+    text = f" {which} ran with torch.use_deterministic_algorithms(True), not with the program's own setting"
+    return f"{text}; torch's default is `--deterministic off`." if flags else f"{text}."
 
 
 def _what_stress_proves(passing: Sequence[Row], flaky: Sequence[Row]) -> str:

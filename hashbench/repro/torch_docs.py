@@ -128,6 +128,20 @@ def look_up(op: str, *, device: str, backward_of: str = "") -> Documentation:
     return Documentation(kind, here, tuple(item for item in matching if item not in here), readable=bool(items))
 
 
+def deterministic_by_flag(ops: Iterable[str], *, device: str) -> tuple[str, ...]:
+    """Return the ``ops`` that torch lists as deterministic on ``device`` under the flag, and so perhaps only there.
+
+    A name is all that is known of a call: ``index_put`` without ``accumulate`` and with distinct indices needs no flag.
+    """
+    kind = device.partition(":")[0]
+    items = [
+        item
+        for item in parse(torch.use_deterministic_algorithms.__doc__ or "")
+        if item.verdict == BECOMES_DETERMINISTIC and item.speaks_of(kind)
+    ]
+    return tuple(op for op in sorted(ops) if _matching(items, op, backward_of=""))
+
+
 def parse(docstring: str) -> tuple[Item, ...]:
     """Parse both lists of the docstring; return nothing if one of them is missing or cannot be parsed."""
     items = tuple(_item(verdict, bullet, modes) for verdict, bullet, modes in _bullets(docstring))

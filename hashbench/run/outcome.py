@@ -90,6 +90,13 @@ class Run:
             return len(self.recorded.records)
         return None if self.recorded is None else self.recorded.ops
 
+    @property
+    def op_names(self) -> frozenset[str]:
+        """Names of the recorded ops; empty if untraced."""
+        if isinstance(self.recorded, Trace):
+            return frozenset(record.op for record in self.recorded.records)
+        return frozenset() if self.recorded is None else self.recorded.op_names
+
     def agrees_with(self, other: Run) -> bool:
         """Return whether both traces are known to be equal without building them; if false, they must be compared."""
         first, second = self.recorded, other.recorded
@@ -411,6 +418,8 @@ class Outcome:
     nondeterministic_op: str = ""
     settings_changed: tuple[str, ...] = ()
     not_compared: tuple[str, ...] = ()
+    second_build: str = ""
+    deterministic_ops: tuple[str, ...] = ()
     compiled: tuple[str, ...] = ()
     tracer: str = ""
     ops: int | None = None

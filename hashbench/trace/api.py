@@ -325,6 +325,14 @@ class Recording:
         finished = self._trace._finished
         return self._trace._tracer.raw.nodes.record_count() if finished is None else len(finished.records)
 
+    @property
+    def op_names(self) -> frozenset[str]:
+        """Names of the recorded ops."""
+        finished = self._trace._finished
+        if finished is not None:
+            return frozenset(record.op for record in finished.records)
+        return frozenset(self._trace._tracer.op_names())
+
     @functools.cached_property
     def content(self) -> bytes:
         """Return a cheap equality token: equal non-empty tokens of one process imply equal traces; ``b""`` means

@@ -287,6 +287,10 @@ class CallObserver:
         self._add_undeclared_writes()
         return list(map(RawRecord._make, self._records[first:]))  # a copy: other threads may append
 
+    def op_names(self) -> set[str]:
+        """Return the names of the ops of the records so far."""
+        return {plan.name for plan, *_ in list(self._records)}
+
     @property
     def writer(self) -> Callable[[int], int] | None:
         """Function from a number among the reads to the writer's; ``None`` if they are the same."""

@@ -91,6 +91,10 @@ class TracingMode(TorchDispatchMode):
         """Return ``b""``: traces of a mode have no cheap equality token."""
         return b""
 
+    def op_names(self) -> set[str]:
+        """Return the names of the ops recorded so far."""
+        return self.raw.observer.op_names()
+
     def built(self) -> tuple[Trace, Mapping[int, Mapping[str, Any]]]:
         """Build the trace so far, and notes by record number."""
         raw = self.raw

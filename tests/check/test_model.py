@@ -352,7 +352,7 @@ def test_level_of_the_zoo_counts_unless_the_flag_says_otherwise() -> None:
 
     assert row_of(build, deterministic="off").deterministic == "off"
     assert row_of(build, replace(INFERENCE, deterministic="on"), deterministic="off").deterministic == "on"
-    assert seen == [0] * 5 + [2] * 5
+    assert seen == [0] * 6 + [2] * 6  # two builds, and two runs of two iterations
 
 
 # ------------------------------------------------------------------------------------------------------- flags

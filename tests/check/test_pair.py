@@ -36,6 +36,26 @@ def test_constructor_with_such_an_op_is_retried_with_warnings() -> None:
     assert row.nondeterministic_op.startswith("put_")
 
 
+def _scattered(_model, out):
+    return out.index_put((torch.tensor([0]),), out[:1])
+
+
+@pytest.mark.parametrize("tracer", ["auto", "python"])
+@pytest.mark.parametrize(
+    ("change", "level", "named"),
+    [
+        (_scattered, "on", "aten.index_put.default"),
+        (_scattered, "off", ""),
+        (None, "on", ""),
+        (lambda model, out: _scattered(model, out) + model.run, "on", ""),
+    ],
+    ids=["with the flag", "without", "no such op", "runs that differ"],
+)
+def test_ops_that_pass_by_the_flag_are_named(change, level: str, named: str, tracer: str) -> None:
+    options = replace(INFERENCE, deterministic=level, tracer=tracer)
+    assert row_of(lambda: workload(change), options).deterministic_ops == named
+
+
 def test_every_run_is_compared_with_the_first() -> None:
     for change, accuracy, distinct in (
         (lambda model, out: out + (model.run == 4), "eager_two_runs_differ", 2),

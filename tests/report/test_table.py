@@ -168,13 +168,48 @@ def test_lines_below_a_row(tmp_path):
     ],
 )
 def test_footer_says_what_passing_means(runs, high, said):
-    few = row("a", runs=runs, rate_high=high)
+    few = row("a", runs=runs, rate_high=high, deterministic="off")
     failed = row("c", "crashed", runs=2, rate_high=0.99)
-    assert sweep_table([failed, few, row(runs=200, rate_high=0.01)]).splitlines()[-1] == said
+    many = row(runs=200, rate_high=0.01, deterministic="off")
+    assert sweep_table([failed, few, many]).splitlines()[-1] == said
     assert "Passed means" not in sweep_table([failed])
     assert "--runs" not in sweep_table([few], more_runs=False)
     assert "Passed means" not in sweep_table([few], footer=False)
     assert what_passing_means([failed, few]) == said
+
+
+BY_FLAG = "ran with torch.use_deterministic_algorithms(True), not with the program's own setting"
+AS_TORCH_DOES = "; torch's default is `--deterministic off`"
+LEVELS = {
+    "all at on": (("on", "on"), f" They {BY_FLAG}{AS_TORCH_DOES}."),
+    "one that warns": (("off", "warn"), f" 1 of these 2 models {BY_FLAG}{AS_TORCH_DOES}."),
+    "all at off": (("off", "off"), ""),
+    "unknown": (("", ""), ""),
+}
+
+
+@pytest.mark.parametrize(("levels", "said"), LEVELS.values(), ids=LEVELS)
+def test_footer_says_that_passing_models_did_not_run_with_the_setting_of_the_program(levels, said):
+    rows = [row(level, runs=99, rate_high=0.03, deterministic=level) for level in levels]
+    missed = "That can miss a difference that shows in up to 3 % of runs (95 % confidence)."
+    assert what_passing_means(rows) == f"Passed means: 99 runs were equal. {missed}{said}"
+    assert AS_TORCH_DOES not in what_passing_means(rows, more_runs=False)  # under a harness that has no such flag
+
+
+def test_what_one_build_under_the_flag_does_not_show_is_a_remark():
+    lines = sweep_table(
+        [
+            row("alike", second_build="equal"),
+            row("other", second_build="differs in input.0"),
+            row("race", deterministic_ops="aten.index_put_.default"),
+        ]
+    ).splitlines()
+    known = "torch documents as deterministic only with --deterministic on: aten.index_put_.default"
+    assert lines[:2] == [
+        "1 pass: a second build from the same seed: differs in input.0 (other)",
+        f"1 pass: {known}; `--deterministic off` looks at them (race)",
+    ]
+    assert "alike" not in "\n".join(lines)
 
 
 def test_colours_tell_kinds_apart_and_change_no_width():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hashbench.repro import torch_docs
-from hashbench.repro.torch_docs import NOT_LISTED, UNREADABLE, look_up, parse
+from hashbench.repro.torch_docs import NOT_LISTED, UNREADABLE, deterministic_by_flag, look_up, parse
 
 DOCSTRING = torch.use_deterministic_algorithms.__doc__ or ""
 
@@ -188,3 +188,15 @@ def test_what_is_said_of_put_is_what_torch_does() -> None:
             torch.zeros(4).put_(torch.tensor([0, 0]), torch.ones(2))
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_ops_that_are_deterministic_by_the_flag_alone() -> None:
+    ops = [
+        "aten.relu.default",
+        "aten.put_.default",
+        "aten.index_put.default",
+        "aten.index_add_.default",
+        "mine.op.default",
+    ]
+    assert deterministic_by_flag(ops, device="cpu") == ("aten.index_put.default", "aten.put_.default")
+    assert "aten.index_add_.default" in deterministic_by_flag(ops, device="cuda:0")

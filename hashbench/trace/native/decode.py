@@ -41,6 +41,13 @@ def leaf_storages(library: Library, recorder: int) -> list[int]:
     return [storage for storage, *_ in _LEAF.iter_unpack(library.bytes_of(recorder, LEAVES, _LEAF.size))]
 
 
+def recorded_ops(library: Library, recorder: int) -> list[int]:
+    """Return the numbers of the ops of all records so far, each once; below 0 where Python makes the record."""
+    records = np.frombuffer(library.bytes_of(recorder, RECORDS, _RECORD.size), _RECORD_FIELDS)
+    numbers: list[int] = np.unique(records["op"]).tolist()
+    return numbers
+
+
 def content_of(
     library: Library, recorder: int, *, first_sequence: int
 ) -> tuple[list[bytes], list[tuple[int, int]]] | None:

@@ -23,7 +23,7 @@ from hashbench.trace.compiled_records import CompiledRecords
 from hashbench.trace.digest import BY_DTYPE, is_waiting
 from hashbench.trace.lanes import callers_of, in_schedule_independent_order
 from hashbench.trace.module_paths import ModulePaths
-from hashbench.trace.native.decode import DecodedTrace, content_of
+from hashbench.trace.native.decode import DecodedTrace, content_of, recorded_ops
 from hashbench.trace.native.forwarded import ForwardedCalls
 from hashbench.trace.native.kernels import KernelCalls
 from hashbench.trace.native.nodes import RecorderNodes
@@ -172,6 +172,12 @@ class NativeTracer:
         named = list(zip(registered, states, strict=True))
         rest = (named, raw.modules.contexts.modules, raw.modules.contexts.steps, raw.results, raw.setting_marks)
         return xxhash.xxh3_128_digest(b"".join([*content, repr(rest).encode()]))
+
+    def op_names(self) -> set[str]:
+        """Return the names of the ops recorded so far, without decoding the records."""
+        ops = {**self._ops.by_number, **self._kernels.ops}
+        numbers = recorded_ops(self._library, self.nodes.recorder)
+        return {ops[number].plan.name for number in numbers if number >= 0} | self.raw.observer.op_names()
 
     def segments(self) -> TraceSegments:
         """Return the segments of this trace, none so far."""

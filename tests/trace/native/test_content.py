@@ -61,7 +61,9 @@ def test_equal_traces_are_known_to_be(compute: Callable[[], Any]) -> None:
     first, second = traced(compute), traced(compute)
     assert first.content == second.content != b""
     assert first.noted == {result.name: result.digest for result in first.finish().results}
+    names = first.op_names
     assert first.ops == len(first.finish().records)
+    assert names == first.op_names == {record.op for record in first.finish().records}
     assert first.finish() == second.finish()
 
 
