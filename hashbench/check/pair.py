@@ -137,7 +137,7 @@ class PairCheck:
             if not names:
                 continue
             traces = (first.trace, second.trace)
-            verdict = find_divergence(*traces, differing=names)
+            verdict = find_divergence(*traces, differing=names, draws_first=False)
             confirmed = confirmation(outcome.verdict, verdict, pairs=number)
             if not replaces(verdict, outcome.verdict, traces):
                 return replace(outcome, confirmed=confirmed)
@@ -260,7 +260,7 @@ def compared(
     assert first.trace is not None
     assert other.trace is not None
     traces = (first.trace, other.trace)
-    verdict = find_divergence(*traces, differing=names)
+    verdict = find_divergence(*traces, differing=names, draws_first=False)
     if names == () and verdict.early_reads and verdict.divergence is not None:
         error = f"the results are not those of an untraced run: {verdict.divergence.detail}"
     if difference is None and not error:

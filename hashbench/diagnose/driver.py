@@ -418,7 +418,7 @@ def _next_source(case: DiagnosisCase, known: Sequence[str]) -> Divergence | str 
     if isinstance(first, Failure) or isinstance(second, Failure) or first.trace is None or second.trace is None:
         return "a further run failed"
     names = results_that_differ(first, second)
-    return find_divergence(first.trace, second.trace, differing=names).divergence if names else None
+    return find_divergence(first.trace, second.trace, differing=names, draws_first=False).divergence if names else None
 
 
 def _describe(case: DiagnosisCase, divergence: Divergence) -> str:

@@ -227,7 +227,7 @@ class Pairs:
             return True
         if not names or first.trace is None or other.trace is None:
             return bool(names)
-        verdict = find_divergence(first.trace, other.trace, differing=names)
+        verdict = find_divergence(first.trace, other.trace, differing=names, draws_first=False)
         return still_there(self.original, verdict.divergence)
 
 
@@ -301,7 +301,9 @@ def process_results(fresh: FreshRuns, original: Divergence | None, *, name: str)
     }
     results = []
     for experiment, compared in pairs.items():
-        differing = sum(still_there(original, find_divergence(one, other).divergence) for one, other in compared)
+        differing = sum(
+            still_there(original, find_divergence(one, other, draws_first=False).divergence) for one, other in compared
+        )
         if compared or experiment == name:
             counts = len(compared), differing, 1 + differing
             results.append(ExperimentResult(experiment, "process", *counts, note="" if compared else note))

@@ -35,6 +35,8 @@ Details:
 * Order of fills: parts of one memory that both runs fill alike, unread in between, leave the same in any order.
 * Strides: content is hashed in memory order, so equal digests with other strides are different tensors; the detail
   shows both.
+* Draws: numbers that a generator in another state drew, and that no op read, are read by Python, perhaps. They are
+  named before a value or an order behind them, which may as well come from elsewhere; the detail says both.
 * Scalars: a value from ``.item()`` among a later op's arguments is an edge. Where another op follows, the last
   differing scalar is named in ``steered_by``.
 * Inside an op that calls others (native tracer): a difference that enters there (a tensor, an argument, the order of
@@ -65,13 +67,17 @@ from hashbench.records import Trace
 from hashbench.trace.file import refuse_different
 
 
-def find(first: Trace, second: Trace, *, differing: Sequence[str] | None = None) -> PairVerdict:
+def find(
+    first: Trace, second: Trace, *, differing: Sequence[str] | None = None, draws_first: bool = True
+) -> PairVerdict:
     """Return the verdict on a pair of runs; its text is what ``hashbench diff`` prints.
 
     Args:
         first, second: the traces of two runs that should be identical.
         differing: names of the results that differ, where the caller compared them itself. Default: those whose
             digests differ. Traces without results (of a plain ``HashDebugTrace``) are judged by every record.
+        draws_first: name a draw that differs and that no op read, such as the order of a DataLoader, before an order or
+            a value from outside torch behind it. False where experiments tell them apart.
 
     Equal traces still have a divergence where either of them read a collective's output early: the trace waited for the
     collective, and the program does not.
@@ -85,7 +91,7 @@ def find(first: Trace, second: Trace, *, differing: Sequence[str] | None = None)
     runs = pair(first, second)
     names = tuple(_differing_results(first, second) if differing is None else differing)
     known = find_differences(runs)
-    return _verdict(known, choose_source(known, names), names)
+    return _verdict(known, choose_source(known, names, draws_first=draws_first), names)
 
 
 def _refuse_empty(trace: Trace, name: str) -> None:

@@ -17,7 +17,7 @@ from hashbench.divergence.introduce import (
     opaque_source,
     unwritten_memory,
 )
-from hashbench.records import Result, Steering
+from hashbench.records import Result, Steering, op_of
 
 _RANK: Mapping[str, int] = {Origin.INPUT: 0, Origin.STATE: 1}
 """Origins that lie before the first op, wherever the tensor is first read."""
@@ -38,8 +38,12 @@ class ChosenSource:
     steered_by: Steering | None = None
 
 
-def choose_source(known: Differences, differing: Sequence[str]) -> ChosenSource:
-    """Choose the difference that reached the results that differ; without any results, that of all records."""
+def choose_source(known: Differences, differing: Sequence[str], *, draws_first: bool = True) -> ChosenSource:
+    """Choose the difference that reached the results that differ; without any results, that of all records.
+
+    With ``draws_first``, that of numbers which Python may have read comes before an order or a value from outside torch
+    behind them.
+    """
     runs = known.runs
     old, new = ({result.name: result for result in run.results} for run in (runs.first, runs.second))
     pairs = [(old.get(name), new.get(name)) for name in differing]
@@ -57,8 +61,46 @@ def choose_source(known: Differences, differing: Sequence[str]) -> ChosenSource:
         return ChosenSource(None, frozenset(reached))
     if source.origin in (Origin.SEQUENCE, Origin.OUTSIDE, Origin.RANKS):
         reached = reached + _slice(known, _scalars_that_chose(known, source))
-    steered_by = steering(known, source) if source.origin in (Origin.SEQUENCE, Origin.OUTSIDE) else None
+    if source.origin not in (Origin.SEQUENCE, Origin.OUTSIDE):
+        return ChosenSource(source, frozenset(reached))
+    steered_by = steering(known, source)
+    draw = unread_draw(known, source) if draws_first else ""
+    if draw:
+        drawn = _slice(known, [draw])
+        source, reached = _behind_a_draw(known, draw, earliest(known, drawn), source), reached + drawn
     return ChosenSource(source, frozenset(reached), steered_by)
+
+
+def unread_draw(known: Differences, source: Source) -> str:
+    """Return the first draw before a source that differs since its generator was in another state, and that no record
+    read, or ``""``: Python may have read it, as the order of a DataLoader."""
+    runs = known.runs
+    draws = {
+        node: None
+        for node, (a, b) in runs.records.items()
+        if node in known.differs and runs.position[node] < source.position and a and b and a.rng != b.rng
+    }
+    for node in runs.records if draws and not source.opaque_producer else ():
+        if runs.wrote(node):
+            for read, ref in runs.reads(node):
+                if not ref.written:
+                    draws.pop(read, None)
+    return "" if source.opaque_producer else next(iter(draws), "")
+
+
+def _behind_a_draw(known: Differences, draw: str, drawn: Source | None, source: Source) -> Source:
+    """Return where the numbers of a draw came to differ, with the doubt whether ``source`` follows from them.
+
+    A clock behind an order that reaches no result (``randperm(9).tolist()``, then ``x * time()``) looks the same.
+    """
+    if drawn is None:
+        return source
+    detail = (
+        f"{drawn.detail}. No op reads what {op_of(draw)} drew, so Python may have: {entered_at(known.runs, source)} "
+        f"behind it may follow from that, or from something else outside torch ({source.detail}: {source.first} and "
+        f"{source.second})"
+    )
+    return replace(drawn, detail=detail)
 
 
 def _slice(known: Differences, starts: Iterable[str]) -> tuple[str, ...]:

@@ -23,6 +23,23 @@ def test_an_empty_trace_is_refused(empty: int) -> None:
         find(*pair)
 
 
+CLOCK = "randperm rng=g|G -> p|P\nmul input/0 (1 | 2) => y|Y"
+
+
+def test_a_value_behind_a_draw_may_come_from_elsewhere() -> None:
+    pair = [Run(CLOCK, second=second).trace() for second in (False, True)]
+    drawn, value = (find(*pair, draws_first=first).divergence for first in (True, False))
+    assert drawn is not None
+    assert value is not None
+    assert drawn.kernel == "aten.randperm.default"
+    assert drawn.detail == (
+        "the random generator was in another state before this op. No op reads what aten.randperm.default drew, so "
+        "Python may have: aten.mul.default behind it may follow from that, or from something else outside torch "
+        "(an argument that is not a tensor has another value: (1) and (2))"
+    )
+    assert (value.origin, value.kernel) == ("outside", "aten.mul.default")
+
+
 EARLY = "x = relu input/0 -> r\nx = c10d.allreduce_.default !x -> a\n"
 
 

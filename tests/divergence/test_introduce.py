@@ -305,6 +305,49 @@ extra draw from another generator is not blamed: rng at bernoulli; benign=1
     2: rand -> n rng=private
     bernoulli input/0 => y|Y rng=g|G
 
+numbers that no op read come before an argument behind them: rng at randperm; first=generator state g
+    randperm rng=g|G -> p|P
+    x = relu input/0 -> r
+    select x (0, 1 | 0, 2)
+    add x+1|2 => y|Y
+
+numbers that no op read come before a tensor from outside: rng at randperm
+    randperm rng=g|G -> p|P
+    add input/0=x other/Net#0=o|O => y|Y
+
+numbers that no op read come before another op: rng at randperm
+    randperm rng=g|G -> p|P
+    relu|gelu input/0 => y|Y
+
+numbers that no op read, which an extra draw shifted: sequence at rand
+    2: rand -> n rng=g0
+    randperm rng=g0|g1 -> p|P
+    mul input/0 (1 | 2) => y|Y
+
+numbers that an op read: outside at mul; benign=2
+    n = rand rng=g|G -> n|N
+    abs n -> m|M
+    mul input/0 (1 | 2) => y|Y
+
+numbers that no op read and that are equal: outside at mul
+    randperm rng=g|G -> p
+    mul input/0 (1 | 2) => y|Y
+
+numbers that were drawn after an argument: outside at mul; benign=1
+    y = mul input/0 (1 | 2) -> y|Y
+    randperm rng=g|G -> p|P
+    result y y|Y
+
+numbers that no op read before a write behind torch: outside at add; opaque_producer=True; benign=1
+    hashed
+    randperm rng=g|G -> p|P
+    x = relu input/0@w -> r
+    add x@r|R => y|Y
+
+numbers that no op read before a kernel: kernel at put; benign=1
+    randperm rng=g|G -> p|P
+    put input/0 => y|Y
+
 # ----------------------------------------------------------------------------------------------------- outside
 
 argument that is not a tensor differs: outside at mul; first=(0.1); second=(0.2)
