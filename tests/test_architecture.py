@@ -87,6 +87,7 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
                 "compiled",
                 "compiled_cause",
                 "compiled_function",
+                "compiled_reference",
                 "fingerprint",
                 "function",
                 "invariance",

@@ -19,13 +19,13 @@ from hashbench.catalog import Confidence, Status
 from hashbench.causes import stats
 from hashbench.check.compilations import Compiled, compiled_again, in_fresh_process, program_of
 from hashbench.check.compiled_cause import CompiledCase, CompiledFinding, explain, results_under, undeclared
+from hashbench.check.compiled_reference import Reference
 from hashbench.check.pair import PairCheck, compared
 from hashbench.check.program import AnyProgram, Compilation, Program, compiling
 from hashbench.check.row import keep_draft
 from hashbench.check.subject import Subject
-from hashbench.compiled.accuracy import Accepted, Tolerance, by_cosine_only, farther, inaccurate, tolerance_of, worse
+from hashbench.compiled.accuracy import Tolerance, inaccurate, tolerance_of
 from hashbench.compiled.advice import advice_for
-from hashbench.compiled.amplification import AmplificationJudge
 from hashbench.compiled.judge import KernelJudge, KernelJudgement
 from hashbench.compiled.kernel_list import KernelList
 from hashbench.compiled.observed import BothJudges, KernelWatcher
@@ -228,10 +228,10 @@ class CompiledCheck:
         elif self.said:
             again = "within the tolerance when it was compiled again"
             outcome = self._noted(replace(outcome, accuracy=self.said), again)
-        doubtful = self._accepted(eager, compiled, reference, failed)
-        moved = self._reference_moved(eager, compiled, reference, program, graphs)
-        outcome = self._with(outcome, reference="; ".join(filter(None, (doubtful, moved))))
         found = judged(program, graphs)
+        against = Reference(self.model.make, self.model.results, self.model.tolerance, eager, compiled, reference)
+        doubts = against.doubts(program, graphs, refused=failed)
+        outcome = self._with(outcome, reference="; ".join(doubts.texts))
         if found is None and graphs:
             outcome = self._noted(outcome, "kernels are not seen")
         if found is not None:
@@ -239,7 +239,8 @@ class CompiledCheck:
             self._keep_kernels(found)
             outcome = self._compiled_again(outcome, Compiled(compiled.noted, found.listed))
         suspected = found is not None and found.judgement.first_beyond(LIMIT) is not None
-        if not (failed or self.said or suspected or doubtful or (found is not None and found.judgement.lost)):
+        lost = found is not None and bool(found.judgement.lost)
+        if not (failed or self.said or suspected or lost or doubts.asks):
             return outcome
         if self.options.diagnose_budget <= 0:
             return outcome
@@ -293,44 +294,6 @@ class CompiledCheck:
         place = {"kernel": kernel.name, "op": ", ".join(kernel.ops[:3]), "module": kernel.module, "phase": kernel.phase}
         what = "another source" if pair.differs_by_source else "other bits on equal inputs"
         return self._with(outcome, detail=f"{detail}; first kernel with {what}", **place)
-
-    def _accepted(self, eager: Run, compiled: Run, reference: Run | None, failed: tuple[str, ...]) -> str:
-        """Return in words which results the harness accepts although they are far off; empty if none is."""
-        first, second = self.model.results(eager), self.model.results(compiled)
-        exact = None if reference is None else self.model.results(reference)
-        texts = []
-        if alike := by_cosine_only(first, second, exact, self.model.tolerance):
-            why = "" if exact is not None else ", as there is no float64 reference"
-            texts.append(f"compared by cosine similarity only{why}: {a_few(tuple(map(_how_far, alike)))}")
-        far = worse(first, second, exact)
-        if far is not None and far.name not in failed:
-            texts.append(f"the compiled model is far from float64: {_how_far(far)}")
-        return "; ".join(texts)
-
-    def _reference_moved(
-        self,
-        eager: Run,
-        compiled: Run,
-        reference: Run | None,
-        program: AnyProgram,
-        graphs: Mapping[str, CompiledGraph],
-    ) -> str:
-        """Return in words that eager mode is farther from float64 than the compiled model, and by which op; empty if it
-        is not."""
-        if reference is None:
-            return ""
-        first, second, exact = (self.model.results(run) for run in (eager, compiled, reference))
-        moved = farther(first, second, exact, self.model.tolerance)
-        if moved is None:
-            return ""
-        text = f"eager mode is farther from float64 in {moved.name}: {moved.eager:.2g}, compiled {moved.compiled:.2g}"
-        judge = AmplificationJudge(eager=True)
-        run = program.attempt(watcher=KernelWatcher(graphs, judge)) if graphs else None
-        worst = judge.result() if isinstance(run, Run) else ()
-        if worst and worst[0].facts.op:
-            text += f"; most is lost by {worst[0].facts.op}"
-            text += f" in {worst[0].facts.module}" if worst[0].facts.module else ""
-        return text
 
     def _explained(self, outcome: Outcome, case: CompiledCase) -> Outcome:
         """Add what an inaccurate model, or a kernel beyond rounding, turns out to be; a failed diagnosis is told."""
@@ -428,11 +391,6 @@ def _seen(found: Judged) -> dict[str, Any]:
         "beyond_rounding": None if largest is None else stats.significant(largest.ratio),
         "eager_rounding": None if largest is None else stats.significant(largest.own_ratio),
     }
-
-
-def _how_far(accepted: Accepted) -> str:
-    eager = "" if accepted.eager is None else f", eager mode {accepted.eager:.2g}"
-    return f"{accepted.name} is {accepted.off:.2g} off{eager}"
 
 
 def _only_rounding(case: CompiledCase) -> str:

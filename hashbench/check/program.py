@@ -13,7 +13,7 @@ import torch
 from hashbench.inductor.internals import dynamo_counters, reset_dynamo, without_graph_caches
 from hashbench.records import Failure, RunOptions
 from hashbench.run.outcome import Prepared, Run, attempt
-from hashbench.run.workload import Workload, call, cast_inputs
+from hashbench.run.workload import Workload, call, cast_inputs, cast_module
 
 if TYPE_CHECKING:
     from hashbench.check.model import BenchmarkRunner
@@ -110,7 +110,7 @@ class Program:
         model = runner.deepcopy_model(workload.module)
         inputs = runner.fresh_inputs(workload)
         if self._dtype is not None:
-            model, inputs = model.to(self._dtype), cast_inputs(inputs, self._dtype)
+            model, inputs = cast_module(model, self._dtype), cast_inputs(inputs, self._dtype)
             workload = replace(workload, module=model)
         chosen = runner.init_optimizer(workload, model, self._optimizer)
         if given is not None:

@@ -164,11 +164,13 @@ class Farther:
         name: of the result.
         eager: root mean square of eager mode's error over that of the reference.
         compiled: the same of the compiled model.
+        largest: largest error of an element, of eager mode.
     """
 
     name: str
     eager: float
     compiled: float
+    largest: float = 0.0
 
 
 def farther(
@@ -193,5 +195,5 @@ def farther(
             continue
         mine, theirs = float(rmse(exact, other)), float(rmse(exact, value))
         if theirs > 2 * mine:
-            found.append(Farther(name, theirs, mine))
+            found.append(Farther(name, theirs, mine, float((value.double() - exact.double()).abs().max())))
     return max(found, key=lambda one: one.eager, default=None)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hashbench.compiled.roundings import rounding_backend
+from hashbench.compiled.roundings import SEEDS, rounding_backend
 from hashbench.compiled.units import EXPLAINED, distance, mistake_limit, moved_by_one_unit, smallest_unit
 from hashbench.errors import named_line
 from hashbench.inductor.aot import Backend
@@ -52,9 +52,6 @@ BACKENDS = ("eager", "aot_eager", "aot_eager_decomp_partition")
 LIMIT = 1e-4
 """Distance from which a difference is a mistake, in units of what eager mode loses in its own dtype. Right programs
 reach 5e-8, planted mistakes begin at 1e-3."""
-
-SEEDS = (1, 2, 3)
-"""Of the runs with random roundings that a distance beyond the limit is held against."""
 
 
 class Semantic(enum.StrEnum):

@@ -6,7 +6,7 @@ Two right programs may differ by far more than an ulp where a result hangs on th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,12 @@ import torch
 from hashbench.inductor.aot import Backend, dynamo_backend
 from hashbench.trace.arguments import mapped, tensors_in
 from hashbench.trace.storage_writers import storage_key
+
+Run = Callable[["str | Backend | None", "torch.dtype | None"], Mapping[str, torch.Tensor]]
+"""As :data:`hashbench.compiled.ladder.Run`."""
+
+SEEDS = (1, 2, 3)
+"""Of the runs with random roundings that a distance beyond the limit is held against."""
 
 _COARSER = {
     torch.float64: torch.float32,
@@ -37,6 +43,17 @@ def rounding_backend(seed: int) -> Backend:
         return _Rounding(graph, generator).run(*inputs)
 
     return dynamo_backend(run)
+
+
+def moved_by_rounding(run: Run, name: str) -> float | None:
+    """Return the largest change of a result if every op of dynamo's graphs rounds at random, in the model's own dtype;
+    ``None`` if that cannot be run, or there is no such result."""
+    try:
+        captured = run("eager", None)[name]
+        rounded = [run(rounding_backend(seed), None)[name] for seed in SEEDS]
+        return max(float((one.double() - captured.double()).abs().max()) for one in rounded)
+    except Exception:
+        return None
 
 
 class _Rounding(torch.fx.Interpreter):

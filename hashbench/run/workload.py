@@ -105,16 +105,26 @@ def clone_inputs(inputs: Any) -> Any:
     return map_tensors(inputs, _clone)
 
 
-def _clone(tensor: torch.Tensor) -> torch.Tensor:
+def _clone(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Copy a tensor, in a dtype if one is given, with its strides and what lies between its elements."""
     plain = tensor.detach().resolve_conj().resolve_neg()
-    dense = plain.layout is torch.strided and not plain.is_quantized and not plain.is_nested and plain.numel() > 0
-    if dense and type(plain) in (torch.Tensor, torch.nn.Parameter):
-        needed = 1 + sum((size - 1) * stride for size, stride in zip(plain.shape, plain.stride(), strict=True))
-        memory = plain.as_strided((needed,), (1,)).clone()  # overlapping tensors cannot be copied element by element
-        copied = memory.as_strided(plain.shape, plain.stride(), 0)
+    dtype = dtype or plain.dtype
+    if _has_memory(plain):
+        memory = plain.as_strided((_elements_of(plain),), (1,))  # overlapping ones cannot be copied element by element
+        copied = memory.to(dtype, copy=True).as_strided(plain.shape, plain.stride(), 0)
     else:
-        copied = plain.clone()
+        copied = plain.clone() if dtype == plain.dtype else plain.to(dtype)
     return copied.requires_grad_(tensor.requires_grad)
+
+
+def _has_memory(plain: torch.Tensor) -> bool:
+    dense = plain.layout is torch.strided and not plain.is_quantized and not plain.is_nested and plain.numel() > 0
+    return dense and type(plain) in (torch.Tensor, torch.nn.Parameter)
+
+
+def _elements_of(plain: torch.Tensor) -> int:
+    """Return the number of elements from the first to the last of a tensor's, with those between them."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(plain.shape, plain.stride(), strict=True))
 
 
 def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -123,14 +133,30 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> A
 
 
 def cast_inputs(inputs: Any, dtype: torch.dtype) -> Any:
-    """Copy nested inputs, floating-point tensors in a dtype; these are leaves that require a gradient as before."""
+    """Copy nested inputs, floating-point tensors in a dtype; these are leaves that require a gradient as before.
+
+    Strides and gaps stay: ``as_strided`` reads what lies between the elements.
+    """
 
     def cast(tensor: torch.Tensor) -> torch.Tensor:
-        if not tensor.is_floating_point():
-            return tensor
-        return tensor.detach().to(dtype).requires_grad_(tensor.requires_grad)
+        return _clone(tensor, dtype) if tensor.is_floating_point() else tensor
 
     return map_tensors(inputs, cast)
+
+
+def cast_module(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
+    """Cast floating-point parameters and buffers of a module, which it returns; strides and gaps stay."""
+    named = [*module.named_parameters(), *module.named_buffers()]
+    apart = {name: tensor.detach() for name, tensor in named if _has_gaps_or_overlap(tensor)}
+    module.to(dtype)
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if name in apart and tensor.is_floating_point():
+            tensor.data = _clone(apart[name], dtype)
+    return module
+
+
+def _has_gaps_or_overlap(tensor: torch.Tensor) -> bool:
+    return _has_memory(tensor) and _elements_of(tensor) != tensor.numel()
 
 
 def mean_of_outputs(output: Any) -> torch.Tensor:

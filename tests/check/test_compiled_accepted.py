@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -47,6 +48,21 @@ class ReadThenUpdated(torch.nn.Module):
         return result
 
 
+class Gaps(torch.nn.Module):
+    """Reads what lies between the elements of its input, of which compiled code makes no copy."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return torch.as_strided_copy(x, (3,), (2,))
+
+
+class NoGaps(Gaps):
+    """Reads a tensor of its own in the same way."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.as_strided_copy(x + 1, (3,), (2,))
+
+
 def wrong_decomposition(patches: Any) -> None:
     """Lose the ``alpha`` of ``elu``."""
     from torch._inductor import decomposition
@@ -81,9 +97,9 @@ def planting() -> Iterator[Any]:
     module.undo()
 
 
-def swept(build: Callable[[], torch.nn.Module]) -> Row:
-    runner = FunctionRunner(TRAINING)
-    runner.build = lambda: Workload(build(), (torch.randn(4, 6),))
+def swept(build: Callable[[], torch.nn.Module], *, gaps: bool = False) -> Row:
+    runner = FunctionRunner(replace(TRAINING, mode="inference") if gaps else TRAINING)
+    runner.build = lambda: Workload(build(), (torch.arange(10.0)[::2] if gaps else torch.randn(4, 6),))
     return runner.run_model(ModelSpec("here", "net"))
 
 
@@ -125,3 +141,11 @@ def test_what_is_far_off_is_told_and_looked_for(case: str, planting: Any) -> Non
 def test_a_right_model_has_no_remark(build: Callable[[], torch.nn.Module]) -> None:
     row = swept(build)
     assert (row.accuracy, row.stage, row.reference, row.semantic, row.detail) == (Status.PASS, "", "", "", "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("build", "wrong"), [(Gaps, True), (NoGaps, False)])
+def test_float64_reads_the_same_gaps(build: Callable[[], torch.nn.Module], wrong: bool) -> None:
+    row = swept(build, gaps=True)
+    status = Status.FAIL_ACCURACY if wrong else Status.PASS
+    assert (row.accuracy, row.stage, row.reference) == (status, "aot_autograd" if wrong else "", "")

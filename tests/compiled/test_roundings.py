@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 
-from hashbench.compiled.roundings import rounding_backend
+from hashbench.compiled.roundings import moved_by_rounding, rounding_backend
 
 EPS = torch.finfo(torch.float64).eps
 X = torch.rand(1000, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 0.5
@@ -77,3 +78,17 @@ def test_what_is_written_in_place_stays_the_same_tensor() -> None:
     result = compiled(lambda x: x.mul_(3.0))(x)
     assert result.data_ptr() == x.data_ptr()
     assert torch.equal(x, X * 3)
+
+
+@pytest.mark.slow
+def test_how_far_rounding_moves_a_result() -> None:
+    def run(backend: Any, _: torch.dtype | None) -> dict[str, torch.Tensor]:
+        torch._dynamo.reset()
+        found = torch.compile(lambda x: (x.sin(), x[1:]), backend=backend)(X.float())
+        return dict(zip(("sine", "part"), found, strict=True))
+
+    moved = moved_by_rounding(run, "sine")
+    assert moved is not None
+    assert 0 < moved < 1e-6
+    assert moved_by_rounding(run, "part") == 0.0
+    assert moved_by_rounding(run, "no such result") is None

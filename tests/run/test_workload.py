@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 import torch
 
-from hashbench.run.workload import Workload, cache_among, call, clone_inputs, mean_of_outputs, random_projection
+from hashbench.run.workload import (
+    Workload,
+    cache_among,
+    call,
+    cast_inputs,
+    cast_module,
+    clone_inputs,
+    mean_of_outputs,
+    random_projection,
+)
 
 
 def test_workload_needs_inputs() -> None:
@@ -38,6 +47,27 @@ def test_clones_keep_strides_overlap_and_gradients() -> None:
         assert new.untyped_storage().data_ptr() != old.untyped_storage().data_ptr()
     assert copied["flag"] is True
     assert copied["t"] is not inputs["t"]
+
+
+@pytest.mark.parametrize("view", [lambda x: x[::2], lambda x: x[1:].view(3, 3)[:, 0], lambda x: x[:4].expand(2, 4)])
+def test_casts_keep_strides_gaps_and_overlap(view: Any) -> None:
+    tensor = view(torch.arange(10.0))
+    module = torch.nn.Module()
+    module.register_buffer("part", tensor)
+    module.register_buffer("whole", torch.arange(4.0))
+    (cast,) = cast_inputs([tensor], torch.float64)
+    held = cast_module(module, torch.float64).get_buffer("part")
+    assert {str(one.dtype) for one in module.buffers()} == {"torch.float64"}
+    for one in (cast, held):
+        assert (one.dtype, one.stride(), one.tolist()) == (torch.float64, tensor.stride(), tensor.tolist())
+        assert one.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr()
+        if tensor.dim() == 1:
+            assert one.as_strided((3,), (1,)).tolist() == tensor.as_strided((3,), (1,)).tolist()
+
+
+def test_casts_leave_integers_and_gradients_as_they_are() -> None:
+    number, real = cast_inputs((torch.arange(3), torch.ones(2, requires_grad=True)), torch.bfloat16)
+    assert (number.dtype, real.dtype, real.requires_grad, real.is_leaf) == (torch.int64, torch.bfloat16, True, True)
 
 
 def test_mean_loss_averages_the_means_of_outputs() -> None:

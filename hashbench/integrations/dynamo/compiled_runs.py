@@ -22,7 +22,7 @@ from hashbench.compiled.accuracy import Tolerance
 from hashbench.integrations.dynamo.eager_runs import named_results, optimizer_arguments, run_once, takes_step
 from hashbench.records import Failure, RunOptions
 from hashbench.run.outcome import Outcome, Prepared, Run, add_result, attempt
-from hashbench.run.workload import cast_inputs
+from hashbench.run.workload import cast_inputs, cast_module
 from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.callbacks import TraceCallback
 
@@ -90,7 +90,7 @@ class HarnessPieces:
         if cast is not None and dtype == torch.float64:
             model, inputs = cast(model, inputs)
             return model, inputs
-        return model.to(dtype), cast_inputs(inputs, dtype)
+        return cast_module(model, dtype), cast_inputs(inputs, dtype)
 
 
 class HarnessProgram:
