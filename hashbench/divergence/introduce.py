@@ -459,7 +459,10 @@ def _introduced(
             return None
         detail = "it reads another tensor than in the first run"
         return Source(Origin.SEQUENCE, node, at, detail, _wiring(a), _wiring(b))
-    if not wrote or passed_on or _read_a_difference(known, node, a, b):
+    if not wrote or passed_on:
+        return None
+    if _read_a_difference(known, node, a, b):
+        known.add_edge(node, _view_of_other_content(known, a, b))
         return None
     if known.add_edge(node, _met_other_strides(known, a, b)):
         return None
@@ -502,6 +505,16 @@ def _view_of_another_part(known: Differences, a: OpRecord, b: OpRecord) -> str:
     """Return the view by which this pair of records reads another part of the same memory, or ``""``."""
     for x, y in zip(a.inputs, b.inputs, strict=False):
         if x.source == known.runs.node_of[y.source] and x.offset != y.offset and (view := known.view_of(x.source)):
+            return view
+    return ""
+
+
+def _view_of_other_content(known: Differences, a: OpRecord, b: OpRecord) -> str:
+    """Return the view by which this pair of records reads other content of memory that was written alike, where inputs
+    were hashed, or ``""``: more or less of it from one place on."""
+    for x, y in zip(a.inputs, b.inputs, strict=True) if known.runs.hashed else ():
+        changed = x.digest != y.digest and known.runs.same_place(x, y) and x.source not in known.tainted
+        if changed and (view := known.view_of(x.source)):
             return view
     return ""
 
@@ -561,7 +574,7 @@ def _written_behind(known: Differences, node: str, a: OpRecord, b: OpRecord) -> 
     for ref_a, ref_b in zip(a.inputs, b.inputs, strict=True):
         changed = ref_a.digest != ref_b.digest and known.runs.same_place(ref_a, ref_b)
         tainted = ref_a.source in known.tainted and ref_a.source not in known.beside.get(node, ())
-        explained = tainted or ref_a.source in known.odd_views
+        explained = tainted or known.view_of(ref_a.source)
         if not changed or explained or _is_target(known.runs, ref_a):
             continue
         writer = ref_a.source.rpartition("/")[2] or ref_a.source
