@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import zipfile
 from collections.abc import Callable, Mapping
@@ -289,17 +290,47 @@ def test_forged_tensors_are_refused(forge: Callable[[dict[str, Any]], object], w
     assert torch.equal(torch.get_rng_state(), before)
 
 
+FAR = 10**9
+SPARSE: dict[str, tuple[torch.layout, Callable[[torch.Tensor], Any]]] = {
+    "COO": (torch.sparse_coo, lambda tensor: tensor._indices()),
+    "CSR": (torch.sparse_csr, lambda tensor: tensor.col_indices()),
+    "rows of CSR": (torch.sparse_csr, lambda tensor: tensor.crow_indices()),
+    "CSC": (torch.sparse_csc, lambda tensor: tensor.row_indices()),
+    "columns of CSC": (torch.sparse_csc, lambda tensor: tensor.ccol_indices()),
+    "BSR": (torch.sparse_bsr, lambda tensor: tensor.col_indices()),
+    "BSC": (torch.sparse_bsc, lambda tensor: tensor.row_indices()),
+}
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_sparse_tensor_that_points_outside_itself_is_refused(folder: Path) -> None:
-    call = captured(aten.mm.default, torch.eye(3).to_sparse(), torch.randn(3, 3))
+@pytest.mark.parametrize("index", [FAR, -1], ids=["behind its end", "before its start"])
+@pytest.mark.parametrize(("layout", "indices"), SPARSE.values(), ids=SPARSE)
+def test_sparse_tensor_that_points_outside_itself_is_refused(
+    layout: torch.layout, indices: Callable[[torch.Tensor], Any], index: int, folder: Path
+) -> None:
+    blocks = (2, 2) if layout in (torch.sparse_bsr, torch.sparse_bsc) else None
+    call = captured(aten.clone.default, torch.eye(4).to_sparse(layout=layout, blocksize=blocks))
     content = call_file.payload(call)
     torch.save(content, folder / "tensors.pt")
     (folder / "call.json").write_text(call_file.document(call, tensors=folder / "tensors.pt", recorded={}))
     call_file.read(folder)
-    content["whole"][0]._indices()[0, 0] = 10**6
+    indices(content["whole"][0])[..., -1] = index
     torch.save(content, folder / "tensors.pt")
     signed_again(folder, document_in(folder))
     refused(folder, "damaged")
+    assert not torch.sparse.check_sparse_tensor_invariants.is_enabled()
+
+
+def test_jagged_tensor_whose_offsets_nobody_checks_is_refused(folder: Path) -> None:
+    call = captured(aten.clone.default, torch.ones(4))
+    jagged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    jagged.offsets()[-1] = FAR
+    content = {**call_file.payload(call), "whole": [jagged]}
+    torch.save(content, folder / "tensors.pt")
+    document = json.loads(call_file.document(call, tensors=folder / "tensors.pt", recorded={}))
+    document["tensors"] = [{"whole": 0, "device": "cpu", "requires_grad": False}]
+    signed_again(folder, document)
+    refused(folder)
 
 
 # --------------------------------------------------------------------------------------------------------- values

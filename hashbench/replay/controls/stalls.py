@@ -10,10 +10,10 @@ import functools
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from multiprocessing.pool import Pool, ThreadPool
+from multiprocessing.pool import Pool, ThreadPool, starmapstar  # type: ignore[attr-defined]
 from typing import Any
 
 from hashbench.replay.controls.system import function_answering
@@ -69,18 +69,35 @@ class _Stalls:
     def submit(self, original: _Function, pool: Any, function: _Function, /, *args: Any, **kwargs: Any) -> Any:
         return original(pool, self.stalled(function), *args, **kwargs)
 
-    def hand_over(self, original: _Function, pool: Any, function: _Function, /, *args: Any, **kwargs: Any) -> Any:
+    def apply(self, original: _Function, pool: Any, /, func: _Function, *args: Any, **kwargs: Any) -> Any:
         """Wrap the work given to a ``ThreadPool``; work for processes is pickled by name and stays as it is."""
-        work = functools.partial(self._each, function) if isinstance(pool, ThreadPool) else function
-        return original(pool, work, *args, **kwargs)
+        return original(pool, self.stalled(func) if isinstance(pool, ThreadPool) else func, *args, **kwargs)
 
-    def _each(self, function: _Function, /, *args: Any, **kwargs: Any) -> Any:
-        return _call_after(self.next(), function, *args, **kwargs)
+    def map(
+        self, original: _Function, pool: Any, /, func: _Function, iterable: Iterable[Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Give each item of a ``ThreadPool`` its stall now: which worker begins which item first is up to the
+        scheduler. Items of an iterator get theirs when the pool fetches them, in their order as well."""
+        if not isinstance(pool, ThreadPool):
+            return original(pool, func, iterable, *args, **kwargs)
+        given: Iterable[tuple[float, Any]] = ((self.next(), item) for item in iterable)
+        if isinstance(iterable, Sized):
+            given = list(given)
+        work = functools.partial(_call_with_each if starmapstar in args else _call_with, func)
+        return original(pool, work, given, *args, **kwargs)
 
 
 def _call_after(seconds: float, function: _Function, /, *args: Any, **kwargs: Any) -> Any:
     time.sleep(seconds)
     return function(*args, **kwargs)
+
+
+def _call_with(function: _Function, given: tuple[float, Any], /) -> Any:
+    return _call_after(given[0], function, given[1])
+
+
+def _call_with_each(function: _Function, seconds: float, item: Iterable[Any], /) -> Any:
+    return _call_after(seconds, function, *item)
 
 
 @contextmanager
@@ -93,7 +110,8 @@ def stalled_threads(variation: int) -> Iterator[None]:
     answers: dict[Any, _Function] = {
         threading.Thread.start: stalls.start,
         ThreadPoolExecutor.submit: stalls.submit,
-        **{getattr(Pool, name): stalls.hand_over for name in ("apply_async", "_map_async", "imap", "imap_unordered")},
+        Pool.apply_async: stalls.apply,
+        **{getattr(Pool, name): stalls.map for name in ("_map_async", "imap", "imap_unordered")},
     }
     with ExitStack() as stack:
         for method, answer in answers.items():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.pool import ThreadPool
+from typing import Any
 
 import pytest
 
@@ -56,6 +58,39 @@ def test_thread_pool_items_are_stalled(slept: list[float]) -> None:
             assert pool.map(abs, [-1, -2, -3, -4]) == [1, 2, 3, 4]
         pool.map(abs, [-5])
     assert sorted(slept) == sorted(SECONDS)
+
+
+def one_by_one(pool: Any, work: Callable[[int], int]) -> Callable[[], list[int]]:
+    found = [pool.apply_async(func=work, args=(number,)) for number in (5, 6, 7)]
+    return lambda: [one.get() for one in found]
+
+
+ITEMS: dict[str, Callable[[Any, Callable[[int], int]], Callable[[], list[int]]]] = {
+    "map": lambda pool, work: pool.map_async(work, [5, 6, 7]).get,
+    "starmap": lambda pool, work: pool.starmap_async(work, [(5,), (6,), (7,)]).get,
+    "imap": lambda pool, work: functools.partial(list, pool.imap(work, iterable=[5, 6, 7])),
+    "imap_unordered": lambda pool, work: functools.partial(list, pool.imap_unordered(work, [5, 6, 7])),
+    "apply_async": one_by_one,
+}
+
+
+@pytest.mark.parametrize("hand_over", ITEMS.values(), ids=ITEMS)
+def test_an_item_has_its_stall_before_a_worker_begins_it(
+    hand_over: Callable[[Any, Callable[[int], int]], Callable[[], list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pool's only worker is busy until another thread was stalled as well."""
+    stalled: list[tuple[bool, float]] = []
+    other, held = threading.Thread(target=int), threading.Event()
+    monkeypatch.setattr(stalls.time, "sleep", lambda one: stalled.append((threading.current_thread() is other, one)))
+    with ThreadPool(1) as pool:
+        pool.apply_async(held.wait)
+        with stalled_threads(1):
+            results = hand_over(pool, abs)
+            other.start()
+            other.join()
+            held.set()
+            assert results() == [5, 6, 7]
+    assert [one for one in stalled if one[1]] == [(False, SECONDS[0]), (False, SECONDS[2])]
 
 
 def test_threads_start_undelayed_afterwards(slept: list[float]) -> None:
