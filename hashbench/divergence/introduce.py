@@ -574,7 +574,7 @@ def _written_behind(known: Differences, node: str, a: OpRecord, b: OpRecord) -> 
     for ref_a, ref_b in zip(a.inputs, b.inputs, strict=True):
         changed = ref_a.digest != ref_b.digest and known.runs.same_place(ref_a, ref_b)
         tainted = ref_a.source in known.tainted and ref_a.source not in known.beside.get(node, ())
-        explained = tainted or known.view_of(ref_a.source)
+        explained = tainted or ref_a.source in known.odd_views
         if not changed or explained or _is_target(known.runs, ref_a):
             continue
         writer = ref_a.source.rpartition("/")[2] or ref_a.source

@@ -385,13 +385,6 @@ view of more of a tensor, inputs hashed: outside at slice; first=(0, 0, 2); seco
     slice x@r (0, 0, 2 | 0, 0, 3)
     sum x@p|q => y|Y
 
-view of more of a tensor that was written since, inputs hashed: outside at slice; opaque_producer=False
-    hashed
-    x = relu input/0=x@x -> r
-    slice x@r (0, 0, 2 | 0, 0, 3)
-    x = add_ !x@r -> s
-    sum x@p|q => y|Y
-
 view that differs of another tensor: kernel at index_put
     x = relu input/0 -> r
     z = relu input/1 -> z
