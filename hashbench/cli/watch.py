@@ -54,6 +54,8 @@ def _add_resume(resume: OneLineParser) -> None:
     resume.add_argument("rest", nargs="*", metavar="B", help=text)
     resume.after_dashes = "rest"
     flags.whole(resume, "--at", least=0, text="Take step N as the first of the resumed run.")
+    text = "Run the script for N steps after that one, and compare them (default: 8)."
+    flags.whole(resume, "--steps", least=1, text=text)
     text = "Write runs and recordings into DIR, a new folder (default: results/<date>_<time>_resume)."
     resume.add_argument("--output", type=Path, metavar="DIR", help=text)
     flags.output_format(resume, "text", "json")
@@ -63,6 +65,12 @@ def _add_resume(resume: OneLineParser) -> None:
 def _resume(parsed: argparse.Namespace) -> int:
     from hashbench.training import resume
 
+    if parsed.steps is not None and parsed.first.suffix != ".py":
+        raise HashbenchError(
+            "--steps N is for scripts",
+            consequence="nothing was compared",
+            tip="Of two recordings, all steps are compared that both have.",
+        )
     if parsed.first.suffix == ".py":
         verdict = _resume_script(parsed)
     elif len(parsed.rest) == 1:
@@ -74,11 +82,11 @@ def _resume(parsed: argparse.Namespace) -> int:
             tip="Name the uninterrupted run and the resumed one, or a Python script.",
         )
     flags.show(getattr(resume, f"as_{parsed.format}")(verdict))
-    return 0 if verdict.equal else EXIT_DIFFERENCE
+    return EXIT_DIFFERENCE if verdict.differs else 0 if verdict.equal else EXIT_USAGE
 
 
 def _resume_script(parsed: argparse.Namespace) -> ResumeVerdict:
-    from hashbench.training.rerun import resume
+    from hashbench.training.rerun import STEPS, resume
 
     if parsed.at is None:
         raise HashbenchError(
@@ -86,4 +94,4 @@ def _resume_script(parsed: argparse.Namespace) -> ResumeVerdict:
         )
     output = parsed.output or flags.new_folder("resume", parsed.first.stem)
     with flags.phases_shown():
-        return resume(parsed.first, parsed.rest, at=parsed.at, output=output)
+        return resume(parsed.first, parsed.rest, at=parsed.at, output=output, steps=parsed.steps or STEPS)

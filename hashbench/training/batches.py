@@ -90,14 +90,16 @@ def _related(number: int, first: Mapping[int, Step], second: Mapping[int, Step])
     if here[0] == here[1]:
         return Samples.SAME
     both = first.keys() & second.keys()
-    past = {*_samples((first[at] for at in both if at < number), share)}
+    equal = {at for at in both if first[at].parts.get("batch") == second[at].parts.get("batch")}
+    past = {*_samples((first[at] for at in equal), share)}
     later, own = (
         [
-            {*_samples((step for at, step in run.items() if (at in both and at >= number) == late), share)} - gone
+            {*_samples((run[at] for at in run if (at in both) == shared and at not in equal), share)}
             for run in (first, second)
         ]
-        for late, gone in ((True, set[int]()), (False, past))
+        for shared in (True, False)
     )
+    own = [one - past for one in own]
     if later[0] & (later[1] | own[1]) or later[1] & own[0]:
         return Samples.MOVED
     again = [bool(past & one) for one in later]  # samples of an epoch that was equal

@@ -149,7 +149,7 @@ def compare(first: Recording, second: Recording, *, shift: int = 0) -> RankVerdi
         agreed,
         seen,
         notes=(*_notes(first, second), *_unseeded_notes(unseeded)),
-        gaps=tuple(_gaps(first, second, steps, shift)),
+        gaps=(*gaps_of(first, second), *_lengths(first, second, steps, shift)),
         lengths_differ=_last(first, 0) != _last(second, shift),
         idle=None if idle is None else idle[2][0],
         idle_at=None if idle is None else idle[0],
@@ -408,11 +408,13 @@ TIMES: Mapping[str, int] = {part: number for number, part in enumerate(("order",
 
 
 def _moment(difference: PartDifference, unseeded: Mapping[str, bool] = MappingProxyType({})) -> tuple[int, int, int]:
-    """Return when a step meets a part: the state that it begins with, batches and losses in turn, then the rest.
+    """Return when a step meets a part: options, the state that it begins with, batches and losses in turn, the rest.
 
     A generator is read after the first batch, and precedes it: numbers of it made the batch, for it was drawn from no
     differently before. It may also be that a batch made by something else drew more of them, as by rejection.
     """
+    if difference.part == "options":  # set by the program, which may change the state between the steps by them
+        return (-2, 0, 0)
     if difference.begun:
         return (-1, TIMES[difference.part], 0)
     if difference.part == "generator" and not unseeded.keys() >= set(difference.names):
@@ -425,8 +427,17 @@ def _moment(difference: PartDifference, unseeded: Mapping[str, bool] = MappingPr
 # -------------------------------------------------------------------------------------------------------- notes
 
 
-def _gaps(first: Recording, second: Recording, steps: Sequence[int], shift: int) -> Iterator[str]:
-    """Say what was not compared: what has not ended, was not recorded or not read, or is in one run alone."""
+def _lengths(first: Recording, second: Recording, steps: Sequence[int], shift: int) -> Iterator[str]:
+    """Say which steps were compared with nothing."""
+    if _last(first, 0) != _last(second, shift) or len(first.steps) != len(second.steps):
+        yield f"{first.path.parent} has {range_words(list(first.steps))}, {second.path.parent} " + (
+            f"{range_words(list(second.steps))}; compared: {range_words(steps)}."
+        )
+
+
+def gaps_of(first: Recording, second: Recording) -> Iterator[str]:
+    """Say what was not compared in the steps of both: what has not ended, was not recorded or not read, or is in one
+    run alone."""
     for recording in (first, second):
         name = recording.path.parent
         after = f"after step {_last(recording, 0)}"
@@ -436,10 +447,6 @@ def _gaps(first: Recording, second: Recording, steps: Sequence[int], shift: int)
             yield f"{name} ended {after} with {recording.ended}."
         for what in recording.missed:
             yield f"{name} did not record {what}."
-    if _last(first, 0) != _last(second, shift) or len(first.steps) != len(second.steps):
-        yield f"{first.path.parent} has {range_words(list(first.steps))}, {second.path.parent} " + (
-            f"{range_words(list(second.steps))}; compared: {range_words(steps)}."
-        )
     if not any(step.parts.get("batch") for one in (first, second) for step in one.steps.values()):
         yield (
             "The watched model was not called: batches and generators are not compared, and no step can be traced. "

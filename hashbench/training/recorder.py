@@ -243,7 +243,7 @@ class Watch:
             return
         self._fresh = False
         if self._step == self._stop_at:
-            self._open.flush()
+            self.stop()
             raise SystemExit(0)
         with parts.quiet():
             inside = _in_a_transform()  # then the model may hold wrappers of its parameters

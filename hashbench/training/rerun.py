@@ -17,10 +17,10 @@ RUN = "{run}"
 """Stands in an argument of the script for the folder of a run."""
 
 STEPS = 8
-"""Steps compared after the resumption."""
+"""Steps compared after the resumption, where nobody asks for more."""
 
 
-def resume(script: Path, arguments: Sequence[str], *, at: int, output: Path) -> ResumeVerdict:
+def resume(script: Path, arguments: Sequence[str], *, at: int, output: Path, steps: int = STEPS) -> ResumeVerdict:
     """Run ``script`` three times: up to some steps behind ``at``, up to ``at``, and from there on.
 
     Each run has a folder of its own, the last two the same one: the working directory, or where an argument says
@@ -31,6 +31,7 @@ def resume(script: Path, arguments: Sequence[str], *, at: int, output: Path) -> 
         arguments: of the script.
         at: step before which the second run is stopped.
         output: new folder for runs, recordings and what the script prints.
+        steps: number of steps to compare after it.
 
     Raises:
         HashbenchError: the folder exists, a run failed or recorded nothing, the runs differ before ``at``, or the third
@@ -42,9 +43,9 @@ def resume(script: Path, arguments: Sequence[str], *, at: int, output: Path) -> 
         problem = f"cannot make the folder {output}"
         raise HashbenchError(problem, consequence=error.strerror or str(error), tip="Choose another one.") from error
     stages = (
-        ("uninterrupted", "uninterrupted", at + STEPS),
+        ("uninterrupted", "uninterrupted", at + steps),
         ("stopped", "resumed", at),
-        ("resumed", "resumed", at + STEPS),
+        ("resumed", "resumed", at + steps),
     )
     for name, run, stop in stages:
         tell_phase(f"{name} run of {script.name}")

@@ -11,20 +11,40 @@ from pathlib import Path
 
 from hashbench.errors import HashbenchError
 from hashbench.io import to_json
-from hashbench.text import a_few, count
+from hashbench.text import a_few, count, listed
 from hashbench.training import file
+from hashbench.training.batches import BatchDifference, Samples
 from hashbench.training.compare import (
     OUTSIDE,
     OUTSIDE_TORCH,
     STATE,
     PartDifference,
+    batches_of,
+    changed_between,
     differences_of,
+    gaps_of,
+    last_pair,
     pairs_of_steps,
     range_words,
 )
-from hashbench.training.file import Recording
+from hashbench.training.file import PARTS, Recording
+from hashbench.training.text import part_words
 
 _SHOWN = 4
+
+_WORDS = {
+    "batch": "batches",
+    "generator": "generators",
+    "scaler": "scaler",
+    "loss": "losses",
+    "buffer": "buffers",
+    "gradient": "gradients",
+    "lr": "learning rates",
+    "scheduler": "schedulers",
+    "options": "options",
+    "parameter": "parameters",
+    "state": "optimizer state",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +58,10 @@ class ResumeVerdict:
         then: what else differs in that step.
         steps: numbers of the steps of both.
         later: the first later step that differs, where nothing does in the first; ``None``: none.
+        in_later: what differs in it.
+        recorded: parts that both recordings have.
+        gaps: what was not compared in these steps, each a sentence.
+        batches: how the batches of the first step differ; ``None``: they do not.
         unread: of tensors, what the uninterrupted run began this step with was not read: a share of them after the step
             before, or what is lost may have been changed since.
         ranks: ranks that show the same, when there are several.
@@ -49,13 +73,22 @@ class ResumeVerdict:
     then: tuple[PartDifference, ...]
     steps: tuple[int, ...]
     later: int | None = None
+    in_later: tuple[PartDifference, ...] = ()
+    recorded: tuple[str, ...] = ()
+    gaps: tuple[str, ...] = ()
+    batches: BatchDifference | None = None
     unread: bool = False
     ranks: tuple[int, ...] = ()
 
     @property
     def equal(self) -> bool:
-        """True if the resumed run is the uninterrupted one, as far as both go."""
-        return not self.lost and not self.then and self.later is None
+        """True if the resumed run is the uninterrupted one in all that was recorded, in the steps of both."""
+        return not self.differs and not self.gaps
+
+    @property
+    def differs(self) -> bool:
+        """True if something was lost or differs. Neither this nor ``equal``: not all was compared."""
+        return bool(self.lost or self.then) or self.later is not None
 
 
 def judge_folders(first: Path, second: Path, *, at: int | None = None) -> ResumeVerdict:
@@ -73,8 +106,8 @@ def judge_folders(first: Path, second: Path, *, at: int | None = None) -> Resume
     if not both:
         raise HashbenchError(f"{first} and {second} have no rank in common", consequence="nothing was compared")
     found = [(rank, judge(file.read(paths[0][rank]), file.read(paths[1][rank]), at=at)) for rank in both]
-    worst = max((verdict for _, verdict in found), key=lambda verdict: (bool(verdict.lost), not verdict.equal))
-    alike = [rank for rank, verdict in found if verdict.equal == worst.equal]
+    worst = max((verdict for _, verdict in found), key=lambda one: (bool(one.lost), one.differs, not one.equal))
+    alike = [rank for rank, verdict in found if (verdict.differs, verdict.equal) == (worst.differs, worst.equal)]
     return replace(worst, folders=(first, second), ranks=tuple(alike) if len(both) > 1 else ())
 
 
@@ -85,10 +118,12 @@ def judge(first: Recording, second: Recording, *, at: int | None = None) -> Resu
     began = steps[0]
     lost: dict[tuple[str, str], PartDifference] = {}
     then: list[PartDifference] = []
-    unread, later = True, None
+    unread, later, in_later = True, None, []
     idle = _idle_generators(first)
     for number, old, new in pairs:
-        differing = [kept for one in differences_of(first, second, old, new) if (kept := _without(one, idle)).names]
+        between = changed_between(first, second, old, new) if number > began else []
+        found = [*differences_of(first, second, old, new), *between]
+        differing = [kept for one in found if (kept := _without(one, idle)).names]
         if number < began:
             as_begun = old is first.before or bool(first.steps[number + 1].begin)
             unread = not old.complete or (not as_begun and any(one.part in STATE for one in differing))
@@ -97,9 +132,24 @@ def judge(first: Recording, second: Recording, *, at: int | None = None) -> Resu
             lost |= {_key(one): one for one in differing if one.part in OUTSIDE}
             then = [one for one in differing if one.part not in OUTSIDE]
         elif differing and later is None and not (lost or then):
-            later = number
-    folders = first.path.parent, second.path.parent
-    return ResumeVerdict(folders, began, tuple(lost.values()), tuple(then), steps, later, unread)
+            later, in_later = number, sorted(differing, key=lambda one: not one.begun)
+    if later is None and not (lost or then):
+        ends = [one for _, *end in last_pair(first, second, shift=shift) for one in differences_of(first, second, *end)]
+        in_later = [one for one in ends if one.part != "generator"]
+        later = steps[-1] + 1 if in_later else None
+    return ResumeVerdict(
+        (first.path.parent, second.path.parent),
+        began,
+        tuple(sorted(lost.values(), key=lambda one: one.part != "generator")),
+        tuple(then),
+        steps,
+        later,
+        tuple(in_later),
+        tuple(part for part in PARTS if any(part in old.parts and part in new.parts for _, old, new in pairs)),
+        tuple(gaps_of(first, second)),
+        batches_of(began, lost.values(), first, second, shift),
+        unread,
+    )
 
 
 def _idle_generators(recording: Recording) -> frozenset[str]:
@@ -166,16 +216,24 @@ def as_text(verdict: ResumeVerdict) -> str:
 
 def _lines(verdict: ResumeVerdict) -> Iterator[str]:
     on = f" on ranks {', '.join(map(str, verdict.ranks))}" if verdict.ranks else ""
-    if verdict.equal:
-        yield f"The resumed run is the uninterrupted one in {range_words(verdict.steps)}{on}."
-    elif verdict.later is not None:
+    if not verdict.differs:
+        recorded = listed([_WORDS[part] for part in verdict.recorded])
+        number = f", {count(len(verdict.steps), 'step')} compared" if len(verdict.steps) > 1 else ""
+        end = ", but not all was compared:" if verdict.gaps else "."
         yield (
-            f"All that is recorded was restored at step {verdict.at}{on}: the runs differ from step {verdict.later} on."
+            f"The resumed run is the uninterrupted one in {range_words(verdict.steps)}{on}{number}: in all that was "
+            f"recorded ({recorded}; no averages, no other modules){end}"
         )
+        yield from (f"  {gap}" for gap in verdict.gaps)
+        yield "What acts in later steps was not looked at: `--steps N` runs a script for N steps."
+    elif verdict.later is not None:
+        where = "after the last step" if verdict.later > verdict.steps[-1] else f"from step {verdict.later} on"
+        what = part_words(verdict.in_later[0])
+        yield f"All that is recorded was restored at step {verdict.at}{on}: the runs differ {where}, first in {what}."
         yield f"`hashbench watch diff {verdict.folders[0]} {verdict.folders[1]}` says in what."
     elif verdict.lost:
         yield f"Resumed at step {verdict.at}{on}, not restored:"
-        yield from (f"  {lost_words(one)}" for one in verdict.lost)
+        yield from (f"  {words}" for words in lost_of(verdict))
     else:
         yield (
             f"All that is recorded was restored at step {verdict.at}{on}, and its {verdict.then[0].part} differs: a "
@@ -188,14 +246,45 @@ def _lines(verdict: ResumeVerdict) -> Iterator[str]:
         )
 
 
+def lost_of(verdict: ResumeVerdict) -> list[str]:
+    """Return what was not restored, in words; a generator, as the likely source of other batches, first."""
+    other_batch = any(one.part == "batch" for one in verdict.lost)
+    return [
+        _batch_words(verdict.batches)
+        if one.part == "batch"
+        else lost_words(one)
+        + (", the likely source of the other batch" if other_batch and one.part == "generator" else "")
+        for one in verdict.lost
+    ]
+
+
+def _batch_words(batches: BatchDifference | None) -> str:
+    """Return what another batch says of a resumption, as far as its samples tell."""
+    if batches is not None and batches.in_shape and batches.samples is not Samples.OTHER:
+        first, second = batches.words()
+        return f"position in the data, or its batches: {second} instead of {first}"
+    match Samples.UNKNOWN if batches is None else batches.samples:
+        case Samples.SAME:
+            return "order of the data: the batch has the same samples in another order, or other labels"
+        case Samples.MOVED:
+            return "position in the data: the batch has samples of other steps (sampler, its generator, or workers)"
+        case Samples.OTHER:
+            return (
+                "content of the data: no sample of the batch is in the uninterrupted run (random transforms, "
+                "augmentation, noise, or other data)"
+            )
+    return "position in the data, or random transforms: the batch is another one"
+
+
 def lost_words(difference: PartDifference) -> str:
     """Return what was not restored, as ``optimizer state exp_avg of 4 parameters (fc.weight, …)``."""
     names = difference.names
     match difference.part:
         case "generator":
             return f"generator {a_few(names, _SHOWN)}: its state"
-        case "batch":
-            return "position in the data: the batch is another one (sampler, its generator, or workers)"
+        case "scheduler":
+            more = f" (and {a_few(names[1:], _SHOWN)})" if len(names) > 1 else ""
+            return f"scheduler: {names[0]} is {difference.second or 'absent'} instead of {difference.first}{more}"
         case "lr":
             return f"scheduler: the learning rate is {difference.second or 'absent'} instead of {difference.first}"
         case "scaler":
@@ -216,7 +305,6 @@ def _tensors(names: Sequence[str], noun: str = "parameter") -> str:
 
 def as_json(verdict: ResumeVerdict) -> str:
     """Return the verdict as a JSON document."""
-    words = [lost_words(one) for one in verdict.lost]
     folders = list(map(str, verdict.folders))
-    fields = {**to_json(verdict), "folders": folders, "equal": verdict.equal, "not_restored": words}
+    fields = {**to_json(verdict), "folders": folders, "equal": verdict.equal, "not_restored": lost_of(verdict)}
     return json.dumps(fields, indent=1)

@@ -11,9 +11,6 @@ from typing import Any
 
 import torch
 
-_LEFT_OUT = frozenset({"optimizer", "_last_lr"})
-"""Attributes that are parts of their own."""
-
 _LONGEST = 16
 """Longest list of plain values that is read."""
 
@@ -77,9 +74,13 @@ def _is_scheduler(one: Any, optimizers: Sequence[torch.optim.Optimizer]) -> bool
 
 
 def _plain(scheduler: Any) -> Iterator[tuple[str, str]]:
-    """Yield the attributes that are plain values, as text."""
+    """Yield the attributes that are plain values, as text.
+
+    Not the private ones: ``_step_count`` serves warnings, and is another one where a scheduler is made anew with
+    ``last_epoch=``, as a resumed program rightly may.
+    """
     for name, value in list(vars(scheduler).items()):
-        if name in _LEFT_OUT:
+        if name.startswith("_") or name == "optimizer":
             continue
         if type(value) in (list, tuple):
             if len(value) <= _LONGEST and all(isinstance(one, _PLAIN) for one in value):

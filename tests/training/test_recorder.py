@@ -680,7 +680,7 @@ def test_the_program_ends_before_a_step_where_it_is_told_to(tmp_path: Path, monk
     assert list(file.read(tmp_path / "rank0.jsonl").steps) == [0, 1, 2, 3]
 
 
-def test_steps_before_that_end_are_written_where_nobody_tells_the_recording(
+def test_the_recording_ends_itself_before_a_step_where_it_is_told_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The trainer of transformers tells its callbacks of no exception."""
@@ -696,7 +696,8 @@ def test_steps_before_that_end_are_written_where_nobody_tells_the_recording(
         model(torch.ones(1, 2))
     recording = file.read(tmp_path / "rank0.jsonl")
     watched.stop()
-    assert (list(recording.steps), recording.ended) == ([0, 1], "cut")
+    assert (list(recording.steps), recording.ended) == ([0, 1], "")
+    assert recording.final is not None
 
 
 @pytest.mark.parametrize("value", ["9:3", "5:5", "last", "-1"])

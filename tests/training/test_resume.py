@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from training.test_compare import recording
+from training.test_compare import recording, with_begin
 
 from hashbench.errors import HashbenchError
 from hashbench.training import resume
-from hashbench.training.file import Step
+from hashbench.training.file import Batch, Recording, Step
 from hashbench.training.resume import ResumeVerdict, began_anew, judge, judge_folders, restored_at
 
 SCRIPT = Path(__file__).parent / "resumable.py"
@@ -53,9 +53,12 @@ LOST = {
         "optimizer state step, exp_avg, exp_avg_sq, which is absent, of 6 parameters (0.weight, 0.bias, 1.weight, "
         "1.bias and 2 more)"
     ],
-    "scheduler": ["scheduler: the learning rate is 0.05 instead of 0.00625"],
+    "scheduler": [
+        "scheduler: the learning rate is 0.05 instead of 0.00625",
+        "scheduler: StepLR.last_epoch is 0 instead of 10",
+    ],
     "scaler": ["gradient scaler: scale is 8.0 instead of 256.0"],
-    "position": ["position in the data: the batch is another one (sampler, its generator, or workers)"],
+    "position": ["position in the data: the batch has samples of other steps (sampler, its generator, or workers)"],
     "model": ["6 parameters (0.weight, 0.bias, 1.weight, 1.bias and 2 more)"],
 }
 
@@ -64,7 +67,7 @@ LOST = {
 @pytest.mark.parametrize("loses", LOST)
 def test_what_a_script_does_not_restore_is_named(run: Run, loses: str) -> None:
     verdict = judge_folders(*resumed(run, loses))
-    words = list(map(resume.lost_words, verdict.lost))
+    words = resume.lost_of(verdict)
     assert verdict.equal == (not loses)
     assert [word for word in words if "buffers (" not in word] == LOST[loses]
     assert verdict.at == 10
@@ -76,7 +79,8 @@ def test_all_that_is_lost_is_named_at_once(run: Run) -> None:
     verdict = judge_folders(*resumed(run, "generator,optimizer,position"))
     assert {one.part for one in verdict.lost} == {"generator", "state", "batch"}
     assert "Resumed at step 10, not restored:" in resume.as_text(verdict)
-    assert json.loads(resume.as_json(verdict))["not_restored"] == list(map(resume.lost_words, verdict.lost))
+    assert resume.lost_of(verdict)[0] == "generator torch: its state, the likely source of the other batch"
+    assert json.loads(resume.as_json(verdict))["not_restored"] == resume.lost_of(verdict)
 
 
 # --------------------------------------------------------------------------------------------- on recordings by hand
@@ -97,10 +101,17 @@ def shifted(by: int) -> ResumeVerdict:
     return judge(whole, recording("b", steps=steps), at=by)
 
 
+EQUAL = """\
+The resumed run is the uninterrupted one in steps 5 to 11, 7 steps compared: in all that was recorded (batches, \
+generators, losses, buffers, gradients, learning rates, options, parameters and optimizer state; no averages, no other \
+modules).
+What acts in later steps was not looked at: `--steps N` runs a script for N steps."""
+
+
 def test_a_run_that_does_not_tell_its_step_is_shifted() -> None:
     verdict = shifted(5)
     assert (verdict.equal, verdict.at, verdict.steps) == (True, 5, tuple(range(5, 12)))
-    assert resume.as_text(verdict) == "The resumed run is the uninterrupted one in steps 5 to 11."
+    assert resume.as_text(verdict) == EQUAL
 
 
 def test_a_step_must_be_known() -> None:
@@ -154,7 +165,59 @@ def test_a_generator_that_is_not_drawn_from_is_not_lost() -> None:
 def test_a_later_difference_is_no_loss() -> None:
     verdict = judge(recording("a"), recording("b", {8: {"loss": {"0": "x"}}}), at=0)
     assert (verdict.lost, verdict.then, verdict.later) == ((), (), 8)
-    assert "the runs differ from step 8 on" in resume.as_text(verdict)
+    assert "the runs differ from step 8 on, first in loss 1 of 2." in resume.as_text(verdict)
+
+
+def test_an_average_that_is_lost_is_seen_as_the_next_step_begins() -> None:
+    verdict = judge(with_begin("a", {}), with_begin("b", {1: "x"}), at=0)
+    said = "the runs differ from step 1 on, first in parameter of b.weight, as the step began."
+    assert (verdict.lost, verdict.later) == ((), 1)
+    assert said in resume.as_text(verdict)
+
+
+def test_a_scheduler_that_acts_later_is_named_at_once() -> None:
+    whole, anew = (
+        {number: {"scheduler": {"StepLR.last_epoch": str(number - lost)}} for number in range(12)} for lost in (0, 5)
+    )
+    verdict = judge(recording("a", whole), recording("b", anew), at=0)
+    assert resume.lost_of(verdict) == ["scheduler: StepLR.last_epoch is -5 instead of 0"]
+    assert judge(recording("a", whole), recording("b", whole), at=0).equal
+
+
+@pytest.mark.parametrize(
+    ("samples", "words"),
+    [
+        ((1, 2), "order of the data: the batch has the same samples in another order, or other labels"),
+        ((8, 9), "position in the data: the batch has samples of other steps (sampler, its generator, or workers)"),
+        ((70, 71), "content of the data: no sample of the batch is in the uninterrupted run (random transforms"),
+        ((), "position in the data, or random transforms: the batch is another one"),
+        ((8,), "position in the data, or its batches: 1 batch a step (1x6) instead of 1 batch a step (2x6)"),
+    ],
+)
+def test_another_batch_is_told_by_its_samples(samples: tuple[int, ...], words: str) -> None:
+    def run(name: str, first: tuple[int, ...], changes: dict[int, dict[str, dict[str, str]]]) -> Recording:
+        made = recording(name, changes)
+        batches = {number: Batch((2, 6), (2 * number + 1, 2 * number + 2)) for number in made.steps}
+        batches[0] = Batch((len(first) or 2, 6), first)
+        return replace(made, steps={at: replace(one, batches=(batches[at],)) for at, one in made.steps.items()})
+
+    first = run("a", (2, 1), {})
+
+    def short(made: Recording) -> Recording:
+        return replace(made, steps={0: made.steps[0]})
+
+    verdict = judge(first, short(run("b", samples, {0: {"batch": {"0": "x"}}})), at=0)
+    assert resume.lost_of(verdict)[0].startswith(words)
+    drawn = {0: {"batch": {"0": "x"}, "generator": {"torch": "x"}}}
+    said = resume.lost_of(judge(first, short(run("b", samples, drawn)), at=0))
+    assert said[0] == "generator torch: its state, the likely source of the other batch"
+
+
+@pytest.mark.parametrize("ended", ["cut", "ValueError: mine"])
+def test_what_did_not_end_is_no_clearance(ended: str) -> None:
+    verdict = judge(recording("a"), recording("b", ended=ended), at=0)
+    assert (verdict.differs, verdict.equal) == (False, False)
+    assert ", but not all was compared:\n  b " in resume.as_text(verdict)
 
 
 def test_a_loss_that_nothing_explains_is_told_as_such() -> None:
