@@ -29,6 +29,9 @@ PENDING = "pending"
 """Value of a digest of data from other ranks that had not arrived when the trace ended; it says nothing of the
 content."""
 
+BESIDE_DTENSORS = "beside DTensors"
+"""Placement of a plain parameter of a module that has ``DTensor`` parameters as well: a replica by convention."""
+
 PHASES = ("forward", "backward", "optimizer")
 MODES = ("training", "inference")
 """Modes of a model: ``train()`` with backward and optimizer, or ``eval()``, forward only."""
@@ -361,7 +364,8 @@ class Result:
         name: ``output.0``, ``loss``, ``grad.fc.weight``.
         digest: of its value.
         source: id of the record or leaf that wrote it last; empty for a Python value.
-        placement: how a distributed tensor lies on its mesh (``(Replicate(), Shard(dim=0))``), or ``DDP``.
+        placement: how a distributed tensor lies on its mesh (``(Replicate(), Shard(dim=0))``), ``DDP``, or
+            :data:`BESIDE_DTENSORS`.
         replicas: global ranks that must hold the same content, this one included; empty if none is known.
     """
 

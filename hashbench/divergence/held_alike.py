@@ -1,7 +1,8 @@
 """Which parameters several ranks must hold alike, and after which steps. Pure: no torch, no files.
 
 What the program says of a parameter (:attr:`~hashbench.records.Result.replicas`) decides. Where it says nothing, a
-parameter is a replica if what its optimizer reads to write it is a reduced gradient, or state that came from one.
+parameter is a replica if what its optimizer reads to write it is a reduced gradient, or state that came from one. A
+plain parameter beside DTensors is one by convention, unless it differs from the start, as the experts of each rank do.
 
 A parameter is not compared after a step where a rank replaces it before anything reads it, as where each rank updates
 its share of the parameters and broadcasts it then.
@@ -19,7 +20,7 @@ from typing import NamedTuple
 from hashbench.compare.align import OVERWRITING_ALL, name_of
 from hashbench.divergence.meetings import equalizes, exchanges
 from hashbench.divergence.whole_steps import results_by_step
-from hashbench.records import OpRecord, Ref, Result, TensorDigest, Trace
+from hashbench.records import BESIDE_DTENSORS, OpRecord, Ref, Result, TensorDigest, Trace
 
 Replica = tuple[tuple[int, ...], str]
 """The ranks that must hold a parameter alike, and its name."""
@@ -29,10 +30,14 @@ _CARRYING = frozenset({"_to_copy", "clone", "copy_", "div", "div_", "mul", "mul_
 
 _OPTIMIZER = "optimizer"
 
+STATED, REDUCED, CONVENTION = "stated", "reduced", "convention"
+"""Why a parameter is a replica: its placement, its gradient, or that it lies beside DTensors."""
 
-def replicas_of(run: Mapping[int, Trace]) -> Mapping[Replica, bool]:
-    """Return the replicas, by ranks that have a trace and name: True if that follows from a reduced gradient."""
-    found: dict[Replica, bool] = {}
+
+def replicas_of(run: Mapping[int, Trace]) -> Mapping[Replica, str]:
+    """Return the replicas, by ranks that have a trace and name: why they are, :data:`STATED` and so on."""
+    found: dict[Replica, str] = {}
+    apart = differing_from_the_start(run)
     inferred: dict[tuple[tuple[int, ...], str], set[tuple[int, ...]]] = defaultdict(set)
     for trace in run.values():
         known: dict[str, Result] = {}
@@ -41,15 +46,18 @@ def replicas_of(run: Mapping[int, Trace]) -> Mapping[Replica, bool]:
                 known[result.name] = result
         reduced: ReducedGradients | None = None
         for name, result in known.items():
-            ranks = result.replicas
-            if not ranks and not result.placement and result.source:
+            ranks, by_convention = result.replicas, result.placement == BESIDE_DTENSORS
+            if (not ranks or by_convention) and result.placement in ("", BESIDE_DTENSORS) and result.source:
                 reduced = ReducedGradients.of(trace) if reduced is None else reduced
                 held = reduced.written(result)
                 inferred[_present(held.over, run), name].add(held.offsets)
-            found[_present(ranks, run), name] = False
+            if not by_convention:
+                found[_present(ranks, run), name] = STATED
+            elif name not in apart:
+                found.setdefault((_present(ranks, run), name), CONVENTION)
     for replica, offsets in inferred.items():
         if len(offsets) == 1:  # else each rank has a part of its own
-            found.setdefault(replica, True)
+            found[replica] = REDUCED if found.get(replica, CONVENTION) == CONVENTION else STATED
     return {replica: how for replica, how in found.items() if len(replica[0]) > 1}
 
 
@@ -155,20 +163,40 @@ def _size(digest: TensorDigest) -> int:
     return math.prod(digest.shape)
 
 
+def differing_from_the_start(run: Mapping[int, Trace]) -> frozenset[str]:
+    """Return the plain parameters beside DTensors that differ between ranks before the first step that writes them."""
+    before: dict[str, set[TensorDigest | None]] = defaultdict(set)
+    for trace in run.values():
+        beside = {
+            result.name
+            for results in results_by_step(trace).values()
+            for result in results
+            if result.placement == BESIDE_DTENSORS
+        }
+        for name, (content, _) in _first_updates(trace).items() if beside else ():
+            if name in beside:
+                before[name].add(content)
+    return frozenset(name for name, contents in before.items() if len(contents) > 1)
+
+
 def parted_otherwise(run: Mapping[int, Trace], replicas: Iterable[Replica]) -> tuple[str, ...]:
     """Return the parameters of which nothing says that they are replicas, or parts of a tensor, and which were equal on
-    all ranks that have them before their first step, and not behind it."""
+    all ranks that have them before their first step, and not behind a step."""
     known = {name for _, name in replicas}
-    by_name: dict[str, list[tuple[TensorDigest | None, TensorDigest]]] = defaultdict(list)
+    before: dict[str, list[TensorDigest | None]] = defaultdict(list)
+    after: dict[str, dict[int | None, set[TensorDigest]]] = defaultdict(lambda: defaultdict(set))
     for trace in run.values():
-        for name, contents in _first_updates(trace).items():
-            by_name[name].append(contents)
-    found = []
-    for name, several in by_name.items():
-        before, after = ({one[at] for one in several} for at in (0, 1))
-        if name not in known and len(before) == 1 and None not in before and len(after) > 1:
-            found.append(name)
-    return tuple(found)
+        for name, (content, _) in _first_updates(trace).items():
+            before[name].append(content)
+        for step, results in results_by_step(trace).items():
+            for result in results:
+                after[result.name][step].add(result.digest)
+    return tuple(
+        name
+        for name, contents in before.items()
+        if name not in known and len({*contents}) == 1 and None not in contents
+        if len(contents) > 1 and any(len(several) > 1 for several in after[name].values())
+    )
 
 
 def _first_updates(trace: Trace) -> dict[str, tuple[TensorDigest | None, TensorDigest]]:
@@ -179,7 +207,8 @@ def _first_updates(trace: Trace) -> dict[str, tuple[TensorDigest | None, TensorD
     found: dict[str, tuple[TensorDigest | None, TensorDigest]] = {}
     for result in (one for results in results_by_step(trace).values() for one in results):
         record = records.get(result.source)
-        if result.name in found or result.placement or record is None or record.phase != _OPTIMIZER:
+        placed = result.placement not in ("", BESIDE_DTENSORS)
+        if result.name in found or placed or record is None or record.phase != _OPTIMIZER:
             continue
         node, alike = result.source, result.digest
         while node in records and records[node].phase == _OPTIMIZER:
@@ -204,6 +233,41 @@ def version_before(record: OpRecord, digest: TensorDigest) -> str:
     exact = [ref for ref, one in zip(written, left, strict=False) if one == digest]
     alike = [ref for ref, one in zip(written, left, strict=False) if one.shape == digest.shape]
     return next((ref.source for ref in [*exact, *alike]), "")
+
+
+class ParameterVersions:
+    """What the memory of the parameters of one rank held between two steps."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._results = {step: {one.name: one for one in results} for step, results in results_by_step(trace).items()}
+        self._records = {record.id: record for record in trace.records}
+        self._places = {record.id: at for at, record in enumerate(trace.records)}
+        self._ends = {step.number: step.position for step in trace.steps}
+
+    def before(self, name: str, step: int | None, *, since: int | None) -> frozenset[object]:
+        """Return all contents that a parameter had in between, each comparable with those of other ranks, behind the
+        end of a step and before the last write of another one."""
+        result = self._results.get(step, {}).get(name)
+        begin, found = 0 if since is None else self._ends.get(since, 0), set[object]()
+        if result is None:
+            return frozenset()
+        seen: set[str] = set()
+        waiting = [result.source]
+        while waiting:
+            node = waiting.pop()
+            if node in seen or self._places.get(node, -1) < begin:
+                continue
+            seen.add(node)
+            if node != result.source or step is None:
+                found.add(self._content(node, result.digest))
+            record = self._records[node]
+            exact = version_before(record, result.digest)
+            waiting += [exact] if exact else [ref.source for ref in record.inputs if ref.written]
+        return frozenset(found)
+
+    def _content(self, node: str, digest: TensorDigest) -> object:
+        outputs = self._records[node].outputs
+        return tuple(one for one in outputs if one.shape == digest.shape) or outputs
 
 
 class ReplacedParameters:

@@ -60,6 +60,8 @@ def check_document(verdict: ReplicasVerdict) -> dict[str, Any]:
         "missing": list(verdict.missing),
         "unknown": list(verdict.unknown),
         "uncompared": list(verdict.uncompared),
+        "local": [dataclasses.asdict(one) for one in verdict.local],
+        "by_convention": list(verdict.by_convention),
         "steps": list(verdict.steps) if verdict.steps else None,
     }
 
@@ -166,18 +168,31 @@ def _check_lines(verdict: ReplicasVerdict) -> Iterator[str]:
     )
     if verdict.differing:
         yield from _difference(verdict.differing)
-    elif verdict.checked and not verdict.missing and not verdict.unknown:
-        yield f"Replicas agree: {checked}{_steps(verdict.steps)}."
     elif verdict.checked:
-        yield f"Replicas that were compared agree: {checked}{_steps(verdict.steps)}."
+        yield f"{_agreement(verdict)}: {checked}{_steps(verdict.steps)}."
+    if verdict.local:
+        names, again = a_few([one.name for one in verdict.local], _SHOWN), verdict.local[0].again
+        steps = a_few(["the end" if step is None else f"step {step}" for step in again], _SHOWN)
+        yield _line("local steps", f"{names}: apart in between, made equal on all ranks before {steps}")
+    if verdict.by_convention:
+        yield _line("convention", f"{a_few(verdict.by_convention, _SHOWN)}: a replica, as it is plain beside DTensors")
     if verdict.inferred:
         yield _line("inferred", f"{a_few(verdict.inferred, _SHOWN)}: a replica, as its gradient is reduced")
     if verdict.missing:
         yield _line("not known", f"no trace of {rank_words(verdict.missing)}")
     yield from _unknown(verdict.unknown)
     if verdict.uncompared and not verdict.differing:
-        parted = "equal on all ranks before the first step, not behind it; nothing shows that these are replicas"
+        parted = "equal on all ranks at first, and not later; nothing shows whether these are replicas"
         yield _line("not compared", f"{a_few(verdict.uncompared, _SHOWN)}: {parted}")
+
+
+def _agreement(verdict: ReplicasVerdict) -> str:
+    """Return the headline of replicas of which none differs."""
+    if verdict.uncompared:
+        return "Replicas that are known agree, others that may be replicas do not"
+    if not verdict.equal:
+        return "Replicas that were compared agree"
+    return "Replicas agree where they are made equal" if verdict.local else "Replicas agree"
 
 
 def _difference(differing: Sequence[ReplicaDifference]) -> Iterator[str]:

@@ -22,19 +22,29 @@ import functools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from hashbench.catalog import Origin
 from hashbench.compare.align import SECOND, PairedRuns, pair
 from hashbench.compare.slice import Slice, backward_slice
-from hashbench.divergence.held_alike import ReplacedParameters, Replica, parted_otherwise, replicas_of, version_before
+from hashbench.divergence.held_alike import (
+    CONVENTION,
+    REDUCED,
+    ParameterVersions,
+    ReplacedParameters,
+    Replica,
+    differing_from_the_start,
+    parted_otherwise,
+    replicas_of,
+    version_before,
+)
 from hashbench.divergence.introduce import Differences, Source, find_differences
 from hashbench.divergence.meetings import equalizes, exchanges, group_word, inside_collectives, told_inside
 from hashbench.divergence.whole_steps import results_by_step, up_to_common_step
 from hashbench.errors import HashbenchError
 from hashbench.records import OpRecord, Ref, Result, TensorDigest, Trace, op_of
-from hashbench.text import count, rank_words
+from hashbench.text import a_few, count, rank_words
 from hashbench.trace.file import refuse_different
 
 UNREDUCED = "unreduced"
@@ -87,6 +97,19 @@ class ReplicaDifference:
 
 
 @dataclass(frozen=True, slots=True)
+class LocalSteps:
+    """A replica that each rank trains by itself for some steps, and that is made equal again.
+
+    Attributes:
+        name: of the parameter.
+        again: the steps before which it was made equal; ``None``: at the end.
+    """
+
+    name: str
+    again: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicasVerdict:
     """The check of the replicas of one run.
 
@@ -100,6 +123,8 @@ class ReplicasVerdict:
         unknown: sentences on what could not be checked.
         uncompared: names of parameters that parted and of which nothing says that they are replicas
             (:func:`~hashbench.divergence.held_alike.parted_otherwise`).
+        by_convention: names of those that are taken for replicas as they are plain parameters beside DTensors.
+        local: replicas that are apart between the steps that make them equal again, as in local SGD; no finding.
     """
 
     world_size: int
@@ -110,11 +135,13 @@ class ReplicasVerdict:
     missing: tuple[int, ...] = ()
     unknown: tuple[str, ...] = ()
     uncompared: tuple[str, ...] = ()
+    local: tuple[LocalSteps, ...] = ()
+    by_convention: tuple[str, ...] = ()
 
     @property
     def equal(self) -> bool:
-        """True if parameters are known to be replicas, all of them agree, and no rank is missing."""
-        return bool(self.checked) and not (self.differing or self.missing or self.unknown)
+        """True if parameters are known to be replicas, all that are or may be agree, and no rank is missing."""
+        return bool(self.checked) and not (self.differing or self.missing or self.unknown or self.uncompared)
 
 
 def check_replicas(traces: Mapping[int, Trace]) -> ReplicasVerdict:
@@ -143,20 +170,31 @@ def check_replicas(traces: Mapping[int, Trace]) -> ReplicasVerdict:
     apart = sorted(_apart(run, replicas), key=lambda one: (one.step is None, one.step or 0))
     first = {one.step for one in apart[:1]}
     explained = [one for one in apart if one.step in first][:MOST_EXPLAINED]
-    told = [_explain(run, one) for one in explained]
-    told += [_plain(one) for one in apart if one not in explained]
+    why = {one.name: _explain(run, one) for one in explained}
+    unreduced = all(found.origin == UNREDUCED for found in why.values())
+    local = [one for one in apart if one.again and unreduced]
+    longer = [one.since for one in local if one.since is not None]
+    told = [why.get(one.name) or _plain(one) for one in apart if one not in local]
+    told += [_explain(run, one) for one in longer[:MOST_EXPLAINED]] + [_plain(one) for one in longer[MOST_EXPLAINED:]]
     unknown = list(whole.ended)
+    if own := differing_from_the_start(run):
+        unknown.append(
+            f"{a_few(sorted(own), 4)}: beside DTensors, and other on each rank from the start: replicas by convention, "
+            "unless they are parameters of that rank alone."
+        )
     if not replicas:
         unknown.append("No parameter is known to be a replica: nothing was compared.")
     return ReplicasVerdict(
         size,
         tuple(told),
         dict(Counter(ranks for ranks, _ in replicas)),
-        tuple(dict.fromkeys(name for (_, name), inferred in replicas.items() if inferred)),
+        tuple(dict.fromkeys(name for (_, name), why in replicas.items() if why == REDUCED)),
         whole.steps,
         missing,
         tuple(unknown),
         parted_otherwise(run, replicas),
+        tuple(LocalSteps(one.name, one.again) for one in local if one.since is None),
+        tuple(dict.fromkeys(name for (_, name), why in replicas.items() if why == CONVENTION)),
     )
 
 
@@ -165,12 +203,19 @@ def check_replicas(traces: Mapping[int, Trace]) -> ReplicasVerdict:
 
 @dataclass(frozen=True, slots=True)
 class _Apart:
-    """A replica that differs: by rank its result after the first step where it does."""
+    """A replica that differs: by rank its result after the first step where it does.
+
+    Attributes:
+        again: the steps before which it had been made equal on all ranks again.
+        since: the same, where it is apart for longer than it ever was before it was made equal.
+    """
 
     name: str
     ranks: tuple[int, ...]
     step: int | None
     results: Mapping[int, Result]
+    again: tuple[int | None, ...] = ()
+    since: _Apart | None = None
 
     @property
     def minority(self) -> tuple[int, ...]:
@@ -198,14 +243,33 @@ def _apart(run: Mapping[int, Trace], replicas: Iterable[Replica]) -> Iterator[_A
         rank: {step: {result.name: result for result in results} for step, results in results_by_step(trace).items()}
         for rank, trace in run.items()
     }
+    versions = {rank: ParameterVersions(trace) for rank, trace in run.items()}
     for ranks, name in replicas:
+        periods: list[list[_Apart]] = [[]]
+        again: list[int | None] = []
+        before: int | None = None
         for step in by_rank[ranks[0]]:
             results = {rank: by_rank[rank].get(step, {}).get(name) for rank in ranks}
             present = {rank: result for rank, result in results.items() if result is not None}
             differs = len({result.digest for result in present.values()}) > 1
+            contents = [versions[rank].before(name, step, since=before) for rank in present] if periods[-1] else []
+            if contents and (not differs or frozenset.intersection(*contents)):
+                again.append(step)
+                periods.append([])
             if differs and not any(replaced[rank].replaced(name, step) for rank in present):
-                yield _Apart(name, ranks, step, present)
-                break
+                periods[-1].append(_Apart(name, ranks, step, present))
+            before = step
+        yield from _told_once(periods, again)
+
+
+def _told_once(periods: Sequence[Sequence[_Apart]], again: Sequence[int | None]) -> Iterator[_Apart]:
+    """Yield a replica where it was apart first; ``periods`` are the steps behind which it was, up to ``again``."""
+    first = next((one for period in periods for one in period), None)
+    if first is None:
+        return
+    *made_equal, last = ([one for one in period if one.step is not None] for period in periods)
+    longest = max(map(len, made_equal), default=0)
+    yield replace(first, again=tuple(again), since=last[longest] if again and len(last) > longest else None)
 
 
 # --------------------------------------------------------------------------------------------- why they do not

@@ -1,4 +1,5 @@
-"""Which ranks must hold the same content as this one, for a tensor: by the placements of a ``DTensor``, or by DDP."""
+"""Which ranks must hold the same content as this one, for a tensor: by the placements of a ``DTensor``, by DDP, or by
+the convention of ``parallelize_module``."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from hashbench.records import BESIDE_DTENSORS
 from hashbench.trace.groups import RankGroups
 
 if TYPE_CHECKING:
@@ -59,7 +61,7 @@ class Placements:
             return Placement(str(tuple(placements)), self._along(value.device_mesh, shared))
         if self._seen_at != self._moment():
             self._seen_at = self._moment()
-            self._replicated = dict(self._ddp_parameters())
+            self._replicated = {**dict(self._beside_dtensors()), **dict(self._ddp_parameters())}
         known = self._replicated.get(id(value))
         return known[1] if known is not None and known[0]() is value else NOT_PLACED
 
@@ -78,6 +80,26 @@ class Placements:
                 if len(placement.replicas) > 1:
                     for parameter in equal_parameters(module):
                         yield id(parameter), (weakref.ref(parameter), placement)
+
+    def _beside_dtensors(self) -> Iterable[tuple[int, tuple[weakref.ref[torch.Tensor], Placement]]]:
+        """Yield the plain parameters of outermost modules that have ``DTensor`` parameters of one mesh as well:
+        ``parallelize_module`` leaves alone what all ranks of the mesh compute alike."""
+        modules = list(self._modules())
+        if not any(_is_dtensor(one) for module in modules for one in module._parameters.values()):
+            return
+        inner = {id(child) for module in modules for child in module.children()}
+        for module in modules:
+            parameters: list[Any] = [] if id(module) in inner else list(module.parameters())
+            meshes = [one.device_mesh for one in parameters if _is_dtensor(one)]
+            ranks = {self._along(mesh, (True,) * mesh.ndim) for mesh in meshes}
+            if len(ranks) != 1 or not (kept := ranks.pop()):
+                continue
+            placement = Placement(BESIDE_DTENSORS, kept)
+            yield from ((id(one), (weakref.ref(one), placement)) for one in parameters if not _is_dtensor(one))
+
+
+def _is_dtensor(value: Any) -> bool:
+    return hasattr(value, "placements") and hasattr(value, "device_mesh")
 
 
 def ranks_along(mesh: Any, coordinate: Iterable[int] | None, shared: tuple[bool, ...]) -> tuple[int, ...]:

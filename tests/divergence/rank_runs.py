@@ -7,6 +7,7 @@
 ``step`` ends a step: its results are those since the last one. ``ended WORDS`` is how the program ended, ``early OP``
 an early read of what the last collective receives by the op ``OP`` that follows it, ``no trace`` drops a rank.
 ``replica p v as w 0-1`` is a result that ranks 0 and 1 must hold alike; without ranks nothing is known of it.
+``beside p v as w 0-1`` is a plain one beside DTensors of these ranks.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import replace
 
 from hashbench.divergence.rank_verdict import RanksVerdict
 from hashbench.divergence.ranks import find_across_ranks
-from hashbench.records import Collective, EarlyRead, Ref, Result, Trace, TracedRank, TracedStep
+from hashbench.records import BESIDE_DTENSORS, Collective, EarlyRead, Ref, Result, Trace, TracedRank, TracedStep
 from tests.divergence.runs import Run, tensor
 
 COLLECTIVES = {
@@ -66,8 +67,10 @@ class RankRun(Run):
                 self.ended = " ".join(words)
             case ["no", "trace"]:
                 self.is_missing = True
-            case ["replica", written, content, "as", name, *ranks]:
-                self.results.append(self._replica(written, content, name, ranks))
+            case ["replica" | "beside", written, content, "as", name, *ranks]:
+                replica = self._replica(written, content, name, ranks)
+                beside = replace(replica, placement=BESIDE_DTENSORS)
+                self.results.append(beside if said.startswith("beside") else replica)
             case ["early", op]:
                 self.early.append(op)
             case _:

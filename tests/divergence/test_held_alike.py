@@ -154,8 +154,49 @@ def test_plain_parameters_that_part_though_nothing_reduces_them_are_told() -> No
 
 def test_parameters_that_part_are_told_where_no_replica_differs() -> None:
     verdict = ReplicasVerdict(2, checked={(0, 1): 3}, uncompared=("w",))
-    assert verdict.equal
-    assert check_text(verdict).splitlines()[1].startswith("not compared:     w: equal on all ranks before")
+    assert not verdict.equal
+    headline, line = check_text(verdict).splitlines()
+    assert headline.startswith("Replicas that are known agree, others that may be replicas do not: 3 parameters on")
+    assert line.startswith("not compared:     w: equal on all ranks at first, and not later")
+
+
+def test_a_plain_parameter_that_parts_in_a_later_step_is_told() -> None:
+    lines = """
+        rank {0}:
+        p = add_ !parameter/w=w input/0 -> p phase=optimizer
+        replica p p as w
+        step
+        p = add_ !p input/1 -> p{0} phase=optimizer
+        replica p p{0} as w
+        step
+    """
+    assert check_replicas(rank_traces("".join(lines.format(rank) for rank in (0, 1)))).uncompared == ("w",)
+
+
+BESIDE = """
+        rank {0}:
+        p = add_ !parameter/w={1} input/0=x{0} -> {2} phase=optimizer
+        beside p {2} as w 0-1
+        q = add_ !parameter/v=v parameter/u -> q phase=optimizer
+        replica q q as v 0-1
+        step
+"""
+
+
+def test_plain_parameters_beside_dtensors_are_replicas_by_convention() -> None:
+    alike = check_replicas(rank_traces(BESIDE.format(0, "w", "p") + BESIDE.format(1, "w", "p")))
+    assert (alike.equal, alike.by_convention, alike.checked) == (True, ("w",), {(0, 1): 2})
+    assert "convention:       w: a replica, as it is plain beside DTensors" in check_text(alike)
+    apart = check_replicas(rank_traces(BESIDE.format(0, "w", "p0") + BESIDE.format(1, "w", "p1")))
+    assert [(one.name, one.origin) for one in apart.differing] == [("w", "unreduced")]
+
+
+def test_plain_parameters_beside_dtensors_that_differ_from_the_start_are_not_compared() -> None:
+    """They may be the experts of each rank: nothing is blamed, and nothing is said to agree."""
+    experts = check_replicas(rank_traces(BESIDE.format(0, "w0", "p0") + BESIDE.format(1, "w1", "p1")))
+    assert (experts.equal, experts.differing, experts.by_convention) == (False, (), ())
+    assert check_text(experts).startswith("Replicas that were compared agree: 1 parameter on ranks 0, 1")
+    assert "w: beside DTensors, and other on each rank from the start" in check_text(experts)
 
 
 def test_an_op_of_an_optimizer_may_write_more_than_it_shows() -> None:

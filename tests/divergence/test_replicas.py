@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
+from hashbench.divergence.ranks_text import check_text
 from hashbench.divergence.replicas import ReplicasVerdict, check_replicas
 from hashbench.divergence.whole_steps import cut_after
 from hashbench.errors import HashbenchError
@@ -457,3 +458,71 @@ def test_nothing_known_of_any_parameter_is_said() -> None:
     verdict = check_replicas(rank_traces("rank 0:\nrelu input/0 => r\nrank 1:\nrelu input/0 => r"))
     assert not verdict.equal
     assert verdict.unknown == ("No parameter is known to be a replica: nothing was compared.",)
+
+
+LOCAL = """
+        g = mm input/0=x{0} parameter/w=w -> g{0} phase=backward
+        p = add_ !parameter/w g -> a{0} phase=optimizer
+        replica p a{0} as w 0-1
+        step
+        y = mm p input/1 -> y{0}
+        {average}
+        g = mm y p -> h{0} phase=backward
+        p = add_ !p g -> b{0} phase=optimizer
+        replica p b{0} as w 0-1
+        step
+        y = mm p input/1 -> z{0}
+        {last}
+        replica p {left} as w 0-1
+"""
+AVERAGE = "p = all_reduce !p -> s; p = div_ !p (2) -> m"
+FLAT = "f = cat p -> f{0}*4; f = all_reduce !f -> s*4; p = div_ !f (2) -> m*4"
+
+
+@pytest.mark.parametrize(
+    ("average", "last", "left", "again"),
+    [
+        (AVERAGE, "p = all_reduce !p -> e", "e", (1, None)),
+        (FLAT, "", "b{0}", (1,)),
+        ("p = broadcast !p root=0 -> m", "", "b{0}", (1,)),
+    ],
+    ids=["each by itself", "in one tensor", "as the first rank has it"],
+)
+def test_local_steps_between_averages_are_no_difference(
+    average: str, last: str, left: str, again: tuple[int | None, ...]
+) -> None:
+    lines = LOCAL.format("{0}", average=average, last=last, left=left).replace("; ", "\n")
+    verdict = check_replicas(rank_traces("".join(f"rank {rank}:{lines.format(rank)}" for rank in (0, 1))))
+    assert [(one.name, one.again) for one in verdict.local] == [("w", again)]
+    assert (verdict.equal, verdict.differing) == (True, ())
+    headline, local = check_text(verdict).splitlines()
+    assert headline.startswith("Replicas agree where they are made equal: 1 parameter on ranks 0, 1, steps 0 to 1")
+    assert local.startswith("local steps:      w: apart in between, made equal on all ranks before step 1")
+
+
+def test_replicas_that_nothing_makes_equal_again_differ_from_the_first_step_on() -> None:
+    lines = LOCAL.format("{0}", average="", last="", left="b{0}")
+    (found,) = check_replicas(rank_traces("".join(f"rank {rank}:{lines.format(rank)}" for rank in (0, 1)))).differing
+    assert (found.step, found.origin) == (0, "unreduced")
+
+
+def test_local_steps_that_go_on_for_longer_than_before_differ() -> None:
+    more = """
+        y = mm p input/1 -> c{0}
+        p = add_ !p y -> d{0} phase=optimizer
+        replica p d{0} as w 0-1
+        step
+        """
+    lines = LOCAL.format("{0}", average=AVERAGE, last=more, left="d{0}").replace("; ", "\n")
+    verdict = check_replicas(rank_traces("".join(f"rank {rank}:{lines.format(rank)}" for rank in (0, 1))))
+    assert [(one.step, one.origin) for one in verdict.differing] == [(2, "unreduced")]
+    assert verdict.local == ()
+
+
+def test_what_one_rank_alone_did_differs_although_the_ranks_are_made_equal_later() -> None:
+    lines = LOCAL.format("{0}", average=AVERAGE, last="p = all_reduce !p -> e", left="e").replace("; ", "\n")
+    lines = lines.replace("g = mm input/0=x{0} parameter/w=w -> g{0}", "g = mm input/0=x parameter/w=w -> g\n{only}")
+    lone = "g = clamp_ !g -> g1 phase=backward"
+    ranks = (f"rank {rank}:{lines.format(rank, only=lone if rank else '')}" for rank in (0, 1))
+    (found,) = check_replicas(rank_traces("".join(ranks))).differing
+    assert (found.step, found.origin, found.rank) == (0, "sequence", 1)

@@ -12,11 +12,12 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from hashbench import HashDebugTrace
-from hashbench.records import Result
+from hashbench.records import BESIDE_DTENSORS, Result
 from hashbench.trace import file
 from hashbench.trace.placements import ranks_along
 
@@ -102,6 +103,34 @@ def test_fully_sharded_parameters_have_no_replicas() -> None:
     fully_shard(model, mesh=init_device_mesh("cpu", (8,)))
     found = results_of(lambda trace: [trace.add_result(name, one) for name, one in model.named_parameters()])
     assert found == dict.fromkeys(("weight", "bias"), ("(Shard(dim=0),)", ()))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(8), nn.Linear(8, 8, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.norm(x))
+
+
+def test_plain_parameters_beside_those_of_parallelize_module_are_replicas_on_the_mesh() -> None:
+    """Nothing is known of a module beside."""
+    mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("data", "tensor"))
+    split, other = Block(), Block()
+    parallelize_module(split, mesh["tensor"], {"linear": ColwiseParallel()})
+
+    def made(trace: HashDebugTrace) -> None:
+        split(torch.ones(2, 8))
+        other(torch.ones(2, 8))
+        for name, model in {"split": split, "other": other}.items():
+            for path, parameter in model.named_parameters(prefix=name):
+                trace.add_result(path, parameter)
+
+    found = results_of(made)
+    assert found["split.norm.weight"] == found["split.norm.bias"] == (BESIDE_DTENSORS, (0, 1, 2, 3))
+    assert found["split.linear.weight"] == ("(Shard(dim=0),)", ())
+    assert found["other.norm.weight"] == found["other.linear.weight"] == ("", ())
 
 
 def with_ddp(trace: HashDebugTrace, ddp: DistributedDataParallel, other: nn.Module) -> None:
