@@ -40,14 +40,15 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
         "trace",
         frozenset({"api", "arguments", "build", "callbacks", "calls", "collectives", "compiled", "compiled_records"})
         | {"digest", "mode", "module_paths", "native", "nodes", "op_schema", "raw", "reads", "registered"}
-        | {"generated", "groups", "placements", "segments", "stepped", "storage_writers", "threads"},
+        | {"generated", "groups", "placements", "segments", "settings", "stepped", "storage_writers", "threads"},
     ),
     ("compare", NO_MODULE),
     ("divergence", NO_MODULE),
     ("run", frozenset({"leaves", "outcome", "outputs", "rng", "settings", "workload"})),
     (
         "training",
-        frozenset({"calls", "lines", "optimizers", "parts", "recorder", "samples", "schedulers", "tensors", "tracing"}),
+        frozenset({"calls", "lines", "optimizers", "parts", "recorder", "samples", "schedulers", "steps", "tensors"})
+        | {"tracing"},
     ),
     ("results", NO_MODULE),
     ("causes", NO_MODULE),

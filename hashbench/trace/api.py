@@ -33,6 +33,7 @@ from hashbench.trace.callbacks import TraceCallback, TraceOptions
 from hashbench.trace.digest import untraced
 from hashbench.trace.mode import TracingMode, is_tracing
 from hashbench.trace.native.tracer import NativeTracer
+from hashbench.trace.settings import in_force
 from hashbench.trace.tracer import choose
 
 
@@ -57,7 +58,8 @@ class HashDebugTrace:
         model: name the modules, parameters and buffers of this model from the start, and hash its state on
             construction.
         inputs: hash these example inputs (any nesting of tensors) on construction and name them ``input/…``.
-        settings: function that returns torch's global settings as text by name; called at every mark.
+        settings: function that returns torch's global settings as text by name; called at every mark. Default: those,
+            with threads, instruction set and variables that decide how libraries compute, when the trace begins.
         watcher: callback called around every op with the id of its record; it may inspect, capture, and overwrite
             contents.
         digests: ``"fast"`` (the fastest hash function on each device) or ``"device"`` (the accelerators' function
@@ -119,6 +121,8 @@ class HashDebugTrace:
                 tip="Create a new HashDebugTrace for every run.",
             )
         refuse_nested()
+        if self._settings is None:
+            self._tracer.raw.mark("start", in_force())
         self.mark("start")
         self._tracer.__enter__()
         return self

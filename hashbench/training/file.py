@@ -64,6 +64,9 @@ class WatchHeader:
         traced: first step that is traced and the one after the last; empty: none.
         command: command line of the process.
         versions: of hashbench, torch and Python.
+        settings: torch's global settings when the recording began, by name.
+        machine: instruction set, and threads between ops.
+        environment: environment variables that decide how libraries compute.
     """
 
     schema: int
@@ -78,6 +81,9 @@ class WatchHeader:
     traced: tuple[int, ...] = ()
     command: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
+    machine: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +111,7 @@ class Step:
         begin: parameters, buffers and optimizer state as the step began with them, where ``every`` is 1: a program may
             change them after the step before (an average, a clamp). As ``parts``.
         batches: shapes and samples of the step's batches.
+        settings: torch's global settings when the step began.
     """
 
     number: int
@@ -113,6 +120,7 @@ class Step:
     complete: bool = False
     begin: Mapping[str, Values] = field(default_factory=dict)
     batches: tuple[Batch, ...] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +212,7 @@ def _parse(text: str, path: Path) -> Recording:
     options: dict[str, str] = {}
     unread: dict[str, str] = {}
     scheduler: dict[str, str] = {}
+    in_force = dict(header.settings)
     for number, document in enumerate(documents[1:], start=2):
         if end is not None:
             raise ValueError(f"line {number} follows the last one")
@@ -221,7 +230,11 @@ def _parse(text: str, path: Path) -> Recording:
                 options = document.get("options", options)
                 scheduler = {**scheduler, **document.get("scheduler", {})}
                 carried = {"options": options, **({"scheduler": scheduler} if scheduler else {})}
-                step = _step({**document, **carried}, header)
+                if "settings" in document:
+                    in_force = in_force | from_json(
+                        Mapping[str, str], document["settings"], where=f"line {number}: its settings"
+                    )
+                step = replace(_step({**document, **carried}, header), settings=in_force)
                 if steps and step.number != next(reversed(steps)) + 1:
                     raise ValueError(f"line {number} is of step {step.number}, after step {next(reversed(steps))}")
                 steps[step.number] = step

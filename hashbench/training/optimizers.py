@@ -102,13 +102,15 @@ class WatchedOptimizers:
     def begin_step(self, optimizer: torch.optim.Optimizer) -> bool:
         """Return True where an optimizer's step is none of another one's, whose step is going on in this thread: some
         wrap others (Lookahead, SAM). Of these, one that the program named counts, or else the outer one."""
-        outer = getattr(self._here, "stepping", None)
-        named = outer is not None and self.is_given(optimizer) and not self.is_given(outer)
-        counts = outer is None or outer is optimizer or named
-        if outer is not None and not counts and _is_in_a_step(outer):
+        outer: torch.optim.Optimizer | None = getattr(self._here, "stepping", None)
+        inside = outer is not None and outer is not optimizer and _is_in_a_step(outer)
+        if inside and not self._precedes(optimizer, outer):
             return False
         self._here.stepping = optimizer
         return True
+
+    def _precedes(self, inner: torch.optim.Optimizer, outer: torch.optim.Optimizer | None) -> bool:
+        return self.is_given(inner) and (outer is None or not self.is_given(outer))
 
     def end_step(self, optimizer: torch.optim.Optimizer) -> bool:
         """Return True if this is the step that :meth:`begin_step` began."""

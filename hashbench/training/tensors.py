@@ -79,6 +79,7 @@ class ModelTensors:
         self.looked_up = 0
         self._modules: Sequence[torch.nn.Module] = ()
         self._held: list[Any] = []
+        self._told: Mapping[str, int] = {}
 
     def look_up(self) -> bool:
         """Look the tensors up, and return True if any of them, or its size, is another one than before.
@@ -98,6 +99,12 @@ class ModelTensors:
         pending = any(map(is_lazy, (tensor for _, tensor in self.all())))  # it gets its size as the same object
         self._held = [] if pending else self._objects() or []
         return True
+
+    def joined(self) -> dict[str, list[str]]:
+        """Return the names that joined since this was asked last; empty where none did."""
+        kinds = {"parameter": self.parameters.names, "buffer": self.buffers.names}
+        told, self._told = self._told, {kind: len(names) for kind, names in kinds.items()}
+        return {kind: names[told.get(kind, 0) :] for kind, names in kinds.items()} if told != self._told else {}
 
     def all(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield parameters, then buffers, by name."""

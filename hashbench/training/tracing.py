@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -80,11 +80,13 @@ class StepTracer:
                 trace.__enter__()
                 trace.iteration = step
 
-    def add(self, step: int, name: str, value: torch.Tensor | None) -> None:
-        """Add a result of ``step`` to the trace, if there is one."""
-        if self._trace is not None and step in self._steps and value is not None:
+    def add_all(self, step: int, named: Callable[[], Iterable[tuple[str, torch.Tensor | None]]]) -> None:
+        """Add results of ``step`` to the trace, if there is one."""
+        if self._trace is not None and step in self._steps:
             with self._surviving():
-                self._trace.add_result(f"step {step}: {name}", value)
+                for name, value in named():
+                    if value is not None:
+                        self._trace.add_result(f"step {step}: {name}", value)
 
     def stepped(self, step: int) -> None:
         """Count the end of ``step``."""
