@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -247,6 +248,13 @@ def contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(stride)
 
 
+@functools.lru_cache(maxsize=4096)
+def layout_text(shape: tuple[int, ...], stride: tuple[int, ...]) -> str:
+    """Format ``[shape]{stride}``; the stride is omitted if contiguous."""
+    strided = "" if stride == contiguous_stride(shape) else f"{{{','.join(map(str, stride))}}}"
+    return f"[{','.join(map(str, shape))}]{strided}"
+
+
 class Ref(NamedTuple):
     """One tensor that a record read.
 
@@ -256,6 +264,7 @@ class Ref(NamedTuple):
         offset: storage offset in elements.
         written: the op also writes it.
         digest: digest just before the call (with ``hash_inputs``).
+        layout: shape and stride that belong to it, ``[2,3]{1,2}``; without the stride if contiguous.
     """
 
     argument: str
@@ -263,6 +272,7 @@ class Ref(NamedTuple):
     offset: int = 0
     written: bool = False
     digest: str = ""
+    layout: str = ""
 
 
 @dataclass(frozen=True, slots=True)

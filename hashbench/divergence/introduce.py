@@ -513,8 +513,13 @@ def _view_of_other_content(known: Differences, a: OpRecord, b: OpRecord) -> str:
     """Return the view by which this pair of records reads other content of memory that was written alike, where inputs
     were hashed, or ``""``: more or less of it from one place on."""
     for x, y in zip(a.inputs, b.inputs, strict=True) if known.runs.hashed else ():
-        changed = x.digest != y.digest and known.runs.same_place(x, y) and x.source not in known.tainted
-        if changed and (view := known.view_of(x.source)):
+        other = (x.digest, x.layout) != (y.digest, y.layout)
+        if (
+            other
+            and known.runs.same_place(x, y)
+            and x.source not in known.tainted
+            and (view := known.view_of(x.source))
+        ):
             return view
     return ""
 
@@ -522,8 +527,8 @@ def _view_of_other_content(known: Differences, a: OpRecord, b: OpRecord) -> str:
 def _odd_view(known: Differences, node: str, a: OpRecord, b: OpRecord) -> str:
     """Return the view that showed an input differently (another slice or order), or ``""`` if the inputs are known to
     be equal."""
-    digests = [ref.digest for ref in a.inputs]
-    read_the_same = bool(digests) and all(digests) and digests == [ref.digest for ref in b.inputs]
+    read, other = ([(ref.digest, ref.layout) for ref in record.inputs] for record in (a, b))
+    read_the_same = bool(read) and all(digest for digest, _ in read) and read == other
     if not known.odd_views or (known.runs.hashed and read_the_same):
         return ""
     view = next((known.odd_views[name] for name in known.runs.read_by(node) if name in known.odd_views), "")
@@ -536,7 +541,8 @@ def _wired_differently(runs: PairedRuns, a: OpRecord, b: OpRecord) -> bool:
     for ref_a, ref_b in zip(a.inputs, b.inputs, strict=True):
         if ref_a.argument != ref_b.argument:
             return True
-        if runs.same_place(ref_a, ref_b) or (ref_a.digest and ref_a.digest == ref_b.digest):
+        alike = ref_a.digest and (ref_a.digest, ref_a.layout) == (ref_b.digest, ref_b.layout)
+        if runs.same_place(ref_a, ref_b) or alike:
             continue  # equal content in another place: what a kernel makes of that is its own doing
         if ref_a.offset != ref_b.offset or not runs.same_content(ref_a, ref_b):
             return True
@@ -574,15 +580,32 @@ def _written_behind(known: Differences, node: str, a: OpRecord, b: OpRecord) -> 
     for ref_a, ref_b in zip(a.inputs, b.inputs, strict=True):
         changed = ref_a.digest != ref_b.digest and known.runs.same_place(ref_a, ref_b)
         tainted = ref_a.source in known.tainted and ref_a.source not in known.beside.get(node, ())
-        explained = tainted or ref_a.source in known.odd_views
-        if not changed or explained or _is_target(known.runs, ref_a):
+        other_part = ref_a.layout != ref_b.layout or (not ref_a.layout and ref_a.source in known.odd_views)
+        if not changed or tainted or other_part or _is_target(known.runs, ref_a):
             continue
+        if (another := _another_output(known, node, ref_a, ref_b)) is not None:
+            return another
         writer = ref_a.source.rpartition("/")[2] or ref_a.source
         detail = f"argument {ref_a.argument} was written behind torch's back after {writer}"
         at = known.runs.position[node]
         behind = Source(Origin.OUTSIDE, node, at, detail, ref_a.digest, ref_b.digest, opaque_producer=True)
         return unwritten_memory(known.runs, ref_a.source) or behind
     return None
+
+
+def _another_output(known: Differences, node: str, ref_a: Ref, ref_b: Ref) -> Source | None:
+    """Return the source of a reader that was given another output of one op, such as ``x.aminmax()[i]``."""
+    a, b = known.runs.records.get(ref_a.source, (None, None))
+    if a is None or b is None or a.outputs != b.outputs:
+        return None
+    values = [digest.value for digest in a.outputs]
+    if len(values) < 2 or not {ref_a.digest, ref_b.digest} <= {*values}:
+        return None
+    first, second = (
+        f"{ref.argument}={ref.source} output {values.index(ref.digest)}" for ref in (ref_a, ref_b._replace(source=a.id))
+    )
+    detail = "it reads another output of one op than in the first run"
+    return Source(Origin.SEQUENCE, node, known.runs.position[node], detail, first, second)
 
 
 def _laid_out_otherwise(runs: PairedRuns, a: OpRecord, b: OpRecord) -> Source | None:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from hashbench.processes import uncollected
-from hashbench.records import EarlyRead, Leaf, OpRecord, Ref, Result, SettingsMark, TensorDigest, Trace
+from hashbench.records import EarlyRead, Leaf, OpRecord, Ref, Result, SettingsMark, TensorDigest, Trace, layout_text
 from hashbench.trace.arguments import argument_text
 from hashbench.trace.digest import RawDigest, readable
 from hashbench.trace.op_schema import OpPlan
@@ -299,23 +299,30 @@ def _parts(identity: str) -> tuple[str, str, str]:
     return step, module, op
 
 
+_UNHASHED = ("", "")
+"""Digest and layout of an input that was not hashed."""
+
+
 def build_record(
     raw: RawRecord, ids: Ids, identity: RecordIdentity, forward: OpRecord | Forward | None, notes: Mapping[str, Any]
 ) -> OpRecord:
     """Convert a raw record to its final form; ``forward`` is the forward record of a backward one."""
-    digests: dict[str, str] = {}
+    digests: dict[str, tuple[str, str]] = {}
     exchanged, line = None, ""
     if notes:
         exchanged, line = notes.get(EXCHANGED), notes.get("source", "")
-        digests = {argument: readable(digest).value for argument, digest in notes.get("inputs", {}).items()}
+        for argument, digest in notes.get("inputs", {}).items():
+            _, shape, stride, value = readable(digest)
+            digests[argument] = value, layout_text(shape, stride) if value else ""
         if exchanged is not None:
-            digests |= {argument: readable(digest).value for argument, digest in exchanged.given.items()}
+            digests |= {argument: (readable(digest).value, "") for argument, digest in exchanged.given.items()}
     argument_of, records, leaves = ids.argument, ids.records, ids.leaves
     reads, inputs = iter(raw.reads), []
     for argument, node, at in zip(reads, reads, reads, strict=True):
         text, written = argument_of(raw.plan, argument)
         source = records[node] if node >= 0 else leaves[-node - 1]
-        inputs.append(_made(Ref, (text, source, at, written, digests.get(text, "") if digests else "")))
+        digest, layout = digests.get(text, _UNHASHED) if digests else _UNHASHED
+        inputs.append(_made(Ref, (text, source, at, written, digest, layout)))
     outputs = tuple([digest if type(digest) is TensorDigest else readable(digest) for digest in raw.written])
     others, source = raw.others, raw.plan.source or (forward.source if forward is not None else "") or line
     return _record(

@@ -40,6 +40,7 @@ from hashbench.records import (
     TracedRank,
     TracedStep,
     contiguous_stride,
+    layout_text,
 )
 
 OTHER_OPS = "the Python dispatch mode changes which ops run, and the native tracer does not"
@@ -262,8 +263,7 @@ def digest_text(digest: TensorDigest) -> str:
 @functools.lru_cache(maxsize=4096)
 def _form_text(dtype: str, shape: tuple[int, ...], stride: tuple[int, ...]) -> str:
     """Format ``dtype[shape]{stride}:``."""
-    strided = "" if stride == contiguous_stride(shape) else f"{{{','.join(map(str, stride))}}}"
-    return f"{_escape(dtype)}[{','.join(map(str, shape))}]{strided}:"
+    return f"{_escape(dtype)}{layout_text(shape, stride)}:"
 
 
 def _head(trace: Trace) -> Iterator[str]:
@@ -290,10 +290,10 @@ def _by_position(values: Iterable[_Positioned]) -> Mapping[int, list[_Positioned
 
 
 def _ref_text(ref: Ref, writers: Mapping[str, str]) -> str:
-    argument, source, offset, written, digest = ref
+    argument, source, offset, written, digest, layout = ref
     text = f"{argument}={writers.get(source) or writer_text(source, '-')}"
     if offset or written or digest:
-        text += f"{f'+{offset}' if offset else ''}{'!' if written else ''}{f'@{digest}' if digest else ''}"
+        text += f"{f'+{offset}' if offset else ''}{'!' if written else ''}{f'@{digest}{layout}' if digest else ''}"
     return text
 
 
@@ -570,8 +570,9 @@ class ParsedRecords:
 
     def _ref(self, text: str) -> Ref:
         part = _REF.fullmatch(text) or _fail(f"not a reference: {text!r}")
-        argument, source, offset, written, digest = part.groups()
-        made = Ref(self._name(argument), self._name(source), int(offset or 0), bool(written), digest or "")
+        argument, source, offset, written, digest, layout = part.groups()
+        place = self._name(argument), self._name(source), int(offset or 0), bool(written)
+        made = Ref(*place, digest or "", self._name(layout or ""))
         self._refs[text] = made
         return made
 
@@ -600,7 +601,8 @@ _EXTRAS: Mapping[str, str] = MappingProxyType(
 """Field of an ``op`` line -> attribute of the record."""
 
 _REF = re.compile(
-    r"(?P<argument>[^=]+)=(?P<source>.+):(?:[0-9a-z-]+)(?:\+(?P<offset>\d+))?(?P<written>!?)(?:@(?P<digest>\S+))?"
+    r"(?P<argument>[^=]+)=(?P<source>.+):(?:[0-9a-z-]+)(?:\+(?P<offset>\d+))?(?P<written>!?)"
+    r"(?:@(?P<digest>[^\s\[]+)(?P<layout>\[[\d,]*\](?:\{[\d,-]*\})?)?)?"
 )
 _DIGEST = re.compile(r"(?P<dtype>[^\[]+)\[(?P<shape>[^\]]*)\](\{(?P<stride>[^}]*)\})?:(?P<value>.*)")
 

@@ -8,7 +8,7 @@ number 0.5. It writes a tensor of 8 elements with content ``a`` and one of 4 wit
 a name, ``1.0=x`` one in a list; ``=>`` writes what is also a result, ``v~2`` has stride 2, ``int32:v`` another dtype,
 and ``blank`` is uninitialised memory; ``group=0-1`` are the ranks of a ``c10d`` op. An op that writes nothing is a
 view. Other lines: a leaf, ``was=`` its initial content; ``mark label setting=value``; ``result x content as name``;
-``hashed``: inputs are hashed.
+``hashed``: inputs are hashed; ``@h[2-3]{1-2}`` is one of this shape and stride.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FIELDS = ("rng", "scalar", "module", "phase", "forward_op", "source", "in", "thr
 EITHER = re.compile(r"([^\s|=@+,*:~!]*)\|([^\s|=@+,*:~!]*)")
 
 
-READ = re.compile(r"(?:([\w.]+)=)?(!?)([^=+@]+)(?:=([^+@]*))?(?:\+(\d+))?(?:@(.*))?")
+READ = re.compile(r"(?:([\w.]+)=)?(!?)([^=+@]+)(?:=([^+@]*))?(?:\+(\d+))?(?:@([^\[]*)(\[.*)?)?")
 
 
 WROTE = re.compile(r"(?:(\w+):)?([^~*]+)(?:~(\d+))?(?:\*(\d+))?")
@@ -117,10 +117,12 @@ class Run:
     def _read(self, position: int, word: str) -> Ref:
         match = READ.fullmatch(word)
         assert match is not None, word
-        argument, written, name, content, offset, digest = match.groups()
+        argument, written, name, content, offset, digest, layout = match.groups()
         if "/" in name and name not in self.nodes:
             self._leaf(name, content or "w")
-        return Ref(argument or str(position), self.nodes[name], int(offset or 0), bool(written), digest or "")
+        return Ref(
+            argument or str(position), self.nodes[name], int(offset or 0), bool(written), digest or "", layout or ""
+        )
 
     def trace(self) -> Trace:
         return Trace(tuple(self.records), tuple(self.leaves), tuple(self.results), tuple(self.marks), self.hashed)

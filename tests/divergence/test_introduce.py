@@ -385,6 +385,42 @@ view of more of a tensor, inputs hashed: outside at slice; first=(0, 0, 2); seco
     slice x@r (0, 0, 2 | 0, 0, 3)
     sum x@p|q => y|Y
 
+view of more of a tensor that was written since, inputs hashed: outside at slice; opaque_producer=False
+    hashed
+    x = relu input/0=x@x -> r
+    slice x@r (0, 0, 2 | 0, 0, 3)
+    x = add_ !x@r -> s
+    sum x@p[2]|q[3] => y|Y
+
+view in another order that shows the same bytes, inputs hashed: outside at permute
+    hashed
+    x = relu input/0=x@x -> r
+    permute x@r ([0, 1] | [1, 0])
+    mm x@r[2-2]|r[2-2]{1-2} => y|Y
+
+view that is the same by other arguments, inputs hashed: kernel at mv
+    hashed
+    x = relu input/0=x@x -> r
+    slice x@r (0, 0, 3 | 0, 0, 9)
+    mv x@r[3] => y|Y
+
+memory that is written behind torch beside a view that differs, inputs hashed: outside at mv; opaque_producer=True
+    hashed
+    x = relu input/0=x@x -> r
+    slice x@r (0, 0, 3 | 0, 0, 2)
+    mv x@r[3]|R[3] => y|Y
+
+another output of one op, inputs hashed: sequence at mul; opaque_producer=False; \
+detail=it reads another output of one op than in the first run
+    hashed
+    x = aminmax input/0=x@x -> low,high
+    mul x@low|high => y|Y
+
+an output of several that is written behind torch: outside at mul; opaque_producer=True
+    hashed
+    x = aminmax input/0=x@x -> low,high
+    mul x@low|odd => y|Y
+
 view that differs of another tensor: kernel at index_put
     x = relu input/0 -> r
     z = relu input/1 -> z

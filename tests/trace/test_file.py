@@ -56,7 +56,9 @@ class Writer:
     def reference(self, sources: list[str]) -> Ref:
         offset, written = self.rng.choice([0, 0, 7]), self.rng.random() < 0.3
         argument = self.rng.choice(["0", "1.2", "src", "out"])
-        return Ref(argument, self.rng.choice(sources), offset, written, self.rng.choice(["", self.hexadecimal()]))
+        place = argument, self.rng.choice(sources), offset, written
+        layouts = ("", "[]", "[3]", "[2,3]{1,2}")
+        return Ref(*place, *self.rng.choice([("", ""), (self.hexadecimal(), self.rng.choice(layouts))]))
 
     def leaf(self, number: int, position: int) -> Leaf:
         name = f"other/{self.text()}#{number}"

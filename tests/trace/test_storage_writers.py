@@ -126,3 +126,29 @@ def test_an_equal_write_to_another_part_is_led_back_to_the_view(
     assert (found.origin, found.opaque_producer) == ("outside", False)
     assert found.kernel in ("aten.select.int", "aten.slice.Tensor", "aten.as_strided.default")
     assert find(*reversed(traces)).divergence.kernel == found.kernel  # type: ignore[union-attr]
+
+
+READS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
+    "more of it": lambda v, i: v[: i + 1].sum(),
+    "another order": lambda v, i: v.permute((0, 1) if i else (1, 0)) @ torch.arange(3.0),
+    "another shape": lambda v, i: v.view((9, 1) if i else (1, 9)).sum(0).pow(2).sum(),
+    "another row, written since": lambda v, i: (v[i], v.add_(1))[0] * 2,
+}
+"""Reads of a part of ``v`` that ``i`` says."""
+
+
+@pytest.mark.parametrize("hash_inputs", [False, True], ids=["", "inputs hashed"])
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_a_read_of_another_part_is_led_back_to_the_view(
+    read: Callable[[torch.Tensor, int], torch.Tensor], hash_inputs: bool
+) -> None:
+    traces = []
+    for i in range(2):
+        with HashDebugTrace(hash_inputs=hash_inputs) as trace:
+            result = read(torch.arange(9.0).view(3, 3).relu(), i)
+        trace.add_result("output", result)
+        traces.append(trace.finish())
+    found = find(*traces).divergence
+    assert found is not None
+    assert (found.origin, found.opaque_producer) == ("outside", False)
+    assert found.kernel in ("aten.select.int", "aten.slice.Tensor", "aten.permute.default", "aten.view.default")
