@@ -219,13 +219,13 @@ def _compiler_flags(parsed: argparse.Namespace, mode: str) -> list[str]:
 
 
 def _next_command(judged: JudgedNight, parts: Sequence[Part], *, folder: Path, expected: Path | None) -> str:
-    """Return what to run after a night: the repro of the first model that differs, else its sweep alone, else the
-    update of the baseline."""
+    """Return what to run after a night: the repro of the first model that differs, a new one before others, else its
+    sweep alone, else the update of the baseline."""
     from hashbench.text import is_replayable
 
     suites = {(part.name, part.mode): part.suite for part in parts}
     troubled = [one for one in judged.judgements if one.in_trouble and one.new is not None]
-    for one in [one for one in troubled if one.worse] or troubled:
+    for one in judged.new_trouble or [one for one in troubled if one.worse] or troubled:
         row = one.new
         if row is None:
             continue

@@ -18,7 +18,7 @@ from hashbench.errors import HashbenchError
 from hashbench.records import MODES, Row
 from hashbench.results.load import Sweep
 from hashbench.results.rows import row_key
-from hashbench.text import a_few, count, told
+from hashbench.text import a_few, count, listed, one_line, shorten, told
 from hashbench.trace.file import OTHER_OPS
 
 
@@ -49,6 +49,7 @@ class Became(Word):
     FIXED = "fixed", False
     BECAME_INVARIANT = "became invariant", False
     NOT_SEEN = "not seen", False
+    PASSES_ELSEWHERE = "passes under other settings", False  # those of before were not looked at; a pass is not worse
     MEASURED_NOW = "measured now", False
     NEW = "new", False
     STILL_SKIPPED = "still skipped", False
@@ -113,7 +114,8 @@ class Comparison(Generic[R]):
     @property
     def counts(self) -> dict[Became, int]:
         """Number of rows with each outcome, the worst first, without zeros."""
-        return dict(Counter(change.outcome for change in self.changes))
+        counts = Counter(change.outcome for change in self.changes)
+        return {outcome: counts[outcome] for outcome in Became if counts[outcome]}
 
     @property
     def got_worse(self) -> bool:
@@ -165,6 +167,51 @@ def worst_first(changes: Iterable[RowChange[R]]) -> tuple[RowChange[R], ...]:
     return tuple(sorted(changes, key=lambda change: order.index(change.outcome)))
 
 
+def is_new_trouble(change: RowChange[Row]) -> bool:
+    """Return True for a row that differs or fails and that BASE does not have."""
+    return change.base is None and change.new is not None and kind_of(change.new.accuracy).is_trouble
+
+
+def new_trouble_first(changes: Iterable[RowChange[Row]]) -> tuple[RowChange[Row], ...]:
+    """Sort ``changes`` stably: rows that differ or fail and had no counterpart, then by outcome."""
+    return tuple(sorted(worst_first(changes), key=lambda change: not is_new_trouble(change)))
+
+
+VERBS = {
+    Kind.DIFFER: ("differs", "differ"),
+    Kind.LATENT: ("is flaky", "are flaky"),
+    Kind.FAIL: ("fails", "fail"),
+    Kind.PASS: ("passes", "pass"),
+    Kind.SKIP: ("was skipped", "were skipped"),
+    Kind.ABSENT: ("has no row", "have no row"),
+}
+"""Verbs for one model and for several."""
+
+NAMED = 3
+"""Maximum models named in a headline; more are counted."""
+
+
+def named(changes: Iterable[RowChange[Row]]) -> str:
+    """Join the names of models as ``a, b and c``; return "" for more than :data:`NAMED`."""
+    names = list(dict.fromkeys(shorten(one_line(change.key[-1]), 40) for change in changes))
+    return listed(names) if len(names) <= NAMED else ""
+
+
+def new_in_words(changes: Iterable[RowChange[Row]]) -> str:
+    """Return ``race is new and differs; a and b are new and fail``; empty where no row in trouble is new."""
+    by_kind: dict[Kind, list[RowChange[Row]]] = {kind: [] for kind in VERBS}
+    for change in changes:
+        if is_new_trouble(change) and change.new is not None:
+            by_kind[kind_of(change.new.accuracy)].append(change)
+    parts = []
+    for kind, same in by_kind.items():
+        if same:
+            several = len({change.key[-1] for change in same}) > 1
+            names = named(same) or count(len(same), "row")
+            parts.append(f"{names} {'are' if several else 'is'} new and {VERBS[kind][several]}")
+    return "; ".join(parts)
+
+
 # ------------------------------------------------------------------------------------------------ the rule
 
 
@@ -173,6 +220,7 @@ def decide(
     new: str,
     *,
     selected: bool = True,
+    same_backend: bool = True,
     comparable: bool = True,
     same_place: bool = True,
     always: bool = True,
@@ -184,6 +232,7 @@ def decide(
         base: status in BASE.
         new: status in NEW.
         selected: NEW was asked to run this model.
+        same_backend: both compared the same programs: one without a backend says nothing of compiled code.
         comparable: both ran under the same conditions.
         same_place: both differ at the same origin, kernel and module, with no other proven cause; or that is unknown,
             since another tracer recorded other ops.
@@ -201,7 +250,9 @@ def decide(
             return Became.NEW
         case (_, Kind.ABSENT):
             return Became.MISSING if selected else Became.NOT_SELECTED
-        case _ if not comparable:
+        case (_, Kind.PASS) if same_backend and not comparable:
+            return Became.PASSES_ELSEWHERE
+        case _ if not (same_backend and comparable):
             return Became.NOT_COMPARABLE
         case (Kind.PASS, Kind.PASS):
             return Became.UNCHANGED
@@ -261,7 +312,7 @@ def compare(base: Sweep, new: Sweep, *, scoped: bool = False) -> Comparison[Row]
         base=base.label,
         new=new.label,
         environment=_environment_changes(base, new, ran),
-        changes=worst_first(sorted(_changes(base, new, pairs), key=lambda change: change.key)),
+        changes=new_trouble_first(sorted(_changes(base, new, pairs), key=lambda change: change.key)),
         remarks=(*_remarks(base, new), *filter(None, [tracer_remark(ran)]), *_environment_remarks(base, new, ran)),
     )
 
@@ -344,6 +395,7 @@ def _outcome(pair: Pair, *, selected: bool, places_known: bool) -> Became:
     return decide(
         base.accuracy,
         new.accuracy,
+        same_backend=not (base.suite and new.suite) or base.backend == new.backend,
         comparable=not _other_conditions(base, new),
         same_place=not places_known or bool(other_tracer(base, new)) or not _moved(base, new),
         always=_always(base, new),
@@ -424,6 +476,8 @@ def _note(outcome: Became, pair: Pair) -> str:
     base, new = pair
     if base and new and outcome is Became.NOT_COMPARABLE:
         return "; ".join(_other_conditions(base, new))
+    if base and new and outcome is Became.PASSES_ELSEWHERE:
+        return "; ".join(filter(None, (*_other_conditions(base, new), what_happened(base))))
     if base and new and outcome is Became.MOVED:
         return "; ".join(_moved(base, new))
     if base and new and outcome is Became.STILL_DIFFERS and (tracers := other_tracer(base, new)) and _moved(base, new):

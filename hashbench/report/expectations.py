@@ -14,7 +14,17 @@ from pathlib import Path
 from hashbench.catalog import Kind, Word, kind_of
 from hashbench.errors import HashbenchError
 from hashbench.records import ExpectedRow, Row
-from hashbench.report.compare import Became, ModelChange, RowChange, compare, tracer_remark, what_happened
+from hashbench.report.compare import (
+    VERBS,
+    Became,
+    ModelChange,
+    RowChange,
+    compare,
+    is_new_trouble,
+    new_in_words,
+    tracer_remark,
+    what_happened,
+)
 from hashbench.report.compiled import compilation_remarks
 from hashbench.report.history import History, Interval, ModelHistory, Night, load_history, seen
 from hashbench.report.kernels import kernel_remarks
@@ -79,6 +89,11 @@ class ExpectationStatus(Word):
         "Take it out of the CSV of what is expected.",
     )
     FIXED = "fixed", "It did not pass and passes now.", ""
+    PASSES_ELSEWHERE = (
+        "passes under other settings",
+        "It passes under other settings than before, under which it was not run.",
+        "Sweep it again under the settings of before, or make a new baseline for these.",
+    )
     NOT_SEEN = "not seen", "It differs now and then, and did not this time: that is not fixed.", ""
     MET = "as expected", "It does what it did before.", ""
     NOT_ASKED = "not asked for", "The last night was not asked to run it.", ""
@@ -200,22 +215,39 @@ class JudgedNight:
     @property
     def verdict(self) -> str:
         """One line: whether anything got worse, and what; of a night :attr:`alone`, what differs and fails."""
-        worse = Counter(str(one.status) for one in self.judgements if one.worse)
+        worse = Counter(one.status for one in self.judgements if one.worse)
         parts = [f"{number} {word}" for word, number in worse.items()]
         if self.night.problems:
             parts.append(count(len(self.night.problems), "problem") + " of the night itself")
         if self.alone:
             return "; ".join([counted(self.judgements), *parts])
-        return (f"Worse: {', '.join(parts)}" if parts else "Nothing got worse") + self.not_compared
+        unknown = set(worse) == {ExpectationStatus.NOT_COMPARABLE} and not self.night.problems
+        verb = "whether anything got worse is not known" if unknown else "worse"
+        found = f"{verb}: {', '.join(parts)}" if parts else "nothing got worse"
+        return self.sentence(found)
+
+    def sentence(self, found: str, *, names_first: bool = False) -> str:
+        """Return ``found``, after the names of new rows that differ or fail, and before the number of other rows that
+        had nothing to compare with. A name that comes first is no word to capitalize."""
+        new = new_in_words(self.new_trouble)
+        if not new and not names_first:
+            found = f"{found[:1].upper()}{found[1:]}"
+        return "; ".join(filter(None, (new, found))) + self.not_compared
+
+    @property
+    def new_trouble(self) -> tuple[Judgement, ...]:
+        """Rows that differ or fail and have nothing to compare with; none of a night :attr:`alone`."""
+        return () if self.alone else tuple(filter(is_new_trouble, self.judgements))
 
     @property
     def not_compared(self) -> str:
-        """``; 3 rows have nothing to compare with: 1 differs and 2 pass``; empty where each has, and of a night
-        :attr:`alone`."""
-        unmatched = [one for one in self.judgements if one.base is None]
+        """``; 3 more rows had nothing to compare with: 1 was skipped and 2 pass``, without :attr:`new_trouble`; empty
+        where each has, and of a night :attr:`alone`."""
+        unmatched = [one for one in self.judgements if one.base is None and not is_new_trouble(one)]
         if not unmatched or self.alone:
             return ""
-        return f"; {count(len(unmatched), 'row')} had nothing to compare with: {_kinds_in_words(unmatched)}"
+        rows = "more row" if self.new_trouble else "row"
+        return f"; {count(len(unmatched), rows)} had nothing to compare with: {_kinds_in_words(unmatched)}"
 
     def word_of(self, one: Judgement) -> str:
         """Return the status of a judgement in words; of a night :attr:`alone`, what is seen."""
@@ -226,17 +258,6 @@ class JudgedNight:
         if self.alone and one.new is not None:
             return "; ".join(filter(None, (seen(one.new), what_happened(one.new))))
         return one.message
-
-
-VERBS = {
-    Kind.DIFFER: ("differs", "differ"),
-    Kind.LATENT: ("is flaky", "are flaky"),
-    Kind.FAIL: ("fails", "fail"),
-    Kind.PASS: ("passes", "pass"),
-    Kind.SKIP: ("was skipped", "were skipped"),
-    Kind.ABSENT: ("has no row", "have no row"),
-}
-"""Verbs for one model and for several."""
 
 
 def counted(judgements: Collection[Judgement]) -> str:
@@ -329,7 +350,7 @@ def judge(
         key = row_key(change.base) if change.base else ()
         judgements.append(_judgement(change, models.get(change.key), expected=key in known))
     order = list(ExpectationStatus)
-    judgements.sort(key=lambda one: (not one.worse, order.index(one.status), one.key))
+    judgements.sort(key=lambda one: (not is_new_trouble(one), not one.worse, order.index(one.status), one.key))
     judged = JudgedNight(history, tuple(judgements), before)
     return replace(judged, remarks=tuple(_remarks(judged, new, expected)))
 

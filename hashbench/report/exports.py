@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import html
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from xml.etree import ElementTree
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -71,6 +71,7 @@ def _markdown(judged: JudgedNight, *, lines: int, details: int, only_beginning: 
             lines=lines,
             details=details,
             only_beginning=only_beginning,
+            new=_not_passing(judged, only=judged.new_trouble),
             worse=[_worse(one) for one in judged.judgements if one.worse],
             kinds=list(_FOUND) if judged.alone else [],
             changed=_changed(judged),
@@ -190,11 +191,13 @@ def _totals(rows: Sequence[Row]) -> Iterator[Cells]:
         yield {"suite": "all", "mode": "", "dtype": "", "device": "", **sums}
 
 
-def _not_passing(judged: JudgedNight, *, kind: Kind | None = None) -> list[Cells]:
-    """List the rows that differ or fail, or those of one kind."""
+def _not_passing(
+    judged: JudgedNight, *, kind: Kind | None = None, only: Collection[Judgement] | None = None
+) -> list[Cells]:
+    """List the rows that differ or fail, or those of one kind, or ``only`` these."""
     nights, models = judged.history.nights, {model.key: model for model in judged.history.models}
     lines: list[Cells] = []
-    for one in judged.judgements:
+    for one in judged.judgements if only is None else only:
         if one.new is None or not one.in_trouble or kind not in (None, kind_of(one.now)):
             continue
         row, link, model = one.new, _link(one.link), models.get(one.key)
@@ -224,18 +227,12 @@ _EXPECTATION_HEADINGS = {
     "is gone",
     ExpectationStatus.FIXED: "Passes and was expected not to",
     ExpectationStatus.NOT_SEEN: "Differs only now and then, and did not tonight",
-    ExpectationStatus.UNEXPECTED: "New, and does not pass",
 }
 
 
 def _expectations(judged: JudgedNight) -> Iterator[tuple[str, list[Cells]]]:
     for status, heading in _EXPECTATION_HEADINGS.items():
-        needs_trouble = status is ExpectationStatus.UNEXPECTED
-        lines = [
-            _expected(one)
-            for one in judged.judgements
-            if one.status is status and not one.worse and (one.in_trouble or not needs_trouble)
-        ]
+        lines = [_expected(one) for one in judged.judgements if one.status is status and not one.worse]
         if lines:
             yield heading, lines
 

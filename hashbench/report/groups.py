@@ -10,6 +10,7 @@ from hashbench.catalog import Kind, kind_of
 from hashbench.compiled.text import blamed, mechanism, remedy
 from hashbench.records import Row
 from hashbench.report.charts import KIND_WORDS
+from hashbench.report.compare import is_new_trouble
 from hashbench.report.expectations import ExpectationStatus, Judgement
 from hashbench.text import shorten
 
@@ -116,6 +117,8 @@ def is_news(one: Judgement) -> bool:
     """Return True for a change: worse, better, or unexpected trouble."""
     if one.status is ExpectationStatus.UNEXPECTED:
         return one.in_trouble
+    if one.status is ExpectationStatus.PASSES_ELSEWHERE:
+        return kind_of(one.before).is_trouble
     return one.worse or one.status in (ExpectationStatus.STALE, ExpectationStatus.FIXED)
 
 
@@ -125,17 +128,19 @@ def is_known(one: Judgement) -> bool:
 
 
 def groups_of(judgements: Iterable[Judgement]) -> Groups:
-    """Group judgements by status and reason: worse first, then by status, differences before failures, large first."""
+    """Group judgements by status and reason: new rows in trouble first, then worse ones, then by status, differences
+    before failures, large first."""
     alike: dict[tuple[str, ...], list[Judgement]] = {}
     for one in judgements:
         alike.setdefault((one.status, *_reason(one)), []).append(one)
     order = list(ExpectationStatus)
     kinds = list(KIND_WORDS)
 
-    def urgency(same: Sequence[Judgement]) -> tuple[bool, int, int, int]:
+    def urgency(same: Sequence[Judgement]) -> tuple[bool, bool, int, int, int]:
         kind = kind_of(same[0].now)
         kind_rank = kinds.index(kind) if kind in kinds else len(kinds)
-        return not same[0].worse, order.index(same[0].status), kind_rank, -len(same)
+        first = is_new_trouble(same[0])
+        return not first, not same[0].worse, order.index(same[0].status), kind_rank, -len(same)
 
     ranked = sorted(alike.values(), key=urgency)
     seen: Counter[ExpectationStatus] = Counter()

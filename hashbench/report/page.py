@@ -13,7 +13,7 @@ import hashlib
 import json
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from importlib import resources
 from typing import Any
@@ -35,9 +35,9 @@ from hashbench.report.charts import (
     sparkline,
     totals_of,
 )
-from hashbench.report.compare import merged
+from hashbench.report.compare import VERBS, merged, named
 from hashbench.report.diagnoses import Excerpt, anchor_of, model_views, sweep_again
-from hashbench.report.expectations import VERBS, JudgedNight, Judgement, counted, rows_of_models
+from hashbench.report.expectations import ExpectationStatus, JudgedNight, counted, rows_of_models
 from hashbench.report.groups import Group, expectation_of, groups_of, is_known, is_news
 from hashbench.report.history import Night
 from hashbench.results.rows import is_link
@@ -46,7 +46,6 @@ from hashbench.text import (
     deterministic_here,
     how_much,
     how_often,
-    listed,
     one_line,
     printable,
     rate,
@@ -181,38 +180,28 @@ def policy_for(style: str, script: str) -> str:
 
 
 def headline(judged: JudgedNight) -> str:
-    """Return the verdict in a few words, with the names of up to :data:`NAMED` models."""
+    """Return the verdict in a few words, with the names of up to :data:`~hashbench.report.compare.NAMED` models."""
     worse = [one for one in judged.judgements if one.worse]
-    if judged.alone:
-        text = _found(judged)
-    elif worse:
-        text = f"{_names(worse) or rows_of_models(worse)} got worse"
-    else:
-        text = "Nothing got worse"
-    broken = f"{', but' if text.startswith('Nothing') else ', and'} the night is not whole"
-    return text + (broken if judged.night.problems else "") + judged.not_compared
-
-
-NAMED = 3
-"""Maximum models named in the headline; more are counted."""
-
-
-def _names(judgements: Iterable[Judgement]) -> str:
-    """Join the names as ``a, b and c``; return "" for more than :data:`NAMED` models."""
-    names = list(dict.fromkeys(shorten(one_line(one.key[-1]), 40) for one in judgements))
-    return listed(names) if len(names) <= NAMED else ""
+    unknown = [one for one in worse if one.status is ExpectationStatus.NOT_COMPARABLE]
+    known = [one for one in worse if one not in unknown]
+    parts = [f"{named(known) or rows_of_models(known)} got worse"] if known else []
+    parts += [f"whether {named(unknown) or rows_of_models(unknown)} got worse is not known"] if unknown else []
+    text = _found(judged) if judged.alone else ", and ".join(parts) or "nothing got worse"
+    broken = f"{', and' if parts or judged.alone else ', but'} the night is not whole"
+    text += broken if judged.night.problems else ""
+    return text if judged.alone else judged.sentence(text, names_first=bool(known))
 
 
 def _found(judged: JudgedNight) -> str:
     """Summarise a night alone: ``Of 3 models, a and b differ, c fails``, or counts where there are more names."""
     rows = [one for one in judged.judgements if one.new is not None]
     trouble = [one for one in rows if one.in_trouble]
-    if not trouble or not _names(trouble):
+    if not trouble or not named(trouble):
         return counted(judged.judgements)
     parts = []
     for kind, verbs in VERBS.items():
         if same := [one for one in trouble if kind_of(one.now) is kind]:
-            parts.append(f"{_names(same)} {verbs[len({one.key[-1] for one in same}) > 1]}")
+            parts.append(f"{named(same)} {verbs[len({one.key[-1] for one in same}) > 1]}")
     return f"Of {rows_of_models(rows)}, {', '.join(parts)}"
 
 

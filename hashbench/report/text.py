@@ -12,7 +12,7 @@ from math import inf
 from tabulate import tabulate
 
 from hashbench.records import ROW_COLUMNS, ROW_KEY, Row
-from hashbench.report.compare import Became, Comparison, ModelChange
+from hashbench.report.compare import Became, Comparison, ModelChange, new_in_words
 from hashbench.results.rows import csv_text
 from hashbench.text import as_written, count, one_line, shorten
 
@@ -79,12 +79,22 @@ def summary(comparison: Comparison[Row]) -> str:
     number without a partner."""
     counts = ", ".join(f"{number} {outcome}" for outcome, number in comparison.counts.items())
     base, new = comparison.unpaired
+    verdict = _verdict(comparison)
     if not base and not new:
-        return f"{'Worse' if comparison.got_worse else 'Nothing got worse'}: {counts or 'no models'}"
-    compared = f"in the {count(comparison.compared, 'row')} that both have"
+        return f"{verdict}: {counts or 'no models'}"
+    if not comparison.got_worse:
+        verdict += f" in the {count(comparison.compared, 'row')} that both have"
     unmatched = ", ".join(f"{count(rows, 'row')} of {side}" for rows, side in ((base, "BASE"), (new, "NEW")) if rows)
-    verdict = "Worse" if comparison.got_worse else f"Nothing got worse {compared}"
+    found = new_in_words(comparison.changes)
+    verdict = f"{found}; {verdict[:1].lower()}{verdict[1:]}" if found else verdict
     return f"{verdict}: {counts}; without a partner: {unmatched}"
+
+
+def _verdict(comparison: Comparison[Row]) -> str:
+    worse = {outcome for outcome in comparison.counts if outcome.worse}
+    if worse == {Became.NOT_COMPARABLE}:
+        return "Whether anything got worse is not known"
+    return "Worse" if worse else "Nothing got worse"
 
 
 def _change_cells(change: ModelChange) -> list[str]:
@@ -128,7 +138,7 @@ def _shared(change: ModelChange) -> tuple[str, ...]:
         return ("counted",)
     if change.whole_group:
         return "group", *filter(None, group)
-    if change.outcome is Became.NOT_COMPARABLE:
+    if change.outcome in (Became.NOT_COMPARABLE, Became.PASSES_ELSEWHERE):
         return "alike", change.note, *filter(None, group)
     return ("",)
 

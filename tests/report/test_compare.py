@@ -16,6 +16,7 @@ from .rows import DIFFERING, INACCURATE, PLAIN, ROUNDED, row, selection, sweep, 
 
 PASS, SKIP, DIFFER = "pass", "pass_due_to_skip", "eager_two_runs_differ"
 LATENT, UNSTRESSED = "latent", {"stressed": False}
+OTHER_BACKEND = {"same_backend": False}
 OTHER_CONDITIONS, ELSEWHERE, UNASKED = {"comparable": False}, {"same_place": False}, {"selected": False}
 
 TRUTH = {
@@ -36,7 +37,12 @@ TRUTH = {
     "passed and is now skipped": (PASS, SKIP, {}, Became.NOW_SKIPPED),
     "passed and now has no row": (PASS, "", {}, Became.MISSING),
     "passed and was not asked for": (PASS, "", UNASKED, Became.NOT_SELECTED),
-    "passes under other conditions": (PASS, PASS, OTHER_CONDITIONS, Became.NOT_COMPARABLE),
+    "passes under other conditions": (PASS, PASS, OTHER_CONDITIONS, Became.PASSES_ELSEWHERE),
+    "failed and passes under other conditions": ("crashed", PASS, OTHER_CONDITIONS, Became.PASSES_ELSEWHERE),
+    "was skipped and passes under other conditions": (SKIP, PASS, OTHER_CONDITIONS, Became.PASSES_ELSEWHERE),
+    "is skipped under other conditions": (PASS, SKIP, OTHER_CONDITIONS, Became.NOT_COMPARABLE),
+    "is flaky under other conditions": (PASS, LATENT, OTHER_CONDITIONS, Became.NOT_COMPARABLE),
+    "passes and compares no compiled program any more": (PASS, PASS, OTHER_BACKEND, Became.NOT_COMPARABLE),
     "passed and differs under other conditions": (PASS, DIFFER, OTHER_CONDITIONS, Became.NOT_COMPARABLE),
     "differs in the same place": (DIFFER, DIFFER, {}, Became.STILL_DIFFERS),
     "differs in another place": (DIFFER, DIFFER, ELSEWHERE, Became.MOVED),
@@ -46,7 +52,8 @@ TRUTH = {
     "differed and now crashes": (DIFFER, "crashed", {}, Became.FAILS_OTHERWISE),
     "differed and now has no row": (DIFFER, "", {}, Became.MISSING),
     "differs under other conditions": (DIFFER, DIFFER, OTHER_CONDITIONS, Became.NOT_COMPARABLE),
-    "fixed under other conditions only": (DIFFER, PASS, OTHER_CONDITIONS, Became.NOT_COMPARABLE),
+    "repaired by a setting": (DIFFER, PASS, OTHER_CONDITIONS, Became.PASSES_ELSEWHERE),
+    "flaky and repaired by a setting": (LATENT, PASS, OTHER_CONDITIONS, Became.PASSES_ELSEWHERE),
     "passed under stress and now differs there": (PASS, LATENT, {}, Became.REGRESSED),
     "passed, nobody stressed it, and it differs there": (PASS, LATENT, UNSTRESSED, Became.NEW),
     "differs under stress as before": (LATENT, LATENT, {}, Became.STILL_DIFFERS),
@@ -124,9 +131,11 @@ def only_change(base, new):
         ("deterministic", "warn"),
     ],
 )
-def test_other_conditions_are_not_comparable_and_named(column, value):
-    change = only_change(PLAIN, row(**{column: value}))
-    assert change.outcome is Became.NOT_COMPARABLE
+def test_other_conditions_are_named_and_not_comparable_but_for_what_passes(column, value):
+    passes, differs = row(**{column: value}), row(**{column: value}, accuracy=DIFFER)
+    assert only_change(PLAIN, differs).outcome is Became.NOT_COMPARABLE
+    change = only_change(PLAIN, passes)
+    assert (change.outcome, change.outcome.worse) == (Became.PASSES_ELSEWHERE, False)
     assert change.note == f"{column} {getattr(PLAIN, column)} → {value}"
 
 

@@ -44,7 +44,14 @@ TRUTH = {
     "is skipped and should run": (row(), row(accuracy=SKIP), ExpectationStatus.NOW_SKIPPED, True),
     "is missing": (row(), None, ExpectationStatus.MISSING, True),
     "is missing and should differ": (differing(), None, ExpectationStatus.MISSING, True),
-    "ran with other threads": (row(threads=2), row(threads=4), ExpectationStatus.NOT_COMPARABLE, True),
+    "differs with other threads": (differing(threads=2), differing(threads=4), ExpectationStatus.NOT_COMPARABLE, True),
+    "passes with other threads": (row(threads=2), row(threads=4), ExpectationStatus.PASSES_ELSEWHERE, False),
+    "differed and passes with the flag": (
+        differing(deterministic="off"),
+        row(deterministic="on"),
+        ExpectationStatus.PASSES_ELSEWHERE,
+        False,
+    ),
     "is new and passes": (None, row(), ExpectationStatus.UNEXPECTED, False),
     "is new and differs": (None, differing(), ExpectationStatus.UNEXPECTED, False),
     "is of another device": (row(dev="cuda"), row(), ExpectationStatus.UNEXPECTED, False),
@@ -209,8 +216,23 @@ def test_night_of_other_models_has_no_comparison():
 
 def test_rows_without_counterpart_are_counted():
     judged = judge(history(), tonight(row(), differing("b"), row("c")), expected=expecting(row()))
-    assert judged.verdict == "Nothing got worse; 2 rows had nothing to compare with: 1 differs and 1 passes"
+    assert judged.verdict == (
+        "b is new and differs; nothing got worse; 1 more row had nothing to compare with: 1 passes"
+    )
     assert not judged.alone
+    assert judged.judgements[0].key[-1] == "b"
+
+
+def test_night_of_which_is_not_known_whether_it_got_worse_says_so():
+    judged = judge(history(), tonight(differing(threads=4)), expected=expecting(row(threads=2)))
+    assert judged.verdict == "Whether anything got worse is not known: 1 not comparable"
+    assert judged.got_worse
+
+
+def test_new_rows_in_trouble_are_counted_where_they_are_many():
+    new = tonight(row(), *(differing(name) for name in "bcde"), row("f", accuracy="crashed"))
+    judged = judge(history(), new, expected=expecting(row()))
+    assert judged.verdict == "4 rows are new and differ; f is new and fails; nothing got worse"
 
 
 def test_night_that_lost_every_expected_model_is_worse():

@@ -67,7 +67,7 @@ def test_another_kernel_or_cause_is_another_group(values: dict[str, str]) -> Non
     assert len(groups_of([NEW_DIFFERENCE, other]).shown) == 2
 
 
-def test_groups_are_ordered_worst_and_largest_first() -> None:
+def test_groups_are_ordered_new_trouble_first_then_worst_and_largest() -> None:
     many = [
         judgement(
             ExpectationStatus.NEW_DIFFERENCE, Became.REGRESSED, PASSES, diagnosed(name, kernel="aten.many.default")
@@ -76,10 +76,10 @@ def test_groups_are_ordered_worst_and_largest_first() -> None:
     ]
     groups = groups_of([FIXED, UNEXPECTED, MISSING, NEW_DIFFERENCE, *many]).shown
     assert [(group.first.word, group.size) for group in groups] == [
+        ("no expectation", 1),
         ("new difference", 3),
         ("new difference", 1),
         ("missing", 1),
-        ("no expectation", 1),
         ("fixed", 1),
     ]
 

@@ -63,11 +63,12 @@ def night(tmp_path_factory: pytest.TempPathFactory) -> JudgedNight:
 # ---------------------------------------------------------------------------------------------------- Markdown
 
 
-def test_markdown_begins_with_what_got_worse(night):
+def test_markdown_begins_with_what_is_new_and_what_got_worse(night):
     text = as_markdown(night)
     headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
     assert headings == [
         "What went wrong with this night",
+        "New, and does not pass",
         "Worse",
         "What changed since 2026-11-01",
         "What changed in the environment",
@@ -76,8 +77,8 @@ def test_markdown_begins_with_what_got_worse(night):
         "Expectations",
         "Diagnoses",
     ]
-    alone = "2 rows had nothing to compare with: 1 differs and 1 passes"
-    assert f"**Worse: 1 broken, 1 moved, 1 missing, 1 problem of the night itself; {alone}**" in text
+    verdict = "worse: 1 broken, 1 moved, 1 missing, 1 problem of the night itself"
+    assert f" is new and differs; {verdict}; 1 more row had nothing to compare with: 1 passes**" in text
     assert "- timm in training: no &lt;b&gt;timm" in text
     assert as_summary(night) == text[: text.index("\n## Everything")]
 

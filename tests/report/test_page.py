@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import functools
 import hashlib
 import json
 import re
@@ -116,10 +117,13 @@ def test_an_endless_error_is_cut() -> None:
 # ------------------------------------------------------------------------------------------------ what it says
 
 
+mine = functools.partial(diagnosed, suite="torchvision")
+
+
 @pytest.mark.parametrize(
     ("nights", "words"),
     [
-        ([[row("a")], [diagnosed("a", suite="torchvision")]], "a got worse"),
+        ([[row("a")], [mine("a")]], "a got worse"),
         ([[row("a"), row("b")], [failed("a"), failed("b")]], "a and b got worse"),
         ([[row(n) for n in "abc"], [failed(n) for n in "abc"]], "a, b and c got worse"),
         ([[row(n) for n in "abcd"], [failed(n) for n in "abcd"]], "4 models got worse"),
@@ -130,6 +134,15 @@ def test_an_endless_error_is_cut() -> None:
         ([[row("c")]], "None of 1 model differs or fails: 1 passes"),
         ([[row("c", "timeout"), row("c", mode="inference")]], "Of 2 rows of 1 model, c fails"),
         ([[failed(n) for n in "abcd"]], "Of 4 models, 4 fail"),
+        (
+            [[row("a"), mine("b", deterministic="off")], [row("a"), row("b", deterministic="on"), mine("c")]],
+            "c is new and differs; nothing got worse",
+        ),
+        ([[row("a", threads=2)], [mine("a", threads=7)]], "Whether a got worse is not known"),
+        (
+            [[row("a"), row("b", threads=2)], [failed("a"), mine("b", threads=7)]],
+            "a got worse, and whether b got worse is not known",
+        ),
         ([[row("a")], [failed("a"), row("b")]], "a got worse; 1 row had nothing to compare with: 1 passes"),
     ],
 )

@@ -94,6 +94,34 @@ def test_a_comparison_in_which_all_is_well_is_short():
     assert "outcome" not in as_text(quiet)
 
 
+SUMMARIES = {
+    "a repair by a setting and a new race": (
+        [replace(DIFFERING, name="a", deterministic="off")],
+        [row("a"), replace(DIFFERING, name="b")],
+        "b is new and differs; nothing got worse in the 1 row that both have: 1 passes under other settings, 1 new; "
+        "without a partner: 1 row of NEW",
+    ),
+    "other settings alone": (
+        [row("a", threads=1)],
+        [replace(DIFFERING, name="a", threads=8)],
+        "Whether anything got worse is not known: 1 not comparable",
+    ),
+    "a new row that fails, and one that got worse": (
+        [row("a")],
+        [row("a", "crashed"), row("b", "crashed")],
+        "b is new and fails; worse: 1 regressed, 1 new; without a partner: 1 row of NEW",
+    ),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "said"), SUMMARIES.values(), ids=SUMMARIES)
+def test_summary_names_new_trouble_first_and_calls_worse_what_is_known_to_be(old, new, said):
+    compared = compare(sweep(*old), sweep(*new))
+    assert summary(compared) == said
+    if "is new" in said:
+        assert compared.changes[0].new.name == "b"
+
+
 @pytest.mark.parametrize(
     ("new", "words"),
     [
