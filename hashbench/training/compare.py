@@ -56,6 +56,22 @@ class PartDifference:
 
 
 @dataclass(frozen=True, slots=True)
+class SettingDifference:
+    """A setting, a fact of the machine or an environment variable that is another one in the two runs.
+
+    Attributes:
+        name: of it.
+        first, second: its value in each run; empty: it is not set there.
+        at: the first step in which it differs.
+    """
+
+    name: str
+    first: str
+    second: str
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
 class RankVerdict:
     """Two recordings of one rank.
 
@@ -74,6 +90,7 @@ class RankVerdict:
         idle: a difference that reaches nothing: states of generators, beside which all else is equal to the end.
         idle_at: the first step that has it.
         batches: how the batches of the first step that differs differ; ``None``: they do not, or it is not known.
+        settings: what was set differently, up to the first step that differs: a kernel may follow it.
     """
 
     rank: int
@@ -89,6 +106,7 @@ class RankVerdict:
     idle: PartDifference | None = None
     idle_at: int | None = None
     batches: BatchDifference | None = None
+    settings: tuple[SettingDifference, ...] = ()
 
     @property
     def equal(self) -> bool:
@@ -154,7 +172,21 @@ def compare(first: Recording, second: Recording, *, shift: int = 0) -> RankVerdi
         idle=None if idle is None else idle[2][0],
         idle_at=None if idle is None else idle[0],
         batches=batches_of(step, parts, first, second, shift),
+        settings=tuple(one for one in settings_of(first, second, steps, shift) if step is None or one.at <= step),
     )
+
+
+def settings_of(first: Recording, second: Recording, steps: Sequence[int], shift: int) -> Iterator[SettingDifference]:
+    """Yield what differs between two runs of torch's settings, the machine and the environment, and since when."""
+    told: set[str] = set()
+    headers = [(one.header.machine, one.header.environment) for one in (first, second)]
+    states = [(first.steps[number].settings, second.steps[number - shift].settings, number) for number in steps]
+    for old, new, number in (*states, *((*pair, steps[0]) for pair in zip(*headers, strict=True))):
+        if old is not new:
+            for name in dict.fromkeys([*old, *new]):
+                if name not in told and old.get(name) != new.get(name):
+                    told.add(name)
+                    yield SettingDifference(name, old.get(name, ""), new.get(name, ""), number)
 
 
 def batches_of(

@@ -84,6 +84,9 @@ SAMPLES = {
 }
 """What other batches of the same shapes mean, by their samples."""
 
+SETTINGS = "Set them alike first: kernels compute by these settings, and no fault of one is shown while they differ."
+"""What settings mean that differ, where a part differs first that kernels compute."""
+
 _READABLE = frozenset({"order", "scaler", "loss", "lr", "scheduler", "options"})
 """Parts whose values say more than digests."""
 
@@ -135,7 +138,9 @@ def headline(verdict: LoopVerdict) -> str:
     alone = " that one run lacks" if _alone(lead) and not _sizes(first) else ""
     between = ", changed between steps" if lead.begun else ""
     sizes = "number of batches in a step" if first.batches and first.batches.in_number else "shape of a batch"
-    return f"The runs differ {_where(first)}{rank}: {sizes if _sizes(first) else NAMES[lead.part]}{alone}{between}"
+    settings = f"; settings differ: {a_few([one.name for one in first.settings], _SHOWN)}" if first.settings else ""
+    part = sizes if _sizes(first) else NAMES[lead.part]
+    return f"The runs differ {_where(first)}{rank}: {part}{alone}{between}{settings}"
 
 
 def _where(first: RankVerdict) -> str:
@@ -165,7 +170,12 @@ def gaps_of(verdict: LoopVerdict) -> list[str]:
 
 def notes_of(verdict: LoopVerdict) -> list[str]:
     """Return what else to know of the recordings, each a sentence."""
-    return list(dict.fromkeys(note for rank in verdict.ranks for note in rank.notes))
+    without = [
+        f"Settings differ, and nothing that was compared follows them: {settings_words(rank)}."
+        for rank in verdict.ranks
+        if rank.settings and rank.step is None
+    ]
+    return list(dict.fromkeys([*(note for rank in verdict.ranks for note in rank.notes), *without]))
 
 
 def _equal_lines(verdict: LoopVerdict) -> Iterator[str]:
@@ -188,6 +198,8 @@ def _first_lines(verdict: LoopVerdict, first: RankVerdict) -> Iterator[str]:
     yield from (f"{name + ': ':18}{value}" for name, value in first_facts(verdict, first))
     if meaning := meaning_of(first):
         yield meaning
+    if first.settings and first.differing[0].part not in OUTSIDE:
+        yield SETTINGS
 
 
 def meaning_of(first: RankVerdict) -> str:
@@ -220,6 +232,7 @@ def first_facts(verdict: LoopVerdict, first: RankVerdict) -> list[tuple[str, str
     facts = (
         ("first difference", f"{first_step_words(first)}{_before_words(first)}"),
         ("rank", str(first.rank) if len(verdict.ranks) > 1 else ""),
+        ("settings differ", settings_words(first)),
         ("what differs", part_words(lead)),
         ("first run", lead.first if lead.part in _READABLE else ""),
         ("second run", lead.second if lead.part in _READABLE else ""),
@@ -230,6 +243,16 @@ def first_facts(verdict: LoopVerdict, first: RankVerdict) -> list[tuple[str, str
         ("on other ranks", _others(verdict, first)),
     )
     return [(name, value) for name, value in facts if value]
+
+
+def settings_words(first: RankVerdict) -> str:
+    """Return which settings differ, and their values in both runs: ``num_threads (1, 2)``."""
+    words = [
+        f"{one.name} ({one.first or 'not set'}, {one.second or 'not set'}"
+        + (f", from step {one.at} on)" if one.at > first.steps[0] else ")")
+        for one in first.settings
+    ]
+    return a_few(words, _SHOWN)
 
 
 def _batch_facts(first: RankVerdict) -> Iterator[tuple[str, str]]:
@@ -412,7 +435,8 @@ def next_look(verdict: LoopVerdict) -> list[str]:
     steps = str(low) if stop == low + 1 else f"{low}:{stop}"
     folders = [_traced_folder(folder, low, stop) for folder in verdict.folders]
     runs = [
-        f"HASHBENCH_WATCH={shlex.quote(str(folder))} HASHBENCH_TRACE_STEP={steps} {_program(recording)}"
+        f"{_environment(recording, first)}HASHBENCH_WATCH={shlex.quote(str(folder))} HASHBENCH_TRACE_STEP={steps} "
+        f"{_program(recording)}"
         for folder, recording in zip(folders, verdict.recordings, strict=True)
     ]
     return [*runs, shlex.join(["hashbench", "watch", "diff", *map(str, folders)])]
@@ -438,6 +462,18 @@ def _from_step(first: RankVerdict, traced: Sequence[TracedSteps]) -> int | None:
 
 def _traced_folder(folder: Path, low: int, stop: int) -> Path:
     return folder.with_name(f"{folder.name}.step{low}" if stop == low + 1 else f"{folder.name}.steps{low}-{stop - 1}")
+
+
+def _environment(recording: Recording, verdict: RankVerdict) -> str:
+    """Return the variables that a run had, and those by which it gets the threads and instructions that differ."""
+    header = recording.header
+    found = dict(header.environment)
+    differ = {one.name for one in verdict.settings}
+    if "num_threads" in differ:
+        found.setdefault("OMP_NUM_THREADS", header.settings.get("num_threads", ""))
+    if "cpu_capability" in differ:
+        found.setdefault("ATEN_CPU_CAPABILITY", header.machine.get("cpu_capability", "").lower())
+    return "".join(f"{name}={shlex.quote(value)} " for name, value in found.items())
 
 
 def _program(recording: Recording) -> str:
@@ -466,6 +502,7 @@ def document(verdict: LoopVerdict) -> dict[str, Any]:
         "since": None if first is None else first.since,
         "rank": None if first is None else first.rank,
         "differing": [] if first is None else to_json(first.differing),
+        "settings": [] if first is None else to_json(first.settings),
         "agreed": {} if first is None else dict(first.agreed),
         "steps": [verdict.ranks[0].steps[0], verdict.ranks[0].steps[-1]],
         "traced": [_traced_document(one) for one in verdict.traced],

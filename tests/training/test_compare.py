@@ -337,3 +337,38 @@ def test_every_single_change_is_found_where_it_is_read() -> None:
         assert (verdict.step, verdict.differing[0].part) == (number, part)
         assert verdict.since is not None
         assert verdict.since <= number
+
+
+USUAL = {"num_threads": "1", "autocast_cpu": "False"}
+
+SETTINGS: dict[str, tuple[int, dict[str, str], dict[str, dict[str, str]], list[tuple[str, str, str, int]]]] = {
+    "a setting from the first step on": (0, {"num_threads": "2"}, {}, [("num_threads", "1", "2", 0)]),
+    "from a later one on": (2, {"autocast_cpu": "True"}, {}, [("autocast_cpu", "False", "True", 2)]),
+    "from one after the difference on": (7, {"autocast_cpu": "True"}, {}, []),
+    "a variable": (0, {}, {"environment": {"MKL_CBWR": "AVX2"}}, [("MKL_CBWR", "", "AVX2", 0)]),
+    "the processor": (0, {}, {"machine": {"cpu_capability": "AVX2"}}, [("cpu_capability", "AVX512", "AVX2", 0)]),
+    "none": (0, {}, {}, []),
+}
+
+
+@pytest.mark.parametrize(("at", "changed", "header", "found"), SETTINGS.values(), ids=SETTINGS)
+def test_settings_that_differ_up_to_the_first_difference_are_found(
+    at: int, changed: dict[str, str], header: dict[str, dict[str, str]], found: list[tuple[str, str, str, int]]
+) -> None:
+    described = replace(HEADER, settings=USUAL, machine={"cpu_capability": "AVX512"})
+    first, second = recording("a"), recording("b", {6: {"loss": {"0": "other"}}})
+    changes = ({}, changed)
+    first, second = (
+        replace(
+            one,
+            header=replace(described, **(header if number else {})),
+            steps={
+                step: replace(content, settings=USUAL | (changes[number] if step >= at else {}))
+                for step, content in one.steps.items()
+            },
+        )
+        for number, one in enumerate((first, second))
+    )
+    verdict = compare(first, second)
+    assert verdict.step == 6
+    assert [(one.name, one.first, one.second, one.at) for one in verdict.settings] == found

@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 import torch
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
-from training.loops import FAULTS, STEPS, Net, Plan, train
+from training.loops import FAULTS, STEPS, Net, Plan, race, train
 
 import hashbench
 from hashbench.errors import HashbenchError
 from hashbench.run.rng import global_state_digests
+from hashbench.run.settings import applied
 from hashbench.training import file, lines, parts, text
 from hashbench.training.compare import RankVerdict
 from hashbench.training.recorder import EVERY_VARIABLE, FOLDER_VARIABLE, STOP_VARIABLE
@@ -747,3 +748,47 @@ def test_all_tensors_are_read_when_the_recording_ends(tmp_path: Path, raised: Ba
     assert recording.final.parts["parameter"]["bias"] != recording.steps[0].parts["parameter"]["bias"]
     ended = {None: "", ValueError: "ValueError: mine"}.get(raised and type(raised), "SystemExit: 3")
     assert recording.ended == ("" if isinstance(raised, SystemExit) and not raised.code else ended)
+
+
+def test_settings_are_recorded_as_each_step_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_SCHEDULE", "static")
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    threads = torch.get_num_threads()
+    try:
+        with hashbench.watch(tmp_path, model=model, optimizer=optimizer):
+            for number in range(4):
+                torch.set_num_threads(threads + (number >= 1))
+                with torch.autocast("cpu", torch.bfloat16, enabled=number == 2):
+                    model(torch.ones(1, 2)).sum().backward()
+                optimizer.step()
+    finally:
+        torch.set_num_threads(threads)
+    recording = file.read(tmp_path / "rank0.jsonl")
+    found = [(int(one.settings["num_threads"]), one.settings["autocast_cpu"]) for one in recording.steps.values()]
+    more = threads + 1
+    assert found == [(threads, "False"), (more, "False"), (more, "True"), (more, "False")]
+    assert recording.header.settings["grad_enabled"] == "True"
+    assert recording.header.environment["OMP_SCHEDULE"] == "static"
+    assert recording.header.machine["cpu_capability"] == torch.backends.cpu.get_cpu_capability()
+
+
+def test_a_setting_is_named_before_a_kernel_in_traced_steps(tmp_path: Path) -> None:
+    """The planted kernel and flag stand for a sum that two threads split."""
+
+    def trained(folder: Path, *, flag: bool) -> None:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with applied({"mkldnn.deterministic": str(flag)}), race(flag), hashbench.watch(folder, model=model, trace=0):
+            torch.ops.planted_loops.racy(model(torch.rand(4, 2))).sum().backward()
+            optimizer.step()
+
+    trained(tmp_path / "a", flag=False)
+    trained(tmp_path / "b", flag=True)
+    verdict = compare_folders(tmp_path / "a", tmp_path / "b")
+    assert [one.name for one in first(verdict).settings] == ["mkldnn.deterministic"]
+    (judged_steps,) = verdict.kernels
+    assert judged_steps.verdict is not None
+    assert judged_steps.verdict.divergence is not None
+    assert judged_steps.verdict.divergence.origin == "settings"

@@ -188,3 +188,44 @@ def test_json_has_the_same() -> None:
     assert [one["part"] for one in document["differing"]] == ["gradient", "parameter"]
     assert document["steps"] == [0, 11]
     assert len(document["next"]) == 3
+
+
+# ----------------------------------------------------------------------------------------------------------- settings
+
+
+def _with(one: Recording, threads: str, environment: dict[str, str]) -> Recording:
+    header = replace(COMMAND, settings={"num_threads": threads}, environment=environment)
+    steps = {number: replace(step, settings=header.settings) for number, step in one.steps.items()}
+    return replace(one, header=header, steps=steps)
+
+
+LOSS = recording("b", {10: {"loss": {"0": "x"}}})
+
+
+def test_settings_that_differ_are_named_before_a_kernel_and_repeated_in_the_next_look() -> None:
+    found = verdict(_with(recording("a"), "1", {"MKL_CBWR": "AVX2,STRICT"}), _with(LOSS, "2", {"OMP_NUM_THREADS": "2"}))
+    said = as_text(found)
+    differ = "settings differ:  num_threads (1, 2), MKL_CBWR (AVX2,STRICT, not set), OMP_NUM_THREADS (not set, 2)\n"
+    assert f"(equal until step 9)\n{differ}what differs: " in said
+    assert "\nSet them alike first: " in said
+    named = "settings differ: num_threads, MKL_CBWR, OMP_NUM_THREADS"
+    assert headline(found) == f"The runs differ from step 10 on: loss; {named}"
+    first, second, _ = next_look(found)
+    assert first.startswith("MKL_CBWR=AVX2,STRICT OMP_NUM_THREADS=1 HASHBENCH_WATCH=a.steps")
+    assert second.startswith("OMP_NUM_THREADS=2 HASHBENCH_WATCH=b.steps")
+    assert [one["name"] for one in json.loads(as_json(found))["settings"]][:1] == ["num_threads"]
+
+
+def test_settings_that_nothing_follows_are_a_note() -> None:
+    found = verdict(_with(recording("a"), "1", {}), _with(recording("b"), "2", {}))
+    assert as_text(found) == (
+        "The runs agree in steps 0 to 11.\n\n"
+        "Settings differ, and nothing that was compared follows them: num_threads (1, 2)."
+    )
+    assert found.equal
+
+
+def test_settings_are_no_advice_where_the_program_handed_over_other_data() -> None:
+    found = verdict(_with(recording("a"), "1", {}), _with(recording("b", {5: {"batch": {"0": "x"}}}), "2", {}))
+    assert "settings differ:  num_threads (1, 2)\n" in as_text(found)
+    assert "Set them alike first" not in as_text(found)
