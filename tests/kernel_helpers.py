@@ -25,7 +25,8 @@ SOURCE = 'extern "C" void kernel(const float* in_ptr0, float* out_ptr0) { out_pt
 class FakeKernel:
     """A kernel that combines what it computes of its input in any order, on one thread in one.
 
-    ``types``, ``source``: of a kernel that it does not resemble.
+    ``types``, ``source``: of a kernel that it does not resemble. ``filled``: it is given memory that nothing wrote, and
+    leaves its second element as it is.
     """
 
     combine: Callable[[np.ndarray[Any, Any]], float]
@@ -33,9 +34,10 @@ class FakeKernel:
     openmp: bool = True
     source: str = SOURCE
     types: tuple[str, ...] = ("const float*", "float*")
+    filled: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        self.plan = OpPlan("cpp_fused_fake_0", call=self, written=(1,), writes_arguments=True)
+        self.plan = OpPlan("cpp_fused_fake_0", call=self, written=(1,), writes_arguments=True, filled=self.filled)
 
     def __call__(self, values: torch.Tensor, out: torch.Tensor) -> None:
         order = list(range(values.numel()))

@@ -218,3 +218,9 @@ def held_bytes(tensor: torch.Tensor) -> int:
 def generator_slots(value: Any) -> list[GeneratorSlot]:
     """Collect the generator slots among nested arguments."""
     return [leaf for leaf in leaves(value) if isinstance(leaf, GeneratorSlot)]
+
+
+def filled_slots(call: CapturedCall) -> tuple[int, ...]:
+    """Return the indices of the tensors that a generated kernel fills: what they hold before is nothing's result."""
+    values = (call.args[at] for at in plan_for(call.func).filled if at < len(call.args))
+    return tuple(value.index for value in values if isinstance(value, Slot))

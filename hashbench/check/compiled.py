@@ -25,7 +25,7 @@ from hashbench.check.program import AnyProgram, Compilation, Program, compiling
 from hashbench.check.row import keep_draft
 from hashbench.check.subject import Subject
 from hashbench.compiled.accuracy import Tolerance, inaccurate, tolerance_of
-from hashbench.compiled.advice import advice_for
+from hashbench.compiled.advice import LEFT_OUT, advice_for
 from hashbench.compiled.judge import KernelJudge, KernelJudgement
 from hashbench.compiled.kernel_list import KernelList
 from hashbench.compiled.observed import BothJudges, KernelWatcher
@@ -206,6 +206,8 @@ class CompiledCheck:
         told = _of_compiled_runs(check.diagnose(check.confirm(found)))
         divergence = told.verdict.divergence if told.verdict is not None else None
         op = "" if divergence is None else op_of_kernel(divergence.kernel, graphs)
+        if op and told.diagnosis is not None and told.diagnosis.evidence.arm("poison", "call").differing:
+            return self._with(told, stage="codegen", op=op, advice=advice_for(LEFT_OUT, op, ""))
         return self._with(told, stage="runtime", op=op)
 
     def _judged(

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+LEFT_OUT = "left out"
+"""What codegen did of which the generated kernel leaves a part of its result as the memory was."""
+
 ADVICE: Mapping[str, str] = MappingProxyType(
     {
         "dynamo": "look at what dynamo traced (TORCH_LOGS=graph_code): a constant stands for what eager mode computes",
@@ -14,6 +17,7 @@ ADVICE: Mapping[str, str] = MappingProxyType(
         "post_grad_passes": "report the pass",
         "lowering": "report the lowering of {op}",
         "codegen": "report the code generated for {op}",
+        LEFT_OUT: "report the code generated for {op}: it leaves out a part of the result, which holds what was there",
         "memory_planning": "report the memory planning",
         "runtime": "compile for one thread, or let {op} run eagerly",
         "inductor": "look at the kernels, which were not all checked",

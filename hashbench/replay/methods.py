@@ -13,7 +13,15 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from hashbench.calls.call import CapturedCall, CompiledKernel, TensorForm, compiled_kernel, held_bytes, plan_for
+from hashbench.calls.call import (
+    CapturedCall,
+    CompiledKernel,
+    TensorForm,
+    compiled_kernel,
+    filled_slots,
+    held_bytes,
+    plan_for,
+)
 from hashbench.calls.live import LiveCall
 from hashbench.calls.ops import calls_others
 from hashbench.processes import Budget
@@ -354,6 +362,9 @@ POISON_WANTED, POISON_FEWEST = 12, 6
 """Replays per value. With 12, one in 1.4 million randomly varying elements seems to follow the value; with 6, one in
 460, so that no element may vary."""
 
+OF_FILLED = "the memory that the kernel is given to fill"
+"""What is poisoned for a generated kernel."""
+
 POISON_LUCK = 0.01
 """Largest accepted chance that a randomly varying element seems to follow the value. An element with two outcomes
 splits into the two halves of N replays each with chance 2 / C(2N, N): one in 10**10 for N = 20."""
@@ -385,6 +396,8 @@ def _require_same_form(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor
 def poison(name: str, replayer: Replayer, left: Budget) -> ExperimentResult:
     """Fill fresh memory with two values, in a balanced order, and count the elements that follow the value.
 
+    A generated kernel takes no memory for itself: what it is given to fill holds the value.
+
     An element follows if it has one value in all replays under the first fill and another in all replays under the
     second. Trials are the replays under the second fill; all of them differ, or none.
     """
@@ -398,6 +411,8 @@ def poison(name: str, replayer: Replayer, left: Budget) -> ExperimentResult:
         which = (0, 1, 1, 0)[number % 4]
         live.reset()
         with controls.poisoned_memory(controls.POISONS[which], device=call.device):
+            for index in filled_slots(call):
+                controls.fill_bytes(live.tensors[index], controls.POISONS[which])
             outcome = live.run()
         sides[which].add(snapshot_bits(replayer.snapshot(live, outcome, outcome.digests())))
     first, second = sides
@@ -413,7 +428,8 @@ def poison(name: str, replayer: Replayer, left: Budget) -> ExperimentResult:
         raise InapplicableError(NO_TIME)
     counts = (trials, trials, 2) if following else (trials, 0, 1)
     found = f"{following} of {sum(map(len, first.bits))} elements" if following else ""
-    return ExperimentResult(name, "call", *counts, found=found, note=controls.poison_reach(call.device.type))
+    reach = OF_FILLED if filled_slots(call) else controls.poison_reach(call.device.type)
+    return ExperimentResult(name, "call", *counts, found=found, note=reach)
 
 
 # -------------------------------------------------------------------------------------------------------- the table

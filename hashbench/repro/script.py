@@ -24,6 +24,7 @@ from hashbench.calls.call import (
     Slot,
     TensorForm,
     compiled_kernel,
+    filled_slots,
     generator_slots,
     plan_for,
 )
@@ -227,6 +228,7 @@ def call_values(
         "generators": generators(call),
         "random_states": _random_states(call) if custom or plan_for(call.func).seeded else [],
         "seeds": custom,
+        "filled": list(filled_slots(call)) if kernel is not None else [],
         "inference": call.settings.get("inference_mode") == "True",
         # with the script's own name for its device
         "expression": called.replace(f'torch.device("{call.device}")', f"torch.device({own_device})"),

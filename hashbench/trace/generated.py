@@ -66,6 +66,7 @@ def _kernel_at(site: KernelSite, line: int) -> GeneratedKernel:
     written = tuple(at for at, kind in enumerate(site.types) if kind.endswith("*") and not kind.startswith("const "))
     buffers = () if call is None else call.arguments
     facts = common(site.facts[buffers[at]] for at in written if at < len(buffers) and buffers[at] in site.facts)
+    filled = (at for at in written if call is not None and at < len(buffers) and buffers[at] and at not in call.reads)
     plan = OpPlan(
         site.name,
         call=site.function,
@@ -73,6 +74,7 @@ def _kernel_at(site: KernelSite, line: int) -> GeneratedKernel:
         writes_arguments=True,
         module=facts.module,
         source=facts.source,
+        filled=tuple(filled),
     )
     return GeneratedKernel(plan, site.path, line, buffers, site.types)
 

@@ -75,6 +75,7 @@ class OpPlan:
         opaque: description of a call that does more than a trace sees (:class:`OpRecord`).
         module: path of the module that it belongs to, if that is not the current one.
         source: source line of the program that it was compiled from.
+        filled: of the positions that a generated kernel writes, those of memory that nothing wrote before it.
     """
 
     name: str
@@ -103,6 +104,7 @@ class OpPlan:
     opaque: str = ""
     module: str = ""
     source: str = ""
+    filled: tuple[int, ...] = ()
 
     def unused_state(self, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any = None) -> set[int]:
         """Return the ``id`` of each tensor among arguments and output that a call without dropout leaves undefined."""

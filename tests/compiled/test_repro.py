@@ -162,7 +162,7 @@ def test_script_says_what_is_wrong_in_its_first_lines(tmp_path: Path) -> None:
 
 
 def test_folder_with_a_kernel_has_its_source(tmp_path: Path) -> None:
-    call = call_of(FakeKernel(added))
+    call = call_of(FakeKernel(added, filled=(1,)))
     one = torch.zeros(2, dtype=torch.float64)
     kernel = BlamedCall(call, (ExpectedResult("buf0", 1, one, one + 1),))
     write_accuracy_repro(tmp_path / "repro", kernel)
@@ -170,6 +170,7 @@ def test_folder_with_a_kernel_has_its_source(tmp_path: Path) -> None:
     ast.parse(text)
     assert '    ("buf0", 1, None),\n'.replace('"', "'") in text
     assert "out = kernel(t[0], t[1])\n" in text
+    assert "for place in [1]:" in text
     assert (tmp_path / "repro" / "kernel.cpp").exists()
 
 

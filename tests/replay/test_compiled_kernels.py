@@ -12,7 +12,7 @@ from hashbench.calls.live import LiveCall, captured_environment
 from hashbench.catalog import EXPERIMENTS, Role
 from hashbench.records import Decision, Evidence
 from hashbench.replay import NO_SETTING, Replays
-from hashbench.replay.methods import with_exact_values
+from hashbench.replay.methods import OF_FILLED, with_exact_values
 from tests.kernel_helpers import FakeKernel, added, call_of, last
 from tests.replay.replay_helpers import tried
 
@@ -43,6 +43,16 @@ def test_race_of_writers_is_no_order_of_additions() -> None:
     assert made.arm("one_thread").differing == 0
     assert made.arm("exact_values").differing
     assert decided(made).cause != "accumulation_order"
+
+
+@pytest.mark.parametrize(("filled", "followed"), [((1,), "1 of 2 elements"), ((), "")])
+def test_memory_that_a_kernel_is_to_fill_is_poisoned(filled: tuple[int, ...], followed: str) -> None:
+    made = tried(call_of(FakeKernel(added, ordered=True, filled=filled)), "poison", replays=6)
+    arm = made.arm("poison")
+    assert (arm.differing, arm.found, arm.note == OF_FILLED) == (arm.trials if filled else 0, followed, bool(filled))
+    assert arm.trials
+    if filled:
+        assert (decided(made).cause, decided(made).confidence) == ("uninitialized_memory", "proven")
 
 
 def test_settings_are_not_changed_for_a_binary() -> None:

@@ -39,6 +39,14 @@ def test_folder_has_the_source_beside_the_tensors(folder: Path) -> None:
     assert "hashbench replay" not in report
 
 
+@pytest.mark.parametrize("filled", [(1,), ()])
+def test_script_poisons_what_the_kernel_is_to_fill(filled: tuple[int, ...], tmp_path: Path) -> None:
+    folder = written(tmp_path / "repro", call_of(FakeKernel(added, filled=filled)), replace(REPEAT, name="poison"))
+    script = (folder / "repro.py").read_text()
+    ast.parse(script)
+    assert ("for place in [1]:" in script) == ("(t[place].nbytes,), byte, " in script) == bool(filled)
+
+
 def test_call_is_read_back_as_it_was(tmp_path: Path) -> None:
     call = call_of(FakeKernel(added))
     saved = call_file.read_checked(written(tmp_path / "repro", call, REPEAT)).call

@@ -53,6 +53,17 @@ def test_kernel_writes_what_is_not_const_and_has_the_place_of_what_it_writes(pat
     assert called == [(1, 2)]
 
 
+ALLOCATED = TEXT.replace("(args):", "(args):\n    buf0 = empty_strided_cpu((8, ), (1, ), torch.float32)")
+
+
+def test_kernel_fills_memory_that_nothing_wrote_before(path: str) -> None:
+    kernel = kernel_at(KernelSite(path, "cpp_fused_0", TYPES, print, FACTS), 5)
+    assert kernel.plan.filled == ()  # it is not known what buf0 and buf1 hold
+    Path(path).write_text(ALLOCATED, encoding="utf-8")
+    again = str(Path(path).rename(Path(path).with_name("allocated.py")))
+    assert kernel_at(KernelSite(again, "cpp_fused_0", TYPES, print, FACTS), 6).plan.filled == (0,)
+
+
 def test_kernel_at_an_unknown_line_has_no_place(path: str) -> None:
     kernel = kernel_at(KernelSite(path, "cpp_fused_0", TYPES, print, FACTS), 99)
     assert (kernel.buffers, kernel.plan.module, kernel.plan.source, kernel.plan.written) == ((), "", "", (0, 3))

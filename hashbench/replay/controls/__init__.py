@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from hashbench.replay.controls.generators import Generators
 from hashbench.replay.controls.load import busy_threads, second_stream
-from hashbench.replay.controls.memory import POISONS, poison_reach, poisoned_memory, reserve_for_a_run
+from hashbench.replay.controls.memory import POISONS, fill_bytes, poison_reach, poisoned_memory, reserve_for_a_run
 from hashbench.replay.controls.messages import FixedSources
 from hashbench.replay.controls.perturbations import CONDITIONS, WITHIN_A_RUN, no_collector, oversubscribed, provoked
 from hashbench.replay.controls.system import constant_entropy, single_worker_pools, ticking_clocks
@@ -25,6 +25,7 @@ __all__ = [
     "Generators",
     "busy_threads",
     "constant_entropy",
+    "fill_bytes",
     "no_collector",
     "one_thread",
     "oversubscribed",

@@ -78,6 +78,14 @@ def poisoned_memory(
             _set_perturbation(_usual_perturbation())
 
 
+def fill_bytes(tensor: torch.Tensor, value: int) -> None:
+    """Fill each byte of a tensor's elements, not what lies between them; a bool stays, which has but two values."""
+    if tensor.dtype is torch.bool or not tensor.numel():
+        return
+    filler = torch.full((tensor.numel() * tensor.itemsize,), value, dtype=torch.uint8, device=tensor.device)
+    tensor.copy_(filler.view(tensor.dtype).reshape(tensor.shape))
+
+
 def poison_reach(device: str) -> str:
     """Describe the memory that :func:`poisoned_memory` fills on a device."""
     if torch.device(device).type == "cpu" and _fill_malloc(POISONS[0]):
