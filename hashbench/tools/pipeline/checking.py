@@ -17,7 +17,7 @@ import os
 import secrets
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -28,7 +28,7 @@ from hashbench.io import open_file, read_file, read_json
 from hashbench.processes import Child, describe_end, python_calling, tell_phase
 from hashbench.suites.python_suites import import_file
 from hashbench.tools.pipeline import MARK, observed
-from hashbench.tools.pipeline.comparing import STAGES, PipelineVerdict, compare
+from hashbench.tools.pipeline.comparing import EQUAL, STAGES, PipelineVerdict, compare
 from hashbench.tools.pipeline.observed import REPEAT_FOLDER, Check, RepeatResult
 
 ANSWER_FILE, LOG_FILE = "answer.json", "output.log"
@@ -107,19 +107,26 @@ def _repeated(
     run: Callable[[str, int], Check], first: Check, *, is_fixed: bool
 ) -> tuple[PipelineVerdict, RepeatResult]:
     second = run(REPEAT_FOLDER, 1)
-    verdict = compare(first, second, hash_order=False if is_fixed else None)
-    hash_order, runs = None, 2
-    if not verdict.repeats and not is_fixed:  # do runs with the same hash seed agree up to this stage and beyond it?
-        hash_order, runs = False, 3
-        if _agree(first, run("experiment0", 0), verdict.first):
-            hash_order, runs = _agree(second, run("experiment1", 1), verdict.first) or None, 4
+    verdict = compare(first, second, hash_order=dict.fromkeys(STAGES, False) if is_fixed else None)
+    hash_order: Mapping[str, bool | None] = {}
+    runs = 2
+    if not verdict.repeats and not is_fixed:  # which stages agree in runs with the same hash seed?
+        differing = [finding.stage.name for finding in verdict.findings]
+        agrees, runs = _agreeing(first, run("experiment0", 0), differing), 3
+        again: Mapping[str, bool] = {}
+        if any(agrees.values()):
+            again, runs = _agreeing(second, run("experiment1", 1), differing), 4
+        hash_order = {stage: (again.get(stage, False) or None) if agrees[stage] else False for stage in differing}
         verdict = compare(first, second, hash_order=hash_order)
-    return verdict, RepeatResult(verdict.repeats, verdict.first, hash_order, runs)
+    return verdict, RepeatResult(verdict.repeats, verdict.first, hash_order.get(verdict.first), runs)
 
 
-def _agree(check: Check, other: Check, stage: str) -> bool:
-    first = compare(check, other).first
-    return not first or STAGES.index(first) > STAGES.index(stage)
+def _agreeing(check: Check, other: Check, stages: Sequence[str]) -> dict[str, bool]:
+    """Return for each stage whether it and all stages up to the first of these agree in two checks."""
+    verdict = compare(check, other)
+    equal = {stage.name for stage in verdict.stages if stage.status == EQUAL}
+    early = bool(verdict.first) and STAGES.index(verdict.first) < STAGES.index(stages[0])
+    return {stage: stage in equal and not early for stage in stages}
 
 
 def run_once(config: Path, folder: Path, asked: Mapping[str, str], *, timeout: float, log: Path) -> None:

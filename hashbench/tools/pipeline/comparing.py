@@ -62,6 +62,8 @@ EQUAL, DIFFERS, UNSEEN, FOLLOWS = "equal", "differs", "unseen", "follows"
 
 _ASKED = SPANS[LOADER][0]
 _IMPORTED, _SEEDED = MOMENTS[1:3]
+_FIRST_MADE = MOMENTS[-1]
+_States = tuple[Mapping[str, str], Mapping[str, str]]
 _SHOWN = 3
 _Value = TypeVar("_Value")
 
@@ -116,12 +118,13 @@ class PipelineVerdict:
         return not self.first
 
 
-def compare(first: Check, second: Check, *, hash_order: bool | None = None) -> PipelineVerdict:
+def compare(first: Check, second: Check, *, hash_order: Mapping[str, bool | None] | None = None) -> PipelineVerdict:
     """Compare two checks of the same pipeline.
 
     Args:
         first, second: as returned by :func:`observed.read`.
-        hash_order: whether the first difference disappears with an equal hash seed, where the caller tested that.
+        hash_order: for each stage whether its difference disappears with an equal hash seed, where the caller tested
+            that.
 
     Raises:
         HashbenchError: they recorded different numbers of batches, or neither recorded anything that can be compared.
@@ -146,10 +149,14 @@ def compare(first: Check, second: Check, *, hash_order: bool | None = None) -> P
             tip="Let the loader yield tensors, arrays, images or plain values.",
         )
     used = {name: _evidence(both, stages, stage) for name, stage in stages.items() if stage.status == DIFFERS}
-    findings = []
-    for name, evidence in used.items():
-        tried = _hash_order(name, first, second) if hash_order is None else hash_order
-        findings.append(Finding(stages[name], decide(replace(evidence, hash_order=tried))))
+    for name, evidence in list(used.items()):
+        tried = _hash_order(name, first, second) if hash_order is None else hash_order.get(name)
+        if tried and next(iter(used.values())).hash_order and not evidence.hash_calls:  # labels in the order of a set
+            stages[name] = replace(stages[name], status=FOLLOWS)
+            del used[name]
+        else:
+            used[name] = replace(evidence, hash_order=tried)
+    findings = [Finding(stages[name], decide(evidence)) for name, evidence in used.items()]
     all_stages = (replace(_environment(both), name="environment"), *stages.values())
     return PipelineVerdict(
         all_stages, tuple(findings), next(iter(used), ""), both.traces[1], _missing_seeding(used, both)
@@ -179,7 +186,9 @@ class Both:
         if not twins:
             return None
         return tuple(
-            _SamplePair(name, one, twins[name][0], batch) for name, (one, batch) in named.items() if name in twins
+            _SamplePair(name, one, twins[name][0], batch, twins[name][1])
+            for name, (one, batch) in named.items()
+            if name in twins
         )
 
     @cached_property
@@ -190,12 +199,13 @@ class Both:
 
 @dataclass(frozen=True, slots=True)
 class _SamplePair:
-    """The same sample in two checks, and its batch in the first."""
+    """The same sample in two checks, and its batch in each."""
 
     name: str
     first: Sample
     second: Sample
     batch: Batch
+    other_batch: Batch
 
     def __str__(self) -> str:
         worker = "" if self.batch.worker is None else f", worker {self.batch.worker}"
@@ -206,6 +216,11 @@ class _SamplePair:
         if before:
             return _contents(self.first) != _contents(self.second)
         return self.first.after != self.second.after
+
+    def is_moved(self) -> bool:
+        """Return True if the dataset was asked for the same file by another index."""
+        elsewhere = bool(self.first.files) and self.first.index != self.second.index
+        return elsewhere and not self.differs(before=True) and self.steps_apart() == (None, None)
 
     def steps_apart(self) -> tuple[TransformStep | None, TransformStep | None]:
         """Return the first pair of transforms that differ by name or output; ``None`` in place of a missing one."""
@@ -349,8 +364,8 @@ def _after(both: Both, known: Known) -> Stage:
     divergence = both.traces[1]
     if order == stage.status == DIFFERS:
         differing = (pair for pair in both.samples or () if pair.differs(before=False))
-        # who draws for another sample, or from another worker, draws otherwise
-        return replace(stage, status=FOLLOWS) if all(pair.drew() for pair in differing) else stage
+        # who draws for another sample, or from another worker, draws otherwise; a label may be made of the index
+        return replace(stage, status=FOLLOWS) if all(pair.drew() or pair.is_moved() for pair in differing) else stage
     if stage.status == UNSEEN and order != DIFFERS and divergence is not None and divergence.origin == Origin.INPUT:
         return _stage([divergence.detail, f"as a whole: {stage.detail}"])
     return stage
@@ -484,8 +499,13 @@ def _evidence(both: Both, stages: Known, stage: Stage) -> StageEvidence:
         imports=imports[0] != imports[1] and sorted(imports[0]) == sorted(imports[1]),
         packages=", ".join(_changes(*(side if isinstance(side, Mapping) else {} for side in packages))),
         asked_otherwise=_asked_otherwise(kind, both),
+        hash_calls=tuple(dict.fromkeys(line for lines in both.of(_hash_calls) for line in lines)),
     )
     return kind.facts(both, evidence, stages)
+
+
+def _hash_calls(seen: Observed) -> tuple[str, ...]:
+    return seen.surroundings.hash_calls
 
 
 def _asked_otherwise(kind: _StageKind, both: Both) -> tuple[str, ...]:
@@ -523,6 +543,7 @@ def _facts_of_order(both: Both, evidence: StageEvidence, _stages: Known) -> Stag
         given_moved=moved(*both.of(lambda seen: seen.loader.generators)),
     )
     evidence = replace(evidence, order=order, whole=_whole_made_by(both))
+    evidence = replace(evidence, parted=_parted_in(both, MAKE_LOADER, IMPORT))
     if order.same_indices is None:
         evidence = _drawn_by_batches(both, evidence)
     spans = (MAKE_LOADER, IMPORT) if order.same_indices is not False else (LOADER, MAKE_LOADER, IMPORT)
@@ -571,6 +592,20 @@ def _drawn_in(both: Both, *spans: str) -> tuple[tuple[RandomDraw, ...], tuple[st
     return tuple(draws), tuple(drew)
 
 
+def _parted_in(both: Both, *spans: str) -> tuple[RandomDraw, ...]:
+    """Return of each span the generators that were in the same state before it, and not after it."""
+    parted = [(span, _moved_at(SPANS[span][0], both), _moved_at(SPANS[span][1], both)) for span in spans]
+    names = [(span, tuple(name for name in after if name not in before)) for span, before, after in parted]
+    return tuple(RandomDraw(span, generators) for span, generators in names if generators)
+
+
+def _parted_between(what: str, before: _States, after: _States) -> tuple[RandomDraw, ...]:
+    """Return the generators whose states of the two checks were the same before some code, and not after it."""
+    equal = {name for name, state in before[0].items() if before[1].get(name) == state}
+    names = tuple(name for name in moved(*after) if name in equal)
+    return (RandomDraw(what, names),) if names else ()
+
+
 def _drew_between(begin: str, end: str, both: Both) -> dict[str, None]:
     names, others = both.of(lambda seen: seen.random_state.drew(begin, end))
     return dict.fromkeys((*names, *others))
@@ -591,12 +626,34 @@ def _drawn_by_batches(both: Both, evidence: StageEvidence, *, last: int | None =
         pairs = [(a, b) for a, b in pairs[: last + 1] if a.worker == pairs[min(last, len(pairs) - 1)][0].worker]
     drew: dict[str, None] = {}
     apart: dict[str, None] = {}
+    parted: list[RandomDraw] = []
     for a, b in pairs:
+        before, after = (a.generators or {}, b.generators or {}), _after_batch(both, a, b)
+        parted += _parted_between(f"{evidence.whole}, in batch {a.number},", before, after)
         names = dict.fromkeys((*a.drew, *b.drew))
         drew |= names
         apart |= dict.fromkeys(name for name in moved(a.generators or {}, b.generators or {}) if name in names)
     draws = (RandomDraw(evidence.whole, tuple(apart)),) if apart else ()
-    return replace(evidence, drew=tuple(drew), moved=tuple(apart), draws=draws)
+    parted_first = (*evidence.parted, *parted[:1])
+    return replace(evidence, drew=tuple(drew), moved=tuple(apart), draws=draws, parted=parted_first)
+
+
+def _after_batch(both: Both, first: Batch, second: Batch) -> _States:
+    """Return the states of the generators behind a batch: before the next one of its process, else, of the first batch
+    that the main process makes, at the moment behind it."""
+    found: list[Mapping[str, str]] = []
+    for seen, batch in ((both.first, first), (both.second, second)):
+        later = [one for one in seen.batches.batches[batch.number + 1 :] if one.worker == batch.worker]
+        behind = seen.random_state.moments.get(_FIRST_MADE, {}) if batch.number == 0 and batch.worker is None else {}
+        found.append((later[0].generators or {}) if later else behind)
+    return found[0], found[1]
+
+
+def _after_sample(batch: Batch, sample: Sample) -> Mapping[str, str]:
+    """Return the states of the generators behind a sample: before the next one, or before the batch was collated."""
+    samples = batch.samples or ()
+    place = next((number for number, one in enumerate(samples) if one is sample), len(samples))
+    return (samples[place + 1].generators if place + 1 < len(samples) else batch.generators) or {}
 
 
 def _facts_of_samples(both: Both, evidence: StageEvidence, _stages: Known) -> StageEvidence:
@@ -619,9 +676,13 @@ def _facts_of_samples(both: Both, evidence: StageEvidence, _stages: Known) -> St
             same_files=None if digests is None else digests == pair.second.file_digests,
         )
         drew = pair.first.drew_outside if before else pair.drew()
-        evidence = replace(evidence, drew=drew, moved=moved(pair.first.generators or {}, pair.second.generators or {}))
+        states = pair.first.generators or {}, pair.second.generators or {}
+        behind = _after_sample(pair.batch, pair.first), _after_sample(pair.other_batch, pair.second)
+        parted = _parted_between(f"{sample.transform or 'the dataset'}, for {pair.name},", states, behind)
+        evidence = replace(evidence, drew=drew, moved=moved(*states), parted=parted)
     draws = (*evidence.draws, *_drawn_in(both, MAKE_LOADER, IMPORT)[0])
-    return replace(evidence, sample=sample, draws=draws)
+    parted = (*evidence.parted, *_parted_in(both, MAKE_LOADER, IMPORT))
+    return replace(evidence, sample=sample, draws=draws, parted=parted)
 
 
 def _whole_made_by(both: Both, number: int | None = None) -> str:
@@ -655,7 +716,9 @@ def _facts_of_worker(both: Both, number: int | None) -> SampleFacts:
 def _facts_of_weights(both: Both, evidence: StageEvidence, _stages: Known) -> StageEvidence:
     forms = both.of(lambda seen: {name: word.partition(":")[0] for name, word in (seen.weights.by_name or {}).items()})
     draws, drew = _drawn_in(both, MAKE_MODEL, MAKE_LOADER, IMPORT)
-    return replace(evidence, model=ModelFacts(names_differ=forms[0] != forms[1]), draws=draws, drew=drew)
+    parted = _parted_in(both, MAKE_MODEL, MAKE_LOADER, IMPORT)
+    model = ModelFacts(names_differ=forms[0] != forms[1])
+    return replace(evidence, model=model, draws=draws, drew=drew, parted=parted)
 
 
 def _facts_of_model(both: Both, evidence: StageEvidence, stages: Known) -> StageEvidence:
@@ -675,6 +738,8 @@ def _missing_seeding(used: Mapping[str, StageEvidence], both: Both) -> Seeding |
     before, after = _moved_at(_IMPORTED, both), _moved_at(_SEEDED, both)
     drawn: set[str] = set()
     for evidence in used.values():
+        if evidence.hash_order:  # seeded, with hash()
+            continue
         drawn.update(name for draw in evidence.draws for name in draw.generators)
         drawn.update(name for name in evidence.drew if name in evidence.moved)
         if evidence.order.no_generator and "torch" in evidence.moved:  # a sampler of torch's own

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import os
@@ -24,6 +25,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from hashbench.io import read_file
 from hashbench.run.rng import is_generator, is_global, state_digest
 from hashbench.text import squeezed
 from hashbench.tools.pipeline.observed import Batches, Folder, Listing, Loader, Transform
@@ -237,6 +239,31 @@ def _may_hold_parts(value: Any) -> bool:
 
 
 # ----------------------------------------------------------------------------------------------- files and folders
+
+
+def hash_calls(modules: Sequence[str]) -> tuple[str, ...]:
+    """Return the lines of these modules that call ``hash``, as ``training.py:21``; none of those in ``__hash__``."""
+    found: list[str] = []
+    for name in modules:
+        file = getattr(sys.modules.get(name), "__file__", None)
+        try:
+            tree = ast.parse(read_file(file)) if isinstance(file, str) else ast.Module([], [])
+        except (OSError, ValueError, SyntaxError, RecursionError):
+            continue
+        lines = sorted(set(_lines_that_hash(tree)))
+        found += [f"{os.path.basename(str(file))}:{line}" for line in lines]  # noqa: PTH119
+    return tuple(dict.fromkeys(found))
+
+
+def _lines_that_hash(tree: ast.AST) -> Iterator[int]:
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.FunctionDef) and node.name == "__hash__":
+            continue
+        if isinstance(node, ast.Name) and node.id == "hash" and isinstance(node.ctx, ast.Load):  # also `key=hash`
+            yield node.lineno
+        waiting += ast.iter_child_nodes(node)
 
 
 def _listing_of(anatomy: Anatomy) -> Listing | None:

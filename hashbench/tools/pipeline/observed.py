@@ -285,6 +285,7 @@ class Surroundings:
         hash_seed: ``PYTHONHASHSEED`` of the run.
         hash_seed_by: who set it: ``user`` or ``hashbench``.
         imports: the user's own modules in import order.
+        hash_calls: lines of these modules that call ``hash``, as ``training.py:21``.
     """
 
     machine: Mapping[str, object]
@@ -292,6 +293,7 @@ class Surroundings:
     hash_seed: str
     hash_seed_by: str
     imports: tuple[str, ...]
+    hash_calls: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

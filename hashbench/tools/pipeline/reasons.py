@@ -14,6 +14,9 @@ from types import MappingProxyType
 from hashbench.catalog import Origin
 from hashbench.tools.pipeline.observed import LOADER, MAKE_MODEL
 
+_CALLS_SHOWN = 3
+_NO_CALLS = "if hash() is called, then in a package"
+
 GLOBAL = ("python", "numpy", "torch", "cuda")
 _GIVEN: Mapping[str, str] = MappingProxyType({"initial weights": "weights", "after transform": "first batches"})
 """The inputs of a model, by the stage that compares them."""
@@ -111,6 +114,9 @@ class StageEvidence:
         draws: draws from generators in another state, where the difference may originate, the likeliest first.
         drew: generators drawn from where the difference entered.
         moved: generators in another state before they were drawn from here.
+        parted: code that found generators in the same state and left them in another one, where the difference may
+            originate.
+        hash_calls: lines of the user's modules that call ``hash``.
         order, sample, model: what is known of this kind of stage alone.
     """
 
@@ -124,6 +130,8 @@ class StageEvidence:
     draws: tuple[RandomDraw, ...] = ()
     drew: tuple[str, ...] = ()
     moved: tuple[str, ...] = ()
+    parted: tuple[RandomDraw, ...] = ()
+    hash_calls: tuple[str, ...] = ()
     order: OrderFacts = OrderFacts()
     sample: SampleFacts = SampleFacts()
     model: ModelFacts = ModelFacts()
@@ -208,8 +216,17 @@ def decide(evidence: StageEvidence) -> tuple[Reason, ...]:
         because = f"the two were not told to do the same: {', '.join(evidence.asked_otherwise)}"
         certain = evidence.whole != LOADER or bool(evidence.drew)
         return (Reason("asked otherwise", "proven" if certain else "likely", because),)
-    by_python = _order_of_python(evidence)
-    return (by_python,) if by_python is not None else _ADVICE.get(evidence.stage, _of_model)(evidence)
+    return _of_hash_seed(evidence) or _by_stage(evidence)
+
+
+def _by_stage(evidence: StageEvidence) -> tuple[Reason, ...]:
+    """Judge by the stage; where that finds nothing, look for a generator that parted inside some code."""
+    reasons = _ADVICE.get(evidence.stage, _of_model)(evidence)
+    if evidence.parted and all(reason.name.startswith("unknown") for reason in reasons):
+        left = " and ".join(f"{one.span} left {' and '.join(one.generators)}" for one in evidence.parted)
+        because = f"{left} in another state, which was the same before: seeded from entropy, or drawn from more often"
+        return (_likely("seeded inside", because),)
+    return reasons
 
 
 def _proven(name: str, because: str) -> Reason:
@@ -233,18 +250,36 @@ def _spans(draws: Sequence[RandomDraw]) -> str:
     return " and ".join(f"{draw.span} drew from {' and '.join(draw.generators)}" for draw in draws)
 
 
-def _order_of_python(evidence: StageEvidence) -> Reason | None:
-    """Check for the effects of the hash seed: the order of sets, and with it perhaps that of imports."""
+def _of_hash_seed(evidence: StageEvidence) -> tuple[Reason, ...]:
+    """Check for the effects of the hash seed: the order of sets, and with it perhaps that of imports, or ``hash()``.
+
+    An order that differs is most likely that of a set, unless a generator behind it was in another state: then its seed
+    was made by ``hash()``. Samples that differ in the same order may have either: noise seeded with ``hash(name)``, or
+    labels numbered in the order of a set. A call of ``hash`` in the user's code is no proof: it may be of a number.
+    """
     imported = "the user's modules were imported in another order"
+    if not evidence.hash_order:
+        if evidence.imports and (evidence.sample.other_transforms or not evidence.drew):
+            why = "the transforms are others" if evidence.sample.other_transforms else "no generator was drawn from"
+            return (_likely("import order", f"{imported}, and {why}"),)
+        return ()
     gone = "two runs with the same PYTHONHASHSEED agree, with another they do not"
-    if evidence.hash_order and evidence.imports:
-        return _proven("import order", f"{imported}; {gone}, so a set decides it")
-    if evidence.hash_order:
-        return _proven("set order", gone)
-    if evidence.imports and (evidence.sample.other_transforms or not evidence.drew):
-        why = "the transforms are others" if evidence.sample.other_transforms else "no generator was drawn from"
-        return _likely("import order", f"{imported}, and {why}")
-    return None
+    if evidence.imports:
+        return (_proven("import order", f"{imported}; {gone}, so a set decides it"),)
+    calls = f"hash() is called in {', '.join(evidence.hash_calls[:_CALLS_SHOWN])}" if evidence.hash_calls else ""
+    apart = dict.fromkeys((*evidence.order.given_moved, *filter(evidence.moved.__contains__, evidence.drew)))
+    apart |= dict.fromkeys(name for draw in (*evidence.draws, *evidence.parted) for name in draw.generators)
+    if evidence.order.no_generator and "torch" in evidence.moved:
+        apart["torch"] = None
+    if apart:
+        seeded = f"{gone}, and {' and '.join(apart)} was in another state, so its seed follows hash()"
+        return (_proven("hash of a text", f"{seeded}: {calls}") if calls else _likely("hash of a text", seeded),)
+    if evidence.stage in ("file list", "order"):
+        by_set = Reason("set order", "likely" if calls else "proven", gone)
+        return (by_set, *([_likely("hash of a text", f"{gone}; {calls}")] if calls else []))
+    by_hash = _likely("hash of a text", f"{gone}, and the order of the samples is the same; {calls or _NO_CALLS}")
+    by_set = _likely("set order", f"{gone}: names or labels may be numbered in the order of a set")
+    return (by_hash,) if calls else (by_set, by_hash)
 
 
 def _of_files(_evidence: StageEvidence) -> tuple[Reason, ...]:
@@ -390,6 +425,9 @@ FIXES: Mapping[str, str] = MappingProxyType(
         "random.Random(seed).shuffle(files)  # where the dataset shuffles by itself",
         "unsorted file listing": "files = sorted(os.listdir(folder))  # likewise glob, Path.glob, os.walk, os.scandir",
         "set order": "for name in sorted(names):  # not: for name in set(names)",
+        "hash of a text": "seed = zlib.crc32(name.encode())  # not hash(name), which is another in each process;\n"
+        '# or int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")',
+        "seeded inside": "# seed once, in set_seed: later no torch.seed(), random.seed() or manual_seed(time.time())",
         "import order": "for name in sorted(plugins):\n    importlib.import_module(name)",
         "unknown order": "DataLoader(dataset, sampler=sampler)  # of which everything is derived from the seed",
         "other file content": "# the same data set everywhere: compare checksums before training",

@@ -174,8 +174,8 @@ class BatchRecorder:
         if not isinstance(path, (str, bytes)) or writes:
             return
         name = os.path.abspath(os.fsdecode(path))  # noqa: PTH100
-        if not name.endswith(_CODE_ENDINGS) and not name.startswith(("/proc/", "/sys/", "/dev/")):
-            self._sample.files[name] = None
+        if not name.endswith(_CODE_ENDINGS) and not name.startswith(("/proc/", "/sys/")) and os.path.isfile(name):  # noqa: PTH113
+            self._sample.files[name] = None  # no device, and no pipe: what is read of these is gone
 
     def _profiled(self, frame: types.FrameType, event: str, value: Any) -> None:
         if event == "call":

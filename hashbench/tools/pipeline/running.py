@@ -28,7 +28,7 @@ from hashbench.run.settings import settings
 from hashbench.run.workload import map_tensors, mean_of_outputs
 from hashbench.tools.pipeline import observed
 from hashbench.tools.pipeline.checking import ANSWER_FILE, Config, load_config
-from hashbench.tools.pipeline.loading import facts_of, given_generators, listed_folders
+from hashbench.tools.pipeline.loading import facts_of, given_generators, hash_calls, listed_folders
 from hashbench.tools.pipeline.observed import (
     Batches,
     Digests,
@@ -101,8 +101,9 @@ def observe(path: Path, *, hash_seed: str, hash_seed_by: str, tracer: str = "aut
     if hash_seed_by == "hashbench":
         machine["variables"].pop("PYTHONHASHSEED", None)
     machine["packages"] |= package_versions(_PACKAGES)
+    modules = _modules_of_users(known)
     return Observed(
-        surroundings=Surroundings(machine, settings(), hash_seed, hash_seed_by, _modules_of_users(known)),
+        surroundings=Surroundings(machine, settings(), hash_seed, hash_seed_by, modules, hash_calls(modules)),
         random_state=RandomState(moments, workers),
         loader=facts,
         batches=_relative(seen, root),

@@ -10,6 +10,7 @@ import pytest
 from hashbench.errors import HashbenchError
 from hashbench.records import Leaf, Ref, TensorDigest, Trace
 from hashbench.tools.pipeline.comparing import STAGES, PipelineVerdict, as_text, compare
+from hashbench.tools.pipeline.loading import NOT_LOADER
 from hashbench.tools.pipeline.observed import (
     IMPORT,
     MOMENTS,
@@ -353,6 +354,62 @@ def test_a_worker_that_its_init_function_moved_is_told_from_one_that_began_elsew
     by_init = compared(seen(batches=other, random_state=moved), seen(batches=one))
     assert by_base.findings[0].reasons[0].name == "random transform"
     assert by_init.findings[0].reasons[0].name == "worker seeds"
+
+
+def test_a_generator_that_parts_inside_a_batch_is_named() -> None:
+    other_batches = batches(sample(0, after="noise"), *(sample(place, generators=OTHER) for place in (1, 2, 3)))
+    (finding,) = compared(seen(), seen(batches=other_batches)).findings
+    assert finding.stage.name == "after transform"
+    assert finding.reasons[0].name == "seeded inside"
+    assert "a.png" in finding.reasons[0].because
+
+
+def test_a_generator_that_parts_inside_a_batch_of_a_loader_of_ones_own_is_named() -> None:
+    def whole(content: str, behind: dict[str, str]) -> Batches:
+        drew = ("torch",)
+        made = Batch(0, content, generators=GENERATORS, drew=drew), Batch(1, content, generators=behind, drew=drew)
+        return Batches(made, asked_for=2, exhausted=True)
+
+    facts = loader(absent={"loader": NOT_LOADER}, listing=None)
+    one, other = (seen(loader=facts, batches=whole(*state)) for state in (("x", GENERATORS), ("y", OTHER)))
+    (finding,) = compared(one, other).findings
+    assert [reason.name for reason in finding.reasons] == ["seeded inside"]
+    assert "batch 0" in finding.reasons[0].because
+
+
+@pytest.mark.parametrize(
+    ("changes", "also"),
+    [
+        ({}, []),
+        ({"before": "another image"}, ["before transform", "after transform"]),
+        ({"steps": (TransformStep("dataset.transform Flip", "a clock", ()),)}, ["after transform"]),
+    ],
+    ids=["a label made of the index", "another image", "a transform that reads a clock"],
+)
+def test_a_label_that_follows_the_order_is_no_second_finding(changes: dict[str, Any], also: list[str]) -> None:
+    moved = [sample(1, index="0", after="label 0"), sample(0, index="1", after="label 1"), sample(2), sample(3)]
+    moved = [replace(item, **changes) if number == 0 else item for number, item in enumerate(moved)]
+    files = tuple(FILES[place] for place in (1, 0, 2, 3))
+    other = seen(batches=batches(*moved), loader=loader(listing=Listing("dataset.files", "/images", files)))
+    findings = compared(seen(), other).findings
+    assert [finding.stage.name for finding in findings] == ["order", *also]
+
+
+def test_stages_that_follow_the_hash_seed_with_the_first_one_are_no_findings_of_their_own() -> None:
+    files = FILES[::-1]
+    other = seen(
+        loader=loader(listing=Listing("dataset.files", "/images", files)),
+        batches=batches(sample(0, after="label 1"), *(sample(place) for place in (1, 2, 3))),
+        weights=Weights({"weight": "float32[2]:w1"}, {}),
+    )
+
+    def found(**gone: bool) -> dict[str, str]:
+        hash_order = {"order": True, "after transform": True, "initial weights": False} | gone
+        verdict = compare(check(seen()), check(other), hash_order=hash_order)
+        return {finding.stage.name: finding.reasons[0].name for finding in verdict.findings}
+
+    assert found() == {"order": "set order", "initial weights": "unknown weights"}
+    assert found(**{"after transform": False}).keys() == {"order", "after transform", "initial weights"}
 
 
 def test_the_repetition_of_a_check_excludes_or_proves_the_order_of_sets() -> None:

@@ -87,6 +87,44 @@ TRUTH: dict[str, tuple[StageEvidence, str]] = {
     "a list in another order, whatever the hash seed": (listed(hash_order=False), "unsorted file listing likely"),
     "a list from a set": (order(listing=True, hash_order=True), "set order proven"),
     "an order of which nothing is known": (order(), "unknown order likely"),
+    "an order from a set in code that calls hash()": (
+        order(listing=True, hash_order=True, hash_calls=("a.py:3",)),
+        "set order likely, hash of a text likely",
+    ),
+    "an order drawn from a generator that was seeded with hash()": (
+        shuffled(hash_order=True, hash_calls=("a.py:3",), given_moved=("loader.generator",)),
+        "hash of a text proven",
+    ),
+    "an order drawn from torch, which a package seeds with hash()": (
+        shuffled(hash_order=True, no_generator=True, moved=TORCH),
+        "hash of a text likely",
+    ),
+    "noise seeded with hash() of a name": (before(hash_order=True, hash_calls=("a.py:3",)), "hash of a text likely"),
+    "labels numbered in the order of a set": (
+        after(hash_order=True),
+        "set order likely, hash of a text likely",
+    ),
+    "weights drawn from a generator that was seeded with hash()": (
+        weights(hash_order=True, hash_calls=("a.py:3",), draws=(RandomDraw(MAKE_MODEL, TORCH),)),
+        "hash of a text proven",
+    ),
+    "samples that do not follow the hash seed, in code that calls hash()": (
+        before(hash_order=False, hash_calls=("a.py:3",)),
+        "unknown content likely",
+    ),
+    "batches of a loader that seeds in between": (
+        after(whole=LOADER, drew=TORCH, parted=(RandomDraw(LOADER, TORCH),)),
+        "seeded inside likely",
+    ),
+    "weights of a model that seeds by itself": (
+        weights(drew=TORCH, parted=(RandomDraw(MAKE_MODEL, TORCH),)),
+        "seeded inside likely",
+    ),
+    "a sampler that seeds by itself": (order(parted=(RandomDraw(MAKE_LOADER, TORCH),)), "seeded inside likely"),
+    "a random transform beside a part that seeds": (
+        after(transform="Flip", **DRAWN, parted=(RandomDraw("Flip", TORCH),)),
+        "random transform proven",
+    ),
     "other bytes": (before(same_files=False), "other file content proven"),
     "a dataset that draws from a generator of its own": (
         before(drew=("dataset.rng",), moved=("dataset.rng",)),

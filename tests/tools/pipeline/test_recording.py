@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from torchvision import transforms
 
 from hashbench.run.rng import global_state_digests, preserved_rng, reset_rng_state
@@ -54,6 +56,32 @@ def test_batches_and_generators_are_those_of_a_loader_that_nobody_watches(
     assert sys.getprofile() is None
     samples = [sample for batch in seen.batches for sample in batch.samples or ()]
     assert all(sample.drew == ("python", "numpy", "torch") for sample in samples)
+
+
+class Read(Dataset[torch.Tensor]):
+    """Reads a file for every sample."""
+
+    def __init__(self, *files: str) -> None:
+        self.files = files
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        with open(self.files[index], "rb") as file:  # noqa: PTH123
+            return torch.tensor(len(file.read(4)))
+
+
+def test_files_in_shared_memory_are_files_and_devices_are_none(tmp_path: Path) -> None:
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK):
+        pytest.skip("no shared memory that can be written")
+    with tempfile.NamedTemporaryFile(dir=memory) as shared:
+        node = tmp_path / "node"
+        node.symlink_to("/dev/zero")
+        loader = DataLoader(Read(shared.name, "/dev/urandom", str(node)), batch_size=1)
+        _, seen, _ = first_batches(loader, steps=3, modules=(), note=lambda _moment: None)
+    assert [sample.files for sample in seen.samples] == [(shared.name,), None, None]
 
 
 @pytest.mark.slow

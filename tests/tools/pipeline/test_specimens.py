@@ -59,11 +59,21 @@ BROKEN = {
     "random_transform": ("after transform", "random transform", "proven"),
     "worker_seeds": ("after transform", "worker seeds", "proven"),
     "set_order": ("order", "set order", "proven"),
+    "hash_seed": ("after transform", "hash of a text", "likely"),
     "import_order": ("after transform", "import order", "proven"),
     "random_dataset": ("after transform", "random dataset", "proven"),
     "model_initialisation": ("initial weights", "unseeded initialisation", "proven"),
     "kernel": ("first output", "kernel", "likely"),
 }
+
+
+def test_a_loader_that_seeds_torch_in_between_is_named(images: Path, tmp_path: Path) -> None:
+    seeding = "set_seed = fault.set_seed"
+    broken, repaired = (checked(tmp_path, "seeded_inside", twin, images, seeding) for twin in ("broken", "repaired"))
+    (reason,) = broken.findings[0].reasons
+    assert (broken.first, reason.name) == ("after transform", "seeded inside"), reason.because
+    assert "batch 0" in reason.because
+    assert repaired.repeats, repaired.stages
 
 
 @pytest.mark.parametrize("fault", BROKEN)
