@@ -79,6 +79,10 @@ def choose_candidates(judged: JudgedRanks, differing: Mapping[int, Sequence[Diff
         explained = set()
     firsts = _firsts({rank: one for rank, one in chosen.items() if rank not in explained}, judged)
     explained |= {rank for rank in {*chosen} - {*firsts} if _may_follow(judged, chosen[rank])}
+    for one in found:  # code that no trace sees may read whatever it left before
+        first = chosen.get(one.at.rank)
+        if first is not None and one.at != first.at and one.source.node == first.source.node:
+            graph[one.at] = (*graph.get(one.at, ()), first.at)
     for rank, messages in doubts.items():
         chosen[rank] = in_doubt(chosen[rank], messages) if chosen[rank] not in named else chosen[rank]
     told = {rank: _told(judged, candidate, graph) for rank, candidate in chosen.items()}
@@ -259,7 +263,9 @@ def _place(judged: JudgedRanks, candidate: Candidate) -> float:
         return -1
     if at.node.startswith(_RESULT):
         return float("inf")
-    return judged.place(RankNode(at.rank, source.felt_at or source.node))
+    opaque = judged.known[at.rank].runs.opaque
+    felt = source.felt_at or (at.node if opaque and source.node == opaque else source.node)
+    return judged.place(RankNode(at.rank, felt))  # of code that no trace sees, where it left another content first
 
 
 def _firsts(chosen: Mapping[int, Candidate], judged: JudgedRanks) -> list[int]:

@@ -68,8 +68,9 @@ def path_text(rank: int, begin: str, hops: Sequence[RankHop]) -> str:
 
 
 def in_one_word(place: str) -> str:
-    """Return the name of an op without its overload: ``aten.index_put_``; that of a leaf as it is: ``input/0``."""
-    return place if "/" in place else place.rpartition(".")[0] or place
+    """Return the name of an op without its overload: ``aten.index_put_``; that of a leaf as it is: ``input/0``, and of
+    what is no op: ``torch.compile``."""
+    return place if "/" in place or place.count(".") < 2 else place.rpartition(".")[0]
 
 
 def _hops(judged: JudgedRanks, starts: Collection[RankNode], graph: Graph) -> list[RankHop]:

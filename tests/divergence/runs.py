@@ -22,7 +22,7 @@ from hashbench.divergence import find
 from hashbench.records import Collective, Leaf, OpRecord, Ref, Result, SettingsMark, TensorDigest, Trace, Verdict
 from hashbench.trace.collective_ops import COLLECTIVE_OPS, UNKNOWN
 
-FIELDS = ("rng", "scalar", "module", "phase", "forward_op", "source", "in", "thread", "group")
+FIELDS = ("rng", "scalar", "module", "phase", "forward_op", "source", "in", "thread", "group", "opaque")
 
 
 EITHER = re.compile(r"([^\s|=@+,*:~!]*)\|([^\s|=@+,*:~!]*)")

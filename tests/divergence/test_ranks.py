@@ -671,6 +671,39 @@ a kernel on the receiver of an object: 0 kernel put
         send b@p|P peer=0
         relu input/0 => r
 
+compiled code that reads parameters which another rank's has reached: 1 outside nothing
+    through rank 1: aten.graph -> all_reduce #1 of group 0-1 -> rank 0
+    unknown Compiled ran 2 times
+    rank 0:
+        y = graph input/0 opaque=compiled -> y
+        g = all_reduce !y -> s|S
+        p = add_ !parameter/w g -> p|P
+        z = graph input/1 opaque=compiled -> z|Z
+        mul p z => r|R
+    rank 1:
+        y = graph input/0=x opaque=compiled -> v|V
+        g = all_reduce !y -> s|S
+        p = add_ !parameter/w g -> p|P
+        z = graph input/1 opaque=compiled -> u|U
+        mul p z => r|R
+
+what an op behind compiled code makes, and the next compiled code reads: 1 outside nothing
+    through rank 1: aten.graph -> all_reduce #2 of group 0-1 -> rank 0
+    unknown Compiled ran 2 times
+    rank 0:
+        y = graph input/0 opaque=compiled -> y
+        g = all_reduce !y -> s
+        z = graph input/1 opaque=compiled -> z
+        g = all_reduce !z -> t|T
+        sum g => r|R
+    rank 1:
+        y = graph input/0=x opaque=compiled -> v
+        g = all_reduce !y -> s
+        p = add_ !parameter/w g (2 | 3) -> p|P
+        z = graph input/1 opaque=compiled -> u|U
+        g = all_reduce !z -> t|T
+        mul p g => r|R
+
 two races, the later one on the lower rank: 1 kernel put later 0 kernel index_put
     through rank 1: aten.put -> all_reduce #1 of group 0-1 -> rank 0
     rank 0:
