@@ -181,8 +181,8 @@ def what_passing_means(passing: Sequence[Row], *, bound: float) -> str:
     runs = max((row.runs for row in passing if row.runs is not None), default=2)
     eager = "two" if runs == 2 else str(runs)
     text = (
-        f"Passed means: {eager} eager runs were equal, two runs of the compiled model were equal, and its results are "
-        "eager mode's within torch's tolerance"
+        f"Passed means: {eager} eager runs were equal, {eager} runs of the compiled model were equal, and its results "
+        "are eager mode's within torch's tolerance"
     )
     if any(row.reference for row in passing):
         text += ", but for what the remarks say"

@@ -10,7 +10,7 @@ import torch
 
 from hashbench.catalog import Status
 from hashbench.check import compiled
-from hashbench.check.compiled import CompiledCheck, CompiledModel
+from hashbench.check.compiled import CompiledCheck, CompiledModel, runs_of
 from hashbench.check.compiled_cause import CompiledCase, CompiledFinding
 from hashbench.check.program import Compilation
 from hashbench.check.subject import Subject
@@ -51,14 +51,14 @@ def explained(monkeypatch: pytest.MonkeyPatch) -> list[CompiledCase]:
     return cases
 
 
-def checked(*values: float, said: str = "", budget: float = 60.0, tolerance: float = 1e-4) -> Outcome:
+def checked(*values: float, said: str = "", budget: float = 60.0, tolerance: float = 1e-4, runs: int = 2) -> Outcome:
     """Check a model whose eager result is 1 and whose compiled runs give these."""
 
     def make(*, backend: Any = None, **_: Any) -> Program:
         return Program([*values]) if backend else Program([1.0])
 
     model = CompiledModel(make, lambda one: one.results, Tolerance(tolerance), "Net")  # type: ignore[arg-type]
-    subject = Subject(make().attempt)  # type: ignore[arg-type]
+    subject = Subject(make().attempt, runs=lambda: runs)  # type: ignore[arg-type]
     options = RunOptions(mode="inference", backend="aot_eager", diagnose_budget=budget)
     outcome = Outcome(Status.PASS, "on", facts=CompiledFacts("aot_eager"))
     return CompiledCheck(model, subject, options, "on", said).compared(outcome, run(1.0))
@@ -100,6 +100,18 @@ def test_status_of_the_harness_stays_where_two_compiled_runs_differ(explained: l
     assert outcome.accuracy == Status.FAIL_ACCURACY
     assert facts(outcome).detail == "two compiled runs differ from cpp_fused_0 on; beyond the tolerance: result; found"
     assert len(explained) == 1
+
+
+def test_as_many_compiled_runs_as_asked_for_are_compared() -> None:
+    assert checked(*[1.0] * 6, 2.0, runs=7, budget=0).accuracy == Status.COMPILED_RUNS_DIFFER
+    assert checked(*[1.0] * 7, 2.0, runs=7, budget=0).accuracy != Status.COMPILED_RUNS_DIFFER
+
+
+@pytest.mark.parametrize(
+    ("asked", "seconds", "made"), [(2, 0.001, 5), (2, 3.0, 2), (9, 0.001, 9), (9, 3.0, 9), (1, 3.0, 2)]
+)
+def test_quick_runs_are_repeated_more_often(asked: int, seconds: float, made: int) -> None:
+    assert runs_of(asked, seconds=seconds) == made
 
 
 def test_nothing_is_explained_without_a_budget(explained: list[CompiledCase]) -> None:
