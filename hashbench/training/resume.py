@@ -5,7 +5,7 @@ Pure."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from hashbench.training.compare import (
     pairs_of_steps,
     range_words,
 )
-from hashbench.training.file import PARTS, Recording
+from hashbench.training.file import PARTS, Recording, Step
 from hashbench.training.text import part_words
 
 _SHOWN = 4
@@ -62,6 +62,7 @@ class ResumeVerdict:
         recorded: parts that both recordings have.
         gaps: what was not compared in these steps, each a sentence.
         batches: how the batches of the first step differ; ``None``: they do not.
+        idle: generators whose state was another one in the first step, was equal again later, and reached nothing.
         unread: of tensors, what the uninterrupted run began this step with was not read: a share of them after the step
             before, or what is lost may have been changed since.
         ranks: ranks that show the same, when there are several.
@@ -77,6 +78,7 @@ class ResumeVerdict:
     recorded: tuple[str, ...] = ()
     gaps: tuple[str, ...] = ()
     batches: BatchDifference | None = None
+    idle: tuple[str, ...] = ()
     unread: bool = False
     ranks: tuple[int, ...] = ()
 
@@ -118,7 +120,7 @@ def judge(first: Recording, second: Recording, *, at: int | None = None) -> Resu
     began = steps[0]
     lost: dict[tuple[str, str], PartDifference] = {}
     then: list[PartDifference] = []
-    unread, later, in_later = True, None, []
+    unread, later, in_later, elsewhere = True, None, [], False
     idle = _idle_generators(first)
     for number, old, new in pairs:
         between = changed_between(first, second, old, new) if number > began else []
@@ -131,8 +133,11 @@ def judge(first: Recording, second: Recording, *, at: int | None = None) -> Resu
         elif number == began:
             lost |= {_key(one): one for one in differing if one.part in OUTSIDE}
             then = [one for one in differing if one.part not in OUTSIDE]
-        elif differing and later is None and not (lost or then):
+        elsewhere |= number > began and bool(differing)
+        if number > began and differing and later is None and not (lost or then):
             later, in_later = number, sorted(differing, key=lambda one: not one.begun)
+    set_again = _set_again(pairs, lost, idle, is_all=not then and not elsewhere)
+    lost = {} if set_again else lost
     if later is None and not (lost or then):
         ends = [one for _, *end in last_pair(first, second, shift=shift) for one in differences_of(first, second, *end)]
         in_later = [one for one in ends if one.part != "generator"]
@@ -148,6 +153,7 @@ def judge(first: Recording, second: Recording, *, at: int | None = None) -> Resu
         tuple(part for part in PARTS if any(part in old.parts and part in new.parts for _, old, new in pairs)),
         tuple(gaps_of(first, second)),
         batches_of(began, lost.values(), first, second, shift),
+        set_again,
         unread,
     )
 
@@ -156,6 +162,26 @@ def _idle_generators(recording: Recording) -> frozenset[str]:
     """Return the generators outside torch that a run never draws from: their states need not be restored."""
     states = [step.parts.get("generator", {}) for step in recording.steps.values()]
     return frozenset(name for name in OUTSIDE_TORCH if len({state.get(name) for state in states}) == 1)
+
+
+def _set_again(
+    pairs: Sequence[tuple[int, Step, Step]],
+    lost: Mapping[tuple[str, str], PartDifference],
+    idle: Collection[str],
+    *,
+    is_all: bool,
+) -> tuple[str, ...]:
+    """Return the generators that differ in the first step alone, where nothing else does in any: the program seeds them
+    before it draws from them."""
+    read = [
+        (old.parts["generator"], new.parts["generator"])
+        for _, old, new in pairs
+        if "generator" in old.parts and "generator" in new.parts
+    ]
+    if not is_all or any(one.part != "generator" for one in lost.values()) or len(read) < 2:
+        return ()
+    names = [name for one in lost.values() for name in one.names if name not in idle]
+    return tuple(names) if all(read[-1][0].get(name) == read[-1][1].get(name) for name in names) else ()
 
 
 def _without(difference: PartDifference, idle: frozenset[str]) -> PartDifference:
@@ -225,6 +251,9 @@ def _lines(verdict: ResumeVerdict) -> Iterator[str]:
             f"recorded ({recorded}; no averages, no other modules){end}"
         )
         yield from (f"  {gap}" for gap in verdict.gaps)
+        if verdict.idle:
+            names = a_few(verdict.idle, _SHOWN)
+            yield f"The state of generator {names} differed at step {verdict.at}, was set again, and reached nothing."
         yield "What acts in later steps was not looked at: `--steps N` runs a script for N steps."
     elif verdict.later is not None:
         where = "after the last step" if verdict.later > verdict.steps[-1] else f"from step {verdict.later} on"

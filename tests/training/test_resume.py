@@ -168,6 +168,15 @@ def test_a_later_difference_is_no_loss() -> None:
     assert "the runs differ from step 8 on, first in loss 1 of 2." in resume.as_text(verdict)
 
 
+def test_a_generator_that_the_program_seeds_before_it_draws_is_no_loss() -> None:
+    first = {0: {"generator": {"torch": "x"}}}
+    verdict = judge(recording("a"), recording("b", first), at=0)
+    assert (verdict.equal, verdict.idle) == (True, ("torch",))
+    assert "generator torch differed at step 0, was set again, and reached nothing." in resume.as_text(verdict)
+    assert judge(recording("a"), recording("b", {**first, 5: {"loss": {"0": "x"}}}), at=0).lost
+    assert judge(recording("a"), recording("b", {**first, 11: first[0]}), at=0).lost, "it may act later"
+
+
 def test_an_average_that_is_lost_is_seen_as_the_next_step_begins() -> None:
     verdict = judge(with_begin("a", {}), with_begin("b", {1: "x"}), at=0)
     said = "the runs differ from step 1 on, first in parameter of b.weight, as the step began."
@@ -227,7 +236,7 @@ def test_a_loss_that_nothing_explains_is_told_as_such() -> None:
 
 
 def test_a_share_of_tensors_is_told() -> None:
-    verdict = judge(recording("a"), recording("b", {0: {"generator": {"torch": "x"}}}), at=0)
+    verdict = judge(recording("a"), recording("b", {0: {"lr": {"0": "x"}}}), at=0)
     assert "HASHBENCH_WATCH_EVERY=1" in resume.as_text(verdict)
 
 
