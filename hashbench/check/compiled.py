@@ -323,7 +323,8 @@ class CompiledCheck:
         detail = "; ".join(filter(None, (known.detail, finding.detail)))
         if finding.reproduced and case.repro is not None and not finding.reproduced.startswith("no repro"):
             told = replace(told, repro=f"repro/{case.repro[0].name}")
-        advice = advice_for(finding.stage, finding.op, finding.cured_by)
+        op = " or ".join(finding.candidates) if len(finding.candidates) > 1 else finding.op
+        advice = advice_for(finding.stage, op, finding.cured_by)
         return replace(outcome, facts=replace(told, detail=detail, advice=advice), trials=finding.trials)
 
     # ------------------------------------------------------------------------------------------------ helpers

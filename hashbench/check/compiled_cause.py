@@ -80,7 +80,8 @@ class CompiledCase:
 @dataclass(frozen=True, slots=True)
 class CompiledFinding:
     """What was found out; fields are columns of the same name, but for ``pass_name``, the ``node`` of the kernel's
-    record, the ``ops`` that it computes, its ``buffer`` that is wrong, and ``trials``."""
+    record, the ``ops`` that it computes, its ``buffer`` that is wrong, ``trials``, and the ``candidates`` among those
+    ops where it is not known which of them is wrong."""
 
     stage: str = ""
     kernel: str = ""
@@ -95,9 +96,10 @@ class CompiledFinding:
     eager_rounding: float | None = None
     pass_name: str = ""
     node: str = ""
-    ops: tuple[str, ...] = ()
+    ops: tuple[NodeFacts, ...] = ()
     buffer: str = ""
     trials: tuple[ExperimentResult, ...] = ()
+    candidates: tuple[str, ...] = ()
     reproduced: str = ""
     cured_by: str = ""
     confidence: str = ""
@@ -224,7 +226,7 @@ def _inside(case: CompiledCase, runs: _LadderRuns, ladder: Ladder) -> CompiledFi
     if wrong is not None:
         facts = _of_pass(wrong)
         place: dict[str, Any] = {} if facts is None else _place(facts)
-        detail = f"pass {wrong.name} changes {wrong.result} by {wrong.relative:.2g}"
+        detail = f"pass {wrong.name} changes {wrong.result} by {wrong.relative:.2g}{_inserted(wrong)}"
         return CompiledFinding(stage=wrong.subsystem, pass_name=wrong.name, detail=detail, **place)
     for judgement, seen in ((look.judgement, look), (case.judgement, None)):
         if judgement is None:
@@ -240,12 +242,22 @@ def _inside(case: CompiledCase, runs: _LadderRuns, ladder: Ladder) -> CompiledFi
 
 def _of_pass(wrong: WrongPass) -> NodeFacts | None:
     """Return the facts of the last node that a pass removed, else changed, else made: what is removed because nothing
-    reads it any more stands before."""
-    for change in (Change.REMOVED, Change.CHANGED, Change.MADE, Change.MOVED):
+    reads it any more stands before. What only reads a node that was made comes after that one."""
+    for change in (Change.REMOVED, Change.CHANGED, Change.MADE, Change.FED, Change.MOVED):
         found = [node.facts for node in wrong.nodes if node.change is change and node.facts.op]
         if found:
             return found[-1]
     return None
+
+
+def _inserted(wrong: WrongPass) -> str:
+    """Say before what a pass put a node, which has neither a module nor a line of its own; empty if it did more."""
+    kinds = {node.change for node in wrong.nodes}
+    fed = [node.facts for node in wrong.nodes if node.change is Change.FED]
+    if not fed or not kinds <= {Change.MADE, Change.FED}:
+        return ""
+    place = f" in {fed[0].module}" if fed[0].module else ""
+    return f": what it inserts is read by {fed[0].op}{place}{f', {fed[0].source}' if fed[0].source else ''}"
 
 
 def _lost(judgement: KernelJudgement) -> CompiledFinding:
@@ -304,7 +316,7 @@ def _rounding(runs: _LadderRuns, semantic: str, reason: str) -> CompiledFinding:
 def _proven(case: CompiledCase, runs: _LadderRuns, finding: CompiledFinding) -> CompiledFinding:
     """Compile with one change at a time, until the finding is proven or the budget is spent."""
     made: list[ExperimentResult] = []
-    ops = (finding.op, *finding.ops)
+    ops = (finding.op, *(one.op for one in finding.ops))
     while attempt := experiments.next_attempt(finding.stage, ops, made):
         if case.budget.left() <= 0:
             made.append(experiments.trial(attempt, note=NO_TIME))
@@ -318,9 +330,34 @@ def _proven(case: CompiledCase, runs: _LadderRuns, finding: CompiledFinding) -> 
         return finding
     change = fallbacks.CHANGES_BY_NAME[cure.change]
     named = finding.pass_name if change.target == "pass" else cure.op or finding.op
-    finding = replace(finding, cured_by=change.phrase.replace("{}", named), op=cure.op or finding.op)
+    finding = replace(_at_op(finding, cure.op), cured_by=change.phrase.replace("{}", named))
+    if finding.stage == "codegen" and not cure.op and cure.change not in experiments.STAGE_OF_CURE:
+        return _narrowed(case, runs, finding, [op for op in dict.fromkeys(ops) if op])
     stage = experiments.STAGE_OF_CURE.get(cure.change, finding.stage)
     return finding if stage == finding.stage else replace(_overwritten(runs, finding), stage=stage)
+
+
+def _at_op(finding: CompiledFinding, op: str) -> CompiledFinding:
+    """Return the finding at another op that its buffer is computed by, with the module and line of that one."""
+    found = next((one for one in finding.ops if one.op == op), None)
+    return finding if not op or op == finding.op or found is None else replace(finding, **_place(found))
+
+
+def _narrowed(case: CompiledCase, runs: _LadderRuns, finding: CompiledFinding, ops: Sequence[str]) -> CompiledFinding:
+    """Look for the op of a kernel whose code is wrong: without that one in it, the rest is right.
+
+    A heuristic: an op that runs eagerly splits the kernel, and the rest may be right because it became smaller.
+    """
+    made = list(finding.trials)
+    for op in ops if len(ops) > 1 else ():
+        attempt = experiments.Trial(experiments.OP, op)
+        if case.budget.left() <= 0 or len(made) >= experiments.MOST:
+            break
+        tell_phase(f"compilation with {attempt.change}")
+        made.append(_trial(runs, finding, attempt))
+        if made[-1].ran and not made[-1].differing:
+            return replace(_at_op(finding, op), trials=tuple(made), candidates=())
+    return replace(finding, trials=tuple(made), candidates=tuple(ops))
 
 
 def _overwritten(runs: _LadderRuns, finding: CompiledFinding) -> CompiledFinding:

@@ -5,6 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+OF_TORCH = (
+    "report it: no custom op is to blame, AOTAutograd itself changes what the program computes; until then: take what "
+    "updates or views an input or a buffer out of the compiled part, or compile with backend='eager'"
+)
+"""What to do where AOTAutograd is wrong, and no custom op promised anything."""
+
 LEFT_OUT = "left out"
 """What codegen did of which the generated kernel leaves a part of its result as the memory was."""
 
@@ -29,5 +35,7 @@ ADVICE: Mapping[str, str] = MappingProxyType(
 
 def advice_for(stage: str, op: str, cured_by: str) -> str:
     """Return what to do about a finding, and what makes it vanish until then."""
+    if stage == "aot_autograd" and not op:
+        return OF_TORCH
     text = ADVICE.get(stage, "").replace("{op}", op or "the op")
     return f"{text}; until then: {cured_by}" if text and cured_by else text

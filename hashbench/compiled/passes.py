@@ -47,6 +47,7 @@ class Change(enum.Enum):
 
     MADE = "made"
     CHANGED = "changed"
+    FED = "reads what was made"
     REMOVED = "removed"
     MOVED = "moved"
 
@@ -212,7 +213,7 @@ class _PassComparison:
 
 def changed_nodes(step: GraphPass) -> list[ChangedNode]:
     """Return the nodes that a pass made or gave another target or arguments, in the order of the graph, then those that
-    it removed; if there are none, those that it moved."""
+    it removed; if there are none, those that it moved. What only reads a node that was made is ``FED``."""
     before, after = ({node.name: node for node in graph.graph.nodes} for graph in (step.before, step.after))
     found = []
     for name, node in after.items():
@@ -221,7 +222,8 @@ def changed_nodes(step: GraphPass) -> list[ChangedNode]:
         if name not in before:
             found.append(ChangedNode(name, str(node.target), Change.MADE, facts_of(node)))
         elif _call(node) != _call(before[name]):
-            found.append(ChangedNode(name, str(node.target), Change.CHANGED, facts_of(node)))
+            change = Change.FED if _is_fed(node, before[name], before) else Change.CHANGED
+            found.append(ChangedNode(name, str(node.target), change, facts_of(node)))
     removed = [node for name, node in before.items() if name not in after]
     if not (found or removed):
         moved = _moved(list(before), list(after))
@@ -238,6 +240,16 @@ def _moved(before: Sequence[str], after: Sequence[str]) -> list[str]:
 
 def _call(node: torch.fx.Node) -> tuple[str, str, str]:
     return str(node.target), str(node.args), str(node.kwargs)
+
+
+def _is_fed(node: torch.fx.Node, old: torch.fx.Node, before: Mapping[str, torch.fx.Node]) -> bool:
+    """Return whether a node differs from an old one only in that it reads nodes that were not there."""
+    if node.target != old.target:
+        return False
+    pairs = [[*leaves([list(one.args), dict(one.kwargs)])] for one in (node, old)]
+    differing = [(new, was) for new, was in zip(*pairs, strict=False) if str(new) != str(was)]
+    made = all(isinstance(new, torch.fx.Node) and new.name not in before for new, _ in differing)
+    return made and len(pairs[0]) == len(pairs[1])
 
 
 def _has_new_constant(step: GraphPass) -> bool:

@@ -20,7 +20,7 @@ from hashbench.compiled.evaluate import (
 from hashbench.compiled.rounding import LIMIT
 from hashbench.inductor import lowered
 from hashbench.inductor.graphs import BufferWrite, CompiledGraph, KernelCall
-from hashbench.inductor.nodes import facts_of
+from hashbench.inductor.nodes import NodeFacts, facts_of
 from hashbench.trace.digest import untraced
 
 
@@ -46,13 +46,13 @@ class SplitJudge:
 
     Attributes:
         stage: ``lowering`` or ``codegen``; empty if it cannot be told.
-        ops: of the program, that the buffer is computed by from recorded values, the last first.
+        ops: of the program, that the buffer is computed by from recorded values, the last first, each once.
         expected: what the buffer should hold; ``None`` if that is not known.
     """
 
     def __init__(self, node: str, buffer: str) -> None:
         self.stage = ""
-        self.ops: tuple[str, ...] = ()
+        self.ops: tuple[NodeFacts, ...] = ()
         self.expected: ExpectedBuffer | None = None
         self._node, self._buffer = node, buffer
         self._graph: CompiledGraph | None = None
@@ -90,7 +90,7 @@ class SplitJudge:
         operands = Operands(graph.module.graph)
         try:
             subgraph = subgraph_of(node, self._recorded, operands)
-            self.ops = tuple(dict.fromkeys(facts_of(one).op for one in reversed(subgraph.ops)))
+            self.ops = tuple({facts.op: facts for facts in map(facts_of, subgraph.ops)}.values())[::-1]
             exact, own = (
                 Evaluator(graph.module, self._recorded, operands, precision=precision).value(subgraph)
                 for precision in (Precision.FLOAT64, Precision.OWN)

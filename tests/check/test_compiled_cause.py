@@ -97,12 +97,25 @@ def changes(*words: str) -> Any:
         ((), ""),
         (("made:aten.a", "removed:aten.b", "removed:aten.c", "changed:aten.d"), "aten.c"),
         (("made:aten.a", "changed:aten.d"), "aten.d"),
+        (("made:aten.a", "reads what was made:aten.d"), "aten.a"),
         (("made:aten.a", "made:"), "aten.a"),
     ],
 )
 def test_op_of_a_wrong_pass(words: tuple[str, ...], op: str) -> None:
     found = compiled_cause._of_pass(changes(*words))
     assert ("" if found is None else found.op) == op
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("made:aten.neg", "reads what was made:aten.d"), ": what it inserts is read by aten.d"),
+        (("made:aten.neg", "reads what was made:aten.d", "removed:aten.b"), ""),
+        (("made:aten.neg", "changed:aten.d"), ""),
+    ],
+)
+def test_what_a_pass_only_inserts_is_told_with_its_reader(words: tuple[str, ...], text: str) -> None:
+    assert compiled_cause._inserted(changes(*words)) == text
 
 
 # ------------------------------------------------------------------------------------------------------- findings
@@ -132,7 +145,7 @@ def looking(
         graphs={"t.py": None},
         judgement=judged,
         wrong_pass=lambda: wrong,
-        split=lambda _: SimpleNamespace(stage=stage, ops=("aten.gelu.default", "aten.mul.Tensor")),
+        split=lambda _: SimpleNamespace(stage=stage, ops=(FACTS, MUL)),
         overwriter_of=lambda _: overwriter,
         amplified=lambda: [SimpleNamespace(facts=FACTS, factor=123.4, error=5678.9)],
         blamed=lambda _: None,
@@ -301,7 +314,8 @@ def applied(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return now
 
 
-KERNEL = CompiledFinding("codegen", "k", "aten.gelu.default", ops=("aten.mul.Tensor",), node="id of k")
+MUL = NodeFacts("aten.mul.Tensor", "Net.scale", "net.py:9 x * y")
+KERNEL = CompiledFinding("codegen", "k", "aten.gelu.default", ops=(MUL,), node="id of k")
 OVERWRITER = Overwriter("sin", "id of sin", "buf0", "exp", NodeFacts("aten.sin.default", "Net"))
 
 
@@ -319,9 +333,27 @@ def names(trials: tuple[ExperimentResult, ...]) -> list[str]:
 def test_changes_are_tried_until_one_helps(applied: list[str]) -> None:
     finding = proven("eager_op aten.mul", applied)
     assert (finding.confidence, finding.op) == ("proven", "aten.mul.Tensor")
+    assert (finding.module, finding.source) == (MUL.module, MUL.source)  # not those of its neighbour
     assert finding.cured_by == "aten.mul.Tensor runs eagerly"
     assert names(finding.trials)[-1] == "eager_op aten.mul.Tensor"
     assert len(applied) == len(finding.trials)
+
+
+@pytest.mark.parametrize(
+    ("helps", "op", "candidates"),
+    [
+        ({"scalar_code", "eager_op aten.mul"}, "aten.mul.Tensor", ()),
+        ({"scalar_code"}, "aten.gelu.default", ("aten.gelu.default", "aten.mul.Tensor")),
+    ],
+)
+def test_an_op_of_a_fused_kernel_is_looked_for(
+    helps: set[str], op: str, candidates: tuple[str, ...], applied: list[str]
+) -> None:
+    runs = Runs(None, gone=lambda: any(applied[-1].startswith(one) for one in helps))
+    finding = compiled_cause._proven(case_of(), runs, KERNEL)  # type: ignore[arg-type]
+    assert (finding.op, finding.candidates, finding.confidence) == (op, candidates, "proven")
+    assert finding.cured_by == "code is not vectorized (cpp.simdlen=1)"
+    assert finding.module == ("Net.scale" if op == MUL.op else "")
 
 
 def test_without_a_cure_the_stage_is_open(applied: list[str]) -> None:

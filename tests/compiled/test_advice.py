@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hashbench.compiled.advice import ADVICE, advice_for
+from hashbench.compiled.advice import ADVICE, OF_TORCH, advice_for
 from hashbench.compiled.experiments import TRIALS
 
 
@@ -22,6 +22,11 @@ def test_every_stage_that_is_tried_has_advice() -> None:
         ),
         ("lowering", "", "", "report the lowering of the op"),
         ("", "aten.erf.default", "anything", ""),
+        ("aot_autograd", "", "", OF_TORCH),
+        (
+            *("aot_autograd", "zoo.clip.default", ""),
+            "declare what zoo.clip.default does: mutations and aliases in its schema, strides in its fake kernel",
+        ),
     ],
 )
 def test_advice_names_the_op_and_what_helps(stage: str, op: str, cure: str, text: str) -> None:

@@ -117,7 +117,7 @@ def test_nodes_that_a_pass_made_changed_and_removed() -> None:
     made_node, used, removed = changed_nodes(step)
     assert [(one.name, one.change) for one in (made_node, used, removed)] == [
         ("tanh_default", Change.MADE),
-        ("mul", Change.CHANGED),
+        ("mul", Change.FED),
         ("gelu", Change.REMOVED),
     ]
     assert (removed.facts.op, removed.facts.module) == ("aten.gelu.default", "mlp")

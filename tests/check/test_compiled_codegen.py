@@ -1,8 +1,9 @@
-"""A generated kernel leaves a part of its result as the memory was: code generation is to blame, not the program."""
+"""A generated kernel leaves a part of its result as the memory was: code generation is to blame, not the program.
+Of the ops in a fused kernel, the one whose code is wrong is named."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +49,10 @@ def planting() -> Iterator[Any]:
     module.undo()
 
 
-def swept(output: Path) -> Row:
+def swept(output: Path, build: Callable[[], torch.nn.Module] = OddWidth, width: int = 67) -> Row:
     options = RunOptions(mode="inference", backend="inductor", threads=1, diagnose_budget=60.0, output=str(output))
     runner = FunctionRunner(options)
-    runner.build = lambda: Workload(OddWidth(), (torch.randn(16, 67),))
+    runner.build = lambda: Workload(build(), (torch.randn(16, width),))
     return runner.run_model(ModelSpec("here", "net"))
 
 
@@ -75,3 +76,35 @@ def test_its_twin_passes(planting: Any, tmp_path: Path) -> None:
     planting.undo()
     row = swept(tmp_path)
     assert (row.accuracy, row.stage) == (Status.PASS, "")
+
+
+class Phase(torch.nn.Module):
+    """A remainder and a product in one kernel; the twin has the product alone."""
+
+    def __init__(self, *, both: bool) -> None:
+        super().__init__()
+        self.scale, self.both = torch.nn.Parameter(torch.rand(64) + 1), both
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        turned = torch.remainder(rows, 0.75) if self.both else torch.sin(rows)
+        return turned * self.scale
+
+
+def wrong_remainder(patches: Any) -> None:
+    """Lose the sign of the divisor in vector code, as C does."""
+    from torch._inductor.codegen.cpp import CppVecOverrides
+
+    patches.attribute(CppVecOverrides, "remainder", staticmethod(lambda a, b: f"({a} - {b} * ({a} / {b}).trunc())"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("both", [True, False])
+def test_the_neighbour_of_a_wrong_op_is_not_blamed(both: bool, planting: Any, tmp_path: Path) -> None:
+    planting.plant(wrong_remainder)
+    row = swept(tmp_path, lambda: Phase(both=both), 64)
+    if both:
+        assert (row.stage, row.op) == ("codegen", "aten.remainder.Scalar"), row.evidence.text
+        assert "torch.remainder" in row.source
+        assert row.advice.startswith("report the code generated for aten.remainder.Scalar")
+    else:
+        assert (row.accuracy, row.stage) == (Status.PASS, "")
