@@ -4,6 +4,7 @@ received before.
 A trace does not see what Python does with what it reads. A difference that enters on a rank from outside, or a
 generator in another state, may follow from any message that differs and was read before. It is taken to follow from it
 where nothing else of that rank can be its source: no difference entered on the rank before the first such message came.
+That is a guess: a rank that was told the time by another one, and then reads its own clock, leaves the same trace.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ def messages_before(judged: JudgedRanks, candidate: Candidate, behind: Slice[Ran
 def as_sent(judged: JudgedRanks, candidate: Candidate, receiver: Candidate) -> Candidate:
     """Return a difference that was made outside torch and sent, with what it is to explain at its receiver."""
     what = entered_at(judged.known[receiver.at.rank].runs, receiver.source)
-    detail = f"{candidate.source.detail}, and sent: nothing else on rank {receiver.at.rank} explains {what} there"
+    rank = receiver.at.rank
+    told = f"{candidate.source.detail}, and sent: nothing else that was traced on rank {rank} explains {what} there"
+    detail = f"{told}, unless rank {rank} made that outside torch itself"
     return replace(candidate, source=replace(candidate.source, detail=detail))
 
 

@@ -27,6 +27,10 @@ TIMES = """
         relu input/0 => r
 """
 MADE = "memory that this op adopted was written outside torch"
+EXPLAINED = (
+    f"{MADE}, and sent: nothing else that was traced on rank 0 explains aten.mul.default there, "
+    "unless rank 0 made that outside torch itself"
+)
 ARGUMENT = "an argument that is not a tensor has another value"
 
 
@@ -35,7 +39,7 @@ ARGUMENT = "an argument that is not a tensor has another value"
     [
         (
             SENT.format(own="relu input/1 -> a"),
-            f"{MADE}, and sent: nothing else on rank 0 explains aten.mul.default there",
+            EXPLAINED,
         ),
         (TIMES, f"{ARGUMENT}; it may also follow from what rank 1 sent before, which differs"),
     ],
