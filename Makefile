@@ -30,7 +30,7 @@ endif
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep compare nightly audit report bench bench-gpu test quick exhaustive test-machines lint types check clean
+.PHONY: help setup sweep compare nightly audit report bench bench-gpu test quick exhaustive test-machines test-versions lint types check clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -90,6 +90,9 @@ exhaustive: $(STAMP) ## Every test, then torch's op database under the native tr
 
 test-machines: $(STAMP) ## The tests as on other machines: other vector units and libraries, one thread, one core, busy cores
 	$(BIN)/python tests/machines.py $(FLAGS)
+
+test-versions: $(STAMP) ## The quick tests with the oldest and the newest libraries, for before a release: 6 GB, some minutes
+	$(BIN)/python tests/versions.py $(FLAGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -479,6 +479,136 @@ def _seal_check(folder: Path, _: Path) -> None:
         path.write_text(json.dumps(document, indent=1))
 
 
+# ------------------------------------------------------------------------------------------------- training loops
+
+
+def _make_steps(folder: Path) -> None:
+    import torch
+
+    import hashbench
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with hashbench.watch(folder, model=model):
+        for number in range(4):
+            optimizer.zero_grad()
+            model(torch.full((2, 4), float(number))).square().sum().backward()
+            optimizer.step()
+
+
+def _read_steps(folder: Path) -> Any:
+    from hashbench.training import file
+
+    return file.read(file.ranks(folder)[0])
+
+
+def _steps_differ(sound: Any, bad: Any) -> bool:
+    """Whether something that both recordings hold differs, but for a generator: where nothing draws from it, that is
+    told and is no difference. A line that a forger took out is not there to be compared."""
+
+    def held(recording: Any) -> dict[Any, str]:
+        steps = [step for step in (recording.before, *recording.steps.values()) if step is not None]
+        parts = [(step.number, part, values) for step in steps for part, values in step.parts.items()]
+        return {(*place, name): value for *place, values in parts for name, value in values.items()}
+
+    first, second = held(sound), held(bad)
+    return any(first[place] != second[place] for place in first.keys() & second.keys() if place[1] != "generator")
+
+
+def _seal_steps(_: Path, path: Path) -> None:
+    """Every line, then the sum that the last one holds."""
+    from hashbench.io import sealed_line
+    from hashbench.training.file import sum_of
+
+    with contextlib.suppress(ValueError, RecursionError, AttributeError, TypeError):
+        lines = []
+        for line in path.read_text().splitlines():
+            document = json.loads(line)
+            document.pop("checksum", None)
+            if document.get("line") == "end":
+                document |= {"lines": len(lines), "sum": sum_of(sha256("".join(lines).encode()))}
+            lines.append(sealed_line(document))
+        path.write_text("".join(lines))
+
+
+# ------------------------------------------------------------------------------------------------- ranks, DebugMode
+
+
+def _make_ranks(folder: Path) -> None:
+    """Two ranks that multiply, reduce and add, in two steps."""
+    from hashbench.records import Collective, Leaf, OpRecord, Ref, Result, TensorDigest, Trace, TracedRank, TracedStep
+    from hashbench.trace import file
+
+    def digest(*of: object) -> TensorDigest:
+        return TensorDigest("float32", (2, 3), (3, 1), xxhash.xxh3_64_hexdigest(repr(of).encode()))
+
+    for rank in range(2):
+        records: list[OpRecord] = []
+        steps = []
+        last = "parameter/w"
+        for step in range(2):
+            for op, of in (("aten.mul.Tensor", rank), ("c10d.allreduce_.default", "both"), ("aten.add.Tensor", rank)):
+                met = Collective("all_reduce", (0, 1), 0, ("0.0",)) if op.startswith("c10d") else None
+                name = f"forward.{step}/Net/{op}#0"
+                out, read = digest(op, of, step), (Ref("0.0" if met else "0", last),)
+                record = OpRecord(name, "forward", step, "Net", op, read, "(<Tensor>)", (out,), collective=met)
+                records.append(record)
+                last = name
+            steps.append(TracedStep(step, len(records), (Result("w", records[-1].outputs[0], last),)))
+        leaf = Leaf("parameter/w", "parameter", digest("w"), 0)
+        trace = Trace(
+            (*records,), (leaf,), steps[-1].results, tracer="native", rank=TracedRank(rank, 2), steps=(*steps,)
+        )
+        file.write(trace, folder / f"rank{rank}.log")
+
+
+def _read_ranks(folder: Path) -> Any:
+    from hashbench.ranks.folder import read_ranks
+
+    found = read_ranks(folder)
+    results = {
+        rank: [(result.name, result.digest) for step in trace.steps for result in step.results]
+        for rank, trace in found.traces.items()
+    }
+    return results, found.missing, found.notes, found.traces
+
+
+def _make_debug_log(folder: Path) -> None:
+    def value(given: Any) -> Any:
+        if isinstance(given, (list, tuple)):
+            return {"type": "tuple", "items": [value(one) for one in given]}
+        if isinstance(given, dict):
+            return {"type": "dict", "items": [[name, value(one)] for name, one in given.items()]}
+        return {"type": "scalar", "value": given}
+
+    def op(name: str, *read: float, left: float, depth: int = 1) -> Any:
+        log = {"input_hash": ([*read], {}), "hash": left}
+        texts = {"args_str": ", ".join(["t: f32[2]"] * len(read)), "kwargs_str": "", "output_str": "  ->  t: f32[2]"}
+        more = {"type": "op", "op_name": name, "call_depth": depth, "stack_trace": None, "fwd_stack_trace": None}
+        return {**more, "log": value(log), **texts}
+
+    from hashbench.trace.debug_log import FORMAT, VERSION
+
+    logs = [op("aten::mul", 1.0, 2.0, left=3.0), op("aten::add", 3.0, 1.5, left=4.5), op("aten::relu", 4.5, left=4.5)]
+    (folder / "log.json").write_text(json.dumps({"format": FORMAT, "version": VERSION, "logs": logs}))
+
+
+def _read_debug_log(folder: Path) -> Any:
+    from hashbench.io import read_text
+    from hashbench.trace import debug_log
+
+    try:
+        text = read_text(folder / "log.json")
+    except (OSError, ValueError) as error:
+        raise HashbenchError("cannot read log.json", consequence=str(error)) from error
+    return debug_log.loads(text)
+
+
+def _logs_differ(sound: Any, bad: Any) -> bool:
+    return [call.outputs for call in sound.calls] != [call.outputs for call in bad.calls]
+
+
 _REPORT = "report bad --html page.html --junit tests.xml --markdown summary.md --annotations"
 FORMATS = (
     Format("trace", _copied("traces"), ("first.log",), _read_trace, lambda a, b: _computed(a) != _computed(b),
@@ -510,6 +640,12 @@ FORMATS = (
            _read_fingerprints, _never,
            ("compare bad/before bad/after", f"fingerprint verify bad/after/{_RECORDED} --only nobody"),
            _seal_fingerprints),
+    Format("steps of a loop", _make_steps, ("rank0.jsonl",), _read_steps, _steps_differ,
+           ("watch diff sound bad", "watch diff bad sound --format json"), _seal_steps),
+    Format("ranks", _make_ranks, ("rank*.log",), _read_ranks, lambda a, b: a[0] != b[0],
+           ("ranks diff sound bad", "ranks check bad"), _seal_trace),
+    Format("log of DebugMode", _make_debug_log, ("log.json",), _read_debug_log, _logs_differ,
+           ("diff sound/log.json bad/log.json",)),
     Format("repro", _make_repro, ("call.json", "call.json", "tensors.pt"), _read_repro, _never,
            ("replay bad --replays 2 --budget 0.1",), _seal_repro),
 )  # fmt: skip

@@ -16,7 +16,7 @@ import pytest
 import hashbench
 from hashbench.suites.registry import SUITES, catalog
 
-pytest.importorskip("hatchling", reason="building the wheel without network needs hatchling, see the dev extra")
+pytest.importorskip("hatchling", reason="building the wheel without network needs hatchling, see the extra test")
 
 CHECKOUT = Path(hashbench.__file__).parents[1]
 if not (CHECKOUT / "pyproject.toml").exists():

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import versions
 
 import hashbench
 from hashbench.results.rows import read_rows
@@ -43,9 +44,9 @@ def test_help_lists_the_targets(arguments: tuple[str, ...]) -> None:
     done = make(*arguments)
     assert (done.returncode, done.stderr) == (0, "")
     listed = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("  make ")]
-    assert listed[:15] == [
+    assert listed[:16] == [
         *("help", "setup", "sweep", "compare", "nightly", "audit", "report", "bench", "bench-gpu"),
-        *("test", "quick", "exhaustive", "test-machines", "check", "clean"),
+        *("test", "quick", "exhaustive", "test-machines", "test-versions", "check", "clean"),
     ]
 
 
@@ -57,6 +58,14 @@ def test_compare_without_both_says_so_on_one_line(arguments: tuple[str, ...]) ->
     said, make_itself = done.stderr.splitlines()
     assert said == "make compare needs both: make compare BASE=results/expected NEW=results/mine"
     assert make_itself.startswith("make: ***")
+
+
+def test_versions_are_those_of_the_project_without_its_extras() -> None:
+    oldest, newest = map(versions.requirements, versions.VERSIONS)
+    bounds = dict(one.split("==") for one in oldest if one != "expecttest")
+    assert bounds.keys() == {one.partition(">=")[0] for one in newest} - {"expecttest"}
+    assert (bounds["torch"], bounds["shtab"]) == ("2.11", "1.9.1")
+    assert bounds.keys().isdisjoint({"timm", "transformers", "pyyaml", "ruff"})
 
 
 def test_resuming_no_folder_says_so_and_runs_nothing(tmp_path: Path) -> None:

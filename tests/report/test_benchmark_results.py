@@ -14,7 +14,7 @@ from hashbench.report.benchmark_results import METRICS, as_benchmark_results
 from hashbench.report.expectations import assess
 from tests.report.rows import INACCURATE, PLAIN, differing, row, write_night, write_sweep
 
-jsonschema = pytest.importorskip("jsonschema", reason="comes with check-jsonschema, of the extra dev")
+jsonschema = pytest.importorskip("jsonschema", reason="comes with check-jsonschema, of the extra test")
 
 TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
 """``Map(String, String)`` of ClickHouse."""

@@ -38,6 +38,12 @@ OF_TASK = {
 }
 
 
+@pytest.fixture
+def transformers():
+    """The package, for tests that build models."""
+    return pytest.importorskip("transformers", reason="comes with the extra huggingface")
+
+
 def test_the_small_variant_has_the_same_names_tasks_and_classes():
     kept = ("name", "task", "family", "default", "skip_training", "skip_inference")
     facts = [
@@ -59,6 +65,7 @@ def test_every_task_is_known_every_family_is_in_the_default_sweep_and_every_task
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("transformers")
 def test_every_class_is_known_to_transformers():
     import transformers
 
@@ -69,6 +76,7 @@ def test_every_class_is_known_to_transformers():
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_network")
 @pytest.mark.parametrize("name", OF_TASK.values(), ids=OF_TASK)
+@pytest.mark.usefixtures("transformers")
 def test_a_small_model_of_each_task_runs_and_learns_without_network(name):
     torch.manual_seed(1337)
     inference = load(SMALL[name], mode="inference")
@@ -87,11 +95,13 @@ def test_a_small_model_of_each_task_runs_and_learns_without_network(name):
     assert any(parameter.grad is not None and parameter.grad.any() for parameter in training.module.parameters())
 
 
+@pytest.mark.usefixtures("transformers")
 def test_a_batch_size_reaches_every_input():
     workload = load(SMALL["T5Small"], batch_size=3, mode="training")
     assert {name: len(value) for name, value in workload.inputs.items()} == dict.fromkeys(workload.inputs, 3)
 
 
+@pytest.mark.usefixtures("transformers")
 def test_transformers_is_told_to_stay_offline_and_the_environment_is_put_back(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     monkeypatch.delenv("TRANSFORMERS_OFFLINE", raising=False)
@@ -119,11 +129,13 @@ def test_transformers_is_told_to_stay_offline_and_the_environment_is_put_back(mo
     ],
     ids=["task", "class"],
 )
+@pytest.mark.usefixtures("transformers")
 def test_what_cannot_be_built_says_why(changed, said):
     with pytest.raises(HashbenchError, match=said):
         load(dataclasses.replace(SMALL["T5Small"], **changed), mode="inference")
 
 
+@pytest.mark.usefixtures("transformers")
 def test_a_task_that_lacks_its_length_says_so():
     spec = SMALL["Wav2Vec2ForCTC"]
     spec = dataclasses.replace(spec, arguments={"config": spec.arguments["config"]})
@@ -132,6 +144,7 @@ def test_a_task_that_lacks_its_length_says_so():
 
 
 @pytest.mark.parametrize("kind", ["GPT2LMHeadModel", "T5ForConditionalGeneration"])
+@pytest.mark.usefixtures("transformers")
 def test_cache_of_keys_and_values_is_compared_beside_the_logits(kind):
     import transformers
 
@@ -162,6 +175,7 @@ def test_cache_of_keys_and_values_is_compared_beside_the_logits(kind):
 
 @pytest.mark.usefixtures("no_network")
 @pytest.mark.parametrize("name", ["DistillGPT2", "T5ForConditionalGeneration", "MambaForCausalLM"])
+@pytest.mark.usefixtures("transformers")
 def test_a_small_text_model_is_given_a_cache_by_the_name_that_it_takes(name: str) -> None:
     workload = load(SMALL[name], mode="inference")
     assert workload.tokens is not None

@@ -68,6 +68,8 @@ def test_load_refuses_what_does_not_apply(spec, flags, said):
 
 
 def test_all_is_every_installed_suite_but_small_variants_and_the_specimens():
+    pytest.importorskip("transformers", reason="comes with the extra huggingface")
+    pytest.importorskip("timm", reason="comes with the extra timm")
     chosen = choose(["all"])
     assert chosen.suites == ("huggingface", "timm", "torchvision")
     assert chosen.notes[0] == "specimens is left out: its models differ on purpose"

@@ -262,6 +262,9 @@ def test_a_message_is_waited_for_by_the_program_alone(ranks: Sequence[Any]) -> N
     assert records[1].outputs[0].value == "pending"
 
 
+@pytest.mark.skipif(
+    torch.__version__.startswith("2.11."), reason="torch 2.11 waits without a call that is seen natively"
+)
 @pytest.mark.usefixtures("alone")
 def test_functional_collectives_are_waited_for_when_they_are_read() -> None:
     from torch.distributed import _functional_collectives as functional
