@@ -150,12 +150,14 @@ def _compared(first: Path, second: Path) -> tuple[RanksVerdict, Mapping[int, Tra
     """Return the verdict on two recordings, and the traces of the first."""
     from hashbench.divergence.ranks import find_across_ranks
     from hashbench.ranks.folder import read_both
+    from hashbench.ranks.printing import compare_prints
 
     with uncollected():  # of 320,000 records nothing is garbage
         runs = read_both(first, second)
         for note in (note for run in runs for note in run.notes):
             say(note)
-        verdict = find_across_ranks(runs[0].traces, runs[1].traces, world_size=runs[0].world_size)
+        printed = compare_prints(first, second, sorted({*runs[0].traces} & {*runs[1].traces}))
+        verdict = find_across_ranks(runs[0].traces, runs[1].traces, world_size=runs[0].world_size, printed=printed)
     return verdict, runs[0].traces
 
 
@@ -171,7 +173,7 @@ def _show_diff(
     else:
         checked_text = [] if replicas is None else [check_text(replicas)]
         _show("\n".join([diff_text(verdict), *([] if repro is None else [repro.line()]), *checked_text]))
-    code = _exit_code(equal=verdict.equal, differs=bool(verdict.first or verdict.differing))
+    code = _exit_code(equal=verdict.equal, differs=bool(verdict.first or verdict.differing or verdict.printed))
     if code or replicas is None or not (replicas.checked or replicas.uncompared):
         return code
     return _exit_code(equal=replicas.equal and not replicas.uncompared, differs=bool(replicas.differing))

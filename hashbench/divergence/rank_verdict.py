@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 from hashbench.divergence.meetings import Meeting
+from hashbench.divergence.printed import PrintedDifference
 from hashbench.records import Divergence
 
 
@@ -87,6 +88,7 @@ class RanksVerdict:
         ranks: ranks that were compared.
         records: number of records compared, of all ranks.
         steps: first and last step compared; ``None`` if the runs were not recorded by steps.
+        printed: lines that ranks print differently.
     """
 
     world_size: int
@@ -99,8 +101,9 @@ class RanksVerdict:
     ranks: tuple[int, ...] = ()
     records: int = 0
     steps: tuple[int, int] | None = None
+    printed: tuple[PrintedDifference, ...] = ()
 
     @property
     def equal(self) -> bool:
         """True if all ranks of both runs are there to their end, and nothing differs that reaches a result."""
-        return not (self.first or self.differing or self.missing or self.unknown)
+        return not (self.first or self.differing or self.missing or self.unknown or self.printed)

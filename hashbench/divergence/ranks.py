@@ -21,6 +21,7 @@ from hashbench.compare.align import pair
 from hashbench.divergence.describe import early_divergence, unseen
 from hashbench.divergence.introduce import Differences, find_differences
 from hashbench.divergence.meetings import calls_in_channels, group_word
+from hashbench.divergence.printed import PrintedDifference, with_printed_results
 from hashbench.divergence.rank_choice import DifferingResult, choose_candidates, order_of, unpreceded
 from hashbench.divergence.rank_verdict import RankDivergence, RankResult, RanksVerdict
 from hashbench.divergence.rank_walk import JudgedRanks, missing_words
@@ -31,19 +32,26 @@ from hashbench.trace.file import refuse_different
 
 
 def find_across_ranks(
-    first: Mapping[int, Trace], second: Mapping[int, Trace], *, world_size: int | None = None
+    first: Mapping[int, Trace],
+    second: Mapping[int, Trace],
+    *,
+    world_size: int | None = None,
+    printed: Sequence[PrintedDifference] | None = None,
 ) -> RanksVerdict:
     """Return the verdict on two runs that should be identical, of which each rank left a trace.
 
     Args:
         first, second: traces by global rank.
         world_size: number of ranks. Default: as the traces say, else one more than the largest rank.
+        printed: lines that ranks print differently, which are results; ``None``: nobody looked at what they print.
 
     Raises:
         HashbenchError: nothing can be compared: no rank has a trace in both runs, the runs are of other numbers of
             ranks, other tracers or other programs, a trace is that of another rank, or no step is whole everywhere.
     """
     size = _world_size(first, second, world_size)
+    if printed:
+        first, second = with_printed_results(first, second, printed)
     ranks = tuple(sorted({*first} & {*second}))
     _refuse_what_is_not_comparable(first, second, ranks)
     whole = up_to_common_step({rank: first[rank] for rank in ranks}, {rank: second[rank] for rank in ranks})
@@ -70,6 +78,8 @@ def find_across_ranks(
         unknown += [*_unequal_calls(judged)]
     pairs = {rank: tuple(_differing_results(rank, one)) for rank, one in judged.known.items()}
     chosen = choose_candidates(judged, pairs)
+    if chosen.benign and printed is None and not any(map(_has_results, (*old_run.values(), *new_run.values()))):
+        unknown.append(_UNDECLARED)
     return RanksVerdict(
         size,
         chosen.first or tuple(_early_reads(judged)),
@@ -81,7 +91,18 @@ def find_across_ranks(
         tuple(compared),
         sum(len(trace.records) for trace in judged.first.values()),
         whole.steps,
+        tuple(printed or ()),
     )
+
+
+_UNDECLARED = (
+    "Nothing is a result, and records differ: no optimizer stepped, no hashbench.result was called, and no printed "
+    "number was kept."
+)
+
+
+def _has_results(trace: Trace) -> bool:
+    return any(results_by_step(trace).values())
 
 
 # ---------------------------------------------------------------------------------------------------- refusals

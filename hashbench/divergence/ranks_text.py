@@ -41,6 +41,7 @@ def diff_document(verdict: RanksVerdict) -> dict[str, Any]:
         "ranks": list(verdict.ranks),
         "records": verdict.records,
         "steps": list(verdict.steps) if verdict.steps else None,
+        "printed": [dataclasses.asdict(one) for one in verdict.printed],
     }
 
 
@@ -102,6 +103,11 @@ def _diff_lines(verdict: RanksVerdict) -> Iterator[str]:
         yield f"first divergences of {len(verdict.first)} ranks, which no collective orders:"
         yield from (f"  {_place(one)}{_in_brackets(_with_arguments(one))}" for one in verdict.first[:_FIRSTS])
         yield from _more(len(verdict.first) - _FIRSTS)
+    elif verdict.printed:
+        more = f", and {count(len(verdict.printed) - 1, 'more line')}" if len(verdict.printed) > 1 else ""
+        yield _line("prints differ", f"{verdict.printed[0].words()}{more}")
+        if not verdict.differing:
+            yield _line("not known", "which op it came from: no number that the program has read from a tensor fits")
     elif verdict.equal:
         yield f"Both runs are equal on every rank: {_compared(verdict)}."
     else:

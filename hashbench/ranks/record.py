@@ -26,6 +26,7 @@ from hashbench.io import tell_unwritten
 from hashbench.processes import uncollected
 from hashbench.ranks.launch import refuse_missing
 from hashbench.ranks.notes import REPRO, NamedCall
+from hashbench.ranks.printing import keeping_prints
 from hashbench.ranks.results import CURRENT
 from hashbench.ranks.step_file import StepFile, rank_path, run_id
 from hashbench.ranks.waiting import telling_at_deadline
@@ -357,6 +358,7 @@ def run_script(
     try:
         with (
             telling_at_deadline(Path(folder)),
+            keeping_prints(Path(folder), (rank_of(os.environ) or (0, 1))[0]),
             record_ranks(folder, steps=steps, tracer=tracer, source_lines=source_lines, capture=capture),
         ):
             if module:

@@ -16,6 +16,7 @@ from command_helpers import Main
 from hashbench.cli.ranks import steps_of
 from hashbench.ranks import launch
 from hashbench.ranks.launch import RanksEnd
+from hashbench.ranks.printing import printed_path
 from hashbench.ranks.step_file import rank_path
 from tests.ranks.rank_traces import rank_trace, traces, write
 
@@ -71,6 +72,27 @@ def test_json_names_collectives_as_the_flight_recorder_does(main: Main, tmp_path
             "p2p_seq_id": None,
         }
     ]
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "begins"),
+    [
+        (("loss 0.5 took 1 s", "loss 0.6 took 2 s"), 1, "prints differ:    rank 0, line 1, a number: loss 0.5"),
+        (("loss 0.5 took 1 s", "loss 0.5 took 2 s"), 0, "Both runs are equal on every rank"),
+    ],
+    ids=["a loss", "a duration"],
+)
+def test_what_ranks_print_is_a_result(
+    main: Main, tmp_path: Path, lines: tuple[str, str], code: int, begins: str
+) -> None:
+    for name, line in zip("ab", lines, strict=True):
+        write(tmp_path / name, traces(2))
+        for rank in range(2):
+            printed_path(tmp_path / name, rank).write_text(line if rank == 0 else "begin 1")
+    done = main("ranks", "diff", "a", "b", cwd=tmp_path)
+    assert done.stdout.startswith(begins)
+    assert done.returncode == code
+    assert bool(json.loads(main("ranks", "diff", "a", "b", "--json", cwd=tmp_path).stdout)["printed"]) == bool(code)
 
 
 def test_a_missing_rank_is_never_equal(main: Main, tmp_path: Path) -> None:
