@@ -429,3 +429,69 @@ def _in_brackets(*parts: str) -> str:
 def cut_line(text: str) -> str:
     """Return ``text`` on one printable line, cut to the length of a line in a failed test's message."""
     return cut(squeezed(one_line(text)), _LONGEST)
+
+
+# --------------------------------------------------------------------------------------------------- command lines
+
+MASK = "***"
+"""Stands for a secret in a command line that a file keeps."""
+
+_OPTION = re.compile(r"(?P<dashes>-{0,2}\+{0,2})(?P<name>[A-Za-z][\w.-]*)(?P<equals>=?)(?P<value>.*)", re.DOTALL)
+_ALONE = frozenset(
+    {
+        "password",
+        "passwd",
+        "passphrase",
+        "pwd",
+        "secret",
+        "credential",
+        "credentials",
+        "auth",
+        "bearer",
+        "apikey",
+        "token",
+    }
+)
+_BEFORE_KEY = frozenset(
+    {"api", "access", "private", "secret", "license", "account", "encryption", "signing", "ssh", "wandb"}
+)
+_NO_SECRET = frozenset({"pad", "eos", "bos", "unk", "mask", "sep", "cls", "special", "image", "stop", "start", "end"})
+"""Words before ``token`` by which it is one of a text, as in ``--pad-token``."""
+
+_SHAPES = re.compile(
+    r"\b(hf|gh[opsu]|github_pat|glpat|sk|xox[abp])[_-][\w-]{12,}|\bAKIA[A-Z0-9]{12,}|\beyJ[\w-]{10,}\.[\w.-]{10,}"
+)
+_HEADER = re.compile(r"(?i)\b((?:proxy-)?authorization\s*:\s*(?:bearer|basic|token)?\s*)[^\s'\"]+")
+_USER = re.compile(r"\b([a-z][a-z0-9+.-]*://)[^/\s@]+@", re.IGNORECASE)
+
+
+def masked(command: Sequence[str]) -> tuple[str, ...]:
+    """Return a command line with ``***`` in place of the values of options that look like secrets.
+
+    By their names (``--token x``, ``api_key=x``, ``HF_TOKEN=x``) and by well-known shapes (``hf_…``, a URL's user).
+    A heuristic: a secret without either, as a password that is an argument of its own, is kept.
+    """
+    found: list[str] = []
+    hides_next = False
+    for word in command:
+        if hides_next and not word.startswith("--"):
+            found.append(MASK)
+            hides_next = False
+            continue
+        part = _OPTION.fullmatch(word)
+        secret = part is not None and _names_a_secret(part["name"])
+        if part is not None and secret and part["equals"]:
+            found.append(f"{part['dashes']}{part['name']}={MASK}")
+        else:
+            found.append(_USER.sub(rf"\1{MASK}@", _HEADER.sub(rf"\g<1>{MASK}", _SHAPES.sub(MASK, word))))
+        hides_next = secret and part is not None and part["dashes"].startswith("-") and not part["equals"]
+    return tuple(found)
+
+
+def _names_a_secret(option: str) -> bool:
+    words = [word for word in re.split(r"[^a-z0-9]+", option.lower()) if word]
+    pairs = [*zip(["", *words], words, strict=False)]
+    return any(
+        (word == "key" and before in _BEFORE_KEY) or (word in _ALONE and not (word == "token" and before in _NO_SECRET))
+        for before, word in pairs
+    )

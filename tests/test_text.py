@@ -36,6 +36,7 @@ from hashbench.text import (
     how_much,
     how_often,
     is_replayable,
+    masked,
     mebibytes,
     one_line,
     percent,
@@ -340,3 +341,28 @@ def test_what_shows_in_every_run_has_no_rate(status: str) -> None:
 )
 def test_replay_takes_the_repro_of_an_eager_kernel_alone(more: dict[str, Any], replayable: bool) -> None:
     assert is_replayable(Row("cpu", "a", 1, "fail_accuracy", **more)) is replayable
+
+
+COMMANDS = {
+    "an option and its value": ("train.py --token abc --lr 0.1", "train.py --token *** --lr 0.1"),
+    "in one word": ("train.py --api-key=abc", "train.py --api-key=***"),
+    "by a part of its name": ("x --wandb_api_key abc --hf-token x", "x --wandb_api_key *** --hf-token ***"),
+    "a variable": ("env HF_TOKEN=abc python", "env HF_TOKEN=*** python"),
+    "an override": ("train.py +logger.password=abc", "train.py +logger.password=***"),
+    "a value of a known shape": ("train.py hf_abcdefghijklmnop", "train.py ***"),
+    "the user of a URL": ("train.py s3://me:abc@host/x", "train.py s3://***@host/x"),
+    "a flag without a value": ("train.py --auth --lr 1", "train.py --auth --lr 1"),
+    "tokens of a text": (same := "train.py --max-tokens 9 --pad-token 0 --tokenizer b", same),
+    "keys of a table": (same := "train.py --key name --keys a b --monkey 1", same),
+    "an address": (same := "pip install git+https://host/a@main me@host", same),
+    "other words": (same := "train.py --secretary x --author y sk-learn", same),
+}
+
+
+@pytest.mark.parametrize(("given", "kept"), COMMANDS.values(), ids=COMMANDS)
+def test_secrets_of_a_command_line_are_masked(given: str, kept: str) -> None:
+    assert " ".join(masked(given.split())) == kept
+
+
+def test_a_secret_in_a_header_is_masked() -> None:
+    assert masked(["curl", "-H", "Authorization: Bearer abc"]) == ("curl", "-H", "Authorization: Bearer ***")

@@ -22,6 +22,7 @@ from hashbench.cli.reading import add_suites, suites_to_sweep
 from hashbench.errors import HashbenchError
 from hashbench.io import write_file
 from hashbench.records import MODES, SWEEP_MODES, ModelSpec, Row, flags_of_mode
+from hashbench.text import masked
 
 if TYPE_CHECKING:
     from hashbench.nightly import Part
@@ -114,7 +115,7 @@ def _night(parsed: argparse.Namespace) -> int:
 
     with nightly.claimed(folder):
         with diagnosis_servers(requests.values()):
-            nightly.sweep_all(parts, folder=folder, sweep=run, command_line=["hashbench", *sys.argv[1:]])
+            nightly.sweep_all(parts, folder=folder, sweep=run, command_line=[*masked(["hashbench", *sys.argv[1:]])])
         judged = nightly.report(parsed.output, folder=folder, expected=parsed.expected)
     if len(ran) == len(parts) and not any(ran) and (since := nightly.complete_since(parts)):
         say(f"this night is complete since {since:%Y-%m-%d %H:%M}, nothing was run", 0)

@@ -41,7 +41,7 @@ from hashbench.sweep.run import (
     SweepPlanned,
     SweepResult,
 )
-from hashbench.text import a_few, count, duration, is_replayable, mebibytes, one_line, told
+from hashbench.text import a_few, count, duration, is_replayable, masked, mebibytes, one_line, told
 
 if TYPE_CHECKING:
     from hashbench.sweep.request import SweepRequest
@@ -147,7 +147,7 @@ def request_of(parsed: argparse.Namespace, *, suites: Sequence[str], output: Pat
         selection=made_of(Selection, parsed, suites=tuple(suites)),
         options=_options(parsed),
         output=output,
-        command_line=("hashbench", *sys.argv[1:]),
+        command_line=masked(["hashbench", *sys.argv[1:]]),
         cluster=_cluster(parsed),
     )
 

@@ -19,6 +19,7 @@ from hashbench.cli.flags import made_of, say
 from hashbench.cli.parser import EXIT_DIFFERENCE, EXIT_INTERRUPTED, Commands
 from hashbench.errors import HashbenchError
 from hashbench.records import DETERMINISTIC
+from hashbench.text import masked
 
 if TYPE_CHECKING:
     from hashbench.integrations.dynamo.session import Session
@@ -166,7 +167,7 @@ def _write_environment(ours: Session) -> str:
 
 
 def _keep_environment(ours: Session, environment: dict[str, Any]) -> str:
-    environment["command_line"] = ["hashbench", *sys.argv[1:]]
+    environment["command_line"] = [*masked(["hashbench", *sys.argv[1:]])]
     ours.results.write_environment(environment)
     return str(environment.get("key", ""))
 
@@ -390,7 +391,7 @@ def _audit(parsed: argparse.Namespace) -> int:
         rows = driver.audit(
             driver.AuditRequest(options, tuple(parsed.ops), tuple(parsed.filter), parsed.timeout, sweep_rows, measured),
             output=output,
-            environment={**devices.environment, "command_line": ["hashbench", *sys.argv[1:]]},
+            environment={**devices.environment, "command_line": [*masked(["hashbench", *sys.argv[1:]])]},
             resume=parsed.resume,
             executor=devices.executor(jobs=parsed.jobs),
             on_progress=_show,

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from hashbench import __version__
+from hashbench.text import masked
 from hashbench.trace import settings
 from hashbench.trace.groups import rank_of
 from hashbench.training import file, parts
@@ -324,7 +325,7 @@ def _header(of: Watched) -> dict[str, Any]:
         "every": of.every,
         "traced": [of.traced.start, of.traced.stop] if of.traced else [],
         "model": ", ".join(type(model).__qualname__ for model in models),
-        "command": [Path(sys.orig_argv[0]).name, *sys.orig_argv[1:]],
+        "command": [*masked([Path(sys.orig_argv[0]).name, *sys.orig_argv[1:]])],
         "versions": {"hashbench": __version__, "torch": torch.__version__, "python": platform.python_version()},
         "environment": settings.variables(os.environ),
         "machine": settings.machine(),

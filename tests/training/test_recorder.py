@@ -792,3 +792,10 @@ def test_a_setting_is_named_before_a_kernel_in_traced_steps(tmp_path: Path) -> N
     assert judged_steps.verdict is not None
     assert judged_steps.verdict.divergence is not None
     assert judged_steps.verdict.divergence.origin == "settings"
+
+
+def test_secrets_of_the_command_line_are_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.orig_argv", ["/usr/bin/python", "train.py", "--token", "abc", "--name", "x"])
+    train(tmp_path, Plan(steps=1))
+    assert file.read(tmp_path / "rank0.jsonl").header.command == ("python", "train.py", "--token", "***", "--name", "x")
+    assert "abc" not in (tmp_path / "rank0.jsonl").read_text()
