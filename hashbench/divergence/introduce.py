@@ -162,9 +162,8 @@ class Differences:
         if source is not None:
             yield source.node
         beside = self.beside.get(node, ())
-        carried = (before for before in self.runs.carried_by(node) if before not in beside)
-        for before in itertools.chain(self.edges.get(node, ()), carried):
-            if before in self.differs or before in self.tainted:
+        for before in itertools.chain(self.edges.get(node, ()), self.runs.carried_by(node)):
+            if (before in self.differs or before in self.tainted) and before not in beside:
                 yield before
 
     def add_view(self, node: str) -> None:
@@ -188,22 +187,28 @@ class Differences:
 
     def keep_beside(self, node: str, a: OpRecord, b: OpRecord) -> None:
         """Record what a pair of records reads beside the parts of it that differ."""
+        for ref in a.inputs if self.parts else ():
+            if ref.source in self.parts:
+                break
+        else:
+            return
         dtypes = {one.dtype for one in (*a.outputs, *b.outputs)}
-        pairs = list(zip(a.inputs, b.inputs, strict=False)) if self.parts else []
+        pairs = list(zip(a.inputs, b.inputs, strict=False))
         for source in {ref.source for ref, _ in pairs} & self.parts.keys():
             parts, refs = self.parts[source], [pair for pair in pairs if pair[0].source == source]
             alike = all(self.runs.same_place(*pair) and not pair[0].written for pair in refs)
             if alike and parts.lie_before(min(ref.offset for ref, _ in refs), dtypes):
                 self.beside.setdefault(node, set()).add(source)
 
-    def add_place(self, node: str, a: OpRecord, b: OpRecord) -> bool:
+    def add_place(self, node: str, first: Sequence[Written], second: Sequence[Written]) -> bool:
         """Follow the parts of the memory that a pair of records wrote; return True if it is the same in both runs.
 
         Of an op that wrote several memories nothing is followed.
         """
-        first, second = written_in_place(a), written_in_place(b)
-        source = first[0].ref.source if first else ""
-        if len(first) != 1 or len(second) != 1 or source != self.runs.node_of[second[0].ref.source]:
+        if len(first) != 1 or len(second) != 1:
+            return False
+        source = first[0].ref.source
+        if source != self.runs.node_of[second[0].ref.source]:
             return False
         parts = self.parts.pop(source, None)
         if parts is None and source in self.tainted:
@@ -381,7 +386,8 @@ def _judge_pair(known: Differences, node: str, a: OpRecord, b: OpRecord) -> None
             known.tainted.add(node)
         return
     known.keep_beside(node, a, b)
-    elsewhere = written_elsewhere(known.runs, a, b)
+    first, second = written_in_place(a), written_in_place(b)
+    elsewhere = written_elsewhere(known.runs, first, second)
     wrote = a.outputs != b.outputs or a.scalar != b.scalar
     source = _introduced(known, node, a, b, wrote, elsewhere)
     if not a.outputs and not b.outputs and not a.scalar and not b.scalar:  # a view
@@ -396,7 +402,7 @@ def _judge_pair(known: Differences, node: str, a: OpRecord, b: OpRecord) -> None
     keeps = changed or _keeps_a_difference(known, a, b)
     if elsewhere is not None:
         known.elsewhere.add(node)
-    if not keeps or (known.add_place(node, a, b) and a.scalar == b.scalar):
+    if not keeps or (known.add_place(node, first, second) and a.scalar == b.scalar):
         return
     known.tainted.add(node)
     if wrote:

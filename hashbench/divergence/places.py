@@ -112,12 +112,12 @@ def _lie_apart(places: Sequence[Place]) -> bool:
     return count <= _COUNTED_ELEMENTS and count == len({at for place in places for at in place.elements()})
 
 
-def written_in_place(record: OpRecord) -> list[Written]:
+def written_in_place(record: OpRecord) -> Sequence[Written]:
     """List what a record wrote in place; nothing where a trace does not say which output is which, as of an op whose
     inner calls wrote it."""
     written = [ref for ref in record.inputs if ref.written]
     if not written or len(record.outputs) < len(written):
-        return []
+        return ()
     left = record.outputs[-len(written) :]
     return [
         Written(ref, Place(ref.offset, one.dtype, one.shape, one.stride), one.value)
@@ -125,12 +125,14 @@ def written_in_place(record: OpRecord) -> list[Written]:
     ]
 
 
-def written_elsewhere(runs: PairedRuns, a: OpRecord, b: OpRecord) -> tuple[Written, Written] | None:
+def written_elsewhere(
+    runs: PairedRuns, first: Sequence[Written], second: Sequence[Written]
+) -> tuple[Written, Written] | None:
     """Return the first tensor that a pair of records wrote to another part of the same memory, if it changed there.
 
     Memory that an op resized (``out=``) is no other part.
     """
-    for one, other in zip(written_in_place(a), written_in_place(b), strict=False):
+    for one, other in zip(first, second, strict=False):
         same = one.ref.argument == other.ref.argument and one.ref.source == runs.node_of[other.ref.source]
         if not same or one.place == other.place or one.place.dtype != other.place.dtype:
             continue
