@@ -61,7 +61,7 @@ def samples_of(leaves: Iterable[object]) -> Samples:
         return Samples()
     shape = tuple(largest.shape)
     try:
-        return Samples(shape, _sums(largest.detach()))
+        return Samples(shape, _sums(largest.detach() if largest.requires_grad else largest))
     except Exception:  # of a wrapper without memory, or a type without such ops: the batch's digest is there
         return Samples(shape)
 
@@ -72,15 +72,16 @@ def _sums(tensor: torch.Tensor) -> torch.Tensor | None:
         return None
     if rows.is_complex():
         rows = torch.view_as_real(rows).flatten(1)
-    step = -(-rows.shape[1] // _MOST_WORDS)
-    words = rows.view(_INTEGERS[rows.element_size()])[:, ::step]
-    return (words * _weights(words.device)[: words.shape[1]]).sum(1)
+    words = rows if rows.dtype is torch.int64 else rows.view(_INTEGERS[rows.element_size()])
+    if words.shape[1] > _MOST_WORDS:
+        words = words[:, :: -(-words.shape[1] // _MOST_WORDS)]
+    return (words * _weights(words.shape[1], words.device)).sum(1)
 
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return the samples as rows; those of a channels-last batch as they lie in memory, without a copy."""
     if tensor.is_contiguous():
-        return tensor.flatten(1) if tensor.dim() > 1 else tensor.unsqueeze(1)
+        return tensor if tensor.dim() == 2 else tensor.reshape(tensor.shape[0], -1)
     strides = tensor.stride()
     inner = sorted(range(1, tensor.dim()), key=lambda at: -strides[at])
     ordered = tensor.permute(0, *inner)
@@ -89,9 +90,15 @@ def _rows(tensor: torch.Tensor) -> torch.Tensor | None:
     return tensor.reshape(tensor.shape[0], -1).contiguous() if tensor.numel() <= _MOST_COPIED else None
 
 
+@functools.lru_cache(64)
+def _weights(number: int, device: torch.device) -> torch.Tensor:
+    """Return the first of the numbers by which elements count in the sum of a sample."""
+    return _all_weights(device)[:number]
+
+
 @functools.cache
-def _weights(device: torch.device) -> torch.Tensor:
-    """Return odd numbers of 64 bits, the same in every process, by which elements count in the sum of a sample."""
+def _all_weights(device: torch.device) -> torch.Tensor:
+    """Return odd numbers of 64 bits, the same in every process."""
     draw = random.Random(48)
     numbers = [draw.getrandbits(64) | 1 for _ in range(_MOST_WORDS)]
     return torch.tensor([one - 2**64 if one >= 2**63 else one for one in numbers], device=device)
