@@ -102,6 +102,12 @@ CONTROLS = ("one_thread", "deterministic", "onednn_off", "sdpa_math")
 DRAW_APART = "Draw for each item from a torch.Generator of its own, or switch the drawing off (model.eval())."
 """What to do about random numbers that follow the batch."""
 
+DRAW_IN_EVAL = (
+    "Draw for each item from a torch.Generator of its own, or draw nothing in eval(): a functional dropout takes "
+    "training=self.training, attention dropout_p=0."
+)
+"""The same for a model that is in eval() already."""
+
 
 def decide(evidence: ItemEvidence) -> Decision:
     """Decide the cause by the experiments.

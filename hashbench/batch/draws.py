@@ -41,6 +41,22 @@ def drawer_before(other: RowRun, reference: RowRun, nodes: tuple[str, str], name
     return Drawer("", "it draws from a generator that was seeded by it, or drawn from by other code than torch's ops")
 
 
+def uneven_draws(other: RowRun, reference: RowRun, *, turned: bool) -> tuple[str, ...]:
+    """Return the draws of ``other`` if which item gets which numbers may differ between the runs, else nothing.
+
+    A loop over items draws for each in turn, so that no single call is given another state than its counterpart, and
+    items get numbers by their order. Both may be innocent: numbers that reach no output, or that every item shares.
+    """
+    here, there = _drawing(other), _drawing(reference)
+    return here if len(here) != len(there) or (turned and len(here) > 1) else ()
+
+
+def _drawing(run: RowRun) -> tuple[str, ...]:
+    """Return the records of the calls that drew, in order."""
+    calls = ((record.id, run.calls.get(record.id)) for record in run.trace.records)
+    return tuple(node for node, call in calls if call is not None and call.drew is not None)
+
+
 def _draws(run: RowRun, node: str) -> list[str]:
     """Return the calls that drew from the generator of a call before it, in order: each left the state from which the
     next one drew."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hashbench.batch.draws import drawer_before
+from hashbench.batch.draws import drawer_before, uneven_draws
 from hashbench.batch.judged import JudgedCall, RowEffect, RowRuns, reads_by_view
 from hashbench.batch.match import Match
 from hashbench.compare.slice import backward_slice
@@ -29,6 +29,7 @@ class RowComparison:
         sources: ids, in the other run, of the records in which a difference entered that reached a result, in order.
         detail: what is special about the sources, or why there is none.
         drawn: the runs differ by the states of the generators from which their calls draw.
+        may_be_drawn: the first source draws, and which item gets which numbers may differ between the runs.
     """
 
     runs: RowRuns
@@ -36,6 +37,7 @@ class RowComparison:
     sources: tuple[str, ...] = ()
     detail: str = ""
     drawn: bool = False
+    may_be_drawn: bool = False
 
     @property
     def benign(self) -> tuple[str, ...]:
@@ -74,11 +76,37 @@ def find_sources(runs: RowRuns, differing: Sequence[str]) -> RowComparison:
     origins = tuple(node for node in reached if _is_source(runs, node))
     if not origins:
         sources, detail = _without_origin(compared, reached)
-        return replace(compared, sources=sources, detail=detail)
+        return _by_draws(replace(compared, sources=sources, detail=detail))
     one = runs.judged[origins[0]]
     drawn = one.redrawn and one.effect is RowEffect.ORIGIN
     sources, detail = (_with_drawer if drawn else _with_detail)(compared, origins)
-    return replace(compared, sources=sources, detail=detail, drawn=drawn)
+    found = replace(compared, sources=sources, detail=detail, drawn=drawn)
+    return found if drawn or (one.effect is RowEffect.ORIGIN and not runs.subset.turned) else _by_draws(found)
+
+
+def _by_draws(found: RowComparison) -> RowComparison:
+    """Put a draw before sources that no call of equal rows shows, if numbers that the runs draw unevenly reached the
+    results that differ, or a number that Python read."""
+    runs = found.runs
+    uneven = uneven_draws(runs.other, runs.reference, turned=runs.subset.turned)
+    if not uneven or runs.subset.together:
+        return found
+    results = runs.other.trace.results
+    roots = [runs.unit(result.source) for result in results if result.name in found.differing]
+    roots += [record.id for record in runs.records.values() if not record.outputs]  # item() and its like
+
+    def edges(node: str) -> Iterator[str]:
+        return (runs.unit(ref.source) for ref in runs.records[node].inputs)
+
+    reached = backward_slice(roots, edges, runs.records.__contains__).reached
+    first = next((node for node in map(runs.unit, uneven) if node in reached), "")
+    if not first:
+        return found
+    there = len(uneven_draws(runs.reference, runs.other, turned=runs.subset.turned))
+    names, how = _names(runs), f"draws {len(uneven)} times"
+    both = f"each run {how}" if runs.subset.turned else f"{names[0]} {how}, {names[1]} {there} times"
+    detail = f"which random numbers an item gets may follow from the other items: {both}"
+    return replace(found, sources=tuple(dict.fromkeys((first, *found.sources))), detail=detail, may_be_drawn=True)
 
 
 def _reached(compared: RowComparison, *, strictly: bool) -> Sequence[str]:
@@ -245,7 +273,7 @@ class Entry:
 def entry_of(found: RowComparison) -> Entry | None:
     """Return where the difference of the first source is read; ``None`` where experiments on its call can tell."""
     runs, judged = found.runs, found.runs.judged
-    if not found.sources or found.drawn or runs.subset.together or runs.subset.turned:
+    if not found.sources or found.drawn or found.may_be_drawn or runs.subset.together or runs.subset.turned:
         return None
     first = found.sources[0]
     writers = dict.fromkeys(runs.unit(ref.source) for ref in runs.records[first].inputs)
@@ -306,6 +334,7 @@ class BatchFinding:
             or a generator that depends on the batch.
         drawn: whether the kernel, or the first call behind it that differs, drew random numbers from another generator
             state.
+        may_be_drawn: whether the kernel draws, and which item gets which numbers may differ between the runs.
         entry: where the difference is read, if no single call shows it.
         call: the captured call at ``batch``; ``None`` if it could not be captured.
         pair: the call as both runs made it (:class:`~hashbench.batch.call_pair.CallPair`), if the first items of
@@ -327,6 +356,7 @@ class BatchFinding:
     detail: str = ""
     coupled: bool = False
     drawn: bool = False
+    may_be_drawn: bool = False
     entry: Entry | None = None
     call: Any = field(default=None, compare=False, repr=False)
     pair: Any = field(default=None, compare=False, repr=False)

@@ -134,6 +134,7 @@ def finding_of(run_at: RunAt, compared: RowsCompared) -> BatchFinding | Failure:
         detail=comparison.detail,
         coupled=comparison.couples_items,
         drawn=comparison.drawn,
+        may_be_drawn=comparison.may_be_drawn,
         entry=entry_of(comparison),
     )
     if not comparison.sources:
@@ -215,7 +216,7 @@ def _described(
     )
     if not judged.reference:
         return finding
-    if finding.drawn or finding.entry is not None:
+    if finding.drawn or finding.may_be_drawn or finding.entry is not None:
         return replace(finding, reference_shapes=_shapes(comparison.runs.reference, judged.reference))
     call, why = _item_call(comparison, judged, compared.numbers.get(node, ()), captured)
     difference = _isolated_difference(call, captured, subset) if call is not None else None

@@ -31,7 +31,7 @@ from hashbench.fingerprint.calls import KernelCollector
 from hashbench.records import BATCH_INVARIANCE, Failure, ModelSpec, Result, Row, RunOptions, TensorDigest, Trace
 from hashbench.run import leaves, outputs
 from hashbench.run.outcome import Outcome, Run, add_result, failure_of
-from hashbench.run.rng import GENERATORS, preserved_rng, reset_rng_state
+from hashbench.run.rng import GENERATORS, preserved_rng, random_states, reset_rng_state, states_differ
 from hashbench.run.settings import claim_workspace, deterministic_settings, preserved, settings
 from hashbench.run.workload import Tokens, clone_inputs
 from hashbench.trace.api import HashDebugTrace
@@ -144,6 +144,7 @@ def check_function(
     every_op: bool = False,
     allow_empty: bool = False,
     quick_runs: int = 2,
+    on_draw_in_eval: Callable[[], None] = lambda: None,
 ) -> tuple[Row, Any]:
     """Run a function ``options.runs`` times, compare the runs, and find out why they differ.
 
@@ -161,6 +162,8 @@ def check_function(
         allow_empty: a function that returns nothing and runs no op passes.
         quick_runs: how often to run, if ``options.runs`` is ``None`` and the first run takes less than
             :data:`QUICK_SECONDS`.
+        on_draw_in_eval: called if a run drew from a global generator of torch although a module among the arguments is
+            in ``eval()``: two calls in a row differ, and runs from one reset state do not.
 
     Returns:
         The row, and what the first run returned.
@@ -174,7 +177,14 @@ def check_function(
     runs = _Runs(call, options, every_op=every_op, allow_empty=allow_empty, quick_runs=quick_runs)
     subject = Subject(runs, spec, runs=lambda: runs.count, same_structure=True)
     row = row_of_check(subject, options, lambda level: PairCheck(subject, options, level).run())
+    if runs.drew and _is_in_eval(call):
+        on_draw_in_eval()
     return row, runs.first_value
+
+
+def _is_in_eval(call: FunctionCall) -> bool:
+    modules = [part for _, part in parts_of(call) if isinstance(part, torch.nn.Module)]
+    return any(not module.training for module in modules)
 
 
 def check_invariance(
@@ -283,7 +293,8 @@ def _outputs(run: Run) -> dict[str, Any]:
 class _Runs:
     """Runs of one function.
 
-    ``first_value`` is the return value of the first compared run. ``count`` runs are made; that of a quick function is
+    ``first_value`` is the return value of the first compared run, ``drew`` whether any run left a global generator
+    of torch in another state. ``count`` runs are made; that of a quick function is
     known after its first run.
     """
 
@@ -294,6 +305,7 @@ class _Runs:
         self.count = max(2, options.runs or 2)
         self._quick_count = self.count if options.runs else max(self.count, quick_runs)
         self.first_value: Any = None
+        self.drew = False
         self._failed_op = ""
 
     def __call__(self, given: Given | None = None, *, number: int | None = None, **how: Any) -> Run | Failure:
@@ -363,11 +375,13 @@ class _Runs:
                     watcher=watcher,
                     tracer=self.options.tracer,
                 )
+            before = random_states(None, outside_torch=False)
             with trace or contextlib.nullcontext():
                 try:
                     value = call()
                 finally:
                     self._failed_op = trace.failed_op if trace is not None else ""
+            self.drew = self.drew or states_differ(before, random_states(None, outside_torch=False))
             results: dict[str, Any] = {}
             with torch.no_grad():
                 for name, result in _results_of(value, call):

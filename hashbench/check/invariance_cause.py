@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from hashbench.batch.call_pair import diagnose
-from hashbench.batch.cause import DRAW_APART, ItemEvidence, advice_for, decide
+from hashbench.batch.cause import DRAW_APART, DRAW_IN_EVAL, ItemEvidence, advice_for, decide
 from hashbench.batch.finding import BatchFinding, find_sources
 from hashbench.batch.locate import PlainRuns, RowsCompared, compare_rows, finding_of
 from hashbench.batch.neighbours import Neighbours, diagnose_runs
@@ -102,7 +104,7 @@ def with_finding(outcome: Outcome, found: BatchFinding, runs: VariantRuns) -> Ou
         return unexplained(outcome, found.detail)
     records = runs.plain.reference.records
     place = next((place for place, record in enumerate(records) if record.id == found.record), None)
-    how_far = "" if found.drawn or _is_view(found) else _how_far(found, runs.variant.unit)
+    how_far = "" if found.drawn or found.may_be_drawn or _is_view(found) else _how_far(found, runs.variant.unit)
     divergence = Divergence(
         origin=Origin.KERNEL,
         node=found.record,
@@ -121,7 +123,12 @@ def with_finding(outcome: Outcome, found: BatchFinding, runs: VariantRuns) -> Ou
 
 def explained(outcome: Outcome, runs: VariantRuns, rows: RowsCompared, found: BatchFinding) -> Outcome:
     """Add the cause, if there is a budget to look for it, and what other tokens in the padding change."""
-    return _by_padding(_diagnosed(outcome, runs, rows, found), runs)
+    outcome = _by_padding(_diagnosed(outcome, runs, rows, found), runs)
+    diagnosis, model = outcome.diagnosis, runs.subject.model
+    in_eval = isinstance(model, torch.nn.Module) and not model.training
+    if diagnosis is None or diagnosis.decision.advice != DRAW_APART or not in_eval:
+        return outcome
+    return replace(outcome, diagnosis=replace(diagnosis, decision=replace(diagnosis.decision, advice=DRAW_IN_EVAL)))
 
 
 def _diagnosed(outcome: Outcome, runs: VariantRuns, rows: RowsCompared, found: BatchFinding) -> Outcome:
@@ -213,12 +220,13 @@ def _proven_by_record(found: BatchFinding, *, together: bool) -> Diagnosis | Non
     """Return the diagnosis that the record of the call proves; ``None`` if experiments are needed."""
     if together and not found.shapes:
         advice, no_repro = advice_for("batch_coupling"), "it reads no tensor, and its arguments are others"
-    elif found.drawn:  # the states of the generators show it
+    elif found.drawn or found.may_be_drawn:  # the states of the generators show it
         advice = DRAW_APART
         no_repro = "the kernel gives each item the same from one state of the generator, which is another"
     else:
         return None
-    decision = Decision("batch_coupling", Confidence.PROVEN, found.detail, advice)
+    confidence = Confidence.LIKELY if found.may_be_drawn else Confidence.PROVEN
+    decision = Decision("batch_coupling", confidence, found.detail, advice)
     return Diagnosis(decision, Evidence(origin=Origin.KERNEL), reproduced=f"no repro: {no_repro}")
 
 

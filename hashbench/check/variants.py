@@ -200,7 +200,8 @@ def _padded(subject: Subject, *, left: bool) -> tuple[Variant, ...]:
         raise NotApplicableError("it takes no attention_mask, so that it cannot be told what is padding")
     if left and tokens.positions == "":
         raise NotApplicableError(
-            "it takes no position_ids, so that with padding on the left its tokens may have other positions by design"
+            "it takes no position_ids, so that with padding on the left its tokens may have other positions by design; "
+            "where it makes them from the mask, say so: tokens=Tokens(positions=None)"
         )
     names = _beside(inputs, tokens.ids)
 

@@ -25,7 +25,8 @@ class Tokens:
         ids: the token ids, ``(batch, tokens)``.
         mask: 1 for each token, 0 for padding, ``(batch, tokens)``; empty where the model takes none.
         positions: the positions of the tokens, ``(batch, tokens)``; empty where the model takes none, and ``None``
-            where it needs none: what a token becomes does not depend on the place at which its sequence begins.
+            where it needs none: it makes them from the mask, or what a token becomes does not depend on the place at
+            which its sequence begins.
         padding: the id of the padding.
         decoded: the token ids that a cache is kept of.
         cache: what came before, as the output of an earlier call has it under this name; empty where there is no cache.

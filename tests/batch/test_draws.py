@@ -113,6 +113,46 @@ def test_draws_by_number_of_items_are_attributed(function, kernel):
     assert row.advice.startswith("Draw for each item from a torch.Generator of its own")
 
 
+def backwards(x: torch.Tensor) -> torch.Tensor:
+    """Draw for one item after another, the last one first."""
+    return torch.cat([x[at : at + 1] * torch.rand(1, x.shape[1]) for at in reversed(range(len(x)))][::-1])
+
+
+def one_by_one(x: torch.Tensor) -> torch.Tensor:
+    """Draw for one item after another: in the second iteration from where the first one ended."""
+    return torch.stack([torch.nn.functional.dropout(item, 0.5) for item in x])
+
+
+def turned_by_chance(x: torch.Tensor) -> torch.Tensor:
+    """Turn each item by a number of places that Python reads."""
+    shifts = [int(torch.randint(0, 6, ())) for _ in x]
+    return torch.stack([item.roll(shift) for item, shift in zip(x, reversed(shifts), strict=True)])
+
+
+@pytest.mark.parametrize(
+    ("function", "kernel"),
+    [(backwards, "aten.rand"), (one_by_one, "aten.bernoulli_"), (turned_by_chance, "aten.randint")],
+)
+@pytest.mark.parametrize("invariance", ["batch", "position"])
+def test_loop_over_items_that_draws_is_blamed_for_its_draws_alone(function, kernel: str, invariance: str) -> None:
+    options = replace(DIAGNOSED, mode=f"{invariance}-invariance")
+    row = checked(function, torch.ones(8, 6).cumsum(0).cumsum(1), options=options)
+    assert row.kernel.startswith(kernel), row
+    assert (row.cause, row.confidence) == ("batch_coupling", "likely")
+    assert row.because.startswith("which random numbers an item gets may follow from the other items: ")
+    assert "draw nothing in eval(): a functional dropout takes training=self.training" in row.advice
+
+
+def test_loop_over_items_that_draws_nothing_uneven_is_not_blamed_for_its_draws() -> None:
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        noise = torch.rand(6)
+        return torch.stack([item * noise / x.sum() for item in x])
+
+    row = checked(scaled, torch.ones(8, 6).cumsum(0), options=DIAGNOSED)
+    assert (row.accuracy, row.kernel) == ("fail_batch_invariance_at_4", "aten.sum.default")
+    assert "random numbers" not in row.because
+
+
 def test_uniform_private_draws_are_invariant():
     assert checked(functools.partial(private_noise, normal=False), torch.ones(8, 6)).accuracy == "pass"
 

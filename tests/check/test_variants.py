@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,25 @@ def test_padding_is_masked_and_positions_are_those_of_the_tokens():
     alone = it.given(3)(Takes(), inputs)
     assert alone["position_ids"][0].tolist() == [0, 1, 2]
     assert alone["input_ids"][0].tolist() == [0, 1, 2]
+
+
+def test_model_that_makes_positions_from_the_mask_is_padded_on_the_left_where_it_says_so():
+    class Counts(nn.Module):
+        def __init__(self, *, by_mask: bool) -> None:
+            super().__init__()
+            self.by_mask, self.embed = by_mask, nn.Embedding(32, 4)
+
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+            counted = attention_mask if self.by_mask else torch.ones_like(attention_mask)
+            return self.embed(input_ids) * (counted.cumsum(1) * attention_mask).unsqueeze(2)
+
+    ids = {"input_ids": torch.arange(12).view(2, 6)}
+    for by_mask, accuracy in ((True, "pass"), (False, "fail_left_padding_invariance")):
+        model = Counts(by_mask=by_mask)
+        build = functools.partial(Workload, model, ids)
+        assert "tokens=Tokens(positions=None)" in row_of(options("left-padding"), build).error
+        build = functools.partial(build, tokens=Tokens(positions=None))
+        assert row_of(options("left-padding"), build).accuracy == accuracy
 
 
 def test_a_mask_and_positions_that_the_inputs_have_are_kept():

@@ -47,6 +47,7 @@ _INI = {
 """Option of ``pytest.ini`` → type, default, minimum, help."""
 _TRACERS = ("auto", "native", "python")
 _EQUAL_RUNS = "hashbench_equal_runs"
+_DREW = "hashbench_drew_in_eval"
 _QUICK_RUNS, _MORE_RUNS = 5, 21
 """Default runs of a function that takes milliseconds, and what the summary suggests."""
 
@@ -238,6 +239,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.write_line(f"hashbench: recorded {what}")
     if runs := [int(str(what)) for name, what in properties if name == _EQUAL_RUNS]:
         terminalreporter.write_line(_what_passing_proves(runs))
+    for test in dict.fromkeys(what for name, what in properties if name == _DREW):
+        terminalreporter.write_line(
+            f"hashbench: {test} draws random numbers in eval(); its runs are equal because each starts from the same "
+            "seed, and two calls in a row may differ"
+        )
 
 
 def _what_passing_proves(runs: Sequence[int]) -> str:
@@ -317,6 +323,7 @@ class RunsEqual:
 
         run_options = self.run_options(call, options)
         every_op, shows_line = marked if options.ops is None else options.ops, not marked
+        drawn: list[str] = []
         try:
             row, value = check_function(
                 call,
@@ -325,6 +332,7 @@ class RunsEqual:
                 every_op=every_op,
                 allow_empty=options.allow_empty,
                 quick_runs=_QUICK_RUNS,
+                on_draw_in_eval=lambda: drawn.append(self._test),
             )
         except HashbenchError as error:
             message, shows_line = f"{name}: {error}", False
@@ -332,6 +340,7 @@ class RunsEqual:
             row = told(row)
             if row.accuracy == Status.PASS:
                 self._properties.append((_EQUAL_RUNS, row.runs or 2))
+                self._properties += [(_DREW, test) for test in drawn]
                 return value
             message = five_lines(row, folder=self.folder)
         pytest.fail(message, pytrace=shows_line)

@@ -292,6 +292,28 @@ def test_summary_states_the_bound_of_equal_runs(pytester: pytest.Pytester) -> No
     )
 
 
+def test_summary_names_what_draws_in_eval(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import pytest, torch
+        from torch.nn.functional import dropout
+
+        class Drops(torch.nn.Module):
+            def forward(self, x):
+                return dropout(x, 0.5, training=True)
+
+        @pytest.mark.parametrize("model", [Drops().eval(), Drops(), torch.nn.Dropout().eval()], ids=["a", "b", "c"])
+        def test(assert_runs_equal, model):
+            assert_runs_equal(model, torch.ones(8), runs=2)
+        """
+    )
+    done = pytester.runpytest_subprocess(*plugin_arguments())
+    assert done.ret == 0, done.stdout.str()
+    told = [line for line in done.outlines if "in eval()" in line]
+    assert len(told) == 1
+    assert "::test[a] draws random numbers in eval(); its runs are equal because each starts from the same" in told[0]
+
+
 @pytest.mark.exhaustive
 def test_set_runs_are_made_also_of_quick_functions(pytester: pytest.Pytester) -> None:
     assert "1 check with 2 equal runs: up to 95 %" in summary(pytester, "[(0, {}, 2)]", "-o", "hashbench_runs=2")
