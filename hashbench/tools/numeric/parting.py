@@ -199,7 +199,8 @@ def partings_of(before: Execution, after: Execution, rule: Rule) -> Iterator[Par
         """Return the comparison of what two records or leaves held, of several tensors the worst; ``None`` if not
         kept."""
         a, b = before.values.get(first), after.values.get(second)
-        compared = [compare_values(first, *pair, rule=rule) for pair in itertools.zip_longest(a, b)] if a and b else []
+        pairs = itertools.starmap(_in_one_shape, itertools.zip_longest(a, b)) if a and b else ()
+        compared = [compare_values(first, *pair, rule=rule) for pair in pairs]
         return max(compared, key=lambda item: item.severity, default=None)
 
     def differ(level: str, first: str, second: str) -> bool:
@@ -216,6 +217,16 @@ def partings_of(before: Execution, after: Execution, rule: Rule) -> Iterator[Par
             differ_here = functools.partial(differ, level)
             first = find(before.trace, after.trace, level=level, differ=differ_here, differing=differing)
             yield replace(first, numbers=numbers(first.name, first.other))
+
+
+def _in_one_shape(a: torch.Tensor | None, b: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Return two tensors of equally many elements in one shape: implementations may lay out the same values as
+    ``[1, 11, 1]`` and ``[11]``. Transposed values still differ."""
+    plain = a is not None and b is not None and a.layout is b.layout is torch.strided
+    if not plain or a is None or b is None or a.shape == b.shape or a.numel() != b.numel():
+        return a, b
+    with untraced():
+        return a.reshape(-1), b.reshape(-1)
 
 
 def _differs(compared: TensorComparison, level: str) -> bool:
@@ -297,7 +308,8 @@ def find(
     parting = replace(unseen, until=_named(items[known]) if known is not None and known != node else "")
     if node in runs.leaves:
         return _at_leaf(parting, runs, node)
-    return _at_record(parting, runs, node, is_replaced=node in replaced)
+    lone = [source for source, ref in runs.reads(node) if None in items[source] and not _is_filled(ref, items[source])]
+    return _at_record(parting, runs, node, is_replaced=node in replaced, lone=_named(items[lone[0]]) if lone else "")
 
 
 def _parts_at(a: Item | None, b: Item | None, differ: Callable[[str, str], bool]) -> bool:
@@ -475,7 +487,7 @@ def _named(items: tuple[Item | None, Item | None]) -> str:
     return f"{item.op}{f' in {item.module}' if item.module else ''} ({item.phase})" if item is not None else ""
 
 
-def _at_record(parting: Parting, runs: PairedRuns, node: str, *, is_replaced: bool) -> Parting:
+def _at_record(parting: Parting, runs: PairedRuns, node: str, *, is_replaced: bool, lone: str) -> Parting:
     a, b = runs.records[node]
     record = _records_of(runs, [node])[0]
     kind = "only before" if b is None else "only after" if a is None else "replaced" if is_replaced else "op"
@@ -486,7 +498,7 @@ def _at_record(parting: Parting, runs: PairedRuns, node: str, *, is_replaced: bo
         module=record.module,
         phase=record.phase,
         iteration=record.iteration,
-        detail=_detail(kind, a, b),
+        detail=_detail(kind, a, b, lone),
         before="" if a is None else f"{a.op}({a.arguments})",
         after="" if b is None else f"{b.op}({b.arguments})",
         name="" if a is None else a.id,
@@ -495,11 +507,16 @@ def _at_record(parting: Parting, runs: PairedRuns, node: str, *, is_replaced: bo
     )
 
 
-def _detail(kind: str, a: OpRecord | None, b: OpRecord | None) -> str:
+def _detail(kind: str, a: OpRecord | None, b: OpRecord | None, lone: str) -> str:
+    """Say how an op differs. ``lone``: what it reads and one execution alone has, which was compared with nothing."""
+    unknown = f"not all that it reads was compared: one execution alone has {lone}" if lone else ""
     if a is None or b is None:
-        return f"only the execution {kind.removeprefix('only ')} runs this op, and everything that it reads agrees"
+        agrees = unknown or "everything that it reads agrees"
+        return f"only the execution {kind.removeprefix('only ')} runs this op, and {agrees}"
     if kind == "replaced":
-        return f"{b.op} in place of {a.op}, and what they read agrees"
+        return f"{b.op} in place of {a.op}, and {unknown or 'what they read agrees'}"
+    if unknown:
+        return unknown
     if a.arguments != b.arguments:
         return "its other arguments differ"
     if [ref.argument for ref in a.inputs] != [ref.argument for ref in b.inputs]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+import torch
 
 from hashbench.records import Leaf, OpRecord, Ref, Result, TensorDigest, Trace
-from hashbench.tools.numeric.parting import correspondence, find
-from hashbench.tools.numeric.report import Parting, Place
+from hashbench.tools.numeric.compare import compare_values
+from hashbench.tools.numeric.parting import _in_one_shape, correspondence, find
+from hashbench.tools.numeric.report import Parting, Place, Rule
 
 CLOSE = 0.5
 """Values that are at most so far apart are within tolerance."""
@@ -354,3 +357,21 @@ def test_every_record_occurs_once_and_in_order() -> None:
     assert [a for a, _ in pairs if a is not None] == list(range(4))
     assert [b for _, b in pairs if b is not None] == list(range(5))
     assert replaced <= set(pairs)
+
+
+def test_what_one_execution_alone_has_is_not_said_to_agree() -> None:
+    first = trace("a mul 1 = x w", "b add 2 = a/mul", leaves={"w": 1.0})
+    second = trace("a mul 1 = x w", "b sub 3 = a/mul v", leaves={"w": 1.0, "v": 4.0})
+    found = parted(first, second)
+    assert "agrees" not in found.detail, found
+    assert "not all that it reads was compared: one execution alone has the parameter v" in found.detail
+
+
+@pytest.mark.parametrize(
+    ("shape", "differs"), [((11,), False), ((11, 1), False), ((1, 10), True)], ids=["flat", "turned", "fewer"]
+)
+def test_another_shape_of_the_same_values_is_no_parting(shape: tuple[int, ...], *, differs: bool) -> None:
+    values = torch.arange(11.0).view(1, 11, 1)
+    other = torch.arange(float(math.prod(shape))).view(shape)
+    a, b = _in_one_shape(values, other)
+    assert (compare_values("positions", a, b, rule=Rule()).kind == "shape") is differs
