@@ -11,8 +11,9 @@ import functools
 import graphlib
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -125,6 +126,63 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     ("cli", NO_MODULE),
     ("__main__", NO_MODULE),
 )
+
+EXTENSIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "compiled": "compiled check.compilations check.compiled check.compiled_cause check.compiled_function "
+        "check.program inductor report.compiled report.kernels results.compiled_kernels",
+        "debugmode": "compare.debug_log divergence.debug_log divergence.debug_log_text trace.debug_log",
+        "fingerprint": "fingerprint check.fingerprint sweep.fingerprints",
+        "invariance": "batch check.batch_items check.invariance check.invariance_cause check.variants",
+        "ranks": "ranks check.rank_diagnosis check.rank_function check.rank_runs check.ranks divergence.held_alike "
+        "divergence.rank_choice divergence.rank_order divergence.rank_path divergence.rank_verdict "
+        "divergence.rank_walk divergence.ranks divergence.ranks_text divergence.replicas "
+        "divergence.whole_steps trace.stepped",
+        "ray": "sweep.executors.phase_board sweep.executors.ray sweep.executors.ray_client sweep.executors.remote",
+        "report": "report nightly",
+        "stress": "check.perturbed check.stress",
+        "watch": "training integrations.lightning integrations.transformers report.training_loop",
+    }
+)
+"""One capability beside the core, and its modules; where two names fit a module, the longer one holds."""
+
+CORE = (
+    "calls catalog causes check compare devices diagnose divergence errors imports io native processes records replay "
+    "repro results run suites sweep text trace workers report.compare report.table report.text inductor.failures "
+    "inductor.graphs inductor.internals inductor.nodes inductor.openmp inductor.wrapper"
+)
+"""What every sweep needs. It imports none of the rest."""
+
+TOOLS = "tools results.audit_table results.invariance_table"
+USE = "integrations cli __main__"
+"""What users call."""
+
+UNCUT = frozenset(
+    {
+        ("check.function", "check.batch_items"),
+        ("check.function", "check.invariance"),
+        ("check.function", "check.variants"),
+        ("check.function", "fingerprint.calls"),
+        ("check.model", "check.batch_items"),
+        ("check.model", "check.compiled"),
+        ("check.model", "check.invariance"),
+        ("check.model", "check.ranks"),
+        ("check.pair", "check.perturbed"),
+        ("check.pair", "check.stress"),
+        ("check.subject", "check.batch_items"),
+        ("inductor.internals", "inductor.lowered"),
+        ("report.compare", "compiled.text"),
+        ("report.table", "compiled.text"),
+        ("results.load", "results.invariance_table"),
+        ("sweep", "sweep.executors.ray"),
+        ("sweep.request", "fingerprint.document"),
+        ("sweep.request", "sweep.fingerprints"),
+    }
+)
+"""Imports from the core to an extension or a tool that are still there. Remove a line with its import; add none."""
+
+BETWEEN = frozenset({("compiled", "fingerprint"), ("report", "compiled"), ("watch", "report")})
+"""Extensions that import another one."""
 
 BY_NAME = {"__main__"}
 """Run on import."""
@@ -248,6 +306,54 @@ def test_arrows_point_upwards_from(package: str) -> None:
         if other.partition(".")[0] != package and row_of(other) >= row_of(module)
     ]
     assert not downwards
+
+
+ROOMS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    dict.fromkeys(CORE.split(), ("core", ""))
+    | dict.fromkeys(TOOLS.split(), ("tools", ""))
+    | dict.fromkeys(USE.split(), ("use", ""))
+    | {name: ("extensions", room) for room, names in EXTENSIONS.items() for name in names.split()}
+)
+
+
+def room_of(module: str) -> tuple[str, str]:
+    """Return the layer of a module and, of an extension, its name."""
+    name = module
+    while name not in ROOMS:
+        assert "." in name, f"{module} is in no layer: CORE, EXTENSIONS, TOOLS and USE say where a module belongs"
+        name = name.rpartition(".")[0]
+    return ROOMS[name]
+
+
+def test_every_layer_names_modules_that_exist() -> None:
+    assert {name for name in ROOMS if name not in SOURCES} <= {"cli"} - SOURCES.keys()
+
+
+def test_the_core_imports_nothing_else() -> None:
+    leaving = {
+        (module, other)
+        for module in SOURCES
+        if room_of(module)[0] == "core"
+        for other in imported_modules(module, lazy=True)
+        if room_of(other)[0] != "core"
+    }
+    assert leaving == UNCUT
+
+
+def test_extensions_import_no_other_extension() -> None:
+    rooms = {(room_of(module), room_of(other)) for module in SOURCES for other in imported_modules(module, lazy=True)}
+    between = {(one, other) for (a, one), (b, other) in rooms if a == b == "extensions" and one != other}
+    assert between == BETWEEN
+
+
+def test_extensions_import_no_tool_and_nothing_that_users_call() -> None:
+    assert not {
+        f"{module} imports {other}"
+        for module in SOURCES
+        if room_of(module)[0] in {"extensions", "tools"}
+        for other in imported_modules(module, lazy=True)
+        if room_of(other)[0] == "use" or (room_of(other)[0] == "tools" != room_of(module)[0])
+    }
 
 
 @pytest.mark.slow
