@@ -159,18 +159,14 @@ USE = "integrations cli __main__"
 
 UNCUT = frozenset(
     {
-        ("check.function", "check.batch_items"),
         ("check.function", "check.invariance"),
         ("check.function", "check.variants"),
         ("check.function", "fingerprint.calls"),
-        ("check.model", "check.batch_items"),
         ("check.model", "check.compiled"),
         ("check.model", "check.invariance"),
         ("check.model", "check.ranks"),
         ("check.pair", "check.perturbed"),
         ("check.pair", "check.stress"),
-        ("check.subject", "check.batch_items"),
-        ("inductor.internals", "inductor.lowered"),
         ("report.compare", "compiled.text"),
         ("report.table", "compiled.text"),
         ("results.load", "results.invariance_table"),

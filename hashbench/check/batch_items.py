@@ -18,15 +18,6 @@ from hashbench.run.workload import map_tensors
 from hashbench.trace.arguments import tensors_in
 
 
-def batch_of(inputs: Any, stated: int | None) -> int | None:
-    """Return the batch size of example inputs: ``stated``, else the first dimension of all tensors that have one;
-    ``None`` if these differ or there are none."""
-    if stated is not None:
-        return stated
-    first = {tensor.shape[0] for tensor in tensors_in(inputs) if tensor.dim()}
-    return first.pop() if len(first) == 1 else None
-
-
 def why_not(inputs: Any, batch: int | None) -> str:
     """Return why a model with these inputs cannot be run with a smaller batch, else ""."""
     if batch is None:
@@ -127,12 +118,6 @@ def compare_items(
 
 
 _OF_ITERATION = re.compile(r"output\.(?P<iteration>\d+)(?P<place>.*)")
-
-
-def outputs_of(run: Run) -> dict[str, Any]:
-    """Return the outputs of the last iteration of a model's run, by name."""
-    prefix = f"output.{max((int(name.split('.')[1]) for name in run.results if name.startswith('output.')), default=0)}"
-    return {name: value for name, value in run.results.items() if name == prefix or name.startswith(f"{prefix}.")}
 
 
 def differing_earlier(names: Sequence[str], reference: Run, small: Run, rows: Rows) -> tuple[str, ...]:

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from hashbench.check.batch_items import batch_of
 from hashbench.check.invariance import InvarianceCheck
 from hashbench.check.pair import PairCheck, retried_with_warnings
 from hashbench.check.row import row_of
@@ -33,7 +32,7 @@ from hashbench.run import leaves, outputs
 from hashbench.run.outcome import Outcome, Run, add_result, failure_of
 from hashbench.run.rng import GENERATORS, preserved_rng, random_states, reset_rng_state, states_differ
 from hashbench.run.settings import claim_workspace, deterministic_settings, preserved, settings
-from hashbench.run.workload import Tokens, clone_inputs
+from hashbench.run.workload import Tokens, batch_of, clone_inputs
 from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.arguments import items_of, named_tensors
 from hashbench.trace.callbacks import TraceCallback

@@ -18,7 +18,6 @@ from typing import Any, ClassVar
 import torch
 
 from hashbench.catalog import Status
-from hashbench.check.batch_items import batch_of
 from hashbench.check.builds import contents_of, second_build
 from hashbench.check.invariance import check_invariance
 from hashbench.check.pair import PairCheck, retried_with_warnings
@@ -43,7 +42,15 @@ from hashbench.run.outcome import (
 )
 from hashbench.run.rng import preserved_rng, reset_rng_state
 from hashbench.run.settings import claim_workspace, deterministic_settings
-from hashbench.run.workload import Workload, call, clone_inputs, map_tensors, mean_of_outputs, random_projection
+from hashbench.run.workload import (
+    Workload,
+    batch_of,
+    call,
+    clone_inputs,
+    map_tensors,
+    mean_of_outputs,
+    random_projection,
+)
 from hashbench.suites import registry
 from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.arguments import named_tensors

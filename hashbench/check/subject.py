@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from hashbench.check.batch_items import outputs_of
 from hashbench.diagnose.fresh_process import DEFAULT_TARGET
 from hashbench.records import Failure, ModelSpec, RunOptions
-from hashbench.run.outcome import Prepared, Run, attempt
+from hashbench.run.outcome import Prepared, Run, attempt, outputs_of
 from hashbench.run.workload import Tokens
 from hashbench.trace.callbacks import TraceCallback
 

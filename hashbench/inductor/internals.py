@@ -361,8 +361,6 @@ class CapturedGraphs(ModulePatch):
             self._put(observer, **{name: _watched_pass(getattr(observer, name), self)})
 
     def _compiled(self, graph: Any, module: Any) -> None:
-        from hashbench.inductor.lowered import last_writer  # imports the compiler
-
         nodes = {}
         for buffer in graph.buffers:
             writers = last_writer(buffer, graph), buffer  # a mutation may have no node of its own
@@ -482,3 +480,28 @@ def backends() -> tuple[str, ...]:
     import torch._dynamo
 
     return tuple(torch._dynamo.list_backends(exclude_tags=None))
+
+
+def last_writer(buffer: Any, graph: Any) -> Any:
+    """Return the buffer after whose computation a buffer holds the value of its origin node.
+
+    A lowering may fill a buffer and then mutate it (``index_put``, ``embedding_dense_backward``): both come from one
+    node, and only the first has it as its origin node.
+
+    Args:
+        buffer: an ``ir.Buffer`` of inductor.
+        graph: the ``GraphLowering`` that holds it.
+    """
+    found, name, node = buffer, str(buffer.get_name()), buffer.get_origin_node()
+    for other in graph.buffers:
+        if (mutated_by(other) == name or name in other.get_mutation_names()) and node in other.origins:
+            found = other
+    return found
+
+
+def mutated_by(buffer: Any) -> str:
+    """Return the name of the buffer that the computation of an ``ir.Buffer`` writes into; empty if it is its own."""
+    from torch._inductor import ir
+
+    layout = buffer.layout
+    return str(layout.get_buffer().get_name()) if isinstance(layout, ir.MutationLayoutSHOULDREMOVE) else ""

@@ -24,9 +24,10 @@ from torch._inductor.virtualized import V
 
 from hashbench.errors import named_line, ran_out_of_memory
 from hashbench.inductor.indices import Indices, NotComputed
+from hashbench.inductor.internals import mutated_by
 from hashbench.inductor.tensor_ops import FlatMemory, TensorHandler
 
-__all__ = ["NotComputed", "Stage", "evaluate", "last_writer", "reads", "stage_of"]
+__all__ = ["NotComputed", "Stage", "evaluate", "reads", "stage_of"]
 
 
 def evaluate(
@@ -76,21 +77,8 @@ def reads(buffer: ir.Buffer, graph: GraphLowering) -> tuple[str, ...]:
     """
     with V.set_graph_handler(graph), patch.object(ir.FlexibleLayout, "allow_indexing", True):
         names = {str(dep.name) for dep in buffer.get_read_writes().reads} if _is_computed(buffer) else set()
-        mutated = _mutated(buffer)
+        mutated = mutated_by(buffer)
         return tuple(sorted({_version(graph, name, buffer) for name in names | ({mutated} if mutated else set())}))
-
-
-def last_writer(buffer: ir.Buffer, graph: GraphLowering) -> ir.Buffer:
-    """Return the buffer after whose computation a buffer holds the value of its origin node.
-
-    A lowering may fill a buffer and then mutate it (``index_put``, ``embedding_dense_backward``): both come from one
-    node, and only the first has it as its origin node.
-    """
-    found, name, node = buffer, _name(buffer), buffer.get_origin_node()
-    for other in graph.buffers:
-        if (_mutated(other) == name or name in other.get_mutation_names()) and node in other.origins:
-            found = other
-    return found
 
 
 Stage = Literal["lowering", "codegen", ""]
@@ -138,19 +126,13 @@ def _is_computed(buffer: object) -> bool:
     return isinstance(buffer, ir.ComputedBuffer) and buffer.has_store_function()
 
 
-def _mutated(buffer: ir.Buffer) -> str:
-    """Return the name of the buffer that a buffer's computation writes into; empty if it is its own."""
-    layout = buffer.layout
-    return str(layout.get_buffer().get_name()) if isinstance(layout, ir.MutationLayoutSHOULDREMOVE) else ""
-
-
 def _version(graph: GraphLowering, name: str, reader: ir.Buffer) -> str:
     """Return the last buffer before ``reader`` that mutated ``name``; ``name`` itself if none did."""
     version = name
     for buffer in graph.buffers:
         if buffer.get_name() == reader.get_name():
             return version
-        if name in buffer.get_mutation_names() or name == _mutated(buffer):
+        if name in buffer.get_mutation_names() or name == mutated_by(buffer):
             version = str(buffer.get_name())
     return version
 
@@ -253,7 +235,7 @@ class _IrProgram:
         indices = Indices(self.sizes)
         reduced = data.get_reduction_size()
         arguments = indices.loops([data.get_pointwise_size(), *([reduced] if reduced else [])])
-        mutated = _mutated(buffer)
+        mutated = mutated_by(buffer)
         memory = self.read(mutated, buffer) if mutated else self._blank(buffer)
         handler = TensorHandler(
             indices,

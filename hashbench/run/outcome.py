@@ -110,6 +110,12 @@ class Run:
         return tuple(dict.fromkeys(str(value) for value in self.results.values() if isinstance(value, LeftOut)))
 
 
+def outputs_of(run: Run) -> dict[str, Any]:
+    """Return the outputs of the last iteration of a model's run, by name."""
+    prefix = f"output.{max((int(name.split('.')[1]) for name in run.results if name.startswith('output.')), default=0)}"
+    return {name: value for name, value in run.results.items() if name == prefix or name.startswith(f"{prefix}.")}
+
+
 class Attempt(Protocol):
     """Makes one run from the reset state: untraced, with hashed inputs (``diagnosing``), or with a ``watcher`` of its
     calls."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from hashbench.run.leaves import tensors_of
-from hashbench.trace.arguments import mapped
+from hashbench.trace.arguments import mapped, tensors_in
 from hashbench.trace.digest import unobserved, untraced
 
 
@@ -198,3 +198,12 @@ def _no_gradient() -> RuntimeError:
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def batch_of(inputs: Any, stated: int | None) -> int | None:
+    """Return the batch size of example inputs: ``stated``, else the first dimension of all tensors that have one;
+    ``None`` if these differ or there are none."""
+    if stated is not None:
+        return stated
+    first = {tensor.shape[0] for tensor in tensors_in(inputs) if tensor.dim()}
+    return first.pop() if len(first) == 1 else None

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from hashbench.check.batch_items import batch_of, compare_items, first_items, halves, item_rows, why_not
+from hashbench.check.batch_items import compare_items, first_items, halves, item_rows, why_not
 from hashbench.records import BATCH_INVARIANCE, Row
+from hashbench.run.workload import batch_of
 from tests.check.batch_invariance_helpers import checked
 
 

@@ -17,7 +17,8 @@ from torch._inductor import ir
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from hashbench.inductor.lowered import NotComputed, evaluate, last_writer
+from hashbench.inductor.internals import last_writer
+from hashbench.inductor.lowered import NotComputed, evaluate
 from tests.inductor.lowering import Lowering, lower
 
 LARGEST = 20_000

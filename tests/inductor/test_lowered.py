@@ -17,7 +17,8 @@ from torch._inductor.ops_handler import OpsHandler
 from torch._inductor.virtualized import V
 
 from hashbench.inductor import indices, tensor_ops
-from hashbench.inductor.lowered import NotComputed, evaluate, last_writer, reads, stage_of
+from hashbench.inductor.internals import last_writer
+from hashbench.inductor.lowered import NotComputed, evaluate, reads, stage_of
 from tests.inductor.lowering import Lowering, lower, lower_compiled
 
 pytestmark = pytest.mark.slow  # together, and the first of them alone: TorchInductor's lowering takes seconds

@@ -409,9 +409,9 @@ class BatchInvariant:
         if not callable(model):
             pytest.fail(f"{_OF_BATCHES} needs a model to call, not a {type(model).__name__}.")
         from hashbench.catalog import INVARIANCES
-        from hashbench.check.batch_items import batch_of
         from hashbench.check.function import FunctionCall, check_invariance
         from hashbench.records import invariances_of
+        from hashbench.run.workload import batch_of
 
         try:
             invariances = invariances_of(
