@@ -30,7 +30,7 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     ("errors text", NO_MODULE),
     ("io", NO_MODULE),
     ("processes imports", NO_MODULE),
-    ("workers", NO_MODULE),
+    ("workers extensions", NO_MODULE),
     ("native", frozenset({"build", "library"})),
     ("devices", frozenset({"ledger", "reference", "triton_kernel"})),
     (
@@ -147,9 +147,9 @@ EXTENSIONS: Mapping[str, str] = MappingProxyType(
 """One capability beside the core, and its modules; where two names fit a module, the longer one holds."""
 
 CORE = (
-    "calls catalog causes check compare devices diagnose divergence errors imports io native processes records replay "
-    "repro results run suites sweep text trace workers report.compare report.table report.text inductor.failures "
-    "inductor.graphs inductor.internals inductor.nodes inductor.openmp inductor.wrapper"
+    "calls catalog causes check compare devices diagnose divergence errors extensions imports io native processes "
+    "records replay repro results run suites sweep text trace workers report.compare report.table report.text "
+    "inductor.failures inductor.graphs inductor.internals inductor.nodes inductor.openmp inductor.wrapper"
 )
 """What every sweep needs. It imports none of the rest."""
 
@@ -162,11 +162,6 @@ UNCUT = frozenset(
         ("check.function", "check.invariance"),
         ("check.function", "check.variants"),
         ("check.function", "fingerprint.calls"),
-        ("check.model", "check.compiled"),
-        ("check.model", "check.invariance"),
-        ("check.model", "check.ranks"),
-        ("check.pair", "check.perturbed"),
-        ("check.pair", "check.stress"),
         ("report.compare", "compiled.text"),
         ("report.table", "compiled.text"),
         ("results.load", "results.invariance_table"),

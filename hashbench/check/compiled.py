@@ -343,6 +343,13 @@ def runs_of(asked: int, *, seconds: float) -> int:
     return max(asked, 2, _QUICK_RUNS if seconds < _QUICK else 2)
 
 
+def check_model(runner: BenchmarkRunner, workload: Workload, subject: Subject, level: str, optimizer: str) -> Outcome:
+    """Check a loaded model under ``options.backend``; a :class:`~hashbench.extensions.Check`."""
+    suite = subject.spec.suite if subject.spec is not None else ""
+    model = CompiledModel.of(runner, workload, runner.options, suite=suite, optimizer=optimizer)
+    return CompiledCheck(model, subject, runner.options, level).run()
+
+
 def _in_fresh_process(check: CompiledCheck, _: Variety) -> Compiled:
     spec = check.subject.spec
     if spec is None:

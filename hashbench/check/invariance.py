@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -27,6 +27,10 @@ from hashbench.records import BATCH_INVARIANCE, Failure, RunOptions
 from hashbench.run.outcome import BatchFacts, Outcome, Run, log_error
 from hashbench.trace.callbacks import TraceCallback
 
+if TYPE_CHECKING:
+    from hashbench.check.model import BenchmarkRunner
+    from hashbench.run.workload import Workload
+
 _Found = TypeVar("_Found")
 
 
@@ -41,6 +45,17 @@ def check_invariance(subject: Subject, options: RunOptions, level: str) -> Outco
         outcome = Outcome(Status.SKIPPED, level, iterations=subject.iterations, batch=facts)
         return replace(outcome, failure=Failure(str(error)))
     return InvarianceCheck(subject, options, level, variants).run()
+
+
+def check_model(
+    runner: BenchmarkRunner,
+    workload: Workload,  # noqa: ARG001 – the subject has all that is needed
+    subject: Subject,
+    level: str,
+    optimizer: str,  # noqa: ARG001
+) -> Outcome:
+    """Check the invariance of a loaded model; a :class:`~hashbench.extensions.Check`."""
+    return check_invariance(subject, runner.options, level)
 
 
 @dataclass(frozen=True, slots=True)

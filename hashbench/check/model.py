@@ -19,11 +19,11 @@ import torch
 
 from hashbench.catalog import Status
 from hashbench.check.builds import contents_of, second_build
-from hashbench.check.invariance import check_invariance
 from hashbench.check.pair import PairCheck, retried_with_warnings
 from hashbench.check.row import keep_draft, row_of
 from hashbench.check.subject import Given, Subject, prepared_runs
 from hashbench.diagnose import fresh_process
+from hashbench.extensions import check_for, own_check_of
 from hashbench.processes import preserved_umask, tell_phase
 from hashbench.records import BATCH_INVARIANCE, Failure, ModelSpec, Row, RunOptions, Trace
 from hashbench.run import leaves, outputs
@@ -102,17 +102,13 @@ class BenchmarkRunner:
         started = perf_counter()
         reset_peak_memory(self.device)
         level = self.options.deterministic or spec.deterministic or "on"
-        check = self._load_and_check if (spec.world_size or 1) == 1 else self._check_ranks
         with preserved_rng():
-            outcome = retried_with_warnings(functools.partial(check, spec), level)
+            outcome = retried_with_warnings(functools.partial(self._check, spec), level)
         return row_of(spec, self.options, outcome, seconds=perf_counter() - started)
 
-    def _check_ranks(self, spec: ModelSpec, level: str) -> Outcome:
-        from hashbench.check.ranks import RanksCheck
-
-        return RanksCheck(spec, self.options, level, target=self.fresh_target).run()
-
-    def _load_and_check(self, spec: ModelSpec, level: str) -> Outcome:
+    def _check(self, spec: ModelSpec, level: str) -> Outcome:
+        if (own_check := own_check_of(spec)) is not None:
+            return own_check(spec, self.options, level, target=self.fresh_target)
         try:
             return self._loaded_and_checked(spec, level)
         finally:
@@ -127,8 +123,9 @@ class BenchmarkRunner:
                     workload = self.load_model(spec)
             except Exception as error:
                 return _setup_failure(Status.FAIL_TO_LOAD, level, error, f"loading {spec.name} failed")
-            if (workload.world_size or 1) > 1:
-                return self._check_ranks(replace(spec, world_size=workload.world_size), level)
+            if (own_check := own_check_of(workload)) is not None:  # its own function says so
+                spec = replace(spec, world_size=workload.world_size)
+                return own_check(spec, self.options, level, target=self.fresh_target)
             seconds, built = perf_counter() - began, contents_of(workload)
             try:
                 workload = self.prepare(workload)
@@ -142,7 +139,7 @@ class BenchmarkRunner:
                 spec=spec,
                 loading_seconds=perf_counter() - began,
             )
-            if outcome.accuracy != Status.PASS or self.options.backend or self.options.batch_invariant:
+            if outcome.accuracy != Status.PASS or check_for(self.options) is not None:
                 return outcome
             del workload
             keep_draft(spec, self.options, outcome)  # building it again may end this process
@@ -205,10 +202,8 @@ class BenchmarkRunner:
 
         def check(level: str) -> Outcome:
             with deterministic_settings(level, threads=self.options.threads), self.pick_grad():
-                if self.options.batch_invariant:
-                    return check_invariance(subject, self.options, level)
-                if self.options.backend:
-                    return _compiled(self, workload, subject, level, optimizer)
+                if (extended := check_for(self.options)) is not None:
+                    return extended(self, workload, subject, level, optimizer)
                 return PairCheck(subject, self.options, level, loading_seconds=loading_seconds).run()
 
         outcome = retried_with_warnings(check, deterministic)
@@ -324,14 +319,6 @@ class BenchmarkRunner:
 
 
 # --------------------------------------------------------------------------------------------------- helpers
-
-
-def _compiled(runner: BenchmarkRunner, workload: Workload, subject: Subject, level: str, optimizer: str) -> Outcome:
-    from hashbench.check.compiled import CompiledCheck, CompiledModel  # imports the compiler
-
-    suite = subject.spec.suite if subject.spec is not None else ""
-    model = CompiledModel.of(runner, workload, runner.options, suite=suite, optimizer=optimizer)
-    return CompiledCheck(model, subject, runner.options, level).run()
 
 
 def subject_of(

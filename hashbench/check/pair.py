@@ -8,13 +8,12 @@ from time import perf_counter
 from typing import Protocol, TypeVar
 
 from hashbench.catalog import Confidence, Status
-from hashbench.check.perturbed import StressPlan
-from hashbench.check.row import keep_draft
-from hashbench.check.stress import latent_outcome, look
-from hashbench.check.subject import RunMaker, Subject
+from hashbench.check import row
+from hashbench.check.subject import Subject
 from hashbench.diagnose import driver
 from hashbench.divergence import find as find_divergence
 from hashbench.errors import bounded, ran_out_of_memory
+from hashbench.extensions import stages_for
 from hashbench.processes import tell_phase
 from hashbench.records import (
     Decision,
@@ -71,7 +70,7 @@ class PairCheck:
         """Run all stages in their order."""
         began = perf_counter()
         outcome = self.repeat()
-        outcome = self.stress(outcome, seconds=self.loading_seconds + perf_counter() - began)
+        outcome = self.extend(outcome, seconds=self.loading_seconds + perf_counter() - began)
         outcome = self.confirm(outcome)
         outcome = self.compare_untraced(outcome)
         return self.diagnose(outcome)
@@ -85,9 +84,7 @@ class PairCheck:
         first = self._numbered(1)
         if isinstance(first, Failure):
             return replace(outcome, accuracy=failed_status(first, number=1), failure=first)
-        outcome = with_facts(outcome, first)
-        if self.options.stress or self.options.backend:
-            outcome = replace(outcome, first=first)
+        outcome = replace(with_facts(outcome, first), first=first)
         fingerprints = [fingerprint(first)]
         for number in range(2, self.subject.runs() + 1):
             other = self._numbered(number)
@@ -124,7 +121,7 @@ class PairCheck:
         """
         if outcome.accuracy != Status.TWO_RUNS_DIFFER:
             return outcome
-        self._keep_draft(outcome)
+        self.keep_draft(outcome)
         for number in range(1, CONFIRMING_PAIRS + 1):
             tell_phase(f"confirming pair {number}")
             first, second = (self.subject.attempt(diagnosing=True) for _ in range(2))
@@ -144,33 +141,14 @@ class PairCheck:
             return replace(outcome, verdict=verdict, confirmed=confirmed, benign=verdict.benign, traces=traces)
         return replace(outcome, confirmed=f"no: {CONFIRMING_PAIRS} further pairs agreed")
 
-    def stress(self, outcome: Outcome, *, seconds: float) -> Outcome:
-        """Add the results of pairs under perturbations, if requested and the plain pair, which took ``seconds``,
-        agrees.
-
-        The outcome still passes if one of them differs.
-        """
+    def extend(self, outcome: Outcome, *, seconds: float) -> Outcome:
+        """Add what the requested stages of extensions find out, if the runs, which took ``seconds``, agree."""
         first = outcome.first
         outcome = replace(outcome, first=None)
-        if not self.options.stress or outcome.accuracy != Status.PASS or first is None or first.recorded is None:
-            return outcome
-        self._keep_draft(outcome)
-        plan = StressPlan(self.subject, self.options, self.level, first, seconds)
-        provoked, counts = look(plan)
-        outcome = replace(outcome, stressed=counts)
-        if provoked is None:
-            return outcome
-
-        def drafted(latent: Outcome) -> Outcome:
-            return self.drafted(replace(outcome, perturbation=provoked.name, latent=latent))
-
-        def explain(make: RunMaker, again: RunMaker, found: Outcome) -> Outcome:
-            check = replace(self, subject=replace(self.subject, attempt=make), drafted=drafted)
-            confirmed = found if found.between_processes else check.confirm(found)
-            return replace(check, subject=replace(self.subject, attempt=again)).diagnose(confirmed)
-
-        perturbation, latent = latent_outcome(outcome, provoked, plan, explain)
-        return replace(outcome, perturbation=perturbation, latent=latent)
+        if outcome.accuracy == Status.PASS and first is not None and first.recorded is not None:
+            for stage in stages_for(self.options):
+                outcome = stage(self, outcome, first, seconds=seconds)
+        return outcome
 
     def compare_untraced(self, outcome: Outcome) -> Outcome:
         """Add the result of two untraced runs, if requested and all runs succeeded."""
@@ -199,7 +177,7 @@ class PairCheck:
         the outcome."""
         if outcome.accuracy != Status.TWO_RUNS_DIFFER or self.options.diagnose_budget <= 0:
             return outcome
-        self._keep_draft(outcome)
+        self.keep_draft(outcome)
         subject = self.subject
         case = driver.DiagnosisCase(
             subject.attempt,
@@ -217,9 +195,10 @@ class PairCheck:
             failed = Decision("unknown", Confidence.OPEN, because, "")
             return replace(outcome, diagnosis=Diagnosis(failed, Evidence(origin="")))
 
-    def _keep_draft(self, outcome: Outcome) -> None:
+    def keep_draft(self, outcome: Outcome) -> None:
+        """Write down an outcome before what may end the process."""
         if self.subject.spec is not None:
-            keep_draft(self.subject.spec, self.options, self.drafted(outcome))
+            row.keep_draft(self.subject.spec, self.options, self.drafted(outcome))
 
     def _numbered(self, number: int) -> Run | Failure:
         tell_phase(f"run {number} of {self.subject.runs()}")

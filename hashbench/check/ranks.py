@@ -326,6 +326,11 @@ class RanksCheck:
         return tuple(log.with_name(f"{log.stem}.rank{rank}.log") for rank in range(self.world_size))
 
 
+def check_model(spec: ModelSpec, options: RunOptions, level: str, *, target: str) -> Outcome:
+    """Check a model with ranks; an :class:`~hashbench.extensions.OwnCheck`."""
+    return RanksCheck(spec, options, level, target=target).run()
+
+
 def _with_answers(outcome: Outcome, pair: RankPair) -> Outcome:
     """Add the facts that every rank tells."""
     answers = [pair.answers[rank] for rank in sorted(pair.answers)]

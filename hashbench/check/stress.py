@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -45,6 +46,9 @@ from hashbench.replay import controls
 from hashbench.run.leaves import NotComparableError
 from hashbench.run.outcome import Outcome, Run, difference_between, told_by_digests
 
+if TYPE_CHECKING:
+    from hashbench.check.pair import PairCheck
+
 SHARE = 1.3
 """Time limit of the stressed runs, but for the first two, as a share of the plain pair's."""
 MOST = 6
@@ -54,6 +58,34 @@ ALL = tuple(controls.CONDITIONS)
 """Perturbations of the first stressed run."""
 TOGETHER = tuple(name for name, condition in controls.CONDITIONS.items() if not condition.always)
 """Those that share one run with the threads of the plain pair."""
+
+
+def add_stressed_runs(check: PairCheck, outcome: Outcome, first: Run, *, seconds: float) -> Outcome:
+    """Add the results of pairs under perturbations to an outcome that passes: it still passes if one of them differs.
+
+    Args:
+        check: the comparison of equal runs, whose subject is stressed.
+        outcome: of equal runs.
+        first: the first run of the plain pair.
+        seconds: of the plain pair, from the load of the model on.
+    """
+    check.keep_draft(outcome)
+    plan = StressPlan(check.subject, check.options, check.level, first, seconds)
+    provoked, counts = look(plan)
+    outcome = replace(outcome, stressed=counts)
+    if provoked is None:
+        return outcome
+
+    def drafted(latent: Outcome) -> Outcome:
+        return check.drafted(replace(outcome, perturbation=provoked.name, latent=latent))
+
+    def explain(make: RunMaker, again: RunMaker, found: Outcome) -> Outcome:
+        under = replace(check, subject=replace(check.subject, attempt=make), drafted=drafted)
+        confirmed = found if found.between_processes else under.confirm(found)
+        return replace(under, subject=replace(check.subject, attempt=again)).diagnose(confirmed)
+
+    perturbation, latent = latent_outcome(outcome, provoked, plan, explain)
+    return replace(outcome, perturbation=perturbation, latent=latent)
 
 
 def look(plan: StressPlan) -> tuple[Provoked | None, tuple[ExperimentResult, ...]]:

@@ -405,7 +405,7 @@ class ModelCheck:
         if isinstance(first, Failure):
             return outcome
         check = PairCheck(self.subject, self.case.within(left), outcome.deterministic)
-        return check.stress(replace(outcome, first=first), seconds=seconds)
+        return check.extend(replace(outcome, first=first), seconds=seconds)
 
     def _record_kernels(self, outcome: Outcome) -> str:
         """Write the fingerprint of the model's kernels if asked for; return why there is none, or ""."""
