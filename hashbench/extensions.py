@@ -6,18 +6,23 @@ that ``--help`` loads none of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from hashbench.check.model import BenchmarkRunner
     from hashbench.check.pair import PairCheck
     from hashbench.check.subject import Subject
     from hashbench.records import ModelSpec, RunOptions
     from hashbench.run.outcome import Outcome, Run
     from hashbench.run.workload import Workload
+    from hashbench.sweep.executors import Executor
+    from hashbench.sweep.request import SweepRequest
+    from hashbench.sweep.run import SweepResult
 
 
 class HasRanks(Protocol):
@@ -50,6 +55,40 @@ class Stage(Protocol):
     def __call__(self, check: PairCheck, outcome: Outcome, first: Run, *, seconds: float) -> Outcome: ...
 
 
+class MakeExecutor(Protocol):
+    """Returns an executor of models, connected; ``how``: ``jobs``, ``preload`` and ``cluster``, see
+    :data:`hashbench.sweep.EXECUTORS`."""
+
+    def __call__(self, specs: Sequence[ModelSpec], options: RunOptions, **how: Any) -> Executor: ...
+
+
+class AfterSweep(Protocol):
+    """Records more of the models that a sweep ran, beside their rows, in its folder."""
+
+    def __call__(
+        self,
+        request: SweepRequest,
+        options: RunOptions,
+        result: SweepResult,
+        *,
+        executor: Executor,
+        environment: Mapping[str, Any],
+        on_note: Callable[[str], object],
+    ) -> None: ...
+
+
+class ForgetModels(Protocol):
+    """Deletes what an earlier sweep recorded of models that run again, since the file of their suite has changed."""
+
+    def __call__(self, outdated: Sequence[ModelSpec], request: SweepRequest) -> None: ...
+
+
+class OwnsFile(Protocol):
+    """Returns something true for a CSV of another kind than the rows of a sweep."""
+
+    def __call__(self, path: Path) -> object: ...
+
+
 def _never(_: Any) -> bool:
     return False
 
@@ -65,6 +104,11 @@ class Extension:
         own_check: target of an :class:`OwnCheck` of the models that it takes.
         check: target of a :class:`Check`.
         stage: target of a :class:`Stage`.
+        executor: target of a :class:`MakeExecutor`, by ``name`` after ``--executor``.
+        after_sweep: target of an :class:`AfterSweep` of the sweeps for which ``asked_of_sweep`` holds.
+        forget: target of a :class:`ForgetModels`, for every sweep.
+        owns_file: target of an :class:`OwnsFile`.
+        preload: what the workers of these sweeps import or call before they are forked.
     """
 
     name: str
@@ -73,6 +117,12 @@ class Extension:
     own_check: str = ""
     check: str = ""
     stage: str = ""
+    executor: str = ""
+    asked_of_sweep: Callable[[SweepRequest], bool] = _never
+    after_sweep: str = ""
+    forget: str = ""
+    owns_file: str = ""
+    preload: tuple[str, ...] = ()
 
 
 EXTENSIONS: tuple[Extension, ...] = (
@@ -88,6 +138,15 @@ EXTENSIONS: tuple[Extension, ...] = (
     ),
     Extension("compiled", asked=lambda options: bool(options.backend), check="hashbench.check.compiled:check_model"),
     Extension("stress", asked=lambda options: options.stress, stage="hashbench.check.stress:add_stressed_runs"),
+    Extension(
+        "fingerprint",
+        asked_of_sweep=lambda request: request.fingerprints,
+        after_sweep="hashbench.sweep.fingerprints:record_missing",
+        forget="hashbench.sweep.fingerprints:remove",
+        preload=("hashbench.fingerprint.library:measure_clock",),  # spares each worker up to a second
+    ),
+    Extension("ray", executor="hashbench.sweep.executors.ray:connected"),
+    Extension("audit", owns_file="hashbench.results.invariance_table:audit_kind"),
 )
 """In the order in which they are asked: the first check that applies is the one that runs."""
 
@@ -111,3 +170,38 @@ def stages_for(options: RunOptions) -> Iterator[Stage]:
     for each in EXTENSIONS:
         if each.stage and each.asked(options):
             yield resolve_name(each.stage)
+
+
+def executor_names() -> tuple[str, ...]:
+    """Return the names of executors, beside that of this machine's worker processes."""
+    return tuple(each.name for each in EXTENSIONS if each.executor)
+
+
+def executor_maker(name: str) -> MakeExecutor:
+    """Return what makes the executor of this name, imported."""
+    found: MakeExecutor = resolve_name(next(each.executor for each in EXTENSIONS if each.name == name))
+    return found
+
+
+def preload_of(request: SweepRequest) -> tuple[str, ...]:
+    """Return what workers of a sweep preload for extensions."""
+    return tuple(target for each in EXTENSIONS if each.asked_of_sweep(request) for target in each.preload)
+
+
+def after_sweep(request: SweepRequest) -> Iterator[AfterSweep]:
+    """Yield what a sweep asks for beside its rows, imported one by one."""
+    for each in EXTENSIONS:
+        if each.after_sweep and each.asked_of_sweep(request):
+            yield resolve_name(each.after_sweep)
+
+
+def forget_models(outdated: Sequence[ModelSpec], request: SweepRequest) -> None:
+    """Delete what extensions recorded of models that run again."""
+    for each in EXTENSIONS:
+        if outdated and each.forget:
+            resolve_name(each.forget)(outdated, request)
+
+
+def is_owned(path: Path) -> bool:
+    """Return True if a CSV is of an extension, and not of a sweep's rows."""
+    return any(resolve_name(each.owns_file)(path) for each in EXTENSIONS if each.owns_file)

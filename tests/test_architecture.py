@@ -135,8 +135,8 @@ EXTENSIONS: Mapping[str, str] = MappingProxyType(
         "fingerprint": "fingerprint check.fingerprint sweep.fingerprints",
         "invariance": "batch check.batch_items check.invariance check.invariance_cause check.variants",
         "ranks": "ranks check.rank_diagnosis check.rank_function check.rank_runs check.ranks divergence.held_alike "
-        "divergence.rank_choice divergence.rank_order divergence.rank_path divergence.rank_verdict "
-        "divergence.rank_walk divergence.ranks divergence.ranks_text divergence.replicas "
+        "divergence.rank_choice divergence.rank_messages divergence.rank_order divergence.rank_path "
+        "divergence.rank_verdict divergence.rank_walk divergence.ranks divergence.ranks_text divergence.replicas "
         "divergence.whole_steps trace.stepped",
         "ray": "sweep.executors.phase_board sweep.executors.ray sweep.executors.ray_client sweep.executors.remote",
         "report": "report nightly",
@@ -164,10 +164,6 @@ UNCUT = frozenset(
         ("check.function", "fingerprint.calls"),
         ("report.compare", "compiled.text"),
         ("report.table", "compiled.text"),
-        ("results.load", "results.invariance_table"),
-        ("sweep", "sweep.executors.ray"),
-        ("sweep.request", "fingerprint.document"),
-        ("sweep.request", "sweep.fingerprints"),
     }
 )
 """Imports from the core to an extension or a tool that are still there. Remove a line with its import; add none."""

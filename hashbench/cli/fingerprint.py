@@ -57,7 +57,7 @@ def _record(parsed: argparse.Namespace) -> int:
 
     suites = suites_to_sweep(parsed)
     specs = made_of(Selection, parsed, suites=suites).of(spec for suite in suites for spec in registry.catalog(suite))
-    devices = local_devices(parsed.device, parsed.tracer, fingerprinted=True)
+    devices = local_devices(parsed.device, parsed.tracer, preload=(fingerprints.PRELOAD,))
     for note in filter(None, [*devices.notes, tracer_note(devices.environment)]):
         say(note)
     recording = fingerprints.record(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hashbench.errors import HashbenchError
+from hashbench.extensions import is_owned
 from hashbench.io import read_json_object
 from hashbench.records import Row
 from hashbench.results.folder import (
@@ -21,7 +22,6 @@ from hashbench.results.folder import (
     schema_difference,
     with_evidence,
 )
-from hashbench.results.invariance_table import audit_kind
 from hashbench.results.rows import ROWS, Table, environments_of, read_table, rows_of
 from hashbench.text import one_line
 
@@ -124,7 +124,7 @@ def csv_files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     for pattern in (ACCURACY_FILE, f"*/{ACCURACY_FILE}", "*.csv"):
-        files = [file for file in sorted(path.glob(pattern)) if audit_kind(file) is None]  # which may lie beside
+        files = [file for file in sorted(path.glob(pattern)) if not is_owned(file)]  # which may lie beside
         if files:
             return files
     raise HashbenchError(

@@ -7,17 +7,26 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from hashbench.catalog import Kind, kind_of
 from hashbench.errors import HashbenchError
 from hashbench.fingerprint import document
 from hashbench.fingerprint.document import Fingerprints, ModelFingerprint
 from hashbench.processes import Interrupts, describe_end, last_words
 from hashbench.records import ModelSpec, RunOptions
 from hashbench.results.folder import ResultsFolder, file_key, left_row
+from hashbench.suites import registry
 from hashbench.sweep.executors import Executor, Resources, Task, TaskResult
 
+if TYPE_CHECKING:
+    from hashbench.sweep.request import SweepRequest
+    from hashbench.sweep.run import SweepResult
+
 TARGET = "hashbench.check.fingerprint:record_model"
+
+PRELOAD = "hashbench.fingerprint.library:measure_clock"
+"""What workers import and call before they are forked: it spares each up to a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +110,46 @@ def record(
         reasons = "; ".join(f"{name}: {reason}" for name, reason in list(failures.items())[:3])
         raise HashbenchError("no model has a fingerprint", consequence=f"nothing was written ({reasons})")
     return RecordedFingerprints(tuple(made[_key(spec)] for spec in specs if _key(spec) in made), failures)
+
+
+def record_missing(
+    request: SweepRequest,
+    options: RunOptions,
+    result: SweepResult,
+    *,
+    executor: Executor,
+    environment: Mapping[str, Any],
+    on_note: Callable[[str], object],
+) -> None:
+    """Record the models of a sweep that have no fingerprint in its folder yet, where and with as many threads as they
+    ran. What goes wrong with one is a note: the rows are there."""
+    folder = request.output
+    catalog = [spec for suite in request.selection.suites for spec in registry.catalog(suite)]
+    ran = {(row.suite, row.name) for row in result.rows if kind_of(row.accuracy) in (Kind.PASS, Kind.DIFFER)}
+    wanted = [
+        spec
+        for spec in request.selection.of(catalog)
+        if (spec.suite, spec.name) in ran
+        and (spec.world_size or 1) == 1  # a kernel of one rank is called in a group
+        and not document.path_in(folder, (spec.suite, spec.name, options.mode)).exists()
+    ]
+    if not wanted:
+        return
+    try:
+        recording = record(wanted, options, executor=executor, environment=environment, timeout=request.timeout)
+    except HashbenchError as error:
+        on_note(f"no kernel fingerprints: {error}")
+        return
+    for file in recording.files:
+        document.write(document.path_in(folder, file.models[0].key), file)
+    for name, reason in recording.failures.items():
+        on_note(f"no kernel fingerprint of {name}: {reason}")
+
+
+def remove(outdated: Sequence[ModelSpec], request: SweepRequest) -> None:
+    """Delete the fingerprints of models that run again because the file of their suite has changed."""
+    for spec in outdated:
+        document.path_in(request.output, (spec.suite, spec.name, request.options.mode)).unlink(missing_ok=True)
 
 
 def _key(spec: ModelSpec) -> tuple[str, str]:

@@ -8,16 +8,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hashbench.catalog import OUT_OF_MEMORY, Kind, kind_of
+from hashbench.catalog import OUT_OF_MEMORY
 from hashbench.devices import visibility
 from hashbench.diagnose import fresh_process
 from hashbench.errors import HashbenchError
-from hashbench.fingerprint import document
+from hashbench.extensions import after_sweep, executor_maker, forget_models, preload_of
 from hashbench.io import read_json
 from hashbench.processes import available_memory_mib
 from hashbench.records import ModelSpec, RunOptions
@@ -26,10 +26,9 @@ from hashbench.results.load import load_sweep
 from hashbench.run import environment as fingerprints
 from hashbench.suites import registry
 from hashbench.suites.selection import Selection
-from hashbench.sweep import EXECUTORS, LOCAL
+from hashbench.sweep import LOCAL
 from hashbench.sweep.executors import Executor, RayCluster
 from hashbench.sweep.executors.local import NATIVE_PRELOAD, LocalExecutor, answer_of_a_fork, begin_server, preload_for
-from hashbench.sweep.fingerprints import record as record_fingerprints
 from hashbench.sweep.run import Event, SweepOpened, SweepResult, run_sweep
 from hashbench.sweep.schedule import EarlierSweep
 from hashbench.workers import WORKER_VARIABLES
@@ -94,20 +93,22 @@ def run(
             and options.device == "cpu"
             and any(map(registry.is_imported, request.selection.suites))
         ):
-            begin_server(preload_for(options.tracer, fingerprinted=request.fingerprints))  # while files are listed
+            begin_server(preload_for(options.tracer, *preload_of(request)))  # while files are listed
         catalog = [spec for suite in request.selection.suites for spec in registry.catalog(suite)]
         specs = request.selection.of(catalog)
         _refuse_batch_size(options, specs)
         cluster: Executor | None = None
-        if make := EXECUTORS[request.executor]:
-            preload = preload_for(options.tracer, fingerprinted=request.fingerprints)
-            made = make(specs, options, jobs=request.jobs, preload=preload, cluster=request.cluster)
+        if request.executor != LOCAL:
+            preload = preload_for(options.tracer, *preload_of(request))
+            made = executor_maker(request.executor)(
+                specs, options, jobs=request.jobs, preload=preload, cluster=request.cluster
+            )
             cluster = stack.enter_context(contextlib.closing(made))
         # Where others run the models, this machine need not have the device; each of theirs tells its own, and how it
         # traces.
         if cluster is None:
             devices = local_devices(
-                options.device, options.tracer, fingerprinted=request.fingerprints, backend=options.backend
+                options.device, options.tracer, preload=preload_of(request), backend=options.backend
             )
             options = replace(options, device=devices.device)
         else:
@@ -122,7 +123,7 @@ def run(
             if isinstance(event, SweepOpened) and (note := fingerprints.tracer_note(environment)):
                 on_note(note)
             if isinstance(event, SweepOpened):
-                _remove_fingerprints([spec for spec in specs if spec.suite in event.outdated], request)
+                forget_models([spec for spec in specs if spec.suite in event.outdated], request)
             on_event(event)
 
         executor = cluster or devices.executor(jobs=request.jobs or 1, memory_mib=request.memory_mib)
@@ -144,8 +145,8 @@ def run(
             retries=request.retries,
             digests=digests,
         )
-        if request.fingerprints:
-            _record_fingerprints(request, options, result, executor, devices.environment, on_note)
+        for record in after_sweep(request):
+            record(request, options, result, executor=executor, environment=devices.environment, on_note=on_note)
         return result
 
 
@@ -175,51 +176,6 @@ def _stress_server(preload: Sequence[str], *, at_once: bool) -> contextlib.Abstr
     if fresh_process.is_served(fresh_process.DEFAULT_TARGET, *preload):
         return contextlib.nullcontext()
     return fresh_process.served(preload=preload, environment=WORKER_VARIABLES, at_once=at_once)
-
-
-def _record_fingerprints(
-    request: SweepRequest,
-    options: RunOptions,
-    result: SweepResult,
-    executor: Executor,
-    environment: Mapping[str, Any],
-    on_note: Callable[[str], object],
-) -> None:
-    """Record the kernel fingerprints of the models that have none in the results folder yet, where and with as many
-    threads as they ran. What goes wrong with one is a note: the rows are there."""
-    folder = request.output
-    catalog = [spec for suite in request.selection.suites for spec in registry.catalog(suite)]
-    ran = {(row.suite, row.name) for row in result.rows if kind_of(row.accuracy) in (Kind.PASS, Kind.DIFFER)}
-    wanted = [
-        spec
-        for spec in request.selection.of(catalog)
-        if (spec.suite, spec.name) in ran
-        and (spec.world_size or 1) == 1  # a kernel of one rank is called in a group
-        and not document.path_in(folder, (spec.suite, spec.name, options.mode)).exists()
-    ]
-    if not wanted:
-        return
-    try:
-        recording = record_fingerprints(
-            wanted,
-            options,
-            executor=executor,
-            environment=environment,
-            timeout=request.timeout,
-        )
-    except HashbenchError as error:
-        on_note(f"no kernel fingerprints: {error}")
-        return
-    for file in recording.files:
-        document.write(document.path_in(folder, file.models[0].key), file)
-    for name, reason in recording.failures.items():
-        on_note(f"no kernel fingerprint of {name}: {reason}")
-
-
-def _remove_fingerprints(outdated: Sequence[ModelSpec], request: SweepRequest) -> None:
-    """Delete the kernel fingerprints of models that run again because the file of their suite has changed."""
-    for spec in outdated:
-        document.path_in(request.output, (spec.suite, spec.name, request.options.mode)).unlink(missing_ok=True)
 
 
 def _refuse_batch_size(options: RunOptions, specs: Sequence[ModelSpec]) -> None:
@@ -253,10 +209,10 @@ class LocalDevices:
 
 
 def local_devices(
-    device: str, tracer: str = "python", *, fingerprinted: bool = False, backend: str = ""
+    device: str, tracer: str = "python", *, preload: Sequence[str] = (), backend: str = ""
 ) -> LocalDevices:
-    """Look at this machine: the environment, and the devices of workers on ``device``, traced by ``tracer``. With
-    ``fingerprinted``, workers also preload what records kernel fingerprints. Notes name the devices that are left out
+    """Look at this machine: the environment, and the devices of workers on ``device``, traced by ``tracer``. Workers
+    also ``preload`` these. Notes name the devices that are left out
     and the variable that is overridden. A ``backend`` of ``torch.compile`` is looked up.
 
     A child process looks, on the CPU a fork of the workers' server: a process that has initialised CUDA cannot fork
@@ -269,18 +225,18 @@ def local_devices(
         fingerprints.collect_in_child, device=device, variables=WORKER_VARIABLES, tracer=tracer, backend=backend
     )
     if device == "cpu":
-        preload = preload_for(tracer, fingerprinted=fingerprinted)
-        by = functools.partial(answer_of_a_fork, preload=preload)
-        return LocalDevices(collect(by=by), device, preload=preload)
+        loaded = preload_for(tracer, *preload)
+        by = functools.partial(answer_of_a_fork, preload=loaded)
+        return LocalDevices(collect(by=by), device, preload=loaded)
     environment = collect()
-    preload = preload_for(environment.get("tracer", "python"), fingerprinted=fingerprinted)
+    loaded = preload_for(environment.get("tracer", "python"), *preload)
     assignments = visibility.assignments(device, environment, os.environ)
     if not assignments:
-        return LocalDevices(environment, device, preload=preload)
+        return LocalDevices(environment, device, preload=loaded)
     conflict = visibility.workspace_conflict(os.environ.get(visibility.WORKSPACE_VARIABLE))
     notes = tuple(filter(None, (visibility.left_out(device, environment), conflict)))
     # Each worker sees its own as number 0, so the rows of cuda:1 are rows of cuda.
-    return LocalDevices(environment, visibility.kind(device), assignments, notes, preload)
+    return LocalDevices(environment, visibility.kind(device), assignments, notes, loaded)
 
 
 # ------------------------------------------------------------------------- time and memory estimates from a past sweep

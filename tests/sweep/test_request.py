@@ -8,6 +8,7 @@ from typing import Any, Never
 import pytest
 
 from hashbench.errors import HashbenchError
+from hashbench.extensions import forget_models
 from hashbench.fingerprint import document
 from hashbench.records import ModelSpec, RunOptions
 from hashbench.suites.selection import Selection
@@ -22,7 +23,7 @@ def test_fingerprints_of_outdated_models_are_deleted(tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     missing = ModelSpec(suite="zoo", name="none")
-    requests._remove_fingerprints([ModelSpec(suite="zoo", name="a"), missing], request)
+    forget_models([ModelSpec(suite="zoo", name="a"), missing], request)
     assert [path.exists() for path in paths] == [False, True]
 
 
@@ -36,7 +37,7 @@ def test_machines_load_the_recorder_before_they_fork_workers_that_may_use_it(
         asked.update(how)
         raise HashbenchError("nothing to run on")
 
-    monkeypatch.setattr(requests, "EXECUTORS", {"ray": make})
+    monkeypatch.setattr(requests, "executor_maker", lambda _: make)
     request = SweepRequest(Selection(("specimens",)), RunOptions(tracer=tracer), tmp_path, executor="ray", jobs=3)
     with pytest.raises(HashbenchError, match="nothing to run on"):
         requests.run(request)

@@ -54,9 +54,6 @@ not survive the fork; running an op there would."""
 NATIVE_PRELOAD = "hashbench.trace.native:load"
 """Loads the native tracer, which takes 0.2 s; last, when the ops of those modules are known."""
 
-FINGERPRINT_PRELOAD = "hashbench.fingerprint.library:measure_clock"
-"""Spares each worker that records kernel fingerprints up to a second."""
-
 _SHARE_OF_MEMORY = 0.9
 """Of the memory that is available at the start: what workers may be expected to take together."""
 
@@ -116,11 +113,11 @@ class _RunningWorker:
     deadline: float
 
 
-def preload_for(tracer: str, *, fingerprinted: bool = False) -> tuple[str, ...]:
-    """List what the server imports and calls for workers traced by ``tracer``; ``auto`` is native if available. With
-    ``fingerprinted``, workers record kernel fingerprints, too."""
+def preload_for(tracer: str, *others: str) -> tuple[str, ...]:
+    """List what the server imports and calls for workers traced by ``tracer``; ``auto`` is native if available. What
+    they do beside tracing needs ``others``."""
     native = () if tracer == "python" else (NATIVE_PRELOAD,)
-    return (*DEFAULT_PRELOAD, *native, *([FINGERPRINT_PRELOAD] if fingerprinted else []))
+    return (*DEFAULT_PRELOAD, *native, *others)
 
 
 def _names(preload: Sequence[str]) -> tuple[str, ...]:

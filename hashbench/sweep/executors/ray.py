@@ -178,6 +178,13 @@ class _Machines:
         return next((known.address for known in self.alive if known.id == node), node[:8])
 
 
+def connected(specs: Sequence[ModelSpec], options: RunOptions, **how: Any) -> RayExecutor:
+    """Return an executor that has reached its cluster; arguments and errors are those of :class:`RayExecutor`."""
+    executor = RayExecutor(specs, options, **how)
+    executor.connect()
+    return executor
+
+
 class RayExecutor:
     """Runs models on a Ray cluster. One that was started here ends with :meth:`close`, any other stays.
 
