@@ -94,6 +94,7 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
                 "function",
                 "invariance",
                 "invariance_cause",
+                "invariance_function",
                 "model",
                 "pair",
                 "perturbed",
@@ -133,7 +134,8 @@ EXTENSIONS: Mapping[str, str] = MappingProxyType(
         "check.program inductor report.compiled report.kernels results.compiled_kernels",
         "debugmode": "compare.debug_log divergence.debug_log divergence.debug_log_text trace.debug_log",
         "fingerprint": "fingerprint check.fingerprint sweep.fingerprints",
-        "invariance": "batch check.batch_items check.invariance check.invariance_cause check.variants",
+        "invariance": "batch check.batch_items check.invariance check.invariance_cause "
+        "check.invariance_function check.variants",
         "ranks": "ranks check.rank_diagnosis check.rank_function check.rank_runs check.ranks divergence.held_alike "
         "divergence.rank_choice divergence.rank_messages divergence.rank_order divergence.rank_path "
         "divergence.rank_verdict divergence.rank_walk divergence.ranks divergence.ranks_text divergence.replicas "
@@ -159,9 +161,6 @@ USE = "integrations cli __main__"
 
 UNCUT = frozenset(
     {
-        ("check.function", "check.invariance"),
-        ("check.function", "check.variants"),
-        ("check.function", "fingerprint.calls"),
         ("report.compare", "compiled.text"),
         ("report.table", "compiled.text"),
     }

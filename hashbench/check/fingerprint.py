@@ -15,7 +15,7 @@ import psutil
 import torch
 
 from hashbench.catalog import Status
-from hashbench.check.function import SUITE, FunctionCall, collected_kernels
+from hashbench.check.function import SUITE, FunctionCall, FunctionRuns, requested_settings
 from hashbench.check.model import BenchmarkRunner
 from hashbench.check.pair import again_with_warnings
 from hashbench.errors import HashbenchError, named_line
@@ -31,8 +31,9 @@ from hashbench.replay.controls.memory import set_malloc_option
 from hashbench.run.environment import collect
 from hashbench.run.outcome import release_memory
 from hashbench.run.rng import preserved_rng
-from hashbench.run.settings import settings
+from hashbench.run.settings import preserved, settings
 from hashbench.text import count
+from hashbench.trace.tracer import choose
 
 SECONDS = 60.0
 """CPU seconds of one thread after which no further kernel of a model is run; the fingerprint lists the rest as left
@@ -151,6 +152,25 @@ def record_model(spec: ModelSpec, options: RunOptions) -> Row:
 
 
 # ------------------------------------------------------------------------------------------------------- a function
+
+
+def collected_kernels(call: FunctionCall, options: RunOptions) -> KernelCollector:
+    """Collect the kernels that one run of a function calls, on copies of its arguments and from the reset state.
+
+    Settings and random state of the caller are restored. Exceptions of the function are raised unchanged.
+
+    Args:
+        call: the function and its arguments.
+        options: ``seed``, ``deterministic`` (empty: torch's settings as they are), ``threads`` and ``tracer`` are used.
+
+    Raises:
+        HashbenchError: an argument cannot be copied, or the requested tracer is unavailable.
+    """
+    choose(options.tracer)
+    collector = KernelCollector()
+    with preserved(), preserved_rng(), requested_settings(options, options.deterministic):
+        FunctionRuns(call, options, every_op=False, allow_empty=True).collected_by(collector)
+    return collector
 
 
 def record_function(call: FunctionCall, name: str, options: RunOptions, path: Path) -> str:

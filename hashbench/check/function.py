@@ -20,19 +20,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from hashbench.check.invariance import InvarianceCheck
 from hashbench.check.pair import PairCheck, retried_with_warnings
 from hashbench.check.row import row_of
 from hashbench.check.subject import Given, Subject
-from hashbench.check.variants import NotApplicableError, smaller_batches, variants_of
 from hashbench.errors import HashbenchError
-from hashbench.fingerprint.calls import KernelCollector
-from hashbench.records import BATCH_INVARIANCE, Failure, ModelSpec, Result, Row, RunOptions, TensorDigest, Trace
+from hashbench.records import Failure, ModelSpec, Result, Row, RunOptions, TensorDigest, Trace
 from hashbench.run import leaves, outputs
 from hashbench.run.outcome import Outcome, Run, add_result, failure_of
 from hashbench.run.rng import GENERATORS, preserved_rng, random_states, reset_rng_state, states_differ
 from hashbench.run.settings import claim_workspace, deterministic_settings, preserved, settings
-from hashbench.run.workload import Tokens, batch_of, clone_inputs
+from hashbench.run.workload import clone_inputs
 from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.arguments import items_of, named_tensors
 from hashbench.trace.callbacks import TraceCallback
@@ -173,7 +170,7 @@ def check_function(
     """
     # Not to be written as JSON, so that no fresh process tries to build what only lives here.
     spec = ModelSpec(SUITE, name, arguments={"function": call.function})
-    runs = _Runs(call, options, every_op=every_op, allow_empty=allow_empty, quick_runs=quick_runs)
+    runs = FunctionRuns(call, options, every_op=every_op, allow_empty=allow_empty, quick_runs=quick_runs)
     subject = Subject(runs, spec, runs=lambda: runs.count, same_structure=True)
     row = row_of_check(subject, options, lambda level: PairCheck(subject, options, level).run())
     if runs.drew and _is_in_eval(call):
@@ -186,48 +183,6 @@ def _is_in_eval(call: FunctionCall) -> bool:
     return any(not module.training for module in modules)
 
 
-def check_invariance(
-    call: FunctionCall, name: str, options: RunOptions, *, sizes: Sequence[int] = (), tokens: Tokens | None = None
-) -> Row:
-    """Call a function with its items in a smaller batch or in another order, or with its tokens beside padding or after
-    a cache, as the mode of ``options`` says, and compare what the calls return.
-
-    Modules among the arguments, and the function itself, are in ``eval`` mode. Exceptions are raised unchanged.
-
-    Args:
-        call: the function and its arguments. Items are the first dimension of all tensors among them that have the same
-            first dimension; arguments of tokens are all by name.
-        name: its name in the row.
-        options: as in :func:`check_function`; its mode is that of one invariance.
-        sizes: of smaller batches; none: halves of the batch.
-        tokens: which arguments hold the tokens, their mask, positions and cache; ``None``: those of these names that it
-            takes.
-
-    Raises:
-        HashbenchError: the invariance cannot be checked on it, nothing can be compared, or a copy, a result or the
-            tracer is unusable.
-    """
-    call = _in_eval(call)
-    inputs = _inputs_of(call)
-    subject = Subject(
-        _Runs(call, options, every_op=False, allow_empty=True),
-        ModelSpec(SUITE, name),
-        model=call.function,
-        inputs=inputs,
-        batch=batch_of(inputs, None),
-        tokens=tokens,
-        outputs=_outputs,
-    )
-    of_sizes = options.mode == BATCH_INVARIANCE
-    try:
-        variants = smaller_batches(subject, sizes) if of_sizes else variants_of(subject, options.invariance)
-    except NotApplicableError as error:
-        what = "no smaller batch can be run" if of_sizes else f"{options.invariance} invariance cannot be checked"
-        tip = "Give tensors with one batch." if of_sizes else ""
-        raise HashbenchError(what, consequence=str(error), tip=tip) from None
-    return row_of_check(subject, options, lambda level: InvarianceCheck(subject, options, level, variants).run())
-
-
 def row_of_check(subject: Subject, options: RunOptions, check: Callable[[str], Outcome]) -> Row:
     """Return the row of a check under the caller's settings, or those that its options request."""
     choose(options.tracer)
@@ -235,7 +190,7 @@ def row_of_check(subject: Subject, options: RunOptions, check: Callable[[str], O
     claim_workspace(options.device)
 
     def outcome_of(level: str) -> Outcome:
-        with _requested_settings(options, level):
+        with requested_settings(options, level):
             return check(level)
 
     with preserved(), preserved_rng():
@@ -245,51 +200,19 @@ def row_of_check(subject: Subject, options: RunOptions, check: Callable[[str], O
     return row_of(subject.spec, options, outcome, seconds=seconds, budget_flag="hashbench_diagnose_budget")
 
 
-def _requested_settings(options: RunOptions, level: str) -> contextlib.AbstractContextManager[Any]:
+def requested_settings(options: RunOptions, level: str) -> contextlib.AbstractContextManager[Any]:
     """Set the deterministic level if the options request one, else leave torch's settings as they are."""
     if not options.deterministic:
         return contextlib.nullcontext()
     return deterministic_settings(level, threads=options.threads)
 
 
-def _in_eval(call: FunctionCall) -> FunctionCall:
-    """Copy a call, with its modules in ``eval`` mode."""
-    call = fresh_copy(call)
-    for _, part in parts_of(call):
-        if isinstance(part, torch.nn.Module):
-            part.eval()
-    return call
-
-
-def _inputs_of(call: FunctionCall) -> Any:
+def inputs_of(call: FunctionCall) -> Any:
     """Return the arguments as ``given`` of a subject maps them: by name, else positional ones and those by name."""
     return (call.args, dict(call.kwargs or {})) if call.args else dict(call.kwargs or {})
 
 
-def collected_kernels(call: FunctionCall, options: RunOptions) -> KernelCollector:
-    """Collect the kernels that one run of a function calls, on copies of its arguments and from the reset state.
-
-    Settings and random state of the caller are restored. Exceptions of the function are raised unchanged.
-
-    Args:
-        call: the function and its arguments.
-        options: ``seed``, ``deterministic`` (empty: torch's settings as they are), ``threads`` and ``tracer`` are used.
-
-    Raises:
-        HashbenchError: an argument cannot be copied, or the requested tracer is unavailable.
-    """
-    choose(options.tracer)
-    collector = KernelCollector()
-    with preserved(), preserved_rng(), _requested_settings(options, options.deterministic):
-        _Runs(call, options, every_op=False, allow_empty=True).collected_by(collector)
-    return collector
-
-
-def _outputs(run: Run) -> dict[str, Any]:
-    return {name: value for name, value in run.results.items() if name.partition(".")[0] == "output"}
-
-
-class _Runs:
+class FunctionRuns:
     """Runs of one function.
 
     ``first_value`` is the return value of the first compared run, ``drew`` whether any run left a global generator
@@ -362,7 +285,7 @@ class _Runs:
             call = fresh_copy(self.call)
             reset_rng_state(self.options.seed)
             if given is not None:
-                call = _with_inputs(call, given(call.function, _inputs_of(call)))
+                call = _with_inputs(call, given(call.function, inputs_of(call)))
             trace = None
             if traced:
                 trace = HashDebugTrace(

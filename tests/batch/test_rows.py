@@ -10,7 +10,8 @@ import torch
 from hashbench.batch.layout import WHOLE, Cut, ItemSubset
 from hashbench.batch.match import TensorRows
 from hashbench.batch.rows import RowDigests, ShapeNotes, row_digests
-from hashbench.check.function import FunctionCall, check_invariance
+from hashbench.check.function import FunctionCall
+from hashbench.check.invariance_function import check_invariance
 from hashbench.records import Failure, RunOptions
 from tests.batch.programs import random_inputs, runner
 

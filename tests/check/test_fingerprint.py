@@ -15,8 +15,8 @@ import torch
 from runner_helpers import FunctionRunner
 
 from hashbench.check import fingerprint
-from hashbench.check.fingerprint import changed_kernels, fingerprint_from, record_function
-from hashbench.check.function import FunctionCall, collected_kernels
+from hashbench.check.fingerprint import changed_kernels, collected_kernels, fingerprint_from, record_function
+from hashbench.check.function import FunctionCall
 from hashbench.errors import HashbenchError
 from hashbench.records import ModelSpec, RunOptions
 from hashbench.run.workload import Workload
@@ -52,7 +52,8 @@ import pathlib, sys
 import psutil
 from hashbench.check import fingerprint
 from hashbench.check.fingerprint import changed_kernels, fingerprint_from, record_function
-from hashbench.check.function import FunctionCall, collected_kernels
+from hashbench.check.fingerprint import collected_kernels
+from hashbench.check.function import FunctionCall
 from hashbench.errors import HashbenchError
 
 fingerprint.OVERCOMMIT = pathlib.Path(sys.argv[1])

@@ -409,7 +409,8 @@ class BatchInvariant:
         if not callable(model):
             pytest.fail(f"{_OF_BATCHES} needs a model to call, not a {type(model).__name__}.")
         from hashbench.catalog import INVARIANCES
-        from hashbench.check.function import FunctionCall, check_invariance
+        from hashbench.check.function import FunctionCall
+        from hashbench.check.invariance_function import check_invariance
         from hashbench.records import invariances_of
         from hashbench.run.workload import batch_of
 
