@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hashbench.check.model import BenchmarkRunner
     from hashbench.check.pair import PairCheck
     from hashbench.check.subject import Subject
-    from hashbench.records import ModelSpec, RunOptions
+    from hashbench.records import ModelSpec, Row, RunOptions
     from hashbench.run.outcome import Outcome, Run
     from hashbench.run.workload import Workload
     from hashbench.sweep.executors import Executor
@@ -83,6 +83,38 @@ class ForgetModels(Protocol):
     def __call__(self, outdated: Sequence[ModelSpec], request: SweepRequest) -> None: ...
 
 
+class RowWords(Protocol):
+    """Describes rows of a kind of its own, in tables and comparisons; a module can be one."""
+
+    def tells(self, row: Row) -> bool:
+        """Return True if a row that does not pass is described by the words below, and not as eager runs are."""
+
+    def where(self, row: Row) -> str:
+        """Return the place of a difference, on a line of its own."""
+
+    def why(self, row: Row) -> str:
+        """Return what was measured, below a row whose stage is shown."""
+
+    def why_with_stage(self, row: Row) -> str:
+        """Return what was measured, with the stage."""
+
+    def place(self, row: Row) -> str:
+        """Return stage and place as comparisons show them."""
+
+    def remarks(self, row: Row) -> Iterator[str]:
+        """Yield what a row that passes says beside its status."""
+
+    def remedy(self, row: Row) -> str:
+        """Return what to do about a difference or failure; empty if the usual words do."""
+
+    def speaks_of(self, row: Row) -> bool:
+        """Return True if :meth:`what_passing_means` is asked about a row that passes."""
+
+    def what_passing_means(self, passing: Sequence[Row], *, bound: float) -> str:
+        """Return what these rows prove and may have missed; empty for none. ``bound``: largest share of runs in which
+        a difference may show that two equal runs miss (95 % confidence)."""
+
+
 class OwnsFile(Protocol):
     """Returns something true for a CSV of another kind than the rows of a sweep."""
 
@@ -107,6 +139,7 @@ class Extension:
         executor: target of a :class:`MakeExecutor`, by ``name`` after ``--executor``.
         after_sweep: target of an :class:`AfterSweep` of the sweeps for which ``asked_of_sweep`` holds.
         forget: target of a :class:`ForgetModels`, for every sweep.
+        words: module that is the :class:`RowWords` of its rows.
         owns_file: target of an :class:`OwnsFile`.
         preload: what the workers of these sweeps import or call before they are forked.
     """
@@ -121,6 +154,7 @@ class Extension:
     asked_of_sweep: Callable[[SweepRequest], bool] = _never
     after_sweep: str = ""
     forget: str = ""
+    words: str = ""
     owns_file: str = ""
     preload: tuple[str, ...] = ()
 
@@ -136,7 +170,12 @@ EXTENSIONS: tuple[Extension, ...] = (
         asked=lambda options: options.batch_invariant,
         check="hashbench.check.invariance:check_model",
     ),
-    Extension("compiled", asked=lambda options: bool(options.backend), check="hashbench.check.compiled:check_model"),
+    Extension(
+        "compiled",
+        asked=lambda options: bool(options.backend),
+        check="hashbench.check.compiled:check_model",
+        words="hashbench.compiled.text",
+    ),
     Extension("stress", asked=lambda options: options.stress, stage="hashbench.check.stress:add_stressed_runs"),
     Extension(
         "fingerprint",
@@ -205,3 +244,15 @@ def forget_models(outdated: Sequence[ModelSpec], request: SweepRequest) -> None:
 def is_owned(path: Path) -> bool:
     """Return True if a CSV is of an extension, and not of a sweep's rows."""
     return any(resolve_name(each.owns_file)(path) for each in EXTENSIONS if each.owns_file)
+
+
+def all_words() -> Iterator[RowWords]:
+    """Yield the words of every extension that has some, imported."""
+    for each in EXTENSIONS:
+        if each.words:
+            yield resolve_name(each.words)
+
+
+def words_for(row: Row) -> RowWords | None:
+    """Return what describes a row that does not pass; ``None``: as eager runs are described."""
+    return next((words for words in all_words() if words.tells(row)), None)

@@ -33,6 +33,11 @@ def tells(row: Row) -> bool:
     return bool(row.backend) and (bool(row.stage) or row.accuracy in (Status.FAIL_ACCURACY, Status.COMPILATIONS_DIFFER))
 
 
+def speaks_of(row: Row) -> bool:
+    """Return True if a row is of a sweep with ``--backend``."""
+    return bool(row.backend)
+
+
 def blames(row: Row) -> bool:
     """Return True if a part of the compiler is to blame: a stage other than ``rounding``."""
     return bool(row.stage) and row.stage != "rounding"

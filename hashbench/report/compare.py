@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from hashbench.catalog import CAUSES, Confidence, Kind, Origin, Word, kind_of
-from hashbench.compiled import text as compiled
 from hashbench.errors import HashbenchError
+from hashbench.extensions import words_for
 from hashbench.records import MODES, Row
 from hashbench.results.load import Sweep
 from hashbench.results.rows import row_key
@@ -491,8 +491,8 @@ def _note(outcome: Became, pair: Pair) -> str:
 
 def what_happened(row: Row) -> str:
     """Return the error of a row that failed, or where one that differs diverges, with the stage of the compiler."""
-    if compiled.tells(row):
-        return ": ".join(filter(None, (compiled.place(row), row.error)))
+    if (words := words_for(row)) is not None:
+        return ": ".join(filter(None, (words.place(row), row.error)))
     where = " in ".join(filter(None, (row.kernel, row.module))) if row.kernel else ""
     under = f"under {row.latent}" if kind_of(row.accuracy) is Kind.LATENT else ""
     return row.error or ": ".join(filter(None, (row.origin or under, where)))

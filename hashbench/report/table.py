@@ -12,7 +12,7 @@ from tabulate import tabulate
 
 from hashbench.catalog import Kind, Origin, Perturbation, kind_of, status_of
 from hashbench.causes import stats
-from hashbench.compiled import text as compiled
+from hashbench.extensions import all_words, words_for
 from hashbench.records import SAME_BUILD, Row
 from hashbench.results.folder import ResultsFolder, file_key
 from hashbench.text import a_few, count, one_line, percent, rate, shorten, stress_counts, told
@@ -78,12 +78,12 @@ def what_passing_means(rows: Sequence[Row], *, width: int | None = None, more_ru
     """Return which differences passing rows may have missed, in plain words; empty where none passes."""
     by_kind = _by_kind([told(row) for row in rows])
     passing, flaky = by_kind[Kind.PASS], by_kind[Kind.LATENT]
-    eager, of_compiled = (
-        [row for row in passing if bool(row.backend) is with_backend] for with_backend in (False, True)
-    )
+    extended = list(all_words())
+    eager = [row for row in passing if not any(words.speaks_of(row) for words in extended)]
+    bound = stats.rate_of(0, 1, distinct=1, of="runs").high
     paragraphs = (
         _what_runs_prove(eager, more_runs),
-        compiled.what_passing_means(of_compiled, bound=stats.rate_of(0, 1, distinct=1, of="runs").high),
+        *(words.what_passing_means(list(filter(words.speaks_of, passing)), bound=bound) for words in extended),
         _what_stress_proves(passing, flaky),
     )
     return "\n\n".join(_fill(text, width, indent="") for text in paragraphs if text)
@@ -137,12 +137,13 @@ def _below(
 
 
 def _found(row: Row, shown: Collection[str]) -> Iterator[str]:
-    """Yield where a difference entered and why; of a compiled model with all that was measured."""
-    if not compiled.tells(row):
+    """Yield where a difference entered and why, in the words of an extension if the row is one of its kind."""
+    words = words_for(row)
+    if words is None:
         yield _place(row, shown)
         yield _cause(row, shown)
         return
-    place, why = compiled.where(row), compiled.why(row) if "stage" in shown else compiled.why_with_stage(row)
+    place, why = words.where(row), words.why(row) if "stage" in shown else words.why_with_stage(row)
     yield f"where: {place}" if place else ""
     yield f"why: {why}" if why else ""
 
@@ -168,7 +169,8 @@ def _remarks(row: Row) -> Iterator[str]:
         yield f"flaky: it differs in {rate(row)} ({Perturbation[row.latent.upper()].meaning})"
     not_compared = f"not compared: {row.not_compared}" if row.not_compared else ""
     yield from (one_line(text) for text in (row.error, not_compared, row.compiled) if text)
-    yield from compiled.remarks(row)
+    for words in all_words():
+        yield from words.remarks(row)
     yield from map(one_line, _unseen(row))
 
 
@@ -183,7 +185,7 @@ def _unseen(row: Row) -> Iterator[str]:
 
 def _remedy(row: Row, *, ours: bool) -> str:
     """Return the advice for a difference, or for a failure of our own run."""
-    if ours and (text := compiled.remedy(row)):
+    if ours and (text := next(filter(None, (words.remedy(row) for words in all_words())), "")):
         return text
     if kind_of(row.accuracy).has_cause:
         return row.advice or "let the diagnosis look for the cause, with a --diagnose-budget above 0"
@@ -199,7 +201,7 @@ def _places(row: Row, folder: Path | None) -> Iterator[tuple[str, str]]:
     log = ResultsFolder(folder).log_path(file_key(suite=row.suite, mode=row.mode, name=row.name))
     if row.repro:
         yield "repro: ", f"{folder / row.repro} ({row.reproduced})" if row.reproduced else str(folder / row.repro)
-    elif row.traces and not compiled.tells(row):  # of eager runs, which agree
+    elif row.traces and words_for(row) is None:  # of eager runs, which agree
         yield "traces: ", " ".join(str(folder / name) for name in row.traces.split())
     if log.exists():
         yield "log: ", str(log)
