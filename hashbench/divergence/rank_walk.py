@@ -256,20 +256,13 @@ class JudgedRanks:
             yield RankNode(at.rank, at.node, given=True)
             return
         if first == second or not any(map(is_from_any_source, collectives)):
-            for giver in self._givers(collectives, meetings):
+            for giver in _givers(collectives, meetings):
                 yield self._gift(giver, first, second)
             return
         for record, meeting, calls in zip(records, meetings, self.calls, strict=True):
             possible = calls[at.rank].possible.get(record.id, ()) if record is not None else ()
             for message in possible if meeting is None else (meeting,):
                 yield self._gift(message.source, message, message)
-
-    def _givers(self, collectives: Iterable[Collective], meetings: Iterable[Meeting | None]) -> Iterable[int]:
-        """Return the ranks whose data are received in these meetings."""
-        known = [one for one in meetings if one is not None]
-        if any(one.source >= 0 for one in known):
-            return dict.fromkeys(one.source for one in known)
-        return dict.fromkeys(rank for one in collectives for rank in givers_of(one)) if known else ()
 
     def _gift(self, giver: int, first: Meeting | None, second: Meeting | None) -> RankNode | None:
         """Return what a rank gave in one meeting of each run, if it differs; a node without a name if that is not
@@ -329,6 +322,14 @@ BY_PYTHON = frozenset({Origin.OUTSIDE, Origin.SEQUENCE})
 """Origins of what may follow from other differences by way of Python."""
 
 OTHERS_AGREE = "what the other ranks gave is equal in both runs"
+
+
+def _givers(collectives: Iterable[Collective], meetings: Iterable[Meeting | None]) -> Iterable[int]:
+    """Return the ranks whose data are received in these meetings."""
+    known = [one for one in meetings if one is not None]
+    if any(one.source >= 0 for one in known):
+        return dict.fromkeys(one.source for one in known)
+    return dict.fromkeys(rank for one in collectives for rank in givers_of(one)) if known else ()
 
 
 def missing_words(missing: Iterable[int], present: Iterable[int]) -> str:
