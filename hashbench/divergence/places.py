@@ -112,16 +112,18 @@ def _lie_apart(places: Sequence[Place]) -> bool:
     return count <= _COUNTED_ELEMENTS and count == len({at for place in places for at in place.elements()})
 
 
-def written_in_place(record: OpRecord) -> Sequence[Written]:
-    """List what a record wrote in place; nothing where a trace does not say which output is which, as of an op whose
-    inner calls wrote it."""
+def written_in_place(record: OpRecord) -> list[Written]:
+    """List what a record wrote in place; nothing where a trace does not say which output is which.
+
+    That is so of an op whose inner calls wrote it, of one that returns more than it wrote (``batch_norm``), and of one
+    whose argument overlaps what it wrote: ``v[1:].copy_(v[:-1])`` leaves its source as an output as well.
+    """
     written = [ref for ref in record.inputs if ref.written]
-    if not written or len(record.outputs) < len(written):
-        return ()
-    left = record.outputs[-len(written) :]
+    if len(record.outputs) != len(written):
+        return []
     return [
         Written(ref, Place(ref.offset, one.dtype, one.shape, one.stride), one.value)
-        for ref, one in zip(written, left, strict=True)
+        for ref, one in zip(written, record.outputs, strict=True)
     ]
 
 

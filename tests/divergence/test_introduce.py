@@ -725,6 +725,12 @@ another part chosen by a scalar: kernel at bincount
     x = fill_ !x+0|3 -> f*3
     add x => y|Y
 
+an op leaves what overlaps its target as a second output, alike in both runs: kernel at atan2_
+    hashed
+    x = clone input/0 -> o*9
+    x = atan2_ !x@o x+3@p -> f|g*9,q*3
+    add x@a|A => y|Y
+
 the same is written to another part that nothing reads: kernel at put; benign=1
     x = zeros -> o*9
     select x (0, 0 | 0, 1)
