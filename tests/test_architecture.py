@@ -177,6 +177,7 @@ NEVER_TORCH = (
     "ranks.folder",
     "trace.file",
     "training.file",
+    "training.lacking",
     "training.compare",
     "training.traced",
     "training.text",

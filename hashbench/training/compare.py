@@ -8,13 +8,14 @@ that in which every tensor had last been seen equal: :attr:`RankVerdict.since`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from hashbench.errors import HashbenchError
 from hashbench.training.batches import BatchDifference, difference_of
 from hashbench.training.file import BY_TENSOR, PARTS, Recording, Step
+from hashbench.training.lacking import lacks_of, tensor_of
 
 OUTSIDE = frozenset({"batch", "generator", "scaler", "lr", "scheduler", "options", "order"})
 """Parts that no kernel of the step computes: what differs first in one of them was made between the steps."""
@@ -167,7 +168,11 @@ def compare(first: Recording, second: Recording, *, shift: int = 0) -> RankVerdi
         agreed,
         seen,
         notes=(*_notes(first, second), *_unseeded_notes(unseeded)),
-        gaps=(*gaps_of(first, second), *_lengths(first, second, steps, shift)),
+        gaps=(
+            *gaps_of(first, second),
+            *unread_gaps(first, second, states, agree=step is None and shift == 0),
+            *_lengths(first, second, steps, shift),
+        ),
         lengths_differ=_last(first, 0) != _last(second, shift),
         idle=None if idle is None else idle[2][0],
         idle_at=None if idle is None else idle[0],
@@ -363,7 +368,7 @@ def _parts(old: Step, new: Step, known: _Known) -> Iterator[tuple[str, tuple[str
             left_out = _left_out(known, old, new)
             names = {name: None for name in names if name not in left_out}
         if part in BY_TENSOR:
-            names = {name: None for name in names if _tensor_of(part, name) in tensors}
+            names = {name: None for name in names if _is_compared(part, name, values, tensors, known.tensors)}
         if names:
             yield part, tuple(name for name in names if values[0].get(name) != values[1].get(name)), len(names)
 
@@ -388,8 +393,12 @@ def _left_out(known: _Known, old: Step, new: Step) -> set[str]:
     return {name for name, drawn in known.unseeded.items() if not drawn and ("batch", "0") in known.equal_at}
 
 
-def _tensor_of(part: str, name: str) -> str:
-    return name.rpartition(": ")[0] if part == "state" else name
+def _is_compared(
+    part: str, name: str, values: Sequence[Mapping[str, str] | None], read: Collection[str], shared: Collection[str]
+) -> bool:
+    """Return True if both steps have this reading of a tensor, or both read the tensor itself: then one is absent."""
+    tensor = tensor_of(part, name)
+    return tensor in read or (tensor in shared and all(one is not None and name in one for one in values))
 
 
 def _difference(
@@ -497,6 +506,14 @@ def gaps_of(first: Recording, second: Recording) -> Iterator[str]:
         for part in PARTS:
             if part in read[0] - read[1] and part != "state":
                 yield f"Only {one.path.parent} recorded the part {part} of a step."
+
+
+def unread_gaps(
+    first: Recording, second: Recording, states: Sequence[tuple[int, Step, Step]], *, agree: bool
+) -> Iterator[str]:
+    """Say what a run lacks in these states, though it should have it; ``agree``: nothing differs in states that have
+    the same number in both runs."""
+    return lacks_of(first, second, states, shared=shared_tensors(first, second), aligned=agree)
 
 
 def _notes(first: Recording, second: Recording) -> Iterator[str]:

@@ -26,6 +26,7 @@ from hashbench.training.compare import (
     last_pair,
     pairs_of_steps,
     range_words,
+    unread_gaps,
 )
 from hashbench.training.file import PARTS, Recording, Step
 from hashbench.training.text import part_words
@@ -142,6 +143,7 @@ def judge(first: Recording, second: Recording, *, at: int | None = None) -> Resu
         ends = [one for _, *end in last_pair(first, second, shift=shift) for one in differences_of(first, second, *end)]
         in_later = [one for one in ends if one.part != "generator"]
         later = steps[-1] + 1 if in_later else None
+    agree = shift == 0 and later is None and not (lost or then)
     return ResumeVerdict(
         (first.path.parent, second.path.parent),
         began,
@@ -151,7 +153,7 @@ def judge(first: Recording, second: Recording, *, at: int | None = None) -> Resu
         later,
         tuple(in_later),
         tuple(part for part in PARTS if any(part in old.parts and part in new.parts for _, old, new in pairs)),
-        tuple(gaps_of(first, second)),
+        (*gaps_of(first, second), *unread_gaps(first, second, pairs, agree=agree)),
         batches_of(began, lost.values(), first, second, shift),
         set_again,
         unread,

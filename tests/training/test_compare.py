@@ -259,7 +259,8 @@ def test_what_was_not_compared_is_no_equal_run(change: Mapping[str, object], gap
 
 
 def final(**values: str) -> Step:
-    return Step(11, {"parameter": {name: values.get(name[0], "p") for name in NAMES}}, complete=True)
+    parts = {"parameter": {name: values.get(name[0], "p") for name in NAMES}, "buffer": {"norm.mean": "m"}}
+    return Step(11, parts, complete=True)
 
 
 def test_what_differs_at_the_end_alone_is_found() -> None:
