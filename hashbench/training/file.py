@@ -208,7 +208,9 @@ def _parse(text: str, path: Path) -> Recording:
         raise ValueError("it has no whole line: its run ended, or was killed, before its first step")
     header = _header(documents[0])
     steps: dict[int, Step] = {}
-    before, final, end, optimizers = None, None, None, []
+    names = {kind: [*getattr(header, kind)] for kind in ("parameter", "buffer")}
+    starts: list[Step] = []
+    final, end, optimizers = None, None, []
     options: dict[str, str] = {}
     unread: dict[str, str] = {}
     scheduler: dict[str, str] = {}
@@ -219,13 +221,13 @@ def _parse(text: str, path: Path) -> Recording:
         unread |= from_json(Mapping[str, str], document.get("unread", {}), where=f"line {number}: its unread")
         match document.get("line"):
             case "names":
-                header = _with_names(header, document)
+                for kind, known in names.items():
+                    known.extend(from_json(tuple[str, ...], document[kind], where=f"its {kind}"))
             case "start":
-                read_now = _step(document, header)
-                before = read_now if before is None else _merged(before, read_now)
+                starts.append(_step(document, names))
             case "order":
                 order = from_json(tuple[tuple[int, ...], ...], document["order"], where=f"line {number}: its order")
-                optimizers.append([[_named(header.parameter, index) for index in group] for group in order])
+                optimizers.append([[_named(names["parameter"], index) for index in group] for group in order])
             case "step":
                 options = document.get("options", options)
                 scheduler = {**scheduler, **document.get("scheduler", {})}
@@ -234,22 +236,24 @@ def _parse(text: str, path: Path) -> Recording:
                     in_force = in_force | from_json(
                         Mapping[str, str], document["settings"], where=f"line {number}: its settings"
                     )
-                step = replace(_step({**document, **carried}, header), settings=in_force)
+                step = replace(_step({**document, **carried}, names), settings=in_force)
                 if steps and step.number != next(reversed(steps)) + 1:
                     raise ValueError(f"line {number} is of step {step.number}, after step {next(reversed(steps))}")
                 steps[step.number] = step
             case "final":
-                final = _step(document, header)
+                final = _step(document, names)
             case "end":
                 _check_end(document, text, number, len(steps))
                 end = document
             case other:
                 raise ValueError(f"line {number} is of an unknown kind, {other!r:.40}")
+    before = _merged(starts)
     if steps and (before is None or not optimizers or next(iter(steps)) != before.number + 1):
         raise ValueError("lines were taken out of it: those before the first step")
     ended = "cut" if cut or end is None else str(end["ended"])
     missed = () if end is None else from_json(tuple[str, ...], end["missed"], where="its missed")
     missed = (*(f"{what} ({why})" for what, why in unread.items()), *missed)
+    header = replace(header, parameter=tuple(names["parameter"]), buffer=tuple(names["buffer"]))
     return Recording(path, header, steps, before, ended, optimizers, final, missed)
 
 
@@ -290,19 +294,14 @@ def _header(document: Mapping[str, Any]) -> WatchHeader:
     return from_json(WatchHeader, fields, where="its header")
 
 
-def _with_names(header: WatchHeader, document: Mapping[str, Any]) -> WatchHeader:
-    """Return the header with the names of tensors that joined the model later."""
-    parameter, buffer = (
-        (*known, *from_json(tuple[str, ...], document[kind], where=f"its {kind}"))
-        for kind, known in (("parameter", header.parameter), ("buffer", header.buffer))
-    )
-    return replace(header, parameter=parameter, buffer=buffer)
+Names = Mapping[str, Sequence[str]]
+"""Kind of tensor -> names, by index; of those that join the model later as well."""
 
 
-def _step(document: Mapping[str, Any], header: WatchHeader) -> Step:
+def _step(document: Mapping[str, Any], names: Names) -> Step:
     losses = from_json(tuple[float | None, ...], document.get("loss_value", []), where="its loss_value")
     parts, begin = (
-        {part: dict(_values(part, read[part], header)) for part in PARTS if part in read}
+        {part: dict(_values(part, read[part], names)) for part in PARTS if part in read}
         for read in (document, from_json(Mapping[str, object], document.get("begin", {}), where="its begin"))
     )
     number = from_json(int, document["step"], where="its step")
@@ -344,21 +343,27 @@ def share_kept(samples: int) -> int:
     return share
 
 
-def _merged(first: Step, second: Step) -> Step:
-    """Return the state before the first step of several optimizers."""
-    parts = {name: {**first.parts.get(name, {}), **second.parts.get(name, {})} for name in PARTS}
-    return Step(first.number, {name: values for name, values in parts.items() if values}, complete=first.complete)
+def _merged(starts: Sequence[Step]) -> Step | None:
+    """Return the state before the first step, of which several optimizers have a line each; ``None``: there is none."""
+    if len(starts) < 2:
+        return starts[0] if starts else None
+    parts: dict[str, dict[str, str]] = {}
+    for start in starts:
+        for part, values in start.parts.items():
+            if values:
+                parts.setdefault(part, {}).update(values)
+    return Step(starts[0].number, parts, complete=starts[0].complete)
 
 
-def _values(part: str, content: Any, header: WatchHeader) -> Iterator[tuple[str, str]]:
+def _values(part: str, content: Any, names: Names) -> Iterator[tuple[str, str]]:
     if part == "state":
         for key, tensors in from_json(Mapping[str, Mapping[str, object]], content, where=f"its {part}").items():
             for index, digest in tensors.items():
-                yield f"{_named(header.parameter, index)}: {key}", str(digest)
+                yield f"{_named(names['parameter'], index)}: {key}", str(digest)
     elif part in BY_TENSOR:
-        names = header.buffer if part == "buffer" else header.parameter
+        known = names["buffer" if part == "buffer" else "parameter"]
         for index, digest in from_json(Mapping[str, object], content, where=f"its {part}").items():
-            yield _named(names, index), str(digest)
+            yield _named(known, index), str(digest)
     elif isinstance(content, dict):
         yield from ((str(name), str(value)) for name, value in content.items())
     else:

@@ -80,6 +80,29 @@ def test_a_recording_is_read_as_written(tmp_path: Path) -> None:
     assert read.steps[1].parts["options"] == {"momentum.0": "0"}, "a line has them only where they changed"
 
 
+def test_names_and_beginnings_of_many_lines_are_one(tmp_path: Path) -> None:
+    """Tensors join the model by a line each, and optimizers tell their states by a line each: a later one precedes."""
+    many = 300
+    joined = [file.line("names", {"parameter": [f"p{one}"], "buffer": [f"b{one}"]}) for one in range(many)]
+    starts = [
+        file.line("start", {"step": -1, "complete": not one, "parameter": {"0": "w", str(one + 2): f"d{one}"}})
+        for one in range(many)
+    ]
+    again = file.line("start", {"step": -1, "buffer": {"1": "b"}, "parameter": {"0": "last"}, "state": {}})
+    read = file.read(written(tmp_path, *joined, *starts, again, BEFORE[1], END))
+    names = [f"p{one}" for one in range(many)]
+    assert read.header.parameter == ("fc.weight", "fc.bias", *names)
+    assert read.header.buffer == ("norm.mean", *(f"b{one}" for one in range(many)))
+    assert read.before is not None
+    assert (read.before.number, read.before.complete) == (-1, True)
+    assert read.before.parts == {
+        "parameter": {"fc.weight": "last"} | {name: f"d{one}" for one, name in enumerate(names)},
+        "buffer": {"b0": "b"},
+    }
+    with pytest.raises(HashbenchError, match="a tensor has the index 2, of 2"):
+        file.read(written(tmp_path / "late", starts[0], joined[0], END))
+
+
 def test_every_prefix_of_a_file_has_its_whole_lines(tmp_path: Path) -> None:
     text = written(tmp_path, *BEFORE, *(step(number, batch=[f"b{number}"]) for number in range(3)), END).read_text()
     first = text.index("\n") + 1
