@@ -62,7 +62,7 @@ def lacks_of(
                 part
                 for part in PARTS
                 if part not in own.parts and part in recorded[index]
-                if _should_have(part, other, is_step=number in steps)
+                if _should_have(part, own, other, is_step=number in steps)
             ]
             found[index].extend(_Lack(number, f"the part {part}") for part in parts)
             for kind in _KINDS.keys() & recorded[index] - set(parts):
@@ -104,11 +104,13 @@ def _turns(step: Step, kind: str) -> set[str]:
     return {tensor_of(part, name) for part in _KINDS[kind] for name in step.parts.get(part, ())}
 
 
-def _should_have(part: str, other: Step, *, is_step: bool) -> bool:
-    """Return True if a state of one run should have a part, by what the other run has or by its kind."""
+def _should_have(part: str, own: Step, other: Step, *, is_step: bool) -> bool:
+    """Return True if a state of one run should have a part: by its kind, by what the other run has, or by a batch,
+    beside which generators are read."""
     if not is_step:
         return part in _OF_STATE and bool(other.parts.get(part))
-    return part in _ALWAYS or bool(other.parts.get(part))
+    beside_a_batch = part == "generator" and bool(own.parts.get("batch"))
+    return part in _ALWAYS or beside_a_batch or bool(other.parts.get(part))
 
 
 def _lacking(own: Step, other: Step, kind: str, known: set[str], *, rotates: bool) -> set[str]:

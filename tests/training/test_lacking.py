@@ -94,12 +94,13 @@ def test_what_one_run_lacks_is_no_equal_run(
         assert not [gap for gap in verdict.gaps if gap.startswith("a ")]
 
 
-@pytest.mark.parametrize("forged", ["one run", "both runs"])
-def test_a_part_that_its_own_other_steps_have_is_missed(forged: str) -> None:
-    runs = [without("parameter")(recording("b")), recording("a", every=1, sizes=LARGE)]
-    if forged == "both runs":
-        runs[1] = without("parameter")(recording("a", every=1, sizes=LARGE))
-    assert not compare(*runs).equal
+@pytest.mark.parametrize("part", ["batch", "generator", "loss", "buffer", "gradient", "lr", "parameter", "state"])
+@pytest.mark.parametrize("every", [1, 4])
+def test_a_part_that_both_runs_lack_in_a_step_is_missed_by_their_other_steps(part: str, every: int) -> None:
+    forge = without(part)
+    verdict = compare(forge(recording("a", every=every, sizes=LARGE)), forge(recording("b", sizes=LARGE)))
+    assert (verdict.step, verdict.equal) == (None, False)
+    assert verdict.gaps == tuple(f"{run} lacks the part {part} in step 5, which it should have." for run in "ab")
 
 
 def test_a_whole_turn_that_one_run_lacks_is_missed() -> None:
