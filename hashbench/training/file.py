@@ -195,7 +195,8 @@ def read(path: Path) -> Recording:
     except OSError as error:
         raise _unreadable(path, error.strerror or str(error)) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _unreadable(path, str(error)) from error
+        reason = f"a line has no field {error}" if isinstance(error, KeyError) else str(error)
+        raise _unreadable(path, reason) from error
 
 
 def _unreadable(path: Path, reason: str) -> HashbenchError:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from command_helpers import Main, Said, run
 from training.loops import Plan, train
-from training.test_file import END, step, written
+from training.test_file import BEFORE, END, end, step, written
 
 from hashbench.errors import HashbenchError
 from hashbench.training import file
@@ -132,9 +132,9 @@ def test_a_script_is_given_the_words_behind_the_dashes(
 ) -> None:
     given: list[Sequence[str]] = []
 
-    def resume(_script: Path, arguments: Sequence[str], *, at: int, output: Path) -> None:
+    def resume(_script: Path, arguments: Sequence[str], *, at: int, output: Path, steps: int) -> None:
         given.append(arguments)
-        raise HashbenchError(f"stopped at {at}", consequence=f"no {output}")
+        raise HashbenchError(f"stopped at {at}, {steps} steps", consequence=f"no {output}")
 
     monkeypatch.setattr("hashbench.training.rerun.resume", resume)
     said = main("watch", "resume", *words.split(), cwd=tmp_path)
@@ -150,20 +150,24 @@ def test_exit_codes_and_formats(runs: Path, main: Main) -> None:
     assert (document["step"], document["differing"][0]["part"]) == (3, "generator")
 
 
-@pytest.mark.parametrize("ended", [END, "", file.line("end", {"steps": 2, "ended": "MemoryError"})])
+@pytest.mark.parametrize("ended", ["", "killed", "MemoryError"])
 def test_what_only_one_run_has_is_no_agreement(tmp_path: Path, main: Main, ended: str) -> None:
     steps = [step(number, batch=["x"]) for number in range(3)]
-    written(tmp_path / "a", *steps, END)
-    written(tmp_path / "b", *steps[:2], ended)
+    written(tmp_path / "a", *BEFORE, *steps, END)
+    other = written(tmp_path / "b", *BEFORE, *steps[:2])
+    if ended != "killed":
+        lines = other.read_text().splitlines(keepends=True)
+        other.write_text("".join([*lines, end(lines, ended=ended)]))
     said = main("watch", "diff", "a", "b", "a", "b", cwd=tmp_path)
     assert said.returncode == 2
-    assert said.stdout.startswith("The runs agree in steps 0 to 1. One went on after the other had ended: its later ")
+    assert said.stdout.startswith("The runs agree in steps 0 to 1, but not all was compared:\n")
+    assert "a has steps 0 to 2, b steps 0 to 1; compared: steps 0 to 1." in said.stdout
     assert "\na: agrees with the first\nb: agrees with the first in what both have\n0 of 3 runs differ" in said.stdout
     document = json.loads(main("watch", "diff", "a", "b", "--format", "json", cwd=tmp_path).stdout)
     assert (document["equal"], document["differs"]) == (False, False)
     changed = step(2, batch=["y"])
-    written(tmp_path / "c", *steps[:2], changed, END)
-    written(tmp_path / "d", *steps, step(3, batch=["x"]), END)
+    written(tmp_path / "c", *BEFORE, *steps[:2], changed, END)
+    written(tmp_path / "d", *BEFORE, *steps, step(3, batch=["x"]), END)
     assert main("watch", "diff", "c", "d", cwd=tmp_path).returncode == 1
 
 
@@ -179,7 +183,7 @@ def test_resume_of_two_recordings(runs: Path, main: Main) -> None:
     said = main("watch", "resume", "a", "c", "--at", "0", cwd=runs)
     assert said.returncode == 1
     assert said.stdout == (
-        "All that is recorded was restored at step 0: the runs differ from step 3 on.\n"
+        "All that is recorded was restored at step 0: the runs differ from step 3 on, first in generator torch.\n"
         "`hashbench watch diff a c` says in what.\n"
     )
     assert main("watch", "resume", "a", "b", "--at", "0", cwd=runs).returncode == 0
@@ -189,7 +193,7 @@ def test_resume_of_two_recordings(runs: Path, main: Main) -> None:
     ("arguments", "words"),
     [
         (("diff", "a", "none"), "holds no recording of a training loop"),
-        (("diff", "a", "other"), "has schema version 9, this hashbench reads 1"),
+        (("diff", "a", "other"), "has schema version 9, this hashbench reads 2"),
         (("diff", "a", "changed"), "line 2 was changed"),
         (("diff", "a", "elsewhere"), "their digests are different functions"),
         (("diff", "a", "stranger"), "they have no parameter in common"),
@@ -206,9 +210,11 @@ def test_what_cannot_be_compared_is_one_line_and_2(
     (runs / "none").mkdir()
     written(runs / "other", END, schema=9)
     written(runs / "changed", step(0, batch=["x"]).replace("x", "y"), END)
-    written(runs / "elsewhere", step(0, batch=["x"]), END, device="cuda")
-    written(runs / "stranger", step(0, batch=["x"]), END)
-    written(runs / "later", step(90, batch=["x"]), END, parameter=["first.weight"])
+    written(runs / "elsewhere", *BEFORE, step(0, batch=["x"]), END, device="cuda")
+    written(runs / "stranger", *BEFORE, step(0, batch=["x"]), END)
+    before = file.line("start", {"step": 89, "complete": True})
+    names = ["first.weight", "first.bias"]
+    written(runs / "later", before, BEFORE[1], step(90, batch=["x"]), END, parameter=names)
     written(runs / "rank", END, name="rank5.jsonl")
     said = main("watch", *arguments, cwd=runs)
     assert said.returncode == 2
