@@ -22,10 +22,21 @@ import torch
 from hashbench.compare.align import PairedRuns, align, pair
 from hashbench.compare.fills import Pair
 from hashbench.compare.slice import backward_slice
-from hashbench.records import Leaf, OpRecord, Ref, Trace
+from hashbench.records import OpRecord, Trace
 from hashbench.run.workload import clone_inputs
 from hashbench.text import a_few
 from hashbench.tools.numeric.compare import compare_mappings, compare_values, renamed, without_wrapper
+from hashbench.tools.numeric.counterparts import (
+    Counterparts,
+    Item,
+    alone_in_words,
+    is_filled,
+    is_generated,
+    is_silent,
+    named,
+    same_size,
+    without_overload,
+)
 from hashbench.tools.numeric.report import LONE, SIDES, Parting, Place, Rename, Rule, TensorComparison
 from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.arguments import tensors_in
@@ -253,10 +264,6 @@ def notes_on(before: Execution, after: Execution, *, parted: bool) -> Iterator[s
 # -------------------------------------------------------------------------------------------------- the search
 
 
-Item = OpRecord | Leaf
-"""What a node of two executions holds of either."""
-
-
 def find(
     first: Trace, second: Trace, *, level: str, differ: Callable[[str, str], bool], differing: Sequence[str]
 ) -> Parting:
@@ -277,13 +284,14 @@ def find(
     roots += [runs.node_of[one.source] for one in second.results if one.name in differing and one.source]
 
     def read_by(node: str) -> Iterator[str]:
-        return (source for source, ref in runs.reads(node) if not _is_filled(ref, items[source]))
+        return (source for source, ref in runs.reads(node) if not is_filled(ref, items[source]))
 
     def place(node: str) -> tuple[int, bool, int]:  # a leaf is before the record that reads it first
         return runs.position[node], node in runs.records, runs.order[node]
 
+    counterparts = Counterparts.of(runs, elsewhere, replaced)
     blamed = backward_slice(roots, read_by, differs)
-    known = min((node for node in blamed.reached if None not in items[node]), key=place, default=None)
+    known = min(filter(counterparts.is_sure, blamed.reached), key=place, default=None)
     way = blamed if known is None else backward_slice([known], read_by, differs)
     both = [node for node in runs.records if _is_seen_in_both(runs, node)]
     unseen = Parting(
@@ -305,11 +313,85 @@ def find(
     gap = _compiled_gap(runs, replaced, node)
     if gap is not None:
         return _inside_compiled(unseen, runs, node, gap, way.reached)
-    parting = replace(unseen, until=_named(items[known]) if known is not None and known != node else "")
-    if node in runs.leaves:
+    parting = replace(unseen, until=named(items[known]) if known is not None and known != node else "")
+    if node in runs.leaves and counterparts.is_sure(node):
         return _at_leaf(parting, runs, node)
-    lone = [source for source, ref in runs.reads(node) if None in items[source] and not _is_filled(ref, items[source])]
-    return _at_record(parting, runs, node, is_replaced=node in replaced, lone=_named(items[lone[0]]) if lone else "")
+    op = _to_blame(counterparts, node, known, way.reached, differ)
+    if op is None:
+        agreeing = {source for one in way.reached for source in read_by(one)} - set(way.reached)
+        return _between(unseen, counterparts, known, way.reached, sorted(agreeing, key=place), differing[0])
+    lone = [source for source, ref in runs.reads(op) if None in items[source] and not is_filled(ref, items[source])]
+    if op != node:
+        parting, lone = unseen, []  # what it reads was compared in place of each other
+    return _at_record(parting, runs, op, is_replaced=op in replaced, lone=named(items[lone[0]]) if lone else "")
+
+
+def _to_blame(
+    counterparts: Counterparts,
+    node: str,
+    known: str | None,
+    reached: Iterable[str],
+    differ: Callable[[str, str], bool],
+) -> str | None:
+    """Return the op that may be blamed: all that it reads was compared and agrees, and so was what it leaves.
+
+    An op that one execution alone runs is blamed where at most another of the other execution, given the same, stands
+    beside it between what agrees and what differs. What it leaves must differ from what is read in its place; where it
+    does not, the op that reads it is blamed.
+    """
+    runs = counterparts.runs
+    if node == known:
+        return None if counterparts.unlike(node) else node
+    lone = [one for one in reached if one != known]
+    if node not in runs.records or not all(one in runs.records and None in runs.records[one] for one in lone):
+        return None
+    if known is None:
+        return node if lone == [node] else None
+    ends = counterparts.inserted(known) if known in runs.records else None
+    if ends is None or not set(lone) <= set(ends):
+        return None
+    first, second = counterparts.items(ends[0])[0], counterparts.items(ends[1])[1]
+    if first is None or second is None or not same_size(first, second):
+        return None
+    if not differ(first.id, second.id):
+        return known
+    return node if counterparts.are_given_the_same(lone) else None
+
+
+def _between(
+    parting: Parting,
+    counterparts: Counterparts,
+    known: str | None,
+    reached: Iterable[str],
+    agreeing: Sequence[str],
+    result: str,
+) -> Parting:
+    """Return the parting of which no op is known: what agrees before it, what differs after it, and what of either
+    execution has no counterpart between these."""
+    runs = counterparts.runs
+    start = [node for node in agreeing if counterparts.is_sure(node)]
+    unmatched = alone_in_words(runs, [node for node in reached if node != known])
+    anchors = [node for node in start if node in runs.records and _is_seen_in_both(runs, node)][-1:]
+    end = [known] if known is not None and known in runs.records else []
+    record = _records_of(runs, end or [max(reached, key=runs.order.__getitem__)])
+    first_after = _place(runs, end)
+    words = [f"{named(counterparts.items(one))}, which agrees," for one in anchors or start[-1:]]
+    begin = words[0] if words else "the start of the trace"
+    goal = f"{first_after}, the first that differs of the ops taken for the same" if first_after else result
+    unlike = counterparts.unlike(known) if end and known is not None and not any(unmatched) else ""
+    return replace(
+        parting,
+        kind="between",
+        phase=record[0].phase if record else "",
+        iteration=record[0].iteration if record else 0,
+        detail=f"not known at which op: between {begin} and {goal}{f', but {unlike}' if unlike else ''}",
+        name=first_after.name if first_after else "",
+        other=first_after.other if first_after else "",
+        last_before=_place(runs, anchors),
+        first_after=first_after,
+        unmatched_before=unmatched[0],
+        unmatched_after=unmatched[1],
+    )
 
 
 def _parts_at(a: Item | None, b: Item | None, differ: Callable[[str, str], bool]) -> bool:
@@ -317,17 +399,13 @@ def _parts_at(a: Item | None, b: Item | None, differ: Callable[[str, str], bool]
     a tensor that only one reads does not, for the op that reads it says more."""
     if a is None or b is None:
         lone = a or b
-        return isinstance(lone, OpRecord) and not _is_silent(lone)
+        return isinstance(lone, OpRecord) and not is_silent(lone)
     if isinstance(a, OpRecord) and isinstance(b, OpRecord):
         if a.scalar != b.scalar:
             return True
-        if _is_silent(a) and _is_silent(b):
+        if is_silent(a) and is_silent(b):
             return False
     return differ(a.id, b.id)
-
-
-_GENERATED = ("cpp_", "triton_")
-"""Prefixes of the names that Inductor gives to kernels; ops of torch begin with a namespace and a dot."""
 
 
 def _left_elsewhere(runs: PairedRuns) -> frozenset[str]:
@@ -349,14 +427,14 @@ class _Left:
 
     @classmethod
     def of(cls, records: Iterable[OpRecord]) -> _Left:
-        kept = [record for record in records if not _is_silent(record) and not record.opaque]
+        kept = [record for record in records if not is_silent(record) and not record.opaque]
         generated = frozenset(word for record in kept if is_generated(record) for word in _words_of(record))
         anything = frozenset(word for record in kept for word in _words_of(record))
         return cls(frozenset(map(_op_and_words, kept)), generated, anything)
 
     def has(self, record: OpRecord) -> bool:
         """Return whether these are also the results of a record of the other execution."""
-        if _is_silent(record) or record.opaque or not record.outputs:
+        if is_silent(record) or record.opaque or not record.outputs:
             return False
         if _op_and_words(record) in self.by_op:
             return True
@@ -366,29 +444,11 @@ class _Left:
 
 
 def _op_and_words(record: OpRecord) -> tuple[Any, ...]:
-    return _without_overload(record).op, *_words_of(record)
+    return without_overload(record).op, *_words_of(record)
 
 
 def _words_of(record: OpRecord) -> tuple[tuple[Any, ...], ...]:
     return tuple((record.phase, record.iteration, output.word()) for output in record.outputs)
-
-
-def is_generated(record: OpRecord) -> bool:
-    """Return whether a record is of a kernel that Inductor generated, by its name (``cpp_fused_relu_0``)."""
-    return record.op.startswith(_GENERATED)
-
-
-def _is_filled(ref: Ref, source: tuple[Item | None, Item | None]) -> bool:
-    """Return whether ``ref`` is memory that the op only fills: an ``out=``, which is passed by name, or memory that
-    nothing recorded has written."""
-    item = source[0] or source[1]
-    is_new = isinstance(item, Leaf) and item.kind == "other"
-    return ref.written and (is_new or not ref.argument[:1].isdigit())
-
-
-def _is_silent(record: OpRecord) -> bool:
-    """Return True for a view, which writes nothing, and for an allocation, whose content is no result."""
-    return record.blank or not (record.outputs or record.scalar)
 
 
 # ------------------------------------------------------------------------------------------------ compiled code
@@ -410,7 +470,7 @@ def _compiled_gap(runs: PairedRuns, replaced: Container[str], node: str) -> _Gap
     Generated kernels have records. Other compiled code leaves one opaque record in the forward, and in the backward
     none: there, it is told by the modules whose forward it ran. Views and allocations are no landmarks.
     """
-    landmarks = [one for one in runs.records if not _is_silent(_records_of(runs, [one])[0])]
+    landmarks = [one for one in runs.records if not is_silent(_records_of(runs, [one])[0])]
     stretches = itertools.groupby(landmarks, lambda one: _is_landmark(runs, replaced, one))
     gaps = [list(gap) for is_anchor, gap in stretches if not is_anchor]
     compiled: set[str] = set()
@@ -433,7 +493,7 @@ def _is_landmark(runs: PairedRuns, replaced: Container[str], node: str) -> bool:
     if not _is_seen_in_both(runs, node):
         return False
     a, b = _records_of(runs, [node])
-    return node not in replaced or _without_overload(a).op == _without_overload(b).op
+    return node not in replaced or without_overload(a).op == without_overload(b).op
 
 
 def _is_seen_in_both(runs: PairedRuns, node: str) -> bool:
@@ -478,13 +538,6 @@ def _generated(runs: PairedRuns, nodes: Iterable[str]) -> list[OpRecord]:
 
 
 # -------------------------------------------------------------------------------------------------------- words
-
-
-def _named(items: tuple[Item | None, Item | None]) -> str:
-    item = items[0] or items[1]
-    if isinstance(item, Leaf):
-        return f"the {item.kind} {item.id.partition('/')[2]}"
-    return f"{item.op}{f' in {item.module}' if item.module else ''} ({item.phase})" if item is not None else ""
 
 
 def _at_record(parting: Parting, runs: PairedRuns, node: str, *, is_replaced: bool, lone: str) -> Parting:
@@ -577,10 +630,6 @@ def _likeness(pairs: Sequence[Pair], first: Sequence[OpRecord], second: Sequence
     return len(both), sum(a.outputs == b.outputs for a, b in both)
 
 
-def _without_overload(record: OpRecord) -> OpRecord:
-    return replace(record, op=record.op.rpartition(".")[0] or record.op)
-
-
 def _without_module(record: OpRecord) -> OpRecord:
     return replace(record, module="")
 
@@ -588,8 +637,8 @@ def _without_module(record: OpRecord) -> OpRecord:
 _FORMS: tuple[Callable[[OpRecord], OpRecord], ...] = (
     lambda record: record,
     _without_module,
-    _without_overload,
-    lambda record: _without_overload(_without_module(record)),
+    without_overload,
+    lambda record: without_overload(_without_module(record)),
 )
 """What is compared of records to align them, the most particular first."""
 
@@ -601,8 +650,8 @@ def _replacements(stretch: Sequence[Pair], first: Sequence[OpRecord], second: Se
     last_a = {_module_of(first[a]): a for a, _ in stretch if a is not None and _may_replace(first[a])}
     last_b = {_module_of(second[b]): b for _, b in stretch if b is not None and _may_replace(second[b])}
     last = [(last_a[module], last_b[module]) for module in last_a if module in last_b]
-    ends_a = [a for a, _ in stretch if a is not None and not _is_silent(first[a])][-1:]
-    ends_b = [b for _, b in stretch if b is not None and not _is_silent(second[b])][-1:]
+    ends_a = [a for a, _ in stretch if a is not None and not is_silent(first[a])][-1:]
+    ends_b = [b for _, b in stretch if b is not None and not is_silent(second[b])][-1:]
     last += [(a, b) for a in ends_a for b in ends_b if first[a].opaque or second[b].opaque]
     joined: list[Pair] = []
     reached = (-1, -1)
@@ -615,7 +664,7 @@ def _replacements(stretch: Sequence[Pair], first: Sequence[OpRecord], second: Se
 
 def _may_replace(record: OpRecord) -> bool:
     """Return whether a record is of one op that leaves something; compiled code stands for many."""
-    return not _is_silent(record) and not record.opaque
+    return not is_silent(record) and not record.opaque
 
 
 def _module_of(record: OpRecord) -> tuple[str, int | None, str]:

@@ -171,15 +171,17 @@ class Parting:
     ``level`` is ``tolerance`` (differences within tolerance count as agreement) or ``bitwise``. ``kind`` is
     ``parameter``, ``buffer``, ``input``, ``other`` (a tensor that no recorded op wrote), ``op`` (both executions have
     it), ``replaced`` (one op in place of another, in the same module), ``only before``, ``only after``, ``compiled``
-    (compiled code of one execution in place of ops of the other), or ``unseen`` (no recorded op explains it). ``op`` is
-    the op's name (of a tensor: the first op that reads it), ``index`` its place in the execution ``before``; ``name``
-    and ``other`` are the ids of its record or leaf in the two traces.
+    (compiled code of one execution in place of ops of the other), ``between`` (ops of which it is not known which
+    correspond), or ``unseen`` (no recorded op explains it). ``op`` is the op's name (of a tensor: the first op that
+    reads it), ``index`` its place in the execution ``before``; ``name`` and ``other`` are the ids of its record or leaf
+    in the two traces.
 
     What an op left that only one execution runs cannot be compared. Where such an op is blamed, ``until`` names the
-    first thing after it that both have and that differs: they part between the two. Of compiled code no op is blamed:
-    ``last_before`` and ``first_after`` are the records around it that both have (``None``: there is none), and
-    ``kernels`` the generated ones between these, if they were seen. ``healed`` counts what differs at this level
-    without reaching a result.
+    first thing after it that both have and that differs: they part between the two. Of ``compiled`` and ``between`` no
+    op is blamed: ``last_before`` and ``first_after`` are the records around it that both have (``None``: there is
+    none), ``kernels`` the generated ones between these, if they were seen, and ``unmatched_before`` and
+    ``unmatched_after`` the ops of either execution of which no counterpart is known. ``healed``
+    counts what differs at this level without reaching a result.
     """
 
     level: str
@@ -199,6 +201,8 @@ class Parting:
     last_before: Place | None = None
     first_after: Place | None = None
     kernels: tuple[str, ...] = ()
+    unmatched_before: tuple[str, ...] = ()
+    unmatched_after: tuple[str, ...] = ()
     healed: int = 0
     aligned: int = 0
     only_before: int = 0
@@ -283,9 +287,9 @@ def _lines(report: Report, limit: int) -> Iterator[str]:
             lone.setdefault((stage, tensor.kind), []).append(tensor.name + detail)
     yield from (f"{stage} {kind}: {a_few(names, 6)}" for (stage, kind), names in lone.items())
     yield from (f"note: {note}" for note in report.notes)
-    levels: dict[tuple[str, str, str], list[Parting]] = {}
+    levels: dict[tuple[str, ...], list[Parting]] = {}
     for parting in report.partings:
-        levels.setdefault((parting.kind, parting.name, parting.other), []).append(parting)
+        levels.setdefault((parting.kind, parting.name, parting.other, parting.detail), []).append(parting)
     for partings in levels.values():
         words = ("beyond tolerance" if parting.level == "tolerance" else "bit by bit" for parting in partings)
         yield from _parting_lines(partings[0], " and ".join(words))
@@ -327,7 +331,11 @@ def _parting_lines(parting: Parting, level: str) -> Iterator[str]:
     elif parting.op:
         yield f"first apart {level}: {parting.detail}{by}, first read by {op}"
     else:
-        yield f"first apart {level}: {parting.detail}"
+        yield f"first apart {level}: {parting.detail}{by}"
+    for side, names in zip(SIDES, (parting.unmatched_before, parting.unmatched_after), strict=True):
+        if names:
+            count = "1 op" if len(names) == 1 else f"{len(names)} ops"
+            yield f"  {side}, without a known counterpart: {count} ({a_few(list(dict.fromkeys(names)), 3)})"
     if parting.until:
         yield f"  the first place of both executions that differs: {parting.until}; they part between the two"
     if parting.before != parting.after:

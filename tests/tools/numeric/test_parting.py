@@ -334,12 +334,94 @@ def test_what_differs_and_heals_is_counted() -> None:
     assert (parting.healed, parting.aligned, parting.only_before, parting.only_after) == (1, 3, 1, 0)
 
 
-def test_through_ops_of_one_execution_alone_both_ends_are_named() -> None:
+def test_of_ops_without_a_counterpart_none_is_blamed_but_both_ends_are_named() -> None:
     first = trace("a conv 1 = x", "b one 2 = a/conv", "c two 3 = b/one", "d last 4 = c/two", leaves=LEAVES)
     second = trace("a conv 1 = x", "k fused 7 = a/conv", "d last 9 = k/fused", leaves=LEAVES)
     parting = parted(first, second)
-    assert (parting.kind, parting.op) == ("only before", "one")
-    assert parting.until == "last in d (forward)"
+    assert (parting.kind, parting.op) == ("between", "")
+    assert parting.last_before == Place("conv", "a", "forward", 0, "a/conv", "a/conv")
+    assert parting.first_after == Place("last", "d", "forward", 0, "d/last", "d/last")
+    assert (parting.unmatched_before, parting.unmatched_after) == (("one in b", "two in c"), ("fused in k",))
+    assert parting.detail == (
+        "not known at which op: between conv in a (forward), which agrees, and last in d (forward, iteration 0), "
+        "the first that differs of the ops taken for the same"
+    )
+
+
+UNKNOWN = "between  "
+OTHER_MODELS = {
+    "an op that only one execution runs, which another of the other replaces further on": case(
+        ["a conv 1 = x", "b copy 1 = a/conv", "c mul 2 = b/copy", "d last 4 = c/mul"],
+        ["a conv 1 = x", "e add 6 = a/conv", "f div 7 = e/add", "d last 9 = f/div"],
+        UNKNOWN,
+    ),
+    "the first of several ops of one name, of which the other execution runs fewer": case(
+        ["q mm 1 = x w", "k mm 2 = x v", "a dot 3 = q/mm k/mm"],
+        ["qk mm 9 = x u", "a dot 9 = qk/mm qk/mm"],
+        UNKNOWN,
+        u=1.0,
+    ),
+    "an op that is given other tensors": case(
+        ["a conv 1 = x", "b neg 2 = x", "c relu 1 = a/conv", "d add 3 = c/relu a/conv"],
+        ["a conv 1 = x", "b neg 2 = x", "c relu 1 = a/conv", "d add 4 = c/relu b/neg"],
+        UNKNOWN,
+    ),
+    "an op that is given the same tensors in another order": case(
+        ["a conv 1 = x", "b neg 2 = x", "d add 3 = a/conv b/neg"],
+        ["a conv 1 = x", "b neg 2 = x", "d add 9 = b/neg a/conv"],
+        "op add d",
+    ),
+    "an op in place of another, in one place and given the same": case(
+        ["a conv 1 = x", "a silu 2 = a/conv", "b last 3 = a/silu"],
+        ["a conv 1 = x", "c gelu 8 = a/conv", "b last 9 = c/gelu"],
+        "only before silu a",
+    ),
+    "an op after a copy that only one execution makes": case(
+        ["a conv 1 = x", "b copy 1 = a/conv", "c mul(2) 2 = b/copy"],
+        ["a conv 1 = x", "c mul(3) 3 = a/conv"],
+        "op mul c",
+    ),
+    "an op that only one execution runs before an op of both": case(
+        ["a conv 1 = x", "b scale 5 = a/conv", "c mul 5 = b/scale"],
+        ["a conv 1 = x", "c mul 1 = a/conv"],
+        "only before scale b",
+    ),
+}
+
+
+@pytest.mark.parametrize(("first", "second", "expected"), OTHER_MODELS.values(), ids=OTHER_MODELS)
+def test_of_other_models_an_op_is_blamed_only_where_all_that_it_reads_agrees(
+    first: Trace, second: Trace, expected: str
+) -> None:
+    parting = parted(first, second)
+    assert f"{parting.kind} {parting.op} {parting.module}" == expected
+
+
+def test_ops_that_leave_another_shape_are_not_the_same_op() -> None:
+    lines = ("a outer {} = x", "b cos {} = a/outer", "c last {} = b/cos")
+    first, second = (in_shape(trace(*(one.format(value) for one in lines)), 7, 8) for value in "12")
+    turned = replace(second, records=tuple(reshaped(one, (14, 4)) for one in second.records))
+    joined = replace(second, records=tuple(reshaped(one, (56,)) for one in second.records))
+    assert parted(first, joined).op == "outer"
+    assert parted(first, replace(turned, records=(*turned.records[:2], second.records[2]))).kind == "between"
+
+
+def reshaped(record: OpRecord, shape: tuple[int, ...]) -> OpRecord:
+    return replace(record, outputs=tuple(out._replace(shape=shape) for out in record.outputs))
+
+
+@pytest.mark.parametrize(
+    ("layout", "offset", "kind"), [("[4]", 0, "op"), ("[2]", 2, "between")], ids=["the same part", "another part"]
+)
+def test_an_op_that_is_given_another_part_of_the_same_tensor_is_not_blamed(layout: str, offset: int, kind: str) -> None:
+    def reading(made: Trace, layout: str, offset: int) -> Trace:
+        record = made.records[1]
+        refs = (record.inputs[0]._replace(layout=layout, offset=offset),)
+        return replace(made, records=(made.records[0], replace(record, inputs=refs)))
+
+    first, second = (in_shape(trace("a mm 1 = x", f"b silu {value} = a/mm"), 4) for value in "29")
+    whole = reading(first, "[4]" if kind == "op" else "[2]", 0)
+    assert parted(whole, reading(second, layout, offset)).kind == kind
 
 
 def test_the_last_op_of_a_module_replaces_the_last_of_the_other_if_the_shape_is_the_same() -> None:
