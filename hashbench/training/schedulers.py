@@ -49,14 +49,28 @@ class WatchedSchedulers:
 
 
 def schedulers_of(optimizers: Sequence[torch.optim.Optimizer]) -> list[Any]:
-    """Return the objects that step the learning rates of these optimizers, in no order."""
+    """Return the objects that step the learning rates of these optimizers, in no order.
+
+    A scheduler may hold what wraps its optimizer: that of transformers' ``Trainer`` holds accelerate's wrapper.
+    """
     if not optimizers:
         return []
+    wrappers = [one for one in _owners(optimizers) if _wraps(one, optimizers)]
+    held = [*optimizers, *wrappers]
+    return [one for one in _owners(held) if _is_scheduler(one, held)]
+
+
+def _owners(optimizers: Sequence[torch.optim.Optimizer]) -> list[Any]:
+    """Return the objects of the process that hold one of these, each once."""
     holders = gc.get_referrers(*optimizers)
     attributes = [one for one in holders if type(one) is dict and any(one.get("optimizer") is by for by in optimizers)]
     owners = gc.get_referrers(*attributes) if attributes else []  # Python shows an object's dict, or the object
-    found: dict[int, Any] = {id(one): one for one in (*holders, *owners) if _is_scheduler(one, optimizers)}
-    return list(found.values())
+    return list({id(one): one for one in (*holders, *owners)}.values())
+
+
+def _wraps(one: Any, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
+    held = getattr(one, "__dict__", {}).get("optimizer") if issubclass(type(one), torch.optim.Optimizer) else None
+    return any(held is by for by in optimizers)
 
 
 def _is_scheduler(one: Any, optimizers: Sequence[torch.optim.Optimizer]) -> bool:

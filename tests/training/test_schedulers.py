@@ -92,3 +92,18 @@ def test_a_recording_has_the_state_of_schedulers_in_each_step(tmp_path: Path) ->
     steps = file.read(tmp_path / "rank0.jsonl").steps
     assert [step.parts["scheduler"]["StepLR.last_epoch"] for step in steps.values()] == ["0", "1", "1", "2"]
     assert [batch.shape for batch in steps[3].batches] == [(1, 2)]
+
+
+class Wrapper(torch.optim.SGD):
+    """An optimizer around another one, as accelerate's."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(optimizer.param_groups[0]["params"])
+        self.optimizer = optimizer
+
+
+def test_the_scheduler_of_what_wraps_an_optimizer_is_its_own() -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+    schedule = OwnSchedule(Wrapper(optimizer))
+    OwnSchedule(torch.optim.SGD([torch.zeros(1, requires_grad=True)]))
+    assert schedulers_of([optimizer]) == [schedule]
