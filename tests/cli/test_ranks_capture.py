@@ -134,8 +134,10 @@ def test_what_cannot_be_captured_is_said_in_a_line_and_the_program_goes_on(tmp_p
     assert said == ["hashbench: rank 1, forward/absent#0: not captured: the call was not made"]
     assert sorted(path.name for path in (tmp_path / "a").iterdir()) == [
         "rank0.log.gz",
+        "rank0.stdout.txt",
         "rank1.capture.json",
         "rank1.log.gz",
+        "rank1.stdout.txt",
     ]
 
 

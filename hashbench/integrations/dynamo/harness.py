@@ -172,9 +172,7 @@ def run_harness(session: Session, *, meanwhile: Callable[[], object]) -> int:
     environment = {**session.environment(), "PYTHONPATH": path}
     with _term_raising():
         command = [sys.executable, session.script, *session.arguments]
-        with Child(
-            command, stdin=None, stdout=None, stderr=None, environment=environment, own_session=False, guarded=True
-        ) as child:
+        with Child(command, stdin=None, stdout=None, stderr=None, environment=environment, own_session=False) as child:
             try:
                 while (status := child.wait(_LOOK_SECONDS)) is None:
                     meanwhile()

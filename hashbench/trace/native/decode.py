@@ -44,8 +44,7 @@ def leaf_storages(library: Library, recorder: int) -> list[int]:
 def recorded_ops(library: Library, recorder: int) -> list[int]:
     """Return the numbers of the ops of all records so far, each once; below 0 where Python makes the record."""
     records = np.frombuffer(library.bytes_of(recorder, RECORDS, _RECORD.size), _RECORD_FIELDS)
-    numbers: list[int] = np.unique(records["op"]).tolist()
-    return numbers
+    return sorted(set(records["op"].tolist()))  # np.unique imports a module, for which no descriptor may be left
 
 
 def content_of(
