@@ -22,12 +22,12 @@ from benchmarks.fingerprint import BYTES, SECONDS
 from benchmarks.table import Table, against, machine
 from hashbench.check import fingerprint
 from hashbench.check.model import BenchmarkRunner
+from hashbench.extensions import preload_to
 from hashbench.fingerprint import document
 from hashbench.records import ModelSpec, Row, RunOptions
 from hashbench.suites import registry
 from hashbench.sweep.executors import Task
 from hashbench.sweep.executors.local import LocalExecutor, preload_for
-from hashbench.sweep.fingerprints import PRELOAD
 
 LOADING, COLLECTING, RUNNING = "loading", "collecting", "running the kernels"
 
@@ -41,7 +41,7 @@ def measure(suite: str, mode: str, *, only: Sequence[str] = (), threads: int | N
     sizes: list[float] = []
     with tempfile.TemporaryDirectory(prefix="hashbench-bench-") as folder:
         options = RunOptions(mode=mode, threads=threads, output=folder)
-        executor = LocalExecutor(preload=(*preload_for("native", PRELOAD), __name__))
+        executor = LocalExecutor(preload=(*preload_for("native", *preload_to("fingerprint")), __name__))
         executor.start(target=f"{__name__}:recorded")
         try:
             _one(executor, specs[0], options)  # files and pages that the first one reads

@@ -222,6 +222,11 @@ def executor_maker(name: str) -> MakeExecutor:
     return found
 
 
+def preload_to(name: str) -> tuple[str, ...]:
+    """Return what workers preload for the extension of this name."""
+    return next(each.preload for each in EXTENSIONS if each.name == name)
+
+
 def preload_of(request: SweepRequest) -> tuple[str, ...]:
     """Return what workers of a sweep preload for extensions."""
     return tuple(target for each in EXTENSIONS if each.asked_of_sweep(request) for target in each.preload)

@@ -126,7 +126,8 @@ class BenchmarkRunner:
             if (own_check := own_check_of(workload)) is not None:  # its own function says so
                 spec = replace(spec, world_size=workload.world_size)
                 return own_check(spec, self.options, level, target=self.fresh_target)
-            seconds, built = perf_counter() - began, contents_of(workload)
+            seconds, compared_alone = perf_counter() - began, check_for(self.options) is None
+            built = contents_of(workload) if compared_alone else {}
             try:
                 workload = self.prepare(workload)
             except Exception as error:
@@ -139,7 +140,7 @@ class BenchmarkRunner:
                 spec=spec,
                 loading_seconds=perf_counter() - began,
             )
-            if outcome.accuracy != Status.PASS or check_for(self.options) is not None:
+            if outcome.accuracy != Status.PASS or not compared_alone:
                 return outcome
             del workload
             keep_draft(spec, self.options, outcome)  # building it again may end this process

@@ -48,6 +48,7 @@ def _add_record(record: OneLineParser) -> None:
 
 
 def _record(parsed: argparse.Namespace) -> int:
+    from hashbench.extensions import preload_to
     from hashbench.fingerprint import document, text
     from hashbench.run.environment import tracer_note
     from hashbench.suites import registry
@@ -57,7 +58,7 @@ def _record(parsed: argparse.Namespace) -> int:
 
     suites = suites_to_sweep(parsed)
     specs = made_of(Selection, parsed, suites=suites).of(spec for suite in suites for spec in registry.catalog(suite))
-    devices = local_devices(parsed.device, parsed.tracer, preload=(fingerprints.PRELOAD,))
+    devices = local_devices(parsed.device, parsed.tracer, preload=preload_to("fingerprint"))
     for note in filter(None, [*devices.notes, tracer_note(devices.environment)]):
         say(note)
     recording = fingerprints.record(

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
 TARGET = "hashbench.check.fingerprint:record_model"
 
-PRELOAD = "hashbench.fingerprint.library:measure_clock"
-"""What workers import and call before they are forked: it spares each up to a second."""
-
 
 @dataclass(frozen=True, slots=True)
 class RecordedFingerprints:

@@ -16,10 +16,10 @@ from sweep_targets import spec
 
 from hashbench.diagnose.fresh_process import POOL_VARIABLE, SERVER_VARIABLE
 from hashbench.errors import HashbenchError
+from hashbench.extensions import preload_to
 from hashbench.results.rows import read_rows
 from hashbench.run import environment
 from hashbench.sweep.executors.local import DEFAULT_PRELOAD, LocalExecutor, answer_of_a_fork, preload_for
-from hashbench.sweep.fingerprints import PRELOAD
 from hashbench.sweep.request import local_devices
 from hashbench.workers import WORKER_VARIABLES, WORKERS
 
@@ -132,7 +132,7 @@ def test_another_preload_gets_another_server_and_the_same_one_is_kept(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(("tracer", "recorder"), [("native", True), ("python", False)])
 def test_the_server_loads_torch_and_the_recorder_once_and_starts_no_threads(tmp_path, tracer, recorder):
-    preload = preload_for(tracer, *([PRELOAD] if recorder else []))
+    preload = preload_for(tracer, *(preload_to("fingerprint") if recorder else ()))
     row = run_script(tmp_path, "--preload", " ".join(preload), "a=torch")
     assert f"torch preloaded True, recorder {recorder}, threads in the server 1, in parallel 2" in row
 
