@@ -58,6 +58,15 @@ def test_every_make_command_names_a_target(page: str, command: str) -> None:
     assert set(named) <= targets, page
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_sentence_of_a_page_has_more_than_25_words(page: Path) -> None:
+    prose = BLOCK.sub("", page.read_text(encoding="utf-8"))
+    paragraphs = re.split(r"\n\s*\n|\n(?=\s*[*-] )", prose)
+    texts = (re.sub("`[^`]*`", "X", text) for text in paragraphs if not text.lstrip().startswith(("|", "#", "<!--")))
+    sentences = [sentence for text in texts for sentence in re.split(r"(?<=[.!?:;])\s+", text)]
+    assert [sentence for sentence in sentences if len(sentence.split()) > 25] == []
+
+
 @pytest.mark.slow
 def test_the_zoo_of_the_documentation_is_a_zoo(tmp_path: Path) -> None:
     from hashbench.suites import registry

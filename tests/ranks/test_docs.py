@@ -56,7 +56,3 @@ def test_the_page_shows_what_is_printed(tmp_path: Path) -> None:
 )
 def test_three_dots_stand_for_any_lines(shown: str, printed: str, same: bool) -> None:
     assert _matches(shown, printed) is same
-
-
-def test_the_page_is_short() -> None:
-    assert len(PAGE.encode()) <= 8 * 1024
