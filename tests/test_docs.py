@@ -58,6 +58,12 @@ def test_every_make_command_names_a_target(page: str, command: str) -> None:
     assert set(named) <= targets, page
 
 
+def test_the_index_lists_every_page_once() -> None:
+    docs = ROOT / "docs"
+    listed = re.findall(r"^ *- \[(\w+)\]\(\1\.md\): \S", (docs / "index.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(listed) == sorted({page.stem for page in docs.glob("*.md")} - {"index"})
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_no_sentence_of_a_page_has_more_than_25_words(page: Path) -> None:
     prose = BLOCK.sub("", page.read_text(encoding="utf-8"))

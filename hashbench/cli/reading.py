@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -173,11 +174,11 @@ def _native(_: argparse.Namespace) -> int:
 
 
 def _docs(parsed: argparse.Namespace) -> int:
-    pages = {path.stem: path for path in sorted(shipped_folder("docs", "design.md").glob("*.md"))}
+    folder = shipped_folder("docs", "index.md")
+    pages = {path.stem: path for path in sorted(folder.glob("*.md"))}
     page = parsed.page.removeprefix("docs/").removesuffix(".md")
     if not page:
-        print("\n".join(f"hashbench docs {name:12}  {_title(path)}" for name, path in pages.items()))
-        print(f"\nThe pages are in {next(iter(pages.values())).parent}")
+        print(f"{_contents(pages['index'])}\n\nhashbench docs PAGE prints a page. The pages are in {folder}")
     elif page in pages:
         print(pages[page].read_text(encoding="utf-8").rstrip("\n"))
     else:
@@ -189,9 +190,15 @@ def _docs(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def _title(page: Path) -> str:
-    with page.open(encoding="utf-8") as file:
-        return file.readline().lstrip("# ").rstrip().replace("`", "")
+def _contents(index: Path) -> str:
+    """Return the groups of pages that the index lists, a page a line."""
+    lines = []
+    for line in index.read_text(encoding="utf-8").splitlines():
+        if line.startswith("## "):
+            lines.append(f"\n{line[3:]}")
+        elif page := re.match(r"( *)- \[(\w+)\]\(\w+\.md\): (.+)", line):
+            lines.append(f"  {page[1] + page[2]:23}{page[3]}")
+    return "\n".join(lines).lstrip("\n")
 
 
 # ---------------------------------------------------------------------------------------------------- suites, list

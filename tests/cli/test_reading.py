@@ -121,9 +121,10 @@ def test_list_says_first_what_a_model_does(main: Main, tmp_path: Path) -> None:
         assert re.search(rf"{re.escape(one['note'])}; (needs|no) ", line)
 
 
-def test_docs_lists_its_pages_and_prints_one(main: Main, tmp_path: Path) -> None:
+def test_docs_lists_the_groups_of_its_pages_and_prints_one(main: Main, tmp_path: Path) -> None:
     listed = main("docs", cwd=tmp_path).stdout
-    assert re.search(r"^hashbench docs csv +\S", listed, re.MULTILINE)
+    assert re.findall(r"^(?!hashbench)\S.*", listed, re.MULTILINE) == ["Start", "Read results", "Questions", "Inside"]
+    assert re.search(r"^Read results\n  csv  +\S.*\n    csv_columns  +\S", listed, re.MULTILINE)
     page = main("docs", "csv", cwd=tmp_path).stdout
     assert page.startswith("# ")
     assert main("docs", "docs/csv.md", cwd=tmp_path).stdout == page

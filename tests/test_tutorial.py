@@ -1,0 +1,68 @@
+"""Follow docs/tutorial.md: its commands run one after the other, and print what the page shows."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command_helpers import CHECKOUT
+
+PAGE = (CHECKOUT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+BLOCK = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
+NUMBER = re.compile(r"\d+(?:\.\d+)?")
+
+
+def _blocks(language: str) -> list[str]:
+    return [block["text"] for block in BLOCK.finditer(PAGE) if block["language"] == language]
+
+
+def _steady(text: str) -> str:
+    """Return the text with any number as 0: without its lines, and the widths of its columns."""
+    return " ".join(re.sub("-{2,}", "-", NUMBER.sub("0", text)).split())
+
+
+def _matches(shown: str, printed: str) -> bool:
+    """Return True if the texts are the same, where three dots in what is shown stand for anything."""
+    parts = (re.escape(part.strip()) for part in _steady(shown).split("…"))
+    return re.fullmatch(r".*?".join(f"{part} ?" for part in parts), _steady(printed) + " ") is not None
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("shared_servers")
+def test_each_command_of_the_tutorial_prints_what_the_page_shows(tmp_path: Path) -> None:
+    (zoo,) = _blocks("python")
+    (tmp_path / "zoo.py").write_text(zoo, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"}
+    script = f'hashbench() {{ {shlex.quote(sys.executable)} -m hashbench "$@"; }}\n'
+    for command, _ in (commands := [each for block in _blocks("console") for each in COMMAND.findall(block)]):
+        script += f"{command} 2>&1\nended=$?; echo '<next>'; (exit $ended)\n"
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    *printed, rest = done.stdout.split("<next>\n")
+    assert (len(printed), rest, done.stderr) == (len(commands), "", "")
+    for (command, shown), text in zip(commands, printed, strict=True):
+        assert _matches(shown, text), f"{command}\n{text}"
+    page = (tmp_path / "nights" / "tuesday" / "report.html").read_text(encoding="utf-8")
+    assert "write_race" in page
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "same"),
+    [
+        ("memory  pass  9 s\n", "memory  pass  0.25 s\n", True),
+        ("a: …\nd\n", "a: b\nc\nd\n", True),
+        ("name    cause\n------  -----\n", "name  cause\n----  -----------\n", True),
+        ("memory  pass  9 s\n", "memory  crashed  9 s\n", False),
+        ("a\n", "a\nb\n", False),
+        ("a: …\nd\n", "a: b\n", False),
+    ],
+)
+def test_numbers_and_widths_vary_and_three_dots_stand_for_anything(shown: str, printed: str, same: bool) -> None:
+    assert _matches(shown, printed) is same
