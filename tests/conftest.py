@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from _pytest.terminal import TerminalReporter
 from command_helpers import Main, Said
+from hypothesis import HealthCheck, settings
 from running_order import LONGEST_FIRST
 
 from hashbench import cli
@@ -32,6 +33,12 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # What a shell script starts in the background ignores Ctrl-C, and so would the programs that tests end with it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# The same cases in every run, however slow the machine; a fixture is shared by the cases of a test.
+settings.register_profile(
+    "repeatable", derandomize=True, deadline=None, max_examples=60, suppress_health_check=list(HealthCheck)
+)
+settings.load_profile("repeatable")
 
 # What test files import stays: to search it for garbage again and again takes a sixth of the time that torch takes.
 gc.disable()

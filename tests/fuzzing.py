@@ -9,8 +9,13 @@ from __future__ import annotations
 import copy
 import json
 import random
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hashbench.errors import HashbenchError
+
+_Read = TypeVar("_Read")
 
 HUGE = 10**400
 """A whole number that fits nowhere; as JSON it is still a short text."""
@@ -42,6 +47,30 @@ def damaged(content: bytes, *, seed: int = 0, flips: int = 60, cuts: int = 40) -
         if any(content[start:end]):
             yield f"bytes {start} to {end} zeroed", _with(content, start, bytes(end - start))
     yield from foreign()
+
+
+def every_damage(content: bytes, *, bits: Iterable[int] = (0, 5)) -> Iterator[tuple[str, bytes]]:
+    """``content`` cut at every place, and with each of its bytes changed in each of these bits."""
+    for place, byte in enumerate(content):
+        yield f"cut after {place} bytes", content[:place]
+        for bit in bits:
+            yield f"bit {bit} of byte {place} flipped", _with(content, place, bytes([byte ^ 1 << bit]))
+
+
+def readings(
+    path: Path, contents: Iterable[tuple[str, bytes]], read: Callable[[Path], _Read]
+) -> Iterator[tuple[str, _Read | None]]:
+    """Yield what is read of a file with each of the contents: ``None`` where it is refused, which takes one line."""
+    for name, content in contents:
+        path.write_bytes(content)
+        found, said = None, ""
+        try:
+            found = read(path)
+        except HashbenchError as error:
+            said = str(error)
+        assert "\n" not in said, name
+        assert len(said) < 1000, name
+        yield name, found
 
 
 def foreign() -> Iterator[tuple[str, bytes]]:
