@@ -175,6 +175,14 @@ def output(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def forked_ranks(shared_servers: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
+    """``hashbench ranks run`` forks its ranks, which have torch then."""
+    from forked_ranks import run_ranks
+
+    monkeypatch.setattr("hashbench.ranks.launch.run_ranks", run_ranks)
+
+
+@pytest.fixture
 def main(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Main:
     """``hashbench …`` in this process, in the folder ``cwd``. Only a sweep needs a process of its own."""
 

@@ -22,8 +22,7 @@ LONGEST_FIRST = (
         "tests/check/test_stress.py",
     ),
     # Start ranks, or run a training loop several times, in processes that import torch.
-    *("tests/cli/test_ranks_programs.py", "tests/cli/test_ranks_capture.py", "tests/ranks/test_record.py"),
-    *("tests/training/test_rerun.py", "tests/integrations/test_trainers.py", "training ranks"),
+    *("tests/cli/test_ranks_programs.py", "tests/training/test_rerun.py", "tests/integrations/test_trainers.py"),
     # Compile with a cache that is empty where nothing was compiled before.
     *("inductor", "tests/check/test_compiled.py", "tests/integrations/pytest/test_compiled.py"),
     *("tests/integrations/dynamo/test_eager_runs.py", "tests/cli/test_commands.py", "tests/cli/test_report.py"),

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from command_helpers import CHECKOUT, run
+from command_helpers import Main
+from forked_ranks import run_ranks
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_ranks")]
 
 OPS = """
 import os
@@ -51,32 +51,41 @@ dist.destroy_process_group()
 REDUCED = "forward.1//c10d.allreduce_.default#0"
 
 
-def program(at: Path) -> None:
-    (at / "planted_ops.py").write_text(OPS)
-    (at / "train.py").write_text(TRAINING)
+AGREE = "0 of 20 repetitions differ from the first\n"
 
 
-def repeated(command: str, *, at: Path) -> subprocess.CompletedProcess[str]:
-    """Run the command that a verdict gives; torchrun by the Python of this test."""
-    program, *words = shlex.split(command)
-    if program == "hashbench":
-        return run(*words, cwd=at)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", *words]
-    return subprocess.run(launcher, cwd=at, capture_output=True, text=True, check=False, timeout=300)
+@pytest.fixture(autouse=True)
+def _in_the_folder_of_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "planted_ops.py").write_text(OPS)
+    (tmp_path / "train.py").write_text(TRAINING)
 
 
-def record(*words: str, at: Path) -> subprocess.CompletedProcess[str]:
+def printed_by(*words: str, ranks: int, capfd: pytest.CaptureFixture[str]) -> tuple[bool, str]:
+    """Return whether ranks that run a script, or ``-m`` and a module, ended well, and what they printed."""
+    capfd.readouterr()
+    end = run_ranks([sys.executable, *words], ranks=ranks)
+    return not end.problem, capfd.readouterr().err
+
+
+def record(*words: str, capfd: pytest.CaptureFixture[str]) -> tuple[bool, str]:
     """Record once, as torchrun is used."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [sys.executable, *launcher, "-m", "hashbench", "ranks", "record", "--output", "a", *words]
-    script = f"cd {shlex.quote(str(at))} && PYTHONPATH={CHECKOUT} OMP_NUM_THREADS=1 {shlex.join(command)}"
-    return subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, timeout=300)
+    return printed_by("-m", "hashbench", "ranks", "record", "--output", "a", *words, ranks=2, capfd=capfd)
 
 
-def test_a_kernel_that_differs_on_one_rank_is_captured_there_and_its_repro_differs(tmp_path: Path) -> None:
-    program(tmp_path)
+def repeated(torchrun: str, capfd: pytest.CaptureFixture[str]) -> str:
+    """Return what is printed by the command that a verdict gives for a collective."""
+    launcher, flag, ranks, script = shlex.split(torchrun)
+    assert (launcher, flag) == ("torchrun", "--nproc-per-node")
+    well, printed = printed_by(script, ranks=int(ranks), capfd=capfd)
+    assert well, printed
+    return printed
 
-    done = run("ranks", "run", "--output", "out", "--", "train.py", "planted", cwd=tmp_path)
+
+def test_a_kernel_that_differs_on_one_rank_is_captured_there_and_its_repro_differs(
+    main: Main, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    done = main("ranks", "run", "--output", "out", "--", "train.py", "planted", cwd=tmp_path)
 
     assert done.returncode == 1, done.stderr
     assert len(done.stdout.splitlines()) <= 10
@@ -92,45 +101,40 @@ def test_a_kernel_that_differs_on_one_rank_is_captured_there_and_its_repro_diffe
         "tensors.pt",
     ]
     assert "on rank 1" in (tmp_path / "out" / "repro" / "REPORT.md").read_text()
-    alone = [sys.executable, "out/repro/repro.py", "planted_ops.py"]
-    shown = subprocess.run(alone, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
-    assert (shown.returncode, "calls differ" in shown.stdout) == (1, True), shown.stdout + shown.stderr
-    again = repeated(f"{command} --budget 5", at=tmp_path)
+    well, printed = printed_by("out/repro/repro.py", "planted_ops.py", ranks=1, capfd=capfd)
+    assert (well, "calls differ" in printed) == (False, True), printed
+    again = main(*shlex.split(command)[1:], "--budget", "5", cwd=tmp_path)
     assert again.returncode == 1, again.stdout + again.stderr
     assert "planted.drawn" in again.stdout
 
 
-def test_runs_that_agree_are_not_made_a_third_time(tmp_path: Path) -> None:
-    program(tmp_path)
-
-    done = run("ranks", "run", "--output", "out", "--json", "--", "train.py", cwd=tmp_path)
+def test_runs_that_agree_are_not_made_a_third_time(main: Main, tmp_path: Path) -> None:
+    done = main("ranks", "run", "--output", "out", "--json", "--", "train.py", cwd=tmp_path)
 
     assert done.returncode == 0, done.stderr
     assert "repro" not in json.loads(done.stdout)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["first", "second"]
 
 
-def test_what_each_rank_gives_to_a_collective_is_saved_and_repeated(tmp_path: Path) -> None:
-    program(tmp_path)
+def test_what_each_rank_gives_to_a_collective_is_saved_and_repeated(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    well, printed = record("--capture", REDUCED, "--", "train.py", capfd=capfd)
 
-    done = record("--capture", REDUCED, "--", "train.py", at=tmp_path)
-
-    assert done.returncode == 0, done.stderr
+    assert well, printed
     assert sorted(path.name for path in (tmp_path / "a" / "repro").iterdir()) == ["rank0.pt", "rank1.pt", "repro.py"]
-    assert f"hashbench: rank 1, {REDUCED}: saved what it gave; torchrun --nproc-per-node 2 a/repro/repro.py" in (
-        done.stderr
-    )
-    again = repeated("torchrun --nproc-per-node 2 a/repro/repro.py", at=tmp_path)
-    assert again.stdout.splitlines() == ["0 of 20 repetitions differ from the first"], again.stderr
+    command = "torchrun --nproc-per-node 2 a/repro/repro.py"
+    assert f"hashbench: rank 1, {REDUCED}: saved what it gave; {command}" in printed
+    assert repeated(command, capfd) == AGREE
 
 
-def test_what_cannot_be_captured_is_said_in_a_line_and_the_program_goes_on(tmp_path: Path) -> None:
-    program(tmp_path)
+def test_what_cannot_be_captured_is_said_in_a_line_and_the_program_goes_on(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    well, printed = record("--capture", "forward/absent#0@1", "--", "train.py", capfd=capfd)
 
-    done = record("--capture", "forward/absent#0@1", "--", "train.py", at=tmp_path)
-
-    assert done.returncode == 0, done.stderr
-    said = [line for line in done.stderr.splitlines() if line.startswith("hashbench:")]
+    assert well, printed
+    said = [line for line in printed.splitlines() if line.startswith("hashbench:")]
     assert said == ["hashbench: rank 1, forward/absent#0: not captured: the call was not made"]
     assert sorted(path.name for path in (tmp_path / "a").iterdir()) == [
         "rank0.log.gz",
@@ -159,14 +163,15 @@ dist.destroy_process_group()
 """
 
 
-def test_a_collective_that_is_to_blame_is_repeated_by_ranks_of_its_own(tmp_path: Path) -> None:
+def test_a_collective_that_is_to_blame_is_repeated_by_ranks_of_its_own(
+    main: Main, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "train.py").write_text(OVERWRITTEN)
 
-    done = run("ranks", "run", "--output", "out", "--json", "--", "train.py", cwd=tmp_path)
+    done = main("ranks", "run", "--output", "out", "--json", "--", "train.py", cwd=tmp_path)
 
     document = json.loads(done.stdout)
     assert document["first"][0]["origin"] == "collective", done.stderr
     assert document["repro"] == "out/repro"
     assert document["reproduced"] == "0 of 20 repetitions differ"
-    again = repeated(document["command"], at=tmp_path)
-    assert again.stdout.splitlines() == ["0 of 20 repetitions differ from the first"], again.stderr
+    assert repeated(document["command"], capfd) == AGREE

@@ -1,18 +1,18 @@
-"""``hashbench ranks`` on unchanged scripts under torchrun, each with a fault that plants its own cause: a counter in a
-file that is another in each run, a peer that comes late, a step that only one rank takes."""
+"""``hashbench ranks`` on unchanged scripts, one of them under torchrun, each with a fault that plants its own cause: a
+counter in a file that is another in each run, a peer that comes late, a step that only one rank takes."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from command_helpers import CHECKOUT, run
+from command_helpers import Main
+from forked_ranks import run_ranks
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_servers")]
+FORKED = pytest.mark.usefixtures("forked_ranks")
 
 COMMON = """
 import pathlib, sys, time
@@ -89,17 +89,18 @@ dist.destroy_process_group()
 )
 
 
-def _ranks_run(script: str, *arguments: str, at: Path, flags: Sequence[str] = ()) -> tuple[int, dict, str]:
+def _ranks_run(main: Main, at: Path, script: str, *arguments: str) -> tuple[int, dict, str]:
     """Return exit code, JSON document and standard error of ``ranks run``."""
     (at / "train.py").write_text(script)
-    words = ["ranks", "run", "-n", "2", "--output", "out", "--json", *flags, "--", "train.py", *arguments]
-    done = run(*words, cwd=at)
+    words = ["ranks", "run", "-n", "2", "--output", "out", "--json", "--source-lines", "--", "train.py", *arguments]
+    done = main(*words, cwd=at)
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout), done.stderr
 
 
-def test_a_kernel_that_differs_on_one_rank_is_named_with_the_way_to_the_others(tmp_path: Path) -> None:
-    code, document, said = _ranks_run(COUNTED_KERNEL, "runs", "planted", at=tmp_path, flags=["--source-lines"])
+@FORKED
+def test_a_kernel_that_differs_on_one_rank_is_named_with_the_way_to_the_others(main: Main, tmp_path: Path) -> None:
+    code, document, said = _ranks_run(main, tmp_path, COUNTED_KERNEL, "runs", "planted")
     assert code == 1, said
     (first,) = document["first"]
     assert (first["rank"], first["origin"], first["kernel"]) == (1, "kernel", "planted.scale.default")
@@ -109,56 +110,42 @@ def test_a_kernel_that_differs_on_one_rank_is_named_with_the_way_to_the_others(t
     assert "of group 0-1 -> rank 0" in first["through"]
 
 
-def test_the_same_program_without_the_fault_agrees(tmp_path: Path) -> None:
-    code, document, said = _ranks_run(COUNTED_KERNEL, "runs", at=tmp_path)
+def test_the_same_program_without_the_fault_agrees_under_torchrun(main: Main, tmp_path: Path) -> None:
+    code, document, said = _ranks_run(main, tmp_path, COUNTED_KERNEL, "runs")
     assert (code, document["first"]) == (0, []), said
 
 
-def test_a_read_before_the_wait_is_named_although_the_runs_agree(tmp_path: Path) -> None:
-    code, document, said = _ranks_run(EARLY_READ, "early", at=tmp_path)
+@FORKED
+def test_a_read_before_the_wait_is_named_although_the_runs_agree(main: Main, tmp_path: Path) -> None:
+    code, document, said = _ranks_run(main, tmp_path, EARLY_READ, "early")
     assert code == 1, said
     (first,) = document["first"]
     assert (first["rank"], first["origin"]) == (0, "unwaited")
 
 
-def _torchrun(script: str, *arguments: str, at: Path) -> subprocess.CompletedProcess[str]:
-    """Record once, as torchrun is used."""
-    (at / "train.py").write_text(script)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*launcher, "-m", "hashbench", "ranks", "record", "--output", "a", "--", "train.py", *arguments]
-    environment = {"PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        command, cwd=at, env={**_environment(), **environment}, capture_output=True, text=True, check=False
-    )
+@pytest.mark.parametrize(("planted", "code"), [([], 0), (["planted"], 1)], ids=["clean", "planted"])
+def test_a_replica_that_drifts_is_named_with_its_step(
+    main: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planted: list[str], code: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(REPLICAS)
+    words = ["ranks", "record", "--output", "a", "--", "train.py", *planted]
+    assert run_ranks([sys.executable, "-m", "hashbench", *words]).problem == ""
+
+    checked = main("ranks", "check", "a", "--json", cwd=tmp_path)
+
+    assert checked.returncode == code, checked.stdout + checked.stderr
+    differing = json.loads(checked.stdout)["differing"]
+    assert [(found["name"], found["step"], found["rank"], found["kernel"]) for found in differing] == [
+        ("DistributedDataParallel.module.2.bias", 1, 1, "aten.mul_.Tensor")
+    ] * code
 
 
-def _environment() -> dict[str, str]:
-    import os
-
-    return dict(os.environ)
-
-
-def test_a_replica_that_drifts_is_named_with_its_step(tmp_path: Path) -> None:
-    done = _torchrun(REPLICAS, "planted", at=tmp_path)
-    assert done.returncode == 0, done.stderr
-    checked = run("ranks", "check", "a", "--json", cwd=tmp_path)
-    assert checked.returncode == 1, checked.stderr
-    (found,) = json.loads(checked.stdout)["differing"]
-    assert (found["name"], found["step"]) == ("DistributedDataParallel.module.2.bias", 1)
-    assert (found["rank"], found["kernel"]) == (1, "aten.mul_.Tensor")
-
-
-def test_replicas_without_a_fault_agree(tmp_path: Path) -> None:
-    done = _torchrun(REPLICAS, at=tmp_path)
-    assert done.returncode == 0, done.stderr
-    checked = run("ranks", "check", "a", cwd=tmp_path)
-    assert checked.returncode == 0, checked.stdout + checked.stderr
-
-
-def test_a_script_that_fails_is_told_and_its_whole_steps_are_judged(tmp_path: Path) -> None:
+@FORKED
+def test_a_script_that_fails_is_told_and_its_whole_steps_are_judged(main: Main, tmp_path: Path) -> None:
     script = REPLICAS.replace("    optimizer.step()\n", "    optimizer.step()\n    assert step < 1 or rank == 0\n")
     (tmp_path / "train.py").write_text(script)
-    done = run("ranks", "run", "-n", "2", "--output", "out", "--timeout", "120", "--", "train.py", cwd=tmp_path)
+    done = main("ranks", "run", "-n", "2", "--output", "out", "--timeout", "120", "--", "train.py", cwd=tmp_path)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "run 1 of train.py: the ranks failed" in done.stderr
     assert "AssertionError" in done.stderr

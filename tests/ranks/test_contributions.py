@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from forked_ranks import run_ranks
 
 from hashbench import HashDebugTrace
 from hashbench.ranks.contributions import ContributionWatcher, counts_in, save, write_script
@@ -70,12 +70,15 @@ def test_a_collective_that_gives_the_same_again_and_one_that_does_not(tmp_path: 
 
 
 @pytest.mark.slow
-def test_the_script_runs_under_torchrun_and_needs_torch_alone(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("shared_servers")
+def test_the_script_runs_as_under_torchrun_and_names_torch_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     folder = repro(tmp_path / "repro", *(reduced(torch.rand(64)) for _ in range(2)))
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "repro.py"]
+    monkeypatch.chdir(folder)
 
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=300)
+    end = run_ranks([sys.executable, "repro.py"])
 
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["0 of 20 repetitions differ from the first"]
+    printed = capfd.readouterr().err
+    assert (end.problem, printed) == ("", "0 of 20 repetitions differ from the first\n")
     assert "hashbench" not in (folder / "repro.py").read_text()

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from command_helpers import run
+from command_helpers import Main
 
 PAGE = (Path(__file__).parents[2] / "docs" / "ranks.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL)
@@ -36,12 +36,13 @@ def _matches(shown: str, printed: str) -> bool:
 
 
 @pytest.mark.slow
-def test_the_page_shows_what_is_printed(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("forked_ranks")
+def test_the_page_shows_what_is_printed(main: Main, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(_blocks("python")[0])
     commands = [_shown(block) for block in _blocks("console")]
     assert [command[1] for command, _ in commands] == ["run", "check", "diff"]
     for command, shown in commands:
-        done = run(*command, cwd=tmp_path)
+        done = main(*command, cwd=tmp_path)
         assert _matches(shown, _steady(done.stdout)), f"{command}\n{_steady(done.stdout)}\n{done.stderr[-3000:]}"
 
 

@@ -6,7 +6,6 @@ import os
 import random
 import resource
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from hashbench.ranks.step_file import rank_path, run_of
 from hashbench.records import Trace
 from hashbench.trace import file
 from hashbench.trace.groups import rank_of
+from tests.ranks.pool import RankPool
 
 TRACERS = ("native", "python")
 
@@ -523,16 +523,25 @@ def test_full_disk_is_said_once(
     assert len(trace.records) == trace.steps[-1].position
 
 
+def ends_in_its_own_way(rank: int, _ranks: int, folder: Path) -> None:
+    """Train with a peer for two steps; then one raises and one is killed."""
+    with record_ranks(folder):
+        model = nn.parallel.DistributedDataParallel(nn.Linear(4, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            model(torch.ones(3, 4)).sum().backward()
+            optimizer.step()
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise RuntimeError("the other rank is gone")
+
+
 @pytest.mark.slow
-def test_program_of_several_processes_is_recorded_by_its_ranks(tmp_path: Path) -> None:
-    """Four ranks from one launcher; three end by themselves, one is killed. No file says more than it has."""
-    script = tmp_path / "train.py"
-    script.write_text(RANKS)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "FOLDER": str(tmp_path / "out")}
-    done = subprocess.run(
-        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=200, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+@pytest.mark.xdist_group("ranks")
+def test_each_rank_is_recorded_to_its_own_end(rank_pool: RankPool, tmp_path: Path) -> None:
+    target = f"tests.ranks.test_record:{ends_in_its_own_way.__name__}"
+    ends = rank_pool.call(target, tmp_path / "out", ranks=2, folder=tmp_path / "meeting")
+    assert ("the other rank is gone" in ends[0].error, ends[1].status) == (True, -signal.SIGKILL)
     ranks = [read(tmp_path / "out", rank, cut=True) for rank in range(2)]
     assert [trace.rank for trace in ranks] == [
         hashbench.records.TracedRank(0, 2, "RuntimeError: the other rank is gone"),
@@ -540,35 +549,3 @@ def test_program_of_several_processes_is_recorded_by_its_ranks(tmp_path: Path) -
     ]
     assert [len(trace.steps) for trace in ranks] == [2, 2]
     assert any(record.collective is not None for record in ranks[0].records)
-
-
-RANKS = """
-import os, signal, sys, tempfile
-import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
-import hashbench
-
-def rank(number, store):
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=number, world_size=2)
-    with hashbench.record_ranks(os.environ["FOLDER"]):
-        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for step in range(9):
-            model(torch.ones(3, 4)).sum().backward()
-            optimizer.step()
-            if step == 1 and number == 1:
-                os.kill(os.getpid(), signal.SIGKILL)
-            if step == 1:
-                raise RuntimeError("the other rank is gone")
-
-if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as folder:
-        context = mp.get_context("spawn")
-        ranks = [context.Process(target=rank, args=(number, f"{folder}/store")) for number in range(2)]
-        for one in ranks:
-            one.start()
-        for one in ranks:
-            one.join()
-        sys.exit([one.exitcode for one in ranks] != [1, -signal.SIGKILL])
-"""

@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from command_helpers import CHECKOUT
+from forked_ranks import run_ranks
 
 from hashbench.training import file
 from hashbench.training.traced import compare_folders
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("training ranks")]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recorded(shared_servers: None, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: ARG001
     folder = tmp_path_factory.mktemp("ranks")
-    paths = os.pathsep.join(map(str, (CHECKOUT, CHECKOUT / "tests")))
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    program = Path(__file__).parent / "ranked.py"
-    done = subprocess.run(
-        [*launcher, program, folder],
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    end = run_ranks([sys.executable, Path(__file__).parent / "ranked.py", folder])
+    assert not end.problem
     return folder
 
 
