@@ -6,10 +6,13 @@ that ``--help`` loads none of them.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Protocol
+
+from hashbench.text import five_lines, rate
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
     from hashbench.check.model import BenchmarkRunner
     from hashbench.check.pair import PairCheck
     from hashbench.check.subject import Subject
-    from hashbench.records import ModelSpec, Row, RunOptions
+    from hashbench.records import Facts, ModelSpec, Row, RunOptions
     from hashbench.run.outcome import Outcome, Run
     from hashbench.run.workload import Workload
     from hashbench.sweep.executors import Executor
@@ -83,36 +86,85 @@ class ForgetModels(Protocol):
     def __call__(self, outdated: Sequence[ModelSpec], request: SweepRequest) -> None: ...
 
 
-class RowWords(Protocol):
-    """Describes rows of a kind of its own, in tables and comparisons; a module can be one."""
+class RowWords:
+    """Describes rows of a kind of its own, in tables, comparisons and failed tests. Each method has its default, with
+    which rows are described as the core describes them."""
 
-    def tells(self, row: Row) -> bool:
-        """Return True if a row that does not pass is described by the words below, and not as eager runs are."""
+    def shown(self, row: Row) -> Row:
+        """Return a row as reports show it; :meth:`written` is the inverse."""
+        return row
 
-    def where(self, row: Row) -> str:
+    def written(self, row: Row) -> Row:
+        """Return a row as a CSV has it."""
+        return row
+
+    def tells(self, row: Row) -> bool:  # noqa: ARG002
+        """Return True if a row that does not pass is described by the next four, and not as eager runs are."""
+        return False
+
+    def where(self, row: Row) -> str:  # noqa: ARG002
         """Return the place of a difference, on a line of its own."""
+        return ""
 
-    def why(self, row: Row) -> str:
+    def why(self, row: Row) -> str:  # noqa: ARG002
         """Return what was measured, below a row whose stage is shown."""
+        return ""
 
     def why_with_stage(self, row: Row) -> str:
         """Return what was measured, with the stage."""
+        return self.why(row)
 
     def place(self, row: Row) -> str:
         """Return stage and place as comparisons show them."""
+        return self.where(row)
 
-    def remarks(self, row: Row) -> Iterator[str]:
-        """Yield what a row that passes says beside its status."""
+    def condition(self, row: Row) -> str:  # noqa: ARG002
+        """Return the condition under which alone a row differs; empty for none."""
+        return ""
 
-    def remedy(self, row: Row) -> str:
+    def rate(self, row: Row) -> str:  # noqa: ARG002
+        """Return how often a row differs; empty if the usual words do."""
+        return ""
+
+    def lines(self, row: Row, *, folder: Path) -> str:  # noqa: ARG002
+        """Return the lines of a failed test; empty if the usual ones do. ``folder`` has repro and traces."""
+        return ""
+
+    def remarks(self, row: Row) -> Iterator[str]:  # noqa: ARG002
+        """Yield what is said beside the status of a row."""
+        yield from ()
+
+    def remedy(self, row: Row) -> str:  # noqa: ARG002
         """Return what to do about a difference or failure; empty if the usual words do."""
+        return ""
 
-    def speaks_of(self, row: Row) -> bool:
-        """Return True if :meth:`what_passing_means` is asked about a row that passes."""
+    def moved(self, base: Row, new: Row) -> tuple[str, ...]:  # noqa: ARG002
+        """Return the columns of facts in which two rows of one difference agree, where both are certain of them."""
+        return ()
 
-    def what_passing_means(self, passing: Sequence[Row], *, bound: float) -> str:
-        """Return what these rows prove and may have missed; empty for none. ``bound``: largest share of runs in which
-        a difference may show that two equal runs miss (95 % confidence)."""
+    def looked(self, row: Row) -> bool:  # noqa: ARG002
+        """Return whether a row would say if a model that passes differs now and then."""
+        return False
+
+    def always(self, base: Row) -> bool:  # noqa: ARG002
+        """Return whether the difference of ``base``, which shows now and then, would show in every row that
+        :meth:`looked`."""
+        return False
+
+    def speaks_of(self, row: Row) -> bool:  # noqa: ARG002
+        """Return True if :meth:`what_passing_means` says of a row that passes what equal runs prove."""
+        return False
+
+    def suggestion(self, rows: Sequence[Row]) -> str:  # noqa: ARG002
+        """Return what finds more than equal runs do; empty where these rows have it."""
+        return ""
+
+    def what_passing_means(self, rows: Sequence[Row], *, bound: float) -> str:  # noqa: ARG002
+        """Return what rows that pass, also those that differ now and then, prove and may have missed; empty for none.
+
+        ``bound``: largest share of runs in which a difference may show that two equal runs miss (95 % confidence).
+        """
+        return ""
 
 
 class OwnsFile(Protocol):
@@ -139,7 +191,8 @@ class Extension:
         executor: target of a :class:`MakeExecutor`, by ``name`` after ``--executor``.
         after_sweep: target of an :class:`AfterSweep` of the sweeps for which ``asked_of_sweep`` holds.
         forget: target of a :class:`ForgetModels`, for every sweep.
-        words: module that is the :class:`RowWords` of its rows.
+        facts: target of the :class:`~hashbench.records.Facts` of its rows.
+        words: target of the :class:`RowWords` of its rows.
         owns_file: target of an :class:`OwnsFile`.
         preload: what the workers of these sweeps import or call before they are forked.
     """
@@ -154,6 +207,7 @@ class Extension:
     asked_of_sweep: Callable[[SweepRequest], bool] = _never
     after_sweep: str = ""
     forget: str = ""
+    facts: str = ""
     words: str = ""
     owns_file: str = ""
     preload: tuple[str, ...] = ()
@@ -164,19 +218,30 @@ EXTENSIONS: tuple[Extension, ...] = (
         "ranks",
         takes=lambda model: (model.world_size or 1) > 1,
         own_check="hashbench.check.ranks:check_model",
+        facts="hashbench.ranks.facts:RankFacts",
+        words="hashbench.ranks.row_text:WORDS",
     ),
     Extension(
         "invariance",
         asked=lambda options: options.batch_invariant,
         check="hashbench.check.invariance:check_model",
+        facts="hashbench.batch.facts:BatchFacts",
+        words="hashbench.batch.row_text:WORDS",
     ),
     Extension(
         "compiled",
         asked=lambda options: bool(options.backend),
         check="hashbench.check.compiled:check_model",
-        words="hashbench.compiled.text",
+        facts="hashbench.compiled.facts:CompiledFacts",
+        words="hashbench.compiled.text:WORDS",
     ),
-    Extension("stress", asked=lambda options: options.stress, stage="hashbench.check.stress:add_stressed_runs"),
+    Extension(
+        "stress",
+        asked=lambda options: options.stress,
+        stage="hashbench.check.stress:add_stressed_runs",
+        facts="hashbench.check.stress_facts:StressFacts",
+        words="hashbench.check.stress_text:WORDS",
+    ),
     Extension(
         "fingerprint",
         asked_of_sweep=lambda request: request.fingerprints,
@@ -251,13 +316,59 @@ def is_owned(path: Path) -> bool:
     return any(resolve_name(each.owns_file)(path) for each in EXTENSIONS if each.owns_file)
 
 
-def all_words() -> Iterator[RowWords]:
-    """Yield the words of every extension that has some, imported."""
-    for each in EXTENSIONS:
-        if each.words:
-            yield resolve_name(each.words)
+def _if_there(target: str) -> Any:
+    """Import a target; ``None`` if the folder of its extension was deleted."""
+    try:
+        return resolve_name(target)
+    except ModuleNotFoundError as error:
+        if target.startswith(error.name or " "):
+            return None
+        raise
+
+
+@functools.cache
+def facts_kinds() -> tuple[type[Facts], ...]:
+    """Return the facts that rows may have, in the order of their columns."""
+    return tuple(filter(None, (_if_there(each.facts) for each in EXTENSIONS if each.facts)))
+
+
+def facts_asked(options: RunOptions) -> tuple[type[Facts], ...]:
+    """Return the facts that options ask for, whose columns every row of the sweep has."""
+    return tuple(filter(None, (_if_there(each.facts) for each in EXTENSIONS if each.facts and each.asked(options))))
+
+
+def missing_extensions() -> tuple[str, ...]:
+    """Return the names of extensions whose folder was deleted."""
+    return tuple(each.name for each in EXTENSIONS if each.facts and _if_there(each.facts) is None)
+
+
+@functools.cache
+def all_words() -> tuple[RowWords, ...]:
+    """Return the words of every extension that has some."""
+    return tuple(filter(None, (_if_there(each.words) for each in EXTENSIONS if each.words)))
 
 
 def words_for(row: Row) -> RowWords | None:
     """Return what describes a row that does not pass; ``None``: as eager runs are described."""
     return next((words for words in all_words() if words.tells(row)), None)
+
+
+def shown(row: Row) -> Row:
+    """Return a row as reports show it: flaky, where it passes and an extension made it differ."""
+    return functools.reduce(lambda known, words: words.shown(known), all_words(), row)
+
+
+def written(row: Row) -> Row:
+    """Return a row as a CSV has it; the inverse of :func:`shown`."""
+    return functools.reduce(lambda known, words: words.written(known), all_words(), row)
+
+
+def rate_of(row: Row) -> str:
+    """Return ``33 of 33 replays``, or in the words of an extension how often a row differs."""
+    return next(filter(None, (words.rate(row) for words in all_words())), "") or rate(row)
+
+
+def failure_lines(row: Row, *, folder: Path) -> str:
+    """Return a row as a failed test shows it. ``folder`` has repro and traces."""
+    own = (words.lines(row, folder=folder) for words in all_words())
+    return next(filter(None, own), "") or five_lines(row, folder=folder)

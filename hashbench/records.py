@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
-from hashbench.catalog import INVARIANCES
+from hashbench.catalog import INVARIANCES, WRITTEN
 
 TRACE_SCHEMA = 1
 """Version of the text form of a trace; a file of another version is refused."""
@@ -865,20 +867,90 @@ def _result_in(results: Iterable[ExperimentResult], name: str, on: str) -> Exper
     return next((result for result in results if (result.name, result.on) == (name, on)), missing)
 
 
-def labelled(label: str) -> Any:
-    """Declare a text column that reports show under this label."""
-    return field(default="", metadata={"label": label})
+SHARE, AMOUNT = (0.0, 1.0), (0.0, 1e12)
+"""Between which values a share lies, and seconds or MiB."""
+
+
+class Column(NamedTuple):
+    """What is declared of a column beside its name, type and default.
+
+    Attributes:
+        label: on the page of a model; empty: it appears in sentences or tables.
+        noun: what its words are called.
+        words: that it may hold; empty: any.
+        check: tells a valid text; with what that is, and a tip.
+        between: lowest and highest number.
+        rare: a CSV has it only where a row does.
+        after: the column of a sweep's table that it follows; empty: the table lacks it.
+        yields_to: the column that a narrow table keeps rather; empty: none.
+        place: comparisons as CSV show it of both sides.
+    """
+
+    label: str = ""
+    noun: str = ""
+    words: Sequence[str] = ()
+    check: tuple[Callable[[str], bool], str, str] | None = None
+    between: tuple[float, float] | None = None
+    rare: bool = False
+    after: str = ""
+    yields_to: str = ""
+    place: bool = False
+
+
+def declared(**attributes: Any) -> Mapping[str, Column]:
+    """Return the metadata of a field that is a column, with attributes of a :class:`Column`."""
+    return {"column": Column(**attributes)}
+
+
+def column(default: object = "", **attributes: Any) -> Any:
+    """Declare a column with a default, and with attributes of a :class:`Column`."""
+    return field(default=default, metadata=declared(**attributes))
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Facts:
+    """What an extension knows of a model: the fields of its dataclass are its columns, in their order.
+
+    A default means absent; of facts that are all absent, a row has none.
+    """
+
+
+_Facts = TypeVar("_Facts", bound=Facts)
+
+
+class HasFacts:
+    """What has facts of extensions, one of each kind at most."""
+
+    __slots__ = ()
+    facts: tuple[Facts, ...]
+
+    def of(self, kind: type[_Facts]) -> _Facts:
+        """Return the facts of a kind; where there are none, those that are all absent."""
+        return next((each for each in self.facts if isinstance(each, kind)), kind())
+
+
+def holding(facts: Iterable[Facts], one: Facts) -> tuple[Facts, ...]:
+    """Return ``facts`` with ``one`` in the place of those of its kind."""
+    return (*(each for each in facts if type(each) is not type(one)), one)
+
+
+def value_of(row: object, name: str) -> Any:
+    """Return what a row has in a column, its own or one of its facts; ``None`` where these are absent."""
+    for holder in (row, *getattr(row, "facts", ())):
+        if hasattr(holder, name):
+            return getattr(holder, name)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Row(HasFacts):
     """One line of ``accuracy.csv``; ``docs/csv.md`` explains every column. ``None`` and ``""`` are written as an empty
-    cell: absent, never zero."""
+    cell: absent, never zero. ``facts`` is no column: those of extensions are its fields, after the core's."""
 
     dev: str
     name: str
     batch_size: int | None
-    accuracy: str
+    accuracy: str = field(metadata=declared(noun="status", words=WRITTEN))
     suite: str = ""
     mode: str = ""
     dtype: str = ""
@@ -886,7 +958,7 @@ class Row:
     runs: int | None = None
     threads: int | None = None
     deterministic: str = ""
-    nondeterministic_op: str = ""
+    nondeterministic_op: str = column(rare=True)
     ops: int | None = None
     origin: str = ""
     kernel: str = ""
@@ -897,83 +969,73 @@ class Row:
     forward_op: str = ""
     source: str = ""
     detail: str = ""
-    steered_by: str = ""
-    rank: int | None = None
-    world_size: int | None = None
-    group: str = ""
-    through: str = ""
+    steered_by: str = column(rare=True)
     cause: str = ""
     confidence: str = ""
     because: str = ""
     evidence: RowEvidence = RowEvidence()
-    other_sources: str = ""
-    capture: str = ""
+    other_sources: str = column(rare=True)
+    capture: str = column(rare=True)
     distinct: int | None = None
     trials: int | None = None
     rate_of: str = ""
-    rate: float | None = None
-    rate_low: float | None = None
-    rate_high: float | None = None
-    differing_results: str = ""
-    differing_elements: int | None = None
-    max_abs_diff: float | None = None
-    max_ulp: int | None = None
-    mean_relative_variability: float | None = None
-    count_variability: float | None = None
-    representation: str = ""
-    benign: int | None = None
-    benign_ops: str = ""
-    confirmed: str = labelled("Confirmed by another pair")
-    untraced: str = labelled("Untraced runs")
-    tracer: str = labelled("Tracer")
-    perturbed_ops: str = ""
-    settings_changed: str = labelled("Settings changed")
-    not_compared: str = labelled("Not compared")
-    second_build: str = labelled("Second build")
-    deterministic_ops: str = labelled("Deterministic by the flag alone")
-    compiled: str = labelled("Compiled code")
-    backend: str = labelled("Backend")
-    graphs: int | None = None
-    graph_breaks: int | None = None
-    compile_seconds: float | None = None
-    kernels: int | None = None
-    checked: float | None = None
-    stage: str = labelled("Stage of the compiler")
-    op: str = labelled("Op of the program")
-    beyond_rounding: float | None = None
-    eager_rounding: float | None = None
-    semantic: str = labelled("A mistake, not rounding")
-    reference: str = labelled("Eager reference")
-    cured_by: str = labelled("Cured by")
-    compilations: str = labelled("Further compilations")
-    deterministic_doc: str = labelled("torch documents")
-    deterministic_here: str = ""
-    deterministic_price: float | None = None
+    rate: float | None = column(None, between=SHARE)
+    rate_low: float | None = column(None, between=SHARE)
+    rate_high: float | None = column(None, between=SHARE)
+    differing_results: str = column(rare=True)
+    differing_elements: int | None = column(None, rare=True)
+    max_abs_diff: float | None = column(None, rare=True)
+    max_ulp: int | None = column(None, rare=True)
+    mean_relative_variability: float | None = column(None, rare=True)
+    count_variability: float | None = column(None, rare=True)
+    representation: str = column(rare=True)
+    benign: int | None = column(None, rare=True)
+    benign_ops: str = column(rare=True)
+    confirmed: str = column(label="Confirmed by another pair")
+    untraced: str = column(label="Untraced runs", rare=True)
+    tracer: str = column(label="Tracer")
+    perturbed_ops: str = column(rare=True)
+    settings_changed: str = column(label="Settings changed", rare=True)
+    not_compared: str = column(label="Not compared", rare=True)
+    second_build: str = column(label="Second build")
+    deterministic_ops: str = column(label="Deterministic by the flag alone")
+    compiled: str = column(label="Compiled code", rare=True)
+    backend: str = column(label="Backend", rare=True)
+    deterministic_doc: str = column(label="torch documents", rare=True)
+    deterministic_here: str = column(rare=True)
+    deterministic_price: float | None = column(None, rare=True)
     advice: str = ""
-    stressed: str = labelled("Stressed pairs that differ")
-    latent: str = ""
-    latent_kernel: str = ""
-    latent_module: str = ""
-    latent_phase: str = ""
-    latent_cause: str = ""
-    latent_confidence: str = ""
-    latent_rate: float | None = None
-    company: str = labelled("Compared")
-    batch_sizes: str = labelled("Batch sizes compared")
-    smallest_batch: int | None = None
-    shapes: str = ""
-    reference_shapes: str = ""
-    not_attributable: int | None = None
     repro: str = ""
     reproduced: str = ""
     traces: str = ""
-    retried: str = ""
-    seconds: float | None = None
-    overhead_seconds: float | None = None
-    peak_memory_mib: float | None = None
-    device_memory_mib: float | None = None
+    retried: str = column(rare=True)
+    seconds: float | None = column(None, between=AMOUNT)
+    overhead_seconds: float | None = column(None, between=AMOUNT)
+    peak_memory_mib: float | None = column(None, between=AMOUNT)
+    device_memory_mib: float | None = column(None, between=AMOUNT, rare=True)
     env: str = ""
     error: str = ""
+    facts: tuple[Facts, ...] = ()
+
+
+def is_date(text: str) -> bool:
+    """Return True if ``text`` is a date such as ``2026-11-20``, or empty."""
+    try:
+        return not text or date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False
+
+
+_LINK = re.compile(r"https?://[^\s<>()\[\]\"'`\\|]+")
+"""Only what needs no escaping in HTML attributes and Markdown, and never ``javascript:``."""
+
+
+def is_link(text: str) -> bool:
+    """Return True if ``text`` is a URL that may become a link, or empty."""
+    return not text or _LINK.fullmatch(text) is not None
+
+
+_DATE = (is_date, "a date", "Write it as 2026-11-20, or leave it empty.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -986,9 +1048,9 @@ class ExpectedRow(Row):
         seen: date on which the failure or difference was last seen.
     """
 
-    since: str = ""
-    link: str = ""
-    seen: str = ""
+    since: str = column(check=_DATE)
+    link: str = column(check=(is_link, "an address", "It begins with https:// and holds no spaces or quotes."))
+    seen: str = column(check=_DATE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -1003,11 +1065,10 @@ _Row = TypeVar("_Row", bound=Row)
 
 def extended(kind: type[_Row], row: Row, **more: str) -> _Row:
     """Convert ``row`` to a ``kind`` of row with ``more`` columns."""
-    return kind(**{column: getattr(row, column) for column in ROW_COLUMNS} | more)
+    return kind(**{column: getattr(row, column) for column in (*ROW_COLUMNS, "facts")} | more)
 
 
-ROW_COLUMNS: tuple[str, ...] = tuple(f.name for f in dataclasses.fields(Row))
-LABELS: Mapping[str, str] = {f.name: f.metadata["label"] for f in dataclasses.fields(Row) if f.metadata}
-"""Column → its label on the page of a model; other columns appear in sentences or tables."""
+ROW_COLUMNS: tuple[str, ...] = tuple(f.name for f in dataclasses.fields(Row) if f.name != "facts")
+"""The core's columns."""
 ROW_KEY: tuple[str, ...] = ("suite", "mode", "dtype", "dev", "name")
 """Key of a row: two sweeps are compared by it, and a sweep holds each key at most once."""

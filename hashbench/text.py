@@ -6,23 +6,17 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from hashbench.catalog import (
     CAUSES,
     INVARIANCES,
-    LATENT,
     Confidence,
-    Kind,
     Limit,
     Origin,
-    Perturbation,
     Status,
-    status_of,
 )
-from hashbench.records import ExperimentResult, Row
+from hashbench.records import Row
 
 _FLATTENED = frozenset({"Cc", "Zl", "Zp"})
 """Unicode categories: control characters, line separators, paragraph separators."""
@@ -163,69 +157,6 @@ def ulps(number: int | None, unit: str = "ULP") -> str:
 # ------------------------------------------------------------------------------------------------ a row in words
 
 
-_TOLD = ("kernel", "module", "phase", "cause", "confidence")
-"""Columns that hold those of the difference under stress (``latent_kernel`` and so on) in a row that is told."""
-
-
-def told(row: Row) -> Row:
-    """Return the row with the status ``latent`` if it passes and is flaky, with kernel, module, phase and cause of the
-    difference under stress; other rows as they are."""
-    if row.accuracy != Status.PASS or row.latent not in LATENT:
-        return row
-    return replace(row, accuracy=str(Status.LATENT), **{name: getattr(row, f"latent_{name}") for name in _TOLD})
-
-
-def as_written(row: Row) -> Row:
-    """Return the row as a CSV has it; the inverse of :func:`told`."""
-    if row.accuracy != Status.LATENT:
-        return row
-    empty: dict[str, Any] = dict.fromkeys(_TOLD, "")
-    return replace(row, accuracy=str(Status.PASS), **empty)
-
-
-_PERTURBATIONS = frozenset(Perturbation)
-
-
-def stressed_text(results: Iterable[ExperimentResult]) -> str:
-    """Return the column ``stressed``: ``threads 0/4; process not run (timeout)``."""
-    return "; ".join(result.word().partition("/")[2].replace("; ", ", ") for result in results)
-
-
-def _stress_entries(text: str) -> dict[str, str]:
-    """Return perturbation → ``0/4`` or ``not run (timeout)``; under ``""`` what belongs to none."""
-    entries: dict[str, str] = {}
-    for part in text.split("; ") if text else ():
-        name, _, outcome = part.partition(" ")
-        if name in _PERTURBATIONS and name not in entries:
-            entries[name] = outcome
-        else:
-            last = next(reversed(entries), "")
-            entries[last] = f"{entries.get(last, '')}; {part}"
-    return entries
-
-
-def _pairs(outcome: str) -> tuple[int, int] | None:
-    differing, _, trials = outcome.partition("/")
-    counted = all(number.isascii() and number.isdigit() and len(number) < 10 for number in (differing, trials))
-    return (int(differing), int(trials)) if counted else None
-
-
-def stress_counts(row: Row) -> dict[str, tuple[int, int]]:
-    """Return perturbation → (pairs that differ, pairs); empty where the row was not stressed."""
-    found = {name: _pairs(outcome) for name, outcome in _stress_entries(row.stressed).items()}
-    return {name: pairs for name, pairs in found.items() if pairs is not None}
-
-
-def is_stressed(text: str) -> bool:
-    """Return True for a valid value of the column ``stressed``: each perturbation once, with counts ``differing/pairs``
-    or the reason why it was not run; also for an empty one."""
-    entries = _stress_entries(text)
-    ran = {
-        name: outcome for name, outcome in entries.items() if not (outcome[:9] == "not run (" and outcome[-1] == ")")
-    }
-    return "" not in entries and all((pairs := _pairs(one)) and pairs[0] <= pairs[1] > 0 for one in ran.values())
-
-
 def is_replayable(row: Row) -> bool:
     """Return True if ``hashbench replay`` takes the repro of a row: not one of two batches, of a collective, nor of a
     compiled program, whose kernels it never compiles."""
@@ -248,20 +179,16 @@ def when(phase: str, iteration: int | None) -> str:
 
 def rate(row: Row) -> str:
     """Return ``33 of 33 replays``; empty where no rate is known, or what is wrong shows in every run."""
-    if row.accuracy == Status.LATENT and row.latent_rate is not None:
-        together = stress_counts(row).get(row.latent) if row.latent == Perturbation.TOGETHER else None
-        if together is not None:
-            return f"{together[0]} of {together[1]} pairs under several perturbations at once"
-        return f"{percent(row.latent_rate)} of pairs under {row.latent}"
     if row.rate is None or row.trials is None or row.accuracy in _IN_EVERY_RUN:
         return ""
     of = row.rate_of or "runs"
     return f"{round(row.rate * row.trials)} of {row.trials} {_SINGULAR.get(of, of) if row.trials == 1 else of}"
 
 
-def how_often(row: Row) -> str:
-    """Return ``33 of 33 replays (95 % interval: 91 % to 100 %), 34 different outcomes``."""
-    text = rate(row)
+def how_often(row: Row, often: str = "") -> str:
+    """Return ``33 of 33 replays (95 % interval: 91 % to 100 %), 34 different outcomes``; ``often``: the rate in other
+    words."""
+    text = often or rate(row)
     if row.accuracy == Status.LATENT:
         return text
     if text and bounds(row):
@@ -324,45 +251,31 @@ _LONGEST = 500
 """Maximum characters of one line; names and texts come from the code under test."""
 
 
-def five_lines(row: Row, *, folder: Path) -> str:
-    """Return what differs, where the runs diverge first, why, the evidence, and what to do. ``folder`` has repro and
-    traces."""
-    why = f"cause: {row.cause}, {row.confidence}: {row.because}" if row.cause else "cause: not looked for"
-    lines = (*_of_batches(row), why) if row.mode in INVARIANCES else (_what(row), _where(row), why, _evidence(row))
-    return "\n".join(map(cut_line, (*lines, _remedy(row, folder))))
+def five_lines(row: Row, *, folder: Path, runs: str = "runs") -> str:
+    """Return what differs, where the runs diverge first, why, the evidence, and what to do.
+
+    Args:
+        row: of runs that differ.
+        folder: has repro and traces.
+        runs: what differs from the first.
+    """
+    lines = (what_line(row, runs), where_line(row), why_line(row), evidence_line(row), remedy_line(row, folder))
+    return in_lines(lines)
 
 
-def rank_lines(row: Row, *, folder: Path) -> str:
-    """Return at most six lines on a function with ranks: what differs, the rank and kernel, how it came to the others,
-    why, the evidence, and what to do. ``folder`` has repro and traces."""
-    status = status_of(row.accuracy)
-    if status is None or status.kind is Kind.FAIL:
-        words = f"{row.name}: {status.meaning if status is not None else row.accuracy}: {row.error}"
-        return "\n".join(map(cut_line, (words, *([f"cause: {row.cause}, {row.confidence}"] if row.cause else []))))
-    replicas = f"{row.name}: runs agree, and replicas differ between its {row.world_size} ranks"
-    what = f"{replicas}: {row.differing_results}" if status is Status.REPLICAS_DIFFER else _what(row)
-    why = f"cause: {row.cause}, {row.confidence}: {row.because}" if row.cause else "cause: not looked for"
-    came = [f"came to other ranks: {row.through}"] if row.through else []
-    evidence = [_evidence(row)] if row.evidence or status is not Status.REPLICAS_DIFFER else []
-    return "\n".join(map(cut_line, (what, _where(row), *came, why, *evidence, _remedy(row, folder))))
+def in_lines(lines: Iterable[str]) -> str:
+    """Return lines as a failed test shows them."""
+    return "\n".join(map(cut_line, lines))
 
 
-def _of_batches(row: Row) -> Sequence[str]:
-    """Return what differs, the kernel and its place, and its shapes."""
-    what = INVARIANCES[row.mode].unit
-    sizes = row.company or f"a batch of {row.batch_sizes.rpartition(' ')[2]} and one of {row.batch_size}"
-    place = _in_brackets(f"in {row.module}" if row.module else "", f"at {row.source}" if row.source else "")
-    shapes = f"shapes: {row.shapes} and {row.reference_shapes}" if row.shapes else "shapes: of no kernel"
-    from_on = f"; from {count(row.smallest_batch, 'item')} on" if row.smallest_batch is not None else ""
-    return (
-        f"{row.name}: the same {what} differ between {sizes} in {row.differing_results}{_how_far(row)}",
-        f"first kernel: {row.kernel or 'none was found'}{place}{f': {row.detail}' if row.detail else ''}",
-        f"{shapes}{from_on}",
-    )
+def why_line(row: Row) -> str:
+    """Return the cause."""
+    return f"cause: {row.cause}, {row.confidence}: {row.because}" if row.cause else "cause: not looked for"
 
 
-def _how_far(row: Row) -> str:
-    return _in_brackets(
+def how_far(row: Row) -> str:
+    """Return how far apart results are, in brackets."""
+    return in_brackets(
         count(row.differing_elements, "element") if row.differing_elements is not None else "",
         f"by at most {row.max_abs_diff:.3g}" if row.max_abs_diff is not None else "",
         ulps(row.max_ulp),
@@ -370,38 +283,39 @@ def _how_far(row: Row) -> str:
     )
 
 
-def _what(row: Row) -> str:
+def what_line(row: Row, runs: str = "runs") -> str:
+    """Return what differs, how far, and how often."""
     often = ", ".join(filter(None, (f"{rate(row)} differed from the first", bounds(row))))
-    if row.accuracy == Status.LATENT:
-        meaning = Perturbation[row.latent.upper()].meaning
-        return f"{row.name}: flaky: runs agree, and under stress they differ in {rate(row)} ({meaning})"
     what = row.differing_results or row.error or row.accuracy
     eager = f"; compiled code {row.compiled}" if row.compiled else ""
     return (
-        f"{row.name}: runs differ in {what}{_how_far(row)}; {often if rate(row) else 'how often is not known'}{eager}"
+        f"{row.name}: {runs} differ in {what}{how_far(row)}; {often if rate(row) else 'how often is not known'}{eager}"
     )
 
 
-def _where(row: Row) -> str:
-    latent = row.accuracy == Status.LATENT
-    if not row.origin and not latent:
+def where_line(row: Row, at: str = "") -> str:
+    """Return where runs diverge first; ``at`` says more of the place."""
+    if not row.origin:
         return "first divergence: not in any op that was traced"
-    what = row.kernel if latent or row.origin == Origin.KERNEL else row.origin
-    if row.origin == Origin.COLLECTIVE:
-        what = row.kernel
-    elif not latent and row.origin not in (Origin.KERNEL, Origin.RANKS):  # no op behind a collective is named
+    what = row.kernel if row.origin in (Origin.KERNEL, Origin.COLLECTIVE) else row.origin
+    if row.origin not in (Origin.KERNEL, Origin.COLLECTIVE, Origin.RANKS):  # no op behind a collective is named
         what += f", reached {row.kernel or 'no op'}"
-    position = _in_brackets(
-        f"on rank {row.rank} of {row.world_size}" if row.rank is not None else "",
+    return f"first divergence: {what}{position(row, at)}: {row.detail}"
+
+
+def position(row: Row, at: str = "") -> str:
+    """Return phase, op, module and line, in brackets."""
+    return in_brackets(
+        at,
         row.phase,
         f"op {row.op_index + 1} of {row.ops}" if row.op_index is not None else "",
         f"in {row.module}" if row.module else "",
         f"at {row.source}" if row.source else "",
     )
-    return f"first divergence: {what}{position}" + ("" if latent else f": {row.detail}")
 
 
-def _evidence(row: Row) -> str:
+def evidence_line(row: Row) -> str:
+    """Return the results of experiments."""
     if not row.evidence:
         return f"evidence: none gathered; seen again in a further pair: {row.confirmed or 'not tried'}"
     ran = [result.word() for result in row.evidence.results if result.ran]  # one that does not apply says nothing
@@ -410,7 +324,8 @@ def _evidence(row: Row) -> str:
     return f"evidence (outcomes that differ): {'; '.join(parts) or row.evidence.text}"
 
 
-def _remedy(row: Row, folder: Path) -> str:
+def remedy_line(row: Row, folder: Path) -> str:
+    """Return what to do, and where repro and traces are."""
     repro = f"repro: {folder / row.repro} ({row.reproduced})" if row.repro else row.reproduced
     traces = f"traces: {folder / 'traces'}" if row.traces else ""
     cause = CAUSES.get(row.cause)
@@ -421,7 +336,8 @@ def _remedy(row: Row, folder: Path) -> str:
     return f"to do: {advice.rstrip('.')}. {'; '.join(filter(None, (repro, traces)))}".rstrip()
 
 
-def _in_brackets(*parts: str) -> str:
+def in_brackets(*parts: str) -> str:
+    """Return the parts that are not empty, in brackets."""
     text = ", ".join(filter(None, parts))
     return f" ({text})" if text else ""
 

@@ -20,6 +20,7 @@ from hashbench import HashDebugTrace, cli, find_divergence, replay
 from hashbench.causes import decide
 from hashbench.check.row import row_of
 from hashbench.devices.ledger import chosen
+from hashbench.extensions import failure_lines, shown
 from hashbench.native.library import NATIVE_KEY
 from hashbench.processes import Budget
 from hashbench.records import CallFacts, Diagnosis, Evidence, ModelSpec, Row, RowEvidence, RunOptions
@@ -31,9 +32,9 @@ from hashbench.report.text import as_json
 from hashbench.repro import report
 from hashbench.results.rows import read_rows, row_from_json, row_to_json
 from hashbench.run.outcome import Outcome
-from hashbench.text import five_lines, told
 from hashbench.trace.digest import digest
 from tests.experiment_texts import result
+from tests.flat_rows import changed
 from tests.report.histories import DIAGNOSED, failed, judged, passing
 from tests.report.rows import sweep, write_rows
 from tests.repro_helpers import aten, captured
@@ -109,7 +110,7 @@ def outputs(row: Row, folder: Path) -> dict[str, str]:
         "junit": as_junit(night),
         "markdown": as_markdown(night),
         "annotations": as_annotations(night),
-        "pytest": five_lines(row, folder=Path("kept")),
+        "pytest": failure_lines(row, folder=Path("kept")),
     }
 
 
@@ -199,11 +200,9 @@ def test_a_perturbation(swept: Path, tmp_path: Path, main: Main) -> None:
     row = lines_of(swept / "stress")["switches"]
     assert (row["accuracy"], row["latent"], row["latent_kernel"]) == ("pass", "switching", "aten.mul.Tensor")
     assert "switching" in row["stressed"]
-    flaky = dataclasses.replace(
-        DIAGNOSED, accuracy="pass", latent="switching", latent_rate=1.0, stressed="switching 4/4"
-    )
+    flaky = changed(DIAGNOSED, accuracy="pass", latent="switching", latent_rate=1.0, stressed="switching 4/4")
     assert silent(outputs(flaky, tmp_path), "switching") == {"junit", "pytest", "annotations"}, "they show it as told"
-    assert "(Python threads that take turns more often)" in five_lines(told(flaky), folder=Path("kept"))
+    assert "(Python threads that take turns more often)" in failure_lines(shown(flaky), folder=Path("kept"))
 
 
 def test_a_suite(swept: Path, main: Main) -> None:

@@ -142,7 +142,7 @@ EXTENSIONS: Mapping[str, str] = MappingProxyType(
         "divergence.whole_steps trace.stepped",
         "ray": "sweep.executors.phase_board sweep.executors.ray sweep.executors.ray_client sweep.executors.remote",
         "report": "report nightly",
-        "stress": "check.perturbed check.stress",
+        "stress": "check.perturbed check.stress check.stress_facts check.stress_text",
         "watch": "training integrations.lightning integrations.transformers report.training_loop",
     }
 )

@@ -26,6 +26,7 @@ from hashbench.suites import registry
 from hashbench.suites.csv_file import data_folder
 from hashbench.suites.python_suites import import_file
 from tests.compiled.truths import DECOYS, PLANTED, TRUTHS, TWINS, Truth
+from tests.flat_rows import flat
 
 SPECS = {spec.name: spec for spec in registry.catalog("compiled")}
 FILES = sorted((data_folder() / "compiled").glob("[!_]*.py"))
@@ -211,12 +212,12 @@ def untrue(row: Row, truth: Truth) -> dict[str, tuple[object, object]]:
     stages = ("",) if truth.differs_by else (truth.stage,) if truth.is_blamed else ("", "rounding")
     expected: dict[str, tuple[bool, object]] = {
         "accuracy": (row.accuracy in truth.accuracy, truth.accuracy),
-        "stage": (row.stage in stages, stages),
+        "stage": (flat(row).stage in stages, stages),
         "kernel": (re.fullmatch(truth.kernel, row.kernel) is not None, truth.kernel),
-        "op": (row.op == ("" if truth.name in WITHOUT_OP else truth.op) or not truth.is_blamed, truth.op),
+        "op": (flat(row).op == ("" if truth.name in WITHOUT_OP else truth.op) or not truth.is_blamed, truth.op),
         # A pass, and an operator whose run fails, are not told with a phase.
         "phase": (row.phase in (truth.phase, "" if not truth.kernel else truth.phase), truth.phase),
-        "semantic": (not truth.semantic or row.semantic == "yes", "yes"),
+        "semantic": (not truth.semantic or flat(row).semantic == "yes", "yes"),
         "confidence": (not (truth.semantic and truth.cured_by) or row.confidence == "proven", "proven"),
     }
     return {name: (truth_of, getattr(row, name)) for name, (right, truth_of) in expected.items() if not right}

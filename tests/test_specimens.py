@@ -25,6 +25,7 @@ from hashbench.records import MODES, Row
 from hashbench.results.rows import read_rows
 from hashbench.suites.csv_file import data_folder
 from hashbench.trace.tracer import choose
+from tests.flat_rows import flat
 
 pytestmark = pytest.mark.usefixtures("shared_servers")
 
@@ -200,9 +201,9 @@ def test_what_is_rare_is_found_under_stress_and_its_twin_is_clean(
     name: str, mode: str, row_of: Callable[[str, str], Row]
 ) -> None:
     row = row_of(name, mode)
-    assert (row.stressed != "", row.latent) == (True, SPECIMENS[name][f"{TRUTH}latent"]), row.stressed
+    assert (flat(row).stressed != "", flat(row).latent) == (True, SPECIMENS[name][f"{TRUTH}latent"]), flat(row).stressed
     if SPECIMENS[name][f"{TRUTH}latent_cause"] == "garbage_collection":
-        assert (row.latent_cause, row.latent_confidence) == ("garbage_collection", "proven"), row.because
+        assert (flat(row).latent_cause, flat(row).latent_confidence) == ("garbage_collection", "proven"), row.because
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hashbench.check.program import AnyProgram, Program, compiling
+from hashbench.compiled.facts import NOT_COMPARED
 from hashbench.compiled.kernel_list import AnyGraph, KernelList
 from hashbench.compiled.observed import KernelWatcher
 from hashbench.compiled.sources import CompilationDifference, compare
@@ -62,14 +63,14 @@ class Again:
         return bool(self.results)
 
     def word(self) -> str:
-        """Format for a cell: ``fresh cache: same``, ``max_autotune: 3 results differ, first cpp_fused_add_0``."""
+        """Format for a cell: ``same``, ``3 results differ, first cpp_fused_add_0``."""
         if self.note:
-            return f"{self.variety.name}: not compared ({self.note})"
+            return f"{NOT_COMPARED} ({self.note})"
         if not self.results:
-            return f"{self.variety.name}: same"
+            return "same"
         first = self.difference.first if self.difference is not None else None
         kernel = f", first {first.shown.name}" if first is not None else ""
-        return f"{self.variety.name}: {len(self.results)} results differ{kernel}"
+        return f"{len(self.results)} results differ{kernel}"
 
 
 InProcess = Callable[[Variety], Compiled]

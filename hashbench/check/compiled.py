@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,7 +18,7 @@ import torch
 from hashbench.catalog import Confidence, Status
 from hashbench.causes import stats
 from hashbench.check.compilations import Compiled, compiled_again, in_fresh_process, program_of
-from hashbench.check.compiled_cause import CompiledCase, CompiledFinding, explain, results_under, undeclared
+from hashbench.check.compiled_cause import CompiledCase, explain, of_facts, results_under, undeclared
 from hashbench.check.compiled_reference import Reference
 from hashbench.check.pair import PairCheck, compared
 from hashbench.check.program import AnyProgram, Compilation, Program, compiling
@@ -26,6 +26,7 @@ from hashbench.check.row import keep_draft
 from hashbench.check.subject import Subject
 from hashbench.compiled.accuracy import Tolerance, inaccurate, tolerance_of
 from hashbench.compiled.advice import LEFT_OUT, advice_for
+from hashbench.compiled.facts import CompiledFacts, FurtherCompilations
 from hashbench.compiled.judge import KernelJudge, KernelJudgement
 from hashbench.compiled.kernel_list import KernelList
 from hashbench.compiled.observed import BothJudges, KernelWatcher
@@ -41,7 +42,7 @@ from hashbench.results import compiled_kernels
 from hashbench.results.compiled_kernels import ListedKernel
 from hashbench.results.folder import file_key
 from hashbench.run.environment import check_backend
-from hashbench.run.outcome import CompiledFacts, Outcome, Run, log_error
+from hashbench.run.outcome import Outcome, Run, log_error
 from hashbench.run.workload import Workload
 from hashbench.text import a_few
 
@@ -128,12 +129,12 @@ class CompiledCheck:
         try:
             check_backend(self.options.backend)
         except HashbenchError as error:  # of a machine of a cluster, which the sweep's own cannot know
-            facts = CompiledFacts(self.options.backend, stage="dynamo")
+            facts = (CompiledFacts(stage="dynamo"),)
             return Outcome(Status.REFERENCE_FAIL, self.level, failure=Failure(str(error)), facts=facts)
         eager = PairCheck(self.subject, self.options, self.level)
         outcome = eager.repeat()
         first = outcome.first
-        outcome = replace(outcome, first=None, facts=CompiledFacts(self.options.backend))
+        outcome = replace(outcome, first=None)
         if outcome.accuracy != Status.PASS or first is None:
             return eager.diagnose(eager.confirm(outcome))
         return self.compared(outcome, first)
@@ -161,10 +162,10 @@ class CompiledCheck:
         first = program.attempt()
         ended = perf_counter()
         made = Compilation.so_far()
-        outcome = self._with(outcome, graphs=made.graphs, graph_breaks=made.graph_breaks)
+        outcome = _with(outcome, graphs=made.graphs, graph_breaks=made.graph_breaks)
         if isinstance(first, Failure):
             failed = replace(outcome, accuracy=_failed(first), failure=first)
-            return self._with(failed, **self._place_of(first))
+            return _with(failed, **self._place_of(first))
         if not made.graphs:
             why = a_few(made.reasons) or "no frame was compiled"
             failure = Failure(f"nothing was compiled: {why}")
@@ -173,7 +174,7 @@ class CompiledCheck:
         again = perf_counter()
         second = program.attempt()
         lasted = perf_counter() - again
-        outcome = self._with(outcome, compile_seconds=round(max(0.0, (ended - began) - lasted), 3))
+        outcome = _with(outcome, compile_seconds=round(max(0.0, (ended - began) - lasted), 3))
         other: Run | Failure = second
         for number in range(2, runs_of(self.subject.runs(), seconds=lasted) + 1):
             if number > 2:
@@ -194,8 +195,9 @@ class CompiledCheck:
         if failure.stage == "runtime" and self.options.diagnose_budget > 0:
             tell_phase("what custom ops promise")
             found = undeclared(functools.partial(results_under, self.model.make, self.model.results))
-            if found.op:
-                return {"stage": found.stage, "op": found.op, "module": found.module, "detail": found.detail}
+            if found.facts.op:
+                place = {"module": found.finding.module, "detail": found.finding.detail}
+                return {"stage": found.facts.stage, "op": found.facts.op, **place}
         return {"stage": failure.stage, "op": failure.op}
 
     def _differing(
@@ -207,15 +209,15 @@ class CompiledCheck:
         if self.said:
             divergence = found.verdict.divergence if found.verdict is not None else None
             kernel = divergence.kernel if divergence is not None else ""
-            return self._with(outcome, detail=f"two compiled runs differ{f' from {kernel} on' if kernel else ''}")
+            return _with(outcome, detail=f"two compiled runs differ{f' from {kernel} on' if kernel else ''}")
         subject = replace(self.subject, attempt=program.attempt, compiled=True)
         check = PairCheck(subject, self.options, self.level, drafted=_of_compiled_runs)
         told = _of_compiled_runs(check.diagnose(check.confirm(found)))
         divergence = told.verdict.divergence if told.verdict is not None else None
         op = "" if divergence is None else op_of_kernel(divergence.kernel, graphs)
         if op and told.diagnosis is not None and told.diagnosis.evidence.arm("poison", "call").differing:
-            return self._with(told, stage="codegen", op=op, advice=advice_for(LEFT_OUT, op, ""))
-        return self._with(told, stage="runtime", op=op)
+            return _with(told, stage="codegen", op=op, advice=advice_for(LEFT_OUT, op, ""))
+        return _with(told, stage="runtime", op=op)
 
     def _judged(
         self,
@@ -232,19 +234,18 @@ class CompiledCheck:
 
         failed = beyond(compiled)
         if failed:
-            outcome = replace(outcome, accuracy=Status.FAIL_ACCURACY)
-            outcome = self._noted(outcome, f"beyond the tolerance: {a_few(failed)}")
+            outcome = _with(replace(outcome, accuracy=Status.FAIL_ACCURACY), differing_results=a_few(failed))
         elif self.said:
             again = "within the tolerance when it was compiled again"
-            outcome = self._noted(replace(outcome, accuracy=self.said), again)
+            outcome = _noted(replace(outcome, accuracy=self.said), again)
         found = judged(program, graphs)
         against = Reference(self.model.make, self.model.results, self.model.tolerance, eager, compiled, reference)
         doubts = against.doubts(program, graphs, refused=failed)
-        outcome = self._with(outcome, reference="; ".join(doubts.texts))
+        outcome = _with(outcome, reference="; ".join(doubts.texts))
         if found is None and graphs:
-            outcome = self._noted(outcome, "kernels are not seen")
+            outcome = _noted(outcome, "kernels are not seen")
         if found is not None:
-            outcome = self._with(outcome, **_seen(found))
+            outcome = _with(outcome, **_seen(found))
             self._keep_kernels(found)
             outcome = self._compiled_again(outcome, Compiled(compiled.noted, found.listed))
         suspected = found is not None and found.judgement.first_beyond(LIMIT) is not None
@@ -290,7 +291,7 @@ class CompiledCheck:
             return outcome
         make = functools.partial(self.model.make, backend=self.options.backend)
         made = list(compiled_again(make, first, varieties, functools.partial(_in_fresh_process, self)))
-        outcome = self._with(outcome, compilations="; ".join(one.word() for one in made))
+        outcome = _with(outcome, compilations=str(FurtherCompilations({one.variety.name: one.word() for one in made})))
         differing = next((one for one in made if one.differs), None)
         if differing is None or outcome.accuracy != Status.PASS:
             return outcome
@@ -298,44 +299,49 @@ class CompiledCheck:
         pair = differing.difference.first if differing.difference is not None else None
         detail = f"{differing.variety.meaning}: {a_few(differing.results)}"
         if pair is None:
-            return self._with(outcome, detail=detail)
+            return _with(outcome, detail=detail)
         kernel = pair.shown
         place = {"kernel": kernel.name, "op": ", ".join(kernel.ops[:3]), "module": kernel.module, "phase": kernel.phase}
         what = "another source" if pair.differs_by_source else "other bits on equal inputs"
-        return self._with(outcome, detail=f"{detail}; first kernel with {what}", **place)
+        return _with(outcome, detail=f"{detail}; first kernel with {what}", **place)
 
     def _explained(self, outcome: Outcome, case: CompiledCase) -> Outcome:
         """Add what an inaccurate model, or a kernel beyond rounding, turns out to be; a failed diagnosis is told."""
         try:
-            finding = explain(case)
+            blamed = explain(case)
         except Exception as error:
             log_error("the diagnosis failed")
             because = f"the diagnosis failed: {type(error).__name__}: {bounded(str(error))}"
-            return self._with(outcome, confidence=str(Confidence.OPEN), because=because)
-        known = outcome.facts or CompiledFacts(self.options.backend)
-        if outcome.accuracy == Status.PASS and not _blames(finding):
-            detail = _only_rounding(case) if finding.semantic == "no" else finding.detail
-            return self._with(outcome, semantic=finding.semantic, detail=detail)
-        told = replace(known, **{name: getattr(finding, name) for name in _OF_FINDING if getattr(finding, name)})
+            return _with(outcome, confidence=str(Confidence.OPEN), because=because)
+        if outcome.accuracy == Status.PASS and blamed.facts.stage in ("", "rounding"):
+            semantic = blamed.facts.semantic
+            return _with(
+                outcome,
+                semantic=semantic,
+                detail=_only_rounding(case) if semantic == "no" else blamed.finding.detail,
+            )
+        found = blamed.finding
         root = self.model.root
-        if told.module and told.module.partition(".")[0] != root:  # a container's own call is not on dynamo's stack
-            told = replace(told, module=f"{root}.{told.module}")
-        detail = "; ".join(filter(None, (known.detail, finding.detail)))
-        if finding.reproduced and case.repro is not None and not finding.reproduced.startswith("no repro"):
-            told = replace(told, repro=f"repro/{case.repro[0].name}")
-        op = " or ".join(finding.candidates) if len(finding.candidates) > 1 else finding.op
-        advice = advice_for(finding.stage, op, finding.cured_by)
-        return replace(outcome, facts=replace(told, detail=detail, advice=advice), trials=finding.trials)
+        if found.module and found.module.partition(".")[0] != root:  # a container's own call is not on dynamo's stack
+            found = replace(found, module=f"{root}.{found.module}")
+        told = {
+            one.name: value
+            for holder in (blamed.facts, replace(found, detail=""))
+            for one in fields(holder)
+            if (value := getattr(holder, one.name))
+        }
+        op = " or ".join(blamed.candidates) if len(blamed.candidates) > 1 else blamed.facts.op
+        told["advice"] = advice_for(blamed.facts.stage, op, blamed.facts.cured_by)
+        return _with(_noted(outcome, found.detail), **told)
 
-    # ------------------------------------------------------------------------------------------------ helpers
 
-    def _noted(self, outcome: Outcome, detail: str) -> Outcome:
-        known = outcome.facts.detail if outcome.facts is not None else ""
-        return self._with(outcome, detail="; ".join(filter(None, (known, detail))))
+def _noted(outcome: Outcome, detail: str) -> Outcome:
+    return outcome.having(detail="; ".join(filter(None, (outcome.finding.detail, detail))))
 
-    def _with(self, outcome: Outcome, **facts: Any) -> Outcome:
-        known = outcome.facts or CompiledFacts(self.options.backend)
-        return replace(outcome, facts=replace(known, **facts))
+
+def _with(outcome: Outcome, **columns: Any) -> Outcome:
+    facts, finding = of_facts(columns)
+    return outcome.having(replace(outcome.of(CompiledFacts), **facts), **finding)
 
 
 def runs_of(asked: int, *, seconds: float) -> int:
@@ -400,10 +406,6 @@ def op_of_kernel(name: str, graphs: Mapping[str, CompiledGraph]) -> str:
     return ""
 
 
-def _blames(finding: CompiledFinding) -> bool:
-    return finding.stage not in ("", "rounding")
-
-
 def _seen(found: Judged) -> dict[str, Any]:
     """Return the columns that a judgement fills."""
     largest = found.judgement.largest
@@ -420,13 +422,6 @@ def _only_rounding(case: CompiledCase) -> str:
     if largest is None:
         return ""
     return f"{largest.kernel} is {largest.ratio:.3g} times beyond what rounding explains, and right in float64"
-
-
-_OF_FINDING = (
-    *("stage", "kernel", "op", "module", "source", "phase", "semantic", "reference", "cured_by", "confidence"),
-    *("beyond_rounding", "eager_rounding", "reproduced"),
-)
-"""Fields of a finding that are columns."""
 
 
 def _of_compiled_runs(outcome: Outcome) -> Outcome:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from hashbench.compiled import experiments
 from hashbench.compiled.amplification import AmplificationJudge
 from hashbench.compiled.decompositions import check_decompositions
 from hashbench.compiled.dynamo_graphs import first_stale
+from hashbench.compiled.facts import CompiledFacts
 from hashbench.compiled.judge import JudgedBuffer, KernelJudge, KernelJudgement
 from hashbench.compiled.ladder import BACKENDS, Ladder, Semantic, climb
 from hashbench.compiled.mutations import undeclared_effects, wrong_fakes
@@ -37,9 +38,9 @@ from hashbench.inductor.graphs import CompiledGraph, KernelCall, phase_of
 from hashbench.inductor.internals import CapturedGraphs
 from hashbench.inductor.nodes import NodeFacts
 from hashbench.processes import Budget, tell_phase
-from hashbench.records import NO_TIME, ExperimentResult, Failure
+from hashbench.records import NO_TIME, ExperimentResult, Failure, RowEvidence
 from hashbench.repro import REPRO_SECONDS
-from hashbench.run.outcome import Run
+from hashbench.run.outcome import Finding, Run
 from hashbench.trace.generated import GeneratedKernel
 
 MISTAKE = 1000.0
@@ -78,41 +79,57 @@ class CompiledCase:
 
 
 @dataclass(frozen=True, slots=True)
-class CompiledFinding:
-    """What was found out; fields are columns of the same name, but for ``pass_name``, the ``node`` of the kernel's
-    record, the ``ops`` that it computes, its ``buffer`` that is wrong, ``trials``, and the ``candidates`` among those
-    ops where it is not known which of them is wrong."""
+class Blamed:
+    """What is to blame, in columns.
 
-    stage: str = ""
-    kernel: str = ""
-    op: str = ""
-    module: str = ""
-    source: str = ""
-    phase: str = ""
-    semantic: str = ""
-    reference: str = ""
-    detail: str = ""
-    beyond_rounding: float | None = None
-    eager_rounding: float | None = None
+    Attributes:
+        facts: those of the compiled model.
+        finding: those of the core.
+        pass_name: of a pass that is wrong.
+        node: of the kernel's record.
+        ops: that the kernel computes.
+        buffer: of the kernel that is wrong.
+        candidates: ops of the kernel of which it is not known which is wrong.
+    """
+
+    facts: CompiledFacts = field(default_factory=CompiledFacts)
+    finding: Finding = field(default_factory=Finding)
     pass_name: str = ""
     node: str = ""
     ops: tuple[NodeFacts, ...] = ()
     buffer: str = ""
-    trials: tuple[ExperimentResult, ...] = ()
     candidates: tuple[str, ...] = ()
-    reproduced: str = ""
-    cured_by: str = ""
-    confidence: str = ""
+
+    def having(self, **columns: Any) -> Blamed:
+        """Return it with other columns, or attributes."""
+        own = {name: columns.pop(name) for name in [*columns] if hasattr(self, name)}
+        facts, finding = of_facts(columns)
+        return replace(self, facts=replace(self.facts, **facts), finding=replace(self.finding, **finding), **own)
+
+    @classmethod
+    def at(cls, stage: str, **columns: Any) -> Blamed:
+        """Return a stage of the compiler with columns, or attributes."""
+        return cls().having(stage=stage, **columns)
 
 
-def explain(case: CompiledCase) -> CompiledFinding:
+def of_facts(columns: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the columns of a compiled model, and those of the core."""
+    own = {one.name for one in fields(CompiledFacts)}
+    return (
+        {name: value for name, value in columns.items() if name in own},
+        {name: value for name, value in columns.items() if name not in own},
+    )
+
+
+def explain(case: CompiledCase) -> Blamed:
     """Name the stage and what in it is to blame, and prove it within the budget."""
     with contextlib.ExitStack() as stack:
         runs = _LadderRuns(case, stack)
         tell_phase("ladder of backends in float64")
         runs.ladder = ladder = climb(runs, backends=rungs_below(case.backend))
-        finding = _proven(case, runs, _found(case, runs, ladder))
-        return replace(finding, reproduced=_reproduced(case, runs, finding))
+        blamed = _proven(case, runs, _found(case, runs, ladder))
+        repro, reproduced = _reproduced(case, runs, blamed)
+        return blamed.having(repro=repro, reproduced=reproduced)
 
 
 def rungs_below(backend: str) -> tuple[str, ...]:
@@ -122,51 +139,47 @@ def rungs_below(backend: str) -> tuple[str, ...]:
     return (*BACKENDS, backend)
 
 
-def _found(case: CompiledCase, runs: _LadderRuns, ladder: Ladder) -> CompiledFinding:
+def _found(case: CompiledCase, runs: _LadderRuns, ladder: Ladder) -> Blamed:
     found = _at_stage(case, runs, ladder)
     if ladder.dtype is not None or not ladder.stage:
         return found
     words = "compared in the model's own dtype", ladder.reason
-    return replace(found, detail="; ".join(filter(None, (found.detail, *words))))
+    return found.having(detail="; ".join(filter(None, (found.finding.detail, *words))))
 
 
-def _at_stage(case: CompiledCase, runs: _LadderRuns, ladder: Ladder) -> CompiledFinding:
+def _at_stage(case: CompiledCase, runs: _LadderRuns, ladder: Ladder) -> Blamed:
     semantic, reason = str(ladder.semantic), ladder.reason
     match ladder.stage:
         case "":
             own = _wrong_in_own_dtype(case.judgement, None if runs.look is None else runs.look.judgement)
             if own is None and ladder.dtype is None:
-                return CompiledFinding(semantic=semantic, detail=_without_float64(ladder))
+                return Blamed.at("", semantic=semantic, detail=_without_float64(ladder))
             if own is None:
                 return _rounding(runs, semantic, reason)
             found = _kernel(own, runs.own())
             words = "not judged in float64" + (f": {reason}" if reason else "")
-            return replace(found, semantic="unknown", detail=f"{found.detail}; {words}")
+            return found.having(semantic="unknown", detail=f"{found.finding.detail}; {words}")
         case "dynamo":
             stale = first_stale(runs, dtype=ladder.dtype)
             if stale is None:
-                return CompiledFinding(stage="dynamo", semantic=semantic, detail=_of(ladder))
+                return Blamed.at("dynamo", semantic=semantic, detail=_of(ladder))
             facts = stale.facts
             what = f"graph {stale.graph}: {stale.node} is not what eager mode computes"
             constants = f" ({', '.join(stale.constants)})" if stale.constants else ""
-            return CompiledFinding(
-                "dynamo", "", facts.op, facts.module, facts.source, "forward", semantic, detail=what + constants
-            )
+            return Blamed.at("dynamo", **_place(facts), phase="forward", semantic=semantic, detail=what + constants)
         case "aot_autograd":
             told = undeclared(runs)
-            return replace(told, semantic=semantic, detail=told.detail or _of(ladder))
+            return told.having(semantic=semantic, detail=told.finding.detail or _of(ladder))
         case "decomposition":
             wrong = check_decompositions(runs, dtype=ladder.dtype).wrong
             if not wrong:
-                return CompiledFinding(stage="decomposition", semantic=semantic, detail=_of(ladder))
+                return Blamed.at("decomposition", semantic=semantic, detail=_of(ladder))
             first = wrong[0]
             detail = f"its decomposition differs by {first.relative:.2g}"
-            phase = phase_of(first.backward)
-            return CompiledFinding(
-                "decomposition", "", first.op, first.facts.module, first.facts.source, phase, semantic, detail=detail
-            )
+            place = {**_place(first.facts), "op": first.op, "phase": phase_of(first.backward)}
+            return Blamed.at("decomposition", **place, semantic=semantic, detail=detail)
         case _:
-            return replace(_inside(case, runs, ladder), semantic=semantic)
+            return _inside(case, runs, ladder).having(semantic=semantic)
 
 
 def _wrong_in_own_dtype(own: KernelJudgement | None, wide: KernelJudgement | None) -> JudgedBuffer | None:
@@ -196,38 +209,38 @@ def _without_float64(ladder: Ladder) -> str:
     return f"in the model's own dtype, no backend parts by more than rounding explains; {ladder.reason}"
 
 
-def undeclared(runs: Any) -> CompiledFinding:
+def undeclared(runs: Any) -> Blamed:
     """Return the custom op that does something else than AOTAutograd was told."""
     effects = undeclared_effects(runs).undeclared
     if effects:
         one = effects[0]
         detail = f"{one.argument}: {one.effect.value}, which its schema does not say"
         place = {**_place(one.facts), "op": one.op, "phase": phase_of(one.backward)}
-        return CompiledFinding(stage="aot_autograd", detail=detail, **place)
+        return Blamed.at("aot_autograd", detail=detail, **place)
     fakes = [fake for fake in wrong_fakes(runs).wrong if fake.custom]
     if fakes:
         fake = fakes[0]
         detail = f"its fake implementation promises {fake.what} {fake.fake}, and it returns {fake.real}"
         place = {**_place(fake.facts), "op": fake.op, "phase": phase_of(fake.backward)}
-        return CompiledFinding(stage="aot_autograd", detail=detail, **place)
-    return CompiledFinding(stage="aot_autograd")
+        return Blamed.at("aot_autograd", detail=detail, **place)
+    return Blamed.at("aot_autograd")
 
 
-def _inside(case: CompiledCase, runs: _LadderRuns, ladder: Ladder) -> CompiledFinding:
+def _inside(case: CompiledCase, runs: _LadderRuns, ladder: Ladder) -> Blamed:
     """Look inside TorchInductor: custom ops that promise something else, passes, memory, kernels."""
     told = undeclared(runs)
-    if told.op:
+    if told.facts.op:
         return told
     float64 = ladder.dtype is not None
     look = runs.look if float64 else runs.own()
     if look is None or not look.graphs:
-        return CompiledFinding(stage="inductor", detail=f"{_of(ladder)}; kernels were not seen")
+        return Blamed.at("inductor", detail=f"{_of(ladder)}; kernels were not seen")
     wrong = look.wrong_pass()
     if wrong is not None:
         facts = _of_pass(wrong)
         place: dict[str, Any] = {} if facts is None else _place(facts)
         detail = f"pass {wrong.name} changes {wrong.result} by {wrong.relative:.2g}{_inserted(wrong)}"
-        return CompiledFinding(stage=wrong.subsystem, pass_name=wrong.name, detail=detail, **place)
+        return Blamed.at(wrong.subsystem, pass_name=wrong.name, detail=detail, **place)
     for judgement, seen in ((look.judgement, look), (case.judgement, None)):
         if judgement is None:
             continue
@@ -237,7 +250,7 @@ def _inside(case: CompiledCase, runs: _LadderRuns, ladder: Ladder) -> CompiledFi
         if beyond is not None:
             found = _kernel(beyond, seen or runs.own())
             return _in_own_dtype(found, case.judgement) if float64 else found
-    return CompiledFinding(stage="inductor", detail=f"{_of(ladder)}; every kernel that was checked is right")
+    return Blamed.at("inductor", detail=f"{_of(ladder)}; every kernel that was checked is right")
 
 
 def _of_pass(wrong: WrongPass) -> NodeFacts | None:
@@ -260,19 +273,19 @@ def _inserted(wrong: WrongPass) -> str:
     return f": what it inserts is read by {fed[0].op}{place}{f', {fed[0].source}' if fed[0].source else ''}"
 
 
-def _lost(judgement: KernelJudgement) -> CompiledFinding:
+def _lost(judgement: KernelJudgement) -> Blamed:
     lost = judgement.lost[0]
     detail = f"{lost.overwritten_by} writes over {lost.buffer} of {lost.written_by} before {lost.reader} reads it"
     by_node = {buffer.node: buffer for buffer in judgement.buffers}
     facts = by_node.get(lost.node)
     place: dict[str, Any] = {} if facts is None else {**_place(facts), "phase": facts.phase}
-    return CompiledFinding(stage="memory_planning", kernel=lost.overwritten_by, detail=detail, node=lost.node, **place)
+    return Blamed.at("memory_planning", kernel=lost.overwritten_by, detail=detail, node=lost.node, **place)
 
 
-def _kernel(buffer: JudgedBuffer, look: _CompiledLook | None) -> CompiledFinding:
+def _kernel(buffer: JudgedBuffer, look: _CompiledLook | None) -> Blamed:
     split = None if look is None else look.split(buffer)
-    return CompiledFinding(
-        stage=(split.stage if split is not None else "") or "codegen",
+    return Blamed.at(
+        (split.stage if split is not None else "") or "codegen",
         ops=() if split is None else split.ops,
         kernel=buffer.kernel,
         op=buffer.op,
@@ -287,17 +300,17 @@ def _kernel(buffer: JudgedBuffer, look: _CompiledLook | None) -> CompiledFinding
     )
 
 
-def _in_own_dtype(finding: CompiledFinding, own: KernelJudgement | None) -> CompiledFinding:
+def _in_own_dtype(blamed: Blamed, own: KernelJudgement | None) -> Blamed:
     """Return a finding from float64 with the ratios of the same kernel in the model's own dtype."""
-    buffers = [] if own is None else [one for one in own.buffers if one.kernel == finding.kernel]
+    buffers = [] if own is None else [one for one in own.buffers if one.kernel == blamed.finding.kernel]
     worst = max(buffers, key=lambda one: one.ratio, default=None)
     if worst is None:
-        return finding
-    detail = f"{finding.detail}, in float64 {finding.beyond_rounding:.2g} times beyond rounding"
-    return replace(finding, beyond_rounding=worst.ratio, eager_rounding=worst.own_ratio, detail=detail)
+        return blamed
+    detail = f"{blamed.finding.detail}, in float64 {blamed.facts.beyond_rounding:.2g} times beyond rounding"
+    return blamed.having(beyond_rounding=worst.ratio, eager_rounding=worst.own_ratio, detail=detail)
 
 
-def _rounding(runs: _LadderRuns, semantic: str, reason: str) -> CompiledFinding:
+def _rounding(runs: _LadderRuns, semantic: str, reason: str) -> Blamed:
     """Say how rounding grew, where nothing but rounding was found."""
     look = runs.own()
     worst = look.amplified() if look is not None else ()
@@ -307,93 +320,93 @@ def _rounding(runs: _LadderRuns, semantic: str, reason: str) -> CompiledFinding:
     ]
     detail = "rounding" + (f", amplified by {'; '.join(words)}" if words else "") + (f"; {reason}" if reason else "")
     op = worst[0].facts.op if worst else ""
-    return CompiledFinding(stage="rounding" if semantic != "unknown" else "", op=op, semantic=semantic, detail=detail)
+    return Blamed.at("rounding" if semantic != "unknown" else "", op=op, semantic=semantic, detail=detail)
 
 
 # ----------------------------------------------------------------------------------------------------- experiments
 
 
-def _proven(case: CompiledCase, runs: _LadderRuns, finding: CompiledFinding) -> CompiledFinding:
+def _proven(case: CompiledCase, runs: _LadderRuns, blamed: Blamed) -> Blamed:
     """Compile with one change at a time, until the finding is proven or the budget is spent."""
     made: list[ExperimentResult] = []
-    ops = (finding.op, *(one.op for one in finding.ops))
-    while attempt := experiments.next_attempt(finding.stage, ops, made):
+    ops = (blamed.facts.op, *(one.op for one in blamed.ops))
+    while attempt := experiments.next_attempt(blamed.facts.stage, ops, made):
         if case.budget.left() <= 0:
             made.append(experiments.trial(attempt, note=NO_TIME))
             break
         tell_phase(f"compilation with {attempt.change}")
-        made.append(_trial(runs, finding, attempt))
-    cure, confidence = experiments.conclude(finding.stage, made)
+        made.append(_trial(runs, blamed, attempt))
+    cure, confidence = experiments.conclude(blamed.facts.stage, made)
     confidence = confidence if made else Confidence.OPEN
-    finding = replace(finding, trials=tuple(made), confidence=str(confidence) if finding.stage else "")
+    blamed = blamed.having(evidence=RowEvidence.of(made), confidence=str(confidence) if blamed.facts.stage else "")
     if cure is None:
-        return finding
+        return blamed
     change = fallbacks.CHANGES_BY_NAME[cure.change]
-    named = finding.pass_name if change.target == "pass" else cure.op or finding.op
-    finding = replace(_at_op(finding, cure.op), cured_by=change.phrase.replace("{}", named))
-    if finding.stage == "codegen" and not cure.op and cure.change not in experiments.STAGE_OF_CURE:
-        return _narrowed(case, runs, finding, [op for op in dict.fromkeys(ops) if op])
-    stage = experiments.STAGE_OF_CURE.get(cure.change, finding.stage)
-    return finding if stage == finding.stage else replace(_overwritten(runs, finding), stage=stage)
+    named = blamed.pass_name if change.target == "pass" else cure.op or blamed.facts.op
+    blamed = _at_op(blamed, cure.op).having(cured_by=change.phrase.replace("{}", named))
+    if blamed.facts.stage == "codegen" and not cure.op and cure.change not in experiments.STAGE_OF_CURE:
+        return _narrowed(case, runs, blamed, [op for op in dict.fromkeys(ops) if op])
+    stage = experiments.STAGE_OF_CURE.get(cure.change, blamed.facts.stage)
+    return blamed if stage == blamed.facts.stage else _overwritten(runs, blamed).having(stage=stage)
 
 
-def _at_op(finding: CompiledFinding, op: str) -> CompiledFinding:
+def _at_op(blamed: Blamed, op: str) -> Blamed:
     """Return the finding at another op that its buffer is computed by, with the module and line of that one."""
-    found = next((one for one in finding.ops if one.op == op), None)
-    return finding if not op or op == finding.op or found is None else replace(finding, **_place(found))
+    found = next((one for one in blamed.ops if one.op == op), None)
+    return blamed if not op or op == blamed.facts.op or found is None else blamed.having(**_place(found))
 
 
-def _narrowed(case: CompiledCase, runs: _LadderRuns, finding: CompiledFinding, ops: Sequence[str]) -> CompiledFinding:
+def _narrowed(case: CompiledCase, runs: _LadderRuns, blamed: Blamed, ops: Sequence[str]) -> Blamed:
     """Look for the op of a kernel whose code is wrong: without that one in it, the rest is right.
 
     A heuristic: an op that runs eagerly splits the kernel, and the rest may be right because it became smaller.
     """
-    made = list(finding.trials)
+    made = list(blamed.finding.evidence.results)
     for op in ops if len(ops) > 1 else ():
         attempt = experiments.Trial(experiments.OP, op)
         if case.budget.left() <= 0 or len(made) >= experiments.MOST:
             break
         tell_phase(f"compilation with {attempt.change}")
-        made.append(_trial(runs, finding, attempt))
+        made.append(_trial(runs, blamed, attempt))
         if made[-1].ran and not made[-1].differing:
-            return replace(_at_op(finding, op), trials=tuple(made), candidates=())
-    return replace(finding, trials=tuple(made), candidates=tuple(ops))
+            return _at_op(blamed, op).having(evidence=RowEvidence.of(made), candidates=())
+    return blamed.having(evidence=RowEvidence.of(made), candidates=tuple(ops))
 
 
-def _overwritten(runs: _LadderRuns, finding: CompiledFinding) -> CompiledFinding:
+def _overwritten(runs: _LadderRuns, blamed: Blamed) -> Blamed:
     """Return the finding with the kernel that wrote over what the blamed one read, by the names of buffers."""
     look = runs.look or runs.own()
-    found = None if look is None else look.overwriter_of(finding.node)
+    found = None if look is None else look.overwriter_of(blamed.node)
     if found is None:
-        return finding
-    detail = f"{found.kernel} writes over {found.buffer} of {found.written_by} before {finding.kernel} reads it"
-    return replace(finding, kernel=found.kernel, detail=detail, node=found.node, **_place(found.facts))
+        return blamed
+    detail = f"{found.kernel} writes over {found.buffer} of {found.written_by} before {blamed.finding.kernel} reads it"
+    return blamed.having(kernel=found.kernel, detail=detail, node=found.node, **_place(found.facts))
 
 
-def _trial(runs: _LadderRuns, finding: CompiledFinding, attempt: experiments.Trial) -> ExperimentResult:
+def _trial(runs: _LadderRuns, blamed: Blamed, attempt: experiments.Trial) -> ExperimentResult:
     change = fallbacks.CHANGES_BY_NAME[attempt.change]
     try:
-        with fallbacks.applied(change, op=attempt.op or finding.op, pass_name=finding.pass_name):
-            return experiments.trial(attempt, gone=runs.is_gone(finding))
+        with fallbacks.applied(change, op=attempt.op or blamed.facts.op, pass_name=blamed.pass_name):
+            return experiments.trial(attempt, gone=runs.is_gone(blamed))
     except (HashbenchError, RuntimeError, AssertionError) as error:
         return experiments.trial(attempt, note=named_line(error, limit=120))
 
 
-def _reproduced(case: CompiledCase, runs: _LadderRuns, finding: CompiledFinding) -> str:
-    """Write the repro of a wrong kernel and run it; return what came of that, empty if there is none to write."""
-    if case.repro is None or not finding.buffer or finding.stage not in ("lowering", "codegen"):
-        return ""
+def _reproduced(case: CompiledCase, runs: _LadderRuns, blamed: Blamed) -> tuple[str, str]:
+    """Write the repro of a wrong kernel and run it; return its folder and what came of that, empty without one."""
+    if case.repro is None or not blamed.buffer or blamed.facts.stage not in ("lowering", "codegen"):
+        return "", ""
     folder, model = case.repro
     look = runs.own()
-    blamed = None if look is None else look.blamed(finding)
-    if blamed is None:
-        return ""
+    call = None if look is None else look.blamed(blamed)
+    if call is None:
+        return "", ""
     tell_phase("repro")
     try:
-        write_accuracy_repro(folder, blamed, seen_in=f"in the model {model}")
+        write_accuracy_repro(folder, call, seen_in=f"in the model {model}")
     except (HashbenchError, OSError) as error:
-        return f"no repro: {error}"
-    return run_accuracy_repro(folder, timeout=REPRO_SECONDS, by=fresh_process.run_python)
+        return "", f"no repro: {error}"
+    return f"repro/{folder.name}", run_accuracy_repro(folder, timeout=REPRO_SECONDS, by=fresh_process.run_python)
 
 
 # ------------------------------------------------------------------------------------------------------------ runs
@@ -426,10 +439,10 @@ class _LadderRuns:
                 return None
         return self._own
 
-    def is_gone(self, finding: CompiledFinding) -> bool:
+    def is_gone(self, blamed: Blamed) -> bool:
         """Return whether a compilation, as it is now, is as eager mode: in float64, or within the tolerance."""
         case = self._case
-        if finding.semantic == Semantic.YES:
+        if blamed.facts.semantic == Semantic.YES:
             results = self(case.backend, torch.float64)
             return climb(self, backends=(), inductor=results).semantic == Semantic.NO
         if self.ladder.stage and self.ladder.dtype is None:
@@ -495,21 +508,27 @@ class _CompiledLook:
         self._watched(judge)
         return judge.found
 
-    def blamed(self, finding: CompiledFinding) -> BlamedCall | None:
+    def blamed(self, blamed: Blamed) -> BlamedCall | None:
         """Capture the call of a generated kernel, with what its wrong buffer should hold."""
-        split, capturer = SplitJudge(finding.node, finding.buffer), CallCapturer(finding.node, limit_bytes=_MOST_BYTES)
+        split, capturer = SplitJudge(blamed.node, blamed.buffer), CallCapturer(blamed.node, limit_bytes=_MOST_BYTES)
         self._watched(split)
         self._program.attempt(watcher=capturer)
         call, expected = capturer.call, split.expected
         kernel = None if call is None else call.func
         if call is None or expected is None or not isinstance(kernel, GeneratedKernel):
             return None
-        place = next((at for at in kernel.plan.written if kernel.buffers[at : at + 1] == (finding.buffer,)), None)
+        place = next((at for at in kernel.plan.written if kernel.buffers[at : at + 1] == (blamed.buffer,)), None)
         if place is None:
             return None
-        result = ExpectedResult(finding.buffer, place, expected.reference, expected.allowed, finding.eager_rounding)
-        call = replace(call, node=finding.node, phase=finding.phase, module=finding.module, source=finding.source)
-        return BlamedCall(call, (result,), stage=finding.stage, op=finding.op, semantic=finding.semantic)
+        result = ExpectedResult(blamed.buffer, place, expected.reference, expected.allowed, blamed.facts.eager_rounding)
+        call = replace(
+            call,
+            node=blamed.node,
+            phase=blamed.finding.phase,
+            module=blamed.finding.module,
+            source=blamed.finding.source,
+        )
+        return BlamedCall(call, (result,), stage=blamed.facts.stage, op=blamed.facts.op, semantic=blamed.facts.semantic)
 
     def amplified(self) -> Sequence[Any]:
         """Return where rounding grew most."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
+from hashbench.batch.facts import BatchFacts
 from hashbench.batch.locate import RowsCompared, compare_rows, finding_of
 from hashbench.batch.rows import ShapeNotes
 from hashbench.catalog import INVARIANCES, InvarianceKind, Status
@@ -24,7 +25,7 @@ from hashbench.check.variants import NotApplicableError, Variant, variants_of
 from hashbench.errors import named_line
 from hashbench.processes import older_objects_uncollected, tell_phase
 from hashbench.records import BATCH_INVARIANCE, Failure, RunOptions
-from hashbench.run.outcome import BatchFacts, Outcome, Run, log_error
+from hashbench.run.outcome import Outcome, Run, log_error
 from hashbench.trace.callbacks import TraceCallback
 
 if TYPE_CHECKING:
@@ -41,9 +42,8 @@ def check_invariance(subject: Subject, options: RunOptions, level: str) -> Outco
         variants = variants_of(subject, options.invariance)
     except NotApplicableError as error:
         counted = options.mode == BATCH_INVARIANCE and subject.batch is not None
-        facts = BatchFacts(subject.batch or 0) if counted else None
-        outcome = Outcome(Status.SKIPPED, level, iterations=subject.iterations, batch=facts)
-        return replace(outcome, failure=Failure(str(error)))
+        outcome = Outcome(Status.SKIPPED, level, iterations=subject.iterations, failure=Failure(str(error)))
+        return outcome.having(batch_size=subject.batch) if counted else outcome
     return InvarianceCheck(subject, options, level, variants).run()
 
 
@@ -87,8 +87,8 @@ class InvarianceCheck:
     def _checked(self) -> Outcome:
         first, noted = self.variants[0], ShapeNotes()
         batch = first.subset.batch
-        facts = BatchFacts(0 if first.subset.together else batch, compared=first.words)
-        outcome = Outcome(Status.PASS, self.level, iterations=self.subject.iterations, batch=facts)
+        outcome = Outcome(Status.PASS, self.level, iterations=self.subject.iterations)
+        outcome = outcome.having(BatchFacts(company=first.words), batch_size=None if first.subset.together else batch)
         reference = self._compared_run(first, batch, noted)
         if isinstance(reference, Failure):
             return replace(outcome, accuracy=_failed(reference, Status.REFERENCE_FAIL), failure=reference)
@@ -109,8 +109,10 @@ class InvarianceCheck:
                 return replace(outcome, accuracy=Status.OOM, failure=Failure(str(error), out_of_memory=True))
             compared += found.compared
             left_out = tuple(dict.fromkeys((*outcome.not_compared, *found.left_out)))
-            facts = facts if variant.words else replace(facts, sizes=(*facts.sizes, size))
-            outcome = replace(outcome, runs=outcome.runs + 1, not_compared=left_out, batch=facts)
+            outcome = replace(outcome, runs=outcome.runs + 1, not_compared=left_out)
+            if not variant.words:
+                facts = outcome.of(BatchFacts)
+                outcome = outcome.having(replace(facts, batch_sizes=f"{facts.batch_sizes} {size}".lstrip()))
             if found.difference is not None:
                 return self._explained(replace(outcome, difference=found.difference), runs)
             first_runs = first_runs or runs

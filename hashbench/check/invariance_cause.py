@@ -12,6 +12,7 @@ import torch
 
 from hashbench.batch.call_pair import diagnose
 from hashbench.batch.cause import DRAW_APART, DRAW_IN_EVAL, ItemEvidence, advice_for, decide
+from hashbench.batch.facts import BatchFacts
 from hashbench.batch.finding import BatchFinding, find_sources
 from hashbench.batch.locate import PlainRuns, RowsCompared, compare_rows, finding_of
 from hashbench.batch.neighbours import Neighbours, diagnose_runs
@@ -26,7 +27,7 @@ from hashbench.records import Decision, Diagnosis, Divergence, Evidence, Failure
 from hashbench.repro import REPRO_SECONDS
 from hashbench.results.folder import file_key
 from hashbench.run import outputs
-from hashbench.run.outcome import BatchFacts, Outcome, Run
+from hashbench.run.outcome import Outcome, Run
 from hashbench.trace.callbacks import TraceCallback
 
 
@@ -97,9 +98,13 @@ def earlier(runs: VariantRuns, found: BatchFinding | Failure) -> BatchFinding | 
 
 def with_finding(outcome: Outcome, found: BatchFinding, runs: VariantRuns) -> Outcome:
     """Add a finding, as a divergence between the reference and the variant."""
-    facts = outcome.batch or BatchFacts(found.batch)
-    facts = replace(facts, shapes=found.shapes, reference_shapes=found.reference_shapes)
-    outcome = replace(outcome, batch=replace(facts, not_attributable=found.not_attributable), benign=found.benign)
+    facts = replace(
+        outcome.of(BatchFacts),
+        shapes=found.shapes,
+        reference_shapes=found.reference_shapes,
+        not_attributable=found.not_attributable,
+    )
+    outcome = replace(outcome, benign=found.benign).having(facts)
     if not found.kernel:
         return unexplained(outcome, found.detail)
     records = runs.plain.reference.records
@@ -133,7 +138,7 @@ def explained(outcome: Outcome, runs: VariantRuns, rows: RowsCompared, found: Ba
 
 def _diagnosed(outcome: Outcome, runs: VariantRuns, rows: RowsCompared, found: BatchFinding) -> Outcome:
     options, variant = runs.options, runs.variant
-    if options.diagnose_budget <= 0 or outcome.batch is None or not found.kernel:
+    if options.diagnose_budget <= 0 or not found.kernel:
         return outcome
     if (told := _proven_by_record(found, together=variant.subset.together)) is not None:
         return replace(outcome, diagnosis=told)
@@ -158,8 +163,8 @@ def _diagnosed(outcome: Outcome, runs: VariantRuns, rows: RowsCompared, found: B
 
 
 def _with_diagnosis(outcome: Outcome, evidence: ItemEvidence, diagnosis: Diagnosis) -> Outcome:
-    assert outcome.batch is not None
-    return replace(outcome, diagnosis=diagnosis, batch=replace(outcome.batch, smallest=evidence.smallest_batch))
+    facts = replace(outcome.of(BatchFacts), smallest_batch=evidence.smallest_batch)
+    return replace(outcome, diagnosis=diagnosis).having(facts)
 
 
 def _seen(evidence: ItemEvidence) -> Evidence:

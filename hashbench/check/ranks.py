@@ -31,6 +31,7 @@ from hashbench.divergence.replicas import ReplicaDifference, check_replicas
 from hashbench.errors import bounded
 from hashbench.processes import tell_phase
 from hashbench.ranks.contributions import repeated_alone, write_script
+from hashbench.ranks.facts import RankFacts
 from hashbench.ranks.processes import RankEnd, backend_for, started
 from hashbench.records import (
     COMPUTED,
@@ -51,7 +52,7 @@ from hashbench.records import (
 )
 from hashbench.repro import new_folder
 from hashbench.results.folder import ResultsFolder, file_key
-from hashbench.run.outcome import Outcome, RankFacts, confirmation, failed_status, log_error, replaces
+from hashbench.run.outcome import Outcome, confirmation, failed_status, log_error, replaces
 from hashbench.run.outputs import Difference
 from hashbench.text import a_few, count
 from hashbench.trace import file
@@ -130,11 +131,10 @@ class RanksCheck:
     def __init__(self, spec: ModelSpec, options: RunOptions, level: str, *, target: str) -> None:
         self.spec, self.options, self.level, self.target = spec, options, level, target
         self.world_size = spec.world_size or 1
-        self.facts = RankFacts(self.world_size)
 
     def run(self) -> Outcome:
         """Run all stages in their order."""
-        outcome = Outcome(Status.PASS, self.level, ranks=self.facts)
+        outcome = Outcome(Status.PASS, self.level, facts=(RankFacts(world_size=self.world_size),))
         if why := self._why_not():
             return replace(outcome, accuracy=Status.SKIPPED, failure=Failure(why))
         with contextlib.ExitStack() as stack:
@@ -174,7 +174,7 @@ class RanksCheck:
 
     def confirmed(self, outcome: Outcome) -> Outcome:
         """Add the verdict of pairs with every input hashed, as :meth:`hashbench.check.pair.PairCheck.confirm` does."""
-        if outcome.accuracy != Status.TWO_RUNS_DIFFER or outcome.ranks is None:
+        if outcome.accuracy != Status.TWO_RUNS_DIFFER:
             return outcome
         for number in range(1, CONFIRMING_PAIRS + 1):
             with self._made(2, diagnosing=True) as pair:
@@ -190,12 +190,12 @@ class RanksCheck:
 
     def diagnosed(self, outcome: Outcome) -> Outcome:
         """Add the cause of the difference, if there is a budget to look for it."""
-        facts = outcome.ranks
-        if self.options.diagnose_budget <= 0 or facts is None or facts.rank is None:
+        rank = outcome.of(RankFacts).rank
+        if self.options.diagnose_budget <= 0 or rank is None:
             return outcome
         self._keep_draft(outcome)
         try:
-            return replace(outcome, diagnosis=self._diagnosis(outcome, facts, facts.rank))
+            return replace(outcome, diagnosis=self._diagnosis(outcome, rank))
         except Exception as error:
             log_error("the diagnosis failed")
             because = f"the diagnosis failed: {type(error).__name__}: {bounded(str(error))}"
@@ -211,19 +211,16 @@ class RanksCheck:
         if not found.differing:
             return outcome
         named = found.differing[0]
-        return replace(
+        outcome = replace(
             outcome,
             accuracy=Status.REPLICAS_DIFFER,
             difference=Difference(tuple(one.name for one in found.differing)),
             verdict=Verdict(tuple(one.name for one in found.differing), _of_replica(named), ()),
             diagnosis=_why_replicas_differ(named),
-            ranks=replace(
-                outcome.ranks or self.facts,
-                rank=named.minority[0] if named.minority else None,
-                group=_joined_ranks(named.ranks),
-                traces=(traces,),
-            ),
+            process_traces=(traces,),
         )
+        rank = named.minority[0] if named.minority else None
+        return outcome.having(replace(outcome.of(RankFacts), rank=rank, group=_joined_ranks(named.ranks)))
 
     # ------------------------------------------------------------------------------------------------ helpers
 
@@ -233,24 +230,25 @@ class RanksCheck:
         """Add the first divergence, on the lowest rank that has one, and the traces."""
         names = tuple(f"rank {one.rank}: {one.name}" for one in found.differing)
         named = found.first[0] if found.first else None
-        facts = replace(outcome.ranks or self.facts, traces=traces)
+        outcome = replace(outcome, process_traces=traces)
         unseen = " ".join(found.unknown)
         if named is None:
-            return replace(outcome, verdict=Verdict(names, None, (), unseen), ranks=facts)
+            return replace(outcome, verdict=Verdict(names, None, (), unseen))
         others = [f"rank {one.rank}: {one.kernel or one.node}" for one in (*found.first[1:], *found.later)]
         detail = "; ".join(filter(None, (named.detail, f"also on {a_few(others)}" if others else "")))
         known = {one.name: getattr(named, one.name) for one in dataclasses.fields(Divergence)}
         divergence = replace(Divergence(**known), detail=detail)
-        facts = replace(facts, rank=named.rank, through=named.through, group=_group_of(named, *traces))
-        return replace(outcome, verdict=Verdict(names, divergence, (), unseen), ranks=facts)
+        facts = replace(outcome.of(RankFacts), rank=named.rank, through=named.through, group=_group_of(named, *traces))
+        return replace(outcome, verdict=Verdict(names, divergence, (), unseen)).having(facts)
 
-    def _diagnosis(self, outcome: Outcome, facts: RankFacts, leader: int) -> Diagnosis:
+    def _diagnosis(self, outcome: Outcome, leader: int) -> Diagnosis:
         """Let the rank where the difference entered look for its cause; without experiments, decide here."""
-        ours = replace(outcome, traces=tuple(one[leader] for one in facts.traces), ranks=None, difference=None)
+        known = replace(outcome, process_traces=(), facts=())
+        ours = replace(known, traces=tuple(one[leader] for one in outcome.process_traces), difference=None)
         if not driver.stages_of(driver.DiagnosisCase(_never, self.options, ours)):
             return driver.diagnose(driver.DiagnosisCase(_never, self.options, ours))
         tell_phase(f"experiments on rank {leader}")
-        task = RankDiagnosisTask(leader, replace(outcome, ranks=None, traces=()), ours.traces)
+        task = RankDiagnosisTask(leader, known, ours.traces)
         request = RankRuns(self.target, self.spec, self.options, self.level, 1)
         with self._ended("hashbench.check.rank_diagnosis:diagnose", request, task) as (folder, ends):
             found = read_diagnosis(folder)
@@ -260,7 +258,7 @@ class RanksCheck:
         divergence = outcome.verdict.divergence if outcome.verdict is not None else None
         if divergence is None or divergence.origin != Origin.COLLECTIVE:
             return found
-        nodes = nodes_of_meeting(facts.traces[0], leader, divergence.node)
+        nodes = nodes_of_meeting(outcome.process_traces[0], leader, divergence.node)
         return self.repeated_alone(found, request, nodes) if len(nodes) > 1 else found
 
     def repeated_alone(self, found: Diagnosis, request: RankRuns, nodes: Mapping[int, str]) -> Diagnosis:
@@ -334,13 +332,12 @@ def check_model(spec: ModelSpec, options: RunOptions, level: str, *, target: str
 def _with_answers(outcome: Outcome, pair: RankPair) -> Outcome:
     """Add the facts that every rank tells."""
     answers = [pair.answers[rank] for rank in sorted(pair.answers)]
-    if not answers or outcome.ranks is None:
+    if not answers:
         return outcome
 
     def joined(name: str) -> tuple[str, ...]:
         return tuple(dict.fromkeys(value for answer in answers for value in getattr(answer, name)))
 
-    memory = sum(answer.memory_mib for answer in answers)
     return replace(
         outcome,
         runs=max(answer.number for answer in answers),
@@ -350,7 +347,7 @@ def _with_answers(outcome: Outcome, pair: RankPair) -> Outcome:
         settings_changed=joined("settings_changed"),
         compiled=joined("compiled"),
         not_compared=joined("not_compared"),
-        ranks=replace(outcome.ranks, memory_mib=memory),
+        beside_mib=sum(answer.memory_mib for answer in answers),
     )
 
 
@@ -395,15 +392,13 @@ def _confirmed(plain: Outcome, hashed: Outcome, *, pairs: int) -> Outcome:
     """Return the outcome with the verdict that stands, of the plain pair and of one with inputs hashed."""
     assert plain.verdict is not None
     assert hashed.verdict is not None
-    assert plain.ranks is not None
-    assert hashed.ranks is not None
     confirmed = confirmation(plain.verdict, hashed.verdict, pairs=pairs)
-    rank = plain.ranks.rank
+    rank, again = plain.of(RankFacts).rank, hashed.of(RankFacts).rank
     if rank is None:
         return replace(hashed, confirmed=confirmed)
-    if hashed.ranks.rank != rank:
-        return replace(plain, confirmed=f"differs again, there on rank {hashed.ranks.rank}")
-    of_rank = tuple(one[rank] for one in hashed.ranks.traces)
+    if again != rank:
+        return replace(plain, confirmed=f"differs again, there on rank {again}")
+    of_rank = tuple(one[rank] for one in hashed.process_traces)
     return replace(hashed if replaces(hashed.verdict, plain.verdict, of_rank) else plain, confirmed=confirmed)
 
 

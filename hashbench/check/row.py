@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hashbench.catalog import Limit, Status
+from hashbench.catalog import Status
 from hashbench.causes import cut_short, stats, with_more_time
+from hashbench.extensions import facts_kinds
 from hashbench.io import replace_file
 from hashbench.processes import peak_memory_mib, send_draft
 from hashbench.records import (
@@ -23,12 +24,13 @@ from hashbench.records import (
     Row,
     RowEvidence,
     RunOptions,
+    Trace,
     op_of,
 )
 from hashbench.results.folder import ResultsFolder, file_key
 from hashbench.results.rows import row_to_json
-from hashbench.run.outcome import CompiledFacts, Outcome, RankFacts, peak_mib
-from hashbench.text import a_few, stressed_text
+from hashbench.run.outcome import Finding, Outcome, peak_mib
+from hashbench.text import a_few
 from hashbench.trace import file
 
 BUDGET_FLAG = "--diagnose-budget"
@@ -62,7 +64,7 @@ def row_of(
                 errors.append(f"its worker could not write {name}: {error.strerror or error}")
                 break
             traces.append(name)
-        traces += _written(outcome.ranks, options, key, errors)
+        traces += _written(outcome.process_traces, options, key, errors)
     divergence = outcome.verdict.divergence if outcome.verdict is not None else None
     difference = outcome.difference
     on_device = peak_mib(torch.device(options.device))
@@ -85,9 +87,10 @@ def row_of(
         compiled=f"ran eagerly: {a_few(outcome.compiled)}" if outcome.compiled else "",
         traces=" ".join(traces),
         seconds=None if seconds is None else round(max(0.0, seconds), 3),  # a model may have set its clock back
-        peak_memory_mib=round(peak_memory_mib(), 1),
+        peak_memory_mib=round(peak_memory_mib() + outcome.beside_mib, 1),
         device_memory_mib=None if on_device is None else round(on_device, 1),
         error="; ".join(errors),
+        facts=tuple(facts for kind in facts_kinds() if (facts := outcome.of(kind)) != kind()),
         **_same(outcome, _OF_OUTCOME),
     )
     if difference is not None:
@@ -103,33 +106,15 @@ def row_of(
     row = _with_rate(row, stats.rate_of_runs(outcome.run_counts))
     if outcome.diagnosis is not None:
         row = _with_diagnosis(row, outcome.diagnosis, budget_flag)
-    if (batch := outcome.batch) is not None:
-        row = replace(
-            row,
-            batch_size=batch.batch or row.batch_size,
-            company=batch.compared,
-            batch_sizes=" ".join(map(str, batch.sizes)),
-            smallest_batch=batch.smallest,
-            **_same(batch, ("shapes", "reference_shapes", "not_attributable")),
-        )
-    if outcome.stressed:
-        row = replace(row, stressed=stressed_text(outcome.stressed))
-    if outcome.latent is not None:
-        row = _with_latent(row, outcome.perturbation, outcome.latent, budget_flag)
     if divergence is not None:
         row = _with_divergence(row, divergence)
-    if (ranks := outcome.ranks) is not None:
-        memory = round(peak_memory_mib() + ranks.memory_mib, 1)
-        row = replace(row, peak_memory_mib=memory, **_same(ranks, ("rank", "world_size", "group", "through")))
-    if outcome.trials:
-        row = replace(row, evidence=RowEvidence.of(outcome.trials))
-    return row if outcome.facts is None else _with_compiled(row, outcome.facts)
+    return _with_finding(row, outcome.finding, budget_flag)
 
 
-def _written(ranks: RankFacts | None, options: RunOptions, key: str, errors: list[str]) -> list[str]:
-    """Write the traces of all ranks, a folder for each run; return the folders, and add to the errors."""
+def _written(runs: Sequence[Mapping[int, Trace]], options: RunOptions, key: str, errors: list[str]) -> list[str]:
+    """Write the traces of all processes, a folder for each run; return the folders, and add to the errors."""
     folders: list[str] = []
-    for number, by_rank in enumerate(ranks.traces if ranks is not None else (), start=1):
+    for number, by_rank in enumerate(runs, start=1):
         name = f"traces/{key}.run{number}"
         try:
             for rank, trace in by_rank.items():
@@ -197,45 +182,11 @@ def _with_diagnosis(row: Row, diagnosis: Diagnosis, budget_flag: str) -> Row:
     )
 
 
-def _with_latent(row: Row, perturbation: str, latent: Outcome, budget_flag: str) -> Row:
-    """Add the results of a stressed pair that differs: in columns of its own, and in those that only a diagnosis fills
-    (evidence, advice, repro)."""
-    divergence = latent.verdict.divergence if latent.verdict is not None else None
-    (counts,) = latent.stressed
-    row = replace(
-        row,
-        latent=perturbation,
-        latent_kernel="" if divergence is None else divergence.kernel,
-        latent_module="" if divergence is None else divergence.module,
-        latent_phase="" if divergence is None else divergence.phase,
-        latent_rate=stats.significant(counts.differing / counts.trials),
-        confirmed=latent.confirmed,
-    )
-    unnamed = (counts,) if counts.is_cut_short else ()
-    because = f"{Limit.BUDGET.meaning} before each perturbation was tried alone" if unnamed else ""
-    diagnosis = latent.diagnosis
-    if diagnosis is None:
-        return replace(row, because=because, advice=with_more_time("", unnamed, flag=budget_flag))
-    decision = diagnosis.decision
-    limited = (*cut_short(diagnosis.evidence.arms, decision.confidence), *unnamed)
-    return replace(
-        row,
-        latent_cause=decision.cause,
-        latent_confidence=decision.confidence,
-        because="; ".join(filter(None, (decision.because, because))),
-        advice=with_more_time(decision.advice, limited, flag=budget_flag),
-        evidence=RowEvidence.of(diagnosis.evidence.arms),
-        repro=diagnosis.repro,
-        reproduced=diagnosis.reproduced,
-    )
-
-
-def _with_compiled(row: Row, facts: CompiledFacts) -> Row:
-    """Add what a compiled model shows; a kernel named by a divergence stays."""
-    known = {
-        name: value for name, value in _same(facts, [f.name for f in fields(facts)]).items() if value not in ("", None)
-    }
-    return replace(row, **known)
+def _with_finding(row: Row, finding: Finding, budget_flag: str) -> Row:
+    """Add what an extension found in the core's columns; what it left empty stays."""
+    found = {one.name: getattr(finding, one.name) for one in fields(finding) if one.name != "limited"}
+    found["advice"] = with_more_time(finding.advice, finding.limited, flag=budget_flag)
+    return replace(row, **{name: value for name, value in found.items() if value})
 
 
 _OF_DIVERGENCE = ("origin", "kernel", "op_index", "phase", "iteration", "module", "forward_op", "source")

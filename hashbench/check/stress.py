@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hashbench.catalog import Confidence, Origin, Perturbation, Status
+from hashbench.catalog import Confidence, Limit, Origin, Perturbation, Status
+from hashbench.causes import cut_short, stats
 from hashbench.causes.evidence import removes
 from hashbench.check.perturbed import (
     PairTally,
@@ -28,6 +29,7 @@ from hashbench.check.perturbed import (
     StressPlan,
     differ,
 )
+from hashbench.check.stress_facts import StressedPairs, StressFacts
 from hashbench.check.subject import RunMaker
 from hashbench.divergence import find as find_divergence
 from hashbench.processes import available_memory_mib, peak_memory_mib, return_free_memory, tell_phase
@@ -38,6 +40,7 @@ from hashbench.records import (
     Evidence,
     ExperimentResult,
     Failure,
+    RowEvidence,
     RunCounts,
     Trace,
     Verdict,
@@ -72,12 +75,12 @@ def add_stressed_runs(check: PairCheck, outcome: Outcome, first: Run, *, seconds
     check.keep_draft(outcome)
     plan = StressPlan(check.subject, check.options, check.level, first, seconds)
     provoked, counts = look(plan)
-    outcome = replace(outcome, stressed=counts)
+    outcome = outcome.having(StressFacts(str(StressedPairs.of(counts))))
     if provoked is None:
         return outcome
 
     def drafted(latent: Outcome) -> Outcome:
-        return check.drafted(replace(outcome, perturbation=provoked.name, latent=latent))
+        return check.drafted(with_latent(outcome, provoked, provoked.name, latent))
 
     def explain(make: RunMaker, again: RunMaker, found: Outcome) -> Outcome:
         under = replace(check, subject=replace(check.subject, attempt=make), drafted=drafted)
@@ -85,7 +88,38 @@ def add_stressed_runs(check: PairCheck, outcome: Outcome, first: Run, *, seconds
         return replace(under, subject=replace(check.subject, attempt=again)).diagnose(confirmed)
 
     perturbation, latent = latent_outcome(outcome, provoked, plan, explain)
-    return replace(outcome, perturbation=perturbation, latent=latent)
+    return with_latent(outcome, provoked, perturbation, latent)
+
+
+def with_latent(outcome: Outcome, provoked: Provoked, perturbation: str, latent: Outcome) -> Outcome:
+    """Add the outcome of a stressed pair that differs: its place and cause as facts, and in the core's columns what
+    only a diagnosis fills (evidence, advice, repro)."""
+    divergence = latent.verdict.divergence if latent.verdict is not None else None
+    differing, trials = provoked.counts
+    facts = replace(outcome.of(StressFacts), latent=perturbation, latent_rate=stats.significant(differing / trials))
+    if divergence is not None:
+        facts = replace(
+            facts,
+            latent_kernel=divergence.kernel,
+            latent_module=divergence.module,
+            latent_phase=divergence.phase,
+        )
+    counts = ExperimentResult(provoked.name, "pair", trials, differing, note=provoked.note)
+    unnamed = (counts,) if counts.is_cut_short else ()
+    because = f"{Limit.BUDGET.meaning} before each perturbation was tried alone" if unnamed else ""
+    outcome = outcome.having(facts, confirmed=latent.confirmed, because=because, limited=unnamed)
+    if (diagnosis := latent.diagnosis) is None:
+        return outcome
+    decision, arms = diagnosis.decision, diagnosis.evidence.arms
+    return outcome.having(
+        replace(facts, latent_cause=decision.cause, latent_confidence=decision.confidence),
+        because="; ".join(filter(None, (decision.because, because))),
+        advice=decision.advice,
+        limited=(*cut_short(arms, decision.confidence), *unnamed),
+        evidence=RowEvidence.of(arms),
+        repro=diagnosis.repro,
+        reproduced=diagnosis.reproduced,
+    )
 
 
 def look(plan: StressPlan) -> tuple[Provoked | None, tuple[ExperimentResult, ...]]:
@@ -226,7 +260,6 @@ def latent_outcome(outcome: Outcome, provoked: Provoked, plan: StressPlan, expla
         perturbation=provoked.name,
         traces=traces,
         first=None,
-        stressed=(ExperimentResult(provoked.name, "pair", trials, differing, note=provoked.note),),
     )
     if provoked.name == Perturbation.PROCESS:
         verdict = find_divergence(*traces, differing=differing_results(first, second))
@@ -265,7 +298,6 @@ def _raising(outcome: Outcome, provoked: Provoked, failure: Failure) -> Outcome:
         outcome,
         perturbation=provoked.name,
         verdict=Verdict((), kernel, ()),
-        stressed=(ExperimentResult(provoked.name, "pair", trials, differing),),
         diagnosis=Diagnosis(Decision("unknown", Confidence.OPEN, because[:500], _LOOK), Evidence(origin="")),
     )
 

@@ -26,6 +26,7 @@ from hashbench.cli.flags import at_least, made_of, say
 from hashbench.cli.parser import EXIT_DIFFERENCE, EXIT_INTERRUPTED, Commands, Flags, OneLineParser
 from hashbench.cli.reading import add_suites, suites_to_sweep
 from hashbench.errors import HashbenchError
+from hashbench.extensions import shown
 from hashbench.records import Row, RunOptions
 from hashbench.results.folder import refuse_links
 from hashbench.sweep import EXECUTORS, LOCAL
@@ -41,7 +42,7 @@ from hashbench.sweep.run import (
     SweepPlanned,
     SweepResult,
 )
-from hashbench.text import a_few, count, duration, is_replayable, masked, mebibytes, one_line, told
+from hashbench.text import a_few, count, duration, is_replayable, masked, mebibytes, one_line
 
 if TYPE_CHECKING:
     from hashbench.sweep.request import SweepRequest
@@ -89,7 +90,7 @@ def _sweep(parsed: argparse.Namespace) -> int:
         except SweepInterrupted as stopped:
             message = f"stopped: {stopped.done} of {stopped.total} rows are in {stopped.output}; go on with --resume"
             return say(message, EXIT_INTERRUPTED)
-        worse = worse or any(not kind_of(told(row).accuracy).is_fine for row in result.rows)
+        worse = worse or any(not kind_of(shown(row).accuracy).is_fine for row in result.rows)
     return EXIT_DIFFERENCE if parsed.strict and worse else 0
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hashbench.catalog import Kind, kind_of
-from hashbench.records import Row
+from hashbench.records import Row, value_of
 from hashbench.report.expectations import JudgedNight, Judgement
 
 BENCHMARK = "hashbench"
@@ -72,7 +72,7 @@ def _records(one: Judgement, judged: JudgedNight) -> Iterator[dict[str, Any]]:
         passed = float(one.new is not None and kind_of(status).is_fine)
         yield {**common, "metric": {"name": "passed", "benchmark_values": [passed], "target_value": 1.0}}
     for column, unit in METRICS.items():
-        value = getattr(one.new, column, None)
+        value = value_of(one.new, column)
         if value is not None and abs(value) <= _LARGEST:
             metric = {"name": column, "benchmark_values": [value]}
             yield {**common, "metric": {**metric, "extra_info": {"unit": unit}} if unit else metric}
@@ -82,7 +82,7 @@ def _common(one: Judgement, judged: JudgedNight) -> dict[str, Any]:
     """Return what all records of a model share."""
     suite, mode, dtype, device, name = one.key
     row = one.new
-    about = {column: str(getattr(row, column)) for column in _ABOUT if getattr(row, column, None) not in (None, "")}
+    about = {column: str(value) for column in _ABOUT if (value := value_of(row, column)) not in (None, "")}
     environment = {} if row is None else judged.night.environments.get(row.env, {})
     return {
         "benchmark": {

@@ -10,6 +10,7 @@ from typing import Any
 
 from hashbench.catalog import STATUSES, Kind, family_of, kind_of, letter_of
 from hashbench.compiled.text import blamed, mechanism
+from hashbench.records import value_of
 from hashbench.report.compare import EnvironmentChange
 from hashbench.report.history import History, Measured, ModelHistory, Night
 from hashbench.text import one_line, shorten
@@ -44,7 +45,7 @@ def totals_of(history: History) -> dict[str, Any]:
     for row in rows:
         suites.setdefault((row.suite, row.mode), Counter())[row.accuracy] += 1
     kernels = Counter(
-        (blamed(row) or f"({row.origin or row.stage or 'unknown'})", mechanism(row))
+        (blamed(row) or f"({row.origin or value_of(row, 'stage') or 'unknown'})", mechanism(row))
         for row in rows
         if kind_of(row.accuracy).has_cause
     )

@@ -14,11 +14,11 @@ from typing import Any, Generic, TypeVar
 
 from hashbench.catalog import CAUSES, Confidence, Kind, Origin, Word, kind_of
 from hashbench.errors import HashbenchError
-from hashbench.extensions import words_for
-from hashbench.records import MODES, Row
+from hashbench.extensions import all_words, shown, words_for
+from hashbench.records import MODES, Row, value_of
 from hashbench.results.load import Sweep
 from hashbench.results.rows import row_key
-from hashbench.text import a_few, count, listed, one_line, shorten, told
+from hashbench.text import a_few, count, listed, one_line, shorten
 from hashbench.trace.file import OTHER_OPS
 
 
@@ -319,7 +319,7 @@ def compare(base: Sweep, new: Sweep, *, scoped: bool = False) -> Comparison[Row]
 
 def _pairs(base: Sweep, new: Sweep, *, scoped: bool) -> list[Pair]:
     exact, loose = _keys(base, new)
-    first, second = ({key: told(row) for key, row in _by_key(sweep, exact).items()} for sweep in (base, new))
+    first, second = ({key: shown(row) for key, row in _by_key(sweep, exact).items()} for sweep in (base, new))
     pairs: list[Pair] = [(row, second.pop(key, None)) for key, row in first.items()]
     pairs += [(None, row) for row in second.values()]
     if scoped:
@@ -399,14 +399,14 @@ def _outcome(pair: Pair, *, selected: bool, places_known: bool) -> Became:
         comparable=not _other_conditions(base, new),
         same_place=not places_known or bool(other_tracer(base, new)) or not _moved(base, new),
         always=_always(base, new),
-        stressed=bool(base.stressed),
+        stressed=any(words.looked(base) for words in all_words()),
     )
 
 
 def _always(base: Row, new: Row) -> bool:
     """Return True if, as far as is known, the difference of ``base`` would have shown in ``new``."""
     if kind_of(base.accuracy) is Kind.LATENT:
-        return bool(new.stressed) and (base.latent_rate or 0.0) >= 1
+        return any(words.looked(new) and words.always(base) for words in all_words())
     return base.rate is None or base.rate >= 1
 
 
@@ -432,7 +432,7 @@ def _moved(base: Row, new: Row) -> list[str]:
     open_ = Confidence.OPEN in (base.confidence, new.confidence)
     # Flaky models differ as others do; of the same kind, eager runs that differ are no inaccurate compiled run.
     statuses = ("accuracy",) if kind_of(base.accuracy) is kind_of(new.accuracy) else ()
-    stages = ("stage",) if base.stage and new.stage and not open_ else ()
+    stages = [] if open_ else [column for words in all_words() for column in words.moved(base, new)]
     causes = ("cause",) if established and not open_ else ()
     place: tuple[str, ...] = PLACE
     if {base.origin, new.origin} <= BY_PYTHON:  # one cause shows as an order or as a value, as time will have it
@@ -464,7 +464,7 @@ def _other_conditions(base: Row, new: Row) -> list[str]:
 
 def _differing(base: Row, new: Row, columns: Iterable[str]) -> list[str]:
     """Return ``column old → new`` for every column that differs."""
-    values = {column: (getattr(base, column), getattr(new, column)) for column in columns}
+    values = {column: (value_of(base, column), value_of(new, column)) for column in columns}
     return [f"{column} {_or_none(old)} → {_or_none(now)}" for column, (old, now) in values.items() if old != now]
 
 
@@ -494,7 +494,7 @@ def what_happened(row: Row) -> str:
     if (words := words_for(row)) is not None:
         return ": ".join(filter(None, (words.place(row), row.error)))
     where = " in ".join(filter(None, (row.kernel, row.module))) if row.kernel else ""
-    under = f"under {row.latent}" if kind_of(row.accuracy) is Kind.LATENT else ""
+    under = next(filter(None, (words.condition(row) for words in all_words())), "")
     return row.error or ": ".join(filter(None, (row.origin or under, where)))
 
 

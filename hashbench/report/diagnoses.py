@@ -20,7 +20,7 @@ from hashbench.causes.evidence import base_of, effect
 from hashbench.causes.stats import MOST_TRIALS, Effect, rate_of
 from hashbench.compare.align import align
 from hashbench.compiled.experiments import COMPILATION
-from hashbench.compiled.text import tells
+from hashbench.compiled.text import WORDS
 from hashbench.errors import HashbenchError
 from hashbench.records import (
     DTYPES,
@@ -32,6 +32,7 @@ from hashbench.records import (
     TensorDigest,
     Trace,
     flags_of_mode,
+    value_of,
 )
 from hashbench.report.history import History, ModelHistory, models_in_trouble
 from hashbench.results.folder import file_key, traceback_of
@@ -93,7 +94,7 @@ class ModelView:
     def commands(self) -> tuple[tuple[str, str], ...]:
         """Next steps as ``(purpose, command line)``; none for a path that leads out of the sweep's folder."""
         row, repro = self.row, [self.row.repro] if self.row.repro else []
-        traces = [] if tells(row) else row.traces.split()
+        traces = [] if WORDS.tells(row) else row.traces.split()
         lines = [
             ("run the captured call again, with its torch", [*_running(row), f"{self.repro}/repro.py"], repro),
             (
@@ -360,7 +361,7 @@ def read_excerpts(history: History, *, limit: int = DETAILS, mib: float = TRACE_
     with_traces = [
         (model.key, trouble)
         for _, model, trouble in models_in_trouble(history)
-        if len(trouble.row.traces.split()) == 2 and not tells(trouble.row)  # those of eager runs, which agree
+        if len(trouble.row.traces.split()) == 2 and not WORDS.tells(trouble.row)  # those of eager runs, which agree
     ]
     excerpts: dict[tuple[str, ...], Excerpt] = {}
     left = mib * 2**20
@@ -385,7 +386,7 @@ def read_excerpts(history: History, *, limit: int = DETAILS, mib: float = TRACE_
 
 def _trace_files(row: Row) -> Sequence[str]:
     """Return the files of both traces: of a model with ranks those of the rank where the runs part."""
-    ranks = f"/rank{row.rank or 0}.log.gz" if (row.world_size or 1) > 1 else ""
+    ranks = f"/rank{value_of(row, 'rank') or 0}.log.gz" if (value_of(row, "world_size") or 1) > 1 else ""
     return [name + ranks for name in row.traces.split()]
 
 
@@ -393,12 +394,12 @@ def _running(row: Row) -> Sequence[str]:
     """Return the command that runs the script of a repro: that of a collective on all members of its group."""
     if row.origin != Origin.COLLECTIVE:
         return ("uv", "run")
-    return ("torchrun", "--nproc-per-node", str(len(row.group.split("-"))))
+    return ("torchrun", "--nproc-per-node", str(len(str(value_of(row, "group")).split("-"))))
 
 
 def _comparing(row: Row) -> Sequence[str]:
     """Return the command that reads the traces of a row."""
-    if (row.world_size or 1) == 1:
+    if (value_of(row, "world_size") or 1) == 1:
         return ("diff",)
     return ("ranks", "diff" if len(row.traces.split()) == 2 else "check")
 

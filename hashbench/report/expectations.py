@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hashbench.catalog import Kind, Word, kind_of
 from hashbench.errors import HashbenchError
+from hashbench.extensions import shown
 from hashbench.records import ExpectedRow, Row
 from hashbench.report.compare import (
     VERBS,
@@ -30,7 +31,7 @@ from hashbench.report.history import History, Interval, ModelHistory, Night, loa
 from hashbench.report.kernels import kernel_remarks
 from hashbench.results.load import Sweep, load_files, load_sweep
 from hashbench.results.rows import row_key
-from hashbench.text import count, listed, told
+from hashbench.text import count, listed
 
 STALE_AFTER = 30
 """Nights in which a model ran without showing what is expected, after which the expectation is stale."""
@@ -358,7 +359,7 @@ def judge(
 def changes_since(base: Sweep, new: Sweep) -> tuple[ModelChange, ...]:
     """Compare each row with ``base``, which may be empty; other devices and dtypes have no counterpart."""
     if not base.rows:
-        return tuple(RowChange(key=row_key(row), outcome=Became.NEW, base=None, new=told(row)) for row in new.rows)
+        return tuple(RowChange(key=row_key(row), outcome=Became.NEW, base=None, new=shown(row)) for row in new.rows)
     return compare(base, new, scoped=True).changes
 
 

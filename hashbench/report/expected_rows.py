@@ -11,13 +11,14 @@ from typing import Any
 
 from hashbench.catalog import kind_of
 from hashbench.errors import HashbenchError
+from hashbench.extensions import shown, written
 from hashbench.io import write_file
-from hashbench.records import ROW_SCHEMA, ExpectedRow, Row, extended
+from hashbench.records import ROW_SCHEMA, ExpectedRow, Row, extended, is_link
 from hashbench.report.compare import Became, ModelChange, what_happened
 from hashbench.report.expectations import AS_BEFORE, changes_since
 from hashbench.results.load import Sweep, joined, load_sweep
-from hashbench.results.rows import EXPECTED_ROWS, environments_text, is_link, row_key
-from hashbench.text import a_few, as_written, one_line, shorten, told
+from hashbench.results.rows import EXPECTED_ROWS, environments_text, row_key
+from hashbench.text import a_few, one_line, shorten
 
 _LONGEST_REASON = 80
 
@@ -121,7 +122,7 @@ def _updated(
     change: ModelChange, *, only: Collection[str], left: Collection[tuple[str, ...]], link: str, today: str
 ) -> tuple[ExpectedRow, str]:
     """Return the row to expect, and what became of it."""
-    base, new = (None if row is None else as_written(row) for row in (change.base, change.new))
+    base, new = (None if row is None else written(row) for row in (change.base, change.new))
     if base is not None and not isinstance(base, ExpectedRow):
         base = extended(ExpectedRow, base)
     if base is not None and (new is None or (change.outcome is Became.NOT_SEEN and new.name not in only)):
@@ -130,7 +131,7 @@ def _updated(
         return base, "kept: not seen"
     if new is None:
         raise ValueError("a change has a row on one side at least")
-    passes = kind_of(told(new).accuracy).is_fine
+    passes = kind_of(shown(new).accuracy).is_fine
     seen, link = ("", "") if passes else (today, link)  # nothing to look out for, and no issue explains it
     if base is not None and change.outcome in AS_BEFORE:
         return extended(ExpectedRow, new, since=base.since, link=base.link or link, seen=seen), "unchanged"

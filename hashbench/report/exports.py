@@ -18,12 +18,14 @@ from tabulate import tabulate
 
 from hashbench.catalog import Kind, kind_of
 from hashbench.compiled import text as compiled
-from hashbench.records import Row
+from hashbench.compiled.text import WORDS
+from hashbench.extensions import rate_of
+from hashbench.records import Row, is_link, value_of
 from hashbench.report.expectations import STALE_AFTER, ExpectationStatus, JudgedNight, Judgement
 from hashbench.report.history import same_but_for_the_tracer, seen
 from hashbench.report.text import escape_markdown
-from hashbench.results.rows import is_link, row_key
-from hashbench.text import count, one_line, printable, rate, shorten
+from hashbench.results.rows import row_key
+from hashbench.text import count, one_line, printable, shorten
 
 # -------------------------------------------------------------------------------------------------- Markdown
 
@@ -86,10 +88,10 @@ def _markdown(judged: JudgedNight, *, lines: int, details: int, only_beginning: 
                 f"{night.label}: {problem}" for night in history.nights[-2::-1] for problem in reversed(night.problems)
             ],
             diagnosed=[row for row in rows if row.because or row.detail],
-            why=lambda row: compiled.why_with_stage(row) if compiled.tells(row) else "",
-            where=lambda row: compiled.where(row) if compiled.tells(row) else "",
-            remedy=compiled.remedy,
-            remarks=[f"{row.name} ({row.mode}): {text}" for row in rows for text in compiled.remarks(row)],
+            why=lambda row: WORDS.why_with_stage(row) if WORDS.tells(row) else "",
+            where=lambda row: WORDS.where(row) if WORDS.tells(row) else "",
+            remedy=WORDS.remedy,
+            remarks=[f"{row.name} ({row.mode}): {text}" for row in rows for text in WORDS.remarks(row)],
             repros=_repros(judged),
             row_key=row_key,
         )
@@ -204,14 +206,14 @@ def _not_passing(
         newest = model.standing if model else None
         cells = {
             "kernel": compiled.blamed(row) or row.origin,
-            "under": row.latent,
-            "stage": _sure(row.stage, row),
+            "under": value_of(row, "latent") or "",
+            "stage": _sure(value_of(row, "stage") or "", row),
             "cause": _sure(row.cause, row),
             "module": row.module,
-            "rate": rate(row),
+            "rate": rate_of(row),
             "expected": "" if judged.alone else Markup(f"{_escaped(one.word)} ({link})") if link else one.word,
             "for nights": f"{newest.nights}, since {nights[newest.first].label}" if newest else "",
-            "what to do": compiled.remedy(row) or row.error,
+            "what to do": WORDS.remedy(row) or row.error,
         }
         lines.append({"status": row.accuracy, **_model(one.key), **cells})
     return lines
@@ -246,7 +248,8 @@ def _expected(one: Judgement) -> Cells:
 
 
 _FACTS = (
-    *("origin", "stage", "kernel", "op", "module", "source", "phase", "cause", "confidence", "because", "detail"),
+    *("origin", "stage", "kernel", "op", "module", "source", "phase", "cause", "confidence", "because"),
+    *("differing_results", "detail"),
     *("beyond_rounding", "eager_rounding", "semantic", "cured_by", "reference", "compilations"),
     *("evidence", "advice", "repro", "error"),
 )
@@ -294,7 +297,7 @@ def _case(
     case = ElementTree.Element("testcase", classname=suite, name=one.key[-1])
     if one.new is not None and one.new.seconds is not None:
         case.set("time", f"{one.new.seconds:.3f}")
-    values = {column: getattr(one.new, column, "") for column in _FACTS} | {"repro": repros.get(one.key, "")}
+    values = {column: value_of(one.new, column) for column in _FACTS} | {"repro": repros.get(one.key, "")}
     facts = "\n".join(f"{column}: {value}" for column, value in values.items() if value)
     facts = "\n\n".join(filter(None, (facts, traceback if kind_of(one.now) is Kind.FAIL else "")))
     kind = kind_of(one.now)

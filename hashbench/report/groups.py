@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hashbench.catalog import Kind, kind_of
-from hashbench.compiled.text import blamed, mechanism, remedy
+from hashbench.compiled.text import WORDS, blamed, mechanism
 from hashbench.records import Row
 from hashbench.report.charts import KIND_WORDS
 from hashbench.report.compare import is_new_trouble
@@ -97,7 +97,7 @@ class Group:
         status = self.first.status
         if self.runs_again and not self.row.advice:
             return "Run it again alone; its log is in the sweep's folder."  # the command is shown below
-        return status.advice if status in _ROW_SAYS_NOTHING else remedy(self.row) or status.advice
+        return status.advice if status in _ROW_SAYS_NOTHING else WORDS.remedy(self.row) or status.advice
 
 
 @dataclass(frozen=True, slots=True)

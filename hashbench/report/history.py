@@ -21,13 +21,13 @@ from typing import Any, NamedTuple, TypeGuard
 from hashbench.catalog import kind_of
 from hashbench.compiled.text import mechanism
 from hashbench.errors import HashbenchError
+from hashbench.extensions import shown
 from hashbench.io import read_json_object
 from hashbench.records import Row
 from hashbench.report.compare import EnvironmentChange, environment_changes
 from hashbench.results.folder import ACCURACY_FILE, NIGHT_FILE, SELECTION_FILE, with_evidence
 from hashbench.results.load import Sweep, csv_files, load_file, night_problems, refuse_mixed
 from hashbench.results.rows import row_key
-from hashbench.text import told
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +237,7 @@ def _read(night: Night, rows: ModelRows, *, index: int, known: Mapping[str, Mapp
     return replace(
         night,
         files=tuple(sweeps),
-        counts=Counter(told(row).accuracy for sweep in sweeps.values() for row in sweep.rows),
+        counts=Counter(shown(row).accuracy for sweep in sweeps.values() for row in sweep.rows),
         environments=environments,
         changed=environment_changes(known.values(), environments.values()) if comparable else (),
         problems=tuple(problems),
@@ -313,7 +313,7 @@ class ModelRows:
                     consequence="a night has one result of it",
                     tip="Keep one of the two rows.",
                 )
-        for row in map(told, rows):
+        for row in map(shown, rows):
             self._models.setdefault(row_key(row), _GatheredModel()).add(row, night=night, folder=file.parent)
 
     def models(self, *, last: int) -> Iterator[ModelHistory]:

@@ -23,7 +23,9 @@ from markupsafe import Markup
 
 from hashbench.catalog import CAUSES, LETTERS, REPEATED, kind_of, letter_of, status_of
 from hashbench.compiled import text as compiled
-from hashbench.records import LABELS, Row
+from hashbench.compiled.text import WORDS
+from hashbench.extensions import rate_of
+from hashbench.records import Row, is_link, value_of
 from hashbench.report.charts import (
     KIND_WORDS,
     MEASURES,
@@ -40,7 +42,7 @@ from hashbench.report.diagnoses import Excerpt, anchor_of, model_views, sweep_ag
 from hashbench.report.expectations import ExpectationStatus, JudgedNight, counted, rows_of_models
 from hashbench.report.groups import Group, expectation_of, groups_of, is_known, is_news
 from hashbench.report.history import Night
-from hashbench.results.rows import is_link
+from hashbench.results.rows import ROWS
 from hashbench.text import (
     count,
     deterministic_here,
@@ -48,7 +50,6 @@ from hashbench.text import (
     how_often,
     one_line,
     printable,
-    rate,
     scope_words,
     shorten,
     spaced,
@@ -141,18 +142,18 @@ def environment() -> Environment:
     of_rows = (deterministic_here, expectation_of, how_much, how_often, is_link, kind_of, letter_of, status_of, when)
     of_compiled = (
         *(compiled.blamed, compiled.mechanism, compiled.program, compiled.ratio),
-        *(compiled.remedy, compiled.tells, compiled.why),
+        *(WORDS.remedy, WORDS.tells, WORDS.why),
     )
     of_names = (anchor_of, changes_text, rows_of_models, scope_words, shorten, spaced, sparkline, suite_words)
     made.globals |= {function.__name__: function for function in (*of_rows, *of_compiled, *of_names)}
-    made.globals |= {"count_of": count, "labelled": _labelled, "rate_words": rate}
+    made.globals |= {"count_of": count, "value_of": value_of, "labelled": _labelled, "rate_words": rate_of}
     made.globals |= {"causes": CAUSES, "kind_words": KIND_WORDS, "letters": LETTERS}
     made.globals |= {"measures": MEASURES, "repeated": REPEATED}
     return made
 
 
 def _labelled(row: Row) -> list[tuple[str, str]]:
-    return [(label, getattr(row, column)) for column, label in LABELS.items()]
+    return [(one.label, value_of(row, name)) for name, (_, _, one) in ROWS.columns.items() if one.label]
 
 
 def _presentable(value: Any) -> Any:

@@ -10,22 +10,22 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from hashbench.catalog import Kind, Origin, Perturbation, kind_of, status_of
+from hashbench.catalog import Kind, Origin, kind_of, status_of
 from hashbench.causes import stats
-from hashbench.extensions import all_words, words_for
-from hashbench.records import SAME_BUILD, Row
+from hashbench.extensions import all_words, shown, words_for
+from hashbench.records import SAME_BUILD, Row, value_of
 from hashbench.results.folder import ResultsFolder, file_key
-from hashbench.text import a_few, count, one_line, percent, rate, shorten, stress_counts, told
+from hashbench.results.rows import ROWS
+from hashbench.text import a_few, count, one_line, percent, shorten
 
-COLUMNS = (
-    *("name", "accuracy", "latent", "origin", "stage", "kernel", "module", "phase", "cause", "confidence", "seconds"),
-)
-"""Columns of the table. The origin is left out where there is a cause, as are empty columns."""
+COLUMNS = ("name", "accuracy", "origin", "kernel", "module", "phase", "cause", "confidence", "seconds")
+"""Columns of the table, beside those of extensions. The origin is left out where there is a cause, as are empty
+columns."""
 
 _NARROWEST = {"module": 8, "name": 16}
 """Minimum widths of the columns that may be cut, in the order in which they are; no other is ever cut."""
 
-_WHERE_THERE_IS_ROOM = ("kernel", "cause", "stage", "module", "origin", "phase", "confidence", "seconds")
+_WHERE_THERE_IS_ROOM = ("kernel", "cause", "module", "origin", "phase", "confidence", "seconds")
 """Columns that a narrow table leaves out, the last first. Kernel, module and cause then have a line below the row, as
 does a module that is cut."""
 
@@ -61,7 +61,7 @@ def sweep_table(
     """
     if not rows:
         return "No model was run."
-    rows = [told(row) for row in rows]
+    rows = [shown(row) for row in rows]
     by_kind = _by_kind(rows)
     listed = [*by_kind[Kind.DIFFER], *by_kind[Kind.LATENT], *by_kind[Kind.FAIL]]
     paint = _painted if colour else lambda text, _: text
@@ -76,15 +76,13 @@ def sweep_table(
 
 def what_passing_means(rows: Sequence[Row], *, width: int | None = None, more_runs: bool = True) -> str:
     """Return which differences passing rows may have missed, in plain words; empty where none passes."""
-    by_kind = _by_kind([told(row) for row in rows])
+    by_kind = _by_kind([shown(row) for row in rows])
     passing, flaky = by_kind[Kind.PASS], by_kind[Kind.LATENT]
-    extended = list(all_words())
-    eager = [row for row in passing if not any(words.speaks_of(row) for words in extended)]
+    eager = [row for row in passing if not any(words.speaks_of(row) for words in all_words())]
     bound = stats.rate_of(0, 1, distinct=1, of="runs").high
     paragraphs = (
         _what_runs_prove(eager, more_runs),
-        *(words.what_passing_means(list(filter(words.speaks_of, passing)), bound=bound) for words in extended),
-        _what_stress_proves(passing, flaky),
+        *(words.what_passing_means([*passing, *flaky], bound=bound) for words in all_words()),
     )
     return "\n\n".join(_fill(text, width, indent="") for text in paragraphs if text)
 
@@ -108,7 +106,7 @@ def _listed(
 ) -> Iterator[str]:
     if not rows:
         return
-    whole = {column: [_shown(getattr(row, column)) for row in rows] for column in COLUMNS}
+    whole = {column: [_shown(value_of(row, column)) for row in rows] for column in _with_facts(COLUMNS, "after")}
     cells = _fitted(whole, width)
     aligned = ["right" if column == "seconds" else "left" for column in cells]
     # Without disable_numparse tabulate rewrites names that look like numbers: 1e5 becomes 100000.
@@ -165,8 +163,6 @@ def _cause(row: Row, shown: Collection[str]) -> str:
 
 def _remarks(row: Row) -> Iterator[str]:
     """Yield the error of a row, the results that were not compared, and code that ran in another way."""
-    if kind_of(row.accuracy) is Kind.LATENT and row.latent:
-        yield f"flaky: it differs in {rate(row)} ({Perturbation[row.latent.upper()].meaning})"
     not_compared = f"not compared: {row.not_compared}" if row.not_compared else ""
     yield from (one_line(text) for text in (row.error, not_compared, row.compiled) if text)
     for words in all_words():
@@ -207,6 +203,15 @@ def _places(row: Row, folder: Path | None) -> Iterator[tuple[str, str]]:
         yield "log: ", str(log)
 
 
+def _with_facts(columns: Sequence[str], attribute: str) -> list[str]:
+    """Return columns with those of facts, each behind the one that its ``attribute`` names."""
+    found = list(columns)
+    for name, (_, _, column) in ROWS.columns.items():
+        if (before := getattr(column, attribute)) in found:
+            found.insert(found.index(before) + 1, name)
+    return found
+
+
 def _fitted(cells: dict[str, list[str]], width: int | None) -> dict[str, list[str]]:
     """Return the columns that fit into ``width``, cut to it."""
     cells = {column: texts for column, texts in cells.items() if any(texts)}
@@ -215,8 +220,9 @@ def _fitted(cells: dict[str, list[str]], width: int | None) -> dict[str, list[st
     if width is None:
         return cells
     narrow = {column: _cut(texts, _NARROWEST.get(column)) for column, texts in cells.items()}
-    kept = [column for column in cells if column not in _WHERE_THERE_IS_ROOM]
-    for column in filter(cells.__contains__, _WHERE_THERE_IS_ROOM):
+    room = _with_facts(_WHERE_THERE_IS_ROOM, "yields_to")
+    kept = [column for column in cells if column not in room]
+    for column in filter(cells.__contains__, room):
         if column == "module" and "kernel" in cells.keys() - kept:
             continue  # both stand in the line below
         if _width({one: narrow[one] for one in (*kept, column)}) <= width:
@@ -301,8 +307,7 @@ def _what_runs_prove(rows: Sequence[Row], more_runs: bool) -> str:
     confidence = "(95 % confidence)"
     least = percent(stats.rate_of(0, _MORE_RUNS - 1, distinct=1, of="runs").high)
     more = [f"`--runs {_MORE_RUNS}` misses none above {least}"] if more_runs and runs < _MORE_RUNS else []
-    stressed = any(stress_counts(row) for row in rows)
-    more += [] if stressed or not more else ["`--stress` also varies threads, load, memory and addresses"]
+    more += filter(None, (words.suggestion(rows) for words in all_words() if more))
     return f"{text} {confidence}{'; ' if more else ''}{', and '.join(more)}.{_not_as_the_program_runs(rows, more_runs)}"
 
 
@@ -314,25 +319,3 @@ def _not_as_the_program_runs(rows: Sequence[Row], flags: bool) -> str:
     which = "They" if under == len(rows) else f"{under} of these {len(rows)} models"
     text = f" {which} ran with torch.use_deterministic_algorithms(True), not with the program's own setting"
     return f"{text}; torch's default is `--deterministic off`." if flags else f"{text}."
-
-
-def _what_stress_proves(passing: Sequence[Row], flaky: Sequence[Row]) -> str:
-    """Return how often which perturbation was tried, and which differences that can miss."""
-    counts = [counts for row in (*passing, *flaky) if (counts := stress_counts(row))]
-    if not counts:
-        return ""
-    pairs = {name: sum(known.get(name, (0, 0))[1] for known in counts) for name in Perturbation}
-    provoked = ", ".join(f"{name} in {count(number, 'pair')}" for name, number in pairs.items() if number)
-    found = f"{count(len(flaky), 'model')} {'differs' if len(flaky) == 1 else 'differ'}" if flaky else "none differs"
-    text = f"Stress: {count(len(counts), 'model')} that passed, {provoked}: {found}"
-    fewest = min((trials for row in passing for _, trials in [_most_pairs(row)] if trials), default=0)
-    if not fewest:
-        return f"{text}."
-    bound = percent(stats.rate_of(0, fewest, distinct=1, of="pairs").high)
-    others = "of the others " if flaky else ""
-    return f"{text}. That can miss a difference {others}that shows in up to {bound} of such pairs (95 % confidence)."
-
-
-def _most_pairs(row: Row) -> tuple[int, int]:
-    """Return (pairs that differ, pairs) of the perturbation with most stressed pairs."""
-    return max(stress_counts(row).values(), key=lambda counted: counted[1], default=(0, 0))

@@ -11,10 +11,11 @@ from math import inf
 
 from tabulate import tabulate
 
-from hashbench.records import ROW_COLUMNS, ROW_KEY, Row
+from hashbench.extensions import written
+from hashbench.records import ROW_KEY, Row, value_of
 from hashbench.report.compare import Became, Comparison, ModelChange, new_in_words
-from hashbench.results.rows import csv_text
-from hashbench.text import as_written, count, one_line, shorten
+from hashbench.results.rows import ROWS, csv_text
+from hashbench.text import count, one_line, shorten
 
 COUNTED_ONLY = frozenset({Became.UNCHANGED, Became.STILL_SKIPPED, Became.NOT_SELECTED})
 """Outcomes whose models are only counted: they need no attention."""
@@ -176,21 +177,21 @@ def _filled(row: Row | None) -> dict[str, object] | None:
     """Return the fields of a row that are not empty; numbers that JSON lacks (infinity, NaN) as their names."""
     if row is None:
         return None
-    values = {column: getattr(as_written(row), column) for column in ROW_COLUMNS}
+    row = written(row)
+    values = {column: value_of(row, column) for column in ROWS.columns}
     known = {column: value for column, value in values.items() if value is not None and str(value)}
     numbers = {column: value for column, value in known.items() if isinstance(value, (int, float)) and abs(value) < inf}
     return {column: numbers.get(column, str(value)) for column, value in known.items()}
 
 
-SIDE_COLUMNS = ("accuracy", "origin", "stage", "kernel", "op", "module", "error")
-
-
 def as_csv(comparison: Comparison[Row]) -> str:
     """Return one line for each model, also unchanged ones: outcome, key, note, and status and place in both rows."""
-    sides = [f"{side}_{column}" for side in ("base", "new") for column in SIDE_COLUMNS]
+    of_facts = (name for name, (_, _, column) in ROWS.columns.items() if column.place)
+    columns = ("accuracy", "origin", "kernel", "module", "error", *of_facts)
+    sides = [f"{side}_{column}" for side in ("base", "new") for column in columns]
     lines = []
     for change in comparison.changes:
         worse = "yes" if change.outcome.worse else "no"
-        rows = [getattr(row, column) if row else "" for row in (change.base, change.new) for column in SIDE_COLUMNS]
+        rows = [value_of(row, column) for row in (change.base, change.new) for column in columns]
         lines.append((change.outcome, worse, *change.key, change.note, *rows))
     return csv_text(["outcome", "worse", *ROW_KEY, "note", *sides], lines)

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from hashbench.errors import HashbenchError
 from hashbench.io import UnknownContentError, from_json, open_file, read_json, read_json_object, replace_file, to_json
+from hashbench.records import column, declared
 from hashbench.results import versions
 from hashbench.results.folder import file_key
 from hashbench.results.rows import RowFormat, environments_of, read_table
@@ -67,6 +68,7 @@ class Shown(StrEnum):
 
 
 VARYING = (Shown.DIFFERS, Shown.FOLLOWS)
+_SHOWN: Mapping[str, Any] = {"noun": "measurement", "words": ("", *Shown)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +76,16 @@ class AuditRow:
     """One line of ``audit.csv``. The counts are of different outcomes, ``None`` where nothing was measured."""
 
     dev: str
-    source: str
+    source: str = field(metadata=declared(noun="source", words=SOURCES))
     op: str
     dtype: str
     sample: str
-    phase: str
-    verdict: str
+    phase: str = field(metadata=declared(noun="pass", words=("forward", "backward")))
+    verdict: str = field(metadata=declared(noun="verdict", words=tuple(AuditVerdict)))
     documented: str = ""
-    off: str = ""
-    on: str = ""
-    unfilled: str = ""
+    off: str = column(**_SHOWN)
+    on: str = column(**_SHOWN)
+    unfilled: str = column(**_SHOWN)
     runs: int | None = None
     off_distinct: int | None = None
     on_distinct: int | None = None
@@ -110,12 +112,6 @@ AUDIT_ROWS = RowFormat(
     label=" ".join,
     required=_REQUIRED,
     filled=_REQUIRED,
-    words={
-        "verdict": ("verdict", tuple(AuditVerdict)),
-        "source": ("source", SOURCES),
-        "phase": ("pass", ("forward", "backward")),
-        **dict.fromkeys(("off", "on", "unfilled"), ("measurement", ("", *Shown))),
-    },
     whole=(re.compile("[0-9]{1,9}"), "a count"),
 )
 """How an :class:`AuditRow` is written and read."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hashbench.records import ExpectedRow
+from hashbench.records import ExpectedRow, value_of
 from hashbench.results.load import load_sweep
 from hashbench.results.rows import EXPECTED_ROWS, ROWS
 
@@ -40,7 +40,7 @@ def read_sweep(path: Path | str) -> pandas.DataFrame:
     types = (EXPECTED_ROWS if any(isinstance(row, ExpectedRow) for row in rows) else ROWS).types
     columns = {}
     for name, kind in types.items():
-        values = [getattr(row, name, None) for row in rows]
+        values = [value_of(row, name) for row in rows]
         cells = values if kind in _DTYPES else [str(value or "") or None for value in values]
         columns[name] = pandas.Series(cells, dtype=_DTYPES.get(kind, "string"))
     return pandas.DataFrame(columns)

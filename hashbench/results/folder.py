@@ -12,6 +12,7 @@ then; a file that cannot be read at all is renamed to ``NAME.unreadable`` by the
 from __future__ import annotations
 
 import contextlib
+import csv
 import dataclasses
 import errno
 import fcntl
@@ -40,7 +41,7 @@ from hashbench.io import (
     set_aside,
     to_json,
 )
-from hashbench.records import ROW_SCHEMA, SWEEP_MODES, SWEEP_SCHEMA, ModelSpec, Row, RunOptions
+from hashbench.records import ROW_SCHEMA, SWEEP_MODES, SWEEP_SCHEMA, Facts, ModelSpec, Row, RunOptions
 from hashbench.results import versions
 from hashbench.results.rows import ROWS, environments_text, row_from_json, row_key, row_to_json
 from hashbench.text import a_few, one_line
@@ -313,18 +314,24 @@ class ResultsFolder:
 
     # --------------------------------------------------------------------------------------------------- CSV
 
-    def rebuild_csv(self, rows: Iterable[Row]) -> None:
-        """Make ``accuracy.csv`` hold exactly ``rows``; a file that does already is left alone."""
-        text = ROWS.text(rows)
+    def rebuild_csv(self, rows: Iterable[Row], *, asked: Iterable[type[Facts]] = ()) -> None:
+        """Make ``accuracy.csv`` hold exactly ``rows``, with the columns of facts that are ``asked`` for; a file that
+        does already is left alone."""
+        text = ROWS.text(rows, asked=asked)
         with contextlib.suppress(FileNotFoundError):
             # Lines are appended later: a copy by hard links, as of a backup, must not get them.
             if self.csv.lstat().st_nlink == 1 and read_file(self.csv) == text.encode():
                 return
         _replace(self.csv, text)
 
-    def append_to_csv(self, row: Row) -> None:
-        """Add one line to ``accuracy.csv``, all of it or nothing."""
-        line = ROWS.line(row).encode()
+    def append_to_csv(self, row: Row) -> bool:
+        """Add one line to ``accuracy.csv``, all of it or nothing. Return False if the file lacks a column of the row:
+        it is to be rebuilt then."""
+        with os.fdopen(open_file(self.csv), encoding="utf-8", errors="replace", newline="") as file:
+            header = next(csv.reader(file), [])
+        if not {*ROWS.written([row])} <= {*header}:
+            return False
+        line = ROWS.line(row, header).encode()
         descriptor = open_file(self.csv, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
         try:
             length = os.fstat(descriptor).st_size
@@ -335,6 +342,7 @@ class ResultsFolder:
                 raise
         finally:
             os.close(descriptor)
+        return True
 
 
 def refuse_links(paths: Iterable[Path]) -> None:

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from hashbench.records import column, declared
 from hashbench.results.audit_table import DETERMINISM, SOURCES, AuditKind
 from hashbench.results.rows import RowFormat
 
@@ -29,20 +30,28 @@ class Invariance(StrEnum):
     CRASHED = "crashed"
 
 
+_SIZES = re.compile("([0-9]{1,4}( [0-9]{1,4})*)?")
+
+
+def is_sizes(text: str) -> bool:
+    """Return True for numbers of items, ``1 2 3``, also for none."""
+    return _SIZES.fullmatch(text) is not None
+
+
 @dataclass(frozen=True, slots=True)
 class InvarianceRow:
     """One line of ``invariance.csv``. ``items`` is the number in the reference, ``sizes`` the numbers at which rows
     differ from it, ``widened`` what was made larger in the sample."""
 
     dev: str
-    source: str
+    source: str = field(metadata=declared(noun="source", words=SOURCES))
     op: str
     dtype: str
     sample: str
     widened: str
-    verdict: str
+    verdict: str = field(metadata=declared(noun="verdict", words=tuple(Invariance)))
     items: int | None = None
-    sizes: str = ""
+    sizes: str = column(check=(is_sizes, "numbers of items", "Write them as 1 2 3."))
     smallest_batch: int | None = None
     kernel: str = ""
     shapes: str = ""
@@ -57,7 +66,6 @@ class InvarianceRow:
     error: str = ""
 
 
-_SIZES = re.compile("([0-9]{1,4}( [0-9]{1,4})*)?")
 _REQUIRED = ("dev", "source", "op", "verdict")
 
 INVARIANCE_ROWS = RowFormat(
@@ -68,8 +76,6 @@ INVARIANCE_ROWS = RowFormat(
     label=" ".join,
     required=_REQUIRED,
     filled=_REQUIRED,
-    words={"verdict": ("verdict", tuple(Invariance)), "source": ("source", SOURCES)},
-    checks={"sizes": (lambda text: _SIZES.fullmatch(text) is not None, "numbers of items", "Write them as 1 2 3.")},
     whole=(re.compile("[0-9]{1,9}"), "a count"),
 )
 """How an :class:`InvarianceRow` is written and read."""

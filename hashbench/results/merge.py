@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from hashbench.errors import HashbenchError
-from hashbench.io import UnknownContentError, read_json_object
-from hashbench.records import ModelSpec, Row
+from hashbench.extensions import facts_asked
+from hashbench.io import UnknownContentError, from_json, read_json_object
+from hashbench.records import ModelSpec, Row, RunOptions
 from hashbench.results.folder import (
     NOT_A_ROW,
     Model,
@@ -246,7 +247,8 @@ def _write(folder: ResultsFolder, shards: Sequence[_Shard], whole: Sequence[Mode
     began = min(str(shard.manifest.get("began", "")) for shard in shards)
     folder.write_manifest(with_models({**shards[0].manifest, "began": began}, whole, Partition()))
     folder.write_environments([environment for shard in shards for environment in shard.environments])
-    folder.rebuild_csv(rows[model] for model in whole if model in rows)
+    asked = facts_asked(from_json(RunOptions, shards[0].manifest["options"]))
+    folder.rebuild_csv((rows[model] for model in whole if model in rows), asked=asked)
 
 
 def _copy(shard: _Shard, folder: ResultsFolder) -> None:

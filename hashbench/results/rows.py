@@ -8,26 +8,26 @@ sweep appends one line at a time.
 from __future__ import annotations
 
 import csv
+import dataclasses
 import difflib
 import functools
 import io
 import json
-import math
 import operator
 import re
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import date
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from hashbench.catalog import WRITTEN, Perturbation, family_of
+from hashbench.catalog import family_of
 from hashbench.errors import HashbenchError
+from hashbench.extensions import facts_kinds, missing_extensions
 from hashbench.io import UnknownContentError, from_json, read_file, read_json_object, to_json
-from hashbench.records import ROW_KEY, ROW_SCHEMA, ExpectedRow, Row
+from hashbench.records import ROW_KEY, ROW_SCHEMA, Column, ExpectedRow, Facts, Row, value_of
 from hashbench.results import versions
-from hashbench.text import is_stressed, one_line
+from hashbench.text import one_line
 
 LONGEST_CELL = 1 << 24
 """Characters; the csv module stops at 131 072 by default, and the text of an error may be longer."""
@@ -154,16 +154,23 @@ _LONGEST_NUMBER = 400
 """Digits: Python refuses to read whole numbers of more than 4300."""
 
 
+class _Declared(NamedTuple):
+    """A column of a format: the dataclass whose field it is, the type without ``None``, and what is declared of it."""
+
+    holder: type
+    kind: type
+    column: Column
+
+
 @dataclass(frozen=True)
 class RowFormat(Generic[T]):
     """How a dataclass of texts and numbers lies in a CSV and in JSON: one column a field, in their order. A field of
     another type is made of its text and gives it as ``str``; JSON has all of it.
 
     ``what`` the file holds and which file is its ``example`` are for messages. ``required`` columns no file may lack;
-    those ``filled`` may not be empty. ``words`` has for a column what it is called and which words it may hold,
-    ``checks`` which texts, what these are, and a tip. ``key`` identifies a row, and ``label`` is a key in words.
-    ``whole`` says which whole numbers there are, and what such a number is called; ``ranges`` between which values the
-    numbers of a column lie.
+    those ``filled`` may not be empty. ``key`` identifies a row, and ``label`` is a key in words. ``whole`` says which
+    whole numbers there are, and what such a number is called. ``facts`` returns the kinds of facts that a row may have:
+    their columns follow its own.
     """
 
     kind: type[T]
@@ -173,16 +180,25 @@ class RowFormat(Generic[T]):
     label: Callable[[Sequence[str]], str]
     required: tuple[str, ...]
     filled: tuple[str, ...]
-    words: Mapping[str, tuple[str, Sequence[str]]]
-    checks: Mapping[str, tuple[Callable[[str], bool], str, str]] = field(default_factory=dict)
     whole: tuple[re.Pattern[str], str] = (_WHOLE_NUMBER, "a whole number")
-    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    facts: Callable[[], Sequence[type[Facts]]] = tuple
+
+    @functools.cached_property
+    def columns(self) -> Mapping[str, _Declared]:
+        """All columns, those of facts last."""
+        found = {}
+        for holder in (self.kind, *self.facts()):
+            hints = typing.get_type_hints(holder)
+            for one in dataclasses.fields(typing.cast(Any, holder)):
+                if one.name != "facts":
+                    kind = (typing.get_args(hints[one.name]) or (hints[one.name],))[0]
+                    found[one.name] = _Declared(holder, kind, one.metadata.get("column", Column()))
+        return found
 
     @functools.cached_property
     def types(self) -> Mapping[str, type]:
-        """Type of each field, without ``None``."""
-        hints = typing.get_type_hints(self.kind)
-        return {name: (typing.get_args(hint) or (hint,))[0] for name, hint in hints.items()}
+        """Type of each column, without ``None``."""
+        return {name: declared.kind for name, declared in self.columns.items()}
 
     @functools.cached_property
     def key_of(self) -> Callable[[T], tuple[str, ...]]:
@@ -191,27 +207,40 @@ class RowFormat(Generic[T]):
 
     # ------------------------------------------------------------------------------------------- writing
 
+    def written(self, rows: Iterable[T], *, asked: Iterable[type[Facts]] = ()) -> tuple[str, ...]:
+        """Return the columns of a CSV of ``rows``: a rare one where a row has it, those of facts where a row has such
+        facts or they are ``asked`` for."""
+        rows = tuple(rows)
+        kinds = {self.kind, *asked, *(type(one) for row in rows for one in getattr(row, "facts", ()))}
+        return tuple(
+            name
+            for name, (holder, _, column) in self.columns.items()
+            if holder in kinds and not (column.rare and all(is_absent(getattr(row, name)) for row in rows))
+        )
+
     @property
     def header(self) -> str:
-        """The first line of a file, with its line end."""
-        return ",".join(self.types) + "\n"
+        """The first line of a file with all columns, with its line end."""
+        return csv_line(self.columns)
 
-    def line(self, row: T) -> str:
-        """Format ``row`` as one line, with its line end. Texts lose their line breaks and control characters (see
-        :func:`one_line`); everything else round-trips through :meth:`rows`."""
-        return csv_line(self._cell(name, getattr(row, name)) for name in self.types)
+    def line(self, row: T, columns: Iterable[str] = ()) -> str:
+        """Format ``row`` as one line of these columns (none: all), with its line end. Texts lose their line breaks and
+        control characters (see :func:`one_line`); everything else round-trips through :meth:`rows`."""
+        return csv_line(self._cell(name, value_of(row, name)) for name in columns or self.columns)
 
-    def text(self, rows: Iterable[T]) -> str:
-        """Return the CSV of ``rows``."""
-        return self.header + "".join(map(self.line, rows))
+    def text(self, rows: Iterable[T], *, asked: Iterable[type[Facts]] = ()) -> str:
+        """Return the CSV of ``rows``, with the columns of :meth:`written`."""
+        rows = tuple(rows)
+        columns = self.written(rows, asked=asked)
+        return csv_line(columns) + "".join(self.line(row, columns) for row in rows)
 
     def _cell(self, column: str, value: Any) -> str:
         """Format a cell. ``repr`` of a float is the shortest text that reads back as the same number."""
-        if value is None or (text := str(value)) == "":
+        if is_absent(value):
             return ""
         kind = self.types[column]
         if kind not in _NUMBERS:
-            return defuse(one_line(text))
+            return defuse(one_line(str(value)))
         return repr(float(value)) if kind is float else str(operator.index(value))
 
     # ------------------------------------------------------------------------------------------- reading
@@ -225,16 +254,23 @@ class RowFormat(Generic[T]):
         """
         self._check_header(table)
         self._check_cells(table)
-        empty = {name: None if kind in _NUMBERS else kind() for name, kind in self.types.items()}
-        columns = [(name, self.types[name]) for name in table.header]
+        kinds = self.facts()
+        empty = {
+            name: None if kind in _NUMBERS else kind()
+            for name, (holder, kind, _) in self.columns.items()
+            if holder is self.kind
+        }
+        columns = [(name, *self.columns[name][:2]) for name in table.header]
         rows = []
         for line, cells in zip(table.lines, table.rows, strict=True):
-            values: dict[str, Any] = dict(empty)
-            for (column, kind), cell in zip(columns, cells, strict=True):
+            values: dict[type, dict[str, Any]] = {self.kind: dict(empty), **{kind: {} for kind in kinds}}
+            for (column, holder, kind), cell in zip(columns, cells, strict=True):
                 if cell:
                     number = kind in _NUMBERS
-                    values[column] = self._number(table.path, line, column, cell) if number else kind(restore(cell))
-            rows.append(self.kind(**values))
+                    value = self._number(table.path, line, column, cell) if number else kind(restore(cell))
+                    values[holder][column] = value
+            facts = tuple(kind(**values[kind]) for kind in kinds if values[kind])
+            rows.append(self.kind(**values[self.kind], **({"facts": facts} if facts else {})))
         self.refuse_duplicates(str(table.path), rows, lines=table.lines)
         return rows
 
@@ -249,14 +285,14 @@ class RowFormat(Generic[T]):
                         consequence="its row cannot be read",
                         tip="Fill that cell, or delete the line.",
                     )
-        for column, (_, words) in self.words.items():  # no cells where the file lacks a column
-            for line, cell in zip(table.lines, table.column(column), strict=False):
-                if family_of(cell) not in words:
+        for column, (_, _, declared) in self.columns.items():
+            checked = declared.words or declared.check
+            for line, cell in zip(table.lines, table.column(column) if checked else (), strict=False):
+                if declared.words and family_of(cell) not in declared.words:
                     raise self._no_word(column, cell, f"line {line} of {table.path}")
-        for column, (valid, what, tip) in self.checks.items():
-            for line, cell in zip(table.lines, table.column(column), strict=False):
-                if not valid(text := restore(cell)):
+                if declared.check is not None and not declared.check[0](text := restore(cell)):
                     where = f"line {line} of {table.path} has {one_line(text)[:80]!r} as {column}"
+                    _, what, tip = declared.check
                     raise HashbenchError(where, consequence=f"that is not {what}", tip=tip)
 
     def _check_header(self, table: Table) -> None:
@@ -276,16 +312,17 @@ class RowFormat(Generic[T]):
         unknown = [one_line(name) or "(no name)" for name in table.header if name not in self.types]
         if unknown:
             environment = next(iter(environments_of(table.path)), {})
+            lacking = "".join(f"Here hashbench has no folder of {name}. " for name in missing_extensions())
             raise HashbenchError(
                 f"{table.path} has columns that this hashbench does not know: {', '.join(unknown)}",
                 consequence=versions.both(environment, reads=ROW_SCHEMA)
                 if environment
                 else f"{versions.SOMEBODY_ELSE} wrote it",
-                tip="Read it with the hashbench that wrote it, or delete these columns in a copy.",
+                tip=f"{lacking}Read it with the hashbench that wrote it, or delete these columns in a copy.",
             )
 
     def _no_word(self, column: str, word: str, where: str) -> HashbenchError:
-        name, words = self.words[column]
+        name, words = self.columns[column].column[1:3]
         near = difflib.get_close_matches(word, words, n=1)
         return HashbenchError(
             f"{where} has the {column} {one_line(word)[:80]!r}",
@@ -309,8 +346,9 @@ class RowFormat(Generic[T]):
 
     def _outside(self, column: str, number: float) -> str:
         """Describe why a number is out of the range of its column; empty if it is not."""
-        low, high = self.ranges.get(column, (-math.inf, math.inf))
-        return "" if column not in self.ranges or low <= number <= high else f"that is not from {low:g} to {high:g}"
+        if (between := self.columns[column].column.between) is None or between[0] <= number <= between[1]:
+            return ""
+        return f"that is not from {between[0]:g} to {between[1]:g}"
 
     def refuse_duplicates(self, label: str, rows: Iterable[T], *, lines: Sequence[int] = ()) -> None:
         """Raise :class:`HashbenchError` when two of ``rows`` have the same key; ``lines`` are theirs in the file."""
@@ -334,20 +372,35 @@ class RowFormat(Generic[T]):
             UnknownContentError: it has a field, or a word in a column of words, that this version does not know.
             ValueError: a field without a default is missing, or one has another type or an invalid number.
         """
-        row = from_json(self.kind, value, where="not a row: it")
-        for column, (_, words) in self.words.items():
-            if family_of(getattr(row, column)) not in words:
-                raise UnknownContentError(f"not a row: its {column} is {getattr(row, column)!r:.80}")
-        for column, (valid, what, _) in self.checks.items():
-            if not valid(text := str(getattr(row, column))):
-                raise ValueError(f"not a row: {column} is {text!r:.80}, not {what}")
-        for column, number in ((name, getattr(row, name)) for name, kind in self.types.items() if kind is int):
-            if number is not None and not self.whole[0].fullmatch(str(number)):
-                raise ValueError(f"not a row: {column} is {number}, not {self.whole[1]}")
-        for column in self.ranges:
-            if (number := getattr(row, column)) is not None and (outside := self._outside(column, number)):
-                raise ValueError(f"not a row: {column} is {number}; {outside}")
+        content, facts = dict(from_json(Mapping[str, object], value, where="not a row: it")), []
+        for kind in self.facts():
+            own = {one.name: content.pop(one.name) for one in dataclasses.fields(kind) if one.name in content}
+            if (made := from_json(kind, own, where="not a row: it")) != kind():
+                facts.append(made)
+        if "facts" in content:
+            raise UnknownContentError("not a row: it has unknown fields: facts")
+        row = from_json(self.kind, content, where="not a row: it")
+        row = replace(typing.cast(Any, row), facts=tuple(facts)) if facts else row
+        for name, column in self.columns.items():
+            if (found := value_of(row, name)) is not None:
+                self._check_value(name, column, found)
         return row
+
+    def _check_value(self, name: str, column: _Declared, found: Any) -> None:
+        _, kind, declared = column
+        if declared.words and family_of(found) not in declared.words:
+            raise UnknownContentError(f"not a row: its {name} is {found!r:.80}")
+        if declared.check is not None and not declared.check[0](text := str(found)):
+            raise ValueError(f"not a row: {name} is {text!r:.80}, not {declared.check[1]}")
+        if kind is int and not self.whole[0].fullmatch(str(found)):
+            raise ValueError(f"not a row: {name} is {found}, not {self.whole[1]}")
+        if kind in _NUMBERS and (outside := self._outside(name, found)):
+            raise ValueError(f"not a row: {name} is {found}; {outside}")
+
+
+def is_absent(value: object) -> bool:
+    """Return True if a cell of this value is empty."""
+    return value is None or str(value) == ""
 
 
 def csv_line(cells: Iterable[str]) -> str:
@@ -424,7 +477,6 @@ def _label(key: Sequence[str]) -> str:
     return f"{name} ({scope})" if scope else name
 
 
-_STRESSED = (is_stressed, "how many pairs differ of how many there were", "Such a cell reads: threads 0/5; load 0/6.")
 ROWS = RowFormat(
     Row,
     what="accuracies",
@@ -433,37 +485,12 @@ ROWS = RowFormat(
     label=_label,
     required=("dev", "name", "batch_size", "accuracy"),  # dynamo's columns: no file without them is one of accuracies
     filled=("dev", "name", "accuracy"),  # a model that never loaded has no batch size
-    words={"accuracy": ("status", WRITTEN), "latent": ("perturbation", ("", *Perturbation))},
-    checks={"stressed": _STRESSED},
-    ranges={
-        **dict.fromkeys(("rate", "rate_low", "rate_high", "latent_rate"), (0.0, 1.0)),
-        **dict.fromkeys(("seconds", "overhead_seconds", "peak_memory_mib", "device_memory_mib"), (0.0, 1e12)),
-    },
+    facts=facts_kinds,
 )
 """How a :class:`Row` is written and read."""
 
 
-def is_date(text: str) -> bool:
-    """Return True if ``text`` is a date such as ``2026-11-20``, or empty."""
-    try:
-        return not text or date.fromisoformat(text).isoformat() == text
-    except ValueError:
-        return False
-
-
-_LINK = re.compile(r"https?://[^\s<>()\[\]\"'`\\|]+")
-"""Only what needs no escaping in HTML attributes and Markdown, and never ``javascript:``."""
-
-
-def is_link(text: str) -> bool:
-    """Return True if ``text`` is a URL that may become a link, or empty."""
-    return not text or _LINK.fullmatch(text) is not None
-
-
-_DATE = (is_date, "a date", "Write it as 2026-11-20, or leave it empty.")
-_ADDRESS = (is_link, "an address", "It begins with https:// and holds no spaces or quotes.")
-_OF_EXPECTED = {"since": _DATE, "seen": _DATE, "link": _ADDRESS}
-EXPECTED_ROWS = replace(ROWS, kind=ExpectedRow, checks={**ROWS.checks, **_OF_EXPECTED})
+EXPECTED_ROWS = replace(ROWS, kind=ExpectedRow)
 """How an :class:`ExpectedRow` is written and read."""
 
 row_key = ROWS.key_of
@@ -472,7 +499,9 @@ row_key = ROWS.key_of
 
 def row_to_json(row: Row) -> dict[str, Any]:
     """Return the content of a row file: the fields of ``row``, its schema and the version of hashbench."""
-    return {**versions.stamp(ROW_SCHEMA), **to_json(row)}
+    content = to_json(row)
+    of_facts = content.pop("facts")
+    return {**versions.stamp(ROW_SCHEMA), **content, **{name: value for one in of_facts for name, value in one.items()}}
 
 
 def row_from_json(value: Any) -> Row:
@@ -506,5 +535,5 @@ def read_rows(path: Path) -> list[Row]:
 def rows_of(table: Table) -> list[Row]:
     """Parse the rows of a CSV of hashbench, each an :class:`ExpectedRow` if the file has one of the columns that only
     these have; see :func:`read_rows`."""
-    is_expected = not _OF_EXPECTED.keys().isdisjoint(table.header)
+    is_expected = not EXPECTED_ROWS.columns.keys().isdisjoint({*table.header} - ROWS.columns.keys())
     return list(EXPECTED_ROWS.rows(table)) if is_expected else ROWS.rows(table)

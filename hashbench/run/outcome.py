@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import logging
 import re
@@ -23,13 +24,17 @@ from hashbench.records import (
     Diagnosis,
     Divergence,
     ExperimentResult,
+    Facts,
     Failure,
+    HasFacts,
+    RowEvidence,
     RunCounts,
     RunOptions,
     TensorDigest,
     Trace,
     Verdict,
     contiguous_stride,
+    holding,
 )
 from hashbench.run import outputs
 from hashbench.run.addresses import arranged_addresses
@@ -333,80 +338,36 @@ def release_memory(device: torch.device) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchFacts:
-    """What the same items show in another batch: the ``batch`` (0 of tokens) and the smaller ``sizes`` compared with
-    it, or in words what was ``compared``; of a kernel that is named, the smallest number of items with which it differs
-    (``smallest``), the shapes that it was given in the other run and in the reference, and how many records were
-    ``not_attributable`` to items."""
+class Finding:
+    """What a check found beside a divergence: the fields are the core's columns of the same names. An empty one leaves
+    the column as the rest of the outcome has it; ``limited`` is no column: experiments for which time was too short."""
 
-    batch: int
-    sizes: tuple[int, ...] = ()
-    smallest: int | None = None
-    shapes: str = ""
-    reference_shapes: str = ""
-    not_attributable: int | None = None
-    compared: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class CompiledFacts:
-    """What a compiled model shows beside its status; the fields are columns of the same name."""
-
-    backend: str
-    graphs: int | None = None
-    graph_breaks: int | None = None
-    compile_seconds: float | None = None
-    kernels: int | None = None
-    checked: float | None = None
-    stage: str = ""
+    batch_size: int | None = None
+    backend: str = ""
     kernel: str = ""
-    op: str = ""
+    phase: str = ""
     module: str = ""
     source: str = ""
-    phase: str = ""
-    beyond_rounding: float | None = None
-    eager_rounding: float | None = None
-    semantic: str = ""
-    reference: str = ""
-    cured_by: str = ""
-    compilations: str = ""
     detail: str = ""
     confidence: str = ""
     because: str = ""
+    evidence: RowEvidence = field(default_factory=RowEvidence)
+    differing_results: str = ""
+    confirmed: str = ""
     advice: str = ""
     repro: str = ""
     reproduced: str = ""
+    limited: tuple[ExperimentResult, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class RankFacts:
-    """What a model with ranks shows beside its status.
-
-    Attributes:
-        world_size: number of ranks.
-        rank: where the difference entered; ``None`` if none did, or that is unknown.
-        group: global ranks of the process group of the collective that is to blame, or by which the difference came to
-            other ranks first: ``0-1``.
-        through: how it came to other ranks: ``rank 1: aten.mm -> allreduce_ #7 of 0-1 -> rank 0``.
-        memory_mib: peak memory of all ranks together.
-        traces: of the runs that differ, by rank.
-    """
-
-    world_size: int
-    rank: int | None = None
-    group: str = ""
-    through: str = ""
-    memory_mib: float = 0.0
-    traces: tuple[Mapping[int, Trace], ...] = field(default=(), repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(HasFacts):
     """What repeated runs of one thing show: the status word, and all that is known about it.
 
-    ``first`` is the run that the others were compared with, kept for ``stressed`` pairs, whose counts follow. One
-    of them that differs was made under ``perturbation``, and ``latent`` is its outcome. ``between_processes``: the runs
-    that differ are of different processes.
+    ``first`` is the run that the others were compared with, kept for further stages. ``perturbation``: the runs that
+    differ were made under it. ``between_processes``: they are of different processes. ``process_traces`` are those of
+    runs in several processes, by the number of the process; ``beside_mib``: peak memory of processes beside this one.
+    ``facts`` and ``finding`` are what an extension found.
     """
 
     accuracy: str
@@ -432,14 +393,18 @@ class Outcome:
     benign: tuple[str, ...] | None = None
     traces: tuple[Trace, ...] = field(default=(), repr=False)
     first: Run | None = field(default=None, repr=False)
-    stressed: tuple[ExperimentResult, ...] = ()
     perturbation: str = ""
-    latent: Outcome | None = field(default=None, repr=False)
     between_processes: bool = False
-    batch: BatchFacts | None = None
-    facts: CompiledFacts | None = None
-    ranks: RankFacts | None = None
-    trials: tuple[ExperimentResult, ...] = ()
+    process_traces: tuple[Mapping[int, Trace], ...] = field(default=(), repr=False)
+    beside_mib: float = 0.0
+    facts: tuple[Facts, ...] = ()
+    finding: Finding = Finding()
+
+    def having(self, *facts: Facts, **found: Any) -> Outcome:
+        """Return the outcome with these facts, each in the place of those of its kind, and these fields of its
+        finding."""
+        kept = functools.reduce(holding, facts, self.facts)
+        return replace(self, facts=kept, finding=replace(self.finding, **found))
 
 
 def failed_status(failure: Failure, *, number: int) -> str:

@@ -21,6 +21,7 @@ from typing import Any
 
 from hashbench.catalog import Kind, Status, kind_of, status_of
 from hashbench.errors import HashbenchError
+from hashbench.extensions import facts_asked
 from hashbench.processes import Interrupts, describe_end, last_words
 from hashbench.records import ModelSpec, Row, RunOptions
 from hashbench.results.folder import (
@@ -323,7 +324,7 @@ class _SweepRun:
         self.resumed = len(self.rows)
         self.folder.write_manifest(manifest)
         unreadable = (*kept.unreadable, *self.folder.write_environment(environment))
-        self.folder.rebuild_csv(self.ordered_rows())
+        self._rebuild_csv()
         names = tuple(str(path.relative_to(self.folder.path)) for path in unreadable)
         return SweepOpened(total=len(self.specs), done=self.resumed, unreadable=names, outdated=outdated)
 
@@ -335,7 +336,7 @@ class _SweepRun:
             self.executor.close()
             # The row files are the truth: some are of workers that ended just as the sweep did.
             self.rows = self.folder.read_rows(self.specs, mode=self.options.mode).rows
-            self.folder.rebuild_csv(self.ordered_rows())
+            self._rebuild_csv()
 
     def _reconcile_orphaned_rows(self) -> None:
         """Decide on rows that workers wrote while a killed sweep could not: keep them, or run their models again."""
@@ -477,10 +478,14 @@ class _SweepRun:
     def _add(self, key: str, row: Row) -> None:
         self.folder.write_row(key, row)
         self.rows[key] = row
-        self.folder.append_to_csv(row)
+        if not self.folder.append_to_csv(row):
+            self._rebuild_csv()
         done, total = len(self.rows), len(self.specs)
         pace = (time.monotonic() - self.began) / (done - self.resumed)
         self.on_event(ModelFinished(row=row, done=done, total=total, eta_seconds=pace * (total - done)))
+
+    def _rebuild_csv(self) -> None:
+        self.folder.rebuild_csv(self.ordered_rows(), asked=facts_asked(self.options))
 
     def ordered_rows(self) -> tuple[Row, ...]:
         """Return the rows in the order of the selection."""

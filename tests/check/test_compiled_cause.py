@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from hashbench.check import compiled_cause
-from hashbench.check.compiled_cause import MISTAKE, CompiledCase, CompiledFinding, rungs_below
+from hashbench.check.compiled_cause import MISTAKE, Blamed, CompiledCase, rungs_below
 from hashbench.compiled.judge import JudgedBuffer, KernelJudgement
 from hashbench.compiled.ladder import BACKENDS, Ladder, Rung, Semantic
 from hashbench.compiled.memory import LostInput
@@ -130,7 +130,7 @@ class Runs:
     def own(self) -> Any:
         return self._own
 
-    def is_gone(self, _: CompiledFinding) -> bool:
+    def is_gone(self, _: Blamed) -> bool:
         return self._gone()
 
 
@@ -166,7 +166,7 @@ def _custom_ops_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled_cause, "wrong_fakes", lambda _: SimpleNamespace(wrong=()))
 
 
-def found(stage: str, runs: Runs, own: KernelJudgement | None = None, **ladder: Any) -> CompiledFinding:
+def found(stage: str, runs: Runs, own: KernelJudgement | None = None, **ladder: Any) -> Blamed:
     return compiled_cause._found(
         case_of(own),
         runs,  # type: ignore[arg-type]
@@ -175,35 +175,41 @@ def found(stage: str, runs: Runs, own: KernelJudgement | None = None, **ladder: 
 
 
 def test_nothing_but_rounding_says_where_it_grew() -> None:
-    finding = found("", Runs(own=looking()), semantic=Semantic.NO)
-    assert (finding.stage, finding.op, finding.semantic) == ("rounding", FACTS.op, "no")
-    assert finding.detail == "rounding, amplified by aten.gelu.default in Net.act x123 (to 5.68e+03 ulp)"
+    blamed = found("", Runs(own=looking()), semantic=Semantic.NO)
+    assert (blamed.facts.stage, blamed.facts.op, blamed.facts.semantic) == ("rounding", FACTS.op, "no")
+    assert blamed.finding.detail == "rounding, amplified by aten.gelu.default in Net.act x123 (to 5.68e+03 ulp)"
     unknown = found("", Runs(), semantic=Semantic.UNKNOWN, reason="it raises in float64")
-    assert (unknown.stage, unknown.detail) == ("", "rounding; it raises in float64")
+    assert (unknown.facts.stage, unknown.finding.detail) == ("", "rounding; it raises in float64")
 
 
 def test_without_float64_nothing_is_called_rounding() -> None:
     rung = Rung("inductor", 3.0, "output.0")
-    finding = compiled_cause._found(case_of(), Runs(), Ladder((rung,), reason="it raises", dtype=None))  # type: ignore[arg-type]
-    assert (finding.stage, finding.op, finding.semantic) == ("", "", "unknown")
-    assert finding.detail == "in the model's own dtype, no backend parts by more than rounding explains; it raises"
-    finding = compiled_cause._found(case_of(), Runs(), Ladder((), reason="it raises", dtype=None))  # type: ignore[arg-type]
-    assert finding.detail == "a mistake was not told from rounding: it raises"
+    blamed = compiled_cause._found(case_of(), Runs(), Ladder((rung,), reason="it raises", dtype=None))  # type: ignore[arg-type]
+    assert (blamed.facts.stage, blamed.facts.op, blamed.facts.semantic) == ("", "", "unknown")
+    assert (
+        blamed.finding.detail == "in the model's own dtype, no backend parts by more than rounding explains; it raises"
+    )
+    blamed = compiled_cause._found(case_of(), Runs(), Ladder((), reason="it raises", dtype=None))  # type: ignore[arg-type]
+    assert blamed.finding.detail == "a mistake was not told from rounding: it raises"
 
 
 def test_what_was_compared_in_the_own_dtype_is_told_so() -> None:
     how = {"dtype": None, "semantic": Semantic.UNKNOWN, "reason": "it raises"}
-    finding = found("inductor", Runs(own=looking(judgement(buffer("k", FAR)), wrong=WRONG_PASS)), **how)
-    assert (finding.stage, finding.op, finding.semantic) == ("joint_graph_passes", "aten.mul.Tensor", "unknown")
-    assert finding.detail.endswith("; compared in the model's own dtype; it raises")
-    finding = found("inductor", Runs(own=looking(judgement(buffer("a", NEAR), buffer("k", FAR)))), **how)
-    assert (finding.stage, finding.kernel) == ("lowering", "k")
+    blamed = found("inductor", Runs(own=looking(judgement(buffer("k", FAR)), wrong=WRONG_PASS)), **how)
+    assert (blamed.facts.stage, blamed.facts.op, blamed.facts.semantic) == (
+        "joint_graph_passes",
+        "aten.mul.Tensor",
+        "unknown",
+    )
+    assert blamed.finding.detail.endswith("; compared in the model's own dtype; it raises")
+    blamed = found("inductor", Runs(own=looking(judgement(buffer("a", NEAR), buffer("k", FAR)))), **how)
+    assert (blamed.facts.stage, blamed.finding.kernel) == ("lowering", "k")
 
 
 def test_a_kernel_that_float64_did_not_judge_is_blamed_by_its_own_dtype() -> None:
-    finding = found("", Runs(own=looking()), judgement(buffer("k", FAR)), semantic=Semantic.UNKNOWN, reason="no")
-    assert (finding.stage, finding.kernel, finding.semantic) == ("lowering", "k", "unknown")
-    assert finding.detail.endswith("; not judged in float64: no")
+    blamed = found("", Runs(own=looking()), judgement(buffer("k", FAR)), semantic=Semantic.UNKNOWN, reason="no")
+    assert (blamed.facts.stage, blamed.finding.kernel, blamed.facts.semantic) == ("lowering", "k", "unknown")
+    assert blamed.finding.detail.endswith("; not judged in float64: no")
 
 
 def test_dynamo_names_the_first_stale_node(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,8 +219,13 @@ def test_dynamo_names_the_first_stale_node(monkeypatch: pytest.MonkeyPatch) -> N
         (None, "", "output.0 differs with backend inductor"),
     ):
         monkeypatch.setattr(compiled_cause, "first_stale", lambda _, first=first, **__: first)
-        finding = found("dynamo", Runs())
-        assert (finding.stage, finding.op, finding.detail, finding.kernel) == ("dynamo", op, detail, "")
+        blamed = found("dynamo", Runs())
+        assert (blamed.facts.stage, blamed.facts.op, blamed.finding.detail, blamed.finding.kernel) == (
+            "dynamo",
+            op,
+            detail,
+            "",
+        )
 
 
 def test_a_wrong_decomposition_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,8 +233,8 @@ def test_a_wrong_decomposition_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     for ops, op, phase in (((wrong,), "aten.elu.default", "backward"), ((), "", "")):
         checked = SimpleNamespace(wrong=ops)
         monkeypatch.setattr(compiled_cause, "check_decompositions", lambda _, found=checked, **__: found)
-        finding = found("decomposition", Runs())
-        assert (finding.stage, finding.op, finding.phase) == ("decomposition", op, phase)
+        blamed = found("decomposition", Runs())
+        assert (blamed.facts.stage, blamed.facts.op, blamed.finding.phase) == ("decomposition", op, phase)
 
 
 def test_a_custom_op_that_does_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,18 +244,22 @@ def test_a_custom_op_that_does_something_else(monkeypatch: pytest.MonkeyPatch) -
     fake = SimpleNamespace(
         custom=True, what="stride", fake="(1, 2)", real="(2, 1)", backward=True, facts=FACTS, op="zoo.turn.default"
     )
-    assert compiled_cause.undeclared(None) == CompiledFinding(stage="aot_autograd")
+    assert compiled_cause.undeclared(None) == Blamed.at("aot_autograd")
     torchs = SimpleNamespace(**{**vars(fake), "custom": False})
     monkeypatch.setattr(compiled_cause, "wrong_fakes", lambda _: SimpleNamespace(wrong=(torchs, fake)))
-    finding = compiled_cause.undeclared(None)
-    assert (finding.op, finding.phase, finding.module) == ("zoo.turn.default", "backward", "Net.act")
-    assert finding.detail == "its fake implementation promises stride (1, 2), and it returns (2, 1)"
+    blamed = compiled_cause.undeclared(None)
+    assert (blamed.facts.op, blamed.finding.phase, blamed.finding.module) == (
+        "zoo.turn.default",
+        "backward",
+        "Net.act",
+    )
+    assert blamed.finding.detail == "its fake implementation promises stride (1, 2), and it returns (2, 1)"
     inside = found("inductor", Runs(looking(judgement(buffer("k", FAR)))))
-    assert (inside.stage, inside.op, inside.kernel) == ("aot_autograd", "zoo.turn.default", "")
+    assert (inside.facts.stage, inside.facts.op, inside.finding.kernel) == ("aot_autograd", "zoo.turn.default", "")
     monkeypatch.setattr(compiled_cause, "undeclared_effects", lambda _: SimpleNamespace(undeclared=(effect,)))
-    finding = compiled_cause.undeclared(None)
-    assert (finding.op, finding.phase) == ("zoo.bump.default", "forward")
-    assert finding.detail == "x: written, which its schema does not say"
+    blamed = compiled_cause.undeclared(None)
+    assert (blamed.facts.op, blamed.finding.phase) == ("zoo.bump.default", "forward")
+    assert blamed.finding.detail == "x: written, which its schema does not say"
 
 
 LOST = LostInput("sum", "buf0", "exp", "sin", "id of sin")
@@ -284,15 +299,15 @@ INSIDE: dict[str, tuple[Any, KernelJudgement | None, tuple[str, str, str]]] = {
 @pytest.mark.parametrize("case", INSIDE)
 def test_what_is_wrong_inside_inductor(case: str) -> None:
     look, own, expected = INSIDE[case]
-    finding = found("inductor", Runs(look), own)
-    assert (finding.stage, finding.kernel, finding.op) == expected
-    assert finding.semantic == "yes"
+    blamed = found("inductor", Runs(look), own)
+    assert (blamed.facts.stage, blamed.finding.kernel, blamed.facts.op) == expected
+    assert blamed.facts.semantic == "yes"
 
 
 def test_ratios_are_those_of_the_own_dtype() -> None:
-    finding = found("inductor", Runs(looking(judgement(buffer("k", 1e15)))), judgement(buffer("k", 7.0, own_ratio=0.5)))
-    assert (finding.beyond_rounding, finding.eager_rounding) == (7.0, 0.5)
-    assert finding.detail.endswith(", in float64 1e+15 times beyond rounding")
+    blamed = found("inductor", Runs(looking(judgement(buffer("k", 1e15)))), judgement(buffer("k", 7.0, own_ratio=0.5)))
+    assert (blamed.facts.beyond_rounding, blamed.facts.eager_rounding) == (7.0, 0.5)
+    assert blamed.finding.detail.endswith(", in float64 1e+15 times beyond rounding")
 
 
 # ------------------------------------------------------------------------------------------------------ experiments
@@ -315,15 +330,15 @@ def applied(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 MUL = NodeFacts("aten.mul.Tensor", "Net.scale", "net.py:9 x * y")
-KERNEL = CompiledFinding("codegen", "k", "aten.gelu.default", ops=(MUL,), node="id of k")
+KERNEL = Blamed.at("codegen", kernel="k", op="aten.gelu.default", ops=(MUL,), node="id of k")
 OVERWRITER = Overwriter("sin", "id of sin", "buf0", "exp", NodeFacts("aten.sin.default", "Net"))
 
 
 def proven(
-    gone: str, applied: list[str], finding: CompiledFinding = KERNEL, *, seconds: float = 60.0, look: Any = None
-) -> CompiledFinding:
+    gone: str, applied: list[str], blamed: Blamed = KERNEL, *, seconds: float = 60.0, look: Any = None
+) -> Blamed:
     runs = Runs(look, gone=lambda: applied[-1].startswith(gone))
-    return compiled_cause._proven(case_of(seconds=seconds), runs, finding)  # type: ignore[arg-type]
+    return compiled_cause._proven(case_of(seconds=seconds), runs, blamed)  # type: ignore[arg-type]
 
 
 def names(trials: tuple[ExperimentResult, ...]) -> list[str]:
@@ -331,12 +346,12 @@ def names(trials: tuple[ExperimentResult, ...]) -> list[str]:
 
 
 def test_changes_are_tried_until_one_helps(applied: list[str]) -> None:
-    finding = proven("eager_op aten.mul", applied)
-    assert (finding.confidence, finding.op) == ("proven", "aten.mul.Tensor")
-    assert (finding.module, finding.source) == (MUL.module, MUL.source)  # not those of its neighbour
-    assert finding.cured_by == "aten.mul.Tensor runs eagerly"
-    assert names(finding.trials)[-1] == "eager_op aten.mul.Tensor"
-    assert len(applied) == len(finding.trials)
+    blamed = proven("eager_op aten.mul", applied)
+    assert (blamed.finding.confidence, blamed.facts.op) == ("proven", "aten.mul.Tensor")
+    assert (blamed.finding.module, blamed.finding.source) == (MUL.module, MUL.source)  # not those of its neighbour
+    assert blamed.facts.cured_by == "aten.mul.Tensor runs eagerly"
+    assert names(blamed.finding.evidence.results)[-1] == "eager_op aten.mul.Tensor"
+    assert len(applied) == len(blamed.finding.evidence.results)
 
 
 @pytest.mark.parametrize(
@@ -350,39 +365,43 @@ def test_an_op_of_a_fused_kernel_is_looked_for(
     helps: set[str], op: str, candidates: tuple[str, ...], applied: list[str]
 ) -> None:
     runs = Runs(None, gone=lambda: any(applied[-1].startswith(one) for one in helps))
-    finding = compiled_cause._proven(case_of(), runs, KERNEL)  # type: ignore[arg-type]
-    assert (finding.op, finding.candidates, finding.confidence) == (op, candidates, "proven")
-    assert finding.cured_by == "code is not vectorized (cpp.simdlen=1)"
-    assert finding.module == ("Net.scale" if op == MUL.op else "")
+    blamed = compiled_cause._proven(case_of(), runs, KERNEL)  # type: ignore[arg-type]
+    assert (blamed.facts.op, blamed.candidates, blamed.finding.confidence) == (op, candidates, "proven")
+    assert blamed.facts.cured_by == "code is not vectorized (cpp.simdlen=1)"
+    assert blamed.finding.module == ("Net.scale" if op == MUL.op else "")
 
 
 def test_without_a_cure_the_stage_is_open(applied: list[str]) -> None:
-    finding = proven("never", applied)
-    assert (finding.confidence, finding.cured_by, finding.op) == ("open", "", "aten.gelu.default")
+    blamed = proven("never", applied)
+    assert (blamed.finding.confidence, blamed.facts.cured_by, blamed.facts.op) == ("open", "", "aten.gelu.default")
 
 
 def test_without_time_nothing_is_tried(applied: list[str]) -> None:
-    finding = proven("eager_op", applied, seconds=0.0)
-    assert (applied, finding.confidence) == ([], "open")
-    assert [one.ran for one in finding.trials] == [False]
+    blamed = proven("eager_op", applied, seconds=0.0)
+    assert (applied, blamed.finding.confidence) == ([], "open")
+    assert [one.ran for one in blamed.finding.evidence.results] == [False]
 
 
 def test_a_change_that_cannot_be_made_is_noted(applied: list[str]) -> None:
-    finding = proven("eager_op aten.mul", applied, replace(KERNEL, op="zoo.unknown.default"))
-    noted = [one for one in finding.trials if one.note]
+    blamed = proven("eager_op aten.mul", applied, KERNEL.having(op="zoo.unknown.default"))
+    noted = [one for one in blamed.finding.evidence.results if one.note]
     assert [(one.ran, "torch has no op" in one.note) for one in noted] == [(False, True)] * len(noted)
 
 
 def test_a_cure_of_memory_names_who_wrote_over_it(applied: list[str]) -> None:
-    finding = proven("no_buffer_reuse", applied, look=looking(overwriter=OVERWRITER))
-    assert (finding.stage, finding.kernel, finding.op) == ("memory_planning", "sin", "aten.sin.default")
-    assert finding.detail == "sin writes over buf0 of exp before k reads it"
+    blamed = proven("no_buffer_reuse", applied, look=looking(overwriter=OVERWRITER))
+    assert (blamed.facts.stage, blamed.finding.kernel, blamed.facts.op) == (
+        "memory_planning",
+        "sin",
+        "aten.sin.default",
+    )
+    assert blamed.finding.detail == "sin writes over buf0 of exp before k reads it"
     unknown = proven("no_buffer_reuse", applied, look=looking())
-    assert (unknown.stage, unknown.kernel) == ("memory_planning", "k")
+    assert (unknown.facts.stage, unknown.finding.kernel) == ("memory_planning", "k")
 
 
-@pytest.mark.parametrize("finding", [KERNEL, replace(KERNEL, buffer="buf0", stage="dynamo")])
-def test_only_kernels_have_a_repro(finding: CompiledFinding, tmp_path: Path) -> None:
+@pytest.mark.parametrize("blamed", [KERNEL, KERNEL.having(buffer="buf0", stage="dynamo")])
+def test_only_kernels_have_a_repro(blamed: Blamed, tmp_path: Path) -> None:
     case = case_of(repro=(tmp_path, "in net"))
-    assert compiled_cause._reproduced(case, Runs(own=looking()), finding) == ""  # type: ignore[arg-type]
+    assert compiled_cause._reproduced(case, Runs(own=looking()), blamed) == ("", "")  # type: ignore[arg-type]
     assert torch.is_grad_enabled()

@@ -15,6 +15,7 @@ from hashbench.records import ModelSpec, Row, RunOptions
 from hashbench.run.workload import Workload
 from hashbench.suites.csv_file import data_folder
 from hashbench.suites.python_suites import import_file
+from tests.flat_rows import flat
 from tests.runner_helpers import FunctionRunner
 
 
@@ -60,7 +61,7 @@ def swept(output: Path, build: Callable[[], torch.nn.Module] = OddWidth, width: 
 def test_a_store_that_is_left_out_is_code_generation(planting: Any, tmp_path: Path) -> None:
     planting.plant(no_tail)
     row = swept(tmp_path)
-    assert (row.stage, row.op, row.module) == ("codegen", "aten.mul.Tensor", "OddWidth"), row.detail
+    assert (flat(row).stage, flat(row).op, row.module) == ("codegen", "aten.mul.Tensor", "OddWidth"), row.detail
     assert row.kernel.startswith("cpp_fused_")
     assert "report the code generated for aten.mul.Tensor" in row.advice
     assert row.repro
@@ -75,7 +76,7 @@ def test_a_store_that_is_left_out_is_code_generation(planting: Any, tmp_path: Pa
 def test_its_twin_passes(planting: Any, tmp_path: Path) -> None:
     planting.undo()
     row = swept(tmp_path)
-    assert (row.accuracy, row.stage) == (Status.PASS, "")
+    assert (row.accuracy, flat(row).stage) == (Status.PASS, "")
 
 
 class Phase(torch.nn.Module):
@@ -103,8 +104,8 @@ def test_the_neighbour_of_a_wrong_op_is_not_blamed(both: bool, planting: Any, tm
     planting.plant(wrong_remainder)
     row = swept(tmp_path, lambda: Phase(both=both), 64)
     if both:
-        assert (row.stage, row.op) == ("codegen", "aten.remainder.Scalar"), row.evidence.text
+        assert (flat(row).stage, flat(row).op) == ("codegen", "aten.remainder.Scalar"), row.evidence.text
         assert "torch.remainder" in row.source
         assert row.advice.startswith("report the code generated for aten.remainder.Scalar")
     else:
-        assert (row.accuracy, row.stage) == (Status.PASS, "")
+        assert (row.accuracy, flat(row).stage) == (Status.PASS, "")

@@ -11,12 +11,13 @@ import torch
 from hashbench.catalog import Status
 from hashbench.check import compiled
 from hashbench.check.compiled import CompiledCheck, CompiledModel, runs_of
-from hashbench.check.compiled_cause import CompiledCase, CompiledFinding
+from hashbench.check.compiled_cause import Blamed, CompiledCase
 from hashbench.check.program import Compilation
 from hashbench.check.subject import Subject
 from hashbench.compiled.accuracy import Tolerance
+from hashbench.compiled.facts import CompiledFacts
 from hashbench.records import Failure, OpRecord, Result, RunOptions, TensorDigest, Trace
-from hashbench.run.outcome import CompiledFacts, Outcome, Run
+from hashbench.run.outcome import Outcome, Run
 
 
 def run(value: float) -> Run:
@@ -42,9 +43,9 @@ def explained(monkeypatch: pytest.MonkeyPatch) -> list[CompiledCase]:
     """The cases that are to be explained."""
     cases: list[CompiledCase] = []
 
-    def explain(case: CompiledCase) -> CompiledFinding:
+    def explain(case: CompiledCase) -> Blamed:
         cases.append(case)
-        return CompiledFinding(stage="lowering", op="aten.relu.default", module="relu", detail="found", semantic="yes")
+        return Blamed.at("lowering", op="aten.relu.default", module="relu", detail="found", semantic="yes")
 
     monkeypatch.setattr(compiled, "explain", explain)
     monkeypatch.setattr(Compilation, "so_far", lambda: Compilation(1, 0, 0, ()))
@@ -60,13 +61,8 @@ def checked(*values: float, said: str = "", budget: float = 60.0, tolerance: flo
     model = CompiledModel(make, lambda one: one.results, Tolerance(tolerance), "Net")  # type: ignore[arg-type]
     subject = Subject(make().attempt, runs=lambda: runs)  # type: ignore[arg-type]
     options = RunOptions(mode="inference", backend="aot_eager", diagnose_budget=budget)
-    outcome = Outcome(Status.PASS, "on", facts=CompiledFacts("aot_eager"))
+    outcome = Outcome(Status.PASS, "on")
     return CompiledCheck(model, subject, options, "on", said).compared(outcome, run(1.0))
-
-
-def facts(outcome: Outcome) -> CompiledFacts:
-    assert outcome.facts is not None
-    return outcome.facts
 
 
 def test_what_agrees_is_not_explained(explained: list[CompiledCase]) -> None:
@@ -77,8 +73,8 @@ def test_what_agrees_is_not_explained(explained: list[CompiledCase]) -> None:
 def test_what_differs_is_explained(explained: list[CompiledCase]) -> None:
     outcome = checked(2.0)
     assert outcome.accuracy == Status.FAIL_ACCURACY
-    assert (facts(outcome).stage, facts(outcome).module) == ("lowering", "Net.relu")
-    assert facts(outcome).detail == "beyond the tolerance: result; found"
+    assert (outcome.of(CompiledFacts).stage, outcome.finding.module) == ("lowering", "Net.relu")
+    assert (outcome.finding.differing_results, outcome.finding.detail) == ("result", "found")
     assert explained[0].failed == ("result",)
 
 
@@ -90,7 +86,7 @@ def test_tolerance_is_that_of_the_model() -> None:
 def test_status_of_the_harness_stays_where_another_compilation_agrees(explained: list[CompiledCase]) -> None:
     outcome = checked(1.0, said=Status.FAIL_ACCURACY)
     assert outcome.accuracy == Status.FAIL_ACCURACY
-    assert facts(outcome).detail == "within the tolerance when it was compiled again; found"
+    assert outcome.finding.detail == "within the tolerance when it was compiled again; found"
     assert explained[0].failed == ()
 
 
@@ -98,7 +94,7 @@ def test_status_of_the_harness_stays_where_two_compiled_runs_differ(explained: l
     assert checked(2.0, 3.0, budget=0).accuracy == Status.COMPILED_RUNS_DIFFER
     outcome = checked(2.0, 3.0, said=Status.FAIL_ACCURACY)
     assert outcome.accuracy == Status.FAIL_ACCURACY
-    assert facts(outcome).detail == "two compiled runs differ from cpp_fused_0 on; beyond the tolerance: result; found"
+    assert outcome.finding.detail == "two compiled runs differ from cpp_fused_0 on; found"
     assert len(explained) == 1
 
 

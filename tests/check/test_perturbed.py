@@ -16,12 +16,13 @@ import torch
 from hashbench import processes
 from hashbench.catalog import Perturbation
 from hashbench.check import perturbed
+from hashbench.extensions import failure_lines, shown
 from hashbench.processes import phases_told_to
 from hashbench.records import Failure
 from hashbench.replay.controls.perturbations import WITHIN_A_RUN, oversubscribed
 from hashbench.report.table import sweep_table
-from hashbench.text import five_lines, told
 from tests.check.stress_helpers import CPU, STRESS, Scaled, provoking, row_of
+from tests.flat_rows import flat
 
 pytestmark = pytest.mark.usefixtures("free_memory_given_back")
 
@@ -57,7 +58,7 @@ def test_runs_under_load_are_loaded_otherwise_each(
 @pytest.mark.parametrize("name", ["load", "collector"])
 def test_the_perturbation_that_brings_a_difference_about_is_named(name: str) -> None:
     row = row_of(Scaled(provoking(name)))
-    assert (row.accuracy, row.latent, row.latent_kernel) == ("pass", name, "aten.mul.Tensor")
+    assert (row.accuracy, flat(row).latent, flat(row).latent_kernel) == ("pass", name, "aten.mul.Tensor")
 
 
 def test_what_an_earlier_run_changed_for_good_is_no_perturbation() -> None:
@@ -68,8 +69,8 @@ def test_what_an_earlier_run_changed_for_good_is_no_perturbation() -> None:
 
     with phases_told_to(phases.append):
         row = row_of(Scaled(factor), replace(STRESS, diagnose_budget=0))
-    assert (row.accuracy, row.latent, row.latent_kernel) == ("pass", "process", "aten.mul.Tensor")
-    assert "threads 0/1; load 0/1; memory 0/1" in row.stressed
+    assert (row.accuracy, flat(row).latent, flat(row).latent_kernel) == ("pass", "process", "aten.mul.Tensor")
+    assert "threads 0/1; load 0/1; memory 0/1" in flat(row).stressed
 
 
 def test_chance_differences_are_tried_under_each_perturbation(
@@ -85,7 +86,7 @@ def test_chance_differences_are_tried_under_each_perturbation(
 
     with phases_told_to(phases.append):
         row = row_of(Scaled(factor), replace(STRESS, iterations=1, diagnose_budget=0))
-    assert (row.latent, row.latent_rate) == ("load", 1.0)
+    assert (flat(row).latent, flat(row).latent_rate) == ("load", 1.0)
     assert runs["stress: threads alone"] == 3, "two pairs, which agree"
     assert runs["stress: load alone"] == 11, "ten pairs, which differ"
 
@@ -107,7 +108,7 @@ def test_a_busy_machine_does_not_use_up_the_time_to_tell_what_it_was(monkeypatch
     clock = itertools.count(step=0.4)
     monkeypatch.setattr(processes, "monotonic", lambda: float(next(clock)))
     row = row_of(Scaled(provoking("load")), replace(STRESS, iterations=1, diagnose_budget=0))
-    assert (row.latent, row.latent_rate) == ("load", 1.0)
+    assert (flat(row).latent, flat(row).latent_rate) == ("load", 1.0)
 
 
 def test_the_collector_is_named_whenever_it_would_have_run_by_itself() -> None:
@@ -120,7 +121,7 @@ def test_the_collector_is_named_whenever_it_would_have_run_by_itself() -> None:
 
     with phases_told_to(told_to):
         row = row_of(Scaled(value), replace(STRESS, iterations=1, diagnose_budget=0))
-    assert (row.latent, row.latent_rate) == ("collector", 1.0)
+    assert (flat(row).latent, flat(row).latent_rate) == ("collector", 1.0)
 
 
 @pytest.mark.slow
@@ -130,13 +131,13 @@ def test_no_perturbation_is_blamed_at_equal_rates() -> None:
     factor, told_to = by_phases(all_perturbations_again=lambda number: float(number not in (3, 4)), **chances)
     with phases_told_to(told_to):
         row = row_of(Scaled(factor), replace(STRESS, iterations=1, diagnose_budget=0))
-    assert (row.accuracy, row.latent, row.latent_kernel) == ("pass", "together", "aten.mul.Tensor")
-    assert row.latent_rate == pytest.approx(3 / 11, abs=1e-3)
-    assert "threads 0/1; load 0/1; memory 0/1" in row.stressed
-    assert row.stressed.endswith("together 3/11")
+    assert (row.accuracy, flat(row).latent, flat(row).latent_kernel) == ("pass", "together", "aten.mul.Tensor")
+    assert flat(row).latent_rate == pytest.approx(3 / 11, abs=1e-3)
+    assert "threads 0/1; load 0/1; memory 0/1" in flat(row).stressed
+    assert flat(row).stressed.endswith("together 3/11")
     words = "3 of 11 pairs under several perturbations at once"
     assert f"it differs in {words} ({Perturbation.TOGETHER.meaning})" in sweep_table([row])
-    assert f"they differ in {words}" in five_lines(told(row), folder=Path())
+    assert f"they differ in {words}" in failure_lines(shown(row), folder=Path())
 
 
 @pytest.mark.slow
@@ -151,14 +152,14 @@ def test_only_contributing_perturbations_are_named(both: Callable[[bool], bool],
         return float(next(turns) % 2) if many and both(bool(of_load())) else 1.0
 
     row = row_of(Scaled(value), replace(STRESS, iterations=1, diagnose_budget=0))
-    assert (row.accuracy, row.latent) == ("pass", name)
+    assert (row.accuracy, flat(row).latent) == ("pass", name)
 
 
 def test_missing_time_to_find_the_perturbation_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(perturbed, "NAMING_SECONDS", 0.0)
     monkeypatch.setattr(perturbed, "NAMING_SHARE", 0.0)
     row = row_of(Scaled(provoking("load")), replace(STRESS, iterations=1, diagnose_budget=0))
-    assert (row.accuracy, row.latent, row.latent_cause) == ("pass", "together", "")
+    assert (row.accuracy, flat(row).latent, flat(row).latent_cause) == ("pass", "together", "")
     assert row.because == "the time for experiments ended before each perturbation was tried alone"
     assert (
         row.advice == "The time for experiments ended before the cause was certain: give them more (--diagnose-budget)."
@@ -166,7 +167,7 @@ def test_missing_time_to_find_the_perturbation_is_said(monkeypatch: pytest.Monke
 
 
 def test_what_only_depends_on_the_number_of_threads_is_none() -> None:
-    assert row_of(Scaled(provoking("threads"))).latent == ""
+    assert flat(row_of(Scaled(provoking("threads")))).latent == ""
 
 
 CHANCE = [(("threads",), (0, 0)), (("load",), (0, 1)), (("threads", "load"), (0, 1))]

@@ -28,6 +28,7 @@ from hashbench.records import (
 )
 from hashbench.trace import file
 from hashbench.workers import Fork, request_for
+from tests.flat_rows import flat
 
 pytestmark = pytest.mark.usefixtures("shared_servers")
 
@@ -44,8 +45,8 @@ def row_of(name: str, folder: Path, *, world_size: int | None = 2, **options: ob
 def test_a_clean_model_passes_on_both_ranks(tmp_path: Path) -> None:
     row = row_of("clean", tmp_path)
 
-    assert (row.accuracy, row.error, row.world_size, row.rank, row.runs) == ("pass", "", 2, None, 2)
-    assert (row.group, row.through, row.traces) == ("", "", "")
+    assert (row.accuracy, row.error, flat(row).world_size, flat(row).rank, row.runs) == ("pass", "", 2, None, 2)
+    assert (flat(row).group, flat(row).through, row.traces) == ("", "", "")
     assert row.ops is not None
     assert row.ops > 50
 
@@ -55,8 +56,13 @@ def test_a_kernel_of_one_rank_is_named_with_its_rank_and_its_way_to_the_other(tm
     row = row_of("counts", tmp_path)
 
     assert (row.accuracy, row.origin, row.kernel) == ("eager_two_runs_differ", "kernel", "ranked_zoo.counted.default")
-    assert (row.rank, row.world_size, row.group, row.module) == (1, 2, "0-1", "DistributedDataParallel.module.1")
-    assert row.through.startswith("rank 1: ranked_zoo.counted -> all_reduce #1 of group 0-1 -> rank 0")
+    assert (flat(row).rank, flat(row).world_size, flat(row).group, row.module) == (
+        1,
+        2,
+        "0-1",
+        "DistributedDataParallel.module.1",
+    )
+    assert flat(row).through.startswith("rank 1: ranked_zoo.counted -> all_reduce #1 of group 0-1 -> rank 0")
     assert row.confirmed.startswith("yes")
     assert "rank 0: parameter.module.2.weight" in row.differing_results
     assert row.traces == "traces/ranked_zoo.training.counts.run1 traces/ranked_zoo.training.counts.run2"
@@ -69,7 +75,7 @@ def test_a_kernel_of_one_rank_is_named_with_its_rank_and_its_way_to_the_other(tm
 def test_the_call_is_captured_on_its_rank_and_replayed_without_the_other(tmp_path: Path) -> None:
     row = row_of("counts", tmp_path, diagnose_budget=60.0)
 
-    assert (row.rank, row.kernel, row.cause) == (1, "ranked_zoo.counted.default", "opaque_kernel")
+    assert (flat(row).rank, row.kernel, row.cause) == (1, "ranked_zoo.counted.default", "opaque_kernel")
     assert row.evidence.result("repeat", "call").differing == row.evidence.result("repeat", "call").trials > 0
     assert row.evidence.result("pair", "pair").differing == 8
     assert row.evidence.result("fresh_process", "process").note == "its other ranks would have to start, too"
@@ -88,7 +94,7 @@ def test_the_call_is_captured_on_its_rank_and_replayed_without_the_other(tmp_pat
 def test_a_rank_that_fails_is_named(name: str, accuracy: str, error: str, tmp_path: Path) -> None:
     row = row_of(name, tmp_path)
 
-    assert (row.accuracy, row.world_size) == (accuracy, 2)
+    assert (row.accuracy, flat(row).world_size) == (accuracy, 2)
     assert row.error.startswith(error)
 
 
@@ -110,7 +116,7 @@ def test_ranks_that_hang_are_killed_with_the_worker(tmp_path: Path) -> None:
 def test_the_number_of_ranks_may_be_that_of_the_workload(tmp_path: Path) -> None:
     row = row_of("undeclared", tmp_path, world_size=None)
 
-    assert (row.accuracy, row.world_size) == ("pass", 2)
+    assert (row.accuracy, flat(row).world_size) == ("pass", 2)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from hashbench.check.model import BenchmarkRunner
 from hashbench.check.stress import perturbation_of
 from hashbench.diagnose import fresh_process
 from hashbench.diagnose.fresh_process import FreshRuns
+from hashbench.extensions import failure_lines, shown, written
 from hashbench.processes import phases_told_to
 from hashbench.records import (
     NO_TIME,
@@ -41,8 +42,8 @@ from hashbench.report.table import sweep_table
 from hashbench.results.load import Sweep
 from hashbench.results.rows import read_rows
 from hashbench.run.workload import Workload
-from hashbench.text import as_written, five_lines, told
 from tests.check.stress_helpers import MIDDLE, STRESS, Scaled, Workspace, provoking, row_of
+from tests.flat_rows import changed, flat, made
 
 pytestmark = pytest.mark.usefixtures("free_memory_given_back")
 
@@ -84,9 +85,9 @@ def test_a_program_that_joins_what_its_threads_have_ready_is_shown(
     join: Callable[[list[Future[int]]], Iterable[Future[int]]], seconds: float, name: str
 ) -> None:
     row = row_of(Joined(join, seconds), replace(STRESS, iterations=1))
-    assert (row.accuracy, row.latent) == ("pass", name), row.stressed
+    assert (row.accuracy, flat(row).latent) == ("pass", name), flat(row).stressed
     if name:
-        assert (row.latent_cause, row.latent_confidence) == ("call_order", "proven"), row.because
+        assert (flat(row).latent_cause, flat(row).latent_confidence) == ("call_order", "proven"), row.because
         assert row.advice.startswith("Join the results of threads in the order they were started")
 
 
@@ -96,25 +97,29 @@ def test_a_program_that_joins_what_its_threads_have_ready_is_shown(
 @pytest.mark.slow
 def test_a_model_that_reads_unwritten_memory_passes_and_is_found() -> None:
     row = row_of(Workspace())
-    assert (row.accuracy, row.latent, row.latent_kernel) == ("pass", "memory", "aten.empty.memory_format")
-    assert (row.latent_cause, row.latent_confidence, row.latent_phase) == ("uninitialized_memory", "proven", "forward")
-    assert row.latent_rate == 1.0
+    assert (row.accuracy, flat(row).latent, flat(row).latent_kernel) == ("pass", "memory", "aten.empty.memory_format")
+    assert (flat(row).latent_cause, flat(row).latent_confidence, flat(row).latent_phase) == (
+        "uninitialized_memory",
+        "proven",
+        "forward",
+    )
+    assert flat(row).latent_rate == 1.0
     assert (row.kernel, row.cause, row.origin) == ("", "", "")
-    assert "memory 1/1" in row.stressed
+    assert "memory 1/1" in flat(row).stressed
 
 
 @pytest.mark.slow
 def test_foreign_memory_that_nobody_wrote_is_found() -> None:
     row = row_of(Scaled(lambda: float(np.empty(MIDDLE * 2, dtype=np.float32)[MIDDLE])))
-    assert (row.accuracy, row.latent, row.latent_kernel) == ("pass", "memory", "aten.mul.Tensor")
-    assert (row.latent_cause, row.latent_confidence) == ("uninitialized_memory", "proven")
+    assert (row.accuracy, flat(row).latent, flat(row).latent_kernel) == ("pass", "memory", "aten.mul.Tensor")
+    assert (flat(row).latent_cause, flat(row).latent_confidence) == ("uninitialized_memory", "proven")
 
 
 @pytest.mark.slow
 def test_the_same_model_with_filled_memory_is_clean() -> None:
     row = row_of(Workspace(), replace(STRESS, deterministic="on"))
-    assert (row.accuracy, row.latent, row.latent_cause, row.latent_rate) == ("pass", "", "", None)
-    assert row.stressed.startswith("threads 0/")
+    assert (row.accuracy, flat(row).latent, flat(row).latent_cause, flat(row).latent_rate) == ("pass", "", "", None)
+    assert flat(row).stressed.startswith("threads 0/")
 
 
 class Selecting(torch.nn.Module):
@@ -126,10 +131,10 @@ class Selecting(torch.nn.Module):
 
 def test_a_run_that_raises_under_one_perturbation_is_found() -> None:
     row = row_of(Selecting())
-    assert (row.accuracy, row.latent, row.latent_rate) == ("pass", "memory", 1.0)
-    assert row.latent_kernel == "aten.index_select.default"
+    assert (row.accuracy, flat(row).latent, flat(row).latent_rate) == ("pass", "memory", 1.0)
+    assert flat(row).latent_kernel == "aten.index_select.default"
     assert "under memory alone 2 of 2 runs raise, and a plain one does not: IndexError" in row.because
-    assert "load not run (a run failed: IndexError" in row.stressed
+    assert "load not run (a run failed: IndexError" in flat(row).stressed
     assert "the column because has the error" in sweep_table([row])
     assert "--diagnose-budget" not in sweep_table([row]), "none would look for the cause"
 
@@ -143,13 +148,13 @@ def test_exception_under_no_single_perturbation_blames_none() -> None:
         return 1.0
 
     row = row_of(Scaled(factor), replace(STRESS, iterations=1))
-    assert (row.accuracy, row.latent) == ("pass", "")
-    assert "threads not run (a run failed: RuntimeError: once)" in row.stressed
+    assert (row.accuracy, flat(row).latent) == ("pass", "")
+    assert "threads not run (a run failed: RuntimeError: once)" in flat(row).stressed
 
 
 def test_without_stress_nothing_is_provoked() -> None:
     row = row_of(Workspace(), replace(STRESS, stress=False))
-    assert (row.accuracy, row.latent, row.stressed) == ("pass", "", "")
+    assert (row.accuracy, flat(row).latent, flat(row).stressed) == ("pass", "", "")
 
 
 @pytest.mark.parametrize(
@@ -164,7 +169,7 @@ def test_what_is_small_is_run_often_whatever_else_the_machine_does(
     monkeypatch.setattr(perturbed, "process_time", lambda: next(computed) / 100)
     with phases_told_to(phases.append):
         row = row_of(Scaled(lambda: 1.0), replace(STRESS, iterations=1))
-    assert (row.accuracy, row.latent) == ("pass", "")
+    assert (row.accuracy, flat(row).latent) == ("pass", "")
     assert len({phase for phase in phases if phase.startswith("stress: run ")}) == runs
 
 
@@ -172,7 +177,7 @@ def test_what_is_small_is_run_often_whatever_else_the_machine_does(
 def test_a_flaky_row_says_that_the_time_ended_and_what_gives_more() -> None:
     def latent(budget: float) -> Row:
         row = row_of(Scaled(provoking("load")), replace(STRESS, iterations=1, diagnose_budget=budget))
-        assert (row.accuracy, row.latent, row.latent_cause) == ("pass", "load", "outside_value")
+        assert (row.accuracy, flat(row).latent, flat(row).latent_cause) == ("pass", "load", "outside_value")
         return row
 
     cut, whole = latent(0.001), latent(600.0)
@@ -192,7 +197,7 @@ def test_a_flaky_row_says_that_the_time_ended_and_what_gives_more() -> None:
 def test_a_model_that_differs_anyway_is_not_stressed() -> None:
     runs = iter(range(1000))
     row = row_of(Scaled(lambda: float(next(runs))), replace(STRESS, diagnose_budget=0))
-    assert (row.accuracy, row.stressed) == ("eager_two_runs_differ", "")
+    assert (row.accuracy, flat(row).stressed) == ("eager_two_runs_differ", "")
 
 
 STRINGS = """
@@ -230,7 +235,7 @@ def test_a_set_of_texts_is_found_in_another_process(tmp_path: Path) -> None:
     command += ["--diagnose-budget", "600", "--output", str(folder)]
     assert cli.main(command) == 1
     found, twin, built = read_rows(folder / "accuracy.csv")
-    assert (found.accuracy, found.latent, found.latent_cause) == ("pass", "process", "call_order")
+    assert (found.accuracy, flat(found).latent, flat(found).latent_cause) == ("pass", "process", "call_order")
     for clean in (twin, built):
         assert (clean.accuracy, clean.latent) == ("pass", "")
         assert "process 0/1" in clean.stressed
@@ -289,10 +294,14 @@ def test_other_alignment_in_a_fresh_process_has_its_cause(tmp_path: Path) -> Non
         command = ["sweep", "--suite", str(zoo), "--inference", "--stress", "--only", name, "--diagnose-budget", "600"]
         assert cli.main([*command, "--output", str(folder)]) == 0
     (found,), (twin,) = (read_rows(tmp_path / name / "accuracy.csv") for name in ("foreign", "foreign_twin"))
-    assert (found.accuracy, found.latent, found.latent_kernel) == ("pass", "process", "addressed.total.default")
-    assert (found.latent_cause, found.latent_confidence) == ("alignment", "proven"), found.because
+    assert (found.accuracy, flat(found).latent, flat(found).latent_kernel) == (
+        "pass",
+        "process",
+        "addressed.total.default",
+    )
+    assert (flat(found).latent_cause, flat(found).latent_confidence) == ("alignment", "proven"), found.because
     assert found.advice.startswith("Copy the op's inputs into memory that torch allocated")
-    assert (twin.accuracy, twin.latent) == ("pass", "")
+    assert (twin.accuracy, flat(twin).latent) == ("pass", "")
 
 
 @pytest.mark.exhaustive
@@ -304,8 +313,8 @@ def test_on_a_cluster_the_same_is_found(tmp_path: Path) -> None:
     command = ["sweep", "--suite", str(zoo), "--inference", "--stress", "--diagnose-budget", "0", "--jobs", "1"]
     assert cli.main([*command, "--executor", "ray", "--output", str(folder)]) == 0
     found, twin, _ = read_rows(folder / "accuracy.csv")
-    assert (found.latent, found.latent_kernel, twin.latent) == ("process", "aten.addmm.default", "")
-    assert "process 0/1" in twin.stressed
+    assert (flat(found).latent, flat(found).latent_kernel, flat(twin).latent) == ("process", "aten.addmm.default", "")
+    assert "process 0/1" in flat(twin).stressed
 
 
 @pytest.mark.parametrize(("available", "order"), [(10**9, "begun run waited"), (0, "begun returned waited run")])
@@ -336,7 +345,7 @@ def test_fresh_process_runs_in_parallel_if_memory_suffices(
     runner.build = lambda: Workload(Scaled(factor), (torch.ones(8),))
     row = runner.run_model(ModelSpec("none", "model"))
     assert " ".join(steps).startswith(order)
-    assert "process not run (nothing came back)" in row.stressed
+    assert "process not run (nothing came back)" in flat(row).stressed
 
 
 @pytest.mark.slow
@@ -372,8 +381,8 @@ def test_a_function_is_stressed_without_a_fresh_process(tmp_path: Path) -> None:
         return check_function(call, "function", replace(STRESS, output=str(tmp_path)))[0]
 
     found, clean = check(Workspace()), check(torch.nn.Identity())
-    assert (found.accuracy, found.latent, found.latent_cause) == ("pass", "memory", "uninitialized_memory")
-    assert "differ in 100 % of pairs under memory" in five_lines(told(found), folder=tmp_path)
+    assert (found.accuracy, flat(found).latent, flat(found).latent_cause) == ("pass", "memory", "uninitialized_memory")
+    assert "differ in 100 % of pairs under memory" in failure_lines(shown(found), folder=tmp_path)
     assert (clean.accuracy, clean.latent) == ("pass", "")
     assert "process not run" in clean.stressed
 
@@ -419,8 +428,10 @@ def test_hash_order_is_proven_by_processes_that_share_it() -> None:
 
 # ------------------------------------------------------------------------------------------------------- what is told
 
-LATENTLY = Row(
-    *("cpu", "bert", 4, "pass", "zoo", "training"),
+LATENTLY = made(
+    *("cpu", "bert", 4, "pass"),
+    suite="zoo",
+    mode="training",
     runs=2,
     trials=1,
     rate=0.0,
@@ -433,15 +444,15 @@ LATENTLY = Row(
     latent_confidence="proven",
     latent_rate=0.4,
 )
-CLEAN = replace(LATENTLY, name="gpt", stressed="threads 0/3; load 0/4; memory 0/4", latent="", latent_rate=None)
+CLEAN = changed(LATENTLY, name="gpt", stressed="threads 0/3; load 0/4; memory 0/4", latent="", latent_rate=None)
 
 
 def test_a_row_is_told_as_latent_and_written_as_pass() -> None:
-    shown = told(LATENTLY)
-    assert (shown.accuracy, shown.kernel, shown.cause) == ("latent", "aten.index_put_.default", "accumulation_order")
-    assert as_written(shown) == LATENTLY
-    for row in (CLEAN, replace(LATENTLY, latent="clock"), replace(LATENTLY, accuracy="crashed")):
-        assert told(row) is row
+    row = shown(LATENTLY)
+    assert (row.accuracy, row.kernel, row.cause) == ("latent", "aten.index_put_.default", "accumulation_order")
+    assert written(row) == LATENTLY
+    for row in (CLEAN, changed(LATENTLY, latent="clock"), replace(LATENTLY, accuracy="crashed")):
+        assert shown(row) is row
 
 
 def test_the_table_says_what_was_provoked_how_often_and_what_follows() -> None:
@@ -461,10 +472,10 @@ def test_a_comparison_knows_what_was_stressed() -> None:
 
     clean = replace(CLEAN, name="bert")
     assert became(clean, LATENTLY) is Became.REGRESSED
-    assert became(replace(clean, stressed=""), LATENTLY) is Became.NEW
+    assert became(changed(clean, stressed=""), LATENTLY) is Became.NEW
     assert became(LATENTLY, clean) is Became.NOT_SEEN
-    assert became(replace(LATENTLY, latent_rate=1.0), clean) is Became.FIXED
-    assert became(replace(LATENTLY, latent_rate=1.0), replace(clean, stressed="")) is Became.NOT_SEEN
+    assert became(changed(LATENTLY, latent_rate=1.0), clean) is Became.FIXED
+    assert became(changed(LATENTLY, latent_rate=1.0), changed(clean, stressed="")) is Became.NOT_SEEN
 
 
 def test_the_option_of_a_fresh_runner_is_off() -> None:

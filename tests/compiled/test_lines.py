@@ -9,8 +9,10 @@ import pytest
 from hashbench.catalog import Status
 from hashbench.compiled.lines import accuracy_lines, is_wrong
 from hashbench.records import ExperimentResult, Row, RowEvidence
+from tests import flat_rows
+from tests.flat_rows import made
 
-WRONG = Row(
+WRONG = made(
     dev="cpu",
     name="Net",
     batch_size=None,
@@ -23,7 +25,8 @@ WRONG = Row(
     module="Net.relu",
     source="net.py:7 return x.relu()",
     phase="forward",
-    detail="beyond the tolerance: loss.1, grad.first.weight; buf1 is 0.87 off",
+    differing_results="loss.1, grad.first.weight",
+    detail="buf1 is 0.87 off",
     beyond_rounding=5.8e4,
     eager_rounding=0.5,
     semantic="yes",
@@ -42,7 +45,7 @@ HERE = Path("kept")
 
 
 def changed(**columns: object) -> Row:
-    return Row(**{name: getattr(WRONG, name) for name in WRONG.__dataclass_fields__} | columns)
+    return flat_rows.changed(WRONG, **columns)
 
 
 def test_five_lines() -> None:
@@ -69,7 +72,7 @@ def test_wrong_within_the_tolerance() -> None:
 
 def test_nothing_is_looked_for_without_a_diagnosis() -> None:
     unknown = {"stage": "", "op": "", "kernel": "", "semantic": "", "evidence": RowEvidence(), "advice": ""}
-    row = changed(**unknown, beyond_rounding=None, detail="beyond the tolerance: output.1")
+    row = changed(**unknown, beyond_rounding=None, differing_results="output.1", detail="")
     _, where, why, evidence, remedy = accuracy_lines(row, folder=HERE).splitlines()
     assert (where, why) == ("stage: none was found", "why: not looked for")
     assert evidence == "evidence: no compilation with a change was tried"

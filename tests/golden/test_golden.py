@@ -59,11 +59,12 @@ OWN = sorted(path for path in INPUTS.glob("**/accuracy.csv") if path.parent.name
 def test_rows_are_written_as_they_were_read(path: Path) -> None:
     with stage():
         texts = (written_again(path).decode(), path.read_text(encoding="utf-8"))
-        again, before = (list(csv.reader(io.StringIO(text, newline=""))) for text in texts)
-    added = [index for index, column in enumerate(again[0]) if column not in before[0]]
-    kept = [[cell for index, cell in enumerate(line) if index not in added] for line in again]
-    assert kept == before
-    assert not any(line[index] for index in added for line in again[1:])
+        again, before = (list(csv.DictReader(io.StringIO(text, newline=""))) for text in texts)
+    assert [cells_of(line) for line in again] == [cells_of(line) for line in before]
+
+
+def cells_of(line: dict[str, str]) -> dict[str, str]:
+    return {column: cell for column, cell in line.items() if cell}
 
 
 def test_every_public_name_is_there() -> None:

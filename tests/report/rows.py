@@ -13,6 +13,7 @@ from hashbench.results.folder import file_key
 from hashbench.results.load import Sweep
 from hashbench.results.rows import ROWS, row_to_json
 from tests.experiment_texts import evidence
+from tests.flat_rows import changed
 
 PLAIN = Row(
     dev="cpu",
@@ -31,22 +32,22 @@ DIFFERING = dataclasses.replace(
     PLAIN, accuracy="eager_two_runs_differ", origin="kernel", kernel="aten.index_put_.default", module="layer1.0"
 )
 
-INACCURATE = dataclasses.replace(
+INACCURATE = changed(
     PLAIN,
     **{"accuracy": "fail_accuracy", "backend": "inductor", "stage": "codegen", "kernel": "cpp_fused_relu_0"},
     **{"op": "aten.relu.default", "module": "Net.act", "source": "net.py:18 forward", "phase": "forward"},
     **{"rate": 0.0, "trials": 1, "rate_of": "runs", "rate_high": 0.95, "traces": "traces/a.log.gz traces/b.log.gz"},
     **{"beyond_rounding": 2.2e7, "eager_rounding": 0.5, "semantic": "yes", "confidence": "proven"},
-    **{"detail": "beyond the tolerance: loss.1; buf1 is 0.48 off", "cured_by": "aten.relu.default runs eagerly"},
+    **{"differing_results": "loss.1", "detail": "buf1 is 0.48 off", "cured_by": "aten.relu.default runs eagerly"},
     **{"graphs": 1, "graph_breaks": 0, "kernels": 16, "checked": 0.9, "compile_seconds": 7.8},
     evidence=evidence("compilation/scalar_code 1/1", "compilation/eager_op 0/1", "compilation/no_fusion (budget)"),
     advice="report the code generated for aten.relu.default",
 )
 """A compiled model with a wrong kernel."""
-ROUNDED = dataclasses.replace(
+ROUNDED = changed(
     INACCURATE,
     **{"stage": "rounding", "kernel": "", "source": "", "cured_by": "", "semantic": "no", "beyond_rounding": 1.5},
-    **{"op": "aten.sub.Tensor", "detail": "beyond the tolerance: loss.1; rounding, amplified by aten.sub.Tensor"},
+    **{"op": "aten.sub.Tensor", "detail": "rounding, amplified by aten.sub.Tensor"},
 )
 """A compiled model that is inaccurate by rounding alone."""
 WHY = (
@@ -57,7 +58,7 @@ WHY = (
 
 def row(name: str = "resnet18", accuracy: str = "pass", **values: Any) -> Row:
     """A row of a torchvision model in training, float32, CPU, unless said otherwise."""
-    return dataclasses.replace(PLAIN, name=name, accuracy=accuracy, **values)
+    return changed(PLAIN, name=name, accuracy=accuracy, **values)
 
 
 def sweep(*rows: Row, **values: Any) -> Sweep:

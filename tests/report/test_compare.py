@@ -11,6 +11,7 @@ from hashbench.catalog import Kind, Status, kind_of
 from hashbench.errors import HashbenchError
 from hashbench.report.compare import Became, compare, decide, environment_changes, require_overlap
 from hashbench.results.load import Requested, load_sweep
+from tests.flat_rows import changed
 
 from .rows import DIFFERING, INACCURATE, PLAIN, ROUNDED, row, selection, sweep, write_rows, write_sweep
 
@@ -525,17 +526,17 @@ def test_many_rows_are_compared_in_linear_time(tmp_path):
             id="a new inaccuracy by rounding",
         ),
         pytest.param(
-            *(INACCURATE, dataclasses.replace(INACCURATE, stage="lowering")),
+            *(INACCURATE, changed(INACCURATE, stage="lowering")),
             *(Became.MOVED, "stage codegen → lowering"),
             id="another stage",
         ),
         pytest.param(
-            *(INACCURATE, dataclasses.replace(INACCURATE, stage="lowering", confidence="open")),
+            *(INACCURATE, changed(INACCURATE, stage="lowering", confidence="open")),
             *(Became.STILL_DIFFERS, "lowering: cpp_fused_relu_0 (aten.relu.default) in Net.act"),
             id="another stage that is not established",
         ),
         pytest.param(
-            *(INACCURATE, dataclasses.replace(INACCURATE, accuracy="compiled_two_runs_differ", stage="")),
+            *(INACCURATE, changed(INACCURATE, accuracy="compiled_two_runs_differ", stage="")),
             *(Became.MOVED, "accuracy fail_accuracy → compiled_two_runs_differ"),
             id="another status of the same kind",
         ),

@@ -36,6 +36,7 @@ from hashbench.results.load import load_sweep
 from hashbench.results.rows import read_rows, row_from_json, row_key, row_to_json
 from hashbench.trace import file as tracefile
 from tests.experiment_texts import evidence
+from tests.flat_rows import changed
 from tests.report.histories import DIAGNOSED, diagnosed, failed, history, record, traces
 from tests.report.rows import INACCURATE, write_sweep
 
@@ -192,7 +193,7 @@ def test_the_traces_of_ranks_have_commands_of_their_own(tmp_path: Path, runs: in
     names = [f"traces/one.run{number}" for number in range(1, runs + 1)]
     for name in names:
         (tmp_path / "one" / name).mkdir(parents=True)
-    row = dataclasses.replace(DIAGNOSED, repro="", rank=1, world_size=2, traces=" ".join(names))
+    row = changed(DIAGNOSED, repro="", rank=1, world_size=2, traces=" ".join(names))
     folder = write_sweep(tmp_path / "one", row)
     (view,) = model_views(load_history([folder]), {})
     line = shlex.split(view.commands[0][1])
@@ -201,7 +202,7 @@ def test_the_traces_of_ranks_have_commands_of_their_own(tmp_path: Path, runs: in
 
 
 def test_the_repro_of_a_collective_runs_on_all_members_of_its_group(tmp_path: Path) -> None:
-    row = dataclasses.replace(DIAGNOSED, origin="collective", rank=0, world_size=4, group="0-2", traces="")
+    row = changed(DIAGNOSED, origin="collective", rank=0, world_size=4, group="0-2", traces="")
     (tmp_path / "one" / row.repro).mkdir(parents=True)
     (view,) = model_views(load_history([write_sweep(tmp_path / "one", row)]), {})
     words = shlex.split(view.commands[0][1])
@@ -376,7 +377,7 @@ def test_traces_are_read_in_the_folder_of_their_sweep(tmp_path: Path) -> None:
 
 
 def test_traces_of_the_rank_where_the_runs_part_are_read(tmp_path: Path) -> None:
-    row = dataclasses.replace(DIAGNOSED, rank=1, world_size=2, traces="traces/one.run1 traces/one.run2")
+    row = changed(DIAGNOSED, rank=1, world_size=2, traces="traces/one.run1 traces/one.run2")
     for number, trace in enumerate(traces(), start=1):
         tracefile.write(trace, tmp_path / SWEEP / "traces" / f"one.run{number}" / "rank1.log.gz")
     found = read_of(tmp_path, row)

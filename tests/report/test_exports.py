@@ -10,7 +10,8 @@ import pytest
 
 from hashbench.catalog import Origin, Status
 from hashbench.divergence import find as find_divergence
-from hashbench.records import ROW_COLUMNS, Leaf, OpRecord, Result, Trace
+from hashbench.records import Leaf, OpRecord, Result, Trace
+from hashbench.results.rows import ROWS
 from tests.report.histories import digest, record
 from tests.report.judgements import OF_MODELS
 
@@ -99,7 +100,7 @@ def documented(heading: str) -> list[list[str]]:
 
 def test_every_column_is_documented_in_order_with_meaning_and_when_it_is_empty():
     lines = documented("Columns")
-    assert tuple(word for word, *_ in lines) == ROW_COLUMNS
+    assert tuple(word for word, *_ in lines) == tuple(ROWS.columns)
     assert all(len(cells) == 3 and all(cells) for cells in lines)
 
 

@@ -10,6 +10,7 @@ from hashbench.records import Row
 from hashbench.report.compare import Became
 from hashbench.report.expectations import ExpectationStatus, Judgement
 from hashbench.report.groups import GROUPS, MEMBERS, Group, expectation_of, groups_of, is_known, is_news
+from tests.flat_rows import changed
 from tests.report.histories import diagnosed, failed
 from tests.report.judgements import DIFFERS, MET_PASS, MOVED, NEW_DIFFERENCE, PASSES, STALE, changes_of, judgement
 from tests.report.rows import INACCURATE, ROUNDED
@@ -127,7 +128,7 @@ def test_compiled_models_are_grouped_by_what_is_to_blame() -> None:
         new = replace(row, name=name, suite="specimens")
         return judgement(ExpectationStatus.NEW_DIFFERENCE, Became.REGRESSED, PASSES, new)
 
-    rows = [of(INACCURATE, "a"), of(INACCURATE, "b"), of(ROUNDED, "c"), of(replace(ROUNDED, op="aten.x"), "d")]
-    groups = groups_of([*rows, of(replace(INACCURATE, stage="lowering"), "e")]).shown
+    rows = [of(INACCURATE, "a"), of(INACCURATE, "b"), of(ROUNDED, "c"), of(changed(ROUNDED, op="aten.x"), "d")]
+    groups = groups_of([*rows, of(changed(INACCURATE, stage="lowering"), "e")]).shown
     assert [[one.key[-1] for one in group.members] for group in groups] == [["a", "b"], ["c", "d"], ["e"]]
     assert groups[0].advice == "report the code generated for aten.relu.default"

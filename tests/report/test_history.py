@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable
 
@@ -19,6 +18,7 @@ from hashbench.report.history import (
 )
 from hashbench.results.load import load_file
 from hashbench.results.rows import ROWS, row_key
+from tests.flat_rows import changed
 from tests.report.histories import DIAGNOSED, diagnosed, failed, history, passing
 
 from .rows import INACCURATE, differing, row, write_night, write_sweep
@@ -268,7 +268,7 @@ def test_a_night_without_a_row_is_in_no_interval() -> None:
 
 def test_a_compiled_row_is_told_with_its_stage():
     assert seen(INACCURATE) == "fail_accuracy (cpp_fused_relu_0, codegen)"
-    other = dataclasses.replace(INACCURATE, stage="lowering")
+    other = changed(INACCURATE, stage="lowering")
     (model,) = history([INACCURATE], [INACCURATE], [other]).models
     assert [(one.cause, one.nights) for one in model.intervals] == [("codegen", 2), ("lowering", 1)]
     assert seen(model.intervals[0]) == "fail_accuracy (cpp_fused_relu_0, codegen)"

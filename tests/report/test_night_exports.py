@@ -17,6 +17,7 @@ from hashbench.report import exports
 from hashbench.report.expectations import JudgedNight, assess
 from hashbench.report.expected_rows import expect_from
 from hashbench.report.exports import LIMIT, as_annotations, as_junit, as_markdown, as_summary
+from tests.flat_rows import changed
 from tests.report.histories import judged
 
 from .rows import INACCURATE, ROUNDED, WHY, differing, row, write_night
@@ -279,7 +280,7 @@ def test_junit_and_annotations_tell_stage_and_op():
     lines = facts.text.splitlines()
     for fact in ("stage: codegen", "op: aten.relu.default", "source: net.py:18 forward", "beyond_rounding: 22000000.0"):
         assert fact in lines
-    before = replace(INACCURATE, accuracy="pass", stage="", kernel="", op="")
+    before = changed(INACCURATE, accuracy="pass", stage="", kernel="", op="")
     (line,) = as_annotations(judged([before], [INACCURATE])).splitlines()
     assert line.startswith("::error")
     assert "codegen: cpp_fused_relu_0 (aten.relu.default) in Net.act" in line

@@ -8,6 +8,7 @@ import pytest
 
 from hashbench.catalog import Status, kind_of
 from hashbench.report.table import sweep_table, what_passing_means
+from tests.flat_rows import changed
 
 from .rows import DIFFERING, INACCURATE, ROUNDED, WHY, row
 
@@ -252,11 +253,11 @@ def test_rounding_blames_no_kernel_in_the_table():
 
 
 def test_passing_compiled_models_say_what_is_suspicious_and_what_was_not_compiled():
-    passing = replace(INACCURATE, accuracy="pass", stage="", kernel="", op="", module="", source="", cured_by="")
-    passing = replace(passing, detail="", semantic="", confidence="", advice="", beyond_rounding=1.1)
+    passing = changed(INACCURATE, accuracy="pass", stage="", kernel="", op="", module="", source="", cured_by="")
+    passing = changed(passing, detail="", semantic="", confidence="", advice="", beyond_rounding=1.1)
     rows = [
-        replace(passing, name="a", beyond_rounding=40.0),
-        replace(passing, name="b", reference="eager mode is farther from float64 in loss.1: 2e-05, compiled 7e-08"),
+        changed(passing, name="a", beyond_rounding=40.0),
+        changed(passing, name="b", reference="eager mode is farther from float64 in loss.1: 2e-05, compiled 7e-08"),
         replace(passing, name="c"),
         row("d", "pass_due_to_skip", backend="inductor", error="nothing was compiled: no frame was compiled"),
     ]

@@ -11,23 +11,25 @@ import math
 import pytest
 
 from hashbench import __version__, cli
+from hashbench.check.stress_facts import StressFacts
 from hashbench.errors import HashbenchError
+from hashbench.extensions import facts_kinds
 from hashbench.io import UnknownContentError
 from hashbench.records import ROW_SCHEMA, ExperimentResult, Row, RowEvidence
 from hashbench.results.load import Requested, kind_of_csv, load_sweep
 from hashbench.results.rows import ROWS, read_rows, row_from_json, row_to_json
-from hashbench.text import stress_counts
+from tests.flat_rows import changed, made
 from tests.report.rows import PLAIN, row, selection, write_rows, write_sweep
 
-FULL = Row(
+FULL = made(
     **{
-        field.name: {
-            "str": f"{field.name} text",
-            "RowEvidence": RowEvidence("some"),
-            "int | None": index,
-            "float | None": index / 100,
-        }[field.type]
-        for index, field in enumerate(dataclasses.fields(Row))
+        name: {
+            str: f"{name} text",
+            RowEvidence: RowEvidence("some"),
+            int: index,
+            float: index / 100,
+        }[kind]
+        for index, (name, kind) in enumerate(ROWS.types.items())
     }
     | {
         "accuracy": "pass",
@@ -72,7 +74,8 @@ def test_not_a_number_survives(tmp_path):
 
 def test_appending_lines_and_writing_at_once_give_the_same_file(tmp_path):
     write_rows(tmp_path / "accuracy.csv", [PLAIN, row("vgg11")])
-    appended = ROWS.header + ROWS.line(PLAIN) + ROWS.line(row("vgg11"))
+    columns = ROWS.written([PLAIN])
+    appended = ",".join(columns) + "\n" + ROWS.line(PLAIN, columns) + ROWS.line(row("vgg11"), columns)
     assert (tmp_path / "accuracy.csv").read_text() == appended
 
 
@@ -269,10 +272,11 @@ REQUIRED = ("dev", "name", "batch_size", "accuracy")
 
 def test_a_field_that_json_lacks_has_its_default():
     fields = row_to_json(PLAIN)
-    defaults = {field.name: field.default for field in dataclasses.fields(Row) if field.name not in REQUIRED}
-    for column, default in defaults.items():
-        lacking = {name: value for name, value in fields.items() if name != column}
-        assert row_from_json(lacking) == dataclasses.replace(PLAIN, **{column: default})
+    full = row_to_json(FULL)
+    defaults = {one.name: one.default for kind in (Row, *facts_kinds()) for one in dataclasses.fields(kind)}
+    for column in ROWS.columns.keys() - {*REQUIRED, "evidence"}:
+        lacking = {name: value for name, value in full.items() if name != column}
+        assert row_from_json(lacking) == changed(FULL, **{column: defaults[column]})
     assert row_from_json({name: fields[name] for name in REQUIRED}) == Row(*(fields[name] for name in REQUIRED))
 
 
@@ -496,4 +500,4 @@ def test_counts_of_stressed_pairs_that_cannot_be_are_refused_in_one_line(tmp_pat
 
 def test_counts_in_a_reason_are_none_of_pairs():
     told = row(accuracy="pass", stressed="load 0/6; process not run (step 9/1 failed)")
-    assert stress_counts(told) == {"load": (0, 6)}
+    assert told.of(StressFacts).counts == {"load": (0, 6)}

@@ -166,7 +166,9 @@ def explained(
     with preserved_counters():
         found = check.compared(replace(outcome, accuracy=Status.PASS), eager)
     if found.failure is not None:
-        return replace(outcome, facts=found.facts), f"compiled again, it failed: {found.failure.error}"
+        return replace(
+            outcome, facts=found.facts, finding=found.finding
+        ), f"compiled again, it failed: {found.failure.error}"
     return replace(found, accuracy=said), ""
 
 

@@ -44,7 +44,7 @@ from hashbench.records import BATCH_INVARIANCE, DTYPES, Failure, ModelSpec, RunC
 from hashbench.results.folder import file_key
 from hashbench.run import environment, outputs
 from hashbench.run.leaves import LeftOut
-from hashbench.run.outcome import CompiledFacts, Outcome, Prepared, Run, add_result
+from hashbench.run.outcome import Outcome, Prepared, Run, add_result
 from hashbench.run.settings import claim_workspace, settings
 from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.digest import untraced
@@ -382,7 +382,7 @@ class ModelCheck:
         ""."""
         case, compared = self.case, self.eager.compared_compiled
         backend = backend_of(case.harness.args)
-        outcome = replace(outcome, accuracy=Status.FAIL_ACCURACY, facts=CompiledFacts(backend), traces=())
+        outcome = replace(outcome, accuracy=Status.FAIL_ACCURACY, traces=()).having(backend=backend)
         seconds = max(time.perf_counter() - self.began - sum(run.seconds for run in self.eager.runs), 0.0)
         left = case.seconds_left()
         if case.session.budget <= 0:

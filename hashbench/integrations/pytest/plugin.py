@@ -319,7 +319,7 @@ class RunsEqual:
         from hashbench.catalog import Status
         from hashbench.check.function import check_function
         from hashbench.errors import HashbenchError
-        from hashbench.text import five_lines, told
+        from hashbench.extensions import failure_lines, shown
 
         run_options = self.run_options(call, options)
         every_op, shows_line = marked if options.ops is None else options.ops, not marked
@@ -337,12 +337,12 @@ class RunsEqual:
         except HashbenchError as error:
             message, shows_line = f"{name}: {error}", False
         else:
-            row = told(row)
+            row = shown(row)
             if row.accuracy == Status.PASS:
                 self._properties.append((_EQUAL_RUNS, row.runs or 2))
                 self._properties += [(_DREW, test) for test in drawn]
                 return value
-            message = five_lines(row, folder=self.folder)
+            message = failure_lines(row, folder=self.folder)
         pytest.fail(message, pytrace=shows_line)
 
     def run_options(self, call: FunctionCall, options: Options, *, mode: str = "inference") -> RunOptions:
@@ -441,7 +441,7 @@ class BatchInvariant:
         """Describe in five lines what a check found, or why it cannot be made; "" if nothing differs."""
         from hashbench.catalog import Status
         from hashbench.errors import HashbenchError
-        from hashbench.text import five_lines
+        from hashbench.extensions import failure_lines
 
         __tracebackhide__ = True
         try:
@@ -450,7 +450,7 @@ class BatchInvariant:
             return f"{name}: {error}"
         if row.accuracy == Status.SKIPPED:
             return f"{name}: {row.error}"
-        return "" if row.accuracy == Status.PASS else five_lines(row, folder=self._test.folder)
+        return "" if row.accuracy == Status.PASS else failure_lines(row, folder=self._test.folder)
 
 
 _OWN = ("backend", "training", "loss", "tolerance")
@@ -542,7 +542,7 @@ class RanksDeterministic:
         from hashbench.check.function import FunctionCall
         from hashbench.check.rank_function import check_ranks
         from hashbench.errors import HashbenchError
-        from hashbench.text import rank_lines
+        from hashbench.extensions import failure_lines
 
         options = self._test.run_options(
             FunctionCall(factory), _options(asked), mode="training" if training else "inference"
@@ -553,7 +553,7 @@ class RanksDeterministic:
         except HashbenchError as error:
             message = f"{_name_of(factory)}: {error}"
         else:
-            message = "" if row.accuracy == Status.PASS else rank_lines(row, folder=self._test.folder)
+            message = "" if row.accuracy == Status.PASS else failure_lines(row, folder=self._test.folder)
         if message:
             pytest.fail(message)
 

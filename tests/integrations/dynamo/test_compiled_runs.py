@@ -17,6 +17,7 @@ from hashbench.integrations.dynamo import compiled_runs
 from hashbench.integrations.dynamo.compiled_runs import HarnessPieces, backend_of, preserved_counters
 from hashbench.records import Failure, RunOptions
 from hashbench.run.rng import preserved_rng
+from tests.flat_rows import flat
 from tests.integrations.dynamo.dynamo_helpers import Standin
 from tests.integrations.dynamo.standin_helpers import with_us
 
@@ -111,10 +112,15 @@ def test_inaccurate_model_has_stage_kernel_op_and_module(standin: Standin) -> No
     assert left == counted
     row = found.row
     assert row.accuracy == row.harness_accuracy == found.theirs["accuracy"] == "fail_accuracy"
-    assert (row.backend, row.stage, row.op, row.module) == ("inductor", "codegen", "aten.relu.default", "Compiled.relu")
+    assert (row.backend, flat(row).stage, flat(row).op, row.module) == (
+        "inductor",
+        "codegen",
+        "aten.relu.default",
+        "Compiled.relu",
+    )
     assert row.kernel.startswith("cpp_fused_")
-    assert row.semantic == "yes"
-    assert row.beyond_rounding > 1000
+    assert flat(row).semantic == "yes"
+    assert flat(row).beyond_rounding > 1000
     assert row.detail.startswith("beyond the tolerance: result")
     assert row.error == ""
 

@@ -20,6 +20,7 @@ from hashbench.integrations.dynamo import eager_runs, model_check
 from hashbench.integrations.dynamo.harness import read_flags
 from hashbench.integrations.dynamo.session import Note, collect, write_note
 from hashbench.records import BATCH_INVARIANCE
+from tests.flat_rows import flat
 from tests.integrations.dynamo.dynamo_helpers import NOISY, Found, Standin, a_session
 from tests.integrations.dynamo.standin_helpers import DIFFER, SKIPPED, with_us
 
@@ -59,7 +60,7 @@ def test_training_is_forward_only_as_there(standin: Standin) -> None:
 def test_other_ops_by_size_are_a_choice_by_size(standin: Standin) -> None:
     row = with_batches(standin, "routed", budget=20.0).row
     assert (row.accuracy, row.kernel) == ("fail_batch_invariance_at_4", "aten.mul.Tensor")
-    assert (row.cause, row.confidence, row.smallest_batch) == ("shape_dependent_kernel", "proven", 5), row.because
+    assert (row.cause, row.confidence, flat(row).smallest_batch) == ("shape_dependent_kernel", "proven", 5), row.because
     assert with_batches(standin, "routedexactly").row.accuracy == "pass"
 
 
@@ -218,6 +219,6 @@ def test_no_time_left_no_fingerprint(standin: Standin, tmp_path: Path, monkeypat
 @pytest.mark.slow
 def test_passing_model_is_stressed(standin: Standin) -> None:
     found = with_us(standin, "collected", stress=True)
-    assert (found.theirs["accuracy"], found.row.accuracy, found.row.latent) == ("pass", "pass", "collector")
-    assert found.row.latent_kernel == "aten.mul.Tensor"
-    assert "process" in found.row.stressed
+    assert (found.theirs["accuracy"], found.row.accuracy, flat(found.row).latent) == ("pass", "pass", "collector")
+    assert flat(found.row).latent_kernel == "aten.mul.Tensor"
+    assert "process" in flat(found.row).stressed
