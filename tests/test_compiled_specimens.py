@@ -220,7 +220,7 @@ def untrue(row: Row, truth: Truth) -> dict[str, tuple[object, object]]:
         "semantic": (not truth.semantic or flat(row).semantic == "yes", "yes"),
         "confidence": (not (truth.semantic and truth.cured_by) or row.confidence == "proven", "proven"),
     }
-    return {name: (truth_of, getattr(row, name)) for name, (right, truth_of) in expected.items() if not right}
+    return {name: (truth_of, getattr(flat(row), name)) for name, (right, truth_of) in expected.items() if not right}
 
 
 @pytest.mark.exhaustive

@@ -153,7 +153,9 @@ def untrue(row: Row) -> dict[str, tuple[str, object]]:
     if MODE_OF[row.name] != row.mode:
         said = {column: text for column, text in said.items() if column not in ("cause", "confidence")}
     return {
-        column: (text, getattr(row, column)) for column, text in said.items() if not agrees(getattr(row, column), text)
+        column: (text, getattr(flat(row), column))
+        for column, text in said.items()
+        if not agrees(getattr(flat(row), column), text)
     }
 
 
@@ -227,7 +229,9 @@ def test_row_of_smaller_batches_says_the_truth(name: str, row_of_batches: Callab
     said = {
         c.removeprefix(TRUTH_OF_BATCHES): text for c, text in line.items() if c.startswith(TRUTH_OF_BATCHES) and text
     }
-    assert {column: getattr(row, column) for column in said} == said, f"{row.detail} {row.evidence.text} {row.error}"
+    assert {column: getattr(flat(row), column) for column in said} == said, (
+        f"{row.detail} {row.evidence.text} {row.error}"
+    )
 
 
 @pytest.mark.parametrize(("name", "mode"), grouped((name, "inference") for name in HERE if SPECIMENS[name]["runs"]))

@@ -126,7 +126,7 @@ def test_what_is_far_off_is_told_and_looked_for(case: str, planting: Any) -> Non
     build, fault, expected = WRONG[case]
     planting.plant(fault)
     row = swept(build)
-    assert {name: getattr(row, name) for name in expected} == expected, row.detail
+    assert {name: getattr(flat(row), name) for name in expected} == expected, row.detail
     assert flat(row).stage not in ("", "rounding")
     assert " off" in flat(row).reference
     assert "rounding" not in row.detail

@@ -54,7 +54,7 @@ def test_specimen_is_named_and_its_twin_passes(name, specimens):
     line = TRUTHS[name]
     row = run_model(specimens[name], options(line["truth_invariance"]))
     said = {column: line[f"{TRUTH}{column}"] for column in ("accuracy", "kernel", "cause")}
-    assert {column: getattr(row, column) for column in said} == said, f"{row.detail} {row.because} {row.error}"
+    assert {column: getattr(flat(row), column) for column in said} == said, f"{row.detail} {row.because} {row.error}"
 
 
 @pytest.mark.parametrize("invariance", [name for name in VARIANTS if name != "batch"])
