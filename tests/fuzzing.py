@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hashbench import io
 from hashbench.errors import HashbenchError
 
 _Read = TypeVar("_Read")
@@ -71,6 +72,19 @@ def readings(
         assert "\n" not in said, name
         assert len(said) < 1000, name
         yield name, found
+
+
+def forged(document: list[Any]) -> bytes:
+    """A header and other lines as the text of a sealed file, whose checksum fits."""
+    header, *lines = document
+    return io.sealed_text(header, list(map(json.dumps, lines))).encode()
+
+
+def altered_lines(document: list[Any], *, most: int) -> Iterator[tuple[str, bytes]]:
+    """Sealed files with one value each that is an odd one, gone or there twice, whose checksum fits."""
+    for name, changed in altered(document, most=most):
+        if changed and isinstance(changed[0], dict):
+            yield name, forged(changed)
 
 
 def foreign() -> Iterator[tuple[str, bytes]]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import os
 import socket
 import stat
 import threading
+import tracemalloc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -248,6 +250,57 @@ def test_another_document_is_refused_in_one_line(content: object, words: str) ->
     with pytest.raises(ValueError, match=r"\A.*\Z") as raised:
         io.refuse_other_document(content, schema=1, what="cart")
     assert str(raised.value) == words
+
+
+LINES = ['{"a": 1}', "[2]"]
+SEALED_TEXT = io.sealed_text({"schema": 1}, LINES)
+OTHER_TEXTS = {
+    "empty": ("", "it is truncated: its last line has no end"),
+    "half": (SEALED_TEXT[: len(SEALED_TEXT) // 2], "it is truncated: its last line has no end"),
+    "without its last line end": (SEALED_TEXT[:-1], "it is truncated: its last line has no end"),
+    "without its last line": (SEALED_TEXT[: SEALED_TEXT.rindex("[2]")], "it was changed: its checksum is another"),
+    "lines exchanged": (SEALED_TEXT.replace("\n".join(LINES), "\n".join(LINES[::-1])), "it was changed: its .*"),
+    "no JSON": ("dev,name\n", "line 1 is not JSON .*"),
+    "brackets without end": ("[" * 100_000 + "\n", r"line 1 is not JSON \(it is nested too deep\)"),
+    "a list": ("[1, 2]\n", "it holds no carts"),
+    "a long line": (SEALED_TEXT + " " * (2**20 + 1) + "\n", "a line has more than 1 MiB"),
+}
+
+
+@pytest.mark.parametrize(("text", "words"), OTHER_TEXTS.values(), ids=OTHER_TEXTS)
+def test_sealed_lines_that_are_others_are_refused_in_one_line(text: str, words: str) -> None:
+    assert io.sealed_lines(SEALED_TEXT, schema=1, what="carts", longest=2**20)[1] == LINES
+    with pytest.raises(ValueError, match=rf"\A{words}\Z"):
+        io.sealed_lines(text, schema=1, what="carts", longest=2**20)
+
+
+PACKED = gzip.compress(b"text" * 99)
+DAMAGED_TEXTS = {
+    "no text": (b"\xff\xfe{}\n", "it is not a text file"),
+    "half of gzip": (PACKED[:-20], "it is truncated"),
+    "gzip with a bit changed": (PACKED[:-8] + b"\0" * 8, "it is damaged"),
+    "gzip and more": (PACKED + b"more", "data follow the end"),
+    "compressed twice": (gzip.compress(PACKED), "it is not a text file"),
+}
+
+
+@pytest.mark.parametrize(("content", "words"), DAMAGED_TEXTS.values(), ids=DAMAGED_TEXTS)
+def test_text_that_is_damaged_is_refused_in_one_line(content: bytes, words: str, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(content)
+    with pytest.raises(ValueError, match=rf"\A[^\n]*{words}[^\n]*\Z"):
+        io.read_text(tmp_path / "a", most=2**20)
+
+
+def test_decompression_stops_at_the_limit(tmp_path: Path) -> None:
+    packed = gzip.compress(bytes(2**26))
+    (tmp_path / "bomb.gz").write_bytes(packed[:-4] + (1024).to_bytes(4, "little"))  # as if it were 1 KiB of text
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=r"bomb\.gz has more than 8 MiB of text"):
+            io.read_text(tmp_path / "bomb.gz", most=2**23)
+        assert tracemalloc.get_traced_memory()[1] < 2**25
+    finally:
+        tracemalloc.stop()
 
 
 def test_text_is_read_with_and_without_compression(tmp_path: Path) -> None:
