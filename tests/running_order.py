@@ -6,8 +6,8 @@ LONGEST_FIRST = (
     # Looks at all modules: 20 times as long once transformers and timm are loaded.
     "tests/replay/controls/test_generators.py",
     *("compiled inference", "compiled training", "compiled inference again"),
-    # One pool of gloo ranks, whose processes have loaded torch.
-    "ranks",
+    # A pool of gloo ranks each, whose processes have loaded torch.
+    *("ranks 0", "ranks 1"),
     # One behind the other in each worker: they share what their diagnoses start.
     *(f"specimens {share}" for share in ("training 0", "training 2", "training 1", "training 3", "--tracer python")),
     *(f"specimens training --stress --threads 2 --diagnose-budget 30 {share}" for share in (1, 0)),

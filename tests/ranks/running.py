@@ -19,8 +19,10 @@ from hashbench.trace.digest import digest
 from tests.ranks.programs.base import Run
 from tests.ranks.programs.table import PROGRAMS
 
-FLIGHT_RECORDER: Mapping[str, str] = {"TORCH_FR_BUFFER_SIZE": "4000"}
-"""What a process needs in its environment for torch to count its collectives; the number is of calls that it keeps."""
+_CALLS = 500
+FLIGHT_RECORDER: Mapping[str, str] = {"TORCH_FR_BUFFER_SIZE": str(_CALLS)}
+"""What a process needs in its environment for torch to count its collectives, and to keep as many as one run makes: the
+time of a look grows with the number that is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +92,12 @@ def _counted_messages() -> Iterator[list[str]]:
 
 def _ran(results: Mapping[str, Any], messages: list[str], seen: int) -> Ran:
     places: dict[object, int] = {}
+    made = [one for one in _flight_record() if one["record_id"] > seen]
+    assert len(made) < _CALLS
     exchanged = tuple(
         f"{one['profiling_name']} in {places.setdefault(one['process_group'], len(places))}: "
         f"{one['collective_seq_id']} {one['p2p_seq_id']}"
-        for one in _flight_record()
-        if one["record_id"] > seen
+        for one in made
     )
     return Ran({label: digest(value).word() for label, value in results.items()}, (*exchanged, *messages))
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from hashbench.processes import wait_for_end, watched
 from tests.ranks.pool import RankPool
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ranks")]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ranks 0")]
 
 DOUBLED = "tests.ranks.pool:doubled"
 ENDED_SECONDS = 20.0

@@ -537,7 +537,7 @@ def ends_in_its_own_way(rank: int, _ranks: int, folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("ranks")
+@pytest.mark.xdist_group("ranks 0")
 def test_each_rank_is_recorded_to_its_own_end(rank_pool: RankPool, tmp_path: Path) -> None:
     target = f"tests.ranks.test_record:{ends_in_its_own_way.__name__}"
     ends = rank_pool.call(target, tmp_path / "out", ranks=2, folder=tmp_path / "meeting")

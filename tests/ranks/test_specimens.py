@@ -3,93 +3,29 @@ recording them changes nothing."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from hashbench.divergence.rank_verdict import RanksVerdict
-from hashbench.divergence.ranks import find_across_ranks
 from hashbench.divergence.replicas import ReplicasVerdict, check_replicas
-from hashbench.records import Trace
-from hashbench.trace import file
-from tests.ranks.pool import Outcome, RankPool
+from tests.ranks.observed import Observed, each, observe
+from tests.ranks.pool import RankPool
 from tests.ranks.programs.base import Replicas, Truth
 from tests.ranks.programs.table import PROGRAMS
+from tests.ranks.running import Ran
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ranks")]
+pytestmark = pytest.mark.slow
 
-VARIANTS = {"clean": False, "planted": True}
 ENDING = [name for name, program in PROGRAMS.items() if not program.truth.missing]
+EARLY = [name for name in ENDING if PROGRAMS[name].truth.origin == ("unwaited",)]
 REPLICAS = [name for name, program in PROGRAMS.items() if program.replicas is not None]
-EARLY_ROUNDS = CLEAN_ROUNDS = 20
+ROUNDS = 20
 
 AGREE = "all ranks agree"
 
-
-class Specimens:
-    """Runs of programs on the ranks of a pool, and what was recorded of them."""
-
-    def __init__(self, pool: RankPool, folder: Path) -> None:
-        self._pool, self._folder, self._calls = pool, folder, 0
-
-    def untraced(self, name: str, *, planted: bool, number: int = 0) -> tuple[Outcome, ...]:
-        """Run a program untraced."""
-        return self._run("run_untraced", name, planted, number)[1]
-
-    def recorded(self, name: str, *, planted: bool, number: int) -> tuple[Path, tuple[Outcome, ...]]:
-        """Run a program and record it; return the recording's folder."""
-        return self._run("run_recorded", name, planted, number, recorded=True)
-
-    def _run(
-        self, how: str, name: str, planted: bool, number: int, *, recorded: bool = False
-    ) -> tuple[Path, tuple[Outcome, ...]]:
-        self._calls += 1
-        folder = self._folder / f"{self._calls}"
-        own, into = folder / "own", folder / "recording"
-        own.mkdir(parents=True)
-        more = (into,) if recorded else ()
-        outcomes = self._pool.call(
-            f"tests.ranks.running:{how}", name, planted, number, own, *more, ranks=PROGRAMS[name].ranks, folder=folder
-        )
-        return into, outcomes
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """Two recorded runs of a program."""
-
-    outcomes: tuple[tuple[Outcome, ...], tuple[Outcome, ...]]
-    traces: tuple[Mapping[int, Trace], Mapping[int, Trace]]
-
-    def verdict(self, ranks: int) -> RanksVerdict:
-        return find_across_ranks(*self.traces, world_size=ranks)
-
-
-def traces_in(folder: Path) -> dict[int, Trace]:
-    """The traces of a recording, up to the last whole step where a rank was killed."""
-    paths = {int(path.name.removeprefix("rank").partition(".")[0]): path for path in folder.glob("rank*.log.gz")}
-    return {rank: file.read(path, cut=True) for rank, path in sorted(paths.items())}
-
-
-def recorded_twice(specimens: Specimens, name: str, *, planted: bool) -> Pair:
-    runs = [specimens.recorded(name, planted=planted, number=number) for number in (0, 1)]
-    if not (planted and PROGRAMS[name].truth.missing):
-        assert not any(outcome.error for _, outcomes in runs for outcome in outcomes), runs
-    return Pair((runs[0][1], runs[1][1]), (traces_in(runs[0][0]), traces_in(runs[1][0])))
-
-
-@pytest.fixture(scope="module")
-def specimens(rank_pool: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Specimens:
-    return Specimens(rank_pool, tmp_path_factory.mktemp("specimens"))
-
-
-@pytest.fixture(scope="module")
-def pair_of(specimens: Specimens) -> Callable[[str, bool], Pair]:
-    """Two recorded runs of a variant, made once for all tests of this file."""
-    return functools.cache(lambda name, planted: recorded_twice(specimens, name, planted=planted))
+ObservedOf = Callable[[str, bool], Observed]
 
 
 def said(verdict: RanksVerdict) -> str:
@@ -128,32 +64,30 @@ def is_right(verdict: RanksVerdict, truth: Truth) -> bool:
 # ------------------------------------------------------------------------------------------------------- two runs
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_two_runs_of_a_clean_twin_agree_on_all_ranks(name: str, pair_of: Callable[[str, bool], Pair]) -> None:
-    assert said(pair_of(name, False).verdict(PROGRAMS[name].ranks)) == AGREE
+@each(PROGRAMS)
+def test_two_runs_of_a_clean_twin_agree_on_all_ranks(name: str, observed: ObservedOf) -> None:
+    assert said(observed(name, False).verdict()) == AGREE
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_two_planted_runs_are_told_apart_where_the_fault_is(name: str, pair_of: Callable[[str, bool], Pair]) -> None:
-    verdict = pair_of(name, True).verdict(PROGRAMS[name].ranks)
+@each(PROGRAMS)
+def test_two_planted_runs_are_told_apart_where_the_fault_is(name: str, observed: ObservedOf) -> None:
+    verdict = observed(name, True).verdict()
     assert is_right(verdict, PROGRAMS[name].truth), said(verdict)
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("round_of", range(CLEAN_ROUNDS))
-def test_clean_twins_agree_in_every_round(round_of: int, specimens: Specimens) -> None:
-    verdicts = {
-        name: said(recorded_twice(specimens, name, planted=False).verdict(program.ranks))
-        for name, program in PROGRAMS.items()
-    }
-    assert {name: verdict for name, verdict in verdicts.items() if verdict != AGREE} == {}, f"round {round_of}"
+@each(PROGRAMS)
+def test_a_clean_twin_agrees_in_every_round(name: str, rank_pool: RankPool, tmp_path: Path) -> None:
+    rounds = [observe(rank_pool, name, planted=False, folder=tmp_path / str(one)) for one in range(ROUNDS)]
+    assert [said(found.verdict()) for found in rounds] == [AGREE] * ROUNDS
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("round_of", range(EARLY_ROUNDS))
-def test_read_before_its_wait_is_told_in_every_round(round_of: int, specimens: Specimens) -> None:
-    verdict = recorded_twice(specimens, "read_before_wait", planted=True).verdict(2)
-    assert is_right(verdict, PROGRAMS["read_before_wait"].truth), f"round {round_of}: {said(verdict)}"
+@each(["read_before_wait"])
+def test_read_before_its_wait_is_told_in_every_round(name: str, rank_pool: RankPool, tmp_path: Path) -> None:
+    rounds = [observe(rank_pool, name, planted=True, folder=tmp_path / str(one)) for one in range(ROUNDS)]
+    verdicts = [found.verdict() for found in rounds]
+    assert all(is_right(verdict, PROGRAMS[name].truth) for verdict in verdicts), list(map(said, verdicts))
 
 
 # ------------------------------------------------------------------------------------------------------- replicas
@@ -180,37 +114,68 @@ def are_right(verdict: ReplicasVerdict, truth: Replicas) -> bool:
     )
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_replicas_of_a_clean_twin_agree(name: str, pair_of: Callable[[str, bool], Pair]) -> None:
-    assert parted(check_replicas(pair_of(name, False).traces[0])) == []
+@each(PROGRAMS)
+def test_replicas_of_a_clean_twin_agree(name: str, observed: ObservedOf) -> None:
+    assert parted(check_replicas(observed(name, False).traces[0])) == []
 
 
-@pytest.mark.parametrize("name", [name for name in ENDING if PROGRAMS[name].replicas is None])
-def test_replicas_agree_in_a_planted_run_that_parts_none(name: str, pair_of: Callable[[str, bool], Pair]) -> None:
-    assert parted(check_replicas(pair_of(name, True).traces[0])) == []
+@each([name for name in ENDING if PROGRAMS[name].replicas is None])
+def test_replicas_agree_in_a_planted_run_that_parts_none(name: str, observed: ObservedOf) -> None:
+    assert parted(check_replicas(observed(name, True).traces[0])) == []
 
 
-@pytest.mark.parametrize("name", REPLICAS)
-def test_replicas_that_part_are_named(name: str, pair_of: Callable[[str, bool], Pair]) -> None:
-    truth, verdict = PROGRAMS[name].replicas, check_replicas(pair_of(name, True).traces[0])
+@each(REPLICAS)
+def test_replicas_that_part_are_named(name: str, observed: ObservedOf) -> None:
+    truth, verdict = PROGRAMS[name].replicas, check_replicas(observed(name, True).traces[0])
     assert truth is not None
     assert are_right(verdict, truth), parted(verdict)
 
 
-# -------------------------------------------------------------------------- nothing is changed by looking
+# ----------------------------------------------------------- the programs themselves: nothing is changed by looking
 
 
-def exchanged(outcomes: tuple[Outcome, ...]) -> list[tuple[str, ...]]:
-    """What each rank exchanged with others, as torch's flight recorder has it."""
-    return [outcome.value.exchanged for outcome in outcomes]
+def results(ran: Sequence[Ran]) -> list[Mapping[str, str]]:
+    """The results of each rank."""
+    return [on_rank.results for on_rank in ran]
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("name", ENDING)
-def test_recording_adds_no_collective_and_changes_no_order(
-    name: str, variant: str, pair_of: Callable[[str, bool], Pair], specimens: Specimens
+@each(PROGRAMS)
+def test_results_of_a_clean_twin_are_the_same_in_each_run_recorded_or_not(name: str, observed: ObservedOf) -> None:
+    found = observed(name, False)
+    first, second = map(results, found.recorded)
+    assert any(first)
+    assert results(found.plain) == first == second
+
+
+@pytest.mark.parametrize("planted", [False, True], ids=["clean", "planted"])
+@each(ENDING)
+def test_recording_adds_no_collective_and_changes_no_order(name: str, planted: bool, observed: ObservedOf) -> None:
+    found = observed(name, planted)
+    assert all(on_rank.exchanged for on_rank in found.plain)
+    assert [one.exchanged for one in found.recorded[0]] == [one.exchanged for one in found.plain]
+
+
+@each([name for name in ENDING if name not in EARLY])
+def test_planted_fault_differs_in_each_run_unless_its_truth_says_that_nothing_does(
+    name: str, observed: ObservedOf
 ) -> None:
-    planted = VARIANTS[variant]
-    plain = exchanged(specimens.untraced(name, planted=planted))
-    assert all(plain)
-    assert exchanged(pair_of(name, planted).outcomes[0]) == plain
+    first, second = map(results, observed(name, True).recorded)
+    assert (first == second) is (PROGRAMS[name].truth == Truth())
+
+
+@each(EARLY)
+def test_early_read_sees_data_that_have_not_come(name: str, observed: ObservedOf) -> None:
+    rank = PROGRAMS[name].truth.rank
+    assert rank is not None
+    assert observed(name, True).plain[rank].results != observed(name, False).plain[rank].results
+
+
+@each(REPLICAS)
+def test_replicas_part_in_the_planted_run_alone(name: str, observed: ObservedOf) -> None:
+    truth = PROGRAMS[name].replicas
+    assert truth is not None
+
+    def contents(label: str, *, planted: bool) -> int:
+        return len({on_rank.results[label] for on_rank in observed(name, planted).plain})
+
+    assert all(contents(label, planted=True) > contents(label, planted=False) for label in truth.names)
