@@ -1,4 +1,4 @@
-"""Verdicts whose text the golden files hold."""
+"""Verdicts whose text the golden files hold: one of each origin and of each kind of line."""
 
 from __future__ import annotations
 
@@ -21,12 +21,27 @@ DIFFS: Mapping[str, str] = {
             "pickled bytes that differ and steer nothing",
             "other data on one rank",
             "a step that differs, and a later race in another step",
+            "the bytes that a rank gave were written by Python",
+            "times that ranks exchange, in front of what another one does otherwise",
+            "an unseeded generator on one rank",
+            "numbers that ranks make each in its way behind a mean of other data of one",
+            "a setting that changed on one rank",
         )
     },
     "an early read": EARLY.format(zero="", one="early neg"),
     "a rank that ended": STEPS.format(zero="", one="2: ended SIGKILL"),
 }
 """Name → the lines of two runs on several ranks."""
+
+DOCUMENTS = (
+    "nothing differs",
+    "a rank without a trace gave something",
+    "a step that differs, and a later race in another step",
+    "numbers that ranks make each in its way behind a mean of other data of one",
+    "an early read",
+    "a rank that ended",
+)
+"""Names of those whose JSON document is held as well."""
 
 CHECKS: Mapping[str, str] = {
     name: REPLICAS[name].lines
@@ -36,6 +51,9 @@ CHECKS: Mapping[str, str] = {
         "a penalty on one rank behind the reduction",
         "a kernel behind the reduction",
         "a parameter from another seed",
+        "an argument of the optimizer",
+        "a guilty collective inside an op that is told by it",
+        "a parameter that differs when it is first read",
         "nothing is known, and the gradient is reduced",
         "nothing is known, and the gradient is not reduced",
     )

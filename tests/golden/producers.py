@@ -47,7 +47,7 @@ from hashbench.tools.audit import report as audit_report
 from hashbench.tools.audit.rows import rows_of_sweeps
 from hashbench.trace import tracer
 from tests.divergence.rank_runs import judge_ranks, rank_traces
-from tests.divergence.rank_texts import CHECKS, DIFFS
+from tests.divergence.rank_texts import CHECKS, DIFFS, DOCUMENTS
 from tests.experiment_texts import result
 from tests.report.rows import write_rows
 
@@ -561,7 +561,7 @@ def _ranks_diff() -> str:
 
 @golden("ranks_diff.json")
 def _ranks_diff_document() -> str:
-    documents = {name: diff_document(judge_ranks(lines)) for name, lines in DIFFS.items()}
+    documents = {name: diff_document(judge_ranks(DIFFS[name])) for name in DOCUMENTS}
     return json.dumps(documents, indent=1) + "\n"
 
 
