@@ -49,7 +49,7 @@ def find_op(name: str) -> Any:
     """
     parts = name.split(".")
     if len(parts) != 3 or not all(re.fullmatch(r"[A-Za-z_]\w*", part, re.ASCII) for part in parts):
-        bad(f"{name!r} is not the name of an op")
+        bad(f"{name!r:.60} is not the name of an op")
     namespace = getattr(torch.ops, parts[0], None)
     packet = getattr(namespace, parts[1], None) if isinstance(namespace, torch._ops._OpNamespace) else None
     if not isinstance(packet, torch._ops.OpOverloadPacket):
@@ -133,13 +133,13 @@ class Arguments:
                 return _device(self.moved.get(name, name))
             case {"torch": str(text)}:
                 named = getattr(torch, text.removeprefix("torch."), None)
-                return named if is_named(named) else bad(f"{text!r} is not an argument")
+                return named if is_named(named) else bad(f"{text!r:.60} is not an argument")
             case {"tuple": [*items]}:
                 return tuple(self.decoded(item) for item in items)
             case {"dict": {**entries}}:
                 return {key: self.decoded(item) for key, item in entries.items()}
             case {**unknown} if unknown:
-                return bad(f"an argument is of the unknown kind {next(iter(unknown))!r}")
+                return bad(f"an argument is of the unknown kind {next(iter(unknown))!r:.60}")
         return bad("an argument is neither a value nor a reference")
 
 
@@ -147,14 +147,14 @@ def _number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        bad(f"{text!r} is not a number")
+        bad(f"{text!r:.60} is not a number")
 
 
 def _device(text: str) -> torch.device:
     try:
         return torch.device(text)
     except RuntimeError:
-        bad(f"{text!r} is not a device")
+        bad(f"{text!r:.60} is not a device")
 
 
 def check_arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

@@ -52,6 +52,9 @@ TIP = "Regenerate it with `hashbench sweep`."
 _DISTRUST = "Do not trust this folder, nor its repro.py: no sweep writes the repro of such a call."
 _MOST_THREADS = 4096
 
+_LONGEST_SETTING = 200
+"""Characters: torch 2.15 crashes while it warns of a precision of 1,000."""
+
 
 # ---------------------------------------------------------------------------------------- what stands in call.json
 
@@ -318,6 +321,8 @@ def _call(document: _CallDocument, tensors: _Tensors, kernel: SavedKernel | None
             raise RefusedOpError(path)
     if document.settings.get("num_threads", str(document.threads)) != str(document.threads):
         bad("it names two numbers of threads")
+    if name := next((name for name, value in document.settings.items() if len(value) > _LONGEST_SETTING), ""):
+        bad(f"the setting {name[:40]!r} is too long")
     call = CapturedCall(
         op=str(func) if kernel is None else document.op,
         func=func,
@@ -415,7 +420,7 @@ class _Tensors:
         try:
             moved = tensor.to(torch.device(self.moved.get(name, name)))
         except (RuntimeError, AssertionError, NotImplementedError):
-            bad(f"the device {name!r} is not here")
+            bad(f"the device {name!r:.60} is not here")
         return bad("the device 'meta' has no data") if moved.is_meta else moved
 
 
@@ -451,7 +456,7 @@ def _check_form(form: TensorForm, *, nbytes: int) -> None:
 def _dtype(text: str) -> torch.dtype:
     dtype = getattr(torch, text.removeprefix("torch."), None)
     if not isinstance(dtype, torch.dtype) or str(dtype).startswith(("torch.q", "torch.bits")):
-        bad(f"{text!r} is not a dtype")
+        bad(f"{text!r:.60} is not a dtype")
     return dtype
 
 
