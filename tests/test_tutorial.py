@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import subprocess
@@ -10,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_helpers import CHECKOUT
+from command_helpers import CHECKOUT, Main
 
 PAGE = (CHECKOUT / "docs" / "tutorial.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL)
@@ -35,20 +34,24 @@ def _matches(shown: str, printed: str) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("shared_servers")
-def test_each_command_of_the_tutorial_prints_what_the_page_shows(tmp_path: Path) -> None:
+def test_each_command_of_the_tutorial_prints_what_the_page_shows(
+    main: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (zoo,) = _blocks("python")
     (tmp_path / "zoo.py").write_text(zoo, encoding="utf-8")
-    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"}
-    script = f'hashbench() {{ {shlex.quote(sys.executable)} -m hashbench "$@"; }}\n'
-    for command, _ in (commands := [each for block in _blocks("console") for each in COMMAND.findall(block)]):
-        script += f"{command} 2>&1\nended=$?; echo '<next>'; (exit $ended)\n"
-    done = subprocess.run(
-        ["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    *printed, rest = done.stdout.split("<next>\n")
-    assert (len(printed), rest, done.stderr) == (len(commands), "", "")
-    for (command, shown), text in zip(commands, printed, strict=True):
-        assert _matches(shown, text), f"{command}\n{text}"
+    monkeypatch.setattr(sys, "stderr", sys.stdout)
+    code = 0
+    for command, shown in (each for block in _blocks("console") for each in COMMAND.findall(block)):
+        program, *words = shlex.split(command)
+        if program == "hashbench":
+            code, printed, _ = main(*words, cwd=tmp_path)
+        elif command == "echo $?":
+            printed = f"{code}\n"
+        else:
+            printed = subprocess.run(
+                [program, *words], cwd=tmp_path, check=True, stdout=subprocess.PIPE, text=True
+            ).stdout
+        assert _matches(shown, printed), f"{command}\n{printed}"
     page = (tmp_path / "nights" / "tuesday" / "report.html").read_text(encoding="utf-8")
     assert "write_race" in page
 
