@@ -46,10 +46,15 @@ from hashbench.text import five_lines
 from hashbench.tools.audit import report as audit_report
 from hashbench.tools.audit.rows import rows_of_sweeps
 from hashbench.trace import tracer
+from hashbench.training import resume
+from hashbench.training.text import as_json as loop_json
+from hashbench.training.text import as_text as loop_text
+from hashbench.training.text import headline
 from tests.divergence.rank_runs import judge_ranks, rank_traces
 from tests.divergence.rank_texts import CHECKS, DIFFS, DOCUMENTS
 from tests.experiment_texts import result
 from tests.report.rows import write_rows
+from tests.training.watch_texts import LOOPS, RESUMES
 
 from .stage import cli, session
 
@@ -570,6 +575,24 @@ def _ranks_check() -> str:
     """Replicas of one run, as ``hashbench ranks check`` tells them."""
     verdicts = {name: check_replicas(rank_traces(lines)) for name, lines in CHECKS.items()}
     return "".join(f"=== {name}\n{check_text(verdict)}\n" for name, verdict in verdicts.items())
+
+
+@golden("watch_diff.txt")
+def _watch_diff() -> str:
+    """Two recordings, as ``hashbench watch diff`` tells them, and the headline that a page has."""
+    return "".join(f"=== {name}: {headline(loop)}\n{loop_text(loop)}\n" for name, loop in LOOPS.items())
+
+
+@golden("watch_diff.json")
+def _watch_diff_document() -> str:
+    names = ("a difference that kernels make", "settings that differ before a kernel")
+    return json.dumps({name: json.loads(loop_json(LOOPS[name])) for name in names}, indent=1) + "\n"
+
+
+@golden("watch_resume.txt")
+def _watch_resume() -> str:
+    """A resumed run, as ``hashbench watch resume`` tells it."""
+    return "".join(f"=== {name}\n{resume.as_text(verdict)}\n" for name, verdict in RESUMES.items())
 
 
 # ------------------------------------------------------------------------------------------------------- words
