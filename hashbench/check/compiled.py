@@ -314,12 +314,8 @@ class CompiledCheck:
             because = f"the diagnosis failed: {type(error).__name__}: {bounded(str(error))}"
             return _with(outcome, confidence=str(Confidence.OPEN), because=because)
         if outcome.accuracy == Status.PASS and blamed.facts.stage in ("", "rounding"):
-            semantic = blamed.facts.semantic
-            return _with(
-                outcome,
-                semantic=semantic,
-                detail=_only_rounding(case) if semantic == "no" else blamed.finding.detail,
-            )
+            detail = _only_rounding(case) if blamed.facts.semantic == "no" else blamed.finding.detail
+            return _with(outcome, semantic=blamed.facts.semantic, detail=detail)
         found = blamed.finding
         root = self.model.root
         if found.module and found.module.partition(".")[0] != root:  # a container's own call is not on dynamo's stack

@@ -114,11 +114,8 @@ class Blamed:
 
 def of_facts(columns: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the columns of a compiled model, and those of the core."""
-    own = {one.name for one in fields(CompiledFacts)}
-    return (
-        {name: value for name, value in columns.items() if name in own},
-        {name: value for name, value in columns.items() if name not in own},
-    )
+    own = {one.name: columns[one.name] for one in fields(CompiledFacts) if one.name in columns}
+    return own, {name: value for name, value in columns.items() if name not in own}
 
 
 def explain(case: CompiledCase) -> Blamed:

@@ -96,14 +96,9 @@ def with_latent(outcome: Outcome, provoked: Provoked, perturbation: str, latent:
     only a diagnosis fills (evidence, advice, repro)."""
     divergence = latent.verdict.divergence if latent.verdict is not None else None
     differing, trials = provoked.counts
-    facts = replace(outcome.of(StressFacts), latent=perturbation, latent_rate=stats.significant(differing / trials))
-    if divergence is not None:
-        facts = replace(
-            facts,
-            latent_kernel=divergence.kernel,
-            latent_module=divergence.module,
-            latent_phase=divergence.phase,
-        )
+    place = {f"latent_{name}": getattr(divergence, name, "") for name in ("kernel", "module", "phase")}
+    rate = stats.significant(differing / trials)
+    facts = replace(outcome.of(StressFacts), latent=perturbation, latent_rate=rate, **place)
     counts = ExperimentResult(provoked.name, "pair", trials, differing, note=provoked.note)
     unnamed = (counts,) if counts.is_cut_short else ()
     because = f"{Limit.BUDGET.meaning} before each perturbation was tried alone" if unnamed else ""

@@ -8,7 +8,7 @@ from hashbench.catalog import Status
 from hashbench.compiled.facts import CompiledFacts
 from hashbench.compiled.text import beyond, blames, has_ratio
 from hashbench.records import Row
-from hashbench.text import cut_line, five_lines
+from hashbench.text import cut_line, five_lines, in_brackets, in_lines
 
 _RUNS_DIFFER = (Status.TWO_RUNS_DIFFER, Status.COMPILED_RUNS_DIFFER)
 _OPINIONS = {
@@ -39,8 +39,7 @@ def accuracy_lines(row: Row, *, folder: Path) -> str:
         return five_lines(row, folder=folder, runs=f"{whose} runs")
     if row.accuracy not in (Status.PASS, Status.FAIL_ACCURACY):
         return cut_line(_not_compared(row))
-    lines = (_what(row), _where(row), _why(row), _evidence(row), _remedy(row, folder))
-    return "\n".join(map(cut_line, lines))
+    return in_lines((_what(row), _where(row), _why(row), _evidence(row), _remedy(row, folder)))
 
 
 def _not_compared(row: Row) -> str:
@@ -63,13 +62,8 @@ def _where(row: Row) -> str:
     what = f"kernel {row.kernel}, {facts.op}" if row.kernel and facts.op else row.kernel or facts.op or "no op is named"
     if row.kernel == facts.op:
         what = facts.op or what
-    place = ", ".join(
-        filter(
-            None,
-            (row.phase, f"in {row.module}" if row.module else "", f"at {row.source}" if row.source else ""),
-        )
-    )
-    return f"stage: {facts.stage}: {what}{f' ({place})' if place else ''}"
+    place = in_brackets(row.phase, f"in {row.module}" if row.module else "", f"at {row.source}" if row.source else "")
+    return f"stage: {facts.stage}: {what}{place}"
 
 
 def _why(row: Row) -> str:

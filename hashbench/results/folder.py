@@ -315,8 +315,7 @@ class ResultsFolder:
     # --------------------------------------------------------------------------------------------------- CSV
 
     def rebuild_csv(self, rows: Iterable[Row], *, asked: Iterable[type[Facts]] = ()) -> None:
-        """Make ``accuracy.csv`` hold exactly ``rows``, with the columns of facts that are ``asked`` for; a file that
-        does already is left alone."""
+        """Make ``accuracy.csv`` hold exactly ``rows``, with columns of facts ``asked`` for, unless it does already."""
         text = ROWS.text(rows, asked=asked)
         with contextlib.suppress(FileNotFoundError):
             # Lines are appended later: a copy by hard links, as of a backup, must not get them.
@@ -325,10 +324,8 @@ class ResultsFolder:
         _replace(self.csv, text)
 
     def append_to_csv(self, row: Row) -> bool:
-        """Add one line to ``accuracy.csv``, all of it or nothing. Return False if the file lacks a column of the row:
-        it is to be rebuilt then."""
-        with os.fdopen(open_file(self.csv), encoding="utf-8", errors="replace", newline="") as file:
-            header = next(csv.reader(file), [])
+        """Add one line to ``accuracy.csv``, all of it or nothing. Return False if it lacks a column of the row."""
+        header = _header(self.csv)
         if not {*ROWS.written([row])} <= {*header}:
             return False
         line = ROWS.line(row, header).encode()
@@ -343,6 +340,11 @@ class ResultsFolder:
         finally:
             os.close(descriptor)
         return True
+
+
+def _header(path: Path) -> list[str]:
+    with os.fdopen(open_file(path), encoding="utf-8", errors="replace", newline="") as file:
+        return next(csv.reader(file), [])
 
 
 def refuse_links(paths: Iterable[Path]) -> None:
