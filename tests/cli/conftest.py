@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -25,19 +24,9 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.Co
 
 @pytest.fixture
 def folder(tmp_path: Path, swept: tuple[Path, subprocess.CompletedProcess[str]]) -> Path:
-    """A copy of that folder, and some files that are not what they should be."""
+    """A copy of that folder, and the text of a trace."""
     here = tmp_path / "here"
     shutil.copytree(swept[0], here)
-    (here / "raises.py").write_text("raise RuntimeError('no licence')\n")
-    (here / "a_file").write_text("This is no CSV, no trace and no folder.\n")
-    rows = (here / "out" / "accuracy.csv").read_text().splitlines(keepends=True)
-    (here / "twice.csv").write_text("".join([*rows, rows[1]]))
-    (here / "other.csv").write_text("".join(rows).replace("inference", "training"))
-    shutil.copytree(here / "out", here / "future")
-    environment = json.loads((here / "future" / "environment.json").read_text())
-    (here / "future" / "environment.json").write_text(json.dumps({**environment, "schema": 99}))
     trace = gzip.decompress(trace_of(here, "steady").read_bytes()).decode()
     (here / "whole.log").write_text(trace)
-    (here / "truncated.log").write_text(trace[: len(trace) // 2])
-    (here / "damaged.log").write_text(trace.replace("float32", "float64", 1))
     return here

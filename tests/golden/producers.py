@@ -14,6 +14,7 @@ import json
 import os
 import re
 import shlex
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -118,7 +119,10 @@ BAD = (
     "frobnicate",
     "--nonsense",
     f"{_SWEEP} --runz 3",
+    f"{_SWEEP} --runz=3",
+    f"{_SWEEP} -q",
     f"{_SWEEP} extra",
+    "sweep --inferense",
     # sweep
     f"{_SWEEP} --suite torchvison",
     f"{_SWEEP} --only resnet81",
@@ -156,16 +160,23 @@ BAD = (
     f"{_SWEEP} --suite bad/raises.py",
     f"{_SWEEP} --suite bad/none.py",
     f"{_SWEEP} --suite bad/no_models.py",
+    f"{_ZOO} bad/zoo.py",
+    "sweep --inference --suite bad/zoo.py --output sweep",
+    "sweep --inference --suite bad/zoo.py --output bad/a_file",
     f"{_SWEEP} --address 1.2.3.4:5",
     f"{_SWEEP} --ray-resource x=0",
     f"{_SWEEP} --ray-resource GPU=1",
     f"{_SWEEP} --ray-resource x=1.5",
     f"{_SWEEP} --executor ray --memory-limit 100",
     f"{_SWEEP} --executor slurm",
+    f"{_SWEEP} --ray-gpus 0",
+    f"{_SWEEP} --executor ray --ray-resource CPU",
+    f"{_SWEEP} --executor ray --ray-resource a=1.5",
     # list
     "list --suite timmm",
     "list --suite bad/none.py",
     "list --format xml",
+    "list --format jsno",
     # compare
     "compare sweep",
     "compare bad/a_file sweep",
@@ -181,6 +192,8 @@ BAD = (
     "compare sweep audits/base",
     "compare sweep sweep --format xml",
     "compare sweep sweep --strict",
+    "compare sweep sweep sweep",
+    "compare shards/0 shards/1",
     # diff
     "diff traces/first.log bad/a_file",
     "diff bad/truncated.log traces/first.log",
@@ -253,12 +266,19 @@ BAD = (
 
 @golden("errors.txt")
 def _errors() -> str:
-    shown = []
-    for line in BAD:
-        out, err, code = cli(*shlex.split(line))
-        assert (out, code, err.count("\n")) == ("", 2, 1), f"{line}: exit {code}\n{out}{err}"
-        shown.append(f"$ hashbench {line}\n{err}")
+    """Each is one line of standard error; no command writes or warns."""
+    shown, before = [], _files()
+    with warnings.catch_warnings(record=True) as warned:
+        for line in BAD:
+            out, err, code = cli(*shlex.split(line))
+            assert (out, code, err.count("\n")) == ("", 2, 1), f"{line}: exit {code}\n{out}{err}"
+            shown.append(f"$ hashbench {line}\n{err}")
+    assert (_files(), [str(one.message) for one in warned]) == (before, [])
     return "\n".join(shown)
+
+
+def _files() -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in sorted(Path().rglob("*.*")) if path.suffix != ".pyc"}
 
 
 # -------------------------------------------------------------------------------------------------------- listing
