@@ -8,6 +8,8 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hashbench.compare import align as alignment
 from hashbench.compare.align import align
@@ -69,21 +71,23 @@ def test_what_one_run_alone_did_lies_where_the_others_agree(
     assert align(with_arguments(first), with_arguments(second)) == pairs
 
 
-def test_no_pair_is_lost_where_others_agree_more() -> None:
-    source = random.Random(0)
-    for _ in range(300):
-        texts = ["".join(source.choice("ab") + source.choice("12") for _ in range(source.randrange(12))) for _ in "xy"]
-        runs = [with_arguments(text) for text in texts]
-        pairs, plain = align(*runs), align(*(run_of(text[::2]) for text in texts))
-        for side in range(2):
-            assert [pair[side] for pair in pairs if pair[side] is not None] == list(range(len(runs[side])))
-        agreed = [
-            sum(None not in pair and runs[0][pair[0]].arguments == runs[1][pair[1]].arguments for pair in some)  # type: ignore[index]
-            for some in (pairs, plain)
-        ]
-        assert agreed[0] >= agreed[1]
-        assert len(pairs) == len(plain)
-        assert all(runs[0][a].op == runs[1][b].op for a, b in pairs if a is not None and b is not None)
+WITH_ARGUMENTS = st.lists(st.sampled_from(["a1", "a2", "b1", "b2"]), max_size=11).map("".join)
+
+
+@settings(max_examples=200)
+@given(WITH_ARGUMENTS, WITH_ARGUMENTS)
+def test_no_pair_is_lost_where_others_agree_more(first: str, second: str) -> None:
+    runs = [with_arguments(text) for text in (first, second)]
+    pairs, plain = align(*runs), align(run_of(first[::2]), run_of(second[::2]))
+    for side in range(2):
+        assert [pair[side] for pair in pairs if pair[side] is not None] == list(range(len(runs[side])))
+    agreed = [
+        sum(None not in pair and runs[0][pair[0]].arguments == runs[1][pair[1]].arguments for pair in some)  # type: ignore[index]
+        for some in (pairs, plain)
+    ]
+    assert agreed[0] >= agreed[1]
+    assert len(pairs) == len(plain)
+    assert all(runs[0][a].op == runs[1][b].op for a, b in pairs if a is not None and b is not None)
 
 
 def test_inner_records_align_within_the_same_call() -> None:
@@ -120,34 +124,21 @@ def test_alignment_reads_as(first: str, second: str, expected: str) -> None:
     assert picture(first, second) == expected
 
 
-def edited(ops: list[str], edits: int, rng: random.Random) -> list[str]:
-    result = list(ops)
-    for _ in range(edits):
-        place = rng.randrange(len(result) + 1)
-        match rng.choice(("insert", "remove", "move")):
-            case "insert":
-                result.insert(place, rng.choice("abcdex"))
-            case "remove" if result:
-                del result[place - 1]
-            case "move" if result:
-                result.insert(place - 1, result.pop(rng.randrange(len(result))))
-    return result
-
-
 @pytest.mark.parametrize("limit", [400, 2, -1], ids=["exact", "both", "anchors"])
-def test_every_index_occurs_once_and_in_order(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@settings(max_examples=200)
+@given(first=st.text("abcde", max_size=30), second=st.text("abcde", max_size=30))
+def test_every_index_occurs_once_and_in_order(
+    limit: int, first: str, second: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(alignment, "EDIT_LIMIT", limit)
-    rng = random.Random(1)
-    for _ in range(300):
-        ops = [rng.choice("abcde") for _ in range(rng.randrange(30))]
-        a, b = run_of(ops), run_of(edited(ops, rng.randrange(8), rng))
-        pairs = align(a, b)
-        assert [i for i, _ in pairs if i is not None] == list(range(len(a)))
-        assert [j for _, j in pairs if j is not None] == list(range(len(b)))
-        assert all(a[i].op == b[j].op for i, j in pairs if i is not None and j is not None)
+    a, b = run_of(first), run_of(second)
+    pairs = align(a, b)
+    assert [i for i, _ in pairs if i is not None] == list(range(len(a)))
+    assert [j for _, j in pairs if j is not None] == list(range(len(b)))
+    assert all(a[i].op == b[j].op for i, j in pairs if i is not None and j is not None)
 
 
-def longest_common(first: list[str], second: list[str]) -> int:
+def longest_common(first: str, second: str) -> int:
     row = [0] * (len(second) + 1)
     for x in first:
         diagonal = 0
@@ -156,13 +147,11 @@ def longest_common(first: list[str], second: list[str]) -> int:
     return row[-1]
 
 
-def test_few_edits_leave_as_many_records_matched_as_can_be() -> None:
-    rng = random.Random(2)
-    for _ in range(200):
-        first = [rng.choice("abc") for _ in range(rng.randrange(25))]
-        second = edited(first, rng.randrange(10), rng)
-        matched = sum(None not in pair for pair in align(run_of(first), run_of(second)))
-        assert matched == longest_common(first, second)
+@settings(max_examples=200)
+@given(st.text("abc", max_size=25), st.text("abc", max_size=25))
+def test_as_many_records_are_matched_as_can_be(first: str, second: str) -> None:
+    matched = sum(None not in pair for pair in align(run_of(first), run_of(second)))
+    assert matched == longest_common(first, second)
 
 
 def test_insertions_unmatch_nothing_else() -> None:

@@ -4,9 +4,10 @@ known."""
 from __future__ import annotations
 
 import itertools
-import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hashbench.compare.slice import Slice, backward_slice
 
@@ -88,14 +89,14 @@ def test_a_long_chain_needs_no_stack() -> None:
     assert (len(found.reached), found.frontier) == (50_001, (0,))
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_random_graphs_by_definition(seed: int) -> None:
+EACH = st.lists(st.lists(st.integers(0, 8), max_size=2), min_size=9, max_size=9)
+STATES = st.lists(st.sampled_from([True, True, True, False, None]), min_size=9, max_size=9)
+
+
+@given(EACH, STATES, st.lists(st.integers(0, 8), min_size=2, max_size=2))
+def test_graphs_by_definition(read: list[list[int]], differ: list[bool | None], roots: list[int]) -> None:
     """By closure over all pairs: who reads whom, directly or not."""
-    chosen = random.Random(seed)
     nodes = range(9)
-    read = {node: chosen.sample(nodes, chosen.randint(0, 2)) for node in nodes}
-    differ = {node: chosen.choice((True, True, True, False, None)) for node in nodes}
-    roots = chosen.sample(nodes, 2)
     found = backward_slice(roots, read.__getitem__, differ.__getitem__)
     before = {(a, b) for b in nodes for a in read[b] if differ[b] and differ[a] is not False}
     for _ in nodes:
