@@ -85,8 +85,8 @@ quick: $(STAMP) ## The tests that start no process and take less than a second e
 
 exhaustive: $(STAMP) ## Every test, then torch's op database under the native tracer: an hour; before a release
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(FLAGS)
-	$(BIN)/python -m tests.trace.native.parity lists
-	$(BIN)/python -m tests.trace.native.parity op_db
+	$(BIN)/python -m tests.core.trace.native.parity lists
+	$(BIN)/python -m tests.core.trace.native.parity op_db
 
 test-machines: $(STAMP) ## The tests as on other machines: other vector units and libraries, one thread, one core, busy cores
 	$(BIN)/python tests/machines.py $(FLAGS)

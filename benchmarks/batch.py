@@ -16,11 +16,11 @@ from pathlib import Path
 
 from benchmarks.rows import CONSTRUCT, NATIVE, PROCESS, RUN_1, RUN_2, UNTRACED, Measured, Rows
 from benchmarks.table import Table, against
-from hashbench.diagnose.fresh_process import TORCH_ALONE, served
-from hashbench.records import BATCH_INVARIANCE, ModelSpec, RunOptions
-from hashbench.suites import registry
-from hashbench.sweep.executors.local import LocalExecutor, preload_for
-from hashbench.workers import WORKER_VARIABLES
+from hashbench.core.diagnose.fresh_process import TORCH_ALONE, served
+from hashbench.core.records import BATCH_INVARIANCE, ModelSpec, RunOptions
+from hashbench.core.suites import registry
+from hashbench.core.sweep.executors.local import LocalExecutor, preload_for
+from hashbench.core.workers import WORKER_VARIABLES
 
 GOAL, ROUNDS = 3.0, 3
 MODELS = {

@@ -13,9 +13,9 @@ import torch
 from benchmarks.overhead import interleaved
 from benchmarks.table import Table, against
 from benchmarks.workloads import bert_like
-from hashbench.native.build import Unavailable
-from hashbench.native.library import Library
-from hashbench.trace import native
+from hashbench.core.native.build import Unavailable
+from hashbench.core.native.library import Library
+from hashbench.core.trace import native
 
 RECORDS = 10_000_000
 CALL_GOAL, MEMORY_GOAL = 0.7, 120.0

@@ -24,11 +24,11 @@ from typing import Any
 import torch
 
 from benchmarks.table import Table
-from hashbench.errors import last_line
-from hashbench.records import MODES
-from hashbench.run.leaves import tensors_of
-from hashbench.run.workload import Workload, call, clone_inputs, mean_of_outputs
-from hashbench.suites import registry
+from hashbench.core.errors import last_line
+from hashbench.core.records import MODES
+from hashbench.core.run.leaves import tensors_of
+from hashbench.core.run.workload import Workload, call, clone_inputs, mean_of_outputs
+from hashbench.core.suites import registry
 
 SUITE = "compiled"
 SEED = 1337

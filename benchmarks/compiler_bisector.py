@@ -20,8 +20,8 @@ import torch
 
 from benchmarks.compiled_truths import SECONDS, SUITE, TOLERANCE, UNCACHED, load, run
 from benchmarks.table import Table
-from hashbench.errors import last_line
-from hashbench.suites import registry
+from hashbench.core.errors import last_line
+from hashbench.core.suites import registry
 
 
 def bisect(name: str, mode: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 
 from benchmarks.table import Table, against
-from hashbench.trace.digest import raw_digest
+from hashbench.core.trace.digest import raw_digest
 
 GOAL = 20.0
 _SIZES = {"4 KiB": 2**12, "256 KiB": 2**18, "4 MiB": 2**22, "64 MiB": 2**26}

@@ -11,18 +11,18 @@ from typing import TypeVar
 import torch
 
 from benchmarks.table import Table, against
-from hashbench.check.fingerprint import fingerprint_of
-from hashbench.check.model import BenchmarkRunner, run_factory
-from hashbench.fingerprint import document
-from hashbench.fingerprint.calls import KernelCollector
-from hashbench.fingerprint.checking import check
-from hashbench.fingerprint.document import Fingerprints
-from hashbench.fingerprint.verify import SAME
-from hashbench.records import Failure, ModelSpec, RunOptions
-from hashbench.run.outcome import attempt
-from hashbench.run.rng import preserved_rng
-from hashbench.run.settings import deterministic_settings
-from hashbench.suites import registry
+from hashbench.core.check.model import BenchmarkRunner, run_factory
+from hashbench.core.records import Failure, ModelSpec, RunOptions
+from hashbench.core.run.outcome import attempt
+from hashbench.core.run.rng import preserved_rng
+from hashbench.core.run.settings import deterministic_settings
+from hashbench.core.suites import registry
+from hashbench.extensions.fingerprint import document
+from hashbench.extensions.fingerprint.calls import KernelCollector
+from hashbench.extensions.fingerprint.check import fingerprint_of
+from hashbench.extensions.fingerprint.checking import check
+from hashbench.extensions.fingerprint.document import Fingerprints
+from hashbench.extensions.fingerprint.verify import SAME
 
 SECONDS, BYTES = 5.0, 100_000
 MODELS = (

@@ -20,14 +20,14 @@ from unittest import mock
 
 from benchmarks.fingerprint import BYTES, SECONDS
 from benchmarks.table import Table, against, machine
-from hashbench.check import fingerprint
-from hashbench.check.model import BenchmarkRunner
-from hashbench.extensions import preload_to
-from hashbench.fingerprint import document
-from hashbench.records import ModelSpec, Row, RunOptions
-from hashbench.suites import registry
-from hashbench.sweep.executors import Task
-from hashbench.sweep.executors.local import LocalExecutor, preload_for
+from hashbench.core.check.model import BenchmarkRunner
+from hashbench.core.extensions import preload_to
+from hashbench.core.records import ModelSpec, Row, RunOptions
+from hashbench.core.suites import registry
+from hashbench.core.sweep.executors import Task
+from hashbench.core.sweep.executors.local import LocalExecutor, preload_for
+from hashbench.extensions.fingerprint import check as fingerprint
+from hashbench.extensions.fingerprint import document
 
 LOADING, COLLECTING, RUNNING = "loading", "collecting", "running the kernels"
 
@@ -79,7 +79,7 @@ def _one(executor: LocalExecutor, spec: ModelSpec, options: RunOptions) -> tuple
 
 
 def recorded(spec: ModelSpec, options: RunOptions) -> Row:
-    """What a worker runs: :func:`~hashbench.check.fingerprint.record_model`, with its stages timed."""
+    """What a worker runs: :func:`~hashbench.extensions.fingerprint.check.record_model`, with its stages timed."""
     stages: Counter[str] = Counter()
 
     def timed(owner: Any, function: str, stage: str, less: str = "") -> Any:

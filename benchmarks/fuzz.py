@@ -32,8 +32,8 @@ import xxhash
 
 from benchmarks.table import Table
 from hashbench import cli
-from hashbench.errors import HashbenchError
-from hashbench.io import file_digest, sealed
+from hashbench.core.errors import HashbenchError
+from hashbench.core.io import file_digest, sealed
 
 SAMPLES = Path(__file__).parents[1] / "tests" / "golden" / "inputs"
 """Sound files of most formats, which the golden tests read as well."""
@@ -217,7 +217,7 @@ def _copied(*names: str) -> Callable[[Path], None]:
 
 
 def _read_trace(folder: Path) -> Any:
-    from hashbench.trace import file
+    from hashbench.core.trace import file
 
     return file.read(folder / "first.log")
 
@@ -242,7 +242,7 @@ _FINE = ("pass", "pass_due_to_skip")
 
 
 def _read_sweep(folder: Path) -> Any:
-    from hashbench.results.load import load_sweep
+    from hashbench.core.results.load import load_sweep
 
     sweep = load_sweep(folder)
     return sweep.rows, sweep.environments, sweep.selections, sweep.parts
@@ -256,8 +256,8 @@ def _rows_lost(sound: Any, bad: Any) -> bool:
 
 def _read_kept_rows(folder: Path) -> Any:
     """What ``--resume`` takes from the row files: it refuses those of another version and sets aside damaged ones."""
-    from hashbench.records import ModelSpec
-    from hashbench.results.folder import NOT_A_ROW, row_in
+    from hashbench.core.records import ModelSpec
+    from hashbench.core.results.folder import NOT_A_ROW, row_in
 
     names = ("skipped", "dies", "elsewhere", "too_slow", *(path.stem.split(".")[-1] for path in _row_files(folder)))
     rows = {}
@@ -283,7 +283,7 @@ def _believed(sound: Any, bad: Any) -> bool:
 
 
 def _read_manifest(folder: Path) -> Any:
-    from hashbench.results.folder import ResultsFolder, describe_differences
+    from hashbench.core.results.folder import ResultsFolder, describe_differences
 
     results = ResultsFolder(folder)
     found, now = results.read_manifest(), json.loads((SAMPLES / "shards" / "0" / "sweep.json").read_bytes())
@@ -292,7 +292,7 @@ def _read_manifest(folder: Path) -> Any:
 
 def _manifest_ignored(sound: Any, bad: Any) -> bool:
     """Whether a sweep would go on although another one was asked for."""
-    from hashbench.records import SWEEP_SCHEMA, RunOptions
+    from hashbench.core.records import SWEEP_SCHEMA, RunOptions
 
     def asked(manifest: Mapping[str, Any]) -> Any:
         """What is asked for: what is missing has its default."""
@@ -307,14 +307,14 @@ def _manifest_ignored(sound: Any, bad: Any) -> bool:
 
 
 def _read_audit(folder: Path) -> Any:
-    from hashbench.results import audit_table
+    from hashbench.tools.audit import audit_table
 
     audit = audit_table.read(folder)
     return audit.rows, audit.environments, audit.asked
 
 
 def _samples_lost(sound: Any, bad: Any) -> bool:
-    from hashbench.results.audit_table import AUDIT_ROWS
+    from hashbench.tools.audit.audit_table import AUDIT_ROWS
 
     kept = {AUDIT_ROWS.key_of(row): row.off for row in bad[0]}
     fine = [row for row in sound[0] if row.off == "identical"]
@@ -327,9 +327,9 @@ def _samples_lost(sound: Any, bad: Any) -> bool:
 def _make_repro(folder: Path) -> None:
     import torch
 
-    from hashbench.calls.capture import capture
-    from hashbench.records import Decision, Diagnosis, Evidence
-    from hashbench.repro import write_repro
+    from hashbench.core.diagnose.calls.capture import capture
+    from hashbench.core.diagnose.repro import write_repro
+    from hashbench.core.records import Decision, Diagnosis, Evidence
 
     x = torch.arange(8.0)
     args = (x[:2], torch.ones(2, 3), x[2:5])
@@ -339,7 +339,7 @@ def _make_repro(folder: Path) -> None:
 
 
 def _read_repro(folder: Path) -> Any:
-    from hashbench.repro import call_file
+    from hashbench.core.diagnose.repro import call_file
 
     saved = call_file.read(folder)
     tensors = [str(tensor) for tensor in saved.call.tensors]
@@ -366,7 +366,7 @@ def _sealed(path: Path, **more: str) -> None:
 def _make_recording(folder: Path) -> None:
     import torch
 
-    from hashbench.records import OpRecord, TensorDigest
+    from hashbench.core.records import OpRecord, TensorDigest
     from hashbench.tools.observer import files
     from hashbench.tools.observer.recording import Observation, Recording, Saved
 
@@ -415,9 +415,9 @@ def _make_fingerprints(folder: Path) -> None:
     """Two sweeps with the fingerprint of one model each, whose row became another one in between."""
     import torch
 
-    from hashbench.fingerprint import document
-    from hashbench.fingerprint.document import Fingerprints
-    from hashbench.fingerprint.measure import record
+    from hashbench.extensions.fingerprint import document
+    from hashbench.extensions.fingerprint.document import Fingerprints
+    from hashbench.extensions.fingerprint.measure import record
 
     weight = torch.tensor([[1.0, -1.0, 2.0]] * 4, requires_grad=True)
     parameters = [torch.ones(3, requires_grad=True) for _ in range(7)]
@@ -438,13 +438,13 @@ def _make_fingerprints(folder: Path) -> None:
 
 
 def _read_fingerprints(folder: Path) -> Any:
-    from hashbench.fingerprint import document
+    from hashbench.extensions.fingerprint import document
 
     return [document.read(folder / name / _RECORDED) for name in ("before", "after")]
 
 
 def _seal_fingerprints(_: Path, path: Path) -> None:
-    from hashbench.fingerprint.document import sealed_text
+    from hashbench.extensions.fingerprint.document import sealed_text
 
     with contextlib.suppress(ValueError, RecursionError):
         first, *lines = path.read_text().splitlines()
@@ -498,7 +498,7 @@ def _make_steps(folder: Path) -> None:
 
 
 def _read_steps(folder: Path) -> Any:
-    from hashbench.training import file
+    from hashbench.extensions.watch import file
 
     return file.read(file.ranks(folder)[0])
 
@@ -518,8 +518,8 @@ def _steps_differ(sound: Any, bad: Any) -> bool:
 
 def _seal_steps(_: Path, path: Path) -> None:
     """Every line, then the sum that the last one holds."""
-    from hashbench.io import sealed_line
-    from hashbench.training.file import sum_of
+    from hashbench.core.io import sealed_line
+    from hashbench.extensions.watch.file import sum_of
 
     with contextlib.suppress(ValueError, RecursionError, AttributeError, TypeError):
         lines = []
@@ -537,8 +537,18 @@ def _seal_steps(_: Path, path: Path) -> None:
 
 def _make_ranks(folder: Path) -> None:
     """Two ranks that multiply, reduce and add, in two steps."""
-    from hashbench.records import Collective, Leaf, OpRecord, Ref, Result, TensorDigest, Trace, TracedRank, TracedStep
-    from hashbench.trace import file
+    from hashbench.core.records import (
+        Collective,
+        Leaf,
+        OpRecord,
+        Ref,
+        Result,
+        TensorDigest,
+        Trace,
+        TracedRank,
+        TracedStep,
+    )
+    from hashbench.core.trace import file
 
     def digest(*of: object) -> TensorDigest:
         return TensorDigest("float32", (2, 3), (3, 1), xxhash.xxh3_64_hexdigest(repr(of).encode()))
@@ -564,7 +574,7 @@ def _make_ranks(folder: Path) -> None:
 
 
 def _read_ranks(folder: Path) -> Any:
-    from hashbench.ranks.folder import read_ranks
+    from hashbench.extensions.ranks.folder import read_ranks
 
     found = read_ranks(folder)
     results = {
@@ -588,15 +598,15 @@ def _make_debug_log(folder: Path) -> None:
         more = {"type": "op", "op_name": name, "call_depth": depth, "stack_trace": None, "fwd_stack_trace": None}
         return {**more, "log": value(log), **texts}
 
-    from hashbench.trace.debug_log import FORMAT, VERSION
+    from hashbench.extensions.debugmode.log import FORMAT, VERSION
 
     logs = [op("aten::mul", 1.0, 2.0, left=3.0), op("aten::add", 3.0, 1.5, left=4.5), op("aten::relu", 4.5, left=4.5)]
     (folder / "log.json").write_text(json.dumps({"format": FORMAT, "version": VERSION, "logs": logs}))
 
 
 def _read_debug_log(folder: Path) -> Any:
-    from hashbench.io import read_text
-    from hashbench.trace import debug_log
+    from hashbench.core.io import read_text
+    from hashbench.extensions.debugmode import log as debug_log
 
     try:
         text = read_text(folder / "log.json")

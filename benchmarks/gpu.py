@@ -27,8 +27,8 @@ from benchmarks.overhead import Arm, NoOp, debug_mode, interleaved, ratio, times
 from benchmarks.table import Table, against, machine
 from benchmarks.workloads import TrainingStep
 from hashbench import HashDebugTrace
-from hashbench.devices.ledger import Ledger, digest_path
-from hashbench.trace.digest import raw_digest
+from hashbench.core.devices.ledger import Ledger, digest_path
+from hashbench.core.trace.digest import raw_digest
 
 BANDWIDTH_GOAL, LARGE = 0.8, 1 << 26
 TOTAL_GOAL, ADDED_GOAL = 1.3, 10.0
@@ -84,7 +84,7 @@ def _device(asked: str | None) -> torch.device | None:
 
 def accelerator(device: torch.device) -> dict[str, str]:
     """What the figures were measured on: card, driver, builds, and the function that makes the digests."""
-    from hashbench.run.environment import collect
+    from hashbench.core.run.environment import collect
 
     known = collect(str(device))
     path = digest_path(device)

@@ -4,8 +4,8 @@
 with no mode, under a mode that does nothing and under the Python tracer, with and without gradients, and compares
 values and gradients bit by bit. What differs is repeated, so that nondeterminism is not mistaken for it. Where the mode
 alone makes the difference, experiments find the *recorded* op behind it, and the table that
-``hashbench/trace/op_schema.py`` reads is written; a call that the native tracer changes, too, makes the exit code 1.
-Three mechanisms are told apart:
+``hashbench/core/trace/op_schema.py`` reads is written; a call that the native tracer changes, too, makes the exit code
+1. Three mechanisms are told apart:
 
 * ``conjugate``: during a call that a mode intercepted, torch leaves out its own handling of lazily conjugated views, so
   a composite kernel multiplies the view where it otherwise multiplies a copy. Switching that handling on again
@@ -37,9 +37,9 @@ from torch.testing._internal.opinfo.core import SampleInput
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
-from hashbench.records import Trace
-from hashbench.trace.api import HashDebugTrace
-from hashbench.trace.digest import raw_digest
+from hashbench.core.records import Trace
+from hashbench.core.trace.api import HashDebugTrace
+from hashbench.core.trace.digest import raw_digest
 
 TABLE = Path(__file__).parent.parent / "hashbench" / "data" / "mode_dependent_ops.csv"
 DTYPES = (torch.float32, torch.float64, torch.complex64)

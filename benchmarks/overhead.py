@@ -46,7 +46,7 @@ class LeanNoOp(NoOp):
 
 @contextlib.contextmanager
 def finished_trace() -> Iterator[None]:
-    """Full tracing, and the raw records made into a :class:`~hashbench.records.Trace` afterwards."""
+    """Full tracing, and the raw records made into a :class:`~hashbench.core.records.Trace` afterwards."""
     with HashDebugTrace(tracer="python") as trace:
         yield
     trace.finish()

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 
-from hashbench.records import ModelSpec
-from hashbench.suites import csv_file, registry
+from hashbench.core.records import ModelSpec
+from hashbench.core.suites import csv_file, registry
 
 
 def counted(spec: ModelSpec) -> int:

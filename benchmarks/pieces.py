@@ -18,9 +18,9 @@ from benchmarks.overhead import Arm, added, interleaved
 from benchmarks.table import Table, machine
 from benchmarks.workloads import WORKLOADS, TrainingStep
 from hashbench import HashDebugTrace
-from hashbench.errors import HashbenchError
-from hashbench.native.library import Library, unrecorded
-from hashbench.trace import native
+from hashbench.core.errors import HashbenchError
+from hashbench.core.native.library import Library, unrecorded
+from hashbench.core.trace import native
 
 USUAL = "BERT-like, 4 layers, 128 wide, 1x32"
 

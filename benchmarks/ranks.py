@@ -105,15 +105,15 @@ def block_of(wrap: Callable[[nn.Sequential], nn.Module], *, rank: int) -> Step:
 @contextlib.contextmanager
 def recorded(folder: Path, *, contributions: bool = True) -> Iterator[None]:
     """Record this rank; without contributions, what it gives is not hashed."""
-    from hashbench.ranks.record import record_ranks
-    from hashbench.trace.digest import PENDING
+    from hashbench.core.trace.digest import PENDING
+    from hashbench.extensions.ranks.record import record_ranks
 
     def unread(tensor: torch.Tensor, _: object) -> tuple[object, ...]:
         return tensor.dtype, tuple(tensor.shape), None, PENDING
 
     with contextlib.ExitStack() as stack:
         if not contributions:
-            stack.enter_context(mock.patch("hashbench.trace.collectives.digest_unless_in_flight", unread))
+            stack.enter_context(mock.patch("hashbench.core.trace.collectives.digest_unless_in_flight", unread))
         stack.enter_context(record_ranks(folder))
         yield
 

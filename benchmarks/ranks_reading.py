@@ -18,8 +18,8 @@ from typing import Any
 import xxhash
 
 from benchmarks.table import Table, against
-from hashbench.records import Collective, Leaf, OpRecord, Ref, Result, TensorDigest, Trace, TracedRank, TracedStep
-from hashbench.trace import file
+from hashbench.core.records import Collective, Leaf, OpRecord, Ref, Result, TensorDigest, Trace, TracedRank, TracedStep
+from hashbench.core.trace import file
 
 RANKS, RECORDS, RECORDS_A_STEP = 8, 20_000, 1_144
 SECONDS_GOAL, EQUAL_SECONDS_GOAL, MEMORY_GOAL, BYTES_GOAL = 10.0, 2.0, 500.0, 40.0

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.table import Table
-from hashbench.records import Row
-from hashbench.results.rows import read_rows
+from hashbench.core.records import Row
+from hashbench.core.results.rows import read_rows
 
 SPECIMENS = Path(__file__).parent.parent / "models" / "specimens.csv"
 SHARE = 0.9

@@ -23,8 +23,8 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from hashbench.records import ROW_SCHEMA, Row, RowEvidence
-from hashbench.results.rows import ROWS
+from hashbench.core.records import ROW_SCHEMA, Row, RowEvidence
+from hashbench.core.results.rows import ROWS
 
 PARTS = [(suite, mode) for suite in ("timm", "huggingface") for mode in ("training", "inference")]
 SECONDS = "3.256"

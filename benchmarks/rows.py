@@ -30,19 +30,19 @@ import psutil
 
 from benchmarks.pieces import without_digests
 from benchmarks.table import Table, against
-from hashbench.check import model, pair
-from hashbench.native.build import Unavailable
-from hashbench.records import Failure, ModelSpec, Row, RunOptions
-from hashbench.run import outcome
-from hashbench.run.settings import deterministic_settings
-from hashbench.suites import registry
-from hashbench.sweep.executors import Task
-from hashbench.sweep.executors.local import LocalExecutor, preload_for
-from hashbench.trace import native
-from hashbench.trace.api import HashDebugTrace
-from hashbench.trace.module_paths import ModulePaths
-from hashbench.trace.native.tracer import NativeTracer
-from hashbench.trace.raw import RawTrace
+from hashbench.core.check import model, pair
+from hashbench.core.native.build import Unavailable
+from hashbench.core.records import Failure, ModelSpec, Row, RunOptions
+from hashbench.core.run import outcome
+from hashbench.core.run.settings import deterministic_settings
+from hashbench.core.suites import registry
+from hashbench.core.sweep.executors import Task
+from hashbench.core.sweep.executors.local import LocalExecutor, preload_for
+from hashbench.core.trace import native
+from hashbench.core.trace.api import HashDebugTrace
+from hashbench.core.trace.module_paths import ModulePaths
+from hashbench.core.trace.native.tracer import NativeTracer
+from hashbench.core.trace.raw import RawTrace
 
 GOAL = 1.15
 ROUNDS = 3

@@ -16,14 +16,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.table import Table, against
-from hashbench.records import ModelSpec, Row, RowEvidence, RunOptions
-from hashbench.report.compare import compare
-from hashbench.report.text import as_text
-from hashbench.results.load import load_sweep
-from hashbench.results.rows import row_to_json
-from hashbench.sweep.executors import Resources, Task, TaskResult
-from hashbench.sweep.run import run_sweep
-from hashbench.sweep.schedule import EarlierSweep, Job, Schedule, longest_first
+from hashbench.core.records import ModelSpec, Row, RowEvidence, RunOptions
+from hashbench.core.report.compare import compare
+from hashbench.core.report.text import as_text
+from hashbench.core.results.load import load_sweep
+from hashbench.core.results.rows import row_to_json
+from hashbench.core.sweep.executors import Resources, Task, TaskResult
+from hashbench.core.sweep.run import run_sweep
+from hashbench.core.sweep.schedule import EarlierSweep, Job, Schedule, longest_first
 
 ROWS = 10_000
 GOAL_ROW_MS, GOAL_COMPARE_S = 1.0, 2.0

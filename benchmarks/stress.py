@@ -25,13 +25,14 @@ from unittest import mock
 import psutil
 
 from benchmarks.table import Table, against
-from hashbench.check import model, pair, perturbed
-from hashbench.diagnose import fresh_process
-from hashbench.records import ModelSpec, Row, RunOptions
-from hashbench.suites import registry
-from hashbench.sweep.executors import Task
-from hashbench.sweep.executors.local import LocalExecutor, preload_for
-from hashbench.workers import WORKER_VARIABLES
+from hashbench.core.check import model, pair
+from hashbench.core.diagnose import fresh_process
+from hashbench.core.records import ModelSpec, Row, RunOptions
+from hashbench.core.suites import registry
+from hashbench.core.sweep.executors import Task
+from hashbench.core.sweep.executors.local import LocalExecutor, preload_for
+from hashbench.core.workers import WORKER_VARIABLES
+from hashbench.extensions.stress import perturbed
 
 GOAL = 2.5
 ROUNDS = 3

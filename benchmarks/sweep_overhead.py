@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 
 from benchmarks.table import Table, against
-from hashbench.records import RunOptions
-from hashbench.suites import registry
-from hashbench.sweep.executors.local import LocalExecutor
-from hashbench.sweep.run import run_sweep
+from hashbench.core.records import RunOptions
+from hashbench.core.suites import registry
+from hashbench.core.sweep.executors.local import LocalExecutor
+from hashbench.core.sweep.run import run_sweep
 
 GOAL = 1.5
 _MODELS = ("resnet18", "mobilenet_v3_small", "squeezenet1_1", "shufflenet_v2_x0_5", "mnasnet0_5", "resnet34")

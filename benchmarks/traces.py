@@ -11,8 +11,8 @@ import torch
 
 from benchmarks.table import Table, against
 from hashbench import HashDebugTrace
-from hashbench.divergence import find as find_divergence
-from hashbench.records import Trace
+from hashbench.core.divergence import find as find_divergence
+from hashbench.core.records import Trace
 
 RECORDS = 20_000
 MEMORY_GOAL, SECONDS_GOAL = 20.0, 0.5

@@ -23,13 +23,12 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from hashbench.catalog import CAUSES
-from hashbench.records import Row
-from hashbench.results import audit_table
-from hashbench.results.invariance_table import INVARIANCE, audit_kind
-from hashbench.results.rows import read_rows
-from hashbench.tools.audit import invariance_report
+from hashbench.core.catalog import CAUSES
+from hashbench.core.records import Row
+from hashbench.core.results.rows import read_rows
+from hashbench.tools.audit import audit_table, invariance_report
 from hashbench.tools.audit import report as audit_report
+from hashbench.tools.audit.invariance_table import INVARIANCE, audit_kind
 
 ROOT = Path(__file__).parent.parent
 SPECIMEN_COLUMNS = ("kernel", "phase", "cause", "confidence", "because")

@@ -10,35 +10,35 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hashbench.check.model import BenchmarkRunner
-    from hashbench.divergence import find as find_divergence
-    from hashbench.errors import HashbenchError
-    from hashbench.ranks.record import record_ranks
-    from hashbench.ranks.results import result
-    from hashbench.records import ModelSpec, Row, RunOptions, Trace
-    from hashbench.results.dataframe import read_sweep
-    from hashbench.run.workload import Workload
-    from hashbench.suites.python_suites import model
-    from hashbench.trace.api import HashDebugTrace
-    from hashbench.training.recorder import watch
+    from hashbench.core.check.model import BenchmarkRunner
+    from hashbench.core.divergence import find as find_divergence
+    from hashbench.core.errors import HashbenchError
+    from hashbench.core.records import ModelSpec, Row, RunOptions, Trace
+    from hashbench.core.results.dataframe import read_sweep
+    from hashbench.core.run.workload import Workload
+    from hashbench.core.suites.python_suites import model
+    from hashbench.core.trace.api import HashDebugTrace
+    from hashbench.extensions.ranks.record import record_ranks
+    from hashbench.extensions.ranks.results import result
+    from hashbench.extensions.watch.recorder import watch
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "BenchmarkRunner": ("hashbench.check.model", "BenchmarkRunner"),
-    "HashDebugTrace": ("hashbench.trace.api", "HashDebugTrace"),
-    "HashbenchError": ("hashbench.errors", "HashbenchError"),
-    "ModelSpec": ("hashbench.records", "ModelSpec"),
-    "Row": ("hashbench.records", "Row"),
-    "RunOptions": ("hashbench.records", "RunOptions"),
-    "Trace": ("hashbench.records", "Trace"),
-    "Workload": ("hashbench.run.workload", "Workload"),
-    "find_divergence": ("hashbench.divergence", "find"),
-    "model": ("hashbench.suites.python_suites", "model"),
-    "read_sweep": ("hashbench.results.dataframe", "read_sweep"),
-    "record_ranks": ("hashbench.ranks.record", "record_ranks"),
-    "result": ("hashbench.ranks.results", "result"),
-    "watch": ("hashbench.training.recorder", "watch"),
+    "BenchmarkRunner": ("hashbench.core.check.model", "BenchmarkRunner"),
+    "HashDebugTrace": ("hashbench.core.trace.api", "HashDebugTrace"),
+    "HashbenchError": ("hashbench.core.errors", "HashbenchError"),
+    "ModelSpec": ("hashbench.core.records", "ModelSpec"),
+    "Row": ("hashbench.core.records", "Row"),
+    "RunOptions": ("hashbench.core.records", "RunOptions"),
+    "Trace": ("hashbench.core.records", "Trace"),
+    "Workload": ("hashbench.core.run.workload", "Workload"),
+    "find_divergence": ("hashbench.core.divergence", "find"),
+    "model": ("hashbench.core.suites.python_suites", "model"),
+    "read_sweep": ("hashbench.core.results.dataframe", "read_sweep"),
+    "record_ranks": ("hashbench.extensions.ranks.record", "record_ranks"),
+    "result": ("hashbench.extensions.ranks.results", "result"),
+    "watch": ("hashbench.extensions.watch.recorder", "watch"),
 }
 
 __all__ = [

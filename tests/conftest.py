@@ -20,11 +20,11 @@ from hypothesis import HealthCheck, settings
 from running_order import LONGEST_FIRST
 
 from hashbench import cli
-from hashbench.diagnose.fresh_process import LOADED_VARIABLE, POOL_VARIABLE, SERVER_VARIABLE
-from hashbench.processes import variables
-from hashbench.records import RunOptions
-from hashbench.suites.selection import Selection
-from hashbench.sweep.request import SweepRequest, diagnosis_servers
+from hashbench.core.diagnose.fresh_process import LOADED_VARIABLE, POOL_VARIABLE, SERVER_VARIABLE
+from hashbench.core.processes import variables
+from hashbench.core.records import RunOptions
+from hashbench.core.suites.selection import Selection
+from hashbench.core.sweep.request import SweepRequest, diagnosis_servers
 
 # Tests of several processes share two cores with each other; OpenMP threads that spin while they wait make that ten
 # times slower. Must be set before torch is imported.
@@ -128,7 +128,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 def _frozen_modules() -> None:
     """As in a worker of a sweep: what was loaded before a file's tests is not searched by the collector (0.2 s a time
     with all of torch), nor by the experiments that look at what lives in this process (10 times their time)."""
-    if "hashbench.check.model" in sys.modules:
+    if "hashbench.core.check.model" in sys.modules:
         importlib.import_module("torch._dynamo")  # which its first run would
     gc.collect()
     gc.freeze()
@@ -179,7 +179,7 @@ def forked_ranks(shared_servers: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """``hashbench ranks run`` forks its ranks, which have torch then."""
     from forked_ranks import run_ranks
 
-    monkeypatch.setattr("hashbench.ranks.launch.run_ranks", run_ranks)
+    monkeypatch.setattr("hashbench.extensions.ranks.launch.run_ranks", run_ranks)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Stand-ins for ``hashbench.check.model:run_model`` that tell what a worker sees of accelerators."""
+"""Stand-ins for ``hashbench.core.check.model:run_model`` that tell what a worker sees of accelerators."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from hashbench.records import ModelSpec, Row, RunOptions
+from hashbench.core.records import ModelSpec, Row, RunOptions
 
 SHOWN = ("CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from hashbench.catalog import EXPERIMENTS
-from hashbench.records import ExperimentResult, RowEvidence
+from hashbench.core.catalog import EXPERIMENTS
+from hashbench.core.records import ExperimentResult, RowEvidence
 
 _WRITTEN = re.compile(r"(\w+)/(\w+) (?:(\d+)/(\d+)(?:~(\d+))?|\((.*)\))(?: \[(.*)\])?", re.DOTALL)
 

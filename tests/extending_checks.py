@@ -16,27 +16,28 @@ import pytest
 import torch
 from command_helpers import Main
 
-from hashbench import HashDebugTrace, cli, find_divergence, replay
-from hashbench.causes import decide
-from hashbench.check.row import row_of
-from hashbench.devices.ledger import chosen
-from hashbench.extensions import failure_lines, shown
-from hashbench.native.library import NATIVE_KEY
-from hashbench.processes import Budget
-from hashbench.records import CallFacts, Diagnosis, Evidence, ModelSpec, Row, RowEvidence, RunOptions
-from hashbench.report.compare import compare
-from hashbench.report.exports import as_annotations, as_junit, as_markdown
-from hashbench.report.page import render_html
-from hashbench.report.table import sweep_table
-from hashbench.report.text import as_json
-from hashbench.repro import report
-from hashbench.results.rows import read_rows, row_from_json, row_to_json
-from hashbench.run.outcome import Outcome
-from hashbench.trace.digest import digest
+from hashbench import HashDebugTrace, cli, find_divergence
+from hashbench.core.check.row import row_of
+from hashbench.core.devices.ledger import chosen
+from hashbench.core.diagnose import replay
+from hashbench.core.diagnose.causes import decide
+from hashbench.core.diagnose.repro import report
+from hashbench.core.extensions import failure_lines, shown
+from hashbench.core.native.library import NATIVE_KEY
+from hashbench.core.processes import Budget
+from hashbench.core.records import CallFacts, Diagnosis, Evidence, ModelSpec, Row, RowEvidence, RunOptions
+from hashbench.core.report.compare import compare
+from hashbench.core.report.table import sweep_table
+from hashbench.core.report.text import as_json
+from hashbench.core.results.rows import read_rows, row_from_json, row_to_json
+from hashbench.core.run.outcome import Outcome
+from hashbench.core.trace.digest import digest
+from hashbench.extensions.report.exports import as_annotations, as_junit, as_markdown
+from hashbench.extensions.report.page import render_html
+from tests.core.report.rows import sweep, write_rows
 from tests.experiment_texts import result
+from tests.extensions.report.histories import DIAGNOSED, failed, judged, passing
 from tests.flat_rows import changed
-from tests.report.histories import DIAGNOSED, failed, judged, passing
-from tests.report.rows import sweep, write_rows
 from tests.repro_helpers import aten, captured
 from tests.test_extending import CHANGES
 
@@ -229,7 +230,7 @@ def test_a_digest_for_a_dtype() -> None:
 
 def test_a_kind_of_device() -> None:
     kind, accumulate = chosen(torch.device("mps"))
-    assert (kind.name, accumulate.__module__) == ("mps", "hashbench.devices.mps")
+    assert (kind.name, accumulate.__module__) == ("mps", "hashbench.core.devices.mps")
 
 
 def test_a_usual_op_of_the_native_tracer() -> None:

@@ -6,9 +6,9 @@ from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
-from hashbench.extensions import facts_kinds
-from hashbench.records import Facts, Row, holding
-from hashbench.results.rows import ROWS
+from hashbench.core.extensions import facts_kinds
+from hashbench.core.records import Facts, Row, holding
+from hashbench.core.results.rows import ROWS
 
 _Row = TypeVar("_Row", bound=Row)
 

@@ -11,15 +11,15 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from hashbench.processes import variables
-from hashbench.ranks.launch import RanksEnd
-from hashbench.ranks.processes import Peers, started
+from hashbench.core.processes import variables
+from hashbench.extensions.ranks.launch import RanksEnd
+from hashbench.extensions.ranks.processes import Peers, started
 
 
 def run_ranks(
     command: Sequence[str | Path], *, ranks: int = 2, seconds: float | None = None, folder: Path | None = None
 ) -> RanksEnd:
-    """Do what :func:`hashbench.ranks.launch.run_ranks` does, but for the time limit."""
+    """Do what :func:`hashbench.extensions.ranks.launch.run_ranks` does, but for the time limit."""
     from torch.distributed import TCPStore
 
     del seconds, folder

@@ -10,8 +10,8 @@ import time
 import uuid
 from pathlib import Path
 
-from hashbench.records import Failure, ModelSpec, OpRecord, RunOptions, TensorDigest, Trace
-from hashbench.run.addresses import arranged_addresses
+from hashbench.core.records import Failure, ModelSpec, OpRecord, RunOptions, TensorDigest, Trace
+from hashbench.core.run.addresses import arranged_addresses
 
 RUNS_HERE: list[int] = []
 """State of the process: how many runs it made."""

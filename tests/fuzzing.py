@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hashbench import io
-from hashbench.errors import HashbenchError
+from hashbench.core import io
+from hashbench.core.errors import HashbenchError
 
 _Read = TypeVar("_Read")
 

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from hashbench.calls.call import CapturedCall
-from hashbench.calls.capture import capture
-from hashbench.trace.api import HashDebugTrace
-from hashbench.trace.callbacks import TraceCallback
-from hashbench.trace.generated import GeneratedKernel
-from hashbench.trace.op_schema import OpPlan
+from hashbench.core.diagnose.calls.call import CapturedCall
+from hashbench.core.diagnose.calls.capture import capture
+from hashbench.core.trace.api import HashDebugTrace
+from hashbench.core.trace.callbacks import TraceCallback
+from hashbench.core.trace.generated import GeneratedKernel
+from hashbench.core.trace.op_schema import OpPlan
 
 SOURCE = 'extern "C" void kernel(const float* in_ptr0, float* out_ptr0) { out_ptr0[0] = 2 * in_ptr0[0]; }\n'
 

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 
-from hashbench.ranks.processes import Peers
+from hashbench.extensions.ranks.processes import Peers
 
 
 def meets(peers: Peers, number: int) -> None:
@@ -41,8 +41,8 @@ def waits(peers: Peers) -> None:
 
 def check_a_model_that_hangs(zoo: str, folder: str, _report: int) -> None:
     """Check the model, as the worker of a sweep does; rank 1 says that it hangs in the file ``hangs``."""
-    from hashbench.check.model import run_model
-    from hashbench.records import ModelSpec, RunOptions
+    from hashbench.core.check.model import run_model
+    from hashbench.core.records import ModelSpec, RunOptions
 
     os.environ["RANKED_ZOO_FOLDER"] = folder
     run_model(ModelSpec("ranked_zoo", "hangs", source=zoo, world_size=2), RunOptions())

@@ -1,4 +1,4 @@
-"""Stand-ins for ``hashbench.check.model:run_model`` on the machines of a cluster, and a sweep of them.
+"""Stand-ins for ``hashbench.core.check.model:run_model`` on the machines of a cluster, and a sweep of them.
 
 As in ``sweep_targets``, some of whose functions are here too, a model does what its name's function below does; what a
 test wants to see goes into the folder ``notes`` that its arguments name, since its results folder lies on the machine
@@ -22,12 +22,12 @@ from pathlib import Path
 import psutil
 from sweep_targets import FOR_EVER, do_hang, do_kill9, do_nap, do_segfault, do_segfault_in_diagnosis  # noqa: F401 – by name
 
-from hashbench.fingerprint import document
-from hashbench.fingerprint.document import Fingerprints, ModelFingerprint
-from hashbench.io import replace_file
-from hashbench.processes import tell_phase
-from hashbench.records import ModelSpec, Row, RunOptions
-from hashbench.results.folder import file_key
+from hashbench.core.io import replace_file
+from hashbench.core.processes import tell_phase
+from hashbench.core.records import ModelSpec, Row, RunOptions
+from hashbench.core.results.folder import file_key
+from hashbench.extensions.fingerprint import document
+from hashbench.extensions.fingerprint.document import Fingerprints, ModelFingerprint
 
 
 def spec(name: str, do: str = "pass", *, notes: Path) -> ModelSpec:
@@ -156,14 +156,14 @@ def do_kill_ray_worker(*_):
 
 def executor(address: str, **asked):
     """One whose machines do without torch."""
-    from hashbench.sweep.executors import RayCluster
-    from hashbench.sweep.executors.ray import RayExecutor
+    from hashbench.core.sweep.executors import RayCluster
+    from hashbench.extensions.ray.executor import RayExecutor
 
     return RayExecutor((), RunOptions(), cluster=RayCluster(address, **asked), fingerprint="ray_targets:fingerprint")
 
 
 def main(arguments: list[str]) -> int:
-    from hashbench.sweep.run import SweepInterrupted, run_sweep
+    from hashbench.core.sweep.run import SweepInterrupted, run_sweep
 
     output, address = Path(arguments[0]), arguments[1]
     models = [spec(*argument.split("="), notes=output.parent) for argument in arguments[2:]]
@@ -190,7 +190,7 @@ def serve_an_older_ray(address: str) -> None:
     """What a machine with an older Ray has to say when it joins the cluster."""
     import ray
 
-    from hashbench.sweep.executors.ray_client import serve
+    from hashbench.extensions.ray.client import serve
 
     ray.__version__ = "1.0"
     serve(address)

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from hashbench.calls.call import CapturedCall
-from hashbench.calls.capture import capture
-from hashbench.records import CallFacts, Decision, Diagnosis, Evidence, ExperimentResult, Rate
+from hashbench.core.diagnose.calls.call import CapturedCall
+from hashbench.core.diagnose.calls.capture import capture
+from hashbench.core.records import CallFacts, Decision, Diagnosis, Evidence, ExperimentResult, Rate
 
 aten: Any = torch.ops.aten
 

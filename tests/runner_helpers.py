@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hashbench.check.model import BenchmarkRunner
-from hashbench.records import ModelSpec
-from hashbench.run.workload import Workload
-from hashbench.suites import registry
+from hashbench.core.check.model import BenchmarkRunner
+from hashbench.core.records import ModelSpec
+from hashbench.core.run.workload import Workload
+from hashbench.core.suites import registry
 
 
 class FunctionRunner(BenchmarkRunner):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 LONGEST_FIRST = (
     # Looks at all modules: 20 times as long once transformers and timm are loaded.
-    "tests/replay/controls/test_generators.py",
+    "tests/core/diagnose/replay/controls/test_generators.py",
     *("compiled inference", "compiled training", "compiled inference again"),
     # A pool of gloo ranks each, whose processes have loaded torch.
     *("ranks 0", "ranks 1"),
@@ -15,35 +15,59 @@ LONGEST_FIRST = (
     *(f"specimens inference {share}" for share in ("0", "1", "--diagnose-budget 0")),
     *(
         "specimens batches",
-        "tests/sweep/executors/test_ray.py",
+        "tests/extensions/ray/test_executor.py",
         "tests/integrations/dynamo/test_fresh.py",
-        "tests/diagnose/test_driver.py",
+        "tests/core/diagnose/test_driver.py",
         "tests/integrations/dynamo/test_hook.py",
-        "tests/check/test_stress.py",
+        "tests/extensions/stress/test_stage.py",
     ),
     # Start ranks, or run a training loop several times, in processes that import torch.
-    *("tests/cli/test_ranks_programs.py", "tests/training/test_rerun.py", "tests/integrations/test_trainers.py"),
-    # Compile with a cache that is empty where nothing was compiled before.
-    *("inductor", "tests/check/test_compiled.py", "tests/integrations/pytest/test_compiled.py"),
-    *("tests/integrations/dynamo/test_eager_runs.py", "tests/cli/test_commands.py", "tests/cli/test_report.py"),
     *(
-        "tests/trace/test_compiled.py",
-        "tests/check/test_invariance.py",
+        "tests/extensions/ranks/test_cli_programs.py",
+        "tests/extensions/watch/test_rerun.py",
+        "tests/extensions/debugmode/test_trainers.py",
+    ),
+    # Compile with a cache that is empty where nothing was compiled before.
+    *("inductor", "tests/extensions/compiled/test_check.py", "tests/integrations/pytest/test_compiled.py"),
+    *(
+        "tests/integrations/dynamo/test_eager_runs.py",
+        "tests/extensions/ranks/test_commands.py",
+        "tests/extensions/report/test_cli.py",
+    ),
+    *(
+        "tests/core/trace/test_compiled.py",
+        "tests/extensions/invariance/test_check.py",
         "tests/test_extending.py",
-        "tests/check/test_variants.py",
+        "tests/extensions/invariance/test_variants.py",
     ),
     *("tests/integrations/dynamo/test_session.py", "tests/integrations/dynamo/test_compiled_runs.py"),
     *(
-        "tests/trace/native/test_parity.py",
+        "tests/core/trace/native/test_parity.py",
         "tests/integrations/pytest/test_plugin.py",
-        "tests/sweep/executors/test_local.py",
+        "tests/core/sweep/executors/test_local.py",
     ),
-    *("tests/tools/pipeline/test_specimens.py", "tests/repro/test_repro.py", "tests/tools/audit/test_invariance.py"),
-    *("tests/fingerprint/test_verify.py", "tests/test_docs.py", "tests/tools/audit/test_command.py"),
-    *("tests/native/test_build.py", "tests/benchmarks/test_gpu.py", "tests/tools/pipeline/test_running.py"),
-    *("tests/devices/test_triton_kernel.py", "tests/trace/test_collectives.py"),
-    *("tests/suites/test_torchvision.py", "tests/report/test_browser.py", "tests/diagnose/test_fresh_process.py"),
-    *("tests/golden/test_golden.py", "tests/tools/observer/test_docs.py", "tests/sweep/test_fingerprints.py"),
-    *("tests/calls/test_capture.py", "tests/tools/numeric/test_compare.py", "tests/replay/test_replayer.py"),
+    *(
+        "tests/tools/pipeline/test_specimens.py",
+        "tests/core/diagnose/repro/test_repro.py",
+        "tests/tools/audit/test_invariance.py",
+    ),
+    *("tests/extensions/fingerprint/test_verify.py", "tests/test_docs.py", "tests/tools/audit/test_command.py"),
+    *("tests/core/native/test_build.py", "tests/benchmarks/test_gpu.py", "tests/tools/pipeline/test_running.py"),
+    *("tests/core/devices/test_triton_kernel.py", "tests/core/trace/test_collectives.py"),
+    *(
+        "tests/core/suites/test_torchvision.py",
+        "tests/extensions/report/test_browser.py",
+        "tests/core/diagnose/test_fresh_process.py",
+    ),
+    *(
+        "tests/golden/test_golden.py",
+        "tests/tools/observer/test_docs.py",
+        "tests/extensions/fingerprint/test_after_sweep.py",
+    ),
+    *(
+        "tests/core/diagnose/calls/test_capture.py",
+        "tests/tools/numeric/test_compare.py",
+        "tests/core/diagnose/replay/test_replayer.py",
+    ),
 )
 """The groups and files that take longest, in this order: on two cores the rest then fills what they leave."""

@@ -13,10 +13,10 @@ import psutil
 import sweep_targets
 from sweep_targets import ran
 
-from hashbench.records import RunOptions
-from hashbench.results.rows import read_rows
-from hashbench.sweep.executors.local import LocalExecutor
-from hashbench.sweep.run import run_sweep
+from hashbench.core.records import RunOptions
+from hashbench.core.results.rows import read_rows
+from hashbench.core.sweep.executors.local import LocalExecutor
+from hashbench.core.sweep.run import run_sweep
 
 SCRIPT = Path(sweep_targets.__file__)
 

@@ -1,4 +1,4 @@
-"""Stand-ins for ``hashbench.check.model:run_model``, without torch, that end in every way a model can end.
+"""Stand-ins for ``hashbench.core.check.model:run_model``, without torch, that end in every way a model can end.
 
 Run as a script, this file is a sweep in a process of its own:
 ``python sweep_targets.py OUTPUT [--resume] [--jobs N] [--preload MODULE] NAME=BEHAVIOUR…``; exit code 130 for Ctrl-C.
@@ -21,11 +21,11 @@ from pathlib import Path
 
 import psutil
 
-from hashbench.io import replace_file
-from hashbench.processes import send_draft, tell_phase
-from hashbench.records import ModelSpec, Row, RunOptions
-from hashbench.results.folder import ResultsFolder, file_key
-from hashbench.results.rows import row_to_json
+from hashbench.core.io import replace_file
+from hashbench.core.processes import send_draft, tell_phase
+from hashbench.core.records import ModelSpec, Row, RunOptions
+from hashbench.core.results.folder import ResultsFolder, file_key
+from hashbench.core.results.rows import row_to_json
 
 LOADED_IN = os.getpid()
 
@@ -221,7 +221,7 @@ def _first_time(spec, options) -> bool:
 
 def _neighbours() -> str:
     commands = [child.cmdline() for child in psutil.Process(os.getppid()).children()]
-    forks = [command for command in commands if "hashbench.workers:serve" in command]
+    forks = [command for command in commands if "hashbench.core.workers:serve" in command]
     return f"beside {len(forks) - 1} others"
 
 
@@ -330,7 +330,7 @@ def do_fill_quota(*_):
 
 def do_torch(*_):
     """Parallel work after the fork; it would hang if the server had started OpenMP threads."""
-    preloaded, native = "torch" in sys.modules, sys.modules.get("hashbench.trace.native")
+    preloaded, native = "torch" in sys.modules, sys.modules.get("hashbench.core.trace.native")
     recorder = native is not None and native.load.cache_info().currsize == 1
     threads = len(list(Path(f"/proc/{os.getppid()}/task").iterdir()))
     import torch
@@ -342,8 +342,8 @@ def do_torch(*_):
 
 
 def main(arguments: list[str]) -> int:
-    from hashbench.sweep.executors.local import LocalExecutor
-    from hashbench.sweep.run import SweepInterrupted, run_sweep
+    from hashbench.core.sweep.executors.local import LocalExecutor
+    from hashbench.core.sweep.run import SweepInterrupted, run_sweep
 
     output = Path(arguments[0])
     jobs = int(arguments[arguments.index("--jobs") + 1]) if "--jobs" in arguments else 1

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from hashbench import cli
-from hashbench.errors import HashbenchError
-from hashbench.records import MODES, ModelSpec, Row
-from hashbench.results.rows import read_rows
-from hashbench.run.settings import preserved
-from hashbench.suites import registry
-from hashbench.suites.csv_file import data_folder
+from hashbench.core.errors import HashbenchError
+from hashbench.core.records import MODES, ModelSpec, Row
+from hashbench.core.results.rows import read_rows
+from hashbench.core.run.settings import preserved
+from hashbench.core.suites import registry
+from hashbench.core.suites.csv_file import data_folder
 from tests.test_specimens import MODE_OF, SPECIMENS, agrees, untrue
 
 SPECS: Mapping[str, ModelSpec] = {spec.name: spec for spec in registry.catalog("specimens") if spec.devices}

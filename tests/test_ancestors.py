@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from hashbench import cli
-from hashbench.run.rng import preserved_rng
-from hashbench.run.settings import preserved
+from hashbench.core.run.rng import preserved_rng
+from hashbench.core.run.settings import preserved
 from hashbench.tools.numeric import numeric_check_if_enabled
 
 PAGE = (Path(__file__).parents[1] / "docs" / "ancestors.md").read_text(encoding="utf-8")

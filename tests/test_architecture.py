@@ -233,7 +233,7 @@ def _imports(path: Path, *, lazy: bool) -> Iterator[str]:
 
 @functools.cache
 def imported_modules(module: str, *, lazy: bool) -> frozenset[str]:
-    """The modules of this package that a module imports (``hashbench.run.workload.call`` is ``run.workload``)."""
+    """The modules of this package that a module imports (``hashbench.core.run.workload.call`` is ``run.workload``)."""
     inside = (name.removeprefix("hashbench.") for name in imports(module, lazy=lazy) if name.startswith("hashbench."))
     return frozenset(filter(None, map(_module_of, inside)))
 

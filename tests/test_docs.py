@@ -13,8 +13,8 @@ from unittest import mock
 import pytest
 
 from hashbench import cli
-from hashbench.records import RunOptions
-from hashbench.suites import registry
+from hashbench.core.records import RunOptions
+from hashbench.core.suites import registry
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "benchmarks" / "README.md"]
@@ -75,7 +75,7 @@ def test_no_sentence_of_a_page_has_more_than_25_words(page: Path) -> None:
 
 @pytest.mark.slow
 def test_the_zoo_of_the_documentation_is_a_zoo(tmp_path: Path) -> None:
-    from hashbench.suites import registry
+    from hashbench.core.suites import registry
 
     blocks = BLOCK.finditer((ROOT / "docs" / "zoo.md").read_text(encoding="utf-8"))
     code = next(block["text"] for block in blocks if block["language"] == "python")

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from hashbench.trace.tracer import native_unavailable
+from hashbench.core.trace.tracer import native_unavailable
 
 ROOT = Path(__file__).parent.parent
 GUIDE, *PAGES = (

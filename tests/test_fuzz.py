@@ -12,12 +12,12 @@ import pytest
 from command_helpers import Main
 
 from benchmarks import fuzz
-from hashbench.errors import HashbenchError
-from hashbench.io import from_json
-from hashbench.results import audit_table
-from hashbench.results.folder import ResultsFolder, describe_differences
-from hashbench.results.rows import csv_line, read_rows, row_from_json
-from hashbench.trace import file as tracefile
+from hashbench.core.errors import HashbenchError
+from hashbench.core.io import from_json
+from hashbench.core.results.folder import ResultsFolder, describe_differences
+from hashbench.core.results.rows import csv_line, read_rows, row_from_json
+from hashbench.core.trace import file as tracefile
+from hashbench.tools.audit import audit_table
 
 MUTATIONS = 8
 """Of each format: a thousand take half an hour. ``docs/security.md`` has their counts."""

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import hashbench
-from hashbench.suites.registry import SUITES, catalog
+from hashbench.core.suites.registry import SUITES, catalog
 
 pytest.importorskip("hatchling", reason="building the wheel without network needs hatchling, see the extra test")
 
@@ -70,15 +70,15 @@ def names(wheel: Path) -> list[str]:
     "path",
     [
         "hashbench/py.typed",
-        "hashbench/cli/__init__.py",
-        "hashbench/data/mode_dependent_ops.csv",
-        "hashbench/native/recorder.cpp",
+        "hashbench/extensions/fingerprint/__init__.py",
+        "hashbench/core/trace/mode_dependent_ops.csv",
+        "hashbench/core/native/recorder.cpp",
         "hashbench/models/torchvision.csv",
         "hashbench/models/specimens.csv",
-        "hashbench/report/templates/night.md.jinja",
-        "hashbench/report/templates/report.html",
-        "hashbench/repro/templates/REPORT.md.jinja",
-        "hashbench/repro/templates/experiments/repeat.py.jinja",
+        "hashbench/extensions/report/templates/night.md.jinja",
+        "hashbench/extensions/report/templates/report.html",
+        "hashbench/core/diagnose/repro/templates/REPORT.md.jinja",
+        "hashbench/core/diagnose/repro/templates/experiments/repeat.py.jinja",
         "hashbench/models/specimens/races.py",
         "hashbench/docs/zoo.md",
     ],

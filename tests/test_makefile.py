@@ -13,7 +13,7 @@ import pytest
 import versions
 
 import hashbench
-from hashbench.results.rows import read_rows
+from hashbench.core.results.rows import read_rows
 
 CHECKOUT = Path(hashbench.__file__).parents[1]
 STAMP = Path(".venv", ".installed")

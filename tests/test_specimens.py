@@ -3,7 +3,8 @@
 The truth is in ``models/specimens.csv``, in the columns that begin with ``truth_``; an empty cell leaves that open.
 Where the tracers see different things, a cell says ``native|python``. A specimen with a truth about ``untraced`` is
 swept with ``--untraced-pair``: only so can it show what it is. Truths of batch invariance that torch alone decides
-(``by torch alone``, with the kernels that may be named) are asked of it in ``tests/batch/test_natural.py``.
+(``by torch alone``, with the kernels that may be named) are asked of it in
+``tests/extensions/invariance/test_natural.py``.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from running_order import LONGEST_FIRST
 
 import hashbench
 from hashbench import cli
-from hashbench.catalog import CAUSES, Confidence, Origin
-from hashbench.records import MODES, Row
-from hashbench.results.rows import read_rows
-from hashbench.suites.csv_file import data_folder
-from hashbench.trace.tracer import choose
+from hashbench.core.catalog import CAUSES, Confidence, Origin
+from hashbench.core.records import MODES, Row
+from hashbench.core.results.rows import read_rows
+from hashbench.core.suites.csv_file import data_folder
+from hashbench.core.trace.tracer import choose
 from tests.flat_rows import flat
 
 pytestmark = pytest.mark.usefixtures("shared_servers")

@@ -22,10 +22,14 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from hashbench import __version__
-from hashbench.cli import completion, fingerprint, ranks, reading, report, sweep, tools, watch
+from hashbench.cli import completion, reading, sweep, tools
 from hashbench.cli.flags import say
 from hashbench.cli.parser import EXIT_FAULT, EXIT_INTERRUPTED, EXIT_USAGE, Commands, OneLineParser
-from hashbench.errors import HashbenchError
+from hashbench.core.errors import HashbenchError
+from hashbench.extensions.fingerprint import cli as fingerprint
+from hashbench.extensions.ranks import cli as ranks
+from hashbench.extensions.report import cli as report
+from hashbench.extensions.watch import cli as watch
 
 __all__ = ["main"]
 
@@ -57,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def main_with(*arguments: str) -> int:
-    """Run one subcommand in a new Python; see :func:`hashbench.processes.python_calling`."""
+    """Run one subcommand in a new Python; see :func:`hashbench.core.processes.python_calling`."""
     return main(arguments)
 
 

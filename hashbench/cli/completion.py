@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hashbench.cli.parser import Commands, OneLineParser
-from hashbench.errors import HashbenchError
+from hashbench.core.errors import HashbenchError
 
 SHELLS = ("bash", "zsh", "fish")
 

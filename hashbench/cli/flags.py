@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO, TypeVar
 
-from hashbench import records
 from hashbench.cli.parser import Flags
-from hashbench.records import DETERMINISTIC, DTYPES, INVARIANCE_GROUPS, TRACERS
-from hashbench.text import printable
+from hashbench.core import records
+from hashbench.core.records import DETERMINISTIC, DTYPES, INVARIANCE_GROUPS, TRACERS
+from hashbench.core.text import printable
 
 LARGEST_SEED = 2**32 - 1  # NumPy takes no larger one
 LONGEST_SECONDS = 1e6  # eleven days; the kernel counts a wait in 31 bits of milliseconds
@@ -208,7 +208,7 @@ def look_of(stream: TextIO | None) -> Look:
 def phases_shown() -> Iterator[None]:
     """Show the current phase of this process on a terminal's standard error, in a line that is erased at the end. No
     thread redraws it: experiments are running."""
-    from hashbench.processes import phases_told_to
+    from hashbench.core.processes import phases_told_to
 
     stream = sys.stderr
     if stream is None or not stream.isatty():

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 from hashbench.cli import flags, replaying
 from hashbench.cli.flags import say
 from hashbench.cli.parser import EXIT_DIFFERENCE, Commands, Flags
-from hashbench.errors import HashbenchError
-from hashbench.io import read_text, shipped_folder
-from hashbench.records import ModelSpec
-from hashbench.text import count as counted
-from hashbench.text import one_line
+from hashbench.core.errors import HashbenchError
+from hashbench.core.io import read_text, shipped_folder
+from hashbench.core.records import ModelSpec
+from hashbench.core.text import count as counted
+from hashbench.core.text import one_line
 
 if TYPE_CHECKING:
-    from hashbench.trace.debug_log import DebugLog
+    from hashbench.extensions.debugmode.log import DebugLog
 
 COLUMNS = ("suite", "name", "task", "parameters", "batch size", "input", "default", "notes")
 _ALIGNED = tuple("right" if column in ("parameters", "batch size") else "left" for column in COLUMNS)
@@ -70,9 +70,10 @@ def add(commands: Commands) -> None:
 
 
 def _diff(parsed: argparse.Namespace) -> int:
-    from hashbench.divergence import find as find_divergence
-    from hashbench.trace import debug_log, file
-    from hashbench.trace.file import refuse_different
+    from hashbench.core.divergence import find as find_divergence
+    from hashbench.core.trace import file
+    from hashbench.core.trace.file import refuse_different
+    from hashbench.extensions.debugmode import log as debug_log
 
     paths = (parsed.first, parsed.second)
     texts = [_text_of(path) for path in paths]
@@ -105,11 +106,13 @@ def _text_of(path: Path) -> str:
 
 
 def _diff_of_logs(first: DebugLog, second: DebugLog, *, context: int) -> int:
-    from hashbench.divergence.debug_log import find
-    from hashbench.divergence.debug_log_text import text
+    from hashbench.extensions.debugmode.find import find
+    from hashbench.extensions.debugmode.text import text
 
     def is_random(name: str) -> bool:
-        from hashbench.integrations import debug_mode  # imports torch, which most logs do not need
+        from hashbench.extensions.debugmode import (
+            random_ops as debug_mode,  # imports torch, which most logs do not need
+        )
 
         return debug_mode.is_random(name)
 
@@ -119,9 +122,12 @@ def _diff_of_logs(first: DebugLog, second: DebugLog, *, context: int) -> int:
 
 
 def _compare(parsed: argparse.Namespace) -> int:
-    from hashbench.report import compare, compiled, kernels, text
-    from hashbench.results import audit_table, load
-    from hashbench.results.invariance_table import INVARIANCE, audit_kind
+    from hashbench.core.report import compare, text
+    from hashbench.core.results import load
+    from hashbench.extensions.compiled import report as compiled
+    from hashbench.extensions.fingerprint import kernels
+    from hashbench.tools.audit import audit_table
+    from hashbench.tools.audit.invariance_table import INVARIANCE, audit_kind
 
     base, new = (audit_kind(path) for path in (parsed.base, parsed.new))
     if base is not new:
@@ -155,15 +161,15 @@ def _compare(parsed: argparse.Namespace) -> int:
 
 
 def _env(parsed: argparse.Namespace) -> int:
-    from hashbench.run.environment import collect_in_child
-    from hashbench.workers import WORKER_VARIABLES
+    from hashbench.core.run.environment import collect_in_child
+    from hashbench.core.workers import WORKER_VARIABLES
 
     print(json.dumps(collect_in_child(device=parsed.device, variables=WORKER_VARIABLES), indent=2))
     return 0
 
 
 def _native(_: argparse.Namespace) -> int:
-    from hashbench.native.build import TRIAL, Unavailable, build
+    from hashbench.core.native.build import TRIAL, Unavailable, build
 
     found = build(trial=TRIAL, retry=True)
     if isinstance(found, Unavailable):
@@ -217,7 +223,7 @@ def suites_to_sweep(parsed: argparse.Namespace) -> tuple[str, ...]:
     Raises:
         HashbenchError: a suite's package is not installed, or two files have the same name.
     """
-    from hashbench.suites import registry
+    from hashbench.core.suites import registry
 
     chosen = registry.choose(parsed.suite, tiny=parsed.tiny)
     registry.require(chosen.suites)
@@ -227,7 +233,7 @@ def suites_to_sweep(parsed: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _list(parsed: argparse.Namespace) -> int:
-    from hashbench.suites import registry
+    from hashbench.core.suites import registry
 
     chosen = registry.choose(parsed.suite or registry.names(), tiny=parsed.tiny)
     specs: list[ModelSpec] = []
@@ -259,7 +265,7 @@ def _print(specs: Sequence[ModelSpec], form: str) -> None:
 
 
 def _as_csv(specs: Sequence[ModelSpec]) -> str:
-    from hashbench.results.rows import csv_text
+    from hashbench.core.results.rows import csv_text
 
     lines = []
     for spec in specs:

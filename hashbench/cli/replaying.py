@@ -20,8 +20,8 @@ from typing import IO
 
 from hashbench.cli import flags
 from hashbench.cli.parser import EXIT_DIFFERENCE, EXIT_FAULT, EXIT_INTERRUPTED, EXIT_USAGE, Commands
-from hashbench.errors import HashbenchError, last_line
-from hashbench.processes import Child, describe_end, python_calling
+from hashbench.core.errors import HashbenchError, last_line
+from hashbench.core.processes import Child, describe_end, python_calling
 
 _EXIT_CODES = (0, EXIT_DIFFERENCE, EXIT_USAGE, EXIT_FAULT, EXIT_INTERRUPTED)
 
@@ -103,8 +103,8 @@ def in_child(asked: str, stderr: str) -> int:
 
 
 def _replay_here(*, folder: str, replays: int, budget: float, imports: list[str], format: str) -> int:  # noqa: A002
-    from hashbench import repro
-    from hashbench.calls import ops
+    from hashbench.core.diagnose import repro
+    from hashbench.core.diagnose.calls import ops
 
     for definition in imports:
         ops.load(definition)
@@ -116,7 +116,7 @@ def _replay_here(*, folder: str, replays: int, budget: float, imports: list[str]
 
 def _refuse_folder_of_repros(folder: Path) -> None:
     """Raise if ``folder`` belongs to a sweep or a night; print the commands that replay its repros first."""
-    from hashbench.results.folder import CALL_FILE
+    from hashbench.core.results.folder import CALL_FILE
 
     if (folder / CALL_FILE).exists():
         return

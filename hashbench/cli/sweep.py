@@ -20,18 +20,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
-from hashbench.catalog import Status, kind_of
 from hashbench.cli import flags
 from hashbench.cli.flags import at_least, made_of, say
 from hashbench.cli.parser import EXIT_DIFFERENCE, EXIT_INTERRUPTED, Commands, Flags, OneLineParser
 from hashbench.cli.reading import add_suites, suites_to_sweep
-from hashbench.errors import HashbenchError
-from hashbench.extensions import shown
-from hashbench.records import Row, RunOptions
-from hashbench.results.folder import refuse_links
-from hashbench.sweep import EXECUTORS, LOCAL
-from hashbench.sweep.executors import RayCluster
-from hashbench.sweep.run import (
+from hashbench.core.catalog import Status, kind_of
+from hashbench.core.errors import HashbenchError
+from hashbench.core.extensions import shown
+from hashbench.core.records import Row, RunOptions
+from hashbench.core.results.folder import refuse_links
+from hashbench.core.sweep import EXECUTORS, LOCAL
+from hashbench.core.sweep.executors import RayCluster
+from hashbench.core.sweep.run import (
     Event,
     ModelFinished,
     ModelLost,
@@ -42,10 +42,10 @@ from hashbench.sweep.run import (
     SweepPlanned,
     SweepResult,
 )
-from hashbench.text import a_few, count, duration, is_replayable, masked, mebibytes, one_line
+from hashbench.core.text import a_few, count, duration, is_replayable, masked, mebibytes, one_line
 
 if TYPE_CHECKING:
-    from hashbench.sweep.request import SweepRequest
+    from hashbench.core.sweep.request import SweepRequest
 
 _OF_RAY = ("address", "resources", "gpus", "patience")
 """Fields of ``RayCluster`` that flags set."""
@@ -96,8 +96,8 @@ def _sweep(parsed: argparse.Namespace) -> int:
 
 def run(request: SweepRequest, *, footer: bool = True) -> SweepResult:
     """Run a sweep, show its progress on standard error, and print its table; ``footer``: also what passing means."""
-    from hashbench.report.table import sweep_table
-    from hashbench.sweep import request as requests
+    from hashbench.core.report.table import sweep_table
+    from hashbench.core.sweep import request as requests
 
     with Progress() as progress:
         result = requests.run(request, on_event=progress, on_note=say)
@@ -139,8 +139,8 @@ def request_of(parsed: argparse.Namespace, *, suites: Sequence[str], output: Pat
     Raises:
         HashbenchError: the flags contradict each other.
     """
-    from hashbench.suites.selection import Selection
-    from hashbench.sweep.request import SweepRequest
+    from hashbench.core.suites.selection import Selection
+    from hashbench.core.sweep.request import SweepRequest
 
     return made_of(
         SweepRequest,
@@ -323,7 +323,7 @@ class _RunningModel:
 
 
 class Progress:
-    """Shows the events of :func:`hashbench.sweep.run.run_sweep` on ``stream`` (default: standard error).
+    """Shows the events of :func:`hashbench.core.sweep.run.run_sweep` on ``stream`` (default: standard error).
 
     A terminal gets a progress bar with the running models, their phases and the time left, redrawn every second, and
     above it a line for each row that is not ``pass``. Other streams get one line for each finished model and, while

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 from hashbench.cli import flags
 from hashbench.cli.flags import made_of, say
 from hashbench.cli.parser import EXIT_DIFFERENCE, EXIT_INTERRUPTED, Commands
-from hashbench.errors import HashbenchError
-from hashbench.records import DETERMINISTIC
-from hashbench.text import masked
+from hashbench.core.errors import HashbenchError
+from hashbench.core.records import DETERMINISTIC
+from hashbench.core.text import masked
 
 if TYPE_CHECKING:
+    from hashbench.core.records import HarnessRow
     from hashbench.integrations.dynamo.session import Session
-    from hashbench.records import HarnessRow
-    from hashbench.results.audit_table import AuditRow
+    from hashbench.tools.audit.audit_table import AuditRow
 
 FEWEST_THREADS = 8
 """Minimum number of threads of an audit on the CPU: threads that outnumber the cores preempt each other, which exposes
@@ -79,8 +79,8 @@ def _add_dynamo(commands: Commands) -> None:
 
 
 def _dynamo(parsed: argparse.Namespace) -> int:
+    from hashbench.core.run.environment import collect_in_child
     from hashbench.integrations.dynamo import harness, session
-    from hashbench.run.environment import collect_in_child
 
     harness.check_harness(parsed.script)
     theirs = harness.read_flags(parsed.arguments)
@@ -151,8 +151,8 @@ def _write_tables(ours: Session, *, described: bool = False) -> None:
 
 def _write_environment(ours: Session) -> str:
     """Record the environment in our folder and return its key."""
+    from hashbench.core.run.environment import collect_in_child, tracer_note
     from hashbench.integrations.dynamo.session import read_notes
-    from hashbench.run.environment import collect_in_child, tracer_note
 
     device = next((note.device for note in read_notes(ours) if note.device), "cpu")
     try:
@@ -183,7 +183,7 @@ def _seen_by_the_harness(ours: Session) -> dict[str, Any]:
 
 
 def _show_tables(ours: Session, rows: Sequence[HarnessRow], path: Path) -> None:
-    from hashbench.report.table import sweep_table
+    from hashbench.core.report.table import sweep_table
 
     if not rows:
         say("the harness ran no accuracy check: no results.")
@@ -295,7 +295,7 @@ def _add_numeric(commands: Commands) -> None:
 
 
 def _numeric(parsed: argparse.Namespace) -> int:
-    from hashbench.io import write_file
+    from hashbench.core.io import write_file
     from hashbench.tools.numeric import as_json, as_text, run_model
     from hashbench.tools.numeric.running import load_file
 
@@ -369,11 +369,11 @@ def _dtype(text: str) -> str:
 
 
 def _audit(parsed: argparse.Namespace) -> int:
-    from hashbench.results.audit_table import DETERMINISM, AuditOptions
-    from hashbench.results.invariance_table import INVARIANCE
-    from hashbench.run.environment import tracer_note
-    from hashbench.sweep.request import local_devices
+    from hashbench.core.run.environment import tracer_note
+    from hashbench.core.sweep.request import local_devices
     from hashbench.tools.audit import driver, invariance_report, report
+    from hashbench.tools.audit.audit_table import DETERMINISM, AuditOptions
+    from hashbench.tools.audit.invariance_table import INVARIANCE
 
     output = parsed.output or flags.new_folder("audit", parsed.device)
     kind = parsed.device.partition(":")[0]
@@ -421,7 +421,7 @@ def _rows_of_sweeps(folders: Sequence[Path], device: str) -> tuple[AuditRow, ...
 
 def _copy(output: Path, path: Path, file: str) -> None:
     """Copy the rows to ``path``, and their environment beside it."""
-    from hashbench.io import read_file, replace_bytes
+    from hashbench.core.io import read_file, replace_bytes
 
     beside = path.with_name(f"{path.stem}.environment.json")
     try:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from hashbench.training.recorder import Watch, watch
+from hashbench.extensions.watch.recorder import Watch, watch
 
 
 class WatchCallback(Callback):  # type: ignore[misc]  # lightning is not analysed

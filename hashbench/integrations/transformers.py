@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from hashbench.training.recorder import Watch, watch
+from hashbench.extensions.watch.recorder import Watch, watch
 
 
 class WatchCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not analysed

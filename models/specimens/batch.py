@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from hashbench.run.workload import Tokens, Workload
+from hashbench.core.run.workload import Tokens, Workload
 
 Example = tuple[nn.Module, tuple[torch.Tensor, ...]]
 Function = Callable[..., object]

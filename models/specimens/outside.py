@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from hashbench.run.workload import Workload
+from hashbench.core.run.workload import Workload
 
 Example = tuple[nn.Module, tuple[torch.Tensor, ...]]
 

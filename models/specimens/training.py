@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from hashbench.run.workload import Workload
+from hashbench.core.run.workload import Workload
 
 
 class MonitoredSGD(torch.optim.SGD):

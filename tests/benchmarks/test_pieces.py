@@ -9,8 +9,8 @@ import torch
 
 import hashbench
 from hashbench import HashDebugTrace
-from hashbench.native.library import is_recorded
-from hashbench.trace import native
+from hashbench.core.native.library import is_recorded
+from hashbench.core.trace import native
 
 pytestmark = [
     pytest.mark.skipif(

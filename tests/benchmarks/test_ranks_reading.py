@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.ranks_reading import write_folder
-from hashbench.divergence.ranks import find_across_ranks
-from hashbench.ranks.folder import read_both
+from hashbench.extensions.ranks.find import find_across_ranks
+from hashbench.extensions.ranks.folder import read_both
 
 
 def test_the_kernel_of_one_rank_differs_between_the_folders(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hashbench.results.rows import read_rows
+from hashbench.core.results.rows import read_rows
 
 ZOO_SWEEP = ("sweep", "--suite", "zoo.py", "--inference", "--keep-traces", "--diagnose-budget", "0")
 

@@ -55,7 +55,7 @@ def test_torch_is_not_imported_for(arguments: str, folder: Path) -> None:
 
 def test_that_check_would_see_an_import(folder: Path) -> None:
     (folder / "sitecustomize.py").write_text(NO_TORCH)
-    assert "torch is imported" in run(cwd=folder, path=folder, code="import hashbench.check.model").stderr
+    assert "torch is imported" in run(cwd=folder, path=folder, code="import hashbench.core.check.model").stderr
 
 
 # --------------------------------------------------------------------------------------------------- bad input

@@ -12,8 +12,8 @@ import torch
 from command_helpers import ZOO, Main, run
 
 from hashbench.cli.reading import COLUMNS
-from tests import debug_logs
 from tests.cli.cli_helpers import trace_of
+from tests.extensions.debugmode import debug_logs
 
 pytestmark = pytest.mark.xdist_group("cli swept")
 

@@ -10,8 +10,8 @@ import torch
 from command_helpers import Main, run
 from repro_helpers import adding_rows, aten, captured, said_of
 
-from hashbench.calls import ops
-from hashbench.repro import write_repro
+from hashbench.core.diagnose.calls import ops
+from hashbench.core.diagnose.repro import write_repro
 
 
 def test_folder_of_repros_prints_commands_to_replay(main: Main, tmp_path: Path) -> None:

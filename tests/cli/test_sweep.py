@@ -19,22 +19,22 @@ from command_helpers import run as process
 
 from hashbench.cli import _parser, main
 from hashbench.cli.sweep import command_for, request_of
-from hashbench.diagnose.fresh_process import (
+from hashbench.core.diagnose.fresh_process import (
     DEFAULT_TARGET,
     LOADED_VARIABLE,
     POOL_VARIABLE,
     SERVER_VARIABLE,
     TORCH_ALONE,
 )
-from hashbench.processes import variables
-from hashbench.records import ROW_COLUMNS, RunOptions
-from hashbench.results.rows import ROWS, read_rows
-from hashbench.suites.selection import Selection
-from hashbench.sweep.executors.local import LocalExecutor
-from hashbench.sweep.request import SweepRequest, diagnosis_servers
-from hashbench.sweep.run import SweepResult
+from hashbench.core.processes import variables
+from hashbench.core.records import ROW_COLUMNS, RunOptions
+from hashbench.core.results.rows import ROWS, read_rows
+from hashbench.core.suites.selection import Selection
+from hashbench.core.sweep.executors.local import LocalExecutor
+from hashbench.core.sweep.request import SweepRequest, diagnosis_servers
+from hashbench.core.sweep.run import SweepResult
 from tests.cli.cli_helpers import ZOO_SWEEP
-from tests.report.rows import DIFFERING, row
+from tests.core.report.rows import DIFFERING, row
 
 pytestmark = pytest.mark.xdist_group("cli swept")
 
@@ -51,8 +51,8 @@ class Sweeps:
         self.asked: list[str] = []
         self.options = RunOptions()
         self.executor: LocalExecutor | None = None
-        monkeypatch.setattr("hashbench.run.environment.collect_in_child", self.collect)
-        monkeypatch.setattr("hashbench.sweep.request.run_sweep", self.sweep)
+        monkeypatch.setattr("hashbench.core.run.environment.collect_in_child", self.collect)
+        monkeypatch.setattr("hashbench.core.sweep.request.run_sweep", self.sweep)
 
     def collect(self, *, device: str, **_: object) -> dict[str, Any]:
         self.asked.append(device)
@@ -119,7 +119,7 @@ def test_repros_fork_from_one_server(
         servers.append((target, at_once))
         return variables({SERVER_VARIABLE: "/somewhere", LOADED_VARIABLE: " ".join((target, *preload))})
 
-    monkeypatch.setattr("hashbench.diagnose.fresh_process.served", served)
+    monkeypatch.setattr("hashbench.core.diagnose.fresh_process.served", served)
     assert run(*flags.split()) == 0
     assert servers == wanted
 
@@ -140,12 +140,12 @@ def test_sweeps_inside_a_context_share_its_servers(tmp_path: Path, monkeypatch: 
         with variables({POOL_VARIABLE: "/elsewhere"}):
             yield
 
-    monkeypatch.setattr("hashbench.diagnose.fresh_process.served", served)
-    monkeypatch.setattr("hashbench.diagnose.fresh_process.pooled", pooled)
-    monkeypatch.setattr("hashbench.sweep.request.available_memory_mib", lambda: free[0])
+    monkeypatch.setattr("hashbench.core.diagnose.fresh_process.served", served)
+    monkeypatch.setattr("hashbench.core.diagnose.fresh_process.pooled", pooled)
+    monkeypatch.setattr("hashbench.core.sweep.request.available_memory_mib", lambda: free[0])
     ours = SweepRequest(Selection(()), RunOptions(), tmp_path)
     without = replace(ours, options=RunOptions(diagnose_budget=0))
-    both = [TORCH_ALONE, "a pool with hashbench.trace.native:load"]
+    both = [TORCH_ALONE, "a pool with hashbench.core.trace.native:load"]
     with diagnosis_servers([without]):
         assert begun == []
     with diagnosis_servers([without, ours]):

@@ -12,8 +12,8 @@ import pytest
 from command_helpers import Main
 
 from hashbench.cli.tools import DTYPES, DTYPES_OF_ROWS, FEWEST_THREADS, _exit_code
-from hashbench.results.audit_table import AuditOptions
 from hashbench.tools.audit import driver
+from hashbench.tools.audit.audit_table import AuditOptions
 
 TWO_MODELS = """
 import torch
@@ -77,7 +77,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         kept.update(arguments, request=request)
         return ()
 
-    monkeypatch.setattr("hashbench.run.environment.collect_in_child", lambda **_: {"device": {"type": "cpu"}})
+    monkeypatch.setattr("hashbench.core.run.environment.collect_in_child", lambda **_: {"device": {"type": "cpu"}})
     monkeypatch.setattr(driver, "audit", audit)
     return kept
 

@@ -2,9 +2,9 @@
 
 import sys
 
-from . import torch_producers  # noqa: F401 – registers what it makes
-from .producers import PRODUCERS
-from .stage import EXPECTED, made
+from tests.golden import torch_producers  # noqa: F401 – registers what it makes
+from tests.golden.producers import PRODUCERS
+from tests.golden.stage import EXPECTED, made
 
 if __name__ == "__main__":
     names = sys.argv[1:] or list(PRODUCERS)

@@ -20,44 +20,43 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from hashbench import records
-from hashbench.catalog import CAUSES, EXPERIMENTS, Confidence, Origin, Status, places
-from hashbench.causes import decide
 from hashbench.cli.sweep import Progress
-from hashbench.devices.visibility import DeviceAssignment
-from hashbench.divergence.ranks_text import check_text, diff_document, diff_text
-from hashbench.divergence.replicas import check_replicas
+from hashbench.core import records
+from hashbench.core.catalog import CAUSES, EXPERIMENTS, Confidence, Origin, Status, places
+from hashbench.core.devices.visibility import DeviceAssignment
+from hashbench.core.diagnose.causes import decide
+from hashbench.core.native.build import Unavailable
+from hashbench.core.processes import describe_end
+from hashbench.core.records import CallFacts, Evidence
+from hashbench.core.results.folder import file_key
+from hashbench.core.results.load import load_sweep
+from hashbench.core.results.rows import EXPECTED_ROWS, read_rows, row_to_json
+from hashbench.core.run import environment
+from hashbench.core.sweep import request
+from hashbench.core.sweep import run as sweeping
+from hashbench.core.sweep.executors import Resources, Task, TaskResult
+from hashbench.core.sweep.executors.local import load_target
+from hashbench.core.text import five_lines
+from hashbench.core.trace import tracer
+from hashbench.extensions.ranks.replicas import check_replicas
+from hashbench.extensions.ranks.text import check_text, diff_document, diff_text
+from hashbench.extensions.watch import resume
+from hashbench.extensions.watch.text import as_json as loop_json
+from hashbench.extensions.watch.text import as_text as loop_text
+from hashbench.extensions.watch.text import headline
 from hashbench.integrations.dynamo import harness as dynamo_harness
 from hashbench.integrations.dynamo import session as dynamo_session
 from hashbench.integrations.pytest import plugin
-from hashbench.native.build import Unavailable
-from hashbench.processes import describe_end
-from hashbench.records import CallFacts, Evidence
-from hashbench.results.audit_table import AUDIT_ROWS, AuditVerdict
-from hashbench.results.audit_table import read as read_audit
-from hashbench.results.folder import file_key
-from hashbench.results.load import load_sweep
-from hashbench.results.rows import EXPECTED_ROWS, read_rows, row_to_json
-from hashbench.run import environment
-from hashbench.sweep import request
-from hashbench.sweep import run as sweeping
-from hashbench.sweep.executors import Resources, Task, TaskResult
-from hashbench.sweep.executors.local import load_target
-from hashbench.text import five_lines
 from hashbench.tools.audit import report as audit_report
+from hashbench.tools.audit.audit_table import AUDIT_ROWS, AuditVerdict
+from hashbench.tools.audit.audit_table import read as read_audit
 from hashbench.tools.audit.rows import rows_of_sweeps
-from hashbench.trace import tracer
-from hashbench.training import resume
-from hashbench.training.text import as_json as loop_json
-from hashbench.training.text import as_text as loop_text
-from hashbench.training.text import headline
-from tests.divergence.rank_runs import judge_ranks, rank_traces
-from tests.divergence.rank_texts import CHECKS, DIFFS, DOCUMENTS
+from tests.core.report.rows import write_rows
 from tests.experiment_texts import result
-from tests.report.rows import write_rows
-from tests.training.watch_texts import LOOPS, RESUMES
-
-from .stage import cli, session
+from tests.extensions.ranks.rank_runs import judge_ranks, rank_traces
+from tests.extensions.ranks.rank_texts import CHECKS, DIFFS, DOCUMENTS
+from tests.extensions.watch.watch_texts import LOOPS, RESUMES
+from tests.golden.stage import cli, session
 
 PRODUCERS: dict[str, Callable[[], str]] = {}
 """The name of a file in ``expected/`` → what makes its text."""
@@ -94,7 +93,7 @@ def _file(name: str, line: str) -> None:
 def without_assets(page: str) -> str:
     """``page`` with a line in place of each inlined asset and its digest, which change with every edit of them.
 
-    ``tests/report/test_page.py`` asserts that both are inlined whole.
+    ``tests/extensions/report/test_page.py`` asserts that both are inlined whole.
     """
     for tag, asset in (("style", "style.css"), ("script", "report.js")):
         page = re.sub(rf"<{tag}>.*?</{tag}>", f"<{tag}>({asset})</{tag}>", page, flags=re.DOTALL)

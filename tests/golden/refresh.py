@@ -15,13 +15,12 @@ import json
 from collections import Counter
 from pathlib import Path
 
-from hashbench.causes import decide
-from hashbench.records import Evidence
-from hashbench.results.folder import with_evidence
-from hashbench.results.rows import read_rows
-
-from .producers import evidence_of
-from .stage import INPUTS
+from hashbench.core.diagnose.causes import decide
+from hashbench.core.records import Evidence
+from hashbench.core.results.folder import with_evidence
+from hashbench.core.results.rows import read_rows
+from tests.golden.producers import evidence_of
+from tests.golden.stage import INPUTS
 
 NOT_OURS = frozenset({"bad", "dynamo", "expected", "future"})
 """Folders with files that are damaged on purpose, or written by others."""

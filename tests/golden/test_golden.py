@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 import hashbench
-
-from . import torch_producers  # noqa: F401 – registers what it makes
-from .producers import COMMANDS, PRODUCERS, written_again
-from .stage import EXPECTED, INPUTS, cli, made, stage
+from tests.golden import torch_producers  # noqa: F401 – registers what it makes
+from tests.golden.producers import COMMANDS, PRODUCERS, written_again
+from tests.golden.stage import EXPECTED, INPUTS, cli, made, stage
 
 COMMAND = "python -m tests.golden"
 

@@ -23,20 +23,19 @@ import torch
 
 import hashbench
 from hashbench import HashbenchError, HashDebugTrace, Trace, find_divergence
-from hashbench.calls.call import CapturedCall, Memory, TensorForm
-from hashbench.calls.capture import capture
-from hashbench.records import CallFacts, Decision, Diagnosis, Evidence, ExperimentResult, Rate
-from hashbench.repro import Recorded, Rerun, rerun_json, rerun_text, script, write_repro
-from hashbench.run import environment
-from hashbench.run.outputs import Difference
+from hashbench.core.diagnose.calls.call import CapturedCall, Memory, TensorForm
+from hashbench.core.diagnose.calls.capture import capture
+from hashbench.core.diagnose.repro import Recorded, Rerun, rerun_json, rerun_text, script, write_repro
+from hashbench.core.records import CallFacts, Decision, Diagnosis, Evidence, ExperimentResult, Rate
+from hashbench.core.run import environment
+from hashbench.core.run.outputs import Difference
 from hashbench.tools import bitwise, numeric, observer, pipeline
 from hashbench.tools.bitwise import BitwiseEquivalenceMode, BitwiseMismatchError
 from hashbench.tools.observer import ObserverContext
 from hashbench.tools.observer import observer as observing
 from hashbench.tools.pipeline.reasons import FIXES
-
-from .producers import _command, golden, known_environment
-from .stage import INPUTS, cli, session
+from tests.golden.producers import _command, golden, known_environment
+from tests.golden.stage import INPUTS, cli, session
 
 aten: Any = torch.ops.aten
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from training.loops import Plan
-from training.trainers import TRAINERS
+from extensions.watch.loops import Plan
+from extensions.watch.trainers import TRAINERS
 
-from hashbench.training import file
-from hashbench.training.compare import RankVerdict
-from hashbench.training.resume import ResumeVerdict, judge_folders
-from hashbench.training.traced import LoopVerdict, compare_folders
+from hashbench.extensions.watch import file
+from hashbench.extensions.watch.compare import RankVerdict
+from hashbench.extensions.watch.resume import ResumeVerdict, judge_folders
+from hashbench.extensions.watch.traced import LoopVerdict, compare_folders
 
 pytestmark = pytest.mark.slow
 

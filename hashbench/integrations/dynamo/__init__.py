@@ -34,7 +34,7 @@ import sys
 from collections.abc import Callable
 from types import ModuleType
 
-from hashbench.imports import ImportWatch
+from hashbench.core.imports import ImportWatch
 
 OnImport = Callable[[ModuleType], object]
 

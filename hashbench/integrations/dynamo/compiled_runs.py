@@ -15,16 +15,16 @@ from typing import Any
 
 import torch
 
-from hashbench.catalog import Status
-from hashbench.check.compiled import CompiledCheck, CompiledModel
-from hashbench.check.subject import Given, Subject
-from hashbench.compiled.accuracy import Tolerance
+from hashbench.core.catalog import Status
+from hashbench.core.check.subject import Given, Subject
+from hashbench.core.records import Failure, RunOptions
+from hashbench.core.run.outcome import Outcome, Prepared, Run, add_result, attempt
+from hashbench.core.run.workload import cast_inputs, cast_module
+from hashbench.core.trace.api import HashDebugTrace
+from hashbench.core.trace.callbacks import TraceCallback
+from hashbench.extensions.compiled.accuracy import Tolerance
+from hashbench.extensions.compiled.check import CompiledCheck, CompiledModel
 from hashbench.integrations.dynamo.eager_runs import named_results, optimizer_arguments, run_once, takes_step
-from hashbench.records import Failure, RunOptions
-from hashbench.run.outcome import Outcome, Prepared, Run, add_result, attempt
-from hashbench.run.workload import cast_inputs, cast_module
-from hashbench.trace.api import HashDebugTrace
-from hashbench.trace.callbacks import TraceCallback
 
 _ELSEWHERE = ("export", "export_aot_inductor", "aot_precompile", "cpp_wrapper", "nothing")
 """Flags of the harness with which it does not call what ``optimize_ctx`` makes of its step."""
@@ -94,7 +94,8 @@ class HarnessPieces:
 
 
 class HarnessProgram:
-    """The harness's model under a compiler and in a dtype; see :class:`~hashbench.check.program.Program`."""
+    """The harness's model under a compiler and in a dtype; see
+    :class:`~hashbench.extensions.compiled.program.Program`."""
 
     def __init__(self, pieces: HarnessPieces, compiler: Callable[..., Any] | None, dtype: torch.dtype | None) -> None:
         self._pieces, self._compiler, self._dtype = pieces, compiler, dtype
@@ -108,7 +109,7 @@ class HarnessProgram:
         diagnosing: bool = False,
         watcher: TraceCallback | None = None,
     ) -> Run | Failure:
-        """Make one run, as a :class:`~hashbench.check.subject.RunMaker` does."""
+        """Make one run, as a :class:`~hashbench.core.check.subject.RunMaker` does."""
         prepare, compiled = functools.partial(self._prepared, given), self._compiler is not None
         how: dict[str, Any] = {"traced": traced, "diagnosing": diagnosing, "watcher": watcher}
         return attempt(prepare, self._pieces.options, compiled=compiled, **how)

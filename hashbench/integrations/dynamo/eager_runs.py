@@ -26,13 +26,13 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 import hashbench
+from hashbench.core.records import Failure
+from hashbench.core.run import leaves
+from hashbench.core.run.outcome import Run, failure_of
+from hashbench.core.run.settings import settings
+from hashbench.core.trace.api import HashDebugTrace
+from hashbench.core.trace.digest import unobserved
 from hashbench.integrations.dynamo.session import CANNOT_FOLLOW, tell
-from hashbench.records import Failure
-from hashbench.run import leaves
-from hashbench.run.outcome import Run, failure_of
-from hashbench.run.settings import settings
-from hashbench.trace.api import HashDebugTrace
-from hashbench.trace.digest import unobserved
 
 log = logging.getLogger(__name__)
 

@@ -11,15 +11,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
+from hashbench.core.records import Failure, ModelSpec, RunOptions, Trace
 from hashbench.integrations.dynamo import watch_for_harness
 from hashbench.integrations.dynamo.session import VARIABLE, after_flags
-from hashbench.records import Failure, ModelSpec, RunOptions, Trace
 
 
 class FreshHarness:
-    """Builder of a model through the harness; see :class:`hashbench.check.model.BenchmarkRunner`.
+    """Builder of a model through the harness; see :class:`hashbench.core.check.model.BenchmarkRunner`.
 
-    The target of :func:`hashbench.diagnose.fresh_process.fresh_traces`. The harness runs as always up to its
+    The target of :func:`hashbench.core.diagnose.fresh_process.fresh_traces`. The harness runs as always up to its
     ``check_accuracy``; there the traced runs are made and the process leaves it. Its output goes to a temporary folder.
     """
 
@@ -73,10 +73,10 @@ def _prepare_harness(
     runner = getattr(module, "BenchmarkRunner", None)
     if runner is None:
         return
+    from hashbench.core.run.outcome import traces_of
+    from hashbench.core.run.rng import restore_random_states, states_from_json
+    from hashbench.core.run.settings import claim_workspace
     from hashbench.integrations.dynamo.model_check import preparing
-    from hashbench.run.outcome import traces_of
-    from hashbench.run.rng import restore_random_states, states_from_json
-    from hashbench.run.settings import claim_workspace
 
     def check_accuracy(self: Any, name: str, model: Any, example_inputs: Any, *_: Any, **__: Any) -> NoReturn:
         claim_workspace(options.device)

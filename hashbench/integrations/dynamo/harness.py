@@ -18,11 +18,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Never
 
-from hashbench.errors import HashbenchError
+from hashbench.core.errors import HashbenchError
+from hashbench.core.io import read_file
+from hashbench.core.processes import Child, describe_end
+from hashbench.core.records import BATCH_INVARIANCE
 from hashbench.integrations.dynamo.session import Session, chosen_model
-from hashbench.io import read_file
-from hashbench.processes import Child, describe_end
-from hashbench.records import BATCH_INVARIANCE
 
 COMMON_FILE = "common.py"
 RUNNER_CLASS = "BenchmarkRunner"

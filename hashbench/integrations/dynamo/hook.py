@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
+from hashbench.core.processes import describe_end, phases_told_to
 from hashbench.integrations.dynamo.session import (
     CANNOT_FOLLOW,
     Note,
@@ -32,7 +33,6 @@ from hashbench.integrations.dynamo.session import (
     write,
     write_note,
 )
-from hashbench.processes import describe_end, phases_told_to
 
 
 def attach(module: ModuleType) -> None:
@@ -65,7 +65,7 @@ def _begin_model(session: Session, name: str, generators: dict[str, list[int]]) 
     """
     write_note(session, Note(name, run=session.run))
     if "torch" in sys.modules:
-        from hashbench.run.rng import random_states, states_to_json
+        from hashbench.core.run.rng import random_states, states_to_json
 
         generators.update(states_to_json(random_states(None, outside_torch=True)))
 
@@ -86,7 +86,7 @@ def _begin_sweep(session: Session) -> None:
 def _ready_tracer(session: Session) -> None:
     """Compile the native tracer if models will use it and it is not there yet, and say so: it takes a minute or two."""
     if session.tracer != "python":
-        from hashbench.trace.tracer import native_unavailable
+        from hashbench.core.trace.tracer import native_unavailable
 
         with phases_told_to(tell):
             native_unavailable()
@@ -198,7 +198,7 @@ def _validated(original: Callable[..., Any], session: Session) -> Callable[..., 
 
 
 def _note_failure(session: Session, name: str, cause: Any) -> None:
-    from hashbench.run.outcome import failure_of
+    from hashbench.core.run.outcome import failure_of
 
     failure = failure_of(cause)
     amend_note(session, name, failure=failure.error[:2000], nondeterministic_op=failure.nondeterministic_op)

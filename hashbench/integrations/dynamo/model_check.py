@@ -19,16 +19,26 @@ from typing import Any
 
 import psutil
 
-from hashbench.catalog import Kind, Status, kind_of
-from hashbench.check.fingerprint import SECONDS, fingerprint_from
-from hashbench.check.invariance import check_invariance
-from hashbench.check.pair import PairCheck, compared
-from hashbench.check.row import row_of
-from hashbench.check.subject import Given, Subject, prepared_runs
-from hashbench.divergence import find as find_divergence
-from hashbench.fingerprint import document
-from hashbench.fingerprint.calls import KernelCollector
-from hashbench.fingerprint.document import Fingerprints
+from hashbench.core.catalog import Kind, Status, kind_of
+from hashbench.core.check.pair import PairCheck, compared
+from hashbench.core.check.row import row_of
+from hashbench.core.check.subject import Given, Subject, prepared_runs
+from hashbench.core.divergence import find as find_divergence
+from hashbench.core.io import read_json_object, replace_file
+from hashbench.core.processes import printing_to
+from hashbench.core.records import BATCH_INVARIANCE, DTYPES, Failure, ModelSpec, RunCounts, RunOptions
+from hashbench.core.results.folder import file_key
+from hashbench.core.run import environment, outputs
+from hashbench.core.run.leaves import LeftOut
+from hashbench.core.run.outcome import Outcome, Prepared, Run, add_result
+from hashbench.core.run.settings import claim_workspace, settings
+from hashbench.core.trace.api import HashDebugTrace
+from hashbench.core.trace.digest import untraced
+from hashbench.extensions.fingerprint import document
+from hashbench.extensions.fingerprint.calls import KernelCollector
+from hashbench.extensions.fingerprint.check import SECONDS, fingerprint_from
+from hashbench.extensions.fingerprint.document import Fingerprints
+from hashbench.extensions.invariance.check import check_invariance
 from hashbench.integrations.dynamo.compiled_runs import HarnessPieces, backend_of, explained
 from hashbench.integrations.dynamo.eager_runs import (
     EagerRuns,
@@ -38,16 +48,6 @@ from hashbench.integrations.dynamo.eager_runs import (
     unsupported_reason,
 )
 from hashbench.integrations.dynamo.session import CANNOT_FOLLOW, Session, amend_note, chosen_model, tell
-from hashbench.io import read_json_object, replace_file
-from hashbench.processes import printing_to
-from hashbench.records import BATCH_INVARIANCE, DTYPES, Failure, ModelSpec, RunCounts, RunOptions
-from hashbench.results.folder import file_key
-from hashbench.run import environment, outputs
-from hashbench.run.leaves import LeftOut
-from hashbench.run.outcome import Outcome, Prepared, Run, add_result
-from hashbench.run.settings import claim_workspace, settings
-from hashbench.trace.api import HashDebugTrace
-from hashbench.trace.digest import untraced
 
 FRESH_TARGET = "hashbench.integrations.dynamo.fresh:FreshHarness"
 """The builder of the model in a fresh process."""
@@ -78,7 +78,7 @@ def preparing(
     """Return a factory for runs of the harness's model, exactly as the harness makes one, within its settings.
 
     The model is cast once, when the first run is made. The factory takes an optional
-    :data:`~hashbench.check.subject.Given`.
+    :data:`~hashbench.core.check.subject.Given`.
 
     Args:
         harness: the harness's runner.

@@ -20,13 +20,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hashbench.catalog import STATUSES, Status, status_of
-from hashbench.fingerprint.document import FOLDER
-from hashbench.io import from_json, open_file, read_json, replace_file
-from hashbench.records import BATCH_INVARIANCE, HarnessRow, ModelSpec, Row, extended
-from hashbench.results.folder import LOCK_FILE, ResultsFolder, file_key
-from hashbench.results.load import dynamo_row
-from hashbench.results.rows import ROWS
+from hashbench.core.catalog import STATUSES, Status, status_of
+from hashbench.core.io import from_json, open_file, read_json, replace_file
+from hashbench.core.records import BATCH_INVARIANCE, HarnessRow, ModelSpec, Row, extended
+from hashbench.core.results.folder import LOCK_FILE, ResultsFolder, file_key
+from hashbench.core.results.load import dynamo_row
+from hashbench.core.results.rows import ROWS
+from hashbench.extensions.fingerprint.document import FOLDER
 
 VARIABLE = "HASHBENCH_DYNAMO"
 CANNOT_FOLLOW = "cannot follow this harness"
@@ -55,9 +55,9 @@ class Session:
             differ.
         budget: seconds for the experiments on one model.
         csv: the harness's CSV, if its flags name it.
-        mode: one of :data:`~hashbench.records.SWEEP_MODES`.
+        mode: one of :data:`~hashbench.core.records.SWEEP_MODES`.
         run: distinguishes this command from others that write into the folder.
-        tracer: as in :class:`~hashbench.records.RunOptions`.
+        tracer: as in :class:`~hashbench.core.records.RunOptions`.
         stress: likewise.
         fingerprints: record the kernel fingerprint of every model that is judged.
         anew: remove earlier rows once the harness has accepted its flags, as it removes its own CSV.

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 if TYPE_CHECKING:
-    from hashbench.check.function import FunctionCall
-    from hashbench.records import Row, RunOptions
-    from hashbench.run.workload import Tokens
+    from hashbench.core.check.function import FunctionCall
+    from hashbench.core.records import Row, RunOptions
+    from hashbench.core.run.workload import Tokens
 
 MARKER = "run_to_run"
 _FIXTURE, _OF_BATCHES, _OF_KERNELS = "assert_runs_equal", "assert_batch_invariant", "assert_kernels_unchanged"
@@ -149,7 +149,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     fixtures = {_FIXTURE, _OF_BATCHES, _OF_COMPILED, _OF_RANKS, _OF_KERNELS, _MARKERS_OWN}
     uses = any(fixtures & set(getattr(item, "fixturenames", ())) for item in session.items)
     if uses and not config.option.collectonly and _tracer(config) != "python":
-        from hashbench.trace.tracer import native_unavailable
+        from hashbench.core.trace.tracer import native_unavailable
 
         native_unavailable()
 
@@ -248,8 +248,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 def _what_passing_proves(runs: Sequence[int]) -> str:
     """Format the bound of the check with the fewest equal runs: ``2 equal runs: up to 95 % of further runs …``."""
-    from hashbench.causes import stats
-    from hashbench.text import count
+    from hashbench.core.diagnose.causes import stats
+    from hashbench.core.text import count
 
     def bound(number: int) -> str:
         return f"{100 * stats.rate_of(0, number - 1, distinct=1, of='runs').high:.0f} %"
@@ -300,14 +300,14 @@ class RunsEqual:
         taken = sorted(asked.keys() & _parameters(function))
         if taken:
             pytest.fail(f"{taken[0]}= could be meant for the function too: bind it with functools.partial.")
-        from hashbench.check.function import FunctionCall
+        from hashbench.core.check.function import FunctionCall
 
         return self._examine(FunctionCall.of(function, args, kwargs), _name_of(function), _options(asked), marked=False)
 
     def marked_test(self, function: Callable[..., Any], fixtures: Mapping[str, Any], options: Options) -> None:
         """Run a marked test function with its fixtures."""
         __tracebackhide__ = True
-        from hashbench.check.function import FunctionCall
+        from hashbench.core.check.function import FunctionCall
 
         call = FunctionCall(function, (), fixtures, wholly=False)
         self._examine(call, self._test, options, marked=True)
@@ -316,10 +316,10 @@ class RunsEqual:
         """Check a call and return the value of its first run. For a marked test every op is compared by default, and no
         line of the test is shown."""
         __tracebackhide__ = True
-        from hashbench.catalog import Status
-        from hashbench.check.function import check_function
-        from hashbench.errors import HashbenchError
-        from hashbench.extensions import failure_lines, shown
+        from hashbench.core.catalog import Status
+        from hashbench.core.check.function import check_function
+        from hashbench.core.errors import HashbenchError
+        from hashbench.core.extensions import failure_lines, shown
 
         run_options = self.run_options(call, options)
         every_op, shows_line = marked if options.ops is None else options.ops, not marked
@@ -347,8 +347,8 @@ class RunsEqual:
 
     def run_options(self, call: FunctionCall, options: Options, *, mode: str = "inference") -> RunOptions:
         """Return the options of the call's runs in this test."""
-        from hashbench.check.function import device_of
-        from hashbench.records import RunOptions
+        from hashbench.core.check.function import device_of
+        from hashbench.core.records import RunOptions
 
         return RunOptions(
             mode=mode,
@@ -388,7 +388,7 @@ class BatchInvariant:
 
     ``invariance`` is what ``hashbench sweep --invariance`` takes, words in one text or several: with others than
     ``batch`` the items are computed again in another order, or the tokens of a mapping beside padding or after a
-    cache; all of them are checked. ``tokens`` (``hashbench.run.workload.Tokens``) names the arguments for that,
+    cache; all of them are checked. ``tokens`` (``hashbench.core.run.workload.Tokens``) names the arguments for that,
     where they are not called as those of transformers.
     """
 
@@ -408,11 +408,11 @@ class BatchInvariant:
         __tracebackhide__ = True
         if not callable(model):
             pytest.fail(f"{_OF_BATCHES} needs a model to call, not a {type(model).__name__}.")
-        from hashbench.catalog import INVARIANCES
-        from hashbench.check.function import FunctionCall
-        from hashbench.check.invariance_function import check_invariance
-        from hashbench.records import invariances_of
-        from hashbench.run.workload import batch_of
+        from hashbench.core.catalog import INVARIANCES
+        from hashbench.core.check.function import FunctionCall
+        from hashbench.core.records import invariances_of
+        from hashbench.core.run.workload import batch_of
+        from hashbench.extensions.invariance.function import check_invariance
 
         try:
             invariances = invariances_of(
@@ -439,9 +439,9 @@ class BatchInvariant:
 
     def _failure(self, name: str, check: Callable[[], Row]) -> str:
         """Describe in five lines what a check found, or why it cannot be made; "" if nothing differs."""
-        from hashbench.catalog import Status
-        from hashbench.errors import HashbenchError
-        from hashbench.extensions import failure_lines
+        from hashbench.core.catalog import Status
+        from hashbench.core.errors import HashbenchError
+        from hashbench.core.extensions import failure_lines
 
         __tracebackhide__ = True
         try:
@@ -489,10 +489,10 @@ class CompiledEqualsEager:
         _refuse_others(_OF_COMPILED, asked, ("seed", "deterministic", "diagnose", "tracer"), *_OWN)
         if tolerance is not None and not 0 <= tolerance < float("inf"):
             pytest.fail(f"tolerance must be a number >= 0, got {tolerance!r}")
-        from hashbench.check.compiled_function import check_compiled, is_trained
-        from hashbench.check.function import FunctionCall
-        from hashbench.compiled.lines import accuracy_lines, is_wrong
-        from hashbench.errors import HashbenchError
+        from hashbench.core.check.function import FunctionCall
+        from hashbench.core.errors import HashbenchError
+        from hashbench.extensions.compiled.function import check_compiled, is_trained
+        from hashbench.extensions.compiled.lines import accuracy_lines, is_wrong
 
         trained = is_trained(model) if training is None else training
         call, name = FunctionCall.of(model, *_given(inputs)), _name_of(model)
@@ -538,11 +538,11 @@ class RanksDeterministic:
             pytest.fail(f"ranks must be an int >= 1, got {ranks!r}")
         taken = ("runs", "seed", "deterministic", "diagnose", "tracer")
         _refuse_others(_OF_RANKS, asked, taken, "ranks", "training", "device")
-        from hashbench.catalog import Status
-        from hashbench.check.function import FunctionCall
-        from hashbench.check.rank_function import check_ranks
-        from hashbench.errors import HashbenchError
-        from hashbench.extensions import failure_lines
+        from hashbench.core.catalog import Status
+        from hashbench.core.check.function import FunctionCall
+        from hashbench.core.errors import HashbenchError
+        from hashbench.core.extensions import failure_lines
+        from hashbench.extensions.ranks.function import check_ranks
 
         options = self._test.run_options(
             FunctionCall(factory), _options(asked), mode="training" if training else "inference"
@@ -589,9 +589,9 @@ class KernelsUnchanged:
         _refuse_others(_OF_KERNELS, asked, ("seed", "deterministic", "tracer"), "threads", "name")
         if threads is not None and (type(threads) is not int or threads < 1):
             pytest.fail(f"threads must be an int >= 1, got {threads!r}")
-        from hashbench.check.fingerprint import changed_kernels, record_function
-        from hashbench.check.function import FunctionCall
-        from hashbench.errors import HashbenchError
+        from hashbench.core.check.function import FunctionCall
+        from hashbench.core.errors import HashbenchError
+        from hashbench.extensions.fingerprint.check import changed_kernels, record_function
 
         call, path = FunctionCall.of(model, *_given(inputs)), self._item.path.parent / file
         named = name or _name_of(model)

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from hashbench.batch.item_call import SEED, ItemCall, NotItemwiseError, items_first
-from hashbench.batch.layout import ItemAxis
-from hashbench.calls.capture import is_plain
-from hashbench.trace.api import HashDebugTrace
-from hashbench.trace.arguments import mapped, tensors_in
-from hashbench.trace.callbacks import TraceCallback
-from hashbench.trace.op_schema import plan_of
+from hashbench.core.diagnose.calls.capture import is_plain
+from hashbench.core.trace.api import HashDebugTrace
+from hashbench.core.trace.arguments import mapped, tensors_in
+from hashbench.core.trace.callbacks import TraceCallback
+from hashbench.core.trace.op_schema import plan_of
+from hashbench.extensions.invariance.item_call import SEED, ItemCall, NotItemwiseError, items_first
+from hashbench.extensions.invariance.layout import ItemAxis
 
 MOST_TRIED = 24
 """Ways to give the tensors of a sample an item axis, of which so many are tried."""

@@ -19,16 +19,16 @@ from typing import Any
 
 import torch
 
-from hashbench.calls.capture import copied
-from hashbench.check.function import FunctionCall, fresh_copy, quiet
-from hashbench.errors import HashbenchError, named_line
-from hashbench.replay import controls
-from hashbench.results.audit_table import AuditOptions, Shown
-from hashbench.run.leaves import NotComparableError, flatten
-from hashbench.run.rng import reset_rng_state
-from hashbench.run.settings import applied
-from hashbench.trace.arguments import argument_text, named_tensors, tensors_in
-from hashbench.trace.digest import digest, dtype_name
+from hashbench.core.check.function import FunctionCall, fresh_copy, quiet
+from hashbench.core.diagnose.calls.capture import copied
+from hashbench.core.diagnose.replay import controls
+from hashbench.core.errors import HashbenchError, named_line
+from hashbench.core.run.leaves import NotComparableError, flatten
+from hashbench.core.run.rng import reset_rng_state
+from hashbench.core.run.settings import applied
+from hashbench.core.trace.arguments import argument_text, named_tensors, tensors_in
+from hashbench.core.trace.digest import digest, dtype_name
+from hashbench.tools.audit.audit_table import AuditOptions, Shown
 
 LONGEST_INPUTS = 70
 """Characters of the text that describes a sample."""
@@ -126,7 +126,7 @@ def _shown(value: Any) -> Any:
 
 # ------------------------------------------------------------------------------------------- inputs of our own
 
-TABLE = Path(__file__).parents[2] / "data" / "audit_stress.csv"
+TABLE = Path(__file__).with_name("audit_stress.csv")
 """Large inputs with duplicate indices, ties, unaligned or overlapping views. Nothing in its text is executed: it is
 parsed, and only :class:`Builders` are called."""
 

@@ -16,15 +16,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hashbench.catalog import Status
-from hashbench.devices.visibility import freest
-from hashbench.diagnose import fresh_process
-from hashbench.errors import HashbenchError
-from hashbench.io import from_json, read_json, replace_file, set_aside, to_json
-from hashbench.processes import Interrupts, describe_end, last_words, python_calling
-from hashbench.processes import run as run_process
-from hashbench.records import ModelSpec, RunOptions
-from hashbench.results.audit_table import (
+from hashbench.core.catalog import Status
+from hashbench.core.devices.visibility import freest
+from hashbench.core.diagnose import fresh_process
+from hashbench.core.errors import HashbenchError
+from hashbench.core.io import from_json, read_json, replace_file, set_aside, to_json
+from hashbench.core.processes import Interrupts, describe_end, last_words, python_calling
+from hashbench.core.processes import run as run_process
+from hashbench.core.records import ModelSpec, RunOptions
+from hashbench.core.results.folder import ResultsFolder, left_row
+from hashbench.core.suites.selection import pattern_of, unknown_name
+from hashbench.core.sweep.executors import Executor, Task, TaskResult
+from hashbench.core.text import a_few, count
+from hashbench.core.workers import WORKER_VARIABLES
+from hashbench.tools.audit.audit_table import (
     CATALOG_FILE,
     DETERMINISM,
     MANIFEST_FILE,
@@ -39,11 +44,6 @@ from hashbench.results.audit_table import (
     read_op,
     write_op,
 )
-from hashbench.results.folder import ResultsFolder, left_row
-from hashbench.suites.selection import pattern_of, unknown_name
-from hashbench.sweep.executors import Executor, Task, TaskResult
-from hashbench.text import a_few, count
-from hashbench.workers import WORKER_VARIABLES
 
 CATALOG_TARGET = "hashbench.tools.audit.rows:write_catalog"
 

@@ -1,7 +1,8 @@
 """Rows of an audit of batch invariance: what a worker process measures of the ops of one group.
 
 Of each sample the axis of its items is found by experiment, then the op is run, forward, on other numbers of them and
-in another order. What differs from the run on all of them is explained by the experiments of :mod:`hashbench.batch`.
+in another order. What differs from the run on all of them is explained by the experiments of
+:mod:`hashbench.extensions.invariance`.
 
 1. The batch axis: the first dimension of the inputs, and one of the outputs, such that one more item in is one more
    out, and items in another order come out in that order. Weights have none, nor has an input as large as the batch by
@@ -25,25 +26,25 @@ from time import thread_time
 
 import torch
 
-from hashbench.batch.cause import decide
-from hashbench.batch.experiments import diagnose_item_call
-from hashbench.batch.item_call import ItemCall, NotItemwiseError, digests_of
-from hashbench.batch.repro import run_item_repro, write_item_repro
-from hashbench.calls.live import captured_environment
-from hashbench.check.function import FunctionCall
-from hashbench.errors import HashbenchError, named_line
-from hashbench.io import from_json
-from hashbench.records import Decision, ModelSpec, Row, RunOptions
-from hashbench.repro import REPRO_SECONDS
-from hashbench.results.audit_table import AuditOptions
-from hashbench.results.invariance_table import INVARIANCE, Invariance, InvarianceRow
-from hashbench.run.settings import settings
+from hashbench.core.check.function import FunctionCall
+from hashbench.core.diagnose.calls.live import captured_environment
+from hashbench.core.diagnose.repro import REPRO_SECONDS
+from hashbench.core.errors import HashbenchError, named_line
+from hashbench.core.io import from_json
+from hashbench.core.records import Decision, ModelSpec, Row, RunOptions
+from hashbench.core.run.settings import settings
+from hashbench.core.trace.arguments import tensors_in
+from hashbench.extensions.invariance.cause import decide
+from hashbench.extensions.invariance.experiments import diagnose_item_call
+from hashbench.extensions.invariance.item_call import ItemCall, NotItemwiseError, digests_of
+from hashbench.extensions.invariance.repro import run_item_repro, write_item_repro
 from hashbench.tools.audit import cases
+from hashbench.tools.audit.audit_table import AuditOptions
 from hashbench.tools.audit.axis import Itemwise, draws, find_axis, widened, with_items
 from hashbench.tools.audit.cases import Case
+from hashbench.tools.audit.invariance_table import INVARIANCE, Invariance, InvarianceRow
 from hashbench.tools.audit.kernel import another_order, kernel_of
 from hashbench.tools.audit.rows import LONGEST_REASON, run_ops
-from hashbench.trace.arguments import tensors_in
 
 ITEMS, MANY_ITEMS, LARGE_ITEMS, LARGE = 8, 32, 13, 2**14
 """Items of the reference: of a sample as it is, of a widened one, and of one whose items are widened to more than so

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 
 from tabulate import tabulate
 
-from hashbench.report.compare import Became, Comparison
-from hashbench.results.audit_table import Audit
-from hashbench.results.invariance_table import INVARIANCE_ROWS, Invariance, InvarianceRow
-from hashbench.text import a_few, cut
+from hashbench.core.report.compare import Became, Comparison
+from hashbench.core.text import a_few, cut
+from hashbench.tools.audit.audit_table import Audit
+from hashbench.tools.audit.invariance_table import INVARIANCE_ROWS, Invariance, InvarianceRow
 from hashbench.tools.audit.report import by_verdict, compared, table_of_counts, values_of
 
 COLUMNS = ("verdict", "op", "dtypes", "samples", "smallest batch", "kernel", "because", "repro")

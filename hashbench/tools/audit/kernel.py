@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from hashbench.batch.finding import BatchFinding
-from hashbench.batch.item_call import ItemCall, digests_of
-from hashbench.batch.layout import ItemSubset
-from hashbench.batch.locate import compare_rows, finding_of
-from hashbench.records import Failure
-from hashbench.run.outcome import Run
-from hashbench.trace.api import HashDebugTrace
-from hashbench.trace.callbacks import TraceCallback
+from hashbench.core.records import Failure
+from hashbench.core.run.outcome import Run
+from hashbench.core.trace.api import HashDebugTrace
+from hashbench.core.trace.callbacks import TraceCallback
+from hashbench.extensions.invariance.finding import BatchFinding
+from hashbench.extensions.invariance.item_call import ItemCall, digests_of
+from hashbench.extensions.invariance.layout import ItemSubset
+from hashbench.extensions.invariance.locate import compare_rows, finding_of
 
 
 def kernel_of(call: ItemCall, sizes: Sequence[int]) -> BatchFinding | None:

@@ -11,21 +11,12 @@ from typing import Any, TypeVar
 
 from tabulate import tabulate
 
-from hashbench.report.compare import Became, Comparison, RowChange, environment_changes, worst_first
-from hashbench.results.audit_table import (
-    AUDIT_ROWS,
-    KEY,
-    UNMEASURED,
-    VARYING,
-    Audit,
-    AuditRow,
-    AuditVerdict,
-    Shown,
-)
-from hashbench.results.invariance_table import INVARIANCE_ROWS, InvarianceRow
-from hashbench.results.rows import RowFormat, csv_text
-from hashbench.text import a_few, cut, one_line
-from hashbench.trace.file import OTHER_OPS
+from hashbench.core.report.compare import Became, Comparison, RowChange, environment_changes, worst_first
+from hashbench.core.results.rows import RowFormat, csv_text
+from hashbench.core.text import a_few, cut, one_line
+from hashbench.core.trace.file import OTHER_OPS
+from hashbench.tools.audit.audit_table import AUDIT_ROWS, KEY, UNMEASURED, VARYING, Audit, AuditRow, AuditVerdict, Shown
+from hashbench.tools.audit.invariance_table import INVARIANCE_ROWS, InvarianceRow
 
 # ------------------------------------------------------------------------------------------------ one audit
 

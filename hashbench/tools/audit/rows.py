@@ -18,18 +18,27 @@ from typing import Any
 
 import torch
 
-from hashbench import causes, replay
-from hashbench.calls.call import CapturedCall
-from hashbench.calls.capture import CaptureError, capture
-from hashbench.catalog import CAUSES, Confidence, Kind, Origin, Status, kind_of
-from hashbench.check.function import FunctionCall, check_function, fresh_copy, quiet
-from hashbench.errors import named_line
-from hashbench.io import from_json, replace_file
-from hashbench.processes import Budget, variables
-from hashbench.records import BATCH_INVARIANCE, Evidence, ModelSpec, Row, RunOptions
-from hashbench.repro import torch_docs
-from hashbench.repro.torch_docs import NOT_LISTED, Documentation
-from hashbench.results.audit_table import (
+from hashbench.core.catalog import CAUSES, Confidence, Kind, Origin, Status, kind_of
+from hashbench.core.check.function import FunctionCall, check_function, fresh_copy, quiet
+from hashbench.core.diagnose import causes, replay
+from hashbench.core.diagnose.calls.call import CapturedCall
+from hashbench.core.diagnose.calls.capture import CaptureError, capture
+from hashbench.core.diagnose.repro import torch_docs
+from hashbench.core.diagnose.repro.torch_docs import NOT_LISTED, Documentation
+from hashbench.core.errors import named_line
+from hashbench.core.io import from_json, replace_file
+from hashbench.core.processes import Budget, variables
+from hashbench.core.records import BATCH_INVARIANCE, Evidence, ModelSpec, Row, RunOptions
+from hashbench.core.results.load import load_sweep
+from hashbench.core.run.leaves import flatten
+from hashbench.core.run.rng import reset_rng_state
+from hashbench.core.run.settings import applied
+from hashbench.core.trace.api import HashDebugTrace
+from hashbench.core.trace.arguments import named_tensors
+from hashbench.core.trace.callbacks import TraceCallback
+from hashbench.core.trace.op_schema import plan_of
+from hashbench.tools.audit import cases
+from hashbench.tools.audit.audit_table import (
     DETERMINISM,
     VARYING,
     AuditOptions,
@@ -39,16 +48,7 @@ from hashbench.results.audit_table import (
     op_file,
     write_op,
 )
-from hashbench.results.load import load_sweep
-from hashbench.run.leaves import flatten
-from hashbench.run.rng import reset_rng_state
-from hashbench.run.settings import applied
-from hashbench.tools.audit import cases
 from hashbench.tools.audit.cases import FLAG, Case, Measurement, Outcomes, gradients, measure
-from hashbench.trace.api import HashDebugTrace
-from hashbench.trace.arguments import named_tensors
-from hashbench.trace.callbacks import TraceCallback
-from hashbench.trace.op_schema import plan_of
 
 WORKSPACE = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 """Without it cuBLAS is refused under the flag, as torch documents; the audit asks about kernels, not about that."""
@@ -159,7 +159,7 @@ def verdict(listed: Collection[str], *, off: str, on: str, unfilled: str, blank:
 
     Args:
         listed: which of the two lists of torch's documentation name it, as
-            :attr:`~hashbench.repro.torch_docs.Documentation.verdicts` has them.
+            :attr:`~hashbench.core.diagnose.repro.torch_docs.Documentation.verdicts` has them.
         off, on, unfilled: one of :class:`Shown` under each of the settings of
             :data:`~hashbench.tools.audit.cases.FLAG`.
         blank: all that the op returns is memory that nobody wrote, as its schema says.

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from hashbench.run.outputs import Difference
-from hashbench.text import ulps
-from hashbench.trace.arguments import caller_line
-from hashbench.trace.module_paths import ModulePaths
+from hashbench.core.run.outputs import Difference
+from hashbench.core.text import ulps
+from hashbench.core.trace.arguments import caller_line
+from hashbench.core.trace.module_paths import ModulePaths
 
 _current_autograd_node = torch._C._current_autograd_node
 _get_sequence_nr = torch._C._autograd._get_sequence_nr

@@ -20,12 +20,14 @@ from torch.utils._python_dispatch import (
     is_traceable_wrapper_subclass_type,
 )
 
-from hashbench.calls.capture import CaptureError
-from hashbench.calls.ops import is_custom
-from hashbench.errors import HashbenchError
-from hashbench.native.library import is_recorded
-from hashbench.run.leaves import NotComparableError
-from hashbench.run.outcome import failure_of
+from hashbench.core.diagnose.calls.capture import CaptureError
+from hashbench.core.diagnose.calls.ops import is_custom
+from hashbench.core.errors import HashbenchError
+from hashbench.core.native.library import is_recorded
+from hashbench.core.run.leaves import NotComparableError
+from hashbench.core.run.outcome import failure_of
+from hashbench.core.trace.digest import unobserved
+from hashbench.core.trace.op_schema import plan_of
 from hashbench.tools.bitwise.findings import (
     BitwiseMismatchError,
     BitwiseMismatchWarning,
@@ -37,8 +39,6 @@ from hashbench.tools.bitwise.findings import (
     message,
 )
 from hashbench.tools.bitwise.repeating import Call, Equality, Repetitions, Treatment, treatment_of
-from hashbench.trace.digest import unobserved
-from hashbench.trace.op_schema import plan_of
 
 Choice = str | torch._ops.OpOverloadPacket | torch._ops.OpOverload | Callable[[Any], bool]
 

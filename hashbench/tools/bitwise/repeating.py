@@ -12,19 +12,19 @@ from typing import Any, Literal
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from hashbench.calls.capture import CaptureError, capture_arguments, is_plain, refuse_shadows
-from hashbench.calls.live import CallOutcome, LiveCall, generator_states
-from hashbench.calls.ops import is_custom
-from hashbench.replay.controls import POISONS, poisoned_memory
-from hashbench.run.leaves import flatten
-from hashbench.run.outcome import failure_of
-from hashbench.run.outputs import Difference, bitwise_equal, integer_view, measure
-from hashbench.run.rng import restore_random_states
+from hashbench.core.diagnose.calls.capture import CaptureError, capture_arguments, is_plain, refuse_shadows
+from hashbench.core.diagnose.calls.live import CallOutcome, LiveCall, generator_states
+from hashbench.core.diagnose.calls.ops import is_custom
+from hashbench.core.diagnose.replay.controls import POISONS, poisoned_memory
+from hashbench.core.run.leaves import flatten
+from hashbench.core.run.outcome import failure_of
+from hashbench.core.run.outputs import Difference, bitwise_equal, integer_view, measure
+from hashbench.core.run.rng import restore_random_states
+from hashbench.core.trace.arguments import named_arguments, tensors_in
+from hashbench.core.trace.digest import dtype_name, raw_digest
+from hashbench.core.trace.op_schema import OpPlan, Pattern
+from hashbench.core.trace.storage_writers import storage_bytes, storage_key
 from hashbench.tools.bitwise.findings import Mismatch, Place
-from hashbench.trace.arguments import named_arguments, tensors_in
-from hashbench.trace.digest import dtype_name, raw_digest
-from hashbench.trace.op_schema import OpPlan, Pattern
-from hashbench.trace.storage_writers import storage_bytes, storage_key
 
 Equality = Literal["bits", "values"]
 Left = dict[str, Any]
@@ -336,7 +336,8 @@ class Call:
 
 def _fill_freed_memory(left: Left, value: int) -> None:
     """Fill blocks of the sizes of the results with the byte ``value`` and free them: on an accelerator torch hands
-    those out next, also to kernels, which :func:`~hashbench.replay.controls.poisoned_memory` does not reach there."""
+    those out next, also to kernels, which :func:`~hashbench.core.diagnose.replay.controls.poisoned_memory` does not
+    reach there."""
     tensors = [tensor for tensor in tensors_in(list(left.values())) if is_plain(tensor)]
     blocks = [
         torch.full((storage_bytes(tensor),), value, dtype=torch.uint8, device=tensor.device) for tensor in tensors

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from hashbench.run.rng import reset_rng_state
+from hashbench.core.run.rng import reset_rng_state
 from hashbench.tools.numeric.compare import compare_mappings, leaves_of, without_wrappers
 from hashbench.tools.numeric.report import (
     STAGES,

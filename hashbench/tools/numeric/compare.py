@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch.testing._comparison import default_tolerances
 
-from hashbench.errors import HashbenchError
-from hashbench.run import outputs
-from hashbench.run.leaves import LeftOut, leaves
-from hashbench.text import squeezed
+from hashbench.core.errors import HashbenchError
+from hashbench.core.run import outputs
+from hashbench.core.run.leaves import LeftOut, leaves
+from hashbench.core.text import squeezed
+from hashbench.core.trace.digest import dtype_name, untraced
 from hashbench.tools.numeric.report import FORMS, Comparison, Rename, Rule, TensorComparison
-from hashbench.trace.digest import dtype_name, untraced
 
 _ABSENT = object()
 

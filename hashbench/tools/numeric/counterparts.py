@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hashbench.compare.align import PairedRuns
-from hashbench.records import Leaf, OpRecord, Ref, TensorDigest
+from hashbench.core.divergence.align import PairedRuns
+from hashbench.core.records import Leaf, OpRecord, Ref, TensorDigest
 
 Item = OpRecord | Leaf
 """What a node of two executions holds of either."""

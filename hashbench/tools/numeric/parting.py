@@ -19,12 +19,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hashbench.compare.align import PairedRuns, align, pair
-from hashbench.compare.fills import Pair
-from hashbench.compare.slice import backward_slice
-from hashbench.records import OpRecord, Trace
-from hashbench.run.workload import clone_inputs
-from hashbench.text import a_few
+from hashbench.core.divergence.align import PairedRuns, align, pair
+from hashbench.core.divergence.fills import Pair
+from hashbench.core.divergence.slice import backward_slice
+from hashbench.core.records import OpRecord, Trace
+from hashbench.core.run.workload import clone_inputs
+from hashbench.core.text import a_few
+from hashbench.core.trace.api import HashDebugTrace
+from hashbench.core.trace.arguments import tensors_in
+from hashbench.core.trace.callbacks import TraceCallback
+from hashbench.core.trace.digest import unobserved, untraced
+from hashbench.core.trace.op_schema import plan_of
 from hashbench.tools.numeric.compare import compare_mappings, compare_values, renamed, without_wrapper
 from hashbench.tools.numeric.counterparts import (
     Counterparts,
@@ -38,11 +43,6 @@ from hashbench.tools.numeric.counterparts import (
     without_overload,
 )
 from hashbench.tools.numeric.report import LONE, SIDES, Parting, Place, Rename, Rule, TensorComparison
-from hashbench.trace.api import HashDebugTrace
-from hashbench.trace.arguments import tensors_in
-from hashbench.trace.callbacks import TraceCallback
-from hashbench.trace.digest import unobserved, untraced
-from hashbench.trace.op_schema import plan_of
 
 if TYPE_CHECKING:
     from hashbench.tools.numeric.running import Model, NumericRequest, Subject

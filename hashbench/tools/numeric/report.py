@@ -11,8 +11,8 @@ from typing import Any
 
 from tabulate import tabulate
 
-from hashbench.errors import HashbenchError
-from hashbench.text import a_few, ulps, when
+from hashbench.core.errors import HashbenchError
+from hashbench.core.text import a_few, ulps, when
 
 SIDES = ("before", "after")
 STAGES = ("parameters", "outputs", "buffers", "gradients", "stepped")

@@ -18,20 +18,20 @@ from typing import Any
 
 import torch
 
-from hashbench.errors import HashbenchError
-from hashbench.inductor.internals import CapturedGraphs, without_graph_caches
-from hashbench.run.outcome import failure_of
-from hashbench.run.rng import preserved_rng, reset_rng_state
-from hashbench.run.settings import deterministic_settings
-from hashbench.run.workload import call, clone_inputs
-from hashbench.suites.python_suites import UnusableError, import_file
-from hashbench.text import squeezed
+from hashbench.core.errors import HashbenchError
+from hashbench.core.inductor.internals import CapturedGraphs, without_graph_caches
+from hashbench.core.run.outcome import failure_of
+from hashbench.core.run.rng import preserved_rng, reset_rng_state
+from hashbench.core.run.settings import deterministic_settings
+from hashbench.core.run.workload import call, clone_inputs
+from hashbench.core.suites.python_suites import UnusableError, import_file
+from hashbench.core.text import squeezed
+from hashbench.core.trace.arguments import named_tensors
+from hashbench.core.trace.storage_writers import share_memory
+from hashbench.core.trace.tracer import choose
 from hashbench.tools.numeric import parting
 from hashbench.tools.numeric.compare import compare_mappings, leaves_of, unused, without_wrapper, without_wrappers
 from hashbench.tools.numeric.report import SIDES, STAGES, Comparison, Raised, Rename, Report, Rule
-from hashbench.trace.arguments import named_tensors
-from hashbench.trace.storage_writers import share_memory
-from hashbench.trace.tracer import choose
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from hashbench.errors import HashbenchError
+from hashbench.core.errors import HashbenchError
 from hashbench.tools.observer import files
 from hashbench.tools.observer.files import read as read_recording
 from hashbench.tools.observer.observer import HashMode, MismatchError, Observer, log

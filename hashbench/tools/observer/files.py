@@ -20,8 +20,8 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from hashbench.errors import HashbenchError
-from hashbench.io import (
+from hashbench.core.errors import HashbenchError
+from hashbench.core.io import (
     from_json,
     read_file,
     read_json,
@@ -31,10 +31,10 @@ from hashbench.io import (
     sealed,
     to_json,
 )
-from hashbench.records import OpRecord
-from hashbench.text import one_line, shorten
+from hashbench.core.records import OpRecord
+from hashbench.core.text import one_line, shorten
+from hashbench.core.trace.file import digest_text, parse_digest
 from hashbench.tools.observer.recording import Observation, Recording, Saved
-from hashbench.trace.file import digest_text, parse_digest
 
 SCHEMA = 1
 """Version of the document; another one is refused."""

@@ -15,13 +15,20 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from hashbench.errors import HashbenchError
-from hashbench.records import OpRecord
-from hashbench.report.compare import EnvironmentChange, environment_changes
-from hashbench.run.environment import collect
-from hashbench.run.leaves import NotComparableError, flatten
-from hashbench.run.outputs import logical_value
-from hashbench.run.settings import settings
+from hashbench.core.errors import HashbenchError
+from hashbench.core.records import OpRecord
+from hashbench.core.report.compare import EnvironmentChange, environment_changes
+from hashbench.core.run.environment import collect
+from hashbench.core.run.leaves import NotComparableError, flatten
+from hashbench.core.run.outputs import logical_value
+from hashbench.core.run.settings import settings
+from hashbench.core.trace.api import HashDebugTrace
+from hashbench.core.trace.arguments import caller_line, tensors_in
+from hashbench.core.trace.callbacks import TraceCallback
+from hashbench.core.trace.digest import digest, dtype_name, python_digest, unobserved, untraced, without_repetition
+from hashbench.core.trace.file import refuse_different
+from hashbench.core.trace.mode import TracingMode
+from hashbench.core.trace.op_schema import Pattern, plan_of
 from hashbench.tools.observer import files
 from hashbench.tools.observer.recording import (
     Mismatch,
@@ -33,13 +40,6 @@ from hashbench.tools.observer.recording import (
     newest_mismatch,
     table,
 )
-from hashbench.trace.api import HashDebugTrace
-from hashbench.trace.arguments import caller_line, tensors_in
-from hashbench.trace.callbacks import TraceCallback
-from hashbench.trace.digest import digest, dtype_name, python_digest, unobserved, untraced, without_repetition
-from hashbench.trace.file import refuse_different
-from hashbench.trace.mode import TracingMode
-from hashbench.trace.op_schema import Pattern, plan_of
 
 log = logging.getLogger(__name__)
 
@@ -424,7 +424,7 @@ class _Substitute(torch.autograd.Function):
 class HashMode(HashDebugTrace):
     """Hash what every dispatched op writes, and report each to the registered observer, in a ``with`` block.
 
-    It is a :class:`~hashbench.trace.api.HashDebugTrace` by the Python dispatch mode, and sees what that sees.
+    It is a :class:`~hashbench.core.trace.api.HashDebugTrace` by the Python dispatch mode, and sees what that sees.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,8 @@
 """The observations of one run, compared with those of another, and the mismatches as text. Pure: no torch, no files.
 
-An observation is a record of a trace (:class:`~hashbench.records.OpRecord`) with a name: that of ``observe`` and its
-like, or of an op under the hash mode. So observations are aligned as traces are, and one more of them is one insertion.
+An observation is a record of a trace (:class:`~hashbench.core.records.OpRecord`) with a name: that of ``observe`` and
+its like, or of an op under the hash mode. So observations are aligned as traces are, and one more of them is one
+insertion.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from typing import Any, NamedTuple
 
 from tabulate import tabulate
 
-from hashbench.compare.align import EDIT_LIMIT, align
-from hashbench.records import OpRecord, TensorDigest
-from hashbench.report.compare import EnvironmentChange
-from hashbench.text import a_few, one_line, shorten
-from hashbench.trace.file import digest_text
+from hashbench.core.divergence.align import EDIT_LIMIT, align
+from hashbench.core.records import OpRecord, TensorDigest
+from hashbench.core.report.compare import EnvironmentChange
+from hashbench.core.text import a_few, one_line, shorten
+from hashbench.core.trace.file import digest_text
 
 
 class Saved(NamedTuple):

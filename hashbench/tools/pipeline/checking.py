@@ -23,10 +23,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from hashbench.errors import HashbenchError, first_line
-from hashbench.io import open_file, read_file, read_json
-from hashbench.processes import Child, describe_end, python_calling, tell_phase
-from hashbench.suites.python_suites import import_file
+from hashbench.core.errors import HashbenchError, first_line
+from hashbench.core.io import open_file, read_file, read_json
+from hashbench.core.processes import Child, describe_end, python_calling, tell_phase
+from hashbench.core.suites.python_suites import import_file
 from hashbench.tools.pipeline import MARK, observed
 from hashbench.tools.pipeline.comparing import EQUAL, STAGES, PipelineVerdict, compare
 from hashbench.tools.pipeline.observed import REPEAT_FOLDER, Check, RepeatResult
@@ -46,7 +46,7 @@ def check(
         output: a folder that does not exist yet, or is empty.
         timeout: seconds for each run.
         repeat: whether to run it a second time.
-        tracer: which tracer records the first steps, as for :class:`~hashbench.trace.api.HashDebugTrace`.
+        tracer: which tracer records the first steps, as for :class:`~hashbench.core.trace.api.HashDebugTrace`.
 
     Returns:
         The verdict on the two runs; ``None`` without ``repeat``.

@@ -24,13 +24,14 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import TypeVar
 
-from hashbench.catalog import Origin
-from hashbench.divergence import find as find_divergence
-from hashbench.errors import HashbenchError
-from hashbench.io import to_json
-from hashbench.records import Divergence
-from hashbench.report.compare import environment_changes
-from hashbench.text import a_few, one_line
+from hashbench.core.catalog import Origin
+from hashbench.core.divergence import find as find_divergence
+from hashbench.core.errors import HashbenchError
+from hashbench.core.io import to_json
+from hashbench.core.records import Divergence
+from hashbench.core.report.compare import environment_changes
+from hashbench.core.text import a_few, one_line
+from hashbench.core.trace.file import OTHER_OPS
 from hashbench.tools.pipeline.observed import (
     IMPORT,
     LOADER,
@@ -56,7 +57,6 @@ from hashbench.tools.pipeline.reasons import (
     StageEvidence,
     decide,
 )
-from hashbench.trace.file import OTHER_OPS
 
 EQUAL, DIFFERS, UNSEEN, FOLLOWS = "equal", "differs", "unseen", "follows"
 

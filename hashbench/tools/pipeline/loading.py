@@ -25,11 +25,11 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from hashbench.io import read_file
-from hashbench.run.rng import is_generator, is_global, state_digest
-from hashbench.text import squeezed
+from hashbench.core.io import read_file
+from hashbench.core.run.rng import is_generator, is_global, state_digest
+from hashbench.core.text import squeezed
+from hashbench.core.trace.arguments import items_of
 from hashbench.tools.pipeline.observed import Batches, Folder, Listing, Loader, Transform
-from hashbench.trace.arguments import items_of
 
 _SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 _MOST_ENTRIES = 1_000_000

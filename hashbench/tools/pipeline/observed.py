@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hashbench.errors import HashbenchError
-from hashbench.io import file_digest, from_json, read_file, read_json, replace_file, to_json
-from hashbench.records import Trace
-from hashbench.text import squeezed
-from hashbench.trace import file
+from hashbench.core.errors import HashbenchError
+from hashbench.core.io import file_digest, from_json, read_file, read_json, replace_file, to_json
+from hashbench.core.records import Trace
+from hashbench.core.text import squeezed
+from hashbench.core.trace import file
 
 CHECK_SCHEMA = 1
 """Version of a check's folder; other versions are refused."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from hashbench.catalog import Origin
+from hashbench.core.catalog import Origin
 from hashbench.tools.pipeline.observed import LOADER, MAKE_MODEL
 
 _CALLS_SHOWN = 3

@@ -23,14 +23,14 @@ import torch
 import xxhash
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from hashbench.io import file_digest, from_json, read_file, to_json
-from hashbench.run.leaves import NotComparableError, flatten
-from hashbench.run.rng import global_state_digests
-from hashbench.run.workload import clone_inputs
+from hashbench.core.io import file_digest, from_json, read_file, to_json
+from hashbench.core.run.leaves import NotComparableError, flatten
+from hashbench.core.run.rng import global_state_digests
+from hashbench.core.run.workload import clone_inputs
+from hashbench.core.trace.arguments import mapped
+from hashbench.core.trace.digest import digest, python_digest
 from hashbench.tools.pipeline.loading import NOT_LOADER, Anatomy, dissect
 from hashbench.tools.pipeline.observed import MOMENTS, Batch, Batches, LoaderWorker, Sample, TransformStep, moved
-from hashbench.trace.arguments import mapped
-from hashbench.trace.digest import digest, python_digest
 
 _METHODS = frozenset({"__getitem__", "__call__", "_wrapped_call_impl", "forward"})
 """Methods in which work on a sample begins. ``Module.__call__`` is ``_wrapped_call_impl``."""

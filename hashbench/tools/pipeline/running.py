@@ -16,16 +16,19 @@ from typing import Any, NoReturn
 
 import torch
 
-from hashbench.errors import HashbenchError, named_line
-from hashbench.io import PACKAGE_PARENT, replace_file
-from hashbench.processes import end_with_input, exit_at_once
-from hashbench.records import Trace
-from hashbench.run.environment import collect, package_versions
-from hashbench.run.leaves import NotComparableError, flatten
-from hashbench.run.outputs import state_results
-from hashbench.run.rng import global_state_digests
-from hashbench.run.settings import settings
-from hashbench.run.workload import map_tensors, mean_of_outputs
+from hashbench.core.errors import HashbenchError, named_line
+from hashbench.core.io import PACKAGE_PARENT, replace_file
+from hashbench.core.processes import end_with_input, exit_at_once
+from hashbench.core.records import Trace
+from hashbench.core.run.environment import collect, package_versions
+from hashbench.core.run.leaves import NotComparableError, flatten
+from hashbench.core.run.outputs import state_results
+from hashbench.core.run.rng import global_state_digests
+from hashbench.core.run.settings import settings
+from hashbench.core.run.workload import map_tensors, mean_of_outputs
+from hashbench.core.trace.api import HashDebugTrace
+from hashbench.core.trace.arguments import named_tensors
+from hashbench.core.trace.digest import digest, dtype_name, untraced
 from hashbench.tools.pipeline import observed
 from hashbench.tools.pipeline.checking import ANSWER_FILE, Config, load_config
 from hashbench.tools.pipeline.loading import facts_of, given_generators, hash_calls, listed_folders
@@ -40,9 +43,6 @@ from hashbench.tools.pipeline.observed import (
     Weights,
 )
 from hashbench.tools.pipeline.recording import first_batches
-from hashbench.trace.api import HashDebugTrace
-from hashbench.trace.arguments import named_tensors
-from hashbench.trace.digest import digest, dtype_name, untraced
 
 _NO_MODEL = "the pipeline has no make_model"
 _PACKAGES = (

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
+from hashbench.core.records import HarnessRow
+from hashbench.core.run.rng import preserved_rng
+from hashbench.core.run.settings import preserved
 from hashbench.integrations.dynamo import OnImport, hook, watch_for_harness
 from hashbench.integrations.dynamo.session import VARIABLE, Session, collect
-from hashbench.records import HarnessRow
-from hashbench.run.rng import preserved_rng
-from hashbench.run.settings import preserved
 
 STANDIN = Path(__file__).with_name("standin")
 SCRIPT = STANDIN / "zoo.py"

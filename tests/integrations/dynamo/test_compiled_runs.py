@@ -11,12 +11,12 @@ import torch
 import torch._dynamo.utils
 import torch._inductor.config
 
-from hashbench.compiled.accuracy import Tolerance
-from hashbench.inductor.internals import without_graph_caches
+from hashbench.core.inductor.internals import without_graph_caches
+from hashbench.core.records import Failure, RunOptions
+from hashbench.core.run.rng import preserved_rng
+from hashbench.extensions.compiled.accuracy import Tolerance
 from hashbench.integrations.dynamo import compiled_runs
 from hashbench.integrations.dynamo.compiled_runs import HarnessPieces, backend_of, preserved_counters
-from hashbench.records import Failure, RunOptions
-from hashbench.run.rng import preserved_rng
 from tests.flat_rows import flat
 from tests.integrations.dynamo.dynamo_helpers import Standin
 from tests.integrations.dynamo.standin_helpers import with_us

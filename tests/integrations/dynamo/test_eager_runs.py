@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from hashbench.core.trace.api import HashDebugTrace
+from hashbench.core.trace.calls import CallRecorder
 from hashbench.integrations.dynamo import eager_runs
-from hashbench.trace.api import HashDebugTrace
-from hashbench.trace.calls import CallRecorder
 from tests.integrations.dynamo.dynamo_helpers import NOISY, Standin
 from tests.integrations.dynamo.standin_helpers import DIFFER, SKIPPED, planted_fault, with_us
 

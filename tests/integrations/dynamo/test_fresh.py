@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from hashbench.cli import main
-from hashbench.diagnose.fresh_process import fresh_traces
+from hashbench.core.diagnose.fresh_process import fresh_traces
+from hashbench.core.records import ModelSpec, RunOptions
+from hashbench.core.run.outcome import Prepared
 from hashbench.integrations.dynamo import fresh, harness, model_check
 from hashbench.integrations.dynamo.model_check import FRESH_TARGET
-from hashbench.records import ModelSpec, RunOptions
-from hashbench.run.outcome import Prepared
 from tests.integrations.dynamo.command_helpers import read
 from tests.integrations.dynamo.dynamo_helpers import SCRIPT, a_session
 
@@ -74,7 +74,7 @@ class CountedOtherwise(Counted):
             ("initial_state", "likely"),
             "process/fresh_process not run (its model has other weights)",
             id="weights of the system's entropy",
-            marks=pytest.mark.exhaustive,  # tests/diagnose/test_driver.py has one of a zoo
+            marks=pytest.mark.exhaustive,  # tests/core/diagnose/test_driver.py has one of a zoo
         ),
     ],
 )

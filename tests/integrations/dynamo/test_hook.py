@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 
 from hashbench.cli import main
+from hashbench.core.processes import tell_phase
+from hashbench.core.results.load import load_sweep
+from hashbench.core.trace import tracer
 from hashbench.integrations.dynamo import hook
 from hashbench.integrations.dynamo.session import (
     Note,
@@ -19,9 +22,6 @@ from hashbench.integrations.dynamo.session import (
     write,
     write_note,
 )
-from hashbench.processes import tell_phase
-from hashbench.results.load import load_sweep
-from hashbench.trace import tracer
 from tests.integrations.dynamo.command_helpers import read, wait_for
 from tests.integrations.dynamo.dynamo_helpers import NOISY, SCRIPT, a_session
 

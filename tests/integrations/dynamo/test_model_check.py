@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from hashbench import repro
-from hashbench.check import subject
-from hashbench.fingerprint import document
-from hashbench.fingerprint.checking import check
-from hashbench.fingerprint.verify import SAME
+from hashbench.core.check import subject
+from hashbench.core.diagnose import repro
+from hashbench.core.records import BATCH_INVARIANCE
+from hashbench.extensions.fingerprint import document
+from hashbench.extensions.fingerprint.checking import check
+from hashbench.extensions.fingerprint.verify import SAME
 from hashbench.integrations.dynamo import eager_runs, model_check
 from hashbench.integrations.dynamo.harness import read_flags
 from hashbench.integrations.dynamo.session import Note, collect, write_note
-from hashbench.records import BATCH_INVARIANCE
 from tests.flat_rows import flat
 from tests.integrations.dynamo.dynamo_helpers import NOISY, Found, Standin, a_session
 from tests.integrations.dynamo.standin_helpers import DIFFER, SKIPPED, with_us

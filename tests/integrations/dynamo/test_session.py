@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from hashbench.cli import main, tools
+from hashbench.core.records import HarnessRow
+from hashbench.core.run import environment
 from hashbench.integrations.dynamo import harness
 from hashbench.integrations.dynamo.session import (
     Note,
@@ -20,8 +22,6 @@ from hashbench.integrations.dynamo.session import (
     write,
     write_note,
 )
-from hashbench.records import HarnessRow
-from hashbench.run import environment
 from tests.integrations.dynamo.command_helpers import read, refusal, stop_model
 from tests.integrations.dynamo.dynamo_helpers import SCRIPT, a_session
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hashbench.native import cache
+from hashbench.core.native import cache
 
 
 @pytest.fixture(autouse=True)

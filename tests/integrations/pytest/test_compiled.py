@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch._inductor.config
 
-from hashbench.inductor import toolchain
-from hashbench.run.rng import preserved_rng
+from hashbench.core.run.rng import preserved_rng
+from hashbench.extensions.compiled import toolchain
 
 
 class Net(torch.nn.Module):

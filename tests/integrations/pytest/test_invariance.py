@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from hashbench.run.workload import Tokens
+from hashbench.core.run.workload import Tokens
 
 DOCS = Path(__file__).parents[3] / "docs" / "pytest.md"
 IDS = {"input_ids": torch.arange(24).view(2, 12)}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hashbench.fingerprint import document
+from hashbench.extensions.fingerprint import document
 
 pytest_plugins = ["pytester"]
 

@@ -360,7 +360,7 @@ def test_native_tracer_is_built_before_the_first_test(tracer: str, loaded: str, 
     """One that has to be compiled takes none of the time that a test may have."""
     (tmp_path / "conftest.py").write_text(
         "def pytest_runtest_setup(item):\n"
-        "    from hashbench.trace import native\n"
+        "    from hashbench.core.trace import native\n"
         "    print('loaded:', native.load.cache_info().currsize)\n"
     )
     (tmp_path / "test_it.py").write_text("def test_it(assert_runs_equal):\n    assert_runs_equal(int)\n")

@@ -6,8 +6,8 @@ import os
 import time
 from pathlib import Path
 
-from hashbench.records import ModelSpec, Row, RunOptions
-from hashbench.results.audit_table import AuditRow, op_file, write_op
+from hashbench.core.records import ModelSpec, Row, RunOptions
+from hashbench.tools.audit.audit_table import AuditRow, op_file, write_op
 
 
 def run_group(spec: ModelSpec, options: RunOptions) -> Row:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hashbench.batch.layout import ItemAxis
+from hashbench.extensions.invariance.layout import ItemAxis
 from hashbench.tools.audit.axis import Itemwise, find_axis
 
 FIRST = ItemAxis(0)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from hashbench.batch.layout import ItemAxis
+from hashbench.extensions.invariance.layout import ItemAxis
 from hashbench.tools.audit.axis import widened, with_items
 from tests.tools.audit.invariance_helpers import FIRST, found
 

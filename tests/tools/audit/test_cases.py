@@ -9,13 +9,13 @@ import address_ops
 import pytest
 import torch
 
-from hashbench.check.function import FunctionCall, fresh_copy
-from hashbench.errors import HashbenchError
-from hashbench.processes import Budget
-from hashbench.repro.torch_docs import look_up
-from hashbench.results.audit_table import AuditOptions
-from hashbench.run.settings import settings
+from hashbench.core.check.function import FunctionCall, fresh_copy
+from hashbench.core.diagnose.repro.torch_docs import look_up
+from hashbench.core.errors import HashbenchError
+from hashbench.core.processes import Budget
+from hashbench.core.run.settings import settings
 from hashbench.tools.audit import cases
+from hashbench.tools.audit.audit_table import AuditOptions
 from hashbench.tools.audit.cases import (
     Case,
     Measurement,

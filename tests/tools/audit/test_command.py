@@ -11,12 +11,11 @@ import pytest
 import torch
 
 from hashbench import cli
-from hashbench.records import Row
-from hashbench.results import audit_table
-from hashbench.tools.audit import driver
+from hashbench.core.records import Row
+from hashbench.tools.audit import audit_table, driver
 from hashbench.tools.audit.rows import measured_in_sweep
+from tests.core.report.rows import write_sweep
 from tests.experiment_texts import evidence
-from tests.report.rows import write_sweep
 
 SMALL = ["--dtypes", "float32", "int64", "--samples", "2", "--runs", "3", "--budget", "0"]
 
@@ -136,7 +135,7 @@ def test_workers_get_devices_and_rows_are_of_their_kind(
         return ()
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr("hashbench.run.environment.collect_in_child", lambda **_: dict(told))
+    monkeypatch.setattr("hashbench.core.run.environment.collect_in_child", lambda **_: dict(told))
     monkeypatch.setattr(driver, "audit", audit)
 
     assert cli.main(["audit", "-d", device, "--jobs", "3", "--output", str(tmp_path / "out")]) == 0

@@ -12,16 +12,16 @@ import pytest
 import torch
 
 from hashbench import cli
-from hashbench.batch.item_call import ItemCall
-from hashbench.calls.live import captured_environment
-from hashbench.check.function import FunctionCall
-from hashbench.results.audit_table import AuditOptions
-from hashbench.results.invariance_table import INVARIANCE_ROWS, Invariance, InvarianceRow
-from hashbench.results.rows import read_table
+from hashbench.core.check.function import FunctionCall
+from hashbench.core.diagnose.calls.live import captured_environment
+from hashbench.core.results.rows import read_table
+from hashbench.extensions.invariance.item_call import ItemCall
 from hashbench.tools.audit import invariance
+from hashbench.tools.audit.audit_table import AuditOptions
 from hashbench.tools.audit.axis import draws
 from hashbench.tools.audit.cases import Case
-from tests.batch.test_experiments import ROWS, Unsteady, alone, by_number, drawing, scaled
+from hashbench.tools.audit.invariance_table import INVARIANCE_ROWS, Invariance, InvarianceRow
+from tests.extensions.invariance.test_experiments import ROWS, Unsteady, alone, by_number, drawing, scaled
 from tests.tools.audit.invariance_helpers import FIRST, planted_place
 
 SMALL = ROWS[:5]

@@ -11,13 +11,13 @@ import fuzzing
 import pytest
 
 from hashbench import cli
-from hashbench.errors import HashbenchError
-from hashbench.io import to_json
-from hashbench.results import audit_table, load
-from hashbench.results.audit_table import AUDIT_ROWS, Audit
-from hashbench.results.invariance_table import INVARIANCE, INVARIANCE_ROWS, Invariance, InvarianceRow, audit_kind
-from hashbench.results.rows import read_table
-from hashbench.tools.audit import invariance_report, report
+from hashbench.core.errors import HashbenchError
+from hashbench.core.io import to_json
+from hashbench.core.results import load
+from hashbench.core.results.rows import read_table
+from hashbench.tools.audit import audit_table, invariance_report, report
+from hashbench.tools.audit.audit_table import AUDIT_ROWS, Audit
+from hashbench.tools.audit.invariance_table import INVARIANCE, INVARIANCE_ROWS, Invariance, InvarianceRow, audit_kind
 
 ROW = InvarianceRow("cpu", "op_db", "mm", "float32", "0", "", "depends on the number", 8, "1 2", 3)
 

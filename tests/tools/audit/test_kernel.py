@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from hashbench.batch.finding import BatchFinding
-from hashbench.batch.item_call import ItemCall
-from hashbench.calls.live import captured_environment
+from hashbench.core.diagnose.calls.live import captured_environment
+from hashbench.extensions.invariance.finding import BatchFinding
+from hashbench.extensions.invariance.item_call import ItemCall
 from hashbench.tools.audit.kernel import another_order, kernel_of, located
-from tests.batch.test_experiments import ROWS, in_blocks
+from tests.extensions.invariance.test_experiments import ROWS, in_blocks
 from tests.tools.audit.invariance_helpers import FIRST, planted_place
 
 

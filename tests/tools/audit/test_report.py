@@ -11,12 +11,12 @@ import fuzzing
 import pytest
 
 from hashbench import __version__, cli
-from hashbench.errors import HashbenchError
-from hashbench.io import to_json
-from hashbench.report.compare import Became
-from hashbench.results import audit_table, load
-from hashbench.results.audit_table import AUDIT_ROWS, AuditManifest, AuditOptions, AuditRow, AuditVerdict, Shown
-from hashbench.tools.audit import report
+from hashbench.core.errors import HashbenchError
+from hashbench.core.io import to_json
+from hashbench.core.report.compare import Became
+from hashbench.core.results import load
+from hashbench.tools.audit import audit_table, report
+from hashbench.tools.audit.audit_table import AUDIT_ROWS, AuditManifest, AuditOptions, AuditRow, AuditVerdict, Shown
 
 ROW = AuditRow("cpu", "op_db", "put", "float32", "0", "forward", "as documented", documented="not listed",
                off="identical", on="identical", unfilled="identical", runs=20, off_distinct=1, on_distinct=1,

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from hashbench.repro.torch_docs import BECOMES_DETERMINISTIC, RAISES
-from hashbench.results.audit_table import AuditVerdict, Shown
+from hashbench.core.diagnose.repro.torch_docs import BECOMES_DETERMINISTIC, RAISES
+from hashbench.tools.audit.audit_table import AuditVerdict, Shown
 from hashbench.tools.audit.cases import chosen_samples
 from hashbench.tools.audit.rows import verdict
 

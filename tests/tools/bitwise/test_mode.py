@@ -19,10 +19,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from hashbench import HashDebugTrace
-from hashbench.errors import HashbenchError
-from hashbench.run.outputs import bitwise_equal
-from hashbench.run.settings import preserved
-from hashbench.suites import registry
+from hashbench.core.errors import HashbenchError
+from hashbench.core.run.outputs import bitwise_equal
+from hashbench.core.run.settings import preserved
+from hashbench.core.suites import registry
 from hashbench.tools.bitwise import BitwiseEquivalenceMode, BitwiseMismatchError, BitwiseMismatchWarning
 
 CALLS = itertools.count()

@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hashbench.run.outputs import Difference, measure
+from hashbench.core.run.outputs import Difference, measure
+from hashbench.core.trace.op_schema import OpPlan, Pattern, plan_of
 from hashbench.tools.bitwise.findings import Mismatch, Place, Places, message
 from hashbench.tools.bitwise.repeating import (
     Treatment,
@@ -18,7 +19,6 @@ from hashbench.tools.bitwise.repeating import (
     treatment_of,
     unwritten_elements,
 )
-from hashbench.trace.op_schema import OpPlan, Pattern, plan_of
 
 NOTHING_TO_CHECK, HIGHER_ORDER, COLLECTIVE, WRITTEN, ALL = Treatment
 

@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from hashbench.errors import HashbenchError
+from hashbench.core.errors import HashbenchError
 from hashbench.tools import numeric
 from hashbench.tools.numeric.compare import compare_values, renamed
 from hashbench.tools.numeric.report import Rule

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hashbench.records import Leaf, OpRecord, Ref, Result, TensorDigest, Trace
+from hashbench.core.records import Leaf, OpRecord, Ref, Result, TensorDigest, Trace
 from hashbench.tools.numeric.compare import compare_values
 from hashbench.tools.numeric.parting import _in_one_shape, correspondence, find
 from hashbench.tools.numeric.report import Parting, Place, Rule

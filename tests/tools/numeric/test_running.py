@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from hashbench.errors import HashbenchError
-from hashbench.run.rng import preserved_rng, reset_rng_state
-from hashbench.run.settings import preserved, settings
+from hashbench.core.errors import HashbenchError
+from hashbench.core.run.rng import preserved_rng, reset_rng_state
+from hashbench.core.run.settings import preserved, settings
 from hashbench.tools.numeric import (
     MAIN_RANDOM_SEED,
     STAGES,

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from hashbench.errors import HashbenchError
-from hashbench.io import PACKAGE_PARENT
-from hashbench.run.settings import preserved
+from hashbench.core.errors import HashbenchError
+from hashbench.core.io import PACKAGE_PARENT
+from hashbench.core.run.settings import preserved
 
 PAGE = Path(__file__).parents[3] / "docs" / "observer.md"
 EXAMPLES = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)

@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from hashbench.errors import HashbenchError
-from hashbench.records import OpRecord, TensorDigest
+from hashbench.core.errors import HashbenchError
+from hashbench.core.records import OpRecord, TensorDigest
+from hashbench.core.trace.digest import dtype_name
 from hashbench.tools.observer import files
 from hashbench.tools.observer.recording import Observation, Recording, Saved
-from hashbench.trace.digest import dtype_name
 
 NASTY = ["", "a b", "é\n\t", "\x1b[31m", "../x", "\ud800", "=:#/->"]
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch.utils import _python_dispatch as modes
 
-from hashbench.errors import HashbenchError
-from hashbench.records import OpRecord
+from hashbench.core.errors import HashbenchError
+from hashbench.core.records import OpRecord
+from hashbench.core.trace.api import HashDebugTrace
+from hashbench.core.trace.callbacks import TraceCallback
 from hashbench.tools.observer import HashMode, ObserverContext
-from hashbench.trace.api import HashDebugTrace
-from hashbench.trace.callbacks import TraceCallback
 
 
 class Counting(modes.TorchDispatchMode):

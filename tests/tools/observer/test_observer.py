@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from hashbench.errors import HashbenchError
+from hashbench.core.errors import HashbenchError
 from hashbench.tools.observer import (
     Kind,
     MismatchError,

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from hashbench.records import OpRecord, TensorDigest
-from hashbench.report.compare import EnvironmentChange
+from hashbench.core.records import OpRecord, TensorDigest
+from hashbench.core.report.compare import EnvironmentChange
 from hashbench.tools.observer.recording import Kind, Observation, PutBack, mismatches, newest_mismatch, table
 
 

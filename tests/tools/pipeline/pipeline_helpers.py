@@ -18,8 +18,8 @@ from typing import Any
 
 import psutil
 
-from hashbench.errors import HashbenchError
-from hashbench.records import OpRecord, Result, TensorDigest, Trace
+from hashbench.core.errors import HashbenchError
+from hashbench.core.records import OpRecord, Result, TensorDigest, Trace
 from hashbench.tools.pipeline.observed import (
     MOMENTS,
     Batch,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hashbench.errors import HashbenchError
-from hashbench.processes import variables
+from hashbench.core.errors import HashbenchError
+from hashbench.core.processes import variables
 from hashbench.tools.pipeline import checking
 from tests.tools.pipeline.pipeline_helpers import is_alive
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from hashbench.errors import HashbenchError
-from hashbench.records import Leaf, Ref, TensorDigest, Trace
+from hashbench.core.errors import HashbenchError
+from hashbench.core.records import Leaf, Ref, TensorDigest, Trace
 from hashbench.tools.pipeline.comparing import STAGES, PipelineVerdict, as_text, compare
 from hashbench.tools.pipeline.loading import NOT_LOADER
 from hashbench.tools.pipeline.observed import (

@@ -12,8 +12,8 @@ import pytest
 from fuzzing import altered, damaged
 
 from hashbench import cli
-from hashbench.errors import HashbenchError
-from hashbench.io import file_digest
+from hashbench.core.errors import HashbenchError
+from hashbench.core.io import file_digest
 from hashbench.tools.pipeline import observed
 from hashbench.tools.pipeline.comparing import as_json, as_text, compare
 from hashbench.tools.pipeline.observed import RepeatResult, Weights

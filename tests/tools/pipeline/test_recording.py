@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from torchvision import transforms
 
-from hashbench.run.rng import global_state_digests, preserved_rng, reset_rng_state
+from hashbench.core.run.rng import global_state_digests, preserved_rng, reset_rng_state
 from hashbench.tools.pipeline.observed import Batch
 from hashbench.tools.pipeline.recording import content_digest, first_batches, matched
 from tests.tools.pipeline.pipeline_helpers import PIPELINES

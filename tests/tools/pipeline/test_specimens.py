@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hashbench.errors import HashbenchError
+from hashbench.core.errors import HashbenchError
 from hashbench.tools.pipeline import checking, observed
 from hashbench.tools.pipeline.comparing import PipelineVerdict, compare
 from tests.tools.pipeline.pipeline_helpers import HASH_SEEDS, PIPELINES, Zygotes, write_config

@@ -1,1 +1,0 @@
-"""Compare two runs record by record. Pure: no torch, no files."""

@@ -1,0 +1,374 @@
+"""What extends the core: one entry for each capability.
+
+The core asks this table and imports no capability. A target is written ``module:name`` and imported when it is used, so
+that ``--help`` loads none of them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hashbench.core.text import five_lines, rate
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hashbench.core.check.model import BenchmarkRunner
+    from hashbench.core.check.pair import PairCheck
+    from hashbench.core.check.subject import Subject
+    from hashbench.core.records import Facts, ModelSpec, Row, RunOptions
+    from hashbench.core.run.outcome import Outcome, Run
+    from hashbench.core.run.workload import Workload
+    from hashbench.core.sweep.executors import Executor
+    from hashbench.core.sweep.request import SweepRequest
+    from hashbench.core.sweep.run import SweepResult
+
+
+class HasRanks(Protocol):
+    """A model that says on how many ranks it runs: a ``ModelSpec``, or a ``Workload`` once it is loaded."""
+
+    @property
+    def world_size(self) -> int | None: ...
+
+
+class OwnCheck(Protocol):
+    """Checks a model that it loads itself, in processes of its own; ``target`` is how these load it."""
+
+    def __call__(self, spec: ModelSpec, options: RunOptions, level: str, *, target: str) -> Outcome: ...
+
+
+class Check(Protocol):
+    """Checks a loaded model in place of the comparison of equal runs, at deterministic ``level``."""
+
+    def __call__(
+        self, runner: BenchmarkRunner, workload: Workload, subject: Subject, level: str, optimizer: str
+    ) -> Outcome: ...
+
+
+class Stage(Protocol):
+    """Adds to the outcome of equal runs, before it is confirmed and diagnosed.
+
+    ``first`` is the run that the others were compared with; ``seconds`` is what they took, the load included.
+    """
+
+    def __call__(self, check: PairCheck, outcome: Outcome, first: Run, *, seconds: float) -> Outcome: ...
+
+
+class MakeExecutor(Protocol):
+    """Returns an executor of models, connected; ``how``: ``jobs``, ``preload`` and ``cluster``, see
+    :data:`hashbench.core.sweep.EXECUTORS`."""
+
+    def __call__(self, specs: Sequence[ModelSpec], options: RunOptions, **how: Any) -> Executor: ...
+
+
+class AfterSweep(Protocol):
+    """Records more of the models that a sweep ran, beside their rows, in its folder."""
+
+    def __call__(
+        self,
+        request: SweepRequest,
+        options: RunOptions,
+        result: SweepResult,
+        *,
+        executor: Executor,
+        environment: Mapping[str, Any],
+        on_note: Callable[[str], object],
+    ) -> None: ...
+
+
+class ForgetModels(Protocol):
+    """Deletes what an earlier sweep recorded of models that run again, since the file of their suite has changed."""
+
+    def __call__(self, outdated: Sequence[ModelSpec], request: SweepRequest) -> None: ...
+
+
+class RowWords:
+    """Describes rows of a kind of its own, in tables, comparisons and failed tests. Each method has its default, with
+    which rows are described as the core describes them."""
+
+    def shown(self, row: Row) -> Row:
+        """Return a row as reports show it; :meth:`written` is the inverse."""
+        return row
+
+    def written(self, row: Row) -> Row:
+        """Return a row as a CSV has it."""
+        return row
+
+    def tells(self, row: Row) -> bool:  # noqa: ARG002
+        """Return True if a row that does not pass is described by the next four, and not as eager runs are."""
+        return False
+
+    def where(self, row: Row) -> str:  # noqa: ARG002
+        """Return the place of a difference, on a line of its own."""
+        return ""
+
+    def why(self, row: Row) -> str:  # noqa: ARG002
+        """Return what was measured, below a row whose stage is shown."""
+        return ""
+
+    def why_with_stage(self, row: Row) -> str:
+        """Return what was measured, with the stage."""
+        return self.why(row)
+
+    def place(self, row: Row) -> str:
+        """Return stage and place as comparisons show them."""
+        return self.where(row)
+
+    def condition(self, row: Row) -> str:  # noqa: ARG002
+        """Return the condition under which alone a row differs; empty for none."""
+        return ""
+
+    def rate(self, row: Row) -> str:  # noqa: ARG002
+        """Return how often a row differs; empty if the usual words do."""
+        return ""
+
+    def lines(self, row: Row, *, folder: Path) -> str:  # noqa: ARG002
+        """Return the lines of a failed test; empty if the usual ones do. ``folder`` has repro and traces."""
+        return ""
+
+    def remarks(self, row: Row) -> Iterator[str]:  # noqa: ARG002
+        """Yield what is said beside the status of a row."""
+        yield from ()
+
+    def remedy(self, row: Row) -> str:  # noqa: ARG002
+        """Return what to do about a difference or failure; empty if the usual words do."""
+        return ""
+
+    def moved(self, base: Row, new: Row) -> tuple[str, ...]:  # noqa: ARG002
+        """Return the columns of facts in which two rows of one difference agree, where both are certain of them."""
+        return ()
+
+    def looked(self, row: Row) -> bool:  # noqa: ARG002
+        """Return whether a row would say if a model that passes differs now and then."""
+        return False
+
+    def always(self, base: Row) -> bool:  # noqa: ARG002
+        """Return whether the difference of ``base``, which shows now and then, would show in every row that
+        :meth:`looked`."""
+        return False
+
+    def speaks_of(self, row: Row) -> bool:  # noqa: ARG002
+        """Return True if :meth:`what_passing_means` says of a row that passes what equal runs prove."""
+        return False
+
+    def suggestion(self, rows: Sequence[Row]) -> str:  # noqa: ARG002
+        """Return what finds more than equal runs do; empty where these rows have it."""
+        return ""
+
+    def what_passing_means(self, rows: Sequence[Row], *, bound: float) -> str:  # noqa: ARG002
+        """Return what rows that pass, also those that differ now and then, prove and may have missed; empty for none.
+
+        ``bound``: largest share of runs in which a difference may show that two equal runs miss (95 % confidence).
+        """
+        return ""
+
+
+class OwnsFile(Protocol):
+    """Returns something true for a CSV of another kind than the rows of a sweep."""
+
+    def __call__(self, path: Path) -> object: ...
+
+
+def _never(_: Any) -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """One capability beside the core.
+
+    Attributes:
+        name: in lists of extensions.
+        asked: whether options ask for it.
+        takes: whether a model is of its kind, whatever the options are.
+        own_check: target of an :class:`OwnCheck` of the models that it takes.
+        check: target of a :class:`Check`.
+        stage: target of a :class:`Stage`.
+        executor: target of a :class:`MakeExecutor`, by ``name`` after ``--executor``.
+        after_sweep: target of an :class:`AfterSweep` of the sweeps for which ``asked_of_sweep`` holds.
+        forget: target of a :class:`ForgetModels`, for every sweep.
+        facts: target of the :class:`~hashbench.core.records.Facts` of its rows.
+        words: target of the :class:`RowWords` of its rows.
+        owns_file: target of an :class:`OwnsFile`.
+        preload: what the workers of these sweeps import or call before they are forked.
+    """
+
+    name: str
+    asked: Callable[[RunOptions], bool] = _never
+    takes: Callable[[HasRanks], bool] = _never
+    own_check: str = ""
+    check: str = ""
+    stage: str = ""
+    executor: str = ""
+    asked_of_sweep: Callable[[SweepRequest], bool] = _never
+    after_sweep: str = ""
+    forget: str = ""
+    facts: str = ""
+    words: str = ""
+    owns_file: str = ""
+    preload: tuple[str, ...] = ()
+
+
+EXTENSIONS: tuple[Extension, ...] = (
+    Extension(
+        "ranks",
+        takes=lambda model: (model.world_size or 1) > 1,
+        own_check="hashbench.extensions.ranks.check:check_model",
+        facts="hashbench.extensions.ranks.facts:RankFacts",
+        words="hashbench.extensions.ranks.row_text:WORDS",
+    ),
+    Extension(
+        "invariance",
+        asked=lambda options: options.batch_invariant,
+        check="hashbench.extensions.invariance.check:check_model",
+        facts="hashbench.extensions.invariance.facts:BatchFacts",
+        words="hashbench.extensions.invariance.row_text:WORDS",
+    ),
+    Extension(
+        "compiled",
+        asked=lambda options: bool(options.backend),
+        check="hashbench.extensions.compiled.check:check_model",
+        facts="hashbench.extensions.compiled.facts:CompiledFacts",
+        words="hashbench.extensions.compiled.text:WORDS",
+    ),
+    Extension(
+        "stress",
+        asked=lambda options: options.stress,
+        stage="hashbench.extensions.stress.stage:add_stressed_runs",
+        facts="hashbench.extensions.stress.facts:StressFacts",
+        words="hashbench.extensions.stress.text:WORDS",
+    ),
+    Extension(
+        "fingerprint",
+        asked_of_sweep=lambda request: request.fingerprints,
+        after_sweep="hashbench.extensions.fingerprint.after_sweep:record_missing",
+        forget="hashbench.extensions.fingerprint.after_sweep:remove",
+        preload=("hashbench.extensions.fingerprint.library:measure_clock",),  # spares each worker up to a second
+    ),
+    Extension("ray", executor="hashbench.extensions.ray.executor:connected"),
+    Extension("audit", owns_file="hashbench.tools.audit.invariance_table:audit_kind"),
+)
+"""In the order in which they are asked: the first check that applies is the one that runs."""
+
+
+def own_check_of(model: HasRanks) -> OwnCheck | None:
+    """Return the check of the extension that takes a model, imported; ``None`` if the core checks it."""
+    target = next((each.own_check for each in EXTENSIONS if each.own_check and each.takes(model)), "")
+    found: OwnCheck | None = resolve_name(target) if target else None
+    return found
+
+
+def check_for(options: RunOptions) -> Check | None:
+    """Return the check that options ask for, imported; ``None`` if equal runs are compared."""
+    target = next((each.check for each in EXTENSIONS if each.check and each.asked(options)), "")
+    found: Check | None = resolve_name(target) if target else None
+    return found
+
+
+def stages_for(options: RunOptions) -> Iterator[Stage]:
+    """Yield the stages that options ask for, imported one by one."""
+    for each in EXTENSIONS:
+        if each.stage and each.asked(options):
+            yield resolve_name(each.stage)
+
+
+def executor_names() -> tuple[str, ...]:
+    """Return the names of executors, beside that of this machine's worker processes."""
+    return tuple(each.name for each in EXTENSIONS if each.executor)
+
+
+def executor_maker(name: str) -> MakeExecutor:
+    """Return what makes the executor of this name, imported."""
+    found: MakeExecutor = resolve_name(next(each.executor for each in EXTENSIONS if each.name == name))
+    return found
+
+
+def preload_to(name: str) -> tuple[str, ...]:
+    """Return what workers preload for the extension of this name."""
+    return next(each.preload for each in EXTENSIONS if each.name == name)
+
+
+def preload_of(request: SweepRequest) -> tuple[str, ...]:
+    """Return what workers of a sweep preload for extensions."""
+    return tuple(target for each in EXTENSIONS if each.asked_of_sweep(request) for target in each.preload)
+
+
+def after_sweep(request: SweepRequest) -> Iterator[AfterSweep]:
+    """Yield what a sweep asks for beside its rows, imported one by one."""
+    for each in EXTENSIONS:
+        if each.after_sweep and each.asked_of_sweep(request):
+            yield resolve_name(each.after_sweep)
+
+
+def forget_models(outdated: Sequence[ModelSpec], request: SweepRequest) -> None:
+    """Delete what extensions recorded of models that run again."""
+    for each in EXTENSIONS:
+        if outdated and each.forget:
+            resolve_name(each.forget)(outdated, request)
+
+
+def is_owned(path: Path) -> bool:
+    """Return True if a CSV is of an extension, and not of a sweep's rows."""
+    return any(resolve_name(each.owns_file)(path) for each in EXTENSIONS if each.owns_file)
+
+
+def _if_there(target: str) -> Any:
+    """Import a target; ``None`` if the folder of its extension was deleted."""
+    try:
+        return resolve_name(target)
+    except ModuleNotFoundError as error:
+        if target.startswith(error.name or " "):
+            return None
+        raise
+
+
+@functools.cache
+def facts_kinds() -> tuple[type[Facts], ...]:
+    """Return the facts that rows may have, in the order of their columns."""
+    return tuple(filter(None, (_if_there(each.facts) for each in EXTENSIONS if each.facts)))
+
+
+def facts_asked(options: RunOptions) -> tuple[type[Facts], ...]:
+    """Return the facts that options ask for, whose columns every row of the sweep has."""
+    return tuple(filter(None, (_if_there(each.facts) for each in EXTENSIONS if each.facts and each.asked(options))))
+
+
+def missing_extensions() -> tuple[str, ...]:
+    """Return the names of extensions whose folder was deleted."""
+    return tuple(each.name for each in EXTENSIONS if each.facts and _if_there(each.facts) is None)
+
+
+@functools.cache
+def all_words() -> tuple[RowWords, ...]:
+    """Return the words of every extension that has some."""
+    return tuple(filter(None, (_if_there(each.words) for each in EXTENSIONS if each.words)))
+
+
+def words_for(row: Row) -> RowWords | None:
+    """Return what describes a row that does not pass; ``None``: as eager runs are described."""
+    return next((words for words in all_words() if words.tells(row)), None)
+
+
+def shown(row: Row) -> Row:
+    """Return a row as reports show it: flaky, where it passes and an extension made it differ."""
+    return functools.reduce(lambda known, words: words.shown(known), all_words(), row)
+
+
+def written(row: Row) -> Row:
+    """Return a row as a CSV has it; the inverse of :func:`shown`."""
+    return functools.reduce(lambda known, words: words.written(known), all_words(), row)
+
+
+def rate_of(row: Row) -> str:
+    """Return ``33 of 33 replays``, or in the words of an extension how often a row differs."""
+    return next(filter(None, (words.rate(row) for words in all_words())), "") or rate(row)
+
+
+def failure_lines(row: Row, *, folder: Path) -> str:
+    """Return a row as a failed test shows it. ``folder`` has repro and traces."""
+    own = (words.lines(row, folder=folder) for words in all_words())
+    return next(filter(None, own), "") or five_lines(row, folder=folder)

@@ -1,0 +1,197 @@
+"""Comparisons as text, Markdown, JSON and CSV. Every exporter returns a string and writes nothing."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import inf
+
+from tabulate import tabulate
+
+from hashbench.core.extensions import written
+from hashbench.core.records import ROW_KEY, Row, value_of
+from hashbench.core.report.compare import Became, Comparison, ModelChange, new_in_words
+from hashbench.core.results.rows import ROWS, csv_text
+from hashbench.core.text import count, one_line, shorten
+
+COUNTED_ONLY = frozenset({Became.UNCHANGED, Became.STILL_SKIPPED, Became.NOT_SELECTED})
+"""Outcomes whose models are only counted: they need no attention."""
+
+_LONGEST_NOTE = 60
+
+LISTED_ALIKE = 5
+"""Minimum number of models not comparable for the same reason that share a line."""
+
+
+def _table(headers: Sequence[str], lines: Iterable[Sequence[str]], style: str = "simple") -> str:
+    # Without disable_numparse tabulate rewrites names that look like numbers: 1e5 becomes 100000.
+    return tabulate(list(lines), headers=headers, tablefmt=style, disable_numparse=True)
+
+
+# ------------------------------------------------------------------------------------------------ a comparison
+
+ENVIRONMENT_HEADERS = ("environment", "base", "new")
+CHANGE_HEADERS = ("outcome", "model", "mode", "base", "new", "note")
+
+
+def as_text(comparison: Comparison[Row]) -> str:
+    """Return the comparison for a terminal: changes of the environment, changes of models with the worst first, and a
+    line of counts."""
+    title = f"{one_line(comparison.base)} → {one_line(comparison.new)}"
+    return "\n\n".join([title, *_sections(comparison, style="simple", cell=one_line, bold=str)]) + "\n"
+
+
+def as_markdown(comparison: Comparison[Row]) -> str:
+    """Return the same as GitHub's Markdown; texts from models (names, errors) are escaped."""
+    title = f"## hashbench compare: {escape_markdown(comparison.base)} → {escape_markdown(comparison.new)}"
+    sections = _sections(comparison, style="pipe", cell=escape_markdown, bold="**{}**".format)
+    return "\n\n".join([title, *sections]) + "\n"
+
+
+def escape_markdown(text: str) -> str:
+    """Escape ``text`` for a cell of a Markdown table."""
+    escaped = html.escape(one_line(text), quote=False)
+    # Underscores count only at the edges of words, and nearly every model has some inside.
+    return re.sub(r"([\\`*\[\]|~])|(?<![^\W_])_|_(?![^\W_])", lambda match: f"\\{match.group()}", escaped)
+
+
+Cell = Callable[[str], str]
+
+
+def _sections(comparison: Comparison[Row], *, style: str, cell: Cell, bold: Cell) -> Iterator[str]:
+    listed, collapsed = _split(comparison.changes)
+    if comparison.environment:
+        lines = [[cell(shorten(text, 50)) for text in (one.key, one.base, one.new)] for one in comparison.environment]
+        yield _table(ENVIRONMENT_HEADERS, lines, style)
+    if comparison.remarks:
+        yield "\n".join(f"- {cell(remark)}" for remark in comparison.remarks)
+    if listed:
+        yield _table(CHANGE_HEADERS, [[*map(cell, _change_cells(change))] for change in listed], style)
+    if collapsed:
+        yield "\n".join(f"- {cell(line)}" for line in collapsed)
+    yield bold(summary(comparison))
+
+
+def summary(comparison: Comparison[Row]) -> str:
+    """Return one line: whether anything got worse, the number of rows with each outcome, the worst first, and the
+    number without a partner."""
+    counts = ", ".join(f"{number} {outcome}" for outcome, number in comparison.counts.items())
+    base, new = comparison.unpaired
+    verdict = _verdict(comparison)
+    if not base and not new:
+        return f"{verdict}: {counts or 'no models'}"
+    if not comparison.got_worse:
+        verdict += f" in the {count(comparison.compared, 'row')} that both have"
+    unmatched = ", ".join(f"{count(rows, 'row')} of {side}" for rows, side in ((base, "BASE"), (new, "NEW")) if rows)
+    found = new_in_words(comparison.changes)
+    verdict = f"{found}; {verdict[:1].lower()}{verdict[1:]}" if found else verdict
+    return f"{verdict}: {counts}; without a partner: {unmatched}"
+
+
+def _verdict(comparison: Comparison[Row]) -> str:
+    worse = {outcome for outcome in comparison.counts if outcome.worse}
+    if worse == {Became.NOT_COMPARABLE}:
+        return "Whether anything got worse is not known"
+    return "Worse" if worse else "Nothing got worse"
+
+
+def _change_cells(change: ModelChange) -> list[str]:
+    key = dict(zip(ROW_KEY, change.key, strict=True))
+    base, new = (row.accuracy if row else "" for row in (change.base, change.new))
+    return [change.outcome, shorten(key["name"], 30), key["mode"], base, new, _note(change)]
+
+
+def _note(change: ModelChange) -> str:
+    """Return the note in 60 characters, or in those of its kernel, which is never cut."""
+    note, row = one_line(change.note), change.new or change.base
+    if row is not None and row.kernel and row.module and len(note) > _LONGEST_NOTE:
+        note = note.removesuffix(f" in {row.module}")
+    return note if row is not None and row.kernel and row.kernel in note else shorten(note, _LONGEST_NOTE)
+
+
+def _split(changes: Iterable[ModelChange]) -> tuple[list[ModelChange], list[str]]:
+    """Split the changes into those that are listed and a line for each group of the others."""
+    groups: dict[tuple[str, ...], list[ModelChange]] = {}
+    for change in changes:
+        groups.setdefault((change.outcome, *_shared(change)), []).append(change)
+    listed: list[ModelChange] = []
+    lines: list[str] = []
+    for (outcome, kind, *why), group in groups.items():
+        if not kind or (kind == "alike" and len(group) < LISTED_ALIKE):
+            listed += group
+        elif kind != "counted":
+            counts = Counter(row.accuracy for change in group if (row := change.new or change.base))
+            statuses = ", ".join(f"{number} {status}" for status, number in counts.most_common())
+            what = f"{'whole group ' * (kind == 'group')}{', '.join(why)}"
+            lines.append(f"{outcome}: {what} ({count(len(group), 'model')}: {statuses})")
+    return listed, lines
+
+
+def _shared(change: ModelChange) -> tuple[str, ...]:
+    """Return what a change has in common with those that share its line: the kind of line, then the reason."""
+    *group, _ = change.key
+    if change.outcome is Became.NOT_SELECTED:
+        return "selection", "NEW was not asked to run them"
+    if change.outcome in COUNTED_ONLY:
+        return ("counted",)
+    if change.whole_group:
+        return "group", *filter(None, group)
+    if change.outcome in (Became.NOT_COMPARABLE, Became.PASSES_ELSEWHERE):
+        return "alike", change.note, *filter(None, group)
+    return ("",)
+
+
+# ------------------------------------------------------------------------------------------- for other programs
+
+
+def as_json(comparison: Comparison[Row]) -> str:
+    """Return one JSON object with every model, also the unchanged ones; empty fields of rows are left out."""
+    content = {
+        "base": comparison.base,
+        "new": comparison.new,
+        "worse": comparison.got_worse,
+        "compared": comparison.compared,
+        "without_partner": dict(zip(("base", "new"), comparison.unpaired, strict=True)),
+        "counts": {str(outcome): number for outcome, number in comparison.counts.items()},
+        "environment": [{"key": one.key, "base": one.base, "new": one.new} for one in comparison.environment],
+        "remarks": list(comparison.remarks),
+        "changes": [
+            {
+                **dict(zip(ROW_KEY, change.key, strict=True)),
+                "outcome": str(change.outcome),
+                "worse": change.outcome.worse,
+                "note": change.note,
+                "base": _filled(change.base),
+                "new": _filled(change.new),
+            }
+            for change in comparison.changes
+        ],
+    }
+    return json.dumps(content, indent=2) + "\n"
+
+
+def _filled(row: Row | None) -> dict[str, object] | None:
+    """Return the fields of a row that are not empty; numbers that JSON lacks (infinity, NaN) as their names."""
+    if row is None:
+        return None
+    row = written(row)
+    values = {column: value_of(row, column) for column in ROWS.columns}
+    known = {column: value for column, value in values.items() if value is not None and str(value)}
+    numbers = {column: value for column, value in known.items() if isinstance(value, (int, float)) and abs(value) < inf}
+    return {column: numbers.get(column, str(value)) for column, value in known.items()}
+
+
+def as_csv(comparison: Comparison[Row]) -> str:
+    """Return one line for each model, also unchanged ones: outcome, key, note, and status and place in both rows."""
+    of_facts = (name for name, (_, _, column) in ROWS.columns.items() if column.place)
+    columns = ("accuracy", "origin", "kernel", "module", "error", *of_facts)
+    sides = [f"{side}_{column}" for side in ("base", "new") for column in columns]
+    lines = []
+    for change in comparison.changes:
+        worse = "yes" if change.outcome.worse else "no"
+        rows = [value_of(row, column) for row in (change.base, change.new) for column in columns]
+        lines.append((change.outcome, worse, *change.key, change.note, *rows))
+    return csv_text(["outcome", "worse", *ROW_KEY, "note", *sides], lines)

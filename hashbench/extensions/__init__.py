@@ -1,0 +1,1 @@
+"""Capabilities beside the core, a folder each."""

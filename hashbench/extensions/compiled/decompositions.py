@@ -1,0 +1,288 @@
+"""Run every op of a model's graphs beside its decomposition, in float64, on the model's own tensors."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hashbench.core.inductor.nodes import NodeFacts, facts_of
+from hashbench.core.trace.arguments import leaves, mapped
+from hashbench.core.trace.op_schema import plan_of
+from hashbench.extensions.compiled.aot import Backend, decomposition_table
+from hashbench.extensions.compiled.aot_graphs import NotedException, is_random, visiting_backend
+from hashbench.extensions.compiled.units import distance
+
+Run = Callable[["str | Backend | None", "torch.dtype | None"], Any]
+"""As :data:`hashbench.extensions.compiled.ladder.Run`."""
+
+Table = Mapping[Any, Callable[..., Any]]
+Call = tuple[Sequence[Any], Mapping[str, Any]]
+
+SUSPICIOUS = 1e-9
+"""Relative difference in float64 from which a decomposition is held against what the op loses in float32."""
+
+LIMIT = 1e-3
+"""Distance in those units from which it is wrong."""
+
+LOWER_LIMIT = 1000.0
+"""The same for results of a lower dtype, which differ by rounding."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrongDecomposition:
+    """An op whose decomposition computes something else.
+
+    Attributes:
+        op: the overload that is decomposed.
+        output: number of the tensor among its results, then among the arguments that it writes.
+        relative: largest difference over the largest magnitude of the op's own result.
+        error: the same in units of what the op loses in float32; ``inf`` if integers, shapes or NaN differ.
+        facts: op, module and source of the first call. Its op contains this one, where a decomposition calls another
+            op that is decomposed too.
+        backward: that call belongs to a backward pass.
+        calls: how many went wrong.
+    """
+
+    op: str
+    output: int
+    relative: float
+    error: float
+    facts: NodeFacts
+    backward: bool = False
+    calls: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Decompositions:
+    """The decompositions of a model's ops.
+
+    Attributes:
+        wrong: in the order of the first calls.
+        checked: ops whose decompositions ran.
+        calls: how often they did.
+        unchecked: ops with random or uninitialised results.
+        raised: decompositions that raised, which is blamed for nothing; also a run that ended early.
+    """
+
+    wrong: tuple[WrongDecomposition, ...] = ()
+    checked: tuple[str, ...] = ()
+    calls: int = 0
+    unchecked: tuple[str, ...] = ()
+    raised: tuple[NotedException, ...] = ()
+
+
+def check_decompositions(
+    run: Run, *, dtype: torch.dtype | None = torch.float64, table: Table | None = None
+) -> Decompositions:
+    """Return which decompositions of a model's ops are wrong.
+
+    The ops of both of AOTAutograd's graphs are called as they are, and through the table. Where a decomposition calls
+    an op that the table holds, that one is checked too, and the outer one goes on with the op's own result: only the
+    innermost wrong one is named.
+
+    Args:
+        run: called once.
+        dtype: in which the model runs; ``None``: its own. Rounding is judged with more leniency below float64.
+        table: decompositions by op overload; TorchInductor's by default.
+    """
+    check = _DecompositionCheck(decomposition_table() if table is None else table)
+    try:
+        run(visiting_backend(check.visit), dtype)
+    except Exception as error:
+        check.raised["the model"] = NotedException.of("the model", error)
+    return Decompositions(
+        wrong=tuple(check.wrong.values()),
+        checked=tuple(check.checked),
+        calls=sum(check.checked.values()),
+        unchecked=tuple(check.unchecked),
+        raised=tuple(check.raised.values()),
+    )
+
+
+@dataclass(slots=True)
+class _DecompositionCheck:
+    table: Table
+    wrong: dict[tuple[str, int], WrongDecomposition] = field(default_factory=dict)
+    checked: dict[str, int] = field(default_factory=dict)
+    unchecked: dict[str, None] = field(default_factory=dict)
+    raised: dict[str, NotedException] = field(default_factory=dict)
+    node: torch.fx.Node | None = None
+    backward: bool = False
+    open: list[Any] = field(default_factory=list)
+
+    def visit(self, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], backward: bool) -> Any:
+        self.node, self.backward = node, backward
+        return self.call(node.target, args, kwargs, read=_outputs_read(node))
+
+    def call(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, read: frozenset[int] | None = None
+    ) -> Any:
+        """Call an op, and its decomposition on copies of what it writes. ``read``: the outputs that anything reads."""
+        if func not in self.table or func in self.open or not isinstance(func, torch._ops.OpOverload):
+            return func(*args, **kwargs)
+        plan = plan_of(func)
+        if plan.blank or is_random(func):
+            self.unchecked.setdefault(str(func))
+            return func(*args, **kwargs)
+        wide = self._wide_call(func, args, kwargs, read) if _is_narrow(args, kwargs) else False
+        given = _copied(args, kwargs) if plan.writes_arguments else (args, kwargs)
+        before = _copied(args, kwargs) if plan.writes_arguments else given
+        result = func(*args, **kwargs)
+        if not wide:
+            self._beside(func, (args, kwargs), result, given, before, read)
+        return result
+
+    def _wide_call(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], read: frozenset[int] | None
+    ) -> bool:
+        """Compare a call in float64, on its own tensors; return whether it runs there."""
+        try:
+            call, given, before = (_mapped(*_copied(args, kwargs), _widened) for _ in range(3))
+            result = func(*call[0], **call[1])
+        except Exception:
+            return False
+        return self._beside(func, call, result, given, before, read)
+
+    def _beside(
+        self, func: Any, call: Call, result: Any, given: Call, before: Call, read: frozenset[int] | None
+    ) -> bool:
+        """Compare an op's ``result`` of a ``call`` with that of its decomposition, called with ``given``.
+
+        Returns:
+            Whether that ran.
+        """
+        plan = plan_of(func)
+        self.open.append(func)
+        try:
+            with _Nested(self):
+                decomposed = self.table[func](*given[0], **given[1])
+        except Exception as error:
+            self.raised.setdefault(str(func), NotedException.of(func, error))
+            return False
+        finally:
+            self.open.pop()
+        if decomposed is NotImplemented:
+            return True
+        self.checked[str(func)] = self.checked.get(str(func), 0) + 1
+        own = [*leaves(result), *plan.written_tensors(*call)]
+        other = [*leaves(decomposed), *plan.written_tensors(*given)]
+        for output, (reference, value) in enumerate(zip(own, other, strict=False)):
+            if read is not None and output < len(list(leaves(result))) and output not in read:
+                continue
+            self._compare(func, before, output, reference, value)
+        return True
+
+    def _compare(self, func: Any, given: Call, output: int, reference: Any, value: Any) -> None:
+        if not isinstance(reference, torch.Tensor) or not isinstance(value, torch.Tensor):
+            return
+        if not reference.numel() or not value.numel():  # what a mode of the op does not need
+            return
+        relative = _relative(value, reference)
+        if relative <= max(SUSPICIOUS, 8 * _eps(reference)):
+            return
+        lower = _in_float32(func, given, output)
+        error = distance(value, reference, lower, own_dtype=torch.float32)
+        if error > (LIMIT if _eps(reference) < SUSPICIOUS else LOWER_LIMIT):
+            self._note(func, output, relative, error)
+
+    def _note(self, func: Any, output: int, relative: float, error: float) -> None:
+        assert self.node is not None
+        key = (str(func), output)
+        known = self.wrong.get(key)
+        self.wrong[key] = WrongDecomposition(
+            *key,
+            relative=relative if known is None else max(relative, known.relative),
+            error=error if known is None else max(error, known.error),
+            facts=facts_of(self.node) if known is None else known.facts,
+            backward=self.backward if known is None else known.backward,
+            calls=1 if known is None else known.calls + 1,
+        )
+
+
+class _Nested(TorchDispatchMode):
+    """Check the ops that a decomposition calls."""
+
+    def __init__(self, check: _DecompositionCheck) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._check = check
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._check.call(func, args, kwargs or {})
+
+
+def _outputs_read(node: torch.fx.Node) -> frozenset[int] | None:
+    """Return the outputs of a node that something reads; ``None``: all."""
+    users = list(node.users)
+    indices = [user.args[1] for user in users if user.target is operator.getitem and isinstance(user.args[1], int)]
+    return frozenset(indices) if users and len(indices) == len(users) else None
+
+
+def _copied(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+    return _mapped(args, kwargs, lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf)
+
+
+def _mapped(args: Sequence[Any], kwargs: Mapping[str, Any], change: Callable[[Any], Any]) -> Call:
+    return tuple(mapped(list(args), change)), mapped(dict(kwargs), change)
+
+
+def _eps(reference: torch.Tensor) -> float:
+    return float(torch.finfo(reference.dtype).eps) if reference.is_floating_point() or reference.is_complex() else 0.0
+
+
+def _relative(value: torch.Tensor, reference: torch.Tensor) -> float:
+    """Return the largest difference over the largest magnitude; ``inf`` if shapes, integers or NaN differ."""
+    if value.shape != reference.shape:
+        return math.inf
+    if torch.equal(value, reference):
+        return 0.0
+    if not (reference.is_floating_point() or reference.is_complex()):
+        return math.inf
+    finite = reference.isfinite()
+    if not torch.equal(finite, value.isfinite()):
+        return math.inf
+    if not bool(finite.any()):
+        return 0.0 if torch.equal(value.nan_to_num(), reference.nan_to_num()) else math.inf
+    wide = torch.complex128 if reference.is_complex() else torch.float64
+    apart = (value[finite].to(wide) - reference[finite].to(wide)).abs().max()
+    return 0.0 if not float(apart) else float(apart) / (float(reference[finite].to(wide).abs().max()) or 1e-300)
+
+
+def _in_float32(func: Any, given: Call, output: int) -> torch.Tensor | None:
+    """Return an output of the op in float32; ``None`` if it cannot be called so."""
+    try:
+        args, kwargs = _mapped(*_copied(*given), _narrowed)
+        found = [*leaves(func(*args, **kwargs)), *plan_of(func).written_tensors(args, kwargs)][output]
+    except Exception:
+        return None
+    return found if isinstance(found, torch.Tensor) else None
+
+
+_LOWER = {
+    torch.float32: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float16: torch.float64,
+    torch.complex64: torch.complex128,
+}
+
+
+def _is_narrow(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    return any(isinstance(leaf, torch.Tensor) and leaf.dtype in _LOWER for leaf in leaves([list(args), dict(kwargs)]))
+
+
+def _widened(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.to(_LOWER.get(leaf.dtype, leaf.dtype))
+    return _LOWER.get(leaf, leaf) if isinstance(leaf, torch.dtype) else leaf
+
+
+def _narrowed(leaf: Any) -> Any:
+    narrow = {torch.float64: torch.float32, torch.complex128: torch.complex64}
+    if isinstance(leaf, torch.Tensor):
+        return leaf.to(narrow.get(leaf.dtype, leaf.dtype))
+    return narrow.get(leaf, leaf) if isinstance(leaf, torch.dtype) else leaf

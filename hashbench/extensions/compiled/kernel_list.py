@@ -1,0 +1,80 @@
+"""The kernel calls of a compiled step as data: sources and contents as digests, by which compilations are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from hashbench.core.inductor.graphs import CompiledGraph, KernelCall, phase_of
+from hashbench.core.inductor.internals import wrapper_of
+from hashbench.core.inductor.nodes import common, facts_of
+from hashbench.extensions.compiled.compiled_kernels import DIGITS, ListedKernel
+from hashbench.extensions.compiled.sources import source_digest
+
+
+class KernelList:
+    """Judge that lists the kernel calls of the first call of each compiled graph."""
+
+    def __init__(self) -> None:
+        self._kernels: list[ListedKernel] = []
+        self._graphs: dict[str, int] = {}
+        self._sources: dict[str, dict[str, str]] = {}
+        self._open: CompiledGraph | None = None
+
+    def begin(self, graph: CompiledGraph, inputs: Sequence[Any]) -> None:  # noqa: ARG002
+        self._open = None if graph.path in self._graphs else graph
+        self._graphs.setdefault(graph.path, len(self._graphs))
+
+    def called(self, call: KernelCall) -> None:
+        graph = self._open
+        if graph is None:
+            return
+        nodes = [graph.nodes[write.buffer] for write in call.writes if write.buffer in graph.nodes]
+        facts = [facts_of(node) for node in nodes]
+        self._kernels.append(
+            ListedKernel(
+                call.kernel,
+                self._source(graph.path, call.kernel) if call.generated else "",
+                tuple(read.digest[:DIGITS] for read in call.reads),
+                tuple(write.digest[:DIGITS] for write in call.writes),
+                tuple(dict.fromkeys(one.op for one in facts if one.op)),
+                common(facts).module,
+                phase_of(graph.backward),
+                self._graphs[graph.path],
+            )
+        )
+
+    def end(self) -> None:
+        self._open = None
+
+    def result(self) -> tuple[ListedKernel, ...]:
+        """Return the calls in order."""
+        return tuple(self._kernels)
+
+    def _source(self, path: str, kernel: str) -> str:
+        if path not in self._sources:
+            self._sources[path] = {one.name: source_digest(one) for one in wrapper_of(path).kernels}
+        return self._sources[path].get(kernel, "")
+
+
+@dataclass(frozen=True, slots=True)
+class AnyGraph(Mapping[str, CompiledGraph]):
+    """Graphs by the file of their module, with an empty one for a module that came out of a cache."""
+
+    known: Mapping[str, CompiledGraph] = field(default_factory=dict)
+
+    def __getitem__(self, path: str) -> CompiledGraph:
+        graph = self.known.get(path)
+        return graph if graph is not None else CompiledGraph(path, torch.fx.GraphModule({}, torch.fx.Graph()), {})
+
+    def __contains__(self, path: object) -> bool:
+        return bool(path)
+
+    def __iter__(self) -> Any:
+        return iter(self.known)
+
+    def __len__(self) -> int:
+        return len(self.known)

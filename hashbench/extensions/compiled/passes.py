@@ -1,0 +1,449 @@
+"""Find the pass over TorchInductor's FX graphs that changes what they compute, on the inputs of a recorded call."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import math
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Any
+
+import torch
+
+from hashbench.core.errors import named_line
+from hashbench.core.inductor.graphs import GraphPass
+from hashbench.core.inductor.nodes import NodeFacts, facts_of
+from hashbench.core.trace.arguments import leaves, mapped, tensors_in
+from hashbench.core.trace.op_schema import plan_of
+from hashbench.core.trace.storage_writers import storage_key
+from hashbench.extensions.compiled.aot_graphs import is_random
+from hashbench.extensions.compiled.evaluate import recorded_inputs
+from hashbench.extensions.compiled.units import distance
+
+SUSPICIOUS = 1e-9
+"""Relative difference in float64 from which a pass is held against what the graph loses in its own dtype. A right pass
+changes results by 1e-15."""
+
+LIMIT = 1e-3
+"""Distance in those units from which a pass is wrong."""
+
+ROUNDED_LIMIT = 1000.0
+"""The same where rounding is in the way: a constant folded in float32, a graph that cannot be evaluated in float64."""
+
+_WIDE = {
+    torch.float32: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float16: torch.float64,
+    torch.complex64: torch.complex128,
+    torch.complex32: torch.complex128,
+}
+
+
+class Change(enum.Enum):
+    """What a pass did to a node."""
+
+    MADE = "made"
+    CHANGED = "changed"
+    FED = "reads what was made"
+    REMOVED = "removed"
+    MOVED = "moved"
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedNode:
+    """A node that a pass made, gave other arguments, or removed. ``facts``: of the node itself; passes may make nodes
+    that have none."""
+
+    name: str
+    target: str
+    change: Change
+    facts: NodeFacts
+
+
+@dataclass(frozen=True, slots=True)
+class WrongPass:
+    """A pass that changes what a graph computes.
+
+    Attributes:
+        name: of the pass.
+        subsystem: ``joint_graph_passes`` or ``post_grad_passes``.
+        result: name of the output's node before the pass, or of the input that the graph writes.
+        relative: largest difference over the largest magnitude.
+        error: the same in units of what the graph loses in its own dtype; ``inf`` if integers, shapes or NaN differ.
+        nodes: what the pass made, changed and removed.
+    """
+
+    name: str
+    subsystem: str
+    result: str
+    relative: float
+    error: float
+    nodes: tuple[ChangedNode, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NoValue:
+    """Value of a node that cannot be evaluated, and of all that follow from it."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """The passes over the graphs of one call.
+
+    Attributes:
+        wrong: the first that changes results; ``None`` if none does.
+        evaluated: passes of which every result was compared.
+        partly: passes of which some were not, or none, with a reason.
+    """
+
+    wrong: WrongPass | None = None
+    evaluated: int = 0
+    partly: tuple[tuple[str, str], ...] = ()
+
+
+@torch.no_grad()
+def first_wrong_pass(passes: Iterable[GraphPass], inputs: Mapping[str, Any]) -> Passes:
+    """Return the first pass that changes what its graph computes in float64.
+
+    Args:
+        passes: in the order in which they ran.
+        inputs: values of placeholders by name (:func:`inputs_by_name`). The joint graph of a training step has those of
+            its forward and backward (``primals_1``, ``tangents_1``); results that follow from others are not compared.
+
+    A random op that both graphs hold has the same arbitrary values in both; results behind any other are not compared.
+    """
+    evaluated = 0
+    partly: list[tuple[str, str]] = []
+    for step in passes:
+        comparison = _PassComparison(step, inputs)
+        wrong = comparison.first_difference()
+        if wrong is not None:
+            return Passes(wrong, evaluated, tuple(partly))
+        if comparison.reason:
+            partly.append((step.name, comparison.reason))
+        else:
+            evaluated += 1
+    return Passes(None, evaluated, tuple(partly))
+
+
+def inputs_by_name(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> dict[str, Any]:
+    """Return copies of the inputs of a call by the names of the graph's placeholders."""
+    return {node.name: value for node, value in recorded_inputs(graph, inputs).items()}
+
+
+class _PassComparison:
+    """A graph before and after a pass, on the same inputs."""
+
+    def __init__(self, step: GraphPass, inputs: Mapping[str, Any]) -> None:
+        self._step, self._inputs = step, inputs
+        self._frozen = _random_in_both(step)
+        self._known: dict[tuple[bool, bool, bool], list[Any]] = {}
+        self.reason = ""
+
+    def first_difference(self) -> WrongPass | None:
+        names = _result_names(self._step.before)
+        if names != _result_names(self._step.after) and len(names) != len(_result_names(self._step.after)):
+            self.reason = "the pass changes the number of inputs or outputs"
+            return None
+        before, after = self._values(after=False), self._values(after=True)
+        found = []
+        for number, (name, one, other) in enumerate(zip(names, before, after, strict=True)):
+            if isinstance(one, NoValue) or isinstance(other, NoValue):
+                found.append(self._in_own_dtype(number, name))
+            elif (relative := _relative(other, one)) > SUSPICIOUS:
+                found.append(self._judged(number, name, relative, other, one))
+        return next((wrong for wrong in found if wrong is not None), None)
+
+    def _values(self, *, after: bool, float64: bool = True, narrow: bool = False) -> list[Any]:
+        key = (after, float64, narrow)
+        if key not in self._known:
+            graph = self._step.after if after else self._step.before
+            self._known[key] = self._evaluated(graph, float64=float64, narrow=narrow)
+        return self._known[key]
+
+    def _evaluated(self, graph: torch.fx.GraphModule, *, float64: bool, narrow: bool) -> list[Any]:
+        given = [
+            self._inputs.get(node.name, NoValue(f"no value of {node.name} is known"))
+            for node in graph.graph.find_nodes(op="placeholder")
+        ]
+        if narrow:
+            given = [mapped(value, _narrowed) for value in given]
+        return outputs_of(graph, given, float64=float64, frozen=self._frozen)
+
+    def _judged(self, number: int, name: str, relative: float, after: Any, before: Any) -> WrongPass | None:
+        is_float64 = not any(tensor.dtype in _WIDE for tensor in tensors_in(list(self._inputs.values())))
+        own = self._values(after=False, float64=False, narrow=is_float64)[number]
+        own = _narrowed(own) if isinstance(own, torch.Tensor) and is_float64 else own
+        own = own if isinstance(own, torch.Tensor) else None
+        error = distance(after, before, own, own_dtype=torch.float32) if _are_tensors(after, before) else math.inf
+        rounded = not is_float64 and _has_new_constant(self._step)
+        if error <= (ROUNDED_LIMIT if rounded else LIMIT):
+            if error > LIMIT:
+                self.reason = f"{name} differs as a constant does that was rounded to the graph's dtype"
+            return None
+        return self._wrong(name, relative, error)
+
+    def _in_own_dtype(self, number: int, name: str) -> WrongPass | None:
+        """Compare a result that has no float64 value: a large difference in the graph's own dtype counts."""
+        before, after = (self._values(after=which, float64=False)[number] for which in (False, True))
+        missing = next((value for value in (before, after) if isinstance(value, NoValue)), None)
+        if missing is not None:
+            self.reason = missing.reason
+            return None
+        relative = _relative(after, before)
+        error = distance(after, before, None, own_dtype=torch.float32) if _are_tensors(after, before) else math.inf
+        if not relative or not _are_tensors(after, before) or not math.isfinite(error):
+            self.reason = f"{name} cannot be evaluated in float64" if relative else self.reason
+            return None
+        units = relative / (float(torch.finfo(before.dtype).eps) / 2) if before.dtype.is_floating_point else error
+        if units > ROUNDED_LIMIT:
+            return self._wrong(name, relative, units)
+        self.reason = f"{name} cannot be evaluated in float64"
+        return None
+
+    def _wrong(self, result: str, relative: float, error: float) -> WrongPass:
+        nodes = tuple(changed_nodes(self._step))
+        return WrongPass(self._step.name, self._step.subsystem, result, relative, error, nodes)
+
+
+def changed_nodes(step: GraphPass) -> list[ChangedNode]:
+    """Return the nodes that a pass made or gave another target or arguments, in the order of the graph, then those that
+    it removed; if there are none, those that it moved. What only reads a node that was made is ``FED``."""
+    before, after = ({node.name: node for node in graph.graph.nodes} for graph in (step.before, step.after))
+    found = []
+    for name, node in after.items():
+        if node.op in {"placeholder", "output"}:
+            continue
+        if name not in before:
+            found.append(ChangedNode(name, str(node.target), Change.MADE, facts_of(node)))
+        elif _call(node) != _call(before[name]):
+            change = Change.FED if _is_fed(node, before[name], before) else Change.CHANGED
+            found.append(ChangedNode(name, str(node.target), change, facts_of(node)))
+    removed = [node for name, node in before.items() if name not in after]
+    if not (found or removed):
+        moved = _moved(list(before), list(after))
+        found += [ChangedNode(name, str(after[name].target), Change.MOVED, facts_of(after[name])) for name in moved]
+    return found + [ChangedNode(node.name, str(node.target), Change.REMOVED, facts_of(node)) for node in removed]
+
+
+def _moved(before: Sequence[str], after: Sequence[str]) -> list[str]:
+    """Return the names that stand elsewhere among the others, the fewest that explain it."""
+    blocks = SequenceMatcher(None, before, after, autojunk=False).get_matching_blocks()
+    still = {name for block in blocks for name in after[block.b : block.b + block.size]}
+    return [name for name in after if name not in still]
+
+
+def _call(node: torch.fx.Node) -> tuple[str, str, str]:
+    return str(node.target), str(node.args), str(node.kwargs)
+
+
+def _is_fed(node: torch.fx.Node, old: torch.fx.Node, before: Mapping[str, torch.fx.Node]) -> bool:
+    """Return whether a node differs from an old one only in that it reads nodes that were not there."""
+    if node.target != old.target:
+        return False
+    pairs = [[*leaves([list(one.args), dict(one.kwargs)])] for one in (node, old)]
+    differing = [(new, was) for new, was in zip(*pairs, strict=False) if str(new) != str(was)]
+    made = all(isinstance(new, torch.fx.Node) and new.name not in before for new, _ in differing)
+    return made and len(pairs[0]) == len(pairs[1])
+
+
+def _has_new_constant(step: GraphPass) -> bool:
+    """Return whether the pass put a number or a tensor into the graph that was not there."""
+    known = {value for node in step.before.graph.nodes for value in _constants(node)}
+    return any(value not in known for node in step.after.graph.nodes for value in _constants(node))
+
+
+def _constants(node: torch.fx.Node) -> list[str]:
+    if node.op == "get_attr":
+        return [f"get_attr {node.target}"]
+    found = leaves([list(node.args), dict(node.kwargs)])
+    return [repr(leaf) for leaf in found if isinstance(leaf, (float, complex))]
+
+
+def _random_in_both(step: GraphPass) -> frozenset[str]:
+    one, other = ({node.name: _call(node) for node in graph.graph.nodes} for graph in (step.before, step.after))
+    return frozenset(name for name, call in one.items() if other.get(name) == call)
+
+
+def _result_names(graph: torch.fx.GraphModule) -> list[str]:
+    (output,) = graph.graph.find_nodes(op="output")
+    returned = [str(leaf) for leaf in leaves(output.args[0] if output.args else ())]
+    return returned + [node.name for node in graph.graph.find_nodes(op="placeholder")]
+
+
+def _are_tensors(*values: Any) -> bool:
+    return all(isinstance(value, torch.Tensor) for value in values)
+
+
+def _relative(value: Any, reference: Any) -> float:
+    """Return the largest difference over the largest magnitude; ``inf`` if integers, shapes, NaN or anything else
+    differ."""
+    if not _are_tensors(value, reference):
+        return 0.0 if type(value) is type(reference) and value == reference else math.inf
+    if value.shape != reference.shape:
+        return math.inf
+    if not (reference.is_floating_point() or reference.is_complex()):
+        return 0.0 if torch.equal(value.to(reference.dtype), reference) else math.inf
+    finite = reference.isfinite()
+    if not torch.equal(finite, value.isfinite()):
+        return math.inf
+    if not torch.equal(value[~finite].nan_to_num(), reference[~finite].nan_to_num()):
+        return math.inf
+    if not bool(finite.any()):
+        return 0.0
+    apart = float((value[finite] - reference[finite]).abs().max())
+    return apart / (float(reference[finite].abs().max()) or 1e-300) if apart else 0.0
+
+
+# --------------------------------------------------------------------------------------------------------- evaluation
+
+
+def outputs_of(
+    graph: torch.fx.GraphModule, inputs: Sequence[Any], *, float64: bool = True, frozen: frozenset[str] = frozenset()
+) -> list[Any]:
+    """Return what a graph of aten ops computes: its outputs in order, then what each of its inputs holds afterwards.
+
+    Args:
+        inputs: values of the placeholders in order, which are not written; :class:`NoValue` where none is known.
+        float64: replaces lower floating-point dtypes, also those that ops are given as arguments.
+        frozen: names of the random nodes that get a generator seeded by their name; others are not evaluated.
+
+    Returns:
+        For each of them the value, or :class:`NoValue` if an op raised or was random, or read such a value.
+    """
+    kinds = {tensor.device.type for tensor in tensors_in(list(inputs))} - {"cpu", "meta"}
+    with contextlib.ExitStack() as restored:
+        restored.enter_context(torch.random.fork_rng(devices=[]))
+        for kind in sorted(kinds):
+            devices = range(torch.get_device_module(kind).device_count())
+            restored.enter_context(torch.random.fork_rng(devices, device_type=kind))
+        return _Evaluation(graph, float64=float64, frozen=frozen, kinds=kinds).run(inputs)
+
+
+class _Evaluation:
+    def __init__(
+        self, graph: torch.fx.GraphModule, *, float64: bool, frozen: frozenset[str], kinds: Iterable[str]
+    ) -> None:
+        self._graph, self._float64, self._frozen, self._kinds = graph, float64, frozen, kinds
+        self._values: dict[torch.fx.Node, Any] = {}
+
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        placeholders = list(self._graph.graph.find_nodes(op="placeholder"))
+        for node, value in zip(placeholders, inputs, strict=True):
+            self._values[node] = mapped(value, lambda leaf: self._wide(leaf, copy=True))
+        returned: list[Any] = []
+        for node in self._graph.graph.nodes:
+            if node.op == "output":
+                returned = list(leaves(self._given(node.args[0] if node.args else ())))
+            elif node.op != "placeholder":
+                self._values[node] = self._value(node)
+        return returned + [self._values[node] for node in placeholders]
+
+    def _value(self, node: torch.fx.Node) -> Any:
+        unknown = next((v for n in node.all_input_nodes if isinstance(v := self._values[n], NoValue)), None)
+        if unknown is None:
+            try:
+                return self._computed(node)
+            except Exception as error:
+                unknown = NoValue(f"{node.target}: {named_line(error, limit=120)}")
+        self._lose_what_it_writes(node, unknown)
+        return unknown
+
+    def _computed(self, node: torch.fx.Node) -> Any:
+        if node.op == "get_attr":
+            return self._wide(_attribute(self._graph, str(node.target)), copy=True)
+        args, kwargs = self._given(list(node.args)), self._given(dict(node.kwargs))
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        if node.op != "call_function" or not callable(node.target):
+            return NoValue(f"{node.op} {node.target}")
+        if _holds_random([node.target, args, kwargs]):
+            if node.name not in self._frozen:
+                return NoValue(f"{node.target} is random")
+            self._seed(zlib.crc32(node.name.encode()))
+        if not isinstance(node.target, torch._ops.OpOverload):
+            return node.target(*args, **kwargs)
+        if self._float64 and node.target is torch.ops.aten.view.dtype:
+            return NoValue(f"{node.target} reads the bits of a dtype")
+        plan = plan_of(node.target)
+        result = node.target(*args, **kwargs)
+        if plan.blank:
+            return mapped(result, lambda leaf: leaf.zero_() if isinstance(leaf, torch.Tensor) else leaf)
+        return _as_traced(result, node) if plan.fresh else result
+
+    def _seed(self, number: int) -> None:
+        torch.default_generator.manual_seed(number)
+        for kind in self._kinds:
+            torch.get_device_module(kind).manual_seed_all(number)
+
+    def _lose_what_it_writes(self, node: torch.fx.Node, unknown: NoValue) -> None:
+        if not isinstance(node.target, torch._ops.OpOverload) or not plan_of(node.target).writes_arguments:
+            return
+        written = {storage_key(tensor) for n in node.all_input_nodes for tensor in tensors_in(self._values[n])}
+        for other, value in self._values.items():
+            if not written.isdisjoint(storage_key(tensor) for tensor in tensors_in(value)):
+                self._values[other] = unknown
+
+    def _given(self, value: Any) -> Any:
+        if isinstance(value, torch.fx.Node):
+            return self._values[value]
+        if isinstance(value, dict):
+            return {key: self._given(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return (list if isinstance(value, list) else tuple)(self._given(item) for item in value)
+        if isinstance(value, slice):
+            return slice(self._given(value.start), self._given(value.stop), self._given(value.step))
+        return self._wide(value)
+
+    def _wide(self, leaf: Any, *, copy: bool = False) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            leaf = leaf.detach().clone() if copy else leaf
+            return leaf.to(_WIDE.get(leaf.dtype, leaf.dtype)) if self._float64 else leaf
+        return _WIDE.get(leaf, leaf) if self._float64 and isinstance(leaf, torch.dtype) else leaf
+
+
+def _holds_random(value: Any) -> bool:
+    """Return whether a target or its arguments hold a random op, or a graph with one (of a higher-order operator)."""
+    for leaf in leaves(value):
+        if isinstance(leaf, torch._ops.OpOverload) and is_random(leaf):
+            return True
+        if isinstance(leaf, torch.fx.GraphModule) and any(
+            _holds_random([node.target, getattr(leaf, str(node.target)) if node.op == "get_attr" else None])
+            for node in leaf.graph.nodes
+        ):
+            return True
+    return False
+
+
+def _as_traced(result: Any, node: torch.fx.Node) -> Any:
+    """Copy a new tensor into the strides that it had when the graph was traced, on which a later ``view`` relies: in
+    float64 a kernel may choose others."""
+    promised = node.meta.get("val")
+    if not isinstance(result, torch.Tensor) or not isinstance(promised, torch.Tensor):
+        return result
+    sizes, strides = tuple(promised.shape), tuple(promised.stride()) if promised.layout == torch.strided else ()
+    if sizes != tuple(result.shape) or len(strides) != len(sizes) or strides == result.stride():
+        return result
+    if not all(isinstance(item, int) for item in (*sizes, *strides)) or not _is_dense(sizes, strides):
+        return result
+    return torch.empty_strided(sizes, strides, dtype=result.dtype, device=result.device).copy_(result)
+
+
+def _is_dense(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    return 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True)) == math.prod(sizes)
+
+
+def _attribute(graph: torch.fx.GraphModule, target: str) -> Any:
+    value: Any = graph
+    for name in target.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def _narrowed(leaf: Any) -> Any:
+    return leaf.to(torch.float32) if isinstance(leaf, torch.Tensor) and leaf.dtype == torch.float64 else leaf

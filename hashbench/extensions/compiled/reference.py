@@ -1,0 +1,97 @@
+"""What torch's rule accepts of a compiled run although it is far off, and of which eager mode is less exact."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from hashbench.core.inductor.graphs import CompiledGraph
+from hashbench.core.run.outcome import Run
+from hashbench.core.text import a_few
+from hashbench.extensions.compiled.accuracy import Accepted, Farther, Tolerance, by_cosine_only, farther, worse
+from hashbench.extensions.compiled.amplification import AmplificationJudge
+from hashbench.extensions.compiled.cause import Results, results_under
+from hashbench.extensions.compiled.observed import KernelWatcher
+from hashbench.extensions.compiled.program import AnyProgram
+from hashbench.extensions.compiled.roundings import moved_by_rounding
+from hashbench.extensions.compiled.units import EXPLAINED
+
+
+@dataclass(frozen=True, slots=True)
+class Doubts:
+    """What the status of a compiled run does not say.
+
+    Attributes:
+        texts: each in words.
+        asks: it is to be explained: rounding may not be what it is.
+    """
+
+    texts: tuple[str, ...] = ()
+    asks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """An eager and a compiled run beside the one in float64.
+
+    Attributes:
+        make: makes programs of the model.
+        results: the results of a run that count.
+        tolerance: that they are compared with.
+        eager: the run in eager mode.
+        compiled: the run of compiled code.
+        exact: the run in float64; ``None``: it failed.
+    """
+
+    make: Callable[..., AnyProgram]
+    results: Results
+    tolerance: Tolerance
+    eager: Run
+    compiled: Run
+    exact: Run | None
+
+    def doubts(self, program: AnyProgram, graphs: Mapping[str, CompiledGraph], *, refused: Collection[str]) -> Doubts:
+        """Return what is accepted and far off, and where eager mode is less exact.
+
+        Args:
+            program: the compiled model.
+            graphs: of it.
+            refused: names of results that are not accepted, which says enough.
+        """
+        eager, compiled = self.results(self.eager), self.results(self.compiled)
+        exact = None if self.exact is None else self.results(self.exact)
+        texts = []
+        if alike := by_cosine_only(eager, compiled, exact, self.tolerance):
+            why = "" if exact is not None else ", as there is no float64 reference"
+            texts.append(f"compared by cosine similarity only{why}: {a_few(tuple(map(_how_far, alike)))}")
+        far = worse(eager, compiled, exact)
+        if far is not None and far.name not in refused:
+            texts.append(f"the compiled model is far from float64: {_how_far(far)}")
+        moved = farther(eager, compiled, exact, self.tolerance)
+        if moved is None:
+            return Doubts(tuple(texts), bool(texts))
+        text = f"eager mode is farther from float64 in {moved.name}: {moved.eager:.2g}, compiled {moved.compiled:.2g}"
+        if not self._is_rounding(moved):
+            return Doubts((*texts, f"{text}, by more than rounding explains: what is right is not known"), asks=True)
+        return Doubts((*texts, text + _where_most_is_lost(program, graphs)), bool(texts))
+
+    def _is_rounding(self, moved: Farther) -> bool:
+        """Return whether eager mode's own error has the size of rounding; also where that cannot be measured."""
+        explained = moved_by_rounding(functools.partial(results_under, self.make, self.results), moved.name)
+        return explained is None or moved.largest <= EXPLAINED * explained
+
+
+def _how_far(accepted: Accepted) -> str:
+    eager = "" if accepted.eager is None else f", eager mode {accepted.eager:.2g}"
+    return f"{accepted.name} is {accepted.off:.2g} off{eager}"
+
+
+def _where_most_is_lost(program: AnyProgram, graphs: Mapping[str, CompiledGraph]) -> str:
+    judge = AmplificationJudge(eager=True)
+    run = program.attempt(watcher=KernelWatcher(graphs, judge)) if graphs else None
+    worst = judge.result() if isinstance(run, Run) else ()
+    if not worst or not worst[0].facts.op:
+        return ""
+    facts = worst[0].facts
+    return f"; most is lost by {facts.op}{f' in {facts.module}' if facts.module else ''}"

@@ -1,0 +1,1 @@
+"""Compare the logs of torch's ``DebugMode`` of two runs."""

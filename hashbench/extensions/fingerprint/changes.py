@@ -1,0 +1,74 @@
+"""Compare two recordings of a model and list the kernels that changed. Pure; imports no torch.
+
+Two recordings are as conclusive as a verification, since synthetic inputs are the same everywhere. A kernel whose
+inputs differ, because the model itself produced other indices or another range, is not compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hashbench.core.text import a_few, count
+from hashbench.extensions.fingerprint.document import Kernel, ModelFingerprint
+from hashbench.extensions.fingerprint.text import environment_changes, family
+
+_SHOWN = 4
+"""Maximum number of kernels in a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Comparison of two recordings of a model.
+
+    Attributes:
+        same: number of signatures with equal inputs and outputs.
+        changed: kernels with equal inputs and different outputs.
+        other_inputs: number of signatures in both with different inputs.
+        alone: number of signatures in only one of them.
+    """
+
+    same: int
+    changed: tuple[Kernel, ...]
+    other_inputs: int = 0
+    alone: int = 0
+
+    @property
+    def compared(self) -> int:
+        """Number of kernels that were compared."""
+        return self.same + len(self.changed)
+
+
+def changes_between(base: ModelFingerprint, new: ModelFingerprint) -> Changes:
+    """Compare the kernels of two recordings of a model."""
+    before = {kernel.signature(): kernel for kernel in base.kernels}
+    after = {kernel.signature(): kernel for kernel in new.kernels}
+    same = other_inputs = 0
+    changed = []
+    for key in before.keys() & after.keys():
+        if base.inputs_of(before[key]) != new.inputs_of(after[key]):
+            other_inputs += 1
+        elif before[key].outputs == after[key].outputs:
+            same += 1
+        else:
+            changed.append(before[key])
+    order = {kernel.signature(): place for place, kernel in enumerate(base.kernels)}
+    changed.sort(key=lambda kernel: order[kernel.signature()])
+    return Changes(same, tuple(changed), other_inputs, alone=len(before.keys() ^ after.keys()))
+
+
+def changes_text(changes: Changes, *, base: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """Format the changes from environment ``base`` to ``new`` as one clause.
+
+    ``2 of 57 kernels changed with torch 2.15.0 -> 2.15.1: aten.mm.default (MKL), aten.gelu.default (oneDNN)``.
+    """
+    since = ", ".join(environment_changes(base, new)) or "no known change of the environment"
+    others = f"; {changes.other_inputs} had other inputs" if changes.other_inputs else ""
+    if not changes.compared:
+        return f"no kernel can be compared with {since}{others}"
+    if not changes.changed:
+        return f"none of {count(changes.compared, 'kernel')} changed with {since}{others}"
+    named = dict.fromkeys(f"{kernel.op} ({family(kernel.library)})" for kernel in changes.changed)
+    share = f"{len(changes.changed)} of {count(changes.compared, 'kernel')}"
+    return f"{share} changed with {since}: {a_few(list(named), _SHOWN)}{others}"

@@ -1,0 +1,188 @@
+"""Capture one call on this rank while it is recorded, and write its repro when the program has ended.
+
+A kernel is local to its rank: its call is captured and replayed as that of any program. Of a collective each rank saves
+what it gave, and a script repeats it under torchrun.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from hashbench.core.catalog import Origin
+from hashbench.core.diagnose import causes, replay, repro
+from hashbench.core.diagnose.calls.call import MIB, CapturedCall, plan_for
+from hashbench.core.diagnose.calls.capture import CaptureError, capture
+from hashbench.core.diagnose.calls.ops import definition_of
+from hashbench.core.diagnose.causes import stats
+from hashbench.core.diagnose.driver import COPIES, documented
+from hashbench.core.diagnose.replay import facts
+from hashbench.core.errors import bounded
+from hashbench.core.processes import Budget
+from hashbench.core.records import Diagnosis, Evidence, OpRecord, RunOptions
+from hashbench.core.text import one_line
+from hashbench.core.trace.arguments import tensors_in
+from hashbench.core.trace.callbacks import TraceCallback
+from hashbench.core.trace.collective_ops import KINDS, RECEIVE, UNKNOWN, CollectivePlan, collective_op
+from hashbench.core.trace.groups import RankGroups
+from hashbench.extensions.ranks.contributions import ContributionWatcher, save, write_script
+from hashbench.extensions.ranks.notes import REPRO, CaptureNote, NamedCall, write_note
+from hashbench.extensions.ranks.processes import backend_for
+
+SECONDS = 30.0
+"""For all experiments on the call of a kernel."""
+
+_NOT_REPEATED = frozenset({"send", RECEIVE, UNKNOWN})
+"""Kinds of exchange that ranks with their contributions alone do not repeat."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Contribution:
+    """The call of a collective on this rank.
+
+    Attributes:
+        call: op and arguments.
+        member: rank within its group.
+        members: ranks of the group.
+        backend: of the repro.
+    """
+
+    call: Mapping[str, Any]
+    member: int
+    members: int
+    backend: str
+
+
+class RankCapture(TraceCallback):
+    """Keeps the first call of this rank that is named, and writes its repro into ``repro`` of the recording.
+
+    Args:
+        calls: the named calls.
+        folder: of the recording.
+        rank: returns the rank of this process.
+    """
+
+    def __init__(self, calls: Sequence[NamedCall], folder: Path, rank: Callable[[], int]) -> None:
+        self._calls, self._folder, self._rank, self._process = calls, folder, rank, os.getpid()
+        self._nodes = frozenset(call.node for call in calls)
+        self._why = "the call was not made"
+        self._call: NamedCall | None = None
+        self._kept: CapturedCall | _Contribution | None = None
+        self._record: OpRecord | None = None
+
+    def before(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        if node not in self._nodes or self._call is not None:
+            return
+        self._call = next((call for call in self._named() if call.node == node), None)
+        if self._call is None:
+            return
+        at = self._rank()
+        self._rank = lambda: at  # which nobody may know when the program has left its group
+        try:
+            schema = getattr(func, "_schema", None)
+            exchanges = schema is not None and (line := collective_op(schema)) is not None and line.exchanges
+            self._kept = (_contribution if exchanges else _kernel)(node, func, args, kwargs)
+        except Exception as error:  # of whatever kind: the program goes on without
+            self._why = bounded(one_line(str(error)))
+
+    def describe(self, records: Iterable[OpRecord]) -> None:
+        """Look for the record of the call among those of a step."""
+        if self._call is not None and self._record is None:
+            self._record = next((record for record in records if record.id == self._call.node), None)
+
+    def write(self) -> None:
+        """Write the repro, a note on it, and one line to standard error; nothing if no call of this rank is named."""
+        named, rank = self._named(), self._rank()
+        if not named or os.getpid() != self._process:
+            return
+        try:
+            note = self._written()
+        except Exception as error:  # the program has done its work
+            note = CaptureNote(f"not captured: {bounded(one_line(str(error)))}")
+        call = self._call or named[0]
+        again = f"; {note.command(self._repro(call))}" if note.written else ""
+        with suppress(OSError, ValueError):  # standard error may lie on the same disk, or be closed
+            write_note(self._folder, rank, note)
+            print(f"hashbench: rank {rank}, {call.node}: {note.words}{again}", file=sys.stderr)
+
+    def _named(self) -> list[NamedCall]:
+        """Return the calls that are named for this rank."""
+        return [call for call in self._calls if call.rank in (None, self._rank())]
+
+    def _repro(self, call: NamedCall) -> Path:
+        """Return the folder of the repro: one for the kernel of a rank, and one for all ranks of a collective."""
+        alone = call.rank is None and isinstance(self._kept, CapturedCall)
+        return self._folder / REPRO / f"rank{self._rank()}" if alone else self._folder / REPRO
+
+    def _written(self) -> CaptureNote:
+        if self._kept is None or self._call is None:
+            return CaptureNote(f"not captured: {self._why}")
+        folder = self._repro(self._call)
+        if isinstance(self._kept, CapturedCall):
+            call = self._described(replace(self._kept, node=self._call.node))
+            return _write_kernel(folder, call, self._record, self._rank())
+        return _write_contribution(folder, self._call.node, self._kept)
+
+    def _described(self, call: CapturedCall) -> CapturedCall:
+        if (record := self._record) is None:
+            return call
+        known = {name: getattr(record, name) for name in ("phase", "module", "forward_op", "source")}
+        return replace(call, **known)
+
+
+def _kernel(_: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CapturedCall:
+    """Capture the call of a kernel, within the memory that is left on this machine."""
+    if plan_for(func).blank:
+        raise CaptureError("it allocates memory, of whose content a replay shows nothing")
+    limit = min(int(RunOptions().capture_mib * MIB), psutil.virtual_memory().available // COPIES)
+    return capture(func, args, kwargs, limit_bytes=limit)
+
+
+def _contribution(node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Contribution:
+    """Keep what this rank gives to a collective."""
+    line = collective_op(func._schema)
+    assert line is not None
+    if line.kind in _NOT_REPEATED:
+        raise CaptureError(f"{KINDS[line.kind]}, and that is not repeated")
+    group = RankGroups().of(CollectivePlan(line, func._schema).group(args, kwargs))
+    watcher = ContributionWatcher(node)
+    watcher.before(node, func, args, kwargs)
+    if watcher.call is None or group.own is None or not group.ranks:
+        raise CaptureError("its arguments or its process group cannot be saved")
+    devices = [str(tensor.device) for tensor in tensors_in([*args]) if not tensor.is_cpu]
+    members = len(group.ranks)
+    return _Contribution(watcher.call, group.own, members, backend_for(devices[0] if devices else "cpu", members))
+
+
+def _write_kernel(folder: Path, call: CapturedCall, record: OpRecord | None, rank: int) -> CaptureNote:
+    """Replay the call here, where also a custom op is defined, and write it with what that shows."""
+    recorded = [record.outputs] if record is not None else []
+    replays = replay.experiments(call, replays=RunOptions().replays, budget=Budget(SECONDS), recorded=recorded)
+    evidence = Evidence(Origin.KERNEL, call=replays.facts, arms=replays.arms)
+    diagnosis = Diagnosis(causes.decide(evidence), evidence, rate=stats.rate_of_evidence(evidence))
+    diagnosis = documented(diagnosis, call.op, call.forward_op, device=call.device.type)
+    difference = None if replays.other is None else facts.difference_of(replays.first, replays.other)
+    repro.write_repro(folder, call, diagnosis, difference=difference, seen_in=f"on rank {rank}")
+    repeated, decided = replays.arm("repeat"), diagnosis.decision
+    again = f"{repeated.differing} of {repeated.trials} replays differ" if repeated.ran else repeated.note
+    definition = definition_of(call.func)
+    argument = definition.argument if definition is not None else ""
+    words = f"{again} ({decided.cause}, {decided.confidence})"
+    if argument and argument == str(Path(sys.argv[0]).resolve()):
+        words += "; to replay it elsewhere, define the op in a file of its own"
+    return CaptureNote(words, written=True, definition=argument)
+
+
+def _write_contribution(folder: Path, node: str, given: _Contribution) -> CaptureNote:
+    """Write what this rank gave, and the script, which is the same on every rank."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save(given.call, folder, member=given.member)
+    write_script(folder, members=given.members, backend=given.backend, heading=f"A collective: {node}")
+    return CaptureNote("saved what it gave", written=True, members=given.members)

@@ -1,0 +1,310 @@
+"""Choose among all differences that reached the results of any rank: the first of each rank, and of these the first."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from hashbench.core.catalog import Origin
+from hashbench.core.divergence.choose import odd_views, roots, settings_source, steering, written_after_the_last_record
+from hashbench.core.divergence.describe import divergence_at, entered_at
+from hashbench.core.divergence.introduce import Differences, opaque_source
+from hashbench.core.divergence.meetings import Meeting
+from hashbench.core.divergence.slice import Slice
+from hashbench.core.records import Result, op_of
+from hashbench.extensions.ranks.messages import BY_MESSAGE, Messages, as_sent, in_doubt, messages_before
+from hashbench.extensions.ranks.order import RankOrder
+from hashbench.extensions.ranks.path import (
+    AT_A_MEETING,
+    hops_by_python,
+    hops_to_other_ranks,
+    in_one_word,
+    meeting_of,
+    path_text,
+)
+from hashbench.extensions.ranks.verdict import RankDivergence, RankResult
+from hashbench.extensions.ranks.walk import BY_PYTHON, Candidate, JudgedRanks, RankNode
+
+_BEFORE_ANY_OP = frozenset({Origin.INPUT, Origin.STATE})
+_NEVER_BY_SETTINGS = AT_A_MEETING | _BEFORE_ANY_OP
+_RESULT = "result:"
+
+
+@dataclass(frozen=True, slots=True)
+class DifferingResult:
+    """A result that differs, with its value in both runs; ``None`` where it does not exist."""
+
+    result: RankResult
+    first: Result | None
+    second: Result | None
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenDivergences:
+    """The divergences that were chosen.
+
+    Attributes:
+        first: those that no other one may have caused.
+        later: others with a cause of their own.
+        benign: number of records that differ and reach no result, by rank.
+    """
+
+    first: tuple[RankDivergence, ...] = ()
+    later: tuple[RankDivergence, ...] = ()
+    benign: Mapping[int, int] = field(default_factory=dict)
+
+
+def choose_candidates(judged: JudgedRanks, differing: Mapping[int, Sequence[DifferingResult]]) -> ChosenDivergences:
+    """Choose the divergences that explain the results that differ, by rank; without any results, all records.
+
+    A difference that may follow from others by way of Python (another op, another argument, other data) is dropped
+    where such a way leads to a kernel, a generator or the like; and where it leads to what entered on another rank, if
+    that rank has a difference of its own; and where several ranks make the same anew, if all that leads to it are
+    tensors of one rank. Behind the first, it is told where no data that differ had come from other ranks before it:
+    Python may read any tensor.
+    """
+    graph: dict[RankNode, tuple[RankNode, ...]] = {}
+    walked = judged.walk(_roots(judged, differing))
+    graph.update(walked.reached)
+    found = [*judged.candidates(walked), *_behind_the_records(judged, differing, graph)]
+    chosen = _earliest(judged, found)
+    explained, named, doubts = _explained_by_python(judged, chosen, graph)
+    if explained:
+        chosen = _earliest(judged, [*found, *named])
+        explained = {
+            rank for rank in explained if chosen[rank].source.origin in BY_MESSAGE and chosen[rank] not in named
+        }
+    if explained >= {*chosen}:
+        explained = set()
+    firsts = _firsts({rank: one for rank, one in chosen.items() if rank not in explained}, judged)
+    explained |= {rank for rank in {*chosen} - {*firsts} if _may_follow(judged, chosen[rank])}
+    for one in found:  # code that no trace sees may read whatever it left before
+        first = chosen.get(one.at.rank)
+        if first is not None and one.at != first.at and one.source.node == first.source.node:
+            graph[one.at] = (*graph.get(one.at, ()), first.at)
+    for rank, messages in doubts.items():
+        chosen[rank] = in_doubt(chosen[rank], messages) if chosen[rank] not in named else chosen[rank]
+    told = {rank: _told(judged, candidate, graph) for rank, candidate in chosen.items()}
+    return ChosenDivergences(
+        tuple(told[rank] for rank in firsts),
+        tuple(told[rank] for rank in sorted(chosen) if rank not in firsts and rank not in explained),
+        dict(_benign(judged, graph)),
+    )
+
+
+def _explained_by_python(
+    judged: JudgedRanks, chosen: Mapping[int, Candidate], graph: dict[RankNode, tuple[RankNode, ...]]
+) -> tuple[set[int], list[Candidate], Mapping[int, Messages]]:
+    """Return the ranks whose difference may follow from others by way of Python, the differences that explain them, and
+    the messages from which that of other ranks may follow as well; add the way to ``graph``."""
+    alike = Counter(map(_made_alike, chosen.values()))
+    explained: set[int] = set()
+    givers: dict[int, set[int]] = {}
+    named: list[Candidate] = []
+    doubts: dict[int, Messages] = {}
+    for rank, candidate in chosen.items():
+        if candidate.source.origin not in BY_MESSAGE:
+            continue
+        behind = judged.walk_by_python(candidate.at)
+        messages = messages_before(judged, candidate, behind)
+        if candidate.source.origin in BY_PYTHON:
+            entered = list(judged.candidates(behind))
+            causes = [one for one in entered if one.source.origin not in BY_PYTHON]
+            if not causes and alike[_made_alike(candidate)] > 1:
+                causes = _of_one_rank(judged, behind, candidate)
+            givers[rank] = {one.at.rank for one in entered} & {*chosen} - {rank}
+        else:  # a seed
+            causes, givers[rank] = [], {one.at.rank for one in messages.sent if messages.explain} & {*chosen}
+        if not causes and not givers[rank] and messages.explain:
+            causes = [as_sent(judged, one, candidate) for one in messages.sent]
+        elif not causes and messages.own:
+            doubts[rank] = messages
+        if causes:
+            explained.add(rank)
+        if causes or givers[rank]:
+            _add_way(judged, candidate, behind, graph)
+            named += causes
+    of_their_own = {*chosen} - {rank for rank, ranks in givers.items() if ranks}
+    return explained | _given(givers, of_their_own | explained), named, doubts
+
+
+def _add_way(
+    judged: JudgedRanks,
+    candidate: Candidate,
+    behind: Slice[RankNode],
+    graph: dict[RankNode, tuple[RankNode, ...]],
+) -> None:
+    """Add what leads to a candidate by way of Python to a graph, messages by their receivers."""
+    graph |= {at: before for at, before in behind.reached.items() if at not in graph}
+    by_python = [at for at, before in behind.reached.items() if at.given and any(one.rank != at.rank for one in before)]
+    for maker in (candidate.at, *by_python):
+        for node, received in judged.python_links(maker):
+            if received is not None and node in graph.get(maker, ()):
+                graph[maker] = tuple(one for one in graph[maker] if one != node)
+            for at, before in ((maker, received or node), (received, node)):
+                if at is not None:
+                    graph[at] = (*graph.get(at, ()), before)
+
+
+def _given(givers: Mapping[int, set[int]], known: Iterable[int]) -> set[int]:
+    """Return the ranks whose differences came from ranks that are known, directly or through others."""
+    reached = {*known}
+    while more := {rank for rank, others in givers.items() if others & reached} - reached:
+        reached |= more
+    return reached - {*known}
+
+
+def _made_alike(candidate: Candidate) -> tuple[str, ...]:
+    """Return what Python made in both runs: ranks that make the same anew have it from one place."""
+    source = candidate.source
+    return source.origin, op_of(source.node), source.first, source.second
+
+
+def _of_one_rank(judged: JudgedRanks, behind: Slice[RankNode], made: Candidate) -> list[Candidate]:
+    """Return the differences behind what Python made alike on several ranks, of which none follows from another by way
+    of Python, if they are tensors of one rank alone."""
+    causes = [one for one in judged.candidates(behind) if one.at != made.at and not any(judged.python_links(one.at))]
+    alone = len({one.at.rank for one in causes}) == 1 and not any(one.at.given for one in causes)
+    return causes if alone else []
+
+
+def _may_follow(judged: JudgedRanks, candidate: Candidate) -> bool:
+    """Return True if Python may have made a difference of what it read of other ranks, which differed before."""
+    if candidate.source.origin not in BY_PYTHON:
+        return False
+    rank, until = candidate.at.rank, _place(judged, candidate)
+    nodes = (RankNode(rank, node) for node in judged.known[rank].differs)
+    return any(judged.exchange_at(at) is not None and judged.place(at) < until for at in nodes)
+
+
+def unpreceded(reached: Mapping[int, Mapping[int, float]], places: Mapping[int, float]) -> list[int]:
+    """Return the ranks whose place the data of no other rank had reached; ``reached`` says where those of each did."""
+    pairs = [(at, rank) for one, at in reached.items() for rank in places if rank != one and rank in at]
+    behind = {rank for at, rank in pairs if at[rank] < places[rank]}
+    return sorted({*places} - behind) or sorted(places)
+
+
+def order_of(judged: JudgedRanks) -> RankOrder:
+    """Return the order of the ranks of the first run. Places are positions of records."""
+    places: dict[int, dict[Meeting, float]] = {}
+    for rank, trace in judged.first.items():
+        meetings = judged.calls[0][rank].meetings
+        if rank in judged.known:
+            places[rank] = {meeting: judged.place(RankNode(rank, node)) for node, meeting in meetings.items()}
+        else:
+            at = {record.id: index for index, record in enumerate(trace.records) if record.id in meetings}
+            places[rank] = {meeting: at[node] for node, meeting in meetings.items()}
+    return RankOrder(judged.calls[0], places)
+
+
+# ------------------------------------------------------------------------------------------------- candidates
+
+
+def _roots(judged: JudgedRanks, differing: Mapping[int, Sequence[DifferingResult]]) -> list[RankNode]:
+    """Return the nodes that wrote what differs."""
+    by_results = any(trace.results or trace.steps for run in (judged.first, judged.second) for trace in run.values())
+    starts: list[RankNode] = []
+    for rank, known in judged.known.items():
+        pairs = [(one.first, one.second) for one in differing.get(rank, ())]
+        nodes = list(roots(known, pairs) if by_results else sorted(known.differs))
+        if pairs and not _differ(known, nodes):
+            nodes += odd_views(known, *pairs[0])
+        starts += (RankNode(rank, judged.outermost(rank, node)) for node in nodes)
+    return starts
+
+
+def _differ(known: Differences, nodes: Iterable[str]) -> bool:
+    return any(node in known.differs or node in known.tainted for node in nodes)
+
+
+def _behind_the_records(
+    judged: JudgedRanks, differing: Mapping[int, Sequence[DifferingResult]], graph: Mapping[RankNode, object]
+) -> Iterator[Candidate]:
+    """Yield the differences of ranks whose results differ although no record does that leads to one."""
+    reached = {at.rank for at in graph}
+    for rank, several in differing.items():
+        known = judged.known[rank]
+        if not several or rank in reached:
+            continue
+        name = several[0].result.name
+        if known.runs.opaque:
+            source = opaque_source(known.runs, known.runs.opaque)
+        else:
+            source = written_after_the_last_record(known, name, several[0].first, several[0].second)
+        yield Candidate(RankNode(rank, _RESULT + name), source)
+
+
+def _earliest(judged: JudgedRanks, found: Iterable[Candidate]) -> dict[int, Candidate]:
+    """Return the earliest candidate of each rank. What several ranks say of one meeting is said once, by the lowest."""
+    seen: dict[Meeting, int] = {}
+    chosen: dict[int, Candidate] = {}
+    for candidate in sorted(found, key=lambda one: (one.at.rank, _place(judged, one))):
+        rank = candidate.at.rank
+        meeting = meeting_of(judged, candidate)
+        if meeting is not None and seen.setdefault(meeting, rank) != rank:
+            continue
+        chosen.setdefault(rank, candidate)
+    return {rank: _by_settings(judged, candidate) for rank, candidate in chosen.items()}
+
+
+def _by_settings(judged: JudgedRanks, candidate: Candidate) -> Candidate:
+    """Return a setting that changed before the candidate in its place."""
+    settings = settings_source(judged.known[candidate.at.rank].runs)
+    source = candidate.source
+    if settings is None or source.origin in _NEVER_BY_SETTINGS or source.position < settings.position:
+        return candidate
+    return replace(candidate, source=replace(settings, felt_at=source.node))
+
+
+def _place(judged: JudgedRanks, candidate: Candidate) -> float:
+    source, at = candidate.source, candidate.at
+    if source.origin in _BEFORE_ANY_OP:
+        return -1
+    if at.node.startswith(_RESULT):
+        return float("inf")
+    opaque = judged.known[at.rank].runs.opaque
+    felt = source.felt_at or (at.node if opaque and source.node == opaque else source.node)
+    return judged.place(RankNode(at.rank, felt))  # of code that no trace sees, where it left another content first
+
+
+def _firsts(chosen: Mapping[int, Candidate], judged: JudgedRanks) -> list[int]:
+    """Return the ranks whose candidate comes behind no other one."""
+    if len(chosen) < 2:
+        return list(chosen)
+    order = order_of(judged)
+    places = {rank: _place(judged, candidate) for rank, candidate in chosen.items()}
+    reached = {}
+    for rank, candidate in chosen.items():
+        meeting = meeting_of(judged, candidate)
+        starts = {one: at[meeting] for one, at in order.places.items() if meeting is not None and meeting in at}
+        reached[rank] = order.reached_from({**starts, rank: places[rank]})
+    return unpreceded(reached, places)
+
+
+# ------------------------------------------------------------------------------------------------------ words
+
+
+def _told(judged: JudgedRanks, candidate: Candidate, graph: Mapping[RankNode, Sequence[RankNode]]) -> RankDivergence:
+    rank, source = candidate.at.rank, candidate.source
+    known = judged.known[rank]
+    steered = steering(known, source) if source.origin in BY_PYTHON else None
+    found = divergence_at(known.runs, source, steered)
+    hops, begin = hops_to_other_ranks(judged, candidate, graph), entered_at(known.runs, source)
+    if not hops and steered is not None:
+        hops, begin = hops_by_python(judged, candidate, graph), steered.kernel
+    through = path_text(rank, in_one_word(begin), hops)
+    return RankDivergence.of(found, rank, through=through, hops=hops, missing=candidate.missing)
+
+
+def _benign(judged: JudgedRanks, graph: Mapping[RankNode, object]) -> Iterator[tuple[int, int]]:
+    for rank, known in judged.known.items():
+        inside = (judged.calls[0][rank].inside, judged.calls[1][rank].inside)
+        idle = [
+            node
+            for node in known.differs
+            if node in known.runs.records and known.runs.wrote(node) and RankNode(rank, node) not in graph
+        ]
+        number = sum(node not in inside[0] and node[2:] not in inside[1] for node in idle)
+        if number:
+            yield rank, number

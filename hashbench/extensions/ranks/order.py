@@ -1,0 +1,61 @@
+"""Order what happened on different ranks by their collectives alone: there is no common clock. Pure."""
+
+from __future__ import annotations
+
+import functools
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hashbench.core.divergence.meetings import Meeting, RankCalls, givers_of
+
+
+@dataclass(frozen=True)
+class RankOrder:
+    """The order of the records of all ranks of a run.
+
+    Attributes:
+        calls: the numbered collectives, by global rank.
+        places: the place of each collective, by rank and meeting, in whatever order the places of that rank count.
+    """
+
+    calls: Mapping[int, RankCalls]
+    places: Mapping[int, Mapping[Meeting, float]]
+
+    @functools.cached_property
+    def _timelines(self) -> Mapping[int, tuple[list[float], list[Meeting]]]:
+        made = {}
+        for rank, places in self.places.items():
+            pairs = sorted((place, meeting) for meeting, place in places.items())
+            made[rank] = [place for place, _ in pairs], [meeting for _, meeting in pairs]
+        return made
+
+    def reached_from(self, starts: Mapping[int, float]) -> Mapping[int, float]:
+        """Return, by rank, the first place that data may have reached which these ranks had from these places on. Each
+        collective is looked at once a rank."""
+        reached = dict(starts)
+        waiting = [(rank, place, float("inf")) for rank, place in starts.items()]
+        while waiting:
+            giver, begin, end = waiting.pop()
+            at, meetings = self._timelines[giver]
+            for index in range(bisect_left(at, begin), bisect_left(at, end)):
+                for taker in self._takers(giver, meetings[index]):
+                    arrival = self.places[taker][meetings[index]]
+                    before = reached.get(taker, float("inf"))
+                    if arrival < before:
+                        reached[taker] = arrival
+                        waiting.append((taker, arrival, before))
+        return reached
+
+    def _takers(self, giver: int, meeting: Meeting) -> list[int]:
+        """Return the ranks that wait for ``giver`` in a meeting."""
+        ranks = (meeting.destination,) if meeting.source >= 0 else meeting.process_group
+        takers = []
+        for rank in ranks:
+            record = self.calls[rank].records.get(meeting) if rank != giver and rank in self.places else None
+            collective = record.collective if record is not None else None
+            waits = collective is not None and (
+                collective.kind == "barrier" or meeting.source == giver or giver in givers_of(collective)
+            )
+            takers += [rank] if waits else []
+        return takers

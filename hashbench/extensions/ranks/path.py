@@ -1,0 +1,130 @@
+"""Say by which collectives a difference came to other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from hashbench.core.catalog import Origin
+from hashbench.core.divergence.align import name_of
+from hashbench.core.divergence.meetings import Meeting
+from hashbench.core.text import rank_words
+from hashbench.extensions.ranks.verdict import RankHop
+from hashbench.extensions.ranks.walk import Candidate, JudgedRanks, RankNode
+
+AT_A_MEETING = frozenset({Origin.COLLECTIVE, Origin.RANKS})
+"""Origins of a difference that entered in a collective, on all ranks that received from it."""
+
+_HOPS = 6
+
+Graph = Mapping[RankNode, Sequence[RankNode]]
+"""RankNode that differs → the nodes from which its difference came."""
+
+
+def meeting_of(judged: JudgedRanks, candidate: Candidate) -> Meeting | None:
+    """Return the collective in which a difference entered; ``None`` if it entered on one rank."""
+    return judged.meeting(candidate.at) if candidate.source.origin in AT_A_MEETING else None
+
+
+def hops_to_other_ranks(judged: JudgedRanks, candidate: Candidate, graph: Graph) -> tuple[RankHop, ...]:
+    """Return the collectives by which a difference came to each other rank first, in front that in which it entered."""
+    meeting = meeting_of(judged, candidate)
+    starts = [candidate.at]
+    if meeting is not None:
+        starts = [at for at in graph if not at.given and judged.meeting(at) == meeting] or starts
+    made = _hops(judged, starts, graph)
+    if not made and candidate.source.origin == Origin.SEQUENCE:
+        made = _hops(judged, list(_lone_behind(judged, candidate, graph)), graph)
+    if meeting is not None:
+        entered = _hop(judged, candidate.at, None, meeting)
+        made.insert(0, replace(entered, ranks=tuple(sorted({at.rank for at in starts}))))
+    return tuple(made)
+
+
+def hops_by_python(judged: JudgedRanks, candidate: Candidate, graph: Graph) -> tuple[RankHop, ...]:
+    """Return the collectives by which other ranks had what led to a candidate by way of Python: a decision of one rank
+    that all follow."""
+    before = [at for at in judged.walk_by_python(candidate.at).reached if at.rank == candidate.at.rank and at in graph]
+    return tuple(_hops(judged, before, graph))
+
+
+def path_text(rank: int, begin: str, hops: Sequence[RankHop]) -> str:
+    """Format the hops of a difference.
+
+    ``rank 1: aten.index_put_ -> all_reduce #7 of group 0-1 -> rank 0``, with further hops behind semicolons; empty if
+    it came to no other rank.
+
+    Args:
+        rank: where it entered.
+        begin: what gave it, in one word (:func:`in_one_word`).
+        hops: its hops.
+    """
+    told = [
+        f"{'' if hop.rank is None else f'rank {hop.rank}: '}{_call(hop)} -> {rank_words(hop.ranks)}" for hop in hops
+    ]
+    if told and hops[0].rank is not None and begin:
+        told[0] = told[0].replace(f"rank {rank}: ", f"rank {rank}: {begin} -> ", 1)
+    return "; ".join(told[:_HOPS] + ([f"and {len(told) - _HOPS} more"] if len(told) > _HOPS else []))
+
+
+def in_one_word(place: str) -> str:
+    """Return the name of an op without its overload: ``aten.index_put_``; that of a leaf as it is: ``input/0``, and of
+    what is no op: ``torch.compile``."""
+    return place if "/" in place or place.count(".") < 2 else place.rpartition(".")[0]
+
+
+def _hops(judged: JudgedRanks, starts: Collection[RankNode], graph: Graph) -> list[RankHop]:
+    hops: dict[RankHop, list[int]] = {}
+    for at, giver in _arrivals(judged, starts, graph):
+        hops.setdefault(_hop(judged, at, giver, judged.meeting(at)), []).append(at.rank)
+    return [replace(hop, ranks=tuple(takers)) for hop, takers in hops.items()]
+
+
+def _arrivals(judged: JudgedRanks, starts: Collection[RankNode], graph: Graph) -> Iterator[tuple[RankNode, int]]:
+    """Yield, for each rank that data of the starts came to, the node where they did first and the rank that gave them;
+    ranks nearer to the starts come first."""
+    readers: dict[RankNode, list[RankNode]] = {}
+    for at, before in graph.items():
+        for one in before:
+            readers.setdefault(one, []).append(at)
+    known = {at.rank for at in starts}
+    reached = dict.fromkeys(starts)
+    waiting = list(reached)
+    came: dict[int, tuple[float, int, RankNode]] = {}
+    while waiting:
+        at = waiting.pop()
+        for reader in readers.get(at, ()):
+            if reader.rank not in known | {at.rank}:
+                arrival = (judged.place(reader), at.rank, reader)
+                came[reader.rank] = min(came.get(reader.rank, arrival), arrival)
+            if reader not in reached:
+                reached[reader] = None
+                waiting.append(reader)
+    while came:
+        nearest = [rank for rank, (_, giver, _) in came.items() if giver in known] or list(came)
+        for rank in sorted(nearest, key=lambda rank: (came[rank][0], rank)):
+            _, giver, at = came.pop(rank)
+            yield at, giver
+        known |= {*nearest}
+
+
+def _lone_behind(judged: JudgedRanks, candidate: Candidate, graph: Graph) -> Iterator[RankNode]:
+    """Yield what one run alone did on the rank of a candidate from there on."""
+    records, begin = judged.known[candidate.at.rank].runs.records, judged.place(candidate.at)
+    for at in graph:
+        if at.rank == candidate.at.rank and None in records.get(at.node, ()) and judged.place(at) >= begin:
+            yield at
+
+
+def _hop(judged: JudgedRanks, at: RankNode, giver: int | None, meeting: Meeting | None) -> RankHop:
+    """Return the hop by a collective, named ``all_reduce``, without those that it came to."""
+    record = next(one for one in judged.known[at.rank].runs.records[at.node] if one is not None)
+    name = name_of(record).strip("_")
+    for word in ("reduce", "gather", "to_all"):
+        name = name.replace(f"all{word.replace('_', '')}", f"all_{word}")
+    return RankHop(giver, (), name, meeting)
+
+
+def _call(hop: RankHop) -> str:
+    """Name a collective as ``all_reduce #7 of group 0-1``."""
+    return f"{hop.collective} {hop.meeting.word()}" if hop.meeting is not None else hop.collective

@@ -1,0 +1,399 @@
+"""Trace this rank of a program step by step, into a folder that all ranks share.
+
+No collective is added and nothing is waited for: each rank writes a file of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import signal
+import sys
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from operator import itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hashbench.core.errors import HashbenchError
+from hashbench.core.io import tell_unwritten
+from hashbench.core.processes import uncollected
+from hashbench.core.records import EarlyRead, Result, TracedRank
+from hashbench.core.run.settings import settings
+from hashbench.core.text import count, one_line, shorten
+from hashbench.core.trace.callbacks import TraceOptions
+from hashbench.core.trace.file import TraceText
+from hashbench.core.trace.groups import rank_of
+from hashbench.core.trace.segments import TraceSegment
+from hashbench.extensions.ranks.launch import refuse_missing
+from hashbench.extensions.ranks.notes import REPRO, NamedCall
+from hashbench.extensions.ranks.printing import keeping_prints
+from hashbench.extensions.ranks.results import CURRENT
+from hashbench.extensions.ranks.step_file import StepFile, rank_path, run_id
+from hashbench.extensions.ranks.stepped import SteppedTrace
+from hashbench.extensions.ranks.waiting import telling_at_deadline
+
+if TYPE_CHECKING:
+    from hashbench.extensions.ranks.capture import RankCapture
+
+
+class RankRecorder:
+    """Recorder of one rank: trace, results and file, from :meth:`start` until :meth:`end`.
+
+    Args:
+        folder: of the recording.
+        model: its parameters are named from the start.
+        steps: the steps to record; ``None``: all.
+        tracer: as for :class:`~hashbench.core.trace.api.HashDebugTrace`.
+        source_lines: as for :class:`~hashbench.core.trace.api.HashDebugTrace`.
+        capture: sees every call.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        model: torch.nn.Module | None,
+        steps: range | None,
+        *,
+        tracer: str = "auto",
+        source_lines: bool = False,
+        capture: RankCapture | None = None,
+    ) -> None:
+        self._folder, self._process = folder, os.getpid()
+        self._steps = range(sys.maxsize) if steps is None else steps
+        self._trace = SteppedTrace(
+            after_step=self._after_step,
+            tracer=tracer,
+            model=model,
+            settings=settings,
+            options=TraceOptions(source_lines=source_lines, callback=capture),
+        )
+        self._capture = capture
+        self._optimizers: list[torch.optim.Optimizer] = []
+        self._closed = 0  # number of whole steps recorded
+        self._seen = 0  # number of steps of the program so far
+        self._names: Counter[str] = Counter()
+        self._names_of: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}  # by the id of the parameter
+        self._file: StepFile | None = None
+        self._text: TraceText | None = None
+        self._lost = ""
+        self._writing = False
+
+    def start(self) -> None:
+        """Begin. The file of this rank in an earlier recording is removed, if a launcher has told the rank.
+
+        Raises:
+            HashbenchError: the folder cannot be made; another trace is active.
+        """
+        known = rank_of(os.environ)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            if known is not None:
+                rank_path(self._folder, known[0]).unlink(missing_ok=True)
+        except OSError as error:
+            raise HashbenchError(
+                f"cannot record into {self._folder}",
+                consequence=f"{error.strerror or error}, so the program was not started",
+                tip="Name a folder that can be written.",
+            ) from error
+        self._trace.follow()
+        try:
+            if self._steps.start == 0:
+                self._trace.start()
+        except BaseException:
+            self._trace.unfollow()
+            raise
+
+    def add(self, name: str, value: Any) -> None:
+        """Add a result of this step, if the step is recorded."""
+        if self._trace.is_active and os.getpid() == self._process:
+            self._trace.add_results([(self._unique(name), value)])
+
+    def end(self, ended: str) -> None:
+        """Write what is left, and how the program ended; empty if by itself."""
+        if os.getpid() != self._process:
+            return
+        self._trace.unfollow()
+        was_active = self._trace.is_active
+        if was_active and not self._closed and not ended:  # a program without an optimizer
+            self._close_step(self._seen)
+        if self._trace.is_active:
+            self._trace.stop()
+        if not (was_active or self._closed or ended):
+            ended = f"it made {count(self._seen, 'step')}, and none of those to be recorded"
+        self._write_end(ended, tail=was_active and not self._lost)
+
+    def end_by_signal(self, name: str) -> None:
+        """Write that a signal ended the program, unless the signal came while a step was written."""
+        if not self._writing and os.getpid() == self._process:
+            self._write_end(name, tail=False)
+
+    def _after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        if os.getpid() != self._process:
+            return
+        if all(optimizer is not known for known in self._optimizers):
+            self._optimizers.append(optimizer)
+        if self._trace.steps == self._seen:
+            return
+        number, self._seen = self._seen, self._trace.steps
+        if self._trace.is_active:
+            self._close_step(number)
+            if self._lost or self._seen >= self._steps.stop:
+                self._trace.stop()
+        elif self._seen == self._steps.start and not self._lost:
+            self._trace.start()
+
+    # ----------------------------------------------------------------------------------------------------- results
+
+    def _unique(self, name: str) -> str:
+        """Return the name of the next result of this name in this step."""
+        number = self._names[name]
+        self._names[name] += 1
+        return f"{name}#{number}" if number else name
+
+    def _add_parameters(self) -> None:
+        """Add the parameters of all optimizers that stepped, each once, by name."""
+        self._trace.settle()
+        places = {
+            id(parameter): (f"optimizer{number}.{group}.{at}", parameter)
+            for number, optimizer in reversed(list(enumerate(self._optimizers)))
+            for group, one in enumerate(optimizer.param_groups)
+            for at, parameter in enumerate(one["params"])
+        }
+        found = sorted(places.values(), key=itemgetter(0))
+        new = [parameter for _, parameter in found if not self._name_of(parameter)]
+        for parameter, name in zip(new, self._trace.names_of(new), strict=True):
+            self._names_of[id(parameter)] = weakref.ref(parameter), name
+        named = ((self._unique(self._name_of(one) or place), one) for place, one in found)
+        self._trace.add_results(named, wait=False)
+
+    def _name_of(self, parameter: torch.Tensor) -> str:
+        """Return the name that a parameter had before, also after its module is gone; empty if it had none."""
+        known, name = self._names_of.get(id(parameter), (None, ""))
+        return name if known is not None and known() is parameter else ""
+
+    # ----------------------------------------------------------------------------------------------------- the file
+
+    def _close_step(self, number: int) -> None:
+        """Take a step, and write it."""
+        self._writing = True
+        with uncollected():  # collections would be most of the cost
+            self._add_parameters()
+            segment = self._trace.taken()
+            self._names.clear()
+            text = self._opened()
+            if text is not None:
+                self._add_segment(text, segment)
+                text.close_step(number, segment.trace.results, segment.trace.early_reads)
+                self._write(text, f"steps from {number} on are not recorded")
+        self._closed += not self._lost
+        self._writing = False
+
+    def _write_end(self, ended: str, *, tail: bool) -> None:
+        """Write what came after the last step, and the end."""
+        self._writing = True
+        text = self._opened()
+        if text is not None:
+            results: list[Result] = []
+            early: list[EarlyRead] = []
+            segments = self._tail() if tail else ()
+            for segment in segments:
+                self._add_segment(text, segment)
+                results += segment.trace.results
+                early += segment.trace.early_reads
+            text.end(results, early, ended=self._lost or ended)
+            self._write(text, "the end is not recorded")
+        if self._file is not None:
+            self._file.close()
+        self._file = self._text = None
+        self._lost = self._lost or "it is written"
+
+    def _tail(self) -> Iterator[TraceSegment]:
+        """Yield what came after the last step, and the parameters if that is anything."""
+        segment = self._trace.taken()
+        yield segment
+        if segment.trace.records or segment.trace.results:
+            self._add_parameters()
+            yield self._trace.taken()
+
+    def _add_segment(self, text: TraceText, segment: TraceSegment) -> None:
+        if self._capture is not None:
+            self._capture.describe(segment.trace.records)
+        text.add(segment.trace, first=segment.first, arrived=segment.arrived)
+
+    def _opened(self) -> TraceText | None:
+        """Return the text of the trace, whose first line is written; ``None`` if that cannot be."""
+        if self._text is None and not self._lost:
+            rank, size = rank_of(os.environ) or (0, 1)
+            try:
+                self._file = StepFile(rank_path(self._folder, rank), run_id(os.environ, os.getppid()))
+            except OSError as error:
+                self._lose(rank_path(self._folder, rank), error, "no step is recorded")
+                return None
+            text = TraceText(replace(self._trace.head, rank=TracedRank(rank, size)))
+            self._write(text, "no step is recorded")
+            self._text = None if self._lost else text
+        return self._text
+
+    def _write(self, text: TraceText, what: str) -> None:
+        """Append the new text to the file; ``what`` says what is lost otherwise."""
+        assert self._file is not None
+        try:
+            self._file.add(text.lines.new())
+            text.lines.keep()
+        except OSError as error:
+            text.lines.drop()
+            self._lose(self._file.path, error, what)
+
+    def _lose(self, path: Path, error: OSError, what: str) -> None:
+        if not self._lost:
+            self._lost = f"the trace could not be written: {error.strerror or error}"
+            tell_unwritten(path, error, what)
+
+
+@contextmanager
+def record_ranks(
+    folder: str | Path,
+    model: torch.nn.Module | None = None,
+    steps: range | None = None,
+    *,
+    tracer: str = "auto",
+    source_lines: bool = False,
+    capture: Sequence[str] = (),
+) -> Iterator[None]:
+    """Trace this rank, step by step, into ``rank{R}.log.gz`` of a folder that all ranks share.
+
+    A step ends with each step of the most frequently stepped optimizer; a program without one is a single step. The
+    parameters of every optimizer that stepped are results, and whatever :func:`~hashbench.result` adds.
+
+    Args:
+        folder: of this recording; earlier files of its ranks are replaced.
+        model: names modules and parameters from the start; without it they have names from their first call on.
+        steps: records these steps only, such as ``range(2, 4)``; consecutive.
+        tracer: as for :class:`~hashbench.core.trace.api.HashDebugTrace`.
+        source_lines: records the line of the program behind every op, too.
+        capture: ids of records, ``ID@RANK`` or for every rank ``ID``, one call of each rank: the call is kept, and when
+            the program has ended its repro is written into ``repro``; of a collective, name the record of each rank.
+
+    Raises:
+        HashbenchError: the folder cannot be made or has a ``repro``, another trace is active, ``steps`` are not
+            consecutive, or the tracer is unavailable. What the program raises passes unchanged, as does its exit code.
+    """
+    if steps is not None and (steps.step != 1 or steps.start < 0 or not steps):
+        raise HashbenchError(
+            f"invalid steps {steps.start}:{steps.stop}",
+            consequence="nothing was recorded",
+            tip="Give the first step, from 0 on, and a later one behind the last: `--steps 2:4` records 2 and 3.",
+        )
+    captured = _capture_of(Path(folder), (capture,) if isinstance(capture, str) else capture)
+    recorder = RankRecorder(Path(folder), model, steps, tracer=tracer, source_lines=source_lines, capture=captured)
+    recorder.start()
+    token = CURRENT.set(recorder.add)
+    ended = ""
+    try:
+        with _told_of_termination(recorder):
+            yield
+    except BaseException as error:
+        ended = _words(error)
+        raise
+    finally:
+        CURRENT.reset(token)
+        recorder.end(ended)
+        if captured is not None:
+            captured.write()
+
+
+def _capture_of(folder: Path, words: Sequence[str]) -> RankCapture | None:
+    if not words:
+        return None
+    from hashbench.extensions.ranks.capture import RankCapture  # which imports all experiments
+
+    if (folder / REPRO).exists():
+        raise HashbenchError(
+            f"{folder / REPRO} exists",
+            consequence="two repros would be mixed, so the program was not started",
+            tip="Name another folder.",
+        )
+    return RankCapture([NamedCall.of(word) for word in words], folder, rank=lambda: (rank_of(os.environ) or (0, 1))[0])
+
+
+def run_script(
+    folder: str | Path,
+    script: str,
+    arguments: Sequence[str],
+    *,
+    steps: range | None = None,
+    module: bool = False,
+    tracer: str = "auto",
+    source_lines: bool = False,
+    capture: Sequence[str] = (),
+) -> None:
+    """Run an unchanged script under :func:`record_ranks`, as ``python script arguments`` does.
+
+    Args:
+        folder: of this recording.
+        script: path of the script; with ``module``, the name of a module, as for ``python -m``.
+        arguments: of the script.
+        steps: as for :func:`record_ranks`.
+        module: ``script`` is the name of a module.
+        tracer: as for :func:`record_ranks`.
+        source_lines: as for :func:`record_ranks`.
+        capture: as for :func:`record_ranks`.
+
+    Raises:
+        HashbenchError: as for :func:`record_ranks`; there is no such script. Whatever the script raises passes,
+            ``SystemExit`` included.
+    """
+    refuse_missing(script, module=module)
+    before = sys.argv, list(sys.path)
+    sys.argv = [script, *arguments]
+    if not sys.flags.safe_path:
+        sys.path[0] = str(Path.cwd()) if module else str(Path(script).resolve().parent)
+    try:
+        with (
+            telling_at_deadline(Path(folder)),
+            keeping_prints(Path(folder), (rank_of(os.environ) or (0, 1))[0]),
+            record_ranks(folder, steps=steps, tracer=tracer, source_lines=source_lines, capture=capture),
+        ):
+            if module:
+                runpy.run_module(script, run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(script, run_name="__main__")
+    finally:
+        sys.argv, sys.path[:] = before
+
+
+def _words(error: BaseException) -> str:
+    """Return how an exception ends a program, in words; empty if by itself."""
+    if isinstance(error, SystemExit):
+        return "" if error.code in (None, 0) else f"exit code {one_line(str(error.code))}"
+    return shorten(f"{type(error).__name__}: {one_line(str(error))}", 200)
+
+
+@contextmanager
+def _told_of_termination(recorder: RankRecorder) -> Iterator[None]:
+    """Write the end of the trace when SIGTERM comes, and then die of it.
+
+    A program with a handler of its own for SIGTERM, set before or within, keeps it, and ends as that says.
+    """
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+
+    def terminate(number: int, _frame: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        recorder.end_by_signal("SIGTERM")
+        os.kill(os.getpid(), number)
+
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGTERM) is terminate:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,0 +1,112 @@
+"""The file of one rank's trace, written step by step: each step is one gzip member, appended at once.
+
+A process that is killed leaves whole members and, at most, the begin of one. A step that cannot be written leaves the
+file as it was before.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import xxhash
+
+from hashbench.core.io import open_file
+
+_HEAD = b"\x1f\x8b\x08"
+_HAS_COMMENT = 0x10
+_LONGEST_COMMENT = 64
+_LEVEL = 3
+"""Of compression: 26 bytes a record, in 0.4 of the time that level 6 takes for 22."""
+
+
+def rank_path(folder: Path, rank: int) -> Path:
+    """Return the path of a rank's trace in the folder of a recording."""
+    return folder / f"rank{rank}.log.gz"
+
+
+def run_id(environment: Mapping[str, str], parent: int) -> str:
+    """Return what the ranks of one run share, and other runs do not, as far as their launcher tells: 16 digits.
+
+    Args:
+        environment: variables of this process.
+        parent: id of the parent process, which is common to the ranks where torchrun starts all of them.
+    """
+    names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID")
+    words = [environment.get(name, "") for name in (*names, "SLURM_STEP_ID")]
+    local, size = environment.get("LOCAL_WORLD_SIZE"), environment.get("WORLD_SIZE")
+    if local is not None and local == size:
+        words.append(str(parent))
+    return xxhash.xxh3_64_hexdigest("\0".join(words).encode())
+
+
+def run_of(path: Path) -> str:
+    """Return the :func:`run_id` in a rank's file; ``""`` if it has none, as a file that was unpacked.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with os.fdopen(open_file(path), "rb") as opened:
+        head = opened.read(10 + _LONGEST_COMMENT)
+    comment, end, _ = head[10:].partition(b"\0")
+    if head[:4] != _HEAD + bytes([_HAS_COMMENT]) or not end:
+        return ""
+    return comment.decode("latin-1")
+
+
+def without_run(content: bytes) -> bytes:
+    """Return the content of a rank's file without its :func:`run_id`: equal texts leave equal bytes."""
+    if content[:4] != _HEAD + bytes([_HAS_COMMENT]):
+        return content
+    return content[content.find(b"\0", 10) + 1 :]
+
+
+class StepFile:
+    """File of one rank. It replaces an earlier one of that name.
+
+    Args:
+        path: of the file; its folder is made.
+        run: a :func:`run_id`, kept as comment of the first gzip member.
+
+    Raises:
+        OSError: the file cannot be made.
+    """
+
+    def __init__(self, path: Path, run: str) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)  # another process may still write to the file of an earlier run
+        self._descriptor = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND)
+        self._size, self._run = 0, run
+
+    def add(self, text: str) -> None:
+        """Append text.
+
+        Raises:
+            OSError: it cannot be written; the file is as before.
+        """
+        content = _member(text.encode(), "" if self._size else self._run)
+        left = memoryview(content)
+        try:
+            while left:
+                left = left[os.write(self._descriptor, left) :]
+        except OSError:
+            os.ftruncate(self._descriptor, self._size)
+            raise
+        self._size += len(content)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+
+def _member(content: bytes, comment: str) -> bytes:
+    """Compress to one gzip member without a time."""
+    packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
+    body = packer.compress(content) + packer.flush()
+    flags = _HAS_COMMENT if comment else 0
+    head = _HEAD + struct.pack("<BIBB", flags, 0, 0, 255) + (comment.encode("latin-1") + b"\0" if comment else b"")
+    return head + body + struct.pack("<II", zlib.crc32(content), len(content) & 0xFFFFFFFF)

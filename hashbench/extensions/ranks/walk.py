@@ -1,0 +1,448 @@
+"""Walk back from the results that differ over all ranks of two runs: the nodes that differ, and where they came from.
+
+A node is a record or leaf of a rank (as in :class:`~hashbench.core.divergence.align.PairedRuns`), or what that rank
+*gave* to a collective. What a rank received came from what the other ranks gave, and that from the writers of what it
+gave:
+
+* A collective is innocent where any rank gave other content in the two runs: the walk goes on at that rank.
+* It is guilty (origin ``collective``) where all ranks gave the same, and what came back differs.
+* What a rank gave was made outside torch (``outside``) where it differs and its writers agree: bytes that Python
+  pickled, memory that something else wrote.
+* Messages whose source is open are taken in the order in which they arrived: another order is the collective's doing.
+
+Where a rank's trace, or its call, is missing, the walk ends: what is behind it is not known.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from hashbench.core.catalog import Origin
+from hashbench.core.divergence.align import SECOND
+from hashbench.core.divergence.introduce import Differences, Source, adopted_memory, contents_in_words, unwritten_memory
+from hashbench.core.divergence.meetings import (
+    Meeting,
+    RankCalls,
+    exchanges,
+    given_by,
+    givers_of,
+    has_pending,
+    is_from_any_source,
+    number_calls,
+)
+from hashbench.core.divergence.slice import Slice, backward_slice
+from hashbench.core.records import PENDING, Collective, OpRecord, Ref, Trace
+from hashbench.core.text import rank_words
+
+
+class RankNode(NamedTuple):
+    """A node of the walk.
+
+    Attributes:
+        rank: global rank.
+        node: of the pair of runs of that rank; empty if the trace, or the call, is missing.
+        given: what the rank gave to the collective ``node``, in place of what it received.
+    """
+
+    rank: int
+    node: str
+    given: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A difference that entered at a node.
+
+    Attributes:
+        at: the node.
+        source: how it entered.
+        missing: ranks without a trace, or without the call, that may be behind it.
+    """
+
+    at: RankNode
+    source: Source
+    missing: tuple[int, ...] = ()
+
+
+_Exchange = tuple[OpRecord, OpRecord]
+
+
+@dataclass(frozen=True)
+class JudgedRanks:
+    """The ranks of two runs, each pair of traces judged, the collectives left open.
+
+    Attributes:
+        first, second: the traces of each run, by global rank.
+        known: the differences of each rank whose traces differ. The other ranks have two equal traces.
+    """
+
+    first: Mapping[int, Trace]
+    second: Mapping[int, Trace]
+    known: Mapping[int, Differences]
+    _unread_by_rank: dict[int, list[RankNode]] = field(default_factory=dict, init=False, repr=False)
+    _gifts_by_meeting: dict[tuple[int, Meeting | None, Meeting | None], RankNode | None] = field(
+        default_factory=dict, init=False, repr=False
+    )
+
+    @functools.cached_property
+    def calls(self) -> tuple[Mapping[int, RankCalls], Mapping[int, RankCalls]]:
+        """The numbered collectives of both runs."""
+        return number_calls(self.first), number_calls(self.second)
+
+    def walk(self, roots: Iterable[RankNode]) -> Slice[RankNode]:
+        """Return what leads to the roots by tensors."""
+        return backward_slice(filter(self._differs, roots), self._before, self._is_known)
+
+    def walk_by_python(self, at: RankNode) -> Slice[RankNode]:
+        """Return what leads to a node by way of Python: what differed among the scalars that were read, and among the
+        received tensors (pickled objects) and the random numbers (orders of examples) that no recorded op read, before
+        it; and whatever leads to these. Of a rank that gave such an object, also other tensors that no op read: the
+        object may hold them."""
+        return backward_slice(list(self._by_python(at)), self._before_by_python, self._is_known)
+
+    def candidates(self, walked: Slice[RankNode]) -> Iterator[Candidate]:
+        """Yield the differences that entered at the nodes of a walk."""
+        for at, before in walked.reached.items():
+            present = [one for one in before if one.node]
+            if self.exchange_at(at) is not None and not at.given:
+                if not present:
+                    yield _from_exchange(self, at, tuple(sorted({one.rank for one in before})))
+            elif at.given:
+                if not before:
+                    yield Candidate(at, _from_outside(self, at))
+            elif (source := self.known[at.rank].sources.get(at.node)) is not None:
+                yield Candidate(at, source)
+
+    def outermost(self, rank: int, node: str) -> str:
+        """Return the collective that called a record, directly or not; else the node itself."""
+        first, second = (calls[rank].inside for calls in self.calls)
+        if node in first:
+            return first[node]
+        inside = second.get(node.removeprefix(SECOND)) if node.startswith(SECOND) else None
+        return node if inside is None else self.known[rank].runs.node_of[inside]
+
+    def exchange_at(self, at: RankNode) -> _Exchange | None:
+        """Return both records of a collective whose output differs, or is not known; ``None`` for any other node, and
+        for an op that is told by the collectives inside."""
+        a, b = self.known[at.rank].runs.records.get(at.node, (None, None))
+        if a is None or b is None or not (exchanges(a) and exchanges(b)):
+            return None
+        if any(one.id in calls[at.rank].told_inside for one, calls in zip((a, b), self.calls, strict=True)):
+            return None
+        return (a, b) if at.given or a.outputs != b.outputs or has_pending(a, b) else None
+
+    def meeting(self, at: RankNode) -> Meeting | None:
+        """Return what the collective at a node takes part in, in the first run, else in the second."""
+        node, (first, second) = at.node, (calls[at.rank].meetings for calls in self.calls)
+        return first.get(node) or second.get(node.removeprefix(SECOND))
+
+    # ------------------------------------------------------------------------------------------------- edges
+
+    def _is_known(self, at: RankNode) -> bool | None:
+        return True if at.node else None
+
+    def _differs(self, at: RankNode) -> bool:
+        known = self.known[at.rank]
+        return at.node in known.differs or at.node in known.tainted
+
+    def _before(self, at: RankNode) -> Iterator[RankNode]:
+        if at.given:
+            writers = self._writers(at)
+        elif self.exchange_at(at) is not None:
+            yield from self._received_from(at)
+            writers = _kept(self, at)
+        else:
+            writers = self.known[at.rank].came_from(at.node)
+        for node in writers:
+            yield RankNode(at.rank, self.outermost(at.rank, node))
+
+    def _before_by_python(self, at: RankNode) -> Iterator[RankNode]:
+        before = list(self._before(at))
+        yield from before
+        source = self.known[at.rank].sources.get(at.node)
+        from_outside = not before if at.given else source is not None and source.origin in BY_PYTHON
+        if from_outside:
+            yield from self._by_python(at)
+
+    def _by_python(self, at: RankNode) -> Iterator[RankNode]:
+        return (node for node, _ in self.python_links(at))
+
+    def python_links(self, at: RankNode) -> Iterator[tuple[RankNode, RankNode | None]]:
+        """Yield the nodes that lead to a node by way of Python alone, each with the collective in which this rank
+        received it from another one."""
+        known = self.known[at.rank]
+        until = self.place(at)
+        for node in (*known.scalars, *known.lone_scalars):
+            if self.place(RankNode(at.rank, node)) < until:
+                yield RankNode(at.rank, self.outermost(at.rank, node)), None
+        for unread in self._unread(at.rank):
+            if self.place(unread) >= until:
+                break
+            if self.exchange_at(unread) is not None:
+                yield from ((one, unread) for one in self._received_from(unread) if one.rank != at.rank)
+            elif at.given or self._is_draw(unread):  # bytes that Python made, of tensors perhaps; an order of examples
+                yield unread, None
+
+    def gave_otherwise(self, rank: int) -> Iterator[RankNode]:
+        """Yield what a rank gave to collectives and is known to differ, in the order of the calls."""
+        for node, meeting in self.calls[0][rank].meetings.items():
+            pair = self.known[rank].runs.records.get(node, (None, None))
+            gift = (
+                self._gift(rank, meeting, meeting)
+                if None not in pair and any(map(given_by, filter(None, pair)))
+                else None
+            )
+            if gift is not None and gift.given:
+                yield gift
+
+    def _is_draw(self, at: RankNode) -> bool:
+        """Return True for numbers that a generator in another state drew: where no op reads them, Python does."""
+        source = self.known[at.rank].sources.get(at.node)
+        return source is not None and source.origin == Origin.RNG
+
+    def place(self, at: RankNode) -> float:
+        """Return where a node lies among the records of its rank, of both runs. A leaf lies where it was first read."""
+        runs = self.known[at.rank].runs
+        node = at.node
+        if node in runs.leaves:
+            index = runs.position[node]
+            owner = runs.leaves[node]
+            records = (runs.first if owner[0] is not None else runs.second).records
+            if index >= len(records):
+                return float("inf")
+            node = records[index].id if owner[0] is not None else runs.node_of[records[index].id]
+        return runs.order.get(node, float("inf"))
+
+    def _unread(self, rank: int) -> list[RankNode]:
+        """List the nodes that differ and were read by no recorded op that wrote anything: Python may have read them."""
+        if rank not in self._unread_by_rank:
+            runs = self.known[rank].runs
+            read = {
+                source
+                for node, pair in runs.records.items()
+                if any(one is not None and one.outputs and one.collective is None for one in pair)
+                for source, ref in runs.reads(node)
+                if not ref.written
+            }
+            nodes = (node for node in self.known[rank].differs if node in runs.records and node not in read)
+            outermost = dict.fromkeys(self.outermost(rank, node) for node in nodes)
+            self._unread_by_rank[rank] = sorted((RankNode(rank, node) for node in outermost), key=self.place)
+        return self._unread_by_rank[rank]
+
+    # ------------------------------------------------------------------------------------------- collectives
+
+    def _received_from(self, at: RankNode) -> Iterator[RankNode]:
+        """Yield what other ranks, and this one, gave to a collective and differs: that alone whose writers differ, if
+        there is any such."""
+        gifts = list(dict.fromkeys(filter(None, self._gifts(at))))
+        present = [one for one in gifts if one.node]
+        written = [one for one in present if not one.given or any(True for _ in self._writers(one))]
+        yield from written or present
+        yield from (one for one in gifts if not one.node)
+
+    def _gifts(self, at: RankNode) -> Iterator[RankNode | None]:
+        records = self.known[at.rank].runs.records[at.node]
+        first, second = (
+            calls[at.rank].meetings.get(record.id) if record is not None else None
+            for calls, record in zip(self.calls, records, strict=True)
+        )
+        meetings = (first, second)
+        if records[0] is not None and records[1] is not None and records[0].arguments != records[1].arguments:
+            yield RankNode(at.rank, at.node, given=True)
+        collectives = [record.collective for record in records if record is not None and record.collective is not None]
+        if not any(map(is_from_any_source, collectives)) and _other_peers(first, second):
+            yield RankNode(at.rank, at.node, given=True)
+            return
+        if first == second or not any(map(is_from_any_source, collectives)):
+            for giver in _givers(collectives, meetings):
+                yield self._gift(giver, first, second)
+            return
+        for record, meeting, calls in zip(records, meetings, self.calls, strict=True):
+            possible = calls[at.rank].possible.get(record.id, ()) if record is not None else ()
+            for message in possible if meeting is None else (meeting,):
+                yield self._gift(message.source, message, message)
+
+    def _gift(self, giver: int, first: Meeting | None, second: Meeting | None) -> RankNode | None:
+        """Return what a rank gave in one meeting of each run, if it differs; a node without a name if that is not
+        known. Each is looked at once, however many ranks received it."""
+        key = giver, first, second
+        if key not in self._gifts_by_meeting:
+            self._gifts_by_meeting[key] = self._judge_gift(giver, first, second)
+        return self._gifts_by_meeting[key]
+
+    def _judge_gift(self, giver: int, first: Meeting | None, second: Meeting | None) -> RankNode | None:
+        if giver not in self.calls[0] or giver not in self.calls[1]:
+            return RankNode(giver, "")
+        a, b = (
+            calls[giver].records.get(meeting) if meeting is not None else None
+            for calls, meeting in zip(self.calls, (first, second), strict=True)
+        )
+        if a is None and b is None:
+            return RankNode(giver, "", given=True)
+        if giver not in self.known:
+            return None
+        runs = self.known[giver].runs
+        if a is None or b is None:
+            lone = a.id if a is not None else runs.node_of[b.id] if b is not None else ""
+            return RankNode(giver, lone) if None in runs.records[lone] else RankNode(giver, "", given=True)
+        if runs.node_of[b.id] != a.id:
+            lone = _first_lone_call(self, giver, first)
+            return RankNode(giver, lone or a.id, given=not lone)
+        return RankNode(giver, a.id, given=True) if self._gave_otherwise(giver, a, b) else None
+
+    def _gave_otherwise(self, rank: int, a: OpRecord, b: OpRecord) -> bool:
+        """Return True if what a rank gave, or its other arguments, differ; where the content was not hashed, if its
+        writers do."""
+        if (a.op, a.arguments) != (b.op, b.arguments):
+            return True
+        return any(not _is_equal(*pair) for pair in _pairs(a, b)) and (
+            _is_hashed(a, b) or any(True for _ in self._writers(RankNode(rank, a.id, given=True)))
+        )
+
+    def _writers(self, at: RankNode) -> Iterator[str]:
+        """Yield the nodes from which the difference in what a rank gave came."""
+        known = self.known[at.rank]
+        a, b = known.runs.records[at.node]
+        if a is None or b is None:
+            return
+        sources = [] if a.arguments == b.arguments else [*known.edges.get(at.node, ())]
+        for old, new in _pairs(a, b):
+            if not _is_equal(old, new):
+                sources += [old.source] if old is not None else []
+                sources += [known.runs.node_of[new.source]] if new is not None else []
+                sources += [*known.edges.get(at.node, ())]
+        for node in dict.fromkeys(sources):
+            if node in known.differs or node in known.tainted:
+                yield node
+
+
+BY_PYTHON = frozenset({Origin.OUTSIDE, Origin.SEQUENCE})
+"""Origins of what may follow from other differences by way of Python."""
+
+OTHERS_AGREE = "what the other ranks gave is equal in both runs"
+
+
+def _givers(collectives: Iterable[Collective], meetings: Iterable[Meeting | None]) -> Iterable[int]:
+    """Return the ranks whose data are received in these meetings."""
+    known = [one for one in meetings if one is not None]
+    if any(one.source >= 0 for one in known):
+        return dict.fromkeys(one.source for one in known)
+    return dict.fromkeys(rank for one in collectives for rank in givers_of(one)) if known else ()
+
+
+def missing_words(missing: Iterable[int], present: Iterable[int]) -> str:
+    """Say which ranks have no trace, and which no such call: ``no trace of rank 3``."""
+    uncalled = sorted(set(present))
+    gone = sorted(set(missing) - set(uncalled))
+    words = [f"no trace of {rank_words(gone)}"] if gone else []
+    words += [f"no such call in the traces of {rank_words(uncalled)}"] if uncalled else []
+    return " and ".join(words)
+
+
+def _kept(judged: JudgedRanks, at: RankNode) -> Iterator[str]:
+    """Yield what a collective read and gave to nobody, such as the other factor of a product of what is gathered,
+    and differs."""
+    known = judged.known[at.rank]
+    collectives = [one.collective for one in known.runs.records[at.node] if one is not None and one.collective]
+    given = {"inside", *(argument for one in collectives for argument in one.given)}
+    if judged.meeting(at) is None or any(one.root is not None for one in collectives):
+        return
+    for node, ref in known.runs.reads(at.node):
+        if not ref.written and ref.argument not in given and (node in known.differs or node in known.tainted):
+            yield node
+
+
+def _first_lone_call(judged: JudgedRanks, rank: int, meeting: Meeting | None) -> str:
+    """Return the first call in a channel that only one of the runs makes: it shifts the numbers of all later
+    ones."""
+    known = judged.known[rank]
+    for node, pair in known.runs.records.items():
+        mine = judged.meeting(RankNode(rank, node)) if None in pair else None
+        if mine is not None and meeting is not None and mine._replace(number=0) == meeting._replace(number=0):
+            return node
+    return ""
+
+
+def _order_of_arrival(judged: JudgedRanks, at: RankNode, a: OpRecord, b: OpRecord) -> str:
+    came = [calls[at.rank].meetings.get(one.id) for calls, one in zip(judged.calls, (a, b), strict=True)]
+    told = "equal messages arrived in another order"
+    first, second = (f"rank {one.source}" if one is not None else "" for one in came)
+    return f"{told}: from {first} in the first run, from {second} in the second" if first and second else told
+
+
+def _from_exchange(judged: JudgedRanks, at: RankNode, missing: tuple[int, ...]) -> Candidate:
+    """Return the source of a collective whose output differs although no rank is known to have given other data."""
+    runs = judged.known[at.rank].runs
+    a, b = runs.records[at.node]
+    assert a is not None
+    assert b is not None
+    is_unknown = a.id in judged.calls[0][at.rank].unknown
+    origin = Origin.RANKS if missing or is_unknown or has_pending(a, b) else Origin.COLLECTIVE
+    detail = "what every rank gave is equal in both runs, and what came back is not"
+    if missing:
+        detail = f"{missing_words(missing, [rank for rank in missing if rank in judged.calls[0]])}: {OTHERS_AGREE}"
+    elif origin == Origin.RANKS and not is_unknown:
+        detail = "what every rank gave is equal in both runs, and what came back was read before it was waited for"
+    elif is_unknown:
+        detail = "it is not known what this op exchanges, and with which ranks"
+    elif a.collective is not None and is_from_any_source(a.collective):
+        detail = _order_of_arrival(judged, at, a, b)
+    source = Source(origin, at.node, runs.position[at.node], detail, *contents_in_words(a.outputs, b.outputs))
+    return Candidate(at, source, missing)
+
+
+def _from_outside(judged: JudgedRanks, at: RankNode) -> Source:
+    """Return the source of what a rank gave and no recorded op wrote so."""
+    known = judged.known[at.rank]
+    runs = known.runs
+    a, b = runs.records[at.node]
+    assert a is not None
+    assert b is not None
+    position = runs.position[at.node]
+    meetings = [calls[at.rank].meetings.get(one.id) for one, calls in zip((a, b), judged.calls, strict=True)]
+    if _other_peers(*meetings):
+        detail = "the process group, or the rank at the other end, which this rank gave, is another one"
+        first, second = ("" if one is None else f"({one.word()})" for one in meetings)
+        return Source(Origin.OUTSIDE, at.node, position, detail, first, second)
+    if a.arguments != b.arguments and all(None in pair or _is_equal(*pair) for pair in _pairs(a, b)):
+        detail = "an argument that is not a tensor has another value"
+        return Source(Origin.OUTSIDE, at.node, position, detail, f"({a.arguments})", f"({b.arguments})")
+    source = known.sources.get(at.node)
+    if source is not None and source.origin == Origin.SEQUENCE:
+        return source
+    changed = [pair for pair in _pairs(a, b) if not _is_equal(*pair)]
+    for old, _ in changed:
+        memory = unwritten_memory(runs, old.source) if old is not None else None
+        if memory is not None:
+            return adopted_memory(runs, memory)
+    argument = next((one.argument for pair in changed for one in pair if one is not None), "")
+    detail = f"argument {argument}, which this rank gave, was written outside torch"
+    first, second = (" ".join(one.digest for one in given_by(record)) for record in (a, b))
+    return Source(Origin.OUTSIDE, at.node, position, detail, first, second, opaque_producer=True)
+
+
+def _other_peers(first: Meeting | None, second: Meeting | None) -> bool:
+    """Return True if a call is known to meet other ranks in the two runs: in another process group, or by a message
+    to or from another rank."""
+    if first is None or second is None:
+        return False
+    return first._replace(ordinal=0, number=0) != second._replace(ordinal=0, number=0)
+
+
+def _pairs(a: OpRecord, b: OpRecord) -> Iterator[tuple[Ref | None, Ref | None]]:
+    """Pair what two calls gave, by argument."""
+    old, new = ({ref.argument: ref for ref in given_by(record)} for record in (a, b))
+    yield from ((old.get(name), new.get(name)) for name in {**old, **new})
+
+
+def _is_equal(old: Ref | None, new: Ref | None) -> bool:
+    """Return True if two tensors that were given are known to be equal."""
+    return old is not None and new is not None and old.digest == new.digest not in ("", PENDING)
+
+
+def _is_hashed(a: OpRecord, b: OpRecord) -> bool:
+    """Return True if all that both calls gave was hashed."""
+    return all(ref.digest not in ("", PENDING) for record in (a, b) for ref in given_by(record))

@@ -1,0 +1,1 @@
+"""Run the models of a sweep on a Ray cluster (``--executor ray``)."""

@@ -1,0 +1,246 @@
+"""Render the report as one HTML file: what changed, which kernel, why, what to do.
+
+Pure: plain values in, text out. The file loads nothing: style and script are inlined, and its content security policy
+admits these two by their digests alone. Names, errors and other texts of models are escaped by the template engine, and
+control characters in them become spaces.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import json
+import shlex
+from collections import Counter
+from collections.abc import Mapping
+from datetime import datetime
+from importlib import resources
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from hashbench.core.catalog import CAUSES, LETTERS, REPEATED, kind_of, letter_of, status_of
+from hashbench.core.extensions import rate_of
+from hashbench.core.records import Row, is_link, value_of
+from hashbench.core.report.compare import VERBS, merged, named
+from hashbench.core.results.rows import ROWS
+from hashbench.core.text import (
+    count,
+    deterministic_here,
+    how_much,
+    how_often,
+    one_line,
+    printable,
+    scope_words,
+    shorten,
+    spaced,
+    suite_words,
+    when,
+)
+from hashbench.extensions.compiled import text as compiled
+from hashbench.extensions.compiled.text import WORDS
+from hashbench.extensions.report.charts import (
+    KIND_WORDS,
+    MEASURES,
+    changes_text,
+    course_of,
+    first_night_shown,
+    measured_of,
+    payload_of,
+    sparkline,
+    totals_of,
+)
+from hashbench.extensions.report.diagnoses import Excerpt, anchor_of, model_views, sweep_again
+from hashbench.extensions.report.expectations import ExpectationStatus, JudgedNight, counted, rows_of_models
+from hashbench.extensions.report.groups import Group, expectation_of, groups_of, is_known, is_news
+from hashbench.extensions.report.history import Night
+
+LONGEST_TEXT = 3000
+"""Maximum characters shown of one text of a model."""
+
+
+def render_html(
+    judged: JudgedNight,
+    *,
+    excerpts: Mapping[tuple[str, ...], Excerpt] | None = None,
+    tracebacks: Mapping[tuple[str, ...], str] | None = None,
+    title: str = "hashbench",
+    now: datetime | None = None,
+) -> str:
+    """Render the page.
+
+    Args:
+        judged: the last night, judged.
+        excerpts: see :func:`~hashbench.extensions.report.diagnoses.read_excerpts`.
+        tracebacks: see :func:`~hashbench.extensions.report.diagnoses.read_tracebacks`.
+        title: the page's title; the headline precedes it in the browser's tab.
+        now: the time of making, shown in the footer.
+
+    Returns:
+        Text that encodes as UTF-8 whatever the names hold.
+    """
+    history, judgements = judged.history, judged.judgements
+    models = model_views(history, excerpts or {}, tracebacks)
+    detailed = frozenset(model.index for model in models)
+    style, script = bundled("style.css"), bundled("report.js")
+    return printable(
+        environment()
+        .get_template("report.html")
+        .render(
+            judged=judged,
+            nights=history.nights,
+            title=title,
+            headline=headline(judged),
+            machine=machine_of(judged.night),
+            command_of=lambda group: _command_of(group, judged.night),
+            size=rows_of_models([one for one in judged.judgements if one.new is not None]),
+            now=now.strftime("%Y-%m-%d %H:%M") + (f" {now.tzname()}" if now.tzname() else "") if now else "",
+            policy=policy_for(style, script),
+            style=Markup(style),
+            script=Markup(script),
+            payload=as_script_content(payload_of(history, detailed=detailed)),
+            # what changed
+            counts=Counter((one.word, one.worse) for one in judgements),
+            news=groups_of(filter(is_news, judgements)),
+            known=groups_of(filter(is_known, judgements)),
+            indices={model.key: index for index, model in enumerate(history.models)},
+            expectations={one.key: one for one in judgements if one.expected},
+            problems=[f"{night.label}: {problem}" for night in reversed(history.nights) for problem in night.problems],
+            # how many, and over time
+            totals=totals_of(history),
+            course=course_of(history.nights),
+            measured=[
+                (label, sparkline(values, nights=len(history.nights)), unit)
+                for label, unit, values in (
+                    ("Seconds of all models, with diagnosis", "seconds", measured_of(history, "seconds")),
+                    ("Largest memory of a model", "MiB", measured_of(history, "memory_mib")),
+                )
+            ],
+            first_night=first_night_shown(history),
+            changed_nights=[night for night in reversed(history.nights) if night.changed],
+            # model by model
+            models=models,
+            detailed=detailed,
+            more_models=sum(model.trouble is not None for model in history.models) - len(models),
+        )
+    )
+
+
+@functools.cache  # compiling the templates takes longer than filling them
+def environment() -> Environment:
+    """Return the template engine with what the report's templates use."""
+    made = Environment(
+        loader=PackageLoader("hashbench.extensions.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_presentable,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    of_rows = (deterministic_here, expectation_of, how_much, how_often, is_link, kind_of, letter_of, status_of, when)
+    of_compiled = (
+        *(compiled.blamed, compiled.mechanism, compiled.program, compiled.ratio),
+        *(WORDS.remedy, WORDS.tells, WORDS.why),
+    )
+    of_names = (anchor_of, changes_text, rows_of_models, scope_words, shorten, spaced, sparkline, suite_words)
+    made.globals |= {function.__name__: function for function in (*of_rows, *of_compiled, *of_names)}
+    made.globals |= {"count_of": count, "value_of": value_of, "labelled": _labelled, "rate_words": rate_of}
+    made.globals |= {"causes": CAUSES, "kind_words": KIND_WORDS, "letters": LETTERS}
+    made.globals |= {"measures": MEASURES, "repeated": REPEATED}
+    return made
+
+
+def _labelled(row: Row) -> list[tuple[str, str]]:
+    return [(one.label, value_of(row, name)) for name, (_, _, one) in ROWS.columns.items() if one.label]
+
+
+def _presentable(value: Any) -> Any:
+    """Return a text on one line, without control characters, cut to :data:`LONGEST_TEXT`; other values unchanged."""
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    text = one_line(value)
+    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}…"
+
+
+def bundled(name: str) -> str:
+    """Return a file of the report's templates: style or script."""
+    return resources.files("hashbench.extensions.report").joinpath("templates", name).read_text(encoding="utf-8")
+
+
+def policy_for(style: str, script: str) -> str:
+    """Return a content security policy under which only this style and this script run: no other script, no event
+    handler in an attribute, no image, no connection."""
+    digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script))
+    style_digest, script_digest = digests
+    return (
+        f"default-src 'none'; style-src 'sha256-{style_digest}'; script-src 'sha256-{script_digest}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def headline(judged: JudgedNight) -> str:
+    """Return the verdict in a few words, with the names of up to :data:`~hashbench.core.report.compare.NAMED`
+    models."""
+    worse = [one for one in judged.judgements if one.worse]
+    unknown = [one for one in worse if one.status is ExpectationStatus.NOT_COMPARABLE]
+    known = [one for one in worse if one not in unknown]
+    parts = [f"{named(known) or rows_of_models(known)} got worse"] if known else []
+    parts += [f"whether {named(unknown) or rows_of_models(unknown)} got worse is not known"] if unknown else []
+    text = _found(judged) if judged.alone else ", and ".join(parts) or "nothing got worse"
+    broken = f"{', and' if parts or judged.alone else ', but'} the night is not whole"
+    text += broken if judged.night.problems else ""
+    return text if judged.alone else judged.sentence(text, names_first=bool(known))
+
+
+def _found(judged: JudgedNight) -> str:
+    """Summarise a night alone: ``Of 3 models, a and b differ, c fails``, or counts where there are more names."""
+    rows = [one for one in judged.judgements if one.new is not None]
+    trouble = [one for one in rows if one.in_trouble]
+    if not trouble or not named(trouble):
+        return counted(judged.judgements)
+    parts = []
+    for kind, verbs in VERBS.items():
+        if same := [one for one in trouble if kind_of(one.now) is kind]:
+            parts.append(f"{named(same)} {verbs[len({one.key[-1] for one in same}) > 1]}")
+    return f"Of {rows_of_models(rows)}, {', '.join(parts)}"
+
+
+def _command_of(group: Group, night: Night) -> str:
+    """Return the command line that reruns the models of a broken group, "" for other groups."""
+    names = group.runs_again
+    return shlex.join(sweep_again(group.row, night.environments, names=names)) if names else ""
+
+
+_MACHINE = {
+    "torch": ("packages.torch", "torch.git"),
+    "CPU": ("cpu.model", "torch.cpu_capability"),
+    "cores": ("cpu.cores",),
+    "threads": ("threads.intra_op",),
+    "device": ("device.name",),
+    "Python": ("python",),
+    "hashbench": ("packages.hashbench",),
+    "tracer": ("tracer",),
+}
+"""The facts of the environment shown in one line: label to entries of the environment."""
+
+
+def machine_of(night: Night) -> list[tuple[str, str]]:
+    """Return the machine of a night as labels and texts: torch and its commit, CPU, threads.
+
+    Where sweeps of a night ran in several environments, a text has all values; entries unknown to all are left out.
+    """
+    entries = merged(night.environments.values())
+    entries["torch.git"] = " or ".join(text[:12] for text in entries.get("torch.git", "").split(" or "))
+    told = ((label, [entries[key] for key in keys if entries.get(key)]) for label, keys in _MACHINE.items())
+    return [(label, shorten(one_line(", ".join(texts)), 120)) for label, texts in told if texts]
+
+
+def as_script_content(content: object) -> Markup:
+    """Encode JSON for ``<script>``: no text in it ends the element, begins a comment or breaks a line (U+2028, U+2029:
+    the JSON is ASCII)."""
+    text = json.dumps(content, ensure_ascii=True, separators=(",", ":"))
+    for letter in "<>&":
+        text = text.replace(letter, f"\\u{ord(letter):04x}")
+    return Markup(text)

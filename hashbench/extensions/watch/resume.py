@@ -1,0 +1,341 @@
+"""What a resumed training did not restore: its first step and the state before it, against the uninterrupted run.
+
+Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hashbench.core.errors import HashbenchError
+from hashbench.core.io import to_json
+from hashbench.core.text import a_few, count, listed
+from hashbench.extensions.watch import file
+from hashbench.extensions.watch.batches import BatchDifference, Samples
+from hashbench.extensions.watch.compare import (
+    OUTSIDE,
+    OUTSIDE_TORCH,
+    STATE,
+    PartDifference,
+    batches_of,
+    changed_between,
+    differences_of,
+    gaps_of,
+    last_pair,
+    pairs_of_steps,
+    range_words,
+    unread_gaps,
+)
+from hashbench.extensions.watch.file import PARTS, Recording, Step
+from hashbench.extensions.watch.text import part_words
+
+_SHOWN = 4
+
+_WORDS = {
+    "batch": "batches",
+    "generator": "generators",
+    "scaler": "scaler",
+    "loss": "losses",
+    "buffer": "buffers",
+    "gradient": "gradients",
+    "lr": "learning rates",
+    "scheduler": "schedulers",
+    "options": "options",
+    "parameter": "parameters",
+    "state": "optimizer state",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeVerdict:
+    """A resumed run against the uninterrupted one.
+
+    Attributes:
+        folders: of the uninterrupted run and of the resumed one.
+        at: first step of the resumed run.
+        lost: what was not restored: in the state before that step, and of what it began with.
+        then: what else differs in that step.
+        steps: numbers of the steps of both.
+        later: the first later step that differs, where nothing does in the first; ``None``: none.
+        in_later: what differs in it.
+        recorded: parts that both recordings have.
+        gaps: what was not compared in these steps, each a sentence.
+        batches: how the batches of the first step differ; ``None``: they do not.
+        idle: generators whose state was another one in the first step, was equal again later, and reached nothing.
+        unread: of tensors, what the uninterrupted run began this step with was not read: a share of them after the step
+            before, or what is lost may have been changed since.
+        ranks: ranks that show the same, when there are several.
+    """
+
+    folders: tuple[Path, Path]
+    at: int
+    lost: tuple[PartDifference, ...]
+    then: tuple[PartDifference, ...]
+    steps: tuple[int, ...]
+    later: int | None = None
+    in_later: tuple[PartDifference, ...] = ()
+    recorded: tuple[str, ...] = ()
+    gaps: tuple[str, ...] = ()
+    batches: BatchDifference | None = None
+    idle: tuple[str, ...] = ()
+    unread: bool = False
+    ranks: tuple[int, ...] = ()
+
+    @property
+    def equal(self) -> bool:
+        """True if the resumed run is the uninterrupted one in all that was recorded, in the steps of both."""
+        return not self.differs and not self.gaps
+
+    @property
+    def differs(self) -> bool:
+        """True if something was lost or differs. Neither this nor ``equal``: not all was compared."""
+        return bool(self.lost or self.then) or self.later is not None
+
+
+def judge_folders(first: Path, second: Path, *, at: int | None = None) -> ResumeVerdict:
+    """Judge the recordings of an uninterrupted run and of one that went on from a checkpoint.
+
+    Args:
+        first, second: folders of the two.
+        at: first step of the second; default: as its program told (``start=``).
+
+    Raises:
+        HashbenchError: it is not known where the second begins, or nothing can be compared.
+    """
+    paths = [file.ranks(folder) for folder in (first, second)]
+    both = sorted(paths[0].keys() & paths[1].keys())
+    if not both:
+        raise HashbenchError(f"{first} and {second} have no rank in common", consequence="nothing was compared")
+    found = [(rank, judge(file.read(paths[0][rank]), file.read(paths[1][rank]), at=at)) for rank in both]
+    worst = max((verdict for _, verdict in found), key=lambda one: (bool(one.lost), one.differs, not one.equal))
+    alike = [rank for rank, verdict in found if (verdict.differs, verdict.equal) == (worst.differs, worst.equal)]
+    return replace(worst, folders=(first, second), ranks=tuple(alike) if len(both) > 1 else ())
+
+
+def judge(first: Recording, second: Recording, *, at: int | None = None) -> ResumeVerdict:
+    """Judge two recordings of one rank; see :func:`judge_folders`."""
+    shift = _shift(second, at)
+    pairs, steps = pairs_of_steps(first, second, shift=shift)
+    began = steps[0]
+    lost: dict[tuple[str, str], PartDifference] = {}
+    then: list[PartDifference] = []
+    unread, later, in_later, elsewhere = True, None, [], False
+    idle = _idle_generators(first)
+    for number, old, new in pairs:
+        between = changed_between(first, second, old, new) if number > began else []
+        found = [*differences_of(first, second, old, new), *between]
+        differing = [kept for one in found if (kept := _without(one, idle)).names]
+        if number < began:
+            as_begun = old is first.before or bool(first.steps[number + 1].begin)
+            unread = not old.complete or (not as_begun and any(one.part in STATE for one in differing))
+            lost |= {_key(one): one for one in differing}
+        elif number == began:
+            lost |= {_key(one): one for one in differing if one.part in OUTSIDE}
+            then = [one for one in differing if one.part not in OUTSIDE]
+        elsewhere |= number > began and bool(differing)
+        if number > began and differing and later is None and not (lost or then):
+            later, in_later = number, sorted(differing, key=lambda one: not one.begun)
+    set_again = _set_again(pairs, lost, idle, is_all=not then and not elsewhere)
+    lost = {} if set_again else lost
+    if later is None and not (lost or then):
+        ends = [one for _, *end in last_pair(first, second, shift=shift) for one in differences_of(first, second, *end)]
+        in_later = [one for one in ends if one.part != "generator"]
+        later = steps[-1] + 1 if in_later else None
+    agree = shift == 0 and later is None and not (lost or then)
+    return ResumeVerdict(
+        (first.path.parent, second.path.parent),
+        began,
+        tuple(sorted(lost.values(), key=lambda one: one.part != "generator")),
+        tuple(then),
+        steps,
+        later,
+        tuple(in_later),
+        tuple(part for part in PARTS if any(part in old.parts and part in new.parts for _, old, new in pairs)),
+        (*gaps_of(first, second), *unread_gaps(first, second, pairs, agree=agree)),
+        batches_of(began, lost.values(), first, second, shift),
+        set_again,
+        unread,
+    )
+
+
+def _idle_generators(recording: Recording) -> frozenset[str]:
+    """Return the generators outside torch that a run never draws from: their states need not be restored."""
+    states = [step.parts.get("generator", {}) for step in recording.steps.values()]
+    return frozenset(name for name in OUTSIDE_TORCH if len({state.get(name) for state in states}) == 1)
+
+
+def _set_again(
+    pairs: Sequence[tuple[int, Step, Step]],
+    lost: Mapping[tuple[str, str], PartDifference],
+    idle: Collection[str],
+    *,
+    is_all: bool,
+) -> tuple[str, ...]:
+    """Return the generators that differ in the first step alone, where nothing else does in any: the program seeds them
+    before it draws from them."""
+    read = [
+        (old.parts["generator"], new.parts["generator"])
+        for _, old, new in pairs
+        if "generator" in old.parts and "generator" in new.parts
+    ]
+    if not is_all or any(one.part != "generator" for one in lost.values()) or len(read) < 2:
+        return ()
+    names = [name for one in lost.values() for name in one.names if name not in idle]
+    return tuple(names) if all(read[-1][0].get(name) == read[-1][1].get(name) for name in names) else ()
+
+
+def _without(difference: PartDifference, idle: frozenset[str]) -> PartDifference:
+    """Return a difference without generators that are not drawn from."""
+    if difference.part != "generator":
+        return difference
+    return replace(difference, names=tuple(name for name in difference.names if name not in idle))
+
+
+def _key(difference: PartDifference) -> tuple[str, str]:
+    return difference.part, difference.names[0]
+
+
+def _shift(second: Recording, at: int | None) -> int:
+    """Return what to add to the step numbers of the resumed run."""
+    told = second.header.start
+    if told and at is not None and told != at:
+        raise HashbenchError(
+            f"{second.path.parent} begins with step {told}, not {at}",
+            consequence="nothing was compared",
+            tip="Leave out --at, or give that step.",
+        )
+    if told:
+        return 0
+    if at is None:
+        raise HashbenchError(
+            f"{second.path.parent} does not tell with which step it begins",
+            consequence="its steps cannot be compared with those of the uninterrupted run",
+            tip="Give --at N, or hashbench.watch(…, start=N) in the program.",
+        )
+    return at
+
+
+def began_anew(first: Recording, second: Recording) -> bool:
+    """Return True if a run that should have gone on began with the state that the other one began with."""
+    if first.before is None or second.before is None:
+        return False
+    return not [one for one in differences_of(first, second, first.before, second.before) if one.part != "state"]
+
+
+def restored_at(first: Recording, second: Recording) -> int | None:
+    """Return the step before which the first run had the parameters that the second one began with; ``None``: it never
+    had, or it is not recorded."""
+    begun = {} if second.before is None else second.before.parts.get("parameter", {})
+    for number, step in reversed(list(first.steps.items())):
+        if begun and (step.parts.get("parameter") == begun or step.begin.get("parameter") == begun):
+            return number + (step.begin.get("parameter") != begun)
+    return None
+
+
+# ------------------------------------------------------------------------------------------------------ in words
+
+
+def as_text(verdict: ResumeVerdict) -> str:
+    """Return what ``hashbench watch resume`` prints."""
+    return "\n".join(_lines(verdict))
+
+
+def _lines(verdict: ResumeVerdict) -> Iterator[str]:
+    on = f" on ranks {', '.join(map(str, verdict.ranks))}" if verdict.ranks else ""
+    if not verdict.differs:
+        recorded = listed([_WORDS[part] for part in verdict.recorded])
+        number = f", {count(len(verdict.steps), 'step')} compared" if len(verdict.steps) > 1 else ""
+        end = ", but not all was compared:" if verdict.gaps else "."
+        yield (
+            f"The resumed run is the uninterrupted one in {range_words(verdict.steps)}{on}{number}: in all that was "
+            f"recorded ({recorded}; no averages, no other modules){end}"
+        )
+        yield from (f"  {gap}" for gap in verdict.gaps)
+        if verdict.idle:
+            names = a_few(verdict.idle, _SHOWN)
+            yield f"The state of generator {names} differed at step {verdict.at}, was set again, and reached nothing."
+        yield "What acts in later steps was not looked at: `--steps N` runs a script for N steps."
+    elif verdict.later is not None:
+        where = "after the last step" if verdict.later > verdict.steps[-1] else f"from step {verdict.later} on"
+        what = part_words(verdict.in_later[0])
+        yield f"All that is recorded was restored at step {verdict.at}{on}: the runs differ {where}, first in {what}."
+        yield f"`hashbench watch diff {verdict.folders[0]} {verdict.folders[1]}` says in what."
+    elif verdict.lost:
+        yield f"Resumed at step {verdict.at}{on}, not restored:"
+        yield from (f"  {words}" for words in lost_of(verdict))
+    else:
+        yield (
+            f"All that is recorded was restored at step {verdict.at}{on}, and its {verdict.then[0].part} differs: a "
+            "state that is not recorded, or a kernel that does not repeat."
+        )
+    if verdict.unread and not verdict.equal:
+        yield (
+            f"How the uninterrupted run began step {verdict.at} was not read in full (what a program changes between "
+            "steps is no loss): record it with HASHBENCH_WATCH_EVERY=1 for all names."
+        )
+
+
+def lost_of(verdict: ResumeVerdict) -> list[str]:
+    """Return what was not restored, in words; a generator, as the likely source of other batches, first."""
+    other_batch = any(one.part == "batch" for one in verdict.lost)
+    return [
+        _batch_words(verdict.batches)
+        if one.part == "batch"
+        else lost_words(one)
+        + (", the likely source of the other batch" if other_batch and one.part == "generator" else "")
+        for one in verdict.lost
+    ]
+
+
+def _batch_words(batches: BatchDifference | None) -> str:
+    """Return what another batch says of a resumption, as far as its samples tell."""
+    if batches is not None and batches.in_shape and batches.samples is not Samples.OTHER:
+        first, second = batches.words()
+        return f"position in the data, or its batches: {second} instead of {first}"
+    match Samples.UNKNOWN if batches is None else batches.samples:
+        case Samples.SAME:
+            return "order of the data: the batch has the same samples in another order, or other labels"
+        case Samples.MOVED:
+            return "position in the data: the batch has samples of other steps (sampler, its generator, or workers)"
+        case Samples.OTHER:
+            return (
+                "content of the data: no sample of the batch is in the uninterrupted run (random transforms, "
+                "augmentation, noise, or other data)"
+            )
+    return "position in the data, or random transforms: the batch is another one"
+
+
+def lost_words(difference: PartDifference) -> str:
+    """Return what was not restored, as ``optimizer state exp_avg of 4 parameters (fc.weight, …)``."""
+    names = difference.names
+    match difference.part:
+        case "generator":
+            return f"generator {a_few(names, _SHOWN)}: its state"
+        case "scheduler":
+            more = f" (and {a_few(names[1:], _SHOWN)})" if len(names) > 1 else ""
+            return f"scheduler: {names[0]} is {difference.second or 'absent'} instead of {difference.first}{more}"
+        case "lr":
+            return f"scheduler: the learning rate is {difference.second or 'absent'} instead of {difference.first}"
+        case "scaler":
+            return f"gradient scaler: {names[0]} is {difference.second or 'absent'} instead of {difference.first}"
+        case "options":
+            return f"option {names[0]} is {difference.second or 'absent'} instead of {difference.first}"
+        case "state":
+            keys = a_few(list(dict.fromkeys(name.rpartition(": ")[2] for name in names)))
+            tensors = list(dict.fromkeys(name.rpartition(": ")[0] for name in names))
+            gone = ", which is absent" if not difference.second else ""
+            return f"optimizer state {keys}{gone}, of {_tensors(tensors)}"
+    return _tensors(names, difference.part)
+
+
+def _tensors(names: Sequence[str], noun: str = "parameter") -> str:
+    return f"{count(len(names), noun)} ({a_few(names, _SHOWN)})"
+
+
+def as_json(verdict: ResumeVerdict) -> str:
+    """Return the verdict as a JSON document."""
+    folders = list(map(str, verdict.folders))
+    fields = {**to_json(verdict), "folders": folders, "equal": verdict.equal, "not_restored": lost_of(verdict)}
+    return json.dumps(fields, indent=1)

@@ -1,0 +1,53 @@
+"""A verification as text."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from hashbench.extensions.fingerprint import text
+from hashbench.extensions.fingerprint.document import Fingerprints
+from hashbench.extensions.fingerprint.verify import CHANGED, SAME, Checked, summary
+from tests.extensions.fingerprint.fingerprint_helpers import PLANTED, planted, verified
+
+
+@pytest.mark.slow
+def test_changes_are_shown_by_library(base: Fingerprints) -> None:
+    with planted("silu", PLANTED["silu"]):
+        verification = verified(base)
+
+    environments = [{"packages": {"torch": version}, "threads": {"intra_op": 2}} for version in ("2.15.0", "2.15.1")]
+    shown = text.verified_text(
+        verification, recorded=environments[0], here=environments[1], next_command="hashbench again"
+    )
+    lines = shown.splitlines()
+
+    assert lines[0] == f"1 of {verification.kernels} kernels changed (torch 2.15.0 -> 2.15.1)"
+    assert lines[3].startswith("  aten.silu.default(float32[2,12,16])  forward; in net; ")
+    assert lines[-6:] == [
+        "Differences are the largest of the few elements of each output that are kept.",
+        "",
+        "Changed by op, in calls of one run of each model:",
+        "  aten.silu.default: 1 of 1 call",
+        "",
+        "Next: `hashbench again` looks for the setting that explains this.",
+    ]
+
+
+def test_calls_are_summed_by_op(base: Fingerprints) -> None:
+    """Two models share the kernels; one calls each of them twice as often."""
+    twice = tuple(replace(kernel, calls=2 * kernel.calls) for kernel in base.models[0].kernels)
+    both = replace(base, models=(base.models[0], replace(base.models[0], name="other", kernels=twice)))
+    adds = {kernel.op: sum(each.calls for each in twice if each.op == kernel.op) for kernel in twice}
+    first = next(kernel for kernel in twice if [each.op for each in twice].count(kernel.op) > 1)
+    numbers = [CHANGED if kernel.signature() == first.signature() else SAME for kernel in (*twice, *twice)]
+    verification = summary(both, [Checked(number, status) for number, status in enumerate(numbers)])
+
+    assert text.changed_calls(verification) == [(first.op, first.calls * 3 // 2, adds[first.op] * 3 // 2)]
+
+
+def test_unchanged_kernels_need_no_summary(base: Fingerprints) -> None:
+    verification = summary(base, [Checked(number, SAME) for number in range(base.kernels)])
+    assert text.changed_calls(verification) == []
+    assert "by op" not in text.verified_text(verification, recorded={}, here={})
