@@ -5,8 +5,10 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+import gzip
 import importlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from _pytest.terminal import TerminalReporter
-from command_helpers import Main, Said
+from command_helpers import ZOO, Main, Said, run
 from hypothesis import HealthCheck, settings
 from running_order import LONGEST_FIRST
 
@@ -25,6 +27,7 @@ from hashbench.core.processes import variables
 from hashbench.core.records import RunOptions
 from hashbench.core.suites.selection import Selection
 from hashbench.core.sweep.request import SweepRequest, diagnosis_servers
+from tests.cli.cli_helpers import ZOO_SWEEP, trace_of
 
 # Tests of several processes share two cores with each other; OpenMP threads that spin while they wait make that ten
 # times slower. Must be set before torch is imported.
@@ -197,3 +200,22 @@ def main(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> 
         return Said(code, *capfd.readouterr())
 
     return call
+
+
+@pytest.fixture(scope="session")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """A folder with ``zoo.py``, and in ``out`` the strict sweep of its two models, one of which differs."""
+    folder = tmp_path_factory.mktemp("swept")
+    (folder / "zoo.py").write_text(ZOO)
+    done = run(*ZOO_SWEEP, "--output", "out", "--strict", cwd=folder)
+    return folder, done
+
+
+@pytest.fixture
+def folder(tmp_path: Path, swept: tuple[Path, subprocess.CompletedProcess[str]]) -> Path:
+    """A copy of that folder, and the text of a trace."""
+    here = tmp_path / "here"
+    shutil.copytree(swept[0], here)
+    trace = gzip.decompress(trace_of(here, "steady").read_bytes()).decode()
+    (here / "whole.log").write_text(trace)
+    return here

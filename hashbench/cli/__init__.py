@@ -25,16 +25,13 @@ from hashbench import __version__
 from hashbench.cli import completion, reading, sweep, tools
 from hashbench.cli.flags import say
 from hashbench.cli.parser import EXIT_FAULT, EXIT_INTERRUPTED, EXIT_USAGE, Commands, OneLineParser
+from hashbench.core import extensions
 from hashbench.core.errors import HashbenchError
-from hashbench.extensions.fingerprint import cli as fingerprint
-from hashbench.extensions.ranks import cli as ranks
-from hashbench.extensions.report import cli as report
-from hashbench.extensions.watch import cli as watch
 
 __all__ = ["main"]
 
-FILES = (sweep, report, reading, tools, ranks, watch, fingerprint, completion)
-"""Modules that add subcommands."""
+FILES = (sweep, reading, tools, completion)
+"""Modules that add subcommands, beside those of extensions."""
 
 SECTIONS = {
     "Sweep and report": ("list", "sweep", "merge", "compare", "nightly", "report", "expect", "dynamo"),
@@ -119,7 +116,10 @@ class _Hashbench(OneLineParser):
         width = max(map(len, self.commands)) + 2
         sections = [self.format_usage(), f"{self.description}\n"]
         for title, names in SECTIONS.items():
-            sections.append(f"{title}:\n" + "".join(f"  {name:{width}}{self.summaries[name]}\n" for name in names))
+            sections.append(
+                f"{title}:\n"
+                + "".join(f"  {name:{width}}{self.summaries[name]}\n" for name in names if name in self.commands)
+            )
         flags = {", ".join(action.option_strings): action.help for action in self.flags if action.option_strings}
         sections.append("Options:\n" + "".join(f"  {names:{width}}{text}\n" for names, text in flags.items()))
         return "\n".join([*sections, EXAMPLE])
@@ -129,6 +129,6 @@ def _parser() -> OneLineParser:
     made = _Hashbench(prog="hashbench", description="Run every model of a zoo twice and name the kernel that differs.")
     made.add_argument("--version", action=_Version, nargs=0, help="Print the version and exit.")
     commands = Commands(made, "COMMAND")
-    for file in FILES:
+    for file in (*FILES, *extensions.commands()):
         file.add(commands)
     return made

@@ -9,19 +9,16 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hashbench.cli import flags, replaying
 from hashbench.cli.flags import say
 from hashbench.cli.parser import EXIT_DIFFERENCE, Commands, Flags
+from hashbench.core import extensions
 from hashbench.core.errors import HashbenchError
 from hashbench.core.io import read_text, shipped_folder
 from hashbench.core.records import ModelSpec
 from hashbench.core.text import count as counted
 from hashbench.core.text import one_line
-
-if TYPE_CHECKING:
-    from hashbench.extensions.debugmode.log import DebugLog
 
 COLUMNS = ("suite", "name", "task", "parameters", "batch size", "input", "default", "notes")
 _ALIGNED = tuple("right" if column in ("parameters", "batch size") else "left" for column in COLUMNS)
@@ -73,20 +70,21 @@ def _diff(parsed: argparse.Namespace) -> int:
     from hashbench.core.divergence import find as find_divergence
     from hashbench.core.trace import file
     from hashbench.core.trace.file import refuse_different
-    from hashbench.extensions.debugmode import log as debug_log
 
     paths = (parsed.first, parsed.second)
     texts = [_text_of(path) for path in paths]
-    are_logs = [debug_log.is_debug_log(text) for text in texts]
-    if all(are_logs):
-        logs = [debug_log.loads(text, name=str(path)) for text, path in zip(texts, paths, strict=True)]
-        return _diff_of_logs(*logs, context=parsed.context)
-    if any(are_logs):
-        raise HashbenchError(
-            f"{paths[are_logs.index(True)]} is a log of DebugMode and {paths[are_logs.index(False)]} is none",
-            consequence="they cannot be compared",
-            tip="Name two traces of hashbench, or two logs of `DebugMode.save_logs`.",
-        )
+    for kind in extensions.kinds_of_diffs():
+        owned = [kind.owns(text) for text in texts]
+        if all(owned):
+            text, equal = kind.diff(texts, list(map(str, paths)), context=parsed.context)
+            flags.show(text)
+            return 0 if equal else EXIT_DIFFERENCE
+        if any(owned):
+            raise HashbenchError(
+                f"{paths[owned.index(True)]} is {kind.KIND} and {paths[owned.index(False)]} is none",
+                consequence="they cannot be compared",
+                tip="Name two traces of hashbench, or two logs of `DebugMode.save_logs`.",
+            )
     first, second = (file.loads(text, name=str(path)) for text, path in zip(texts, paths, strict=True))
     refuse_different(first.tracer, second.tracer, names=(str(parsed.first), str(parsed.second)))
     verdict = find_divergence(first, second)
@@ -105,27 +103,9 @@ def _text_of(path: Path) -> str:
         ) from error
 
 
-def _diff_of_logs(first: DebugLog, second: DebugLog, *, context: int) -> int:
-    from hashbench.extensions.debugmode.find import find
-    from hashbench.extensions.debugmode.text import text
-
-    def is_random(name: str) -> bool:
-        from hashbench.extensions.debugmode import (
-            random_ops as debug_mode,  # imports torch, which most logs do not need
-        )
-
-        return debug_mode.is_random(name)
-
-    verdict = find(first, second, is_random=is_random)
-    flags.show(text(verdict, context=context))
-    return 0 if verdict.equal else EXIT_DIFFERENCE
-
-
 def _compare(parsed: argparse.Namespace) -> int:
     from hashbench.core.report import compare, text
     from hashbench.core.results import load
-    from hashbench.extensions.compiled import report as compiled
-    from hashbench.extensions.fingerprint import kernels
     from hashbench.tools.audit import audit_table
     from hashbench.tools.audit.invariance_table import INVARIANCE, audit_kind
 
@@ -143,7 +123,7 @@ def _compare(parsed: argparse.Namespace) -> int:
         compare.require_overlap(comparison)
         pairs = [(change.base, change.new) for change in comparison.changes]
         files = {side: load.csv_files(getattr(parsed, side)) for side in ("base", "new")}
-        about = (*kernels.kernel_remarks(pairs, **files), *compiled.compilation_remarks(pairs, **files))
+        about = extensions.remarks_on(pairs, **files)
         comparison = dataclasses.replace(comparison, remarks=(*comparison.remarks, *about))
         written = getattr(text, f"as_{parsed.format}")(comparison)
         worse = comparison.got_worse

@@ -1,13 +1,13 @@
-"""What extends the core: one entry for each capability.
+"""What can extend the core: the fields of an :class:`Extension`, and who asks for them.
 
-The core asks this table and imports no capability. A target is written ``module:name`` and imported when it is used, so
-that ``--help`` loads none of them.
+The core asks the table in :mod:`hashbench.extensions`, names no extension and imports none. A target is written
+``module:name`` and imported when it is used, so that ``--help`` loads no library.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Protocol
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from hashbench.core.sweep.executors import Executor
     from hashbench.core.sweep.request import SweepRequest
     from hashbench.core.sweep.run import SweepResult
+
+
+RowPair = tuple["Row | None", "Row | None"]
+"""The rows of one model in two sweeps; ``None``: absent."""
 
 
 class HasRanks(Protocol):
@@ -167,10 +171,39 @@ class RowWords:
         return ""
 
 
+class Remarks(Protocol):
+    """Yields sentences on what an extension recorded of the same models in two sweeps.
+
+    ``pairs`` has the rows of each model in both; ``base`` and ``new`` are the CSVs of the two sweeps.
+    """
+
+    def __call__(self, pairs: Iterable[RowPair], *, base: Sequence[Path], new: Sequence[Path]) -> Iterator[str]: ...
+
+
+class DiffsFiles(Protocol):
+    """Compares two files of a kind of its own for ``hashbench diff``; a module can be one."""
+
+    KIND: str
+    """The kind in words, with an article."""
+
+    def owns(self, text: str) -> bool:
+        """Return True if a text is of this kind."""
+
+    def diff(self, texts: Sequence[str], names: Sequence[str], *, context: int) -> tuple[str, bool]:
+        """Return the verdict as text, and whether the two agree; ``context``: records shown around a difference."""
+
+
 class OwnsFile(Protocol):
     """Returns something true for a CSV of another kind than the rows of a sweep."""
 
     def __call__(self, path: Path) -> object: ...
+
+
+EXTENSIONS = "hashbench.extensions:EXTENSIONS"
+"""Where the table lies."""
+
+MISSING = "hashbench.extensions:MISSING"
+"""Where the names of those without a folder lie."""
 
 
 def _never(_: Any) -> bool:
@@ -194,6 +227,10 @@ class Extension:
         facts: target of the :class:`~hashbench.core.records.Facts` of its rows.
         words: target of the :class:`RowWords` of its rows.
         owns_file: target of an :class:`OwnsFile`.
+        remarks: target of :class:`Remarks`.
+        diffs: module that is a :class:`DiffsFiles`.
+        commands: module whose ``add`` adds subcommands to the command line.
+        folder: of the capability in the package; empty: that of its name among the extensions.
         preload: what the workers of these sweeps import or call before they are forked.
     """
 
@@ -210,142 +247,122 @@ class Extension:
     facts: str = ""
     words: str = ""
     owns_file: str = ""
+    remarks: str = ""
+    diffs: str = ""
+    commands: str = ""
+    folder: str = ""
     preload: tuple[str, ...] = ()
 
 
-EXTENSIONS: tuple[Extension, ...] = (
-    Extension(
-        "ranks",
-        takes=lambda model: (model.world_size or 1) > 1,
-        own_check="hashbench.extensions.ranks.check:check_model",
-        facts="hashbench.extensions.ranks.facts:RankFacts",
-        words="hashbench.extensions.ranks.row_text:WORDS",
-    ),
-    Extension(
-        "invariance",
-        asked=lambda options: options.batch_invariant,
-        check="hashbench.extensions.invariance.check:check_model",
-        facts="hashbench.extensions.invariance.facts:BatchFacts",
-        words="hashbench.extensions.invariance.row_text:WORDS",
-    ),
-    Extension(
-        "compiled",
-        asked=lambda options: bool(options.backend),
-        check="hashbench.extensions.compiled.check:check_model",
-        facts="hashbench.extensions.compiled.facts:CompiledFacts",
-        words="hashbench.extensions.compiled.text:WORDS",
-    ),
-    Extension(
-        "stress",
-        asked=lambda options: options.stress,
-        stage="hashbench.extensions.stress.stage:add_stressed_runs",
-        facts="hashbench.extensions.stress.facts:StressFacts",
-        words="hashbench.extensions.stress.text:WORDS",
-    ),
-    Extension(
-        "fingerprint",
-        asked_of_sweep=lambda request: request.fingerprints,
-        after_sweep="hashbench.extensions.fingerprint.after_sweep:record_missing",
-        forget="hashbench.extensions.fingerprint.after_sweep:remove",
-        preload=("hashbench.extensions.fingerprint.library:measure_clock",),  # spares each worker up to a second
-    ),
-    Extension("ray", executor="hashbench.extensions.ray.executor:connected"),
-    Extension("audit", owns_file="hashbench.tools.audit.invariance_table:audit_kind"),
-)
-"""In the order in which they are asked: the first check that applies is the one that runs."""
+def extensions() -> tuple[Extension, ...]:
+    """Return the extensions whose folder is there, in the order in which they are asked."""
+    found: tuple[Extension, ...] = resolve_name(EXTENSIONS)
+    return found
 
 
 def own_check_of(model: HasRanks) -> OwnCheck | None:
     """Return the check of the extension that takes a model, imported; ``None`` if the core checks it."""
-    target = next((each.own_check for each in EXTENSIONS if each.own_check and each.takes(model)), "")
+    target = next((each.own_check for each in extensions() if each.own_check and each.takes(model)), "")
     found: OwnCheck | None = resolve_name(target) if target else None
     return found
 
 
 def check_for(options: RunOptions) -> Check | None:
     """Return the check that options ask for, imported; ``None`` if equal runs are compared."""
-    target = next((each.check for each in EXTENSIONS if each.check and each.asked(options)), "")
+    target = next((each.check for each in extensions() if each.check and each.asked(options)), "")
     found: Check | None = resolve_name(target) if target else None
     return found
 
 
 def stages_for(options: RunOptions) -> Iterator[Stage]:
     """Yield the stages that options ask for, imported one by one."""
-    for each in EXTENSIONS:
+    for each in extensions():
         if each.stage and each.asked(options):
             yield resolve_name(each.stage)
 
 
 def executor_names() -> tuple[str, ...]:
     """Return the names of executors, beside that of this machine's worker processes."""
-    return tuple(each.name for each in EXTENSIONS if each.executor)
+    return tuple(each.name for each in extensions() if each.executor)
 
 
 def executor_maker(name: str) -> MakeExecutor:
     """Return what makes the executor of this name, imported."""
-    found: MakeExecutor = resolve_name(next(each.executor for each in EXTENSIONS if each.name == name))
+    found: MakeExecutor = resolve_name(next(each.executor for each in extensions() if each.name == name))
     return found
 
 
 def preload_to(name: str) -> tuple[str, ...]:
     """Return what workers preload for the extension of this name."""
-    return next(each.preload for each in EXTENSIONS if each.name == name)
+    return next(each.preload for each in extensions() if each.name == name)
 
 
 def preload_of(request: SweepRequest) -> tuple[str, ...]:
     """Return what workers of a sweep preload for extensions."""
-    return tuple(target for each in EXTENSIONS if each.asked_of_sweep(request) for target in each.preload)
+    return tuple(target for each in extensions() if each.asked_of_sweep(request) for target in each.preload)
 
 
 def after_sweep(request: SweepRequest) -> Iterator[AfterSweep]:
     """Yield what a sweep asks for beside its rows, imported one by one."""
-    for each in EXTENSIONS:
+    for each in extensions():
         if each.after_sweep and each.asked_of_sweep(request):
             yield resolve_name(each.after_sweep)
 
 
 def forget_models(outdated: Sequence[ModelSpec], request: SweepRequest) -> None:
     """Delete what extensions recorded of models that run again."""
-    for each in EXTENSIONS:
+    for each in extensions():
         if outdated and each.forget:
             resolve_name(each.forget)(outdated, request)
 
 
 def is_owned(path: Path) -> bool:
     """Return True if a CSV is of an extension, and not of a sweep's rows."""
-    return any(resolve_name(each.owns_file)(path) for each in EXTENSIONS if each.owns_file)
-
-
-def _if_there(target: str) -> Any:
-    """Import a target; ``None`` if the folder of its extension was deleted."""
-    try:
-        return resolve_name(target)
-    except ModuleNotFoundError as error:
-        if target.startswith(error.name or " "):
-            return None
-        raise
+    return any(resolve_name(each.owns_file)(path) for each in extensions() if each.owns_file)
 
 
 @functools.cache
 def facts_kinds() -> tuple[type[Facts], ...]:
     """Return the facts that rows may have, in the order of their columns."""
-    return tuple(filter(None, (_if_there(each.facts) for each in EXTENSIONS if each.facts)))
+    return tuple(resolve_name(each.facts) for each in extensions() if each.facts)
 
 
 def facts_asked(options: RunOptions) -> tuple[type[Facts], ...]:
     """Return the facts that options ask for, whose columns every row of the sweep has."""
-    return tuple(filter(None, (_if_there(each.facts) for each in EXTENSIONS if each.facts and each.asked(options))))
+    return tuple(resolve_name(each.facts) for each in extensions() if each.facts and each.asked(options))
 
 
 def missing_extensions() -> tuple[str, ...]:
-    """Return the names of extensions whose folder was deleted."""
-    return tuple(each.name for each in EXTENSIONS if each.facts and _if_there(each.facts) is None)
+    """Return the names of the extensions whose folder was deleted."""
+    found: tuple[str, ...] = resolve_name(MISSING)
+    return found
+
+
+def remarks_on(pairs: Sequence[RowPair], *, base: Sequence[Path], new: Sequence[Path]) -> Iterator[str]:
+    """Yield what extensions say of the same models in two sweeps; see :class:`Remarks`."""
+    for each in extensions():
+        if each.remarks:
+            yield from resolve_name(each.remarks)(pairs, base=base, new=new)
+
+
+def kinds_of_diffs() -> Iterator[DiffsFiles]:
+    """Yield what compares two files that are no traces, imported one by one."""
+    for each in extensions():
+        if each.diffs:
+            yield resolve_name(each.diffs)
+
+
+def commands() -> Iterator[Any]:
+    """Yield the modules that add subcommands, imported."""
+    for each in extensions():
+        if each.commands:
+            yield resolve_name(each.commands)
 
 
 @functools.cache
 def all_words() -> tuple[RowWords, ...]:
     """Return the words of every extension that has some."""
-    return tuple(filter(None, (_if_there(each.words) for each in EXTENSIONS if each.words)))
+    return tuple(resolve_name(each.words) for each in extensions() if each.words)
 
 
 def words_for(row: Row) -> RowWords | None:

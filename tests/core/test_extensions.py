@@ -9,18 +9,24 @@ from pkgutil import resolve_name
 
 import pytest
 
-from hashbench.core.extensions import EXTENSIONS, RowWords, check_for, own_check_of, stages_for
+from hashbench.core.extensions import DiffsFiles, RowWords, check_for, own_check_of, stages_for
 from hashbench.core.records import BATCH_INVARIANCE, RunOptions
+from hashbench.extensions import EXTENSIONS
 
 TARGETS = [
-    (each.name, value)
+    (field.name, value)
     for each in EXTENSIONS
     for field in fields(each)
     if isinstance(value := getattr(each, field.name), str) and value.startswith("hashbench.")
 ]
 
 
-WORDS = [name for name in vars(RowWords) if not name.startswith("_")]
+MODULES = {
+    "words": [name for name in vars(RowWords) if not name.startswith("_")],
+    "diffs": [name for name in vars(DiffsFiles) if not name.startswith("_")],
+    "commands": ["add"],
+}
+"""What the modules that are targets must have."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +38,10 @@ def options(**changed: object) -> RunOptions:
     return RunOptions(**{"device": "cpu", "mode": "training", **changed})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("name", "target"), TARGETS)
-def test_every_target_is_there(name: str, target: str) -> None:
+@pytest.mark.parametrize(("field", "target"), TARGETS)
+def test_every_target_is_there(field: str, target: str) -> None:
     found = resolve_name(target)
-    assert callable(found) or all(callable(getattr(found, word)) for word in WORDS), name
+    assert all(callable(getattr(found, name)) for name in MODULES[field]) if field in MODULES else callable(found)
 
 
 @pytest.mark.parametrize(
@@ -60,6 +66,7 @@ def test_a_model_with_ranks_has_its_own_check(world_size: int | None, own: bool)
 
 
 def test_the_table_loads_no_extension() -> None:
-    code = "import sys, hashbench.core.extensions; print(*(n for n in sys.modules if n.startswith(('hashbench.', 'torch'))))"
+    code = "import sys, hashbench.extensions; print(*(n for n in sys.modules if n.startswith(('hashbench.', 'torch'))))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert set(done.stdout.split()) == {f"hashbench.{name}" for name in ("catalog", "extensions", "records", "text")}
+    core = {f"hashbench.core.{name}" for name in ("catalog", "extensions", "records", "text")}
+    assert set(done.stdout.split()) == {*core, "hashbench.core", "hashbench.extensions"}

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from hashbench.core.errors import HashbenchError
+from hashbench.core.extensions import RowPair
 from hashbench.core.records import Row
 from hashbench.core.text import a_few, count, one_line
 from hashbench.extensions.compiled import compiled_kernels
 from hashbench.extensions.compiled.compiled_kernels import FOLDER, CompiledProgram
 from hashbench.extensions.compiled.sources import CompilationDifference, KernelPair, compare
-from hashbench.extensions.fingerprint.kernels import RowPair
 
 _MODELS = 20
 """Models with a sentence of their own."""

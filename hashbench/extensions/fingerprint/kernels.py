@@ -9,12 +9,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from hashbench.core.errors import HashbenchError
+from hashbench.core.extensions import RowPair
 from hashbench.core.records import Row
 from hashbench.extensions.fingerprint import document
 from hashbench.extensions.fingerprint.changes import changes_between, changes_text
 from hashbench.extensions.fingerprint.document import Fingerprints
-
-RowPair = tuple[Row | None, Row | None]
 
 
 def kernel_remarks(pairs: Iterable[RowPair], *, base: Sequence[Path], new: Sequence[Path]) -> Iterator[str]:

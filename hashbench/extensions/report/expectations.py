@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hashbench.core.catalog import Kind, Word, kind_of
 from hashbench.core.errors import HashbenchError
-from hashbench.core.extensions import shown
+from hashbench.core.extensions import remarks_on, shown
 from hashbench.core.records import ExpectedRow, Row
 from hashbench.core.report.compare import (
     VERBS,
@@ -30,8 +30,6 @@ from hashbench.core.report.compare import (
 from hashbench.core.results.load import Sweep, load_files, load_sweep
 from hashbench.core.results.rows import row_key
 from hashbench.core.text import count, listed
-from hashbench.extensions.compiled.report import compilation_remarks
-from hashbench.extensions.fingerprint.kernels import kernel_remarks
 from hashbench.extensions.report.history import History, Interval, ModelHistory, Night, load_history, seen
 
 STALE_AFTER = 30
@@ -431,7 +429,7 @@ def assess(folders: Sequence[Path | str], *, expected: Path | None = None, until
     rows = {row_key(row): row for row in last.rows}
     pairs = [(rows.get(row_key(row)), row) for row in new.rows]
     files = {"base": history.nights[before].files, "new": history.nights[-1].files}
-    about = (*kernel_remarks(pairs, **files), *compilation_remarks(pairs, **files))
+    about = remarks_on(pairs, **files)
     return replace(judged, remarks=(*judged.remarks, *about))
 
 
