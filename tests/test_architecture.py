@@ -82,7 +82,7 @@ PACKAGES: tuple[tuple[str, str], ...] = (
     ("__main__", ""),
 )
 
-BETWEEN = frozenset({("report", "compiled"), ("watch", "report")})
+BETWEEN = frozenset({("watch", "report")})
 """Extensions that import another one."""
 
 BY_NAME = {"__main__"}

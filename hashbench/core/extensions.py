@@ -138,6 +138,18 @@ class RowWords:
         """Yield what is said beside the status of a row."""
         yield from ()
 
+    def mechanism(self, row: Row) -> str:  # noqa: ARG002
+        """Return what explains a difference without a cause; empty if nothing does."""
+        return ""
+
+    def blamed(self, row: Row) -> str:  # noqa: ARG002
+        """Return what a row without a kernel blames; empty for nothing."""
+        return ""
+
+    def facts(self, row: Row) -> Iterator[tuple[str, str]]:  # noqa: ARG002
+        """Yield labels and texts that the page of a model shows beside columns; those that are empty are left out."""
+        yield from ()
+
     def remedy(self, row: Row) -> str:  # noqa: ARG002
         """Return what to do about a difference or failure; empty if the usual words do."""
         return ""
@@ -368,6 +380,31 @@ def all_words() -> tuple[RowWords, ...]:
 def words_for(row: Row) -> RowWords | None:
     """Return what describes a row that does not pass; ``None``: as eager runs are described."""
     return next((words for words in all_words() if words.tells(row)), None)
+
+
+def blamed(row: Row) -> str:
+    """Return the kernel to blame, or in the words of an extension what a row without a kernel blames."""
+    return row.kernel or next(filter(None, (words.blamed(row) for words in all_words())), "")
+
+
+def mechanism(row: Row) -> str:
+    """Return the cause of a difference, or in the words of an extension what explains it."""
+    return row.cause or next(filter(None, (words.mechanism(row) for words in all_words())), "")
+
+
+def remedy(row: Row) -> str:
+    """Return what an extension advises on a row; empty if the usual words do."""
+    return next(filter(None, (words.remedy(row) for words in all_words())), "")
+
+
+def remarks_of(row: Row) -> tuple[str, ...]:
+    """Return what extensions say beside the status of a row."""
+    return tuple(text for words in all_words() for text in words.remarks(row))
+
+
+def facts_of(row: Row) -> tuple[tuple[str, str], ...]:
+    """Return labels and texts of extensions on a row."""
+    return tuple((label, text) for words in all_words() for label, text in words.facts(row) if text)
 
 
 def shown(row: Row) -> Row:

@@ -23,19 +23,9 @@ SEMANTIC = {
 """The column ``semantic`` in words."""
 
 
-def mechanism(row: Row) -> str:
-    """Return the cause of a difference, or the stage of the compiler to blame; empty if neither is known."""
-    return row.cause or row.of(CompiledFacts).stage
-
-
 def blames(row: Row) -> bool:
     """Return True if a part of the compiler is to blame: a stage other than ``rounding``."""
     return row.of(CompiledFacts).stage not in ("", "rounding")
-
-
-def blamed(row: Row) -> str:
-    """Return the kernel to blame, or the op of a stage without kernels; empty if there is neither."""
-    return row.kernel or (row.of(CompiledFacts).op if blames(row) else "")
 
 
 def _what(row: Row) -> str:
@@ -148,6 +138,19 @@ class CompiledWords(RowWords):
         if facts.stage == "rounding":
             return "rounding, no kernel is to blame"
         return one_line(": ".join(filter(None, (facts.stage, _what(row)))))
+
+    def mechanism(self, row: Row) -> str:
+        """Return the stage of the compiler to blame."""
+        return row.of(CompiledFacts).stage
+
+    def blamed(self, row: Row) -> str:
+        """Return the op of a stage without kernels."""
+        return row.of(CompiledFacts).op if blames(row) else ""
+
+    def facts(self, row: Row) -> Iterator[tuple[str, str]]:
+        """Yield the error of the kernel, and what was compiled."""
+        yield "Error of the kernel", ratio(row)
+        yield "Compiled by", program(row)
 
     def remarks(self, row: Row) -> Iterator[str]:
         """Yield what a passing row of a compiled model says beside its status."""

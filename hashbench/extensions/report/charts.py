@@ -9,10 +9,10 @@ from itertools import groupby
 from typing import Any
 
 from hashbench.core.catalog import STATUSES, Kind, family_of, kind_of, letter_of
+from hashbench.core.extensions import blamed, mechanism
 from hashbench.core.records import value_of
 from hashbench.core.report.compare import EnvironmentChange
 from hashbench.core.text import one_line, shorten
-from hashbench.extensions.compiled.text import blamed, mechanism
 from hashbench.extensions.report.history import History, Measured, ModelHistory, Night
 
 KIND_WORDS = {

@@ -20,6 +20,7 @@ from hashbench.core.diagnose.causes.evidence import base_of, effect
 from hashbench.core.diagnose.causes.stats import MOST_TRIALS, Effect, rate_of
 from hashbench.core.divergence.align import align
 from hashbench.core.errors import HashbenchError
+from hashbench.core.extensions import words_for
 from hashbench.core.records import (
     DTYPES,
     Evidence,
@@ -35,8 +36,6 @@ from hashbench.core.records import (
 from hashbench.core.results.folder import file_key, traceback_of
 from hashbench.core.text import is_replayable
 from hashbench.core.trace import file as tracefile
-from hashbench.extensions.compiled.experiments import COMPILATION
-from hashbench.extensions.compiled.text import WORDS
 from hashbench.extensions.report.history import History, ModelHistory, models_in_trouble
 
 DETAILS = 150
@@ -94,7 +93,7 @@ class ModelView:
     def commands(self) -> tuple[tuple[str, str], ...]:
         """Next steps as ``(purpose, command line)``; none for a path that leads out of the sweep's folder."""
         row, repro = self.row, [self.row.repro] if self.row.repro else []
-        traces = [] if WORDS.tells(row) else row.traces.split()
+        traces = [] if words_for(row) else row.traces.split()
         lines = [
             ("run the captured call again, with its torch", [*_running(row), f"{self.repro}/repro.py"], repro),
             (
@@ -255,7 +254,9 @@ def _effect(result: ExperimentResult, evidence: Evidence) -> str:
     # Fisher's test over counts that no experiment ever reaches would take minutes, and a file can claim them.
     if max(result.trials, base.trials) > 5 * MOST_TRIALS:
         return ""
-    if result.on == COMPILATION:  # one each: the first compilation is what they are compared with
+    if (
+        experiment is not None and experiment.role is Role.COMPILER
+    ):  # one each: the first compilation is what they are compared with
         return "still there" if result.differing else "gone"
     known = effect(evidence, result.name, result.on)
     if known is not Effect.ABSENT:
@@ -363,7 +364,7 @@ def read_excerpts(history: History, *, limit: int = DETAILS, mib: float = TRACE_
     with_traces = [
         (model.key, trouble)
         for _, model, trouble in models_in_trouble(history)
-        if len(trouble.row.traces.split()) == 2 and not WORDS.tells(trouble.row)  # those of eager runs, which agree
+        if len(trouble.row.traces.split()) == 2 and not words_for(trouble.row)  # those of eager runs, which agree
     ]
     excerpts: dict[tuple[str, ...], Excerpt] = {}
     left = mib * 2**20

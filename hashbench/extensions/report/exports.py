@@ -17,13 +17,11 @@ from markupsafe import Markup
 from tabulate import tabulate
 
 from hashbench.core.catalog import Kind, kind_of
-from hashbench.core.extensions import rate_of
+from hashbench.core.extensions import blamed, rate_of, remarks_of, remedy, words_for
 from hashbench.core.records import Row, is_link, value_of
 from hashbench.core.report.text import escape_markdown
 from hashbench.core.results.rows import row_key
 from hashbench.core.text import count, one_line, printable, shorten
-from hashbench.extensions.compiled import text as compiled
-from hashbench.extensions.compiled.text import WORDS
 from hashbench.extensions.report.expectations import STALE_AFTER, ExpectationStatus, JudgedNight, Judgement
 from hashbench.extensions.report.history import same_but_for_the_tracer, seen
 
@@ -88,10 +86,10 @@ def _markdown(judged: JudgedNight, *, lines: int, details: int, only_beginning: 
                 f"{night.label}: {problem}" for night in history.nights[-2::-1] for problem in reversed(night.problems)
             ],
             diagnosed=[row for row in rows if row.because or row.detail],
-            why=lambda row: WORDS.why_with_stage(row) if WORDS.tells(row) else "",
-            where=lambda row: WORDS.where(row) if WORDS.tells(row) else "",
-            remedy=WORDS.remedy,
-            remarks=[f"{row.name} ({row.mode}): {text}" for row in rows for text in WORDS.remarks(row)],
+            why=lambda row: words.why_with_stage(row) if (words := words_for(row)) else "",
+            where=lambda row: words.where(row) if (words := words_for(row)) else "",
+            remedy=remedy,
+            remarks=[f"{row.name} ({row.mode}): {text}" for row in rows for text in remarks_of(row)],
             repros=_repros(judged),
             row_key=row_key,
         )
@@ -205,7 +203,7 @@ def _not_passing(
         row, link, model = one.new, _link(one.link), models.get(one.key)
         newest = model.standing if model else None
         cells = {
-            "kernel": compiled.blamed(row) or row.origin,
+            "kernel": blamed(row) or row.origin,
             "under": value_of(row, "latent") or "",
             "stage": _sure(value_of(row, "stage") or "", row),
             "cause": _sure(row.cause, row),
@@ -213,7 +211,7 @@ def _not_passing(
             "rate": rate_of(row),
             "expected": "" if judged.alone else Markup(f"{_escaped(one.word)} ({link})") if link else one.word,
             "for nights": f"{newest.nights}, since {nights[newest.first].label}" if newest else "",
-            "what to do": WORDS.remedy(row) or row.error,
+            "what to do": remedy(row) or row.error,
         }
         lines.append({"status": row.accuracy, **_model(one.key), **cells})
     return lines

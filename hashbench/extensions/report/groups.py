@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hashbench.core.catalog import Kind, kind_of
+from hashbench.core.extensions import blamed, mechanism, remedy
 from hashbench.core.records import Row
 from hashbench.core.report.compare import is_new_trouble
 from hashbench.core.text import shorten
-from hashbench.extensions.compiled.text import WORDS, blamed, mechanism
 from hashbench.extensions.report.charts import KIND_WORDS
 from hashbench.extensions.report.expectations import ExpectationStatus, Judgement
 
@@ -97,7 +97,7 @@ class Group:
         status = self.first.status
         if self.runs_again and not self.row.advice:
             return "Run it again alone; its log is in the sweep's folder."  # the command is shown below
-        return status.advice if status in _ROW_SAYS_NOTHING else WORDS.remedy(self.row) or status.advice
+        return status.advice if status in _ROW_SAYS_NOTHING else remedy(self.row) or status.advice
 
 
 @dataclass(frozen=True, slots=True)

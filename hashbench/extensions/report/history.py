@@ -20,14 +20,13 @@ from typing import Any, NamedTuple, TypeGuard
 
 from hashbench.core.catalog import kind_of
 from hashbench.core.errors import HashbenchError
-from hashbench.core.extensions import shown
+from hashbench.core.extensions import mechanism, shown
 from hashbench.core.io import read_json_object
 from hashbench.core.records import Row
 from hashbench.core.report.compare import EnvironmentChange, environment_changes
 from hashbench.core.results.folder import ACCURACY_FILE, NIGHT_FILE, SELECTION_FILE, with_evidence
 from hashbench.core.results.load import Sweep, csv_files, load_file, night_problems, refuse_mixed
 from hashbench.core.results.rows import row_key
-from hashbench.extensions.compiled.text import mechanism
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from hashbench.core.catalog import CAUSES, LETTERS, REPEATED, kind_of, letter_of, status_of
-from hashbench.core.extensions import rate_of
+from hashbench.core.extensions import blamed, facts_of, mechanism, rate_of, remedy, words_for
 from hashbench.core.records import Row, is_link, value_of
 from hashbench.core.report.compare import VERBS, merged, named
 from hashbench.core.results.rows import ROWS
@@ -39,8 +39,6 @@ from hashbench.core.text import (
     suite_words,
     when,
 )
-from hashbench.extensions.compiled import text as compiled
-from hashbench.extensions.compiled.text import WORDS
 from hashbench.extensions.report.charts import (
     KIND_WORDS,
     MEASURES,
@@ -140,16 +138,24 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     of_rows = (deterministic_here, expectation_of, how_much, how_often, is_link, kind_of, letter_of, status_of, when)
-    of_compiled = (
-        *(compiled.blamed, compiled.mechanism, compiled.program, compiled.ratio),
-        *(WORDS.remedy, WORDS.tells, WORDS.why),
-    )
+    of_extensions = (blamed, facts_of, mechanism, remedy, tells, why)
     of_names = (anchor_of, changes_text, rows_of_models, scope_words, shorten, spaced, sparkline, suite_words)
-    made.globals |= {function.__name__: function for function in (*of_rows, *of_compiled, *of_names)}
+    made.globals |= {function.__name__: function for function in (*of_rows, *of_extensions, *of_names)}
     made.globals |= {"count_of": count, "value_of": value_of, "labelled": _labelled, "rate_words": rate_of}
     made.globals |= {"causes": CAUSES, "kind_words": KIND_WORDS, "letters": LETTERS}
     made.globals |= {"measures": MEASURES, "repeated": REPEATED}
     return made
+
+
+def tells(row: Row) -> bool:
+    """Return True if an extension describes a row that does not pass."""
+    return words_for(row) is not None
+
+
+def why(row: Row) -> str:
+    """Return what was measured, in the words of the extension that describes a row; empty if none does."""
+    words = words_for(row)
+    return "" if words is None else words.why(row)
 
 
 def _labelled(row: Row) -> list[tuple[str, str]]:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from hashbench.core.catalog import Status
+from hashbench.core.extensions import blamed
 from hashbench.core.records import Row, RowEvidence
 from hashbench.extensions.compiled import text
 from tests.experiment_texts import result
@@ -66,7 +67,7 @@ def test_a_row_read_from_a_csv_shows_the_evidence_whole() -> None:
 
 def test_rounding_blames_no_kernel() -> None:
     assert text.WORDS.where(ROUNDING) == ""
-    assert text.blamed(ROUNDING) == ""
+    assert blamed(ROUNDING) == ""
     assert text.WORDS.place(ROUNDING) == "rounding, no kernel is to blame"
     assert text.WORDS.why_with_stage(ROUNDING).startswith(
         "rounding (proven): no kernel is to blame; beyond the tolerance"
@@ -77,7 +78,7 @@ def test_rounding_blames_no_kernel() -> None:
 
 def test_a_stage_without_kernels_blames_the_op() -> None:
     row = changed(WRONG, stage="decomposition", kernel="", op="aten.elu.default")
-    assert text.blamed(row) == "aten.elu.default"
+    assert blamed(row) == "aten.elu.default"
     assert text.WORDS.where(row) == "aten.elu.default in Net.act, net.py:18 forward"
     assert text.WORDS.place(row) == "decomposition: aten.elu.default in Net.act"
 
