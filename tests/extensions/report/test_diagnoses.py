@@ -125,7 +125,7 @@ def read(*texts: str) -> dict[str, ExperimentView]:
         (("call/repeat 20/20", "call/poison 20/20"), "poison", "depends on uninitialised memory"),
         (("call/repeat 20/20", "call/poison 0/20"), "poison", "does not depend on it"),
         (("call/one_thread 3/20",), "one_thread", "differs"),
-        (("compilation/one_thread 0/1",), "one_thread", "gone"),
+        (("compilation/no_fusion 0/1",), "no_fusion", "gone"),
         (("compilation/no_fusion 1/1",), "no_fusion", "still there"),
         (("call/repeat 20/20",), "repeat", ""),
     ],
