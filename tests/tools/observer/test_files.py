@@ -199,6 +199,7 @@ ENVIRONMENT, OUTPUT = ("environment",), ("observations", 0, "outputs", 0)
 HARMFUL = {
     "another dtype": (FIRST, ["int32", [2, 3]]),
     "another shape": (FIRST, ["float32", [3, 2]]),
+    "a name twice": (("observations", 1, "name"), "_1"),
     "no dtype": (FIRST, ["Tensor", [2, 3]]),
     "another shape of bytes": (SECOND, ["complex128", [2]]),
     "a size that no tensor has": (SECOND, ["complex128", [10**30]]),
