@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hashbench.core.diagnose.fresh_process import run_python
 from hashbench.core.errors import HashbenchError
-from hashbench.core.io import PACKAGE_PARENT
 from hashbench.core.run.settings import preserved
 
 PAGE = Path(__file__).parents[3] / "docs" / "observer.md"
@@ -33,13 +30,12 @@ def recipe(*, rate: str = "0.1") -> str:
 
 
 @pytest.mark.slow
-def test_the_recipe_for_ci_in_processes_of_their_own(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": PACKAGE_PARENT, "OMP_NUM_THREADS": "1"}
-    (tmp_path / "observer_ci.py").write_text(RECIPE, encoding="utf-8")
+@pytest.mark.usefixtures("shared_servers")
+def test_the_recipe_for_ci_in_processes_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     for what in ("generate", "test"):
-        command = [sys.executable, "observer_ci.py", what]
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stderr) == (0, "")
+        done = run_python(RECIPE, what, seconds=300)
+        assert (done.status, done.stderr) == (0, "")
 
 
 def test_the_recipe_without_a_reference_fails_and_update_makes_the_change_the_reference(
