@@ -55,6 +55,7 @@ def test_each_rank_runs_the_command_with_its_number_and_one_that_fails_is_told(
     printed = capfd.readouterr()
     assert printed.out == ""
     assert {"said by 0", "said by 1"} <= set(printed.err.splitlines())
+    assert "Setting OMP_NUM_THREADS" not in printed.err  # as torchrun does where it is not set
 
 
 @pytest.mark.slow
