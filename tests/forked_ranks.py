@@ -1,6 +1,7 @@
 """Ranks that are forks of a Python which has loaded torch: ``torchrun`` and each of its ranks import it for seconds.
 
-The launcher itself is tested in ``ranks/test_launch.py``, a command of ours under it in ``cli/test_ranks_programs.py``.
+The launcher itself is tested in ``extensions/ranks/test_launch.py``, a command of ours under it in
+``extensions/ranks/test_cli_programs.py``.
 """
 
 from __future__ import annotations
