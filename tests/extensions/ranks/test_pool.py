@@ -121,7 +121,7 @@ def test_rank_that_died_between_calls_is_replaced(pool: RankPool, tmp_path: Path
 ORPHANS = """
 import sys, time
 from pathlib import Path
-from tests.ranks.pool import RankPool
+from tests.extensions.ranks.pool import RankPool
 pool = RankPool(2, preload=("torch",))
 pool.call("tests.extensions.ranks.pool:doubled", 1, ranks=2, folder=Path(sys.argv[1]))
 print(pool.server_pid, *pool.pids.values(), flush=True)
