@@ -78,7 +78,11 @@ PACKAGES: tuple[tuple[str, str], ...] = (
     ),
     ("integrations", "dynamo.compiled_runs dynamo.eager_runs dynamo.model_check lightning transformers"),
     ("cli", ""),
-    ("extensions.fingerprint.cli extensions.ranks.cli extensions.report.cli extensions.watch.cli", ""),
+    (
+        "extensions.compiled.cli extensions.fingerprint.cli extensions.invariance.cli extensions.ranks.cli "
+        "extensions.ray.cli extensions.report.cli extensions.stress.cli extensions.watch.cli",
+        "",
+    ),
     ("__main__", ""),
 )
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TextIO, TypeVar
 
 from hashbench.cli.parser import Flags
 from hashbench.core import records
-from hashbench.core.records import DETERMINISTIC, DTYPES, INVARIANCE_GROUPS, TRACERS
+from hashbench.core.records import DETERMINISTIC, DTYPES, TRACERS
 from hashbench.core.text import printable
 
 LARGEST_SEED = 2**32 - 1  # NumPy takes no larger one
@@ -88,47 +88,6 @@ def several(flags: Flags, *names: str, metavar: str, text: str, dest: str | None
     """Add a flag that may be given several times; its values become a list."""
     more: dict[str, Any] = {} if dest is None else {"dest": dest}
     flags.add_argument(*names, action="append", default=[], metavar=metavar, help=text, **more)
-
-
-def fingerprints(flags: Flags) -> None:
-    """Add ``--fingerprints``."""
-    text = "Record kernel fingerprints as well, for compare and nightly (docs/fingerprint.md)."
-    flags.add_argument("--fingerprints", action="store_true", help=text)
-
-
-def stress(flags: Flags) -> None:
-    """Add ``--stress``."""
-    text = "Rerun passing models under perturbations (threads, load, memory, addresses, GC) to find flaky ones."
-    flags.add_argument("--stress", action="store_true", help=text)
-
-
-def backend(flags: Flags) -> None:
-    """Add ``--backend`` and ``--compilations``."""
-    text = "Compare the program that torch.compile makes with BACKEND (inductor, aot_eager, …) with eager mode."
-    flags.add_argument("--backend", default="", metavar="BACKEND", help=text)
-    text = "Compare N compilations: fresh and warm cache, another process, compile threads, max_autotune, one thread."
-    flags.add_argument("--compilations", type=at_least(1, most=7), default=1, metavar="N", help=text)
-
-
-def batch_invariant(flags: Flags) -> None:
-    """Add ``--batch-invariant``."""
-    text = "Compare each item of the forward pass at smaller batch sizes with the full batch."
-    flags.add_argument("--batch-invariant", action="store_true", help=text)
-    text = f"Check the invariances I,…, any of {', '.join(INVARIANCE_GROUPS)}; implies --batch-invariant."
-    flags.add_argument("--invariance", action=_StoreInvariances, default="batch", metavar="I,…", help=text)
-
-
-class _StoreInvariances(argparse.Action):
-    """Store the invariances, and set ``batch_invariant`` with them."""
-
-    def __call__(
-        self, _parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, _flag: str | None = None
-    ) -> None:
-        try:
-            invariances_of(values)
-        except argparse.ArgumentTypeError as error:
-            raise argparse.ArgumentError(self, str(error)) from None
-        namespace.invariance, namespace.batch_invariant = values, True
 
 
 def invariances_of(text: str) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hashbench.cli import flags, replaying
 from hashbench.cli.flags import say
-from hashbench.cli.parser import EXIT_DIFFERENCE, Commands, Flags
+from hashbench.cli.parser import EXIT_DIFFERENCE, Commands, Flags, OneLineParser
 from hashbench.core import extensions
 from hashbench.core.errors import HashbenchError
 from hashbench.core.io import read_text, shipped_folder
@@ -53,6 +53,8 @@ def add(commands: Commands) -> None:
     compare.set_defaults(command=_compare)
 
     replaying.add(commands)
+
+    _add_merge(commands.add_parser("merge", help="Merge the partitions of one sweep into one folder."))
 
     env = commands.add_parser("env", help="Print the environment of this machine as JSON.")
     env.add_argument("-d", "--device", default="cpu", metavar="D", help="Describe device D: cpu, cuda, xpu, …")
@@ -138,6 +140,34 @@ def _compare(parsed: argparse.Namespace) -> int:
         worse = audited.got_worse
     flags.show(written.rstrip("\n"))
     return EXIT_DIFFERENCE if worse else 0
+
+
+def _add_merge(merge: OneLineParser) -> None:
+    merge.add_argument("output", type=Path, metavar="OUTPUT", help="Write the whole sweep into OUTPUT, a new folder.")
+    merge.add_argument(
+        "folders",
+        nargs="+",
+        type=Path,
+        metavar="DIR",
+        help="Read DIR, the output of one `hashbench sweep --partition-id`.",
+    )
+    merge.add_argument(
+        "--allow-missing", action="store_true", help="Allow missing partitions; their models count as missing."
+    )
+    merge.set_defaults(command=_merge)
+
+
+def _merge(parsed: argparse.Namespace) -> int:
+    from hashbench.core.results.merge import merge
+    from hashbench.core.text import a_few, count
+
+    merged = merge(parsed.output, parsed.folders, allow_missing=parsed.allow_missing)
+    if merged.missing:
+        names = a_few([name for _, name in merged.missing], 5)
+        flags.show(f"{count(len(merged.missing), 'model')} without a row: {names}.")
+        print(f"To run them: the sweep's command without partitions, with --resume --output {merged.output}")
+    print(f"{count(merged.rows, 'row')} of {count(merged.shards, 'shard')}. Results: {merged.output / 'accuracy.csv'}")
+    return 0
 
 
 def _env(parsed: argparse.Namespace) -> int:

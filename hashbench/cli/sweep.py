@@ -24,6 +24,7 @@ from hashbench.cli import flags
 from hashbench.cli.flags import at_least, made_of, say
 from hashbench.cli.parser import EXIT_DIFFERENCE, EXIT_INTERRUPTED, Commands, Flags, OneLineParser
 from hashbench.cli.reading import add_suites, suites_to_sweep
+from hashbench.core import extensions
 from hashbench.core.catalog import Status, kind_of
 from hashbench.core.errors import HashbenchError
 from hashbench.core.extensions import shown
@@ -73,14 +74,15 @@ def add(commands: Commands) -> None:
 
 def _sweep(parsed: argparse.Namespace) -> int:
     names = [*(Path(suite).stem for suite in parsed.suite), *(["tiny"] if parsed.tiny else [])]
-    if parsed.batch_invariant and parsed.mode == "training":
+    if _invariant(parsed) and parsed.mode == "training":
         say("--batch-invariant always runs forward only, in eval mode, also with --training")
-    invariances = flags.invariances_of(parsed.invariance) if parsed.batch_invariant else ("",)
-    mode = parsed.mode if not parsed.batch_invariant else "-".join((*invariances, "invariance"))
+    invariances = flags.invariances_of(parsed.invariance) if _invariant(parsed) else ("",)
+    mode = parsed.mode if not _invariant(parsed) else "-".join((*invariances, "invariance"))
     output = parsed.output or flags.new_folder("+".join(names), mode)
     worse = False
     for invariance in invariances:  # several: a folder each, which reports and comparisons read as one sweep
-        parsed.invariance = invariance or parsed.invariance
+        if invariance:
+            parsed.invariance = invariance
         folder = output if len(invariances) == 1 else output / f"{invariance}-invariance"
         if folder != output:  # which the user did not name
             refuse_links([folder])
@@ -155,7 +157,7 @@ def request_of(parsed: argparse.Namespace, *, suites: Sequence[str], output: Pat
 
 def _options(parsed: argparse.Namespace) -> RunOptions:
     options = made_of(RunOptions, parsed, output="")
-    if not parsed.batch_invariant:
+    if not _invariant(parsed):
         return options
     invariance, *further = flags.invariances_of(parsed.invariance)
     if further:
@@ -167,8 +169,13 @@ def _options(parsed: argparse.Namespace) -> RunOptions:
     return replace(options, mode=f"{invariance}-invariance")
 
 
+def _invariant(parsed: argparse.Namespace) -> bool:
+    """Return whether an invariance was asked for."""
+    return getattr(parsed, "batch_invariant", False)
+
+
 def _cluster(parsed: argparse.Namespace) -> RayCluster:
-    given = {name: value for name in _OF_RAY if (value := getattr(parsed, name)) is not None}
+    given = {name: value for name in _OF_RAY if (value := getattr(parsed, name, None)) is not None}
     return RayCluster(**{**given, "resources": dict(given.get("resources", ()))})
 
 
@@ -226,9 +233,8 @@ def _add_run(run: Flags) -> None:
         action="store_true",
         help="Compare two runs without tracing, too: the Python tracer may hide a difference.",
     )
-    flags.stress(run)
-    flags.batch_invariant(run)
-    flags.backend(run)
+    for add in extensions.flags_of("run"):
+        add(run)
     run.add_argument("--keep-traces", action="store_true", help="Keep the traces of passing models, too.")
 
 
@@ -251,7 +257,8 @@ def _add_machinery(machinery: Flags) -> None:
     machinery.add_argument("--resume", action="store_true", help="Complete the sweep in --output.")
     text = "Run N models at once, each on its own cores (default: 1; on a cluster as many as fit)."
     flags.whole(machinery, "--jobs", text=text)
-    _add_cluster(machinery)
+    text = "Run models here or on a cluster."
+    machinery.add_argument("--executor", choices=tuple(EXECUTORS), default=LOCAL, help=text)
     text = "Limit the memory of concurrent models to MIB mebibytes (default: 90 %% of what is free)."
     kind = at_least(1, float)
     machinery.add_argument("--memory-limit", dest="memory_mib", type=kind, metavar="MIB", help=text)
@@ -260,38 +267,9 @@ def _add_machinery(machinery: Flags) -> None:
     text = "Retry models that crashed or ran out of memory up to N times, in isolation."
     flags.whole(machinery, "--retries", least=0, default=1, text=text)
     flags.seconds(machinery, "--timeout", "Stop a model after S seconds.", least=0.1, default=2000.0)
-    flags.fingerprints(machinery)
+    for add in extensions.flags_of("sweep"):
+        add(machinery)
     machinery.add_argument("--strict", action="store_true", help="Exit with 1 if any model does not pass.")
-
-
-def _add_cluster(machinery: Flags) -> None:
-    text = "Run models here or on a Ray cluster."
-    machinery.add_argument("--executor", choices=tuple(EXECUTORS), default=LOCAL, help=text)
-    text = "Connect to the Ray cluster at HOST:PORT, or auto (default: $RAY_ADDRESS, else start one for this sweep)."
-    machinery.add_argument("--address", metavar="HOST:PORT", help=text)
-    machinery.add_argument(
-        "--ray-resource",
-        dest="resources",
-        type=_resource,
-        action="append",
-        metavar="NAME[=N]",
-        help="Request N of the custom resource NAME for every model, to choose a kind of machine.",
-    )
-    text = "Request N GPUs for each model (default: 1; with --device cpu 0)."
-    machinery.add_argument("--ray-gpus", dest="gpus", type=at_least(0, float), metavar="N", help=text)
-    text = "Wait at most S seconds for a machine that can run a model (default: 30)."
-    kind = at_least(0, float, most=flags.LONGEST_SECONDS)
-    machinery.add_argument("--ray-wait", dest="patience", type=kind, metavar="S", help=text)
-
-
-def _resource(text: str) -> tuple[str, float]:
-    name, _, amount = text.partition("=")
-    if not name or name in ("CPU", "GPU", "memory", "object_store_memory"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME or NAME=N with a name of your own")
-    value: float = at_least(0, float)(amount) if "=" in text else 1.0
-    if not value or (value > 1 and value != int(value)):
-        raise argparse.ArgumentTypeError(f"{amount} is not above 0, or above 1 and not whole")
-    return name, value
 
 
 # --------------------------------------------------------------------------------------------------- while it runs

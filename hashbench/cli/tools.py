@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hashbench.cli import flags
 from hashbench.cli.flags import made_of, say
 from hashbench.cli.parser import EXIT_DIFFERENCE, EXIT_INTERRUPTED, Commands
+from hashbench.core import extensions
 from hashbench.core.errors import HashbenchError
 from hashbench.core.records import DETERMINISTIC
 from hashbench.core.text import masked
@@ -64,8 +65,8 @@ def _add_dynamo(commands: Commands) -> None:
     text = "Trace the harness's own two runs (always), or further runs of models that differ (on-demand)."
     dynamo.add_argument("--trace", choices=("always", "on-demand"), default="always", help=text)
     flags.tracer(dynamo)
-    flags.stress(dynamo)
-    flags.fingerprints(dynamo)
+    for add in (*extensions.flags_of("run", "stress"), *extensions.flags_of("sweep", "fingerprint")):
+        add(dynamo)
     text = "Write our results into DIR (default: beside --output, as <its name>.hashbench)."
     dynamo.add_argument("--results", type=Path, metavar="DIR", help=text)
     text = "Spend at most S seconds on the diagnosis of one model; 0 turns it off."
@@ -101,8 +102,8 @@ def _dynamo(parsed: argparse.Namespace) -> int:
         mode=theirs.mode,
         run=uuid.uuid4().hex,
         tracer=parsed.tracer,
-        stress=parsed.stress,
-        fingerprints=parsed.fingerprints,
+        stress=getattr(parsed, "stress", False),
+        fingerprints=getattr(parsed, "fingerprints", False),
         anew=theirs.begins_anew,
     )
     with ours.results.claimed(resume=True):

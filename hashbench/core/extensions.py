@@ -242,6 +242,8 @@ class Extension:
         remarks: target of :class:`Remarks`.
         diffs: module that is a :class:`DiffsFiles`.
         commands: module whose ``add`` adds subcommands to the command line.
+        run_flags: target of a function that adds flags on how each model of a sweep runs.
+        sweep_flags: target of a function that adds flags on the sweep.
         folder: of the capability in the package; empty: that of its name among the extensions.
         preload: what the workers of these sweeps import or call before they are forked.
     """
@@ -262,6 +264,8 @@ class Extension:
     remarks: str = ""
     diffs: str = ""
     commands: str = ""
+    run_flags: str = ""
+    sweep_flags: str = ""
     folder: str = ""
     preload: tuple[str, ...] = ()
 
@@ -362,6 +366,16 @@ def kinds_of_diffs() -> Iterator[DiffsFiles]:
     for each in extensions():
         if each.diffs:
             yield resolve_name(each.diffs)
+
+
+def flags_of(group: str, *names: str) -> Iterator[Callable[[Any], None]]:
+    """Yield what adds flags to the group ``run`` or ``sweep``, imported.
+
+    ``names``: of the extensions that are asked; none: all.
+    """
+    for each in extensions():
+        if (target := getattr(each, f"{group}_flags")) and (each.name in names or not names):
+            yield resolve_name(target)
 
 
 def commands() -> Iterator[Any]:

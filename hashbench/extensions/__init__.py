@@ -22,6 +22,7 @@ _DECLARED: tuple[Extension, ...] = (
     ),
     Extension(
         "invariance",
+        run_flags="hashbench.extensions.invariance.cli:add_flags",
         asked=lambda options: options.batch_invariant,
         check="hashbench.extensions.invariance.check:check_model",
         facts="hashbench.extensions.invariance.facts:BatchFacts",
@@ -29,6 +30,7 @@ _DECLARED: tuple[Extension, ...] = (
     ),
     Extension(
         "compiled",
+        run_flags="hashbench.extensions.compiled.cli:add_flags",
         asked=lambda options: bool(options.backend),
         check="hashbench.extensions.compiled.check:check_model",
         facts="hashbench.extensions.compiled.facts:CompiledFacts",
@@ -37,6 +39,7 @@ _DECLARED: tuple[Extension, ...] = (
     ),
     Extension(
         "stress",
+        run_flags="hashbench.extensions.stress.cli:add_flags",
         asked=lambda options: options.stress,
         stage="hashbench.extensions.stress.stage:add_stressed_runs",
         facts="hashbench.extensions.stress.facts:StressFacts",
@@ -44,6 +47,7 @@ _DECLARED: tuple[Extension, ...] = (
     ),
     Extension(
         "fingerprint",
+        sweep_flags="hashbench.extensions.fingerprint.cli:add_flags",
         commands="hashbench.extensions.fingerprint.cli",
         remarks="hashbench.extensions.fingerprint.kernels:kernel_remarks",
         asked_of_sweep=lambda request: request.fingerprints,
@@ -51,7 +55,11 @@ _DECLARED: tuple[Extension, ...] = (
         forget="hashbench.extensions.fingerprint.after_sweep:remove",
         preload=("hashbench.extensions.fingerprint.library:measure_clock",),  # spares each worker up to a second
     ),
-    Extension("ray", executor="hashbench.extensions.ray.executor:connected"),
+    Extension(
+        "ray",
+        sweep_flags="hashbench.extensions.ray.cli:add_flags",
+        executor="hashbench.extensions.ray.executor:connected",
+    ),
     Extension(
         "watch",
         commands="hashbench.extensions.watch.cli",

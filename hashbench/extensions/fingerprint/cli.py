@@ -10,10 +10,16 @@ from pathlib import Path
 
 from hashbench.cli import flags
 from hashbench.cli.flags import made_of, say
-from hashbench.cli.parser import EXIT_DIFFERENCE, Commands, OneLineParser
+from hashbench.cli.parser import EXIT_DIFFERENCE, Commands, Flags, OneLineParser
 from hashbench.cli.reading import add_suites, suites_to_sweep
 from hashbench.core.errors import HashbenchError
 from hashbench.core.records import RunOptions
+
+
+def add_flags(given: Flags) -> None:
+    """Add ``--fingerprints``."""
+    text = "Record kernel fingerprints as well, for compare and nightly (docs/fingerprint.md)."
+    given.add_argument("--fingerprints", action="store_true", help=text)
 
 
 def add(commands: Commands) -> None:

@@ -18,6 +18,7 @@ from hashbench.cli import flags, sweep
 from hashbench.cli.flags import made_of, say
 from hashbench.cli.parser import EXIT_DIFFERENCE, Commands, OneLineParser
 from hashbench.cli.reading import add_suites, suites_to_sweep
+from hashbench.core import extensions
 from hashbench.core.catalog import INVARIANCES
 from hashbench.core.errors import HashbenchError
 from hashbench.core.io import write_file
@@ -42,7 +43,6 @@ def add(commands: Commands) -> None:
     )
     _add_report(commands.add_parser("report", help="Report on one sweep or night, or on many nights."))
     _add_expect(commands.add_parser("expect", help="Update the baseline CSVs from a sweep."))
-    _add_merge(commands.add_parser("merge", help="Merge the partitions of one sweep into one folder."))
 
 
 # ---------------------------------------------------------------------------------------------------- nightly
@@ -61,8 +61,9 @@ def _add_nightly(nightly: OneLineParser) -> None:
     nightly.add_argument("--modes", nargs="+", choices=SWEEP_MODES, default=list(MODES), metavar="MODE", help=text)
     flags.models(nightly)
     flags.whole(nightly, "--jobs", text="Run N models at once (default: 1; on a cluster as many as fit).")
-    flags.stress(nightly)
-    flags.backend(nightly)
+    for add_flags in extensions.flags_of("run", "stress", "compiled"):
+        add_flags(nightly)
+    nightly.set_defaults(backend="", stress=False)
     nightly.add_argument("--expected", type=Path, metavar="DIR", help="Compare with the baseline CSVs in DIR.")
     nightly.add_argument("--annotations", action="store_true", help="Print GitHub's workflow commands, too.")
     nightly.add_argument("flags", nargs="*", metavar="-- FLAGS", help="Pass FLAGS to every `hashbench sweep`.")
@@ -351,35 +352,4 @@ def _expect(parsed: argparse.Namespace) -> int:
             flags.show(f"  {line}")
         if len(written.accepted) > _SHOWN:
             flags.show(f"  and {len(written.accepted) - _SHOWN} more, in {path}")
-    return 0
-
-
-# ----------------------------------------------------------------------------------------------------- merge
-
-
-def _add_merge(merge: OneLineParser) -> None:
-    merge.add_argument("output", type=Path, metavar="OUTPUT", help="Write the whole sweep into OUTPUT, a new folder.")
-    merge.add_argument(
-        "folders",
-        nargs="+",
-        type=Path,
-        metavar="DIR",
-        help="Read DIR, the output of one `hashbench sweep --partition-id`.",
-    )
-    merge.add_argument(
-        "--allow-missing", action="store_true", help="Allow missing partitions; their models count as missing."
-    )
-    merge.set_defaults(command=_merge)
-
-
-def _merge(parsed: argparse.Namespace) -> int:
-    from hashbench.core.results.merge import merge
-    from hashbench.core.text import a_few, count
-
-    merged = merge(parsed.output, parsed.folders, allow_missing=parsed.allow_missing)
-    if merged.missing:
-        names = a_few([name for _, name in merged.missing], 5)
-        flags.show(f"{count(len(merged.missing), 'model')} without a row: {names}.")
-        print(f"To run them: the sweep's command without partitions, with --resume --output {merged.output}")
-    print(f"{count(merged.rows, 'row')} of {count(merged.shards, 'shard')}. Results: {merged.output / 'accuracy.csv'}")
     return 0
