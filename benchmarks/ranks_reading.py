@@ -76,10 +76,10 @@ def _judged(first: Path, second: Path) -> dict[str, Any]:
 _JUDGE = """
 import json, pathlib, sys, time
 begin = time.perf_counter()
-from hashbench.divergence.ranks import find_across_ranks
-from hashbench.divergence.ranks_text import diff_text
-from hashbench.processes import uncollected
-from hashbench.ranks.folder import read_both
+from hashbench.extensions.ranks.find import find_across_ranks
+from hashbench.extensions.ranks.text import diff_text
+from hashbench.core.processes import uncollected
+from hashbench.extensions.ranks.folder import read_both
 with uncollected():
     first, second = read_both(*map(pathlib.Path, sys.argv[1:]))
     read = time.perf_counter() - begin

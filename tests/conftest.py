@@ -50,7 +50,7 @@ atexit.register(gc.unfreeze)
 
 _ACCELERATOR = """
 import torch
-from hashbench.run.environment import collect
+from hashbench.core.run.environment import collect
 current = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
 found = collect("cpu" if current is None else str(current))
 packages = " ".join(f"{name} {found['packages'].get(name, 'missing')}" for name in ("torch", "triton"))

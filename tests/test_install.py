@@ -24,8 +24,8 @@ if not (CHECKOUT / "pyproject.toml").exists():
 
 LOOK = """
 import hashbench, json
-from hashbench.suites import csv_file
-from hashbench.suites.registry import SUITES, catalog
+from hashbench.core.suites import csv_file
+from hashbench.core.suites.registry import SUITES, catalog
 print(json.dumps({
     "package": hashbench.__file__,
     "data": str(csv_file.data_folder()),
@@ -35,7 +35,7 @@ print(json.dumps({
 
 BUILD = """
 import inspect, json
-from hashbench.suites.registry import catalog, load
+from hashbench.core.suites.registry import catalog, load
 spec = next(spec for spec in catalog("specimens") if not spec.skip_inference)
 print(json.dumps({"source": inspect.getfile(type(load(spec, mode="inference").module))}))
 """

@@ -158,7 +158,7 @@ def test_quiet_budget_excludes_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_freed_memory_is_returned() -> None:
     code = """
         import psutil
-        from hashbench.processes import return_free_memory
+        from hashbench.core.processes import return_free_memory
 
         def taken():
             return psutil.Process().memory_info().rss / 2**20
@@ -178,7 +178,7 @@ def test_freed_memory_is_returned() -> None:
 
 _OWNER = """
 import pathlib, sys
-from hashbench.processes import Child
+from hashbench.core.processes import Child
 with Child([sys.executable, "-c", *sys.argv[1:]], guarded=True, own_session=OWN) as child:
     child.wait()
 """

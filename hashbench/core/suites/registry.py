@@ -114,7 +114,7 @@ class BundledSuite:
         if batch_size is None or batch_size < 1:
             problem = f"cannot run {spec.name} with batch size {batch_size}"
             raise HashbenchError(problem, tip="Give --batch-size 1 or more.")
-        build = resolve_name(self.builder or f"hashbench.suites.{self.variant_of or self.name}:load")
+        build = resolve_name(self.builder or f"hashbench.core.suites.{self.variant_of or self.name}:load")
         workload: Workload = build(spec, batch_size=batch_size, mode=mode)
         return workload
 

@@ -8,7 +8,7 @@ any address. By kind of tensor, this is hashed:
 * sparse, nested and wrapper tensors: their component tensors, in order;
 * a ``DTensor`` and other tensors of ``torch.distributed``: the local tensor, once it has arrived;
 * quantized: the stored integers and the quantization parameters;
-* on an accelerator: the same bytes there, by another function (:mod:`hashbench.devices`). With a ledger this is
+* on an accelerator: the same bytes there, by another function (:mod:`hashbench.core.devices`). With a ledger this is
   asynchronous: the value is a future that :func:`readable` resolves. Digests of different kinds of devices are never
   equal and never compared;
 * without data: ``meta`` (meta device) or ``fake``.

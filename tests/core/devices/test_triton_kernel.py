@@ -77,7 +77,7 @@ COMPILE = """
 import sys
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from hashbench.devices.triton_kernel import word_sums
+from hashbench.core.devices.triton_kernel import word_sums
 
 per_word = int(sys.argv[1])
 types = {"data": "*u8", "totals": "*i64", "place": "i32", "words": "i64", "tail": "i32"}

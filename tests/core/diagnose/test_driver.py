@@ -457,7 +457,7 @@ class Scatters(torch.nn.Module):
 
 
 def counted(count):
-    from hashbench.run.workload import Workload
+    from hashbench.core.run.workload import Workload
 
     def inputs():
         SEEN.append(1)

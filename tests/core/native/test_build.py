@@ -117,7 +117,7 @@ def test_the_recorder_compiles_and_loads_beside_this_torch(folder: Path, monkeyp
 STEP = f"""
 import torch
 from hashbench import HashDebugTrace
-from hashbench.trace import file
+from hashbench.core.trace import file
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
 optimizer = torch.optim.AdamW(model.parameters(), foreach=False)

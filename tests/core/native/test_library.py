@@ -64,7 +64,7 @@ _READS = """
 import ctypes
 import torch
 from hashbench import HashDebugTrace
-from hashbench.native.library import OTHERS
+from hashbench.core.native.library import OTHERS
 x, size = torch.ones(3), ctypes.c_int64()
 with HashDebugTrace(tracer="native") as trace:
     for number in range(100):

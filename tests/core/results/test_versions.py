@@ -39,7 +39,7 @@ def passes():
 EVIDENCE = """
 import sys
 from pathlib import Path
-from hashbench.results.load import load_sweep
+from hashbench.core.results.load import load_sweep
 print(*(len(row.evidence.results) for row in load_sweep(Path(sys.argv[1])).rows))
 """
 FLAGS = ("--inference", "--threads", "1", "--replays", "4", "--diagnose-budget", "20")

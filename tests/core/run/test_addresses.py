@@ -9,7 +9,7 @@ import pytest
 from hashbench.core.processes import new_python
 
 ADDRESSES = """
-from hashbench.run.addresses import arranged_addresses, scattered_addresses
+from hashbench.core.run.addresses import arranged_addresses, scattered_addresses
 
 kept = {how}()
 objects = [bytes(63) for _ in range(100)]  # of 96 bytes each

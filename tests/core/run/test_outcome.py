@@ -108,8 +108,8 @@ def test_trace_of_watched_run_is_built_on_demand(tracer: str) -> None:
 
 PREPARED = """
 import torch
-from hashbench.records import RunOptions
-from hashbench.run.outcome import Prepared, traces_of
+from hashbench.core.records import RunOptions
+from hashbench.core.run.outcome import Prepared, traces_of
 
 drawn = []
 

@@ -18,7 +18,7 @@ from hashbench.core.suites.registry import catalog, load
 
 GOOD = """
     import torch
-    from hashbench.run.workload import Workload
+    from hashbench.core.run.workload import Workload
     from neighbour import WIDTH
 
     class Net(torch.nn.Linear):

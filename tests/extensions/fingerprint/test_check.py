@@ -23,7 +23,7 @@ from hashbench.extensions.fingerprint.check import changed_kernels, collected_ke
 
 FAULTS = """
 import resource, sys, torch
-from hashbench.check.fingerprint import keep_freed_memory
+from hashbench.extensions.fingerprint.check import keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -50,11 +50,11 @@ def test_freed_memory_is_kept() -> None:
 ASKED = """
 import pathlib, sys
 import psutil
-from hashbench.check import fingerprint
-from hashbench.check.fingerprint import changed_kernels, fingerprint_from, record_function
-from hashbench.check.fingerprint import collected_kernels
-from hashbench.check.function import FunctionCall
-from hashbench.errors import HashbenchError
+from hashbench.extensions.fingerprint import check as fingerprint
+from hashbench.extensions.fingerprint.check import changed_kernels, fingerprint_from, record_function
+from hashbench.extensions.fingerprint.check import collected_kernels
+from hashbench.core.check.function import FunctionCall
+from hashbench.core.errors import HashbenchError
 
 fingerprint.OVERCOMMIT = pathlib.Path(sys.argv[1])
 before = psutil.Process().memory_info()

@@ -21,7 +21,7 @@ double difftime(time_t later, time_t earlier) { looks++; return (double)later - 
 
 LOOKS = """
 import ctypes, os, sys, torch
-from hashbench.fingerprint.library import listener, measure_clock
+from hashbench.extensions.fingerprint.library import listener, measure_clock
 
 looks = ctypes.c_int.in_dll(ctypes.CDLL(sys.argv[1]), "looks")
 measured = measure_clock() if "measured" in sys.argv else False

@@ -256,7 +256,7 @@ def test_marker_and_options_are_documented_by_pytest_itself(pytester: pytest.Pyt
 CALLS = """
 import time
 import pytest
-from hashbench.check import function
+from hashbench.core.check import function
 
 function.QUICK_SECONDS = 2.0  # a first run on a busy machine may take more than 50 ms
 

@@ -106,7 +106,7 @@ def test_both_sides_of_a_pair_have_the_same_number_of_threads() -> None:
 
 ALIGNMENTS = """
 import numpy as np, torch
-from hashbench.replay.controls import provoked
+from hashbench.core.diagnose.replay.controls import provoked
 foreign, own = set(), set()
 for variation in range(1, 5):
     with provoked(("address",), variation, device=torch.device("cpu")):
