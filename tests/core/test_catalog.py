@@ -111,7 +111,6 @@ def test_only_perturbations_that_must_not_matter_make_a_model_latent() -> None:
 
 
 def test_compilations_have_every_change_of_the_compiler() -> None:
-    from hashbench.extensions.compiled.fallbacks import CHANGES
-
+    fallbacks = pytest.importorskip("hashbench.extensions.compiled.fallbacks")
     known = {name for name, experiment in EXPERIMENTS.items() if "compilation" in experiment.on}
-    assert {change.name for change in CHANGES} == known
+    assert {change.name for change in fallbacks.CHANGES} == known

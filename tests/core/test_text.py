@@ -44,11 +44,8 @@ from hashbench.core.text import (
     spaced,
 )
 from hashbench.core.trace import file
-from hashbench.extensions.report.exports import as_annotations, as_junit, as_markdown
-from hashbench.extensions.report.page import render_html
 from tests.core.report.rows import sweep
 from tests.experiment_texts import evidence
-from tests.extensions.report.histories import DIAGNOSED, judged, passing
 
 CONTROLS = [chr(code) for code in range(0x20) if chr(code) not in "\t\n"] + [chr(code) for code in range(0x7F, 0xA0)]
 DIRECTIONS = [*"\u061c\u200e\u200f", *map(chr, range(0x202A, 0x202F)), *map(chr, range(0x2066, 0x206A))]
@@ -74,16 +71,18 @@ def test_control_characters_are_escaped() -> None:
 
 
 def texts_of(row: Row, folder: Path) -> dict[str, str]:
-    night, comparison = judged([passing(row)], [row]), compare(sweep(passing(row)), sweep(row))
+    exports, page = (pytest.importorskip(f"hashbench.extensions.report.{name}") for name in ("exports", "page"))
+    before = pytest.importorskip("tests.extensions.report.histories")
+    night, comparison = before.judged([before.passing(row)], [row]), compare(sweep(before.passing(row)), sweep(row))
     return {
         "table": sweep_table([row]),
         "compared": as_text(comparison),
         "compared, Markdown": compared_markdown(comparison),
         "compared, CSV": as_csv(comparison),
-        "page": render_html(night, title=NAME),
-        "junit": as_junit(night, tracebacks=dict.fromkeys((night.judgements[0].key,), f"Traceback\n{NAME}")),
-        "markdown": as_markdown(night),
-        "annotations": as_annotations(night),
+        "page": page.render_html(night, title=NAME),
+        "junit": exports.as_junit(night, tracebacks=dict.fromkeys((night.judgements[0].key,), f"Traceback\n{NAME}")),
+        "markdown": exports.as_markdown(night),
+        "annotations": exports.as_annotations(night),
         "pytest": five_lines(row, folder=folder),
     }
 
@@ -91,7 +90,8 @@ def texts_of(row: Row, folder: Path) -> dict[str, str]:
 def test_no_report_has_them(tmp_path: Path) -> None:
     texts = {field.name: NAME for field in dataclasses.fields(Row) if field.type == "str" and field.name not in KEPT}
     texts |= dict.fromkeys(("suite", "name", "mode"), ENCODED)  # in file names
-    found = texts_of(dataclasses.replace(DIAGNOSED, **texts), tmp_path)
+    diagnosed = pytest.importorskip("tests.extensions.report.histories").DIAGNOSED
+    found = texts_of(dataclasses.replace(diagnosed, **texts), tmp_path)
     assert {name: steers(text) for name, text in found.items()} == {name: set() for name in found}
     ElementTree.fromstring(found["junit"])
     for text in found.values():

@@ -51,9 +51,9 @@ from hashbench.tools.audit import report as audit_report
 from hashbench.tools.audit.audit_table import AUDIT_ROWS, AuditVerdict
 from hashbench.tools.audit.audit_table import read as read_audit
 from hashbench.tools.audit.rows import rows_of_sweeps
+from tests.core.divergence.rank_runs import judge_ranks, rank_traces
 from tests.core.report.rows import write_rows
 from tests.experiment_texts import result
-from tests.extensions.ranks.rank_runs import judge_ranks, rank_traces
 from tests.extensions.ranks.rank_texts import CHECKS, DIFFS, DOCUMENTS
 from tests.extensions.watch.watch_texts import LOOPS, RESUMES
 from tests.golden.stage import cli, session

@@ -14,7 +14,6 @@ from hashbench.core.check.subject import Given, Subject, prepared_runs
 from hashbench.core.records import BATCH_INVARIANCE, RunOptions
 from hashbench.core.run.outcome import Prepared, add_result
 from hashbench.core.trace.api import HashDebugTrace
-from hashbench.extensions.invariance.check import check_invariance
 
 OPTIONS = RunOptions(diagnose_budget=0.0)
 
@@ -71,5 +70,6 @@ def test_a_difference_is_confirmed_by_runs_without_a_number() -> None:
 def test_its_items_are_run_in_every_variant(
     invariance: str, function: Callable[[torch.Tensor], torch.Tensor], accuracy: str
 ) -> None:
+    check = pytest.importorskip("hashbench.extensions.invariance.check")
     options = replace(OPTIONS, mode=invariance)
-    assert check_invariance(subject_of(function, []), options, "off").accuracy == accuracy
+    assert check.check_invariance(subject_of(function, []), options, "off").accuracy == accuracy

@@ -16,7 +16,7 @@ from hashbench.core.divergence.meetings import (
     number_calls,
 )
 from hashbench.core.records import Collective, OpRecord, Trace
-from tests.extensions.ranks.rank_runs import rank_traces
+from tests.core.divergence.rank_runs import rank_traces
 
 BOTH = (0, 1)
 

@@ -22,7 +22,6 @@ from hashbench.core.results.load import load_sweep
 from hashbench.core.results.merge import merge
 from hashbench.core.suites.selection import Selection
 from hashbench.core.sweep.run import ModelStarted
-from hashbench.extensions.report import nightly
 
 
 def test_two_sweeps_into_one_folder_the_second_is_refused(output):
@@ -83,6 +82,7 @@ LINKS = ["accuracy.csv", "sweep.json", "environment.json", ".lock", "rows", "row
 @pytest.mark.parametrize("name", LINKS)
 @pytest.mark.parametrize("held", ["", "file", "folder"], ids=["that leads nowhere", "to a file", "to a folder"])
 def test_nothing_is_written_through_a_link_of_another(output, name, held):
+    nightly = pytest.importorskip("hashbench.extensions.report.nightly")
     (output / name).parent.mkdir(parents=True, exist_ok=True)
     target = output.parent / "precious"
     if held:

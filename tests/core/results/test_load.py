@@ -19,7 +19,6 @@ from hashbench.core.io import UnknownContentError
 from hashbench.core.records import ROW_SCHEMA, ExperimentResult, Row, RowEvidence
 from hashbench.core.results.load import Requested, kind_of_csv, load_sweep
 from hashbench.core.results.rows import ROWS, read_rows, row_from_json, row_to_json
-from hashbench.extensions.stress.facts import StressFacts
 from tests.core.report.rows import PLAIN, row, selection, write_rows, write_sweep
 from tests.flat_rows import changed, made
 
@@ -479,5 +478,6 @@ def test_counts_of_stressed_pairs_that_cannot_be_are_refused_in_one_line(tmp_pat
 
 
 def test_counts_in_a_reason_are_none_of_pairs():
+    facts = pytest.importorskip("hashbench.extensions.stress.facts")
     told = row(accuracy="pass", stressed="load 0/6; process not run (step 9/1 failed)")
-    assert told.of(StressFacts).counts == {"load": (0, 6)}
+    assert told.of(facts.StressFacts).counts == {"load": (0, 6)}

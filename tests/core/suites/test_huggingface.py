@@ -17,7 +17,6 @@ from hashbench.core.run.leaves import leaves
 from hashbench.core.run.workload import CACHES, Workload, cache_among, call
 from hashbench.core.suites.huggingface import OFFLINE, TASKS
 from hashbench.core.suites.registry import catalog, load
-from hashbench.extensions.invariance.variants import variants_of
 
 SPECS = {spec.name: spec for spec in catalog("huggingface")}
 SMALL = {spec.name: spec for spec in catalog("huggingface_tiny")}
@@ -177,12 +176,13 @@ def test_cache_of_keys_and_values_is_compared_beside_the_logits(kind):
 @pytest.mark.parametrize("name", ["DistillGPT2", "T5ForConditionalGeneration", "MambaForCausalLM"])
 @pytest.mark.usefixtures("transformers")
 def test_a_small_text_model_is_given_a_cache_by_the_name_that_it_takes(name: str) -> None:
+    variants = pytest.importorskip("hashbench.extensions.invariance.variants")
     workload = load(SMALL[name], mode="inference")
     assert workload.tokens is not None
     assert workload.tokens.cache in inspect.signature(workload.module.forward).parameters
     model = workload.module.eval()
     subject = Subject(model, model=model, inputs=workload.inputs, tokens=workload.tokens)
-    (variant,) = variants_of(subject, "cached-decode")
+    (variant,) = variants.variants_of(subject, "cached-decode")
     with torch.no_grad():
         given = variant.given(variant.subset.size)(workload.module, workload.inputs)
     assert given[workload.tokens.cache] is not None

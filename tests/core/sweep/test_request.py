@@ -13,10 +13,10 @@ from hashbench.core.records import ModelSpec, RunOptions
 from hashbench.core.suites.selection import Selection
 from hashbench.core.sweep import request as requests
 from hashbench.core.sweep.request import SweepRequest
-from hashbench.extensions.fingerprint import document
 
 
 def test_fingerprints_of_outdated_models_are_deleted(tmp_path):
+    document = pytest.importorskip("hashbench.extensions.fingerprint.document")
     request = SweepRequest(Selection(suites=("zoo",)), RunOptions(mode="inference"), tmp_path)
     paths = [document.path_in(tmp_path, ("zoo", name, "inference")) for name in ("a", "b")]
     for path in paths:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hashbench.extensions.ranks.choice import choose_candidates, unpreceded
-from tests.extensions.ranks.rank_runs import judge_ranks
+from tests.core.divergence.rank_runs import judge_ranks
 from tests.extensions.ranks.test_walk import KERNEL, judged
 
 

@@ -19,7 +19,7 @@ from hashbench.core.records import Collective, OpRecord, Ref, Result, TensorDige
 from hashbench.extensions.ranks.find import find_across_ranks
 from hashbench.extensions.ranks.verdict import RankDivergence, RanksVerdict
 from hashbench.extensions.ranks.whole_steps import cut_after
-from tests.extensions.ranks.rank_runs import RankRun, judge_ranks, rank_traces
+from tests.core.divergence.rank_runs import RankRun, judge_ranks, rank_traces
 
 TABLE = """
 nothing differs: agree

@@ -7,7 +7,7 @@ import pytest
 from hashbench.extensions.ranks.held_alike import replicas_of
 from hashbench.extensions.ranks.replicas import ReplicasVerdict, check_replicas
 from hashbench.extensions.ranks.text import check_text
-from tests.extensions.ranks.rank_runs import rank_traces
+from tests.core.divergence.rank_runs import rank_traces
 
 REDUCED = "g = all_reduce !g -> s phase=backward\n g = div_ !g (2) -> h phase=backward\n"
 

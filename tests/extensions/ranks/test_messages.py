@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.extensions.ranks.rank_runs import judge_ranks
+from tests.core.divergence.rank_runs import judge_ranks
 
 SENT = """
     rank 0:

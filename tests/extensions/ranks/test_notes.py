@@ -19,7 +19,7 @@ from hashbench.extensions.ranks.notes import (
     write_note,
 )
 from hashbench.extensions.ranks.verdict import RankDivergence
-from tests.extensions.ranks.rank_runs import rank_traces
+from tests.core.divergence.rank_runs import rank_traces
 from tests.extensions.ranks.rank_traces import traces
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from hashbench.core.divergence.meetings import number_calls
 from hashbench.extensions.ranks.order import RankOrder
-from tests.extensions.ranks.rank_runs import rank_traces
+from tests.core.divergence.rank_runs import rank_traces
 
 LINES = """
 rank 0:

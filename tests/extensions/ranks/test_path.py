@@ -6,7 +6,7 @@ import pytest
 
 from hashbench.core.divergence.meetings import Meeting
 from hashbench.extensions.ranks.verdict import RankHop
-from tests.extensions.ranks.rank_runs import judge_ranks
+from tests.core.divergence.rank_runs import judge_ranks
 
 CHAIN = """
 rank 0:

@@ -15,7 +15,7 @@ from hashbench.core.records import TracedRank
 from hashbench.extensions.ranks.replicas import ReplicasVerdict, check_replicas
 from hashbench.extensions.ranks.text import check_text
 from hashbench.extensions.ranks.whole_steps import cut_after
-from tests.extensions.ranks.rank_runs import rank_traces
+from tests.core.divergence.rank_runs import rank_traces
 
 DATA_PARALLEL = """
         y = linear input/0={x} parameter/w=w -> {y}

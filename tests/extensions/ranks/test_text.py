@@ -12,7 +12,7 @@ from hashbench.core.records import Divergence, Steering
 from hashbench.extensions.ranks.replicas import ReplicaDifference, ReplicasVerdict, check_replicas
 from hashbench.extensions.ranks.text import MOST_LINES, check_document, check_text, diff_document, diff_text
 from hashbench.extensions.ranks.verdict import RankDivergence, RankResult, RanksVerdict
-from tests.extensions.ranks.rank_runs import judge_ranks, rank_traces
+from tests.core.divergence.rank_runs import judge_ranks, rank_traces
 from tests.extensions.ranks.rank_texts import CHECKS, DIFFS
 
 FOUND = RankDivergence(

@@ -9,7 +9,7 @@ import pytest
 from hashbench.core.catalog import Origin
 from hashbench.core.records import Divergence
 from hashbench.extensions.ranks.verdict import RankDivergence, RankResult, RanksVerdict
-from tests.extensions.ranks.rank_runs import judge_ranks
+from tests.core.divergence.rank_runs import judge_ranks
 
 FOUND = judge_ranks("rank 0:\n relu input/0 => r\nrank 1:\n put input/0 => r|R\n").first[0]
 

@@ -10,7 +10,7 @@ from hashbench.core.catalog import Origin
 from hashbench.core.divergence.align import SECOND, pair
 from hashbench.core.divergence.introduce import find_differences
 from hashbench.extensions.ranks.walk import JudgedRanks, RankNode, missing_words
-from tests.extensions.ranks.rank_runs import rank_traces
+from tests.core.divergence.rank_runs import rank_traces
 
 SUM, PUT = "forward.0/Net/aten.sum.default#0", "forward.0/Net/aten.put.default#0"
 REDUCE = "forward.0/Net/c10d.allreduce_.default#0"

@@ -13,7 +13,7 @@ import pytest
 from hashbench.core.errors import HashbenchError
 from hashbench.core.records import EarlyRead, Trace, TracedRank
 from hashbench.extensions.ranks.whole_steps import cut_after, results_by_step, up_to_common_step
-from tests.extensions.ranks.rank_runs import rank_traces
+from tests.core.divergence.rank_runs import rank_traces
 
 STEP = " p = add_ !{0} input/{1} -> p{1}\n result p p{1} as w\n step\n"
 

@@ -16,11 +16,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from hashbench.core.records import BESIDE_DTENSORS, Collective, EarlyRead, Ref, Result, Trace, TracedRank, TracedStep
-from hashbench.extensions.ranks.find import find_across_ranks
-from hashbench.extensions.ranks.verdict import RanksVerdict
 from tests.core.divergence.runs import Run, tensor
+
+if TYPE_CHECKING:
+    from hashbench.extensions.ranks.verdict import RanksVerdict
 
 COLLECTIVES = {
     "all_reduce": ("c10d.allreduce_.default", "combine", "all"),
@@ -152,4 +154,6 @@ def rank_traces(text: str, *, second: bool = False) -> Mapping[int, Trace]:
 
 def judge_ranks(text: str, *, swapped: bool = False) -> RanksVerdict:
     """The verdict on the two runs of some lines; ``swapped`` takes the second run as the first."""
+    from hashbench.extensions.ranks.find import find_across_ranks
+
     return find_across_ranks(rank_traces(text, second=swapped), rank_traces(text, second=not swapped))
