@@ -11,8 +11,7 @@ from hashbench.core.catalog import Kind, Status, kind_of
 from hashbench.core.errors import HashbenchError
 from hashbench.core.report.compare import Became, compare, decide, environment_changes, require_overlap
 from hashbench.core.results.load import Requested, load_sweep
-from tests.core.report.rows import DIFFERING, INACCURATE, PLAIN, ROUNDED, row, selection, sweep, write_rows, write_sweep
-from tests.flat_rows import changed
+from tests.core.report.rows import DIFFERING, PLAIN, row, selection, sweep, write_rows, write_sweep
 
 PASS, SKIP, DIFFER = "pass", "pass_due_to_skip", "eager_two_runs_differ"
 LATENT, UNSTRESSED = "latent", {"stressed": False}
@@ -496,54 +495,6 @@ def test_many_rows_are_compared_in_linear_time(tmp_path):
             write_sweep(tmp_path / f"{side}{count}", *rows[:count])
     few, many = (min(seconds(count) for _ in range(2)) for count in (1_000, 4_000))
     assert many < 8 * few  # 4 times as long where time is linear, 16 times where it is quadratic, on any machine
-
-
-# ------------------------------------------------------------------------------------------------ compiled models
-
-
-@pytest.mark.parametrize(
-    ("base", "new", "outcome", "note"),
-    [
-        pytest.param(
-            *(PLAIN, dataclasses.replace(PLAIN, backend="inductor")),
-            *(Became.NOT_COMPARABLE, "backend (none) → inductor"),
-            id="an eager row says nothing of a compiled one",
-        ),
-        pytest.param(
-            *(dataclasses.replace(PLAIN, backend="aot_eager"), dataclasses.replace(PLAIN, backend="inductor")),
-            *(Became.NOT_COMPARABLE, "backend aot_eager → inductor"),
-            id="another backend",
-        ),
-        pytest.param(
-            *(dataclasses.replace(PLAIN, backend="inductor"), INACCURATE),
-            *(Became.REGRESSED, "codegen: cpp_fused_relu_0 (aten.relu.default) in Net.act"),
-            id="a new inaccuracy",
-        ),
-        pytest.param(
-            *(dataclasses.replace(PLAIN, backend="inductor"), ROUNDED),
-            *(Became.REGRESSED, "rounding, no kernel is to blame"),
-            id="a new inaccuracy by rounding",
-        ),
-        pytest.param(
-            *(INACCURATE, changed(INACCURATE, stage="lowering")),
-            *(Became.MOVED, "stage codegen → lowering"),
-            id="another stage",
-        ),
-        pytest.param(
-            *(INACCURATE, changed(INACCURATE, stage="lowering", confidence="open")),
-            *(Became.STILL_DIFFERS, "lowering: cpp_fused_relu_0 (aten.relu.default) in Net.act"),
-            id="another stage that is not established",
-        ),
-        pytest.param(
-            *(INACCURATE, changed(INACCURATE, accuracy="compiled_two_runs_differ", stage="")),
-            *(Became.MOVED, "accuracy fail_accuracy → compiled_two_runs_differ"),
-            id="another status of the same kind",
-        ),
-    ],
-)
-def test_what_became_of_a_compiled_model(base, new, outcome, note):
-    (change,) = compare(sweep(base), sweep(new)).changes
-    assert (change.outcome, change.note) == (outcome, note)
 
 
 def test_a_row_of_the_harness_has_no_backend_to_compare():

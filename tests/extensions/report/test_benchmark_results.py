@@ -13,7 +13,8 @@ from hashbench.cli import main
 from hashbench.core.results.rows import ROWS
 from hashbench.extensions.report.benchmark_results import METRICS, as_benchmark_results
 from hashbench.extensions.report.expectations import assess
-from tests.core.report.rows import INACCURATE, PLAIN, differing, row, write_night, write_sweep
+from tests.core.report.rows import PLAIN, differing, row, write_night, write_sweep
+from tests.extensions.compiled.compiled_rows import INACCURATE
 
 jsonschema = pytest.importorskip("jsonschema", reason="comes with check-jsonschema, of the extra test")
 

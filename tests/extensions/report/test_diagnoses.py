@@ -35,8 +35,9 @@ from hashbench.extensions.report.expectations import assess
 from hashbench.extensions.report.history import load_history
 from hashbench.extensions.report.nightly import html_of, junit_of
 from hashbench.extensions.report.page import render_html
-from tests.core.report.rows import INACCURATE, write_sweep
+from tests.core.report.rows import write_sweep
 from tests.experiment_texts import evidence
+from tests.extensions.compiled.compiled_rows import INACCURATE
 from tests.extensions.report.histories import DIAGNOSED, diagnosed, failed, history, record, traces
 from tests.flat_rows import changed
 

@@ -10,7 +10,7 @@ from hashbench.core.records import Row
 from hashbench.core.report.compare import Became
 from hashbench.extensions.report.expectations import ExpectationStatus, Judgement
 from hashbench.extensions.report.groups import GROUPS, MEMBERS, Group, expectation_of, groups_of, is_known, is_news
-from tests.core.report.rows import INACCURATE, ROUNDED
+from tests.extensions.compiled.compiled_rows import INACCURATE, ROUNDED
 from tests.extensions.report.histories import diagnosed, failed
 from tests.extensions.report.judgements import (
     DIFFERS,

@@ -11,7 +11,8 @@ from hashbench.core.errors import HashbenchError
 from hashbench.core.results.load import load_file
 from hashbench.core.results.rows import ROWS, row_key
 from hashbench.extensions.report.history import History, Interval, find_nights, load_history, models_in_trouble, seen
-from tests.core.report.rows import INACCURATE, differing, row, write_night, write_sweep
+from tests.core.report.rows import differing, row, write_night, write_sweep
+from tests.extensions.compiled.compiled_rows import INACCURATE
 from tests.extensions.report.histories import DIAGNOSED, diagnosed, failed, history, passing
 from tests.flat_rows import changed
 

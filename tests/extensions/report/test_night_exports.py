@@ -17,7 +17,8 @@ from hashbench.extensions.report.expectations import JudgedNight, assess
 from hashbench.extensions.report.expected_rows import expect_from
 from hashbench.extensions.report.exports import LIMIT, as_annotations, as_junit, as_markdown, as_summary
 from hashbench.extensions.report.nightly import html_of
-from tests.core.report.rows import INACCURATE, ROUNDED, WHY, differing, row, write_night
+from tests.core.report.rows import differing, row, write_night
+from tests.extensions.compiled.compiled_rows import INACCURATE, ROUNDED, WHY
 from tests.extensions.report.histories import judged
 from tests.flat_rows import changed
 

@@ -23,8 +23,9 @@ from hashbench.extensions.report.diagnoses import DETAILS, anchor_of, read_excer
 from hashbench.extensions.report.expectations import ExpectationStatus, JudgedNight
 from hashbench.extensions.report.history import History, Interval, ModelHistory, Night, Trouble
 from hashbench.extensions.report.page import as_script_content, headline, machine_of, render_html
-from tests.core.report.rows import INACCURATE, ROUNDED, WHY, row
+from tests.core.report.rows import row
 from tests.experiment_texts import evidence
+from tests.extensions.compiled.compiled_rows import INACCURATE, ROUNDED, WHY
 from tests.extensions.report.histories import (
     DIAGNOSED,
     TORCH_CHANGED,

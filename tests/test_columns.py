@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from hashbench.core import extensions
 from hashbench.core.errors import HashbenchError
 from hashbench.core.extensions import facts_asked, facts_kinds
 from hashbench.core.records import BATCH_INVARIANCE, Row, RunOptions
 from hashbench.core.results.folder import ResultsFolder
 from hashbench.core.results.rows import ROWS, read_rows, read_table
-from tests.core.report.rows import INACCURATE, PLAIN, row
+from tests.core.report.rows import PLAIN, row
+from tests.extensions.compiled.compiled_rows import INACCURATE
 from tests.flat_rows import changed, flat
 
 MOST = 45
@@ -95,11 +95,3 @@ def test_columns_of_an_extension_whose_folder_is_gone_are_refused(
     with pytest.raises(HashbenchError, match="does not know: graphs, graph_breaks") as refused:
         rows.rows(read_table(path))
     assert "Here hashbench has no folder of compiled." in refused.value.tip
-
-
-def test_a_target_in_a_deleted_folder_is_none_and_another_error_is_raised() -> None:
-    assert extensions._if_there("hashbench.gone.facts:Gone") is None
-    assert extensions._if_there("hashbench.extensions.ranks.gone:Gone") is None
-    with pytest.raises(AttributeError):
-        extensions._if_there("hashbench.extensions.ranks.facts:Gone")
-    assert extensions.missing_extensions() == ()
