@@ -270,3 +270,24 @@ def test_an_executor(swept: Path, main: Main) -> None:
     assert said.returncode == 0, said.stderr
     assert lines_of(swept / "threads")["not_finite"]["accuracy"] == "results_not_finite"
     assert "thread" in main("sweep", "--help", cwd=swept).stdout
+
+
+def test_an_extension(swept: Path, main: Main) -> None:
+    models = (
+        "--suite",
+        "zoo.py",
+        "--only",
+        "differs",
+        "switches",
+        "--inference",
+        "--threads",
+        "1",
+        "--diagnose-budget",
+        "0",
+    )
+    said = main("sweep", *models, "--output", "volume", "--volume", cwd=swept)
+    assert said.returncode == 0, said.stderr
+    lines = lines_of(swept / "volume")
+    assert (lines["differs"]["output_elements"], int(lines["switches"]["output_elements"]) > 0) == ("", True)
+    assert "output_elements" not in lines_of(swept / "out")["differs"]
+    assert "--volume" in said.stdout

@@ -18,7 +18,10 @@ from hashbench.core.trace.tracer import native_unavailable
 ROOT = Path(__file__).parent.parent
 GUIDE, *PAGES = (
     ROOT / "docs" / f"{name}.md"
-    for name in ("extending", "extending_diagnosis", "extending_checks", "extending_models", "extending_output")
+    for name in (
+        *("extending", "extending_diagnosis", "extending_checks"),
+        *("extending_models", "extending_output", "extending_extension"),
+    )
 )
 SECTION = re.compile(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 CHANGES = {title: text for page in PAGES for title, text in SECTION.findall(page.read_text(encoding="utf-8"))}
@@ -69,7 +72,7 @@ def problems(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     return {case.attrib["name"]: "\n".join(filter(None, case.itertext())) for case in cases}
 
 
-def test_there_are_thirteen_changes() -> None:
+def test_there_are_fourteen_changes() -> None:
     assert list(CHANGES) == [
         "A cause",
         "An experiment",
@@ -84,6 +87,7 @@ def test_there_are_thirteen_changes() -> None:
         "A report form",
         "A file format",
         "An executor",
+        "An extension",
     ]
 
 

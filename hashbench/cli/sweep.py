@@ -128,7 +128,7 @@ def command_for(request: SweepRequest, row: Row) -> str:
     words = ["hashbench", "sweep", "--suite", suite, "--only", row.name]
     for action in parser.flags:
         value = options.model_mode if action.dest == "mode" else getattr(options, action.dest, None)
-        if action.const is not None and value == action.const:
+        if action.const is not None and (value == action.const or (isinstance(value, tuple) and action.const in value)):
             words.append(action.option_strings[0])
         elif action.const is None and value not in (None, "", action.default):
             words += [action.option_strings[0], f"{value:g}" if isinstance(value, float) else str(value)]

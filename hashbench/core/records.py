@@ -164,6 +164,7 @@ class RunOptions:
         stress: rerun passing models under perturbations.
         backend: of ``torch.compile``, whose program is compared with eager mode; empty: no compiled run.
         compilations: number of compilations that are compared; 1: no further one.
+        extensions: names of further extensions that are asked for.
         output: results folder.
     """
 
@@ -188,6 +189,7 @@ class RunOptions:
     stress: bool = False
     backend: str = ""
     compilations: int = 1
+    extensions: tuple[str, ...] = ()
     output: str = ""
 
     @property
