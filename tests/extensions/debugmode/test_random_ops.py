@@ -134,7 +134,7 @@ def test_a_racy_kernel_is_named(
     found = _verdict(first, second).divergence
     assert found is not None
     assert (found.origin, found.kernel, found.module) == (Origin.KERNEL, "hashbench_logs::racy", "Net")
-    assert found.source.startswith("test_debug_mode.py:")
+    assert found.source.startswith("test_random_ops.py:")
     assert main(["diff", str(first), str(second)]) == 1
     assert "first divergence: Net/hashbench_logs::racy#0\norigin:           kernel\n" in capsys.readouterr().out
 

@@ -301,7 +301,7 @@ def test_kernel_has_place_shapes_and_smallest_batch():
         "kernel",
         "invariance_test.split_sum.default",
     )
-    assert (row.module, row.source.partition(":")[0]) == ("Sequential.1", "test_invariance.py")
+    assert (row.module, row.source.partition(":")[0]) == ("Sequential.1", "test_check.py")
     assert (flat(row).shapes, flat(row).reference_shapes, flat(row).smallest_batch) == ("(4,1024)", "(8,1024)", 5)
     assert (row.cause, row.confidence, row.phase) == ("shape_dependent_kernel", "proven", "forward")
     assert (row.iteration, row.benign) == (0, 0), "the other iteration's is the same"

@@ -1,4 +1,4 @@
-"""``hashbench ranks``: two recorded runs, one recorded run, and what is refused. ``test_ranks_programs.py`` records."""
+"""``hashbench ranks``: two recorded runs, one recorded run, and what is refused. ``test_cli_programs.py`` records."""
 
 from __future__ import annotations
 
