@@ -36,6 +36,7 @@ _VARIES = (
     (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:\+00:00)?| UTC)"), lambda found: _unless_now(found[0])),
     (re.compile(r'("(?:tensors_)?sha256": ")[0-9a-f]{64}'), r"\1<sha256>"),
     (re.compile(r"^(setting\t0\tstart\t).*", re.MULTILINE), r"\1<settings>"),
+    (re.compile(r'("label": "start", "settings": )\[\[.*?\]\]'), r'\1"<settings>"'),
     (re.compile(r"(\tstart\t<settings>\n(?:(?!end\t).*\n)*end\t\d+\t)\w+"), r"\1<checksum>"),
 )
 

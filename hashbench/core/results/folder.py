@@ -498,6 +498,7 @@ def manifest_of(
     and the models of a missing shard can be named."""
     kept = dataclasses.asdict(options)
     del kept["output"]  # results folders can be moved
+    kept["extensions"] = list(options.extensions)  # as JSON has it
     head = {**versions.stamp(SWEEP_SCHEMA), "rows": ROW_SCHEMA, "suites": [], "options": kept}
     if digests:
         head["digests"] = dict(digests)
@@ -610,10 +611,15 @@ def option_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> lis
     sides = tuple({**_DEFAULTS} | (manifest.get("options") or {}) for manifest in (before, now))
     differences = []
     for name in sorted(sides[0].keys() | sides[1].keys()):
-        was, is_ = (repr(side[name]) if name in side else "absent" for side in sides)
+        was, is_ = (_option(side[name]) if name in side else "absent" for side in sides)
         if was != is_:
             differences.append(f"{name} was {was} and is {is_}{_HINTS.get(name, '')}")
     return differences
+
+
+def _option(value: Any) -> str:
+    """Return the text of an option; a tuple is the list that JSON makes of it."""
+    return repr(list(value) if isinstance(value, tuple) else value)
 
 
 def _part(manifest: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from datetime import datetime
 from importlib import resources
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from hashbench.core.catalog import CAUSES, LETTERS, REPEATED, kind_of, letter_of, status_of
@@ -126,11 +126,15 @@ def render_html(
     )
 
 
+HOME = "hashbench.extensions.report"
+"""The package that has the report's templates."""
+
+
 @functools.cache  # compiling the templates takes longer than filling them
-def environment() -> Environment:
-    """Return the template engine with what the report's templates use."""
+def environment(*packages: str) -> Environment:
+    """Return the template engine with what the report's templates use; ``packages`` have further templates."""
     made = Environment(
-        loader=PackageLoader("hashbench.extensions.report"),
+        loader=ChoiceLoader([PackageLoader(package) for package in (HOME, *packages)]),
         autoescape=True,
         undefined=StrictUndefined,
         finalize=_presentable,
@@ -170,9 +174,9 @@ def _presentable(value: Any) -> Any:
     return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}…"
 
 
-def bundled(name: str) -> str:
-    """Return a file of the report's templates: style or script."""
-    return resources.files("hashbench.extensions.report").joinpath("templates", name).read_text(encoding="utf-8")
+def bundled(name: str, package: str = HOME) -> str:
+    """Return a file of the templates of a package: style or script."""
+    return resources.files(package).joinpath("templates", name).read_text(encoding="utf-8")
 
 
 def policy_for(style: str, script: str) -> str:

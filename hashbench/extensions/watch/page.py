@@ -27,6 +27,9 @@ from hashbench.extensions.watch.text import (
 )
 from hashbench.extensions.watch.traced import LoopVerdict
 
+HOME = "hashbench.extensions.watch"
+"""The package that has the templates of this page."""
+
 MOST_COLUMNS = 800
 """Maximum columns of a plot: of more steps, several share one."""
 
@@ -128,14 +131,14 @@ def _kind(seen: list[bool | None]) -> str:
 def render_loops(verdict: LoopVerdict, *, title: str = "hashbench watch") -> str:
     """Return the page, as text that encodes as UTF-8 whatever the names hold."""
     first, several = verdict.first, len(verdict.ranks) > 1
-    style = bundled("style.css") + bundled("training_loop.css")
+    style = bundled("style.css") + bundled("training_loop.css", HOME)
     traced = [
         (trace_words(one, several=several), one.verdict.divergence)
         for one in verdict.kernels
         if one.verdict is not None
     ]
     return printable(
-        environment()
+        environment(HOME)
         .get_template("training_loop.html")
         .render(
             title=title,

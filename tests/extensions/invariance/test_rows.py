@@ -9,6 +9,7 @@ import torch
 
 from hashbench.core.check.function import FunctionCall
 from hashbench.core.records import Failure, RunOptions
+from hashbench.extensions.invariance.facts import BatchFacts
 from hashbench.extensions.invariance.function import check_invariance
 from hashbench.extensions.invariance.layout import WHOLE, Cut, ItemSubset
 from hashbench.extensions.invariance.match import TensorRows
@@ -87,7 +88,8 @@ def test_heads_that_one_run_repeats_are_those_of_the_other() -> None:
     model = FunctionCall(lambda input_ids, attention_mask=None: Grouped()(input_ids / 1000, attention_mask), (), given)
     row = check_invariance(model, "grouped", options)
     assert (row.accuracy, row.kernel) == ("fail_right_padding_invariance", "rows_test.grouped_sum.default"), row.because
-    assert (row.shapes, row.reference_shapes) == ("(2,4,8,4)x(2,2,8,4)", "(2,4,16,4)x(2,4,16,4)")
+    facts = row.of(BatchFacts)
+    assert (facts.shapes, facts.reference_shapes) == ("(2,4,8,4)x(2,2,8,4)", "(2,4,16,4)x(2,4,16,4)")
 
 
 @pytest.mark.parametrize("reference", [True, False])

@@ -21,7 +21,7 @@ import os
 from pathlib import Path
 
 import torch
-from training.loops import race
+from extensions.watch.loops import race
 
 import hashbench
 

@@ -53,6 +53,7 @@ DEFAULT_PRELOAD = (
     "torchvision",
     "hashbench.core.check.model",
     "hashbench.core.suites.torchvision",
+    "hashbench.core.extensions:facts_kinds",  # of a row that a model without descriptors writes
 )
 """What the server imports once, so that no worker pays for it. Importing these starts no OpenMP threads, which would
 not survive the fork; running an op there would."""

@@ -559,7 +559,7 @@ def ending(x: torch.Tensor, finished: bool, dropped: bool) -> torch.Tensor:
 
 
 _ENDS = """
-from tests.trace.native import test_tracer as tests
+from tests.core.trace.native import test_tracer as tests
 for options in ({}, {"hash_inputs": True}):
     for finished, dropped in ((False, False), (True, False), (False, True), (True, True)):
         tests.ENDING.held.append(tests.HashDebugTrace(tracer="native", **options))
