@@ -55,6 +55,8 @@ def test_every_target_is_there(field: str, target: str) -> None:
     ids=["nothing", "a backend", "an invariance", "stress"],
 )
 def test_options_ask_for_a_check_and_for_stages(asked: dict[str, object], check: str | None, stages: list[str]) -> None:
+    for module in filter(None, (check, *stages)):
+        pytest.importorskip(module)
     given = options(**asked)
     assert getattr(check_for(given), "__module__", None) == check
     assert [stage.__module__ for stage in stages_for(given)] == stages  # type: ignore[attr-defined]
@@ -62,6 +64,8 @@ def test_options_ask_for_a_check_and_for_stages(asked: dict[str, object], check:
 
 @pytest.mark.parametrize(("world_size", "own"), [(None, False), (1, False), (2, True)])
 def test_a_model_with_ranks_has_its_own_check(world_size: int | None, own: bool) -> None:
+    if own:
+        pytest.importorskip("hashbench.extensions.ranks.check")
     assert (own_check_of(Model(world_size)) is not None) == own
 
 

@@ -79,4 +79,6 @@ def test_second_build_that_is_not_made_or_fails() -> None:
     ids=["equal", "other inputs", "runs that differ", "another check"],
 )
 def test_row_of_a_model_that_passes_has_the_second_build(build, options, said: str) -> None:
+    if options.batch_invariant or options.backend:
+        pytest.importorskip("hashbench.extensions.invariance")
     assert row_of(build, options).second_build.partition(",")[0] == said

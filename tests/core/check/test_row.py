@@ -95,6 +95,7 @@ def test_a_row_of_a_sweep_with_a_backend_has_it_whatever_happened() -> None:
 
 
 def test_a_backend_that_this_machine_lacks_is_a_row() -> None:
+    pytest.importorskip("hashbench.extensions.compiled")
     row = row_of(workload, replace(INFERENCE, backend="inductr"))
     assert (row.accuracy, flat(row).stage, row.backend) == ("fail_to_run", "dynamo", "inductr")
     assert row.error == "torch.compile has no backend 'inductr': nothing was run. Did you mean inductor?"

@@ -167,6 +167,7 @@ def test_lines_below_a_row(tmp_path):
     ],
 )
 def test_footer_says_what_passing_means(runs, high, said):
+    pytest.importorskip("hashbench.extensions.stress")  # which is suggested
     few = row("a", runs=runs, rate_high=high, deterministic="off")
     failed = row("c", "crashed", runs=2, rate_high=0.99)
     many = row(runs=200, rate_high=0.01, deterministic="off")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import re
 import sys
@@ -153,6 +154,7 @@ def test_a_plan_without_threads_names_none():
 
 
 def test_a_model_that_is_put_off_runs_no_more_until_it_starts_again():
+    gc.collect()  # the bar of another test that ends while tqdm writes would be an error of tqdm
     stream = Terminal()
     with Progress(stream) as progress:
         progress(SweepOpened(total=1, done=0))
