@@ -27,7 +27,8 @@ PREFIXES: Mapping[str, Sequence[str]] = {
 }
 """What stands before the command, for each machine."""
 CONCERNED = (
-    *("causes", "check", "devices", "diagnose", "divergence", "integrations", "replay", "repro", "tools", "trace"),
+    *("core/check", "core/devices", "core/diagnose", "core/divergence", "core/trace", "integrations", "tools"),
+    *("extensions/compiled", "extensions/invariance", "extensions/ranks", "extensions/stress"),
     *("test_ancestors.py", "test_specimens.py"),
 )
 """The tests whose outcome could depend on the processor, below ``tests``."""
