@@ -396,19 +396,24 @@ def words_for(row: Row) -> RowWords | None:
     return next((words for words in all_words() if words.tells(row)), None)
 
 
+def _first(ask: Callable[[RowWords], str]) -> str:
+    """Return what the first extension that has something to say answers; empty if none has."""
+    return next(filter(None, map(ask, all_words())), "")
+
+
 def blamed(row: Row) -> str:
     """Return the kernel to blame, or in the words of an extension what a row without a kernel blames."""
-    return row.kernel or next(filter(None, (words.blamed(row) for words in all_words())), "")
+    return row.kernel or _first(lambda words: words.blamed(row))
 
 
 def mechanism(row: Row) -> str:
     """Return the cause of a difference, or in the words of an extension what explains it."""
-    return row.cause or next(filter(None, (words.mechanism(row) for words in all_words())), "")
+    return row.cause or _first(lambda words: words.mechanism(row))
 
 
 def remedy(row: Row) -> str:
     """Return what an extension advises on a row; empty if the usual words do."""
-    return next(filter(None, (words.remedy(row) for words in all_words())), "")
+    return _first(lambda words: words.remedy(row))
 
 
 def remarks_of(row: Row) -> tuple[str, ...]:
@@ -419,6 +424,11 @@ def remarks_of(row: Row) -> tuple[str, ...]:
 def facts_of(row: Row) -> tuple[tuple[str, str], ...]:
     """Return labels and texts of extensions on a row."""
     return tuple((label, text) for words in all_words() for label, text in words.facts(row) if text)
+
+
+def condition_of(row: Row) -> str:
+    """Return the condition under which alone a row differs; empty for none."""
+    return _first(lambda words: words.condition(row))
 
 
 def shown(row: Row) -> Row:
@@ -433,10 +443,9 @@ def written(row: Row) -> Row:
 
 def rate_of(row: Row) -> str:
     """Return ``33 of 33 replays``, or in the words of an extension how often a row differs."""
-    return next(filter(None, (words.rate(row) for words in all_words())), "") or rate(row)
+    return _first(lambda words: words.rate(row)) or rate(row)
 
 
 def failure_lines(row: Row, *, folder: Path) -> str:
     """Return a row as a failed test shows it. ``folder`` has repro and traces."""
-    own = (words.lines(row, folder=folder) for words in all_words())
-    return next(filter(None, own), "") or five_lines(row, folder=folder)
+    return _first(lambda words: words.lines(row, folder=folder)) or five_lines(row, folder=folder)

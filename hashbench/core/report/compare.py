@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from hashbench.core.catalog import CAUSES, Confidence, Kind, Origin, Word, kind_of
 from hashbench.core.errors import HashbenchError
-from hashbench.core.extensions import all_words, shown, words_for
+from hashbench.core.extensions import all_words, condition_of, shown, words_for
 from hashbench.core.records import MODES, Row, value_of
 from hashbench.core.results.load import Sweep
 from hashbench.core.results.rows import row_key
@@ -494,7 +494,7 @@ def what_happened(row: Row) -> str:
     if (words := words_for(row)) is not None:
         return ": ".join(filter(None, (words.place(row), row.error)))
     where = " in ".join(filter(None, (row.kernel, row.module))) if row.kernel else ""
-    under = next(filter(None, (words.condition(row) for words in all_words())), "")
+    under = condition_of(row)
     return row.error or ": ".join(filter(None, (row.origin or under, where)))
 
 

@@ -12,7 +12,7 @@ from tabulate import tabulate
 
 from hashbench.core.catalog import Kind, Origin, kind_of, status_of
 from hashbench.core.diagnose.causes import stats
-from hashbench.core.extensions import all_words, shown, words_for
+from hashbench.core.extensions import all_words, remarks_of, remedy, shown, words_for
 from hashbench.core.records import SAME_BUILD, Row, value_of
 from hashbench.core.results.folder import ResultsFolder, file_key
 from hashbench.core.results.rows import ROWS
@@ -165,8 +165,7 @@ def _remarks(row: Row) -> Iterator[str]:
     """Yield the error of a row, the results that were not compared, and code that ran in another way."""
     not_compared = f"not compared: {row.not_compared}" if row.not_compared else ""
     yield from (one_line(text) for text in (row.error, not_compared, row.compiled) if text)
-    for words in all_words():
-        yield from words.remarks(row)
+    yield from remarks_of(row)
     yield from map(one_line, _unseen(row))
 
 
@@ -181,7 +180,7 @@ def _unseen(row: Row) -> Iterator[str]:
 
 def _remedy(row: Row, *, ours: bool) -> str:
     """Return the advice for a difference, or for a failure of our own run."""
-    if ours and (text := next(filter(None, (words.remedy(row) for words in all_words())), "")):
+    if ours and (text := remedy(row)):
         return text
     if kind_of(row.accuracy).has_cause:
         return row.advice or "let the diagnosis look for the cause, with a --diagnose-budget above 0"

@@ -498,7 +498,6 @@ def manifest_of(
     and the models of a missing shard can be named."""
     kept = dataclasses.asdict(options)
     del kept["output"]  # results folders can be moved
-    kept["extensions"] = list(options.extensions)  # as JSON has it
     head = {**versions.stamp(SWEEP_SCHEMA), "rows": ROW_SCHEMA, "suites": [], "options": kept}
     if digests:
         head["digests"] = dict(digests)

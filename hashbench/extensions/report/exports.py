@@ -62,6 +62,7 @@ def as_summary(judged: JudgedNight) -> str:
 def _markdown(judged: JudgedNight, *, lines: int, details: int, only_beginning: bool = False) -> str:
     history = judged.history
     rows = [one.new for one in judged.judgements if one.new]
+    passing = [row for row in rows if kind_of(row.accuracy) is Kind.PASS]
     text = (
         _environment()
         .get_template("night.md.jinja")
@@ -89,7 +90,7 @@ def _markdown(judged: JudgedNight, *, lines: int, details: int, only_beginning: 
             why=lambda row: words.why_with_stage(row) if (words := words_for(row)) else "",
             where=lambda row: words.where(row) if (words := words_for(row)) else "",
             remedy=remedy,
-            remarks=[f"{row.name} ({row.mode}): {text}" for row in rows for text in remarks_of(row)],
+            remarks=[f"{row.name} ({row.mode}): {text}" for row in passing for text in remarks_of(row)],
             repros=_repros(judged),
             row_key=row_key,
         )

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from hashbench.cli import main
+from hashbench.core.extensions import shown
 from hashbench.core.records import RowEvidence
 from hashbench.extensions.report import exports
 from hashbench.extensions.report.expectations import JudgedNight, assess
@@ -284,3 +285,11 @@ def test_junit_and_annotations_tell_stage_and_op():
     (line,) = as_annotations(judged([before], [INACCURATE])).splitlines()
     assert line.startswith("::error")
     assert "codegen: cpp_fused_relu_0 (aten.relu.default) in Net.act" in line
+
+
+def test_a_flaky_model_is_no_pass_with_a_remark():
+    flaky = row("flaky", stressed="threads 3/5", latent="threads", latent_kernel="aten.sum.default", latent_rate=0.6)
+    suspicious = row("doubted", backend="inductor", beyond_rounding=40.0)
+    _, listed = as_markdown(judged([], [shown(flaky), suspicious])).split("## Passes, with a remark")
+    assert "doubted (training): suspicious" in listed
+    assert "flaky" not in listed
