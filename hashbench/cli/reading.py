@@ -159,11 +159,11 @@ def _add_merge(merge: OneLineParser) -> None:
 
 def _merge(parsed: argparse.Namespace) -> int:
     from hashbench.core.results.merge import merge
-    from hashbench.core.text import a_few, count
+    from hashbench.core.text import count, join_limited
 
     merged = merge(parsed.output, parsed.folders, allow_missing=parsed.allow_missing)
     if merged.missing:
-        names = a_few([name for _, name in merged.missing], 5)
+        names = join_limited([name for _, name in merged.missing], 5)
         flags.show(f"{count(len(merged.missing), 'model')} without a row: {names}.")
         print(f"To run them: the sweep's command without partitions, with --resume --output {merged.output}")
     print(f"{count(merged.rows, 'row')} of {count(merged.shards, 'shard')}. Results: {merged.output / 'accuracy.csv'}")

@@ -43,7 +43,7 @@ from hashbench.core.sweep.run import (
     SweepPlanned,
     SweepResult,
 )
-from hashbench.core.text import a_few, count, duration, is_replayable, masked, mebibytes, one_line
+from hashbench.core.text import count, duration, is_replayable, join_limited, masked, mebibytes, one_line
 
 if TYPE_CHECKING:
     from hashbench.core.sweep.request import SweepRequest
@@ -388,7 +388,7 @@ class Progress:
             rerun = f"{count(rows, 'row')} of an earlier version {'runs' if rows == 1 else 'run'} again"
             self._print(f"the file of {suite} has changed: {rerun}")
         if event.done or event.unreadable:
-            number, names = len(event.unreadable), a_few(event.unreadable, 3)
+            number, names = len(event.unreadable), join_limited(event.unreadable, 3)
             aside = f"; {count(number, 'file')} cannot be read, set aside as {names}" if number else ""
             self._print(f"{event.done} of {event.total} rows are there already{aside}")
         if self._on_terminal:
@@ -429,7 +429,7 @@ class Progress:
 
     def _words(self) -> str:
         now = self._clock()
-        return one_line(a_few([one.words(now) for one in self._running], _SHOWN)) or self._before_the_first
+        return one_line(join_limited([one.words(now) for one in self._running], _SHOWN)) or self._before_the_first
 
     def _show_running(self) -> None:
         if self._bar is not None:

@@ -29,7 +29,7 @@ def printable(text: str) -> str:
     return _STEERING.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
-def a_few(names: Sequence[str], limit: int = 8) -> str:
+def join_limited(names: Sequence[str], limit: int = 8) -> str:
     """Return the first ``limit`` names, and how many more there are."""
     shown = ", ".join(names[:limit])
     return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
@@ -79,10 +79,10 @@ def count(number: int, word: str) -> str:
     return f"{number} {word}{'' if number == 1 else 's'}"
 
 
-def rank_words(ranks: Iterable[int]) -> str:
+def format_ranks(ranks: Iterable[int]) -> str:
     """Return ``rank 1`` or ``ranks 0, 2``, the first few of them."""
     named = [str(rank) for rank in ranks]
-    return f"rank{'' if len(named) == 1 else 's'} {a_few(named)}"
+    return f"rank{'' if len(named) == 1 else 's'} {join_limited(named)}"
 
 
 # ------------------------------------------------------------------------------------------------------ numbers

@@ -31,6 +31,7 @@ from hashbench.core.text import (
     deterministic_here,
     duration,
     five_lines,
+    format_ranks,
     how_much,
     how_often,
     is_replayable,
@@ -39,7 +40,6 @@ from hashbench.core.text import (
     one_line,
     percent,
     printable,
-    rank_words,
     shorten,
     spaced,
 )
@@ -207,7 +207,7 @@ def test_percentages(share: float, text: str) -> None:
     [((1,), "rank 1"), ((0, 2), "ranks 0, 2"), (range(64), "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 56 more")],
 )
 def test_ranks(ranks: Iterable[int], text: str) -> None:
-    assert rank_words(ranks) == text
+    assert format_ranks(ranks) == text
 
 
 def test_distances_that_are_no_rounding_have_no_ulp() -> None:

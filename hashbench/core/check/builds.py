@@ -13,7 +13,7 @@ from hashbench.core.records import SAME_BUILD, TensorDigest
 from hashbench.core.run.leaves import leaves
 from hashbench.core.run.outcome import failure_of, log_error
 from hashbench.core.run.workload import Workload
-from hashbench.core.text import a_few
+from hashbench.core.text import join_limited
 from hashbench.core.trace.digest import digest, python_digest, unobserved
 
 LONGEST = 60.0
@@ -47,7 +47,7 @@ def second_build(first: Mapping[str, TensorDigest], build: Callable[[], Workload
         log_error("building the model a second time failed")
         return f"failed: {failure_of(error).error}"
     names = differing(first, second)
-    return f"differs in {a_few(names)}, so another process may give other results" if names else SAME_BUILD
+    return f"differs in {join_limited(names)}, so another process may give other results" if names else SAME_BUILD
 
 
 def differing(first: Mapping[str, TensorDigest], second: Mapping[str, TensorDigest]) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ from hashbench.core.run.outcome import (
     replaces,
     results_that_differ,
 )
-from hashbench.core.text import a_few
+from hashbench.core.text import join_limited
 from hashbench.core.trace.op_schema import mode_dependent
 from hashbench.core.trace.tracer import choose
 
@@ -289,7 +289,7 @@ def with_facts(outcome: Outcome, first: Run) -> Outcome:
     if first.recorded is None:
         return outcome
     dependent = () if first.tracer == "native" or first.trace is None else mode_dependent(first.trace)
-    return replace(outcome, ops=first.ops, perturbed_ops=a_few(dependent))
+    return replace(outcome, ops=first.ops, perturbed_ops=join_limited(dependent))
 
 
 def _ended(outcome: Outcome, failure: Failure, number: int) -> Outcome:

@@ -20,7 +20,7 @@ from hashbench.core.records import Diagnosis, Divergence, ModelSpec, Rate, Row, 
 from hashbench.core.results.folder import ResultsFolder, file_key
 from hashbench.core.results.rows import row_to_json
 from hashbench.core.run.outcome import Finding, Outcome, peak_mib
-from hashbench.core.text import a_few
+from hashbench.core.text import join_limited
 from hashbench.core.trace import file
 
 BUDGET_FLAG = "--diagnose-budget"
@@ -70,11 +70,11 @@ def row_of(
         benign=None if outcome.benign is None else len(outcome.benign),
         benign_ops=_op_names(outcome.benign or ()),
         settings_changed="; ".join(outcome.settings_changed),
-        not_compared=a_few(outcome.not_compared),
+        not_compared=join_limited(outcome.not_compared),
         second_build=outcome.second_build,
-        deterministic_ops=a_few(outcome.deterministic_ops),
+        deterministic_ops=join_limited(outcome.deterministic_ops),
         backend=options.backend,
-        compiled=f"ran eagerly: {a_few(outcome.compiled)}" if outcome.compiled else "",
+        compiled=f"ran eagerly: {join_limited(outcome.compiled)}" if outcome.compiled else "",
         traces=" ".join(traces),
         seconds=None if seconds is None else round(max(0.0, seconds), 3),  # a model may have set its clock back
         peak_memory_mib=round(peak_memory_mib() + outcome.beside_mib, 1),
@@ -86,7 +86,7 @@ def row_of(
     if difference is not None:
         row = replace(
             row,
-            differing_results=a_few(difference.names),
+            differing_results=join_limited(difference.names),
             differing_elements=difference.elements,
             max_abs_diff=stats.significant(difference.max_abs),
             mean_relative_variability=stats.significant(difference.mean_relative),
@@ -199,4 +199,4 @@ def _op_names(nodes: Sequence[str]) -> str:
     """Count the ops of record ids, most common first."""
     counts = Counter(map(op_of, nodes))
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return a_few([f"{name} ×{count}" if count > 1 else name for name, count in ordered])  # noqa: RUF001
+    return join_limited([f"{name} ×{count}" if count > 1 else name for name, count in ordered])  # noqa: RUF001

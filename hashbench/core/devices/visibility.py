@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hashbench.core.text import a_few
+from hashbench.core.text import join_limited
 
 WORKSPACE_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
 
@@ -95,7 +95,7 @@ def left_out(device: str, fingerprint: Mapping[str, Any]) -> str:
     unused = sorted({*others} - {used})
     if not unused:
         return ""
-    return f"only devices like {used} are used, not {a_few(unused)}: sweep those by number, as {device}:1"
+    return f"only devices like {used} are used, not {join_limited(unused)}: sweep those by number, as {device}:1"
 
 
 def _visible(device: str, fingerprint: Mapping[str, Any]) -> tuple[str, ...]:

@@ -127,7 +127,7 @@ def first_source(known: Differences, reached: Iterable[str]) -> Source | None:
     first, settings = earliest(known, reached), settings_source(known.runs)
     if settings is None or (first is not None and (first.origin in _RANK or first.position < settings.position)):
         return first
-    return replace(settings, felt_at=(first or settings).node)
+    return replace(settings, first_visible_at=(first or settings).node)
 
 
 def earliest(known: Differences, nodes: Iterable[str]) -> Source | None:
@@ -187,7 +187,7 @@ def written_after_the_last_record(known: Differences, name: str, a: Result | Non
 def _scalars_that_chose(known: Differences, chosen: Source) -> list[str]:
     """List the scalars read out before the runs part: they reach the results by choosing what is run."""
     last = chosen.position if chosen.origin == Origin.OUTSIDE else len(known.runs.first.records)
-    return [node for node in (*known.scalars, *known.lone_scalars) if known.runs.position[node] <= last]
+    return [node for node in (*known.scalars, *known.unmatched_scalars) if known.runs.position[node] <= last]
 
 
 def steering(known: Differences, source: Source) -> Steering | None:

@@ -12,7 +12,7 @@ from hashbench.core.records import Divergence, EarlyRead, OpRecord, Steering, op
 
 def divergence_at(runs: PairedRuns, source: Source, steered_by: Steering | None = None) -> Divergence:
     """Return the divergence whose difference entered at a source."""
-    a, b = runs.records.get(source.felt_at or source.node, (None, None))
+    a, b = runs.records.get(source.first_visible_at or source.node, (None, None))
     record = a or b
     if record is None and runs.first.records:
         record = runs.first.records[min(source.position, len(runs.first.records) - 1)]
@@ -21,7 +21,7 @@ def divergence_at(runs: PairedRuns, source: Source, steered_by: Steering | None 
         origin=source.origin,
         node=source.node.removeprefix(SECOND),
         kernel="" if where.opaque or source.origin == Origin.RANKS else where.op,
-        op_index=runs.position.get(source.felt_at, source.position) if record is not None else None,
+        op_index=runs.position.get(source.first_visible_at, source.position) if record is not None else None,
         phase=where.phase,
         iteration=_iteration(runs, where),
         module=where.module,
@@ -38,7 +38,7 @@ def divergence_at(runs: PairedRuns, source: Source, steered_by: Steering | None 
 
 def entered_at(runs: PairedRuns, source: Source) -> str:
     """Name where a difference entered: an op, or a leaf; a leaf without a name by the op that read it first."""
-    node = source.felt_at or source.node
+    node = source.first_visible_at or source.node
     if node in runs.records:
         return op_of(node)
     is_unnamed = any(leaf is not None and leaf.kind == "other" for leaf in runs.leaves.get(node, ()))
@@ -55,7 +55,7 @@ def early_divergence(runs: PairedRuns, read: EarlyRead, origin: Origin) -> Diver
         "untraced run, which does not, may read other data. Wait for the Work before its output is used"
     )
     at = runs.position[node]
-    divergence = divergence_at(runs, Source(origin, node, at, detail, "", "", felt_at=node))
+    divergence = divergence_at(runs, Source(origin, node, at, detail, "", "", first_visible_at=node))
     return replace(divergence, source=read.source or divergence.source)
 
 

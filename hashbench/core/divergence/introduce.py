@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from hashbench.core.catalog import Origin
 from hashbench.core.divergence.align import OVERWRITING, SECOND, PairedRuns, name_of, thread_of
-from hashbench.core.divergence.meetings import exchanges, given_by, has_pending
+from hashbench.core.divergence.collective_calls import contributed_by, exchanges, has_pending
 from hashbench.core.divergence.places import Parts, Written, written_elsewhere, written_in_place
 from hashbench.core.records import Leaf, OpRecord, Ref, TensorDigest, op_of
 from hashbench.core.trace.collective_ops import UNKNOWN
@@ -28,7 +28,7 @@ class Source:
         detail: a sentence.
         first, second: what the two runs had there.
         opaque_producer: written by code that torch does not see.
-        felt_at: of a setting, the first record whose output it changed.
+        first_visible_at: of a setting, the first record whose output it changed.
     """
 
     origin: str
@@ -38,7 +38,7 @@ class Source:
     first: str
     second: str
     opaque_producer: bool = False
-    felt_at: str = ""
+    first_visible_at: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +51,13 @@ class Differences:
         sources: by node, the difference that entered there.
         edges: by node, nodes from which a difference came other than through a tensor argument.
         scalars: records that returned different Python scalars.
-        lone_scalars: scalar records of one run only.
+        unmatched_scalars: scalar records of one run only.
         odd_views: by viewed node, a view that the runs took differently.
         viewed: by node, the last such view of the memory that it wrote.
         elsewhere: nodes that wrote to another part of a memory than in the first run.
         parts: by the last node that wrote to a memory, what the runs left in its parts while these differ.
         beside: by node, those that it reads beside the parts that differ.
-        lone_draws: by generator state before it, a seeded op of one run only.
+        unmatched_draws: by generator state before it, a seeded op of one run only.
         shifts: the extra draws that put one run's generator ahead; the first explains all later states.
         exchanges: the collectives so far, in order.
         received: by node, the collective through which data of other ranks reached what it read.
@@ -69,18 +69,18 @@ class Differences:
     sources: dict[str, Source] = field(default_factory=dict)
     edges: dict[str, list[str]] = field(default_factory=dict)
     scalars: list[str] = field(default_factory=list)
-    lone_scalars: list[str] = field(default_factory=list)
+    unmatched_scalars: list[str] = field(default_factory=list)
     odd_views: dict[str, str] = field(default_factory=dict)
     viewed: dict[str, str] = field(default_factory=dict)
     elsewhere: set[str] = field(default_factory=set)
     parts: dict[str, Parts] = field(default_factory=dict)
     beside: dict[str, set[str]] = field(default_factory=dict)
-    lone_draws: dict[tuple[bool, str], str] = field(default_factory=dict)
+    unmatched_draws: dict[tuple[bool, str], str] = field(default_factory=dict)
     shifts: list[str] = field(default_factory=list)
     exchanges: dict[str, None] = field(default_factory=dict)
     received: dict[str, str] = field(default_factory=dict)
 
-    def follow(self, node: str, *records: OpRecord | None) -> None:
+    def propagate_received(self, node: str, *records: OpRecord | None) -> None:
         """Record whether data of other ranks reached a record's inputs, or its outputs."""
         read = (source if source in self.exchanges else self.received.get(source) for source in self.runs.read_by(node))
         through = next(filter(None, read), None) if self.exchanges else None
@@ -121,7 +121,7 @@ class Differences:
             told = f"the output differs ({told})"
         elif source.origin == Origin.KERNEL and node in self.exchanges:
             told = "what it received differs, although all that this rank gave to it is equal"
-            if self._gave_another(node):
+            if self._contributes_differently(node):
                 told = "what this rank gave to it differs, although whatever wrote that is equal"
         before = "no collective comes before it"
         if last:
@@ -140,17 +140,17 @@ class Differences:
             origin=Origin.RANKS,
             node=node,
             position=self.runs.position[node],
-            felt_at=node if node in self.runs.records else "",
+            first_visible_at=node if node in self.runs.records else "",
             detail=detail,
             first=first,
             second=second,
             opaque_producer=False,
         )
 
-    def _gave_another(self, node: str) -> bool:
+    def _contributes_differently(self, node: str) -> bool:
         """Return True if this rank gave other content to a collective in the second run."""
         records = self.runs.records[node]
-        given = [[ref.digest for ref in given_by(record)] for record in records if record is not None]
+        given = [[ref.digest for ref in contributed_by(record)] for record in records if record is not None]
         return len(given) == len(records) and given[0] != given[1]
 
     def _exchanges_unknown(self, node: str) -> bool:
@@ -256,7 +256,7 @@ def find_differences(runs: PairedRuns, *, ranks_known: bool = False) -> Differen
         if node == opaque:
             behind, opaque_first = True, not known.exchanges
         if followed:
-            known.follow(node, a, b)
+            known.propagate_received(node, a, b)
         if ranks_known and a is not None and b is not None and not a.inside and exchanges(a) and has_pending(a, b):
             known.tainted.add(node)
         if index < head:
@@ -323,7 +323,9 @@ def _attribute_to_caller(known: Differences, node: str) -> None:
     if source.origin == Origin.RNG and not (a.rng and a.rng == b.rng):
         return  # the op was called with the generator in another state, or that is not known
     detail = f"{inner.op} inside it: {source.detail}"
-    kernel = replace(source, origin=Origin.KERNEL, node=caller, felt_at=caller, detail=detail, opaque_producer=False)
+    kernel = replace(
+        source, origin=Origin.KERNEL, node=caller, first_visible_at=caller, detail=detail, opaque_producer=False
+    )
     known.sources[node] = kernel
 
 
@@ -373,9 +375,9 @@ def _judge_unmatched(known: Differences, node: str, record: OpRecord, *, in_firs
     at = known.runs.position[node]
     known.sources[node] = Source(Origin.SEQUENCE, node, at, detail, first, second, opaque_producer=beside)
     if record.rng:
-        known.lone_draws.setdefault((in_first, record.rng), node)
+        known.unmatched_draws.setdefault((in_first, record.rng), node)
     if record.scalar:
-        known.lone_scalars.append(node)
+        known.unmatched_scalars.append(node)
     elif not record.outputs and record.collective is None and name_of(record) not in _ALIASES:
         known.add_view(node)
 
@@ -486,7 +488,7 @@ def _introduced(
 
 def _extra_draw(known: Differences, a: OpRecord, b: OpRecord) -> str:
     """Return the draw that only one run made: its generator is ahead from then on, in every later state."""
-    extra = known.lone_draws.get((False, a.rng)) or known.lone_draws.get((True, b.rng))
+    extra = known.unmatched_draws.get((False, a.rng)) or known.unmatched_draws.get((True, b.rng))
     if extra:
         known.shifts.append(extra)
     return known.shifts[0] if known.shifts else ""

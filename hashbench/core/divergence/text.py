@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from hashbench.core.divergence.align import align
 from hashbench.core.records import Divergence, EarlyRead, Trace, Verdict
-from hashbench.core.text import a_few, count, when
+from hashbench.core.text import count, join_limited, when
 from hashbench.core.trace.file import record_line, short_digest, writer_text
 
 _SHOWN = 10
@@ -59,14 +59,15 @@ def _diff_lines(first: Trace, second: Trace, verdict: PairVerdict, context: int)
         yield from (f"  and {more} more" for more in [len(verdict.early_reads) - _SHOWN] if more > 0)
     if verdict.differing:
         yield ""
-        yield f"{_differing(verdict.differing, 'result')}: {a_few(verdict.differing, _SHOWN)}"
+        yield f"{_differing(verdict.differing, 'result')}: {join_limited(verdict.differing, _SHOWN)}"
     if verdict.benign:
         yield ""
-        yield f"{_differing(verdict.benign, 'record')} without reaching a result: {a_few(verdict.benign, _SHOWN)}"
+        benign = join_limited(verdict.benign, _SHOWN)
+        yield f"{_differing(verdict.benign, 'record')} without reaching a result: {benign}"
     if verdict.leaves:
         yield ""
         which = "1 leaf differs" if len(verdict.leaves) == 1 else f"{len(verdict.leaves)} leaves differ"
-        yield f"{which} without reaching a result: {a_few(verdict.leaves, _SHOWN)}"
+        yield f"{which} without reaching a result: {join_limited(verdict.leaves, _SHOWN)}"
 
 
 def _early_read(read: EarlyRead) -> str:

@@ -18,7 +18,7 @@ from hashbench.core.extensions import all_words, condition_of, shown, words_for
 from hashbench.core.records import MODES, Row, value_of
 from hashbench.core.results.load import Sweep
 from hashbench.core.results.rows import row_key
-from hashbench.core.text import a_few, count, listed, one_line, shorten
+from hashbench.core.text import count, join_limited, listed, one_line, shorten
 from hashbench.core.trace.file import OTHER_OPS
 
 
@@ -158,7 +158,7 @@ def require_overlap(comparison: Comparison[Any]) -> None:
 def _groups(comparison: Comparison[Any], side: str) -> str:
     """Return the suites, modes, dtypes and devices of the rows of a side."""
     keys = (change.key[:-1] for change in comparison.changes if getattr(change, side) is not None)
-    return a_few(list(dict.fromkeys(" ".join(filter(None, key)) for key in keys)), 3)
+    return join_limited(list(dict.fromkeys(" ".join(filter(None, key)) for key in keys)), 3)
 
 
 def worst_first(changes: Iterable[RowChange[R]]) -> tuple[RowChange[R], ...]:
@@ -608,16 +608,16 @@ def _environment_remarks(base: Sweep, new: Sweep, ran: Pairs) -> Iterator[str]:
         if len(kinds) > 1:
             several = True
             entries = {entry for kind in kinds for entry in kind.items() ^ kinds[0].items()}
-            where = a_few(sorted({name for name, _ in entries}), _SHOWN)
+            where = join_limited(sorted({name for name, _ in entries}), _SHOWN)
             yield f"{side} mixes {len(kinds)} environments, which differ in {where}."
         unknown = [row.name for row in rows if row.env not in known]
         if known and unknown:  # of a task that was lost with its machine, for one
-            yield f"{side} does not tell in which environment {a_few(unknown, _SHOWN)} ran."
+            yield f"{side} does not tell in which environment {join_limited(unknown, _SHOWN)} ran."
     elsewhere = [
         now.name
         for old, now in (ran if several else ())
         if old.env in old_entries and now.env in new_entries and old_entries[old.env] != new_entries[now.env]
     ]
     if elsewhere:
-        share, names = f"{len(elsewhere)} of {count(len(ran), 'model')}", a_few(elsewhere, _SHOWN)
+        share, names = f"{len(elsewhere)} of {count(len(ran), 'model')}", join_limited(elsewhere, _SHOWN)
         yield f"{share} ran in another environment than in BASE, which may be why they changed: {names}."

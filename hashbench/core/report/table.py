@@ -16,7 +16,7 @@ from hashbench.core.extensions import all_words, remarks_of, remedy, shown, word
 from hashbench.core.records import SAME_BUILD, Row, value_of
 from hashbench.core.results.folder import ResultsFolder, file_key
 from hashbench.core.results.rows import ROWS
-from hashbench.core.text import a_few, count, one_line, percent, shorten
+from hashbench.core.text import count, join_limited, one_line, percent, shorten
 
 COLUMNS = ("name", "accuracy", "origin", "kernel", "module", "phase", "cause", "confidence", "seconds")
 """Columns of the table, beside those of extensions. The origin is left out where there is a cause, as are empty
@@ -278,7 +278,7 @@ def _notes(rows: Sequence[Row], width: int | None) -> Iterator[str]:
         for text in _remarks(row):
             reasons.setdefault((row.accuracy, text), []).append(one_line(row.name))
     for (status, reason), names in reasons.items():
-        yield _fill(f"{len(names)} {status}: {reason} ({a_few(names)})", width, indent="")
+        yield _fill(f"{len(names)} {status}: {reason} ({join_limited(names)})", width, indent="")
 
 
 def _counts(rows: Sequence[Row], by_kind: dict[Kind, list[Row]], width: int | None, paint: Paint) -> str:

@@ -44,7 +44,7 @@ from hashbench.core.io import (
 from hashbench.core.records import ROW_SCHEMA, SWEEP_MODES, SWEEP_SCHEMA, Facts, ModelSpec, Row, RunOptions
 from hashbench.core.results import versions
 from hashbench.core.results.rows import ROWS, environments_text, row_from_json, row_key, row_to_json
-from hashbench.core.text import a_few, one_line
+from hashbench.core.text import join_limited, one_line
 
 ACCURACY_FILE, SELECTION_FILE, ENVIRONMENT_FILE = "accuracy.csv", "sweep.json", "environment.json"
 LOCK_FILE = ".lock"
@@ -569,7 +569,7 @@ def schema_difference(manifest: Mapping[str, Any]) -> str:
     elif isinstance(mode, str) and mode not in SWEEP_MODES:
         unknown = f"sweep.json has the mode {mode!r:.40}"
     elif names:
-        unknown = f"sweep.json has fields that this hashbench does not know: {a_few(sorted(map(str, names)), 5)}"
+        unknown = f"sweep.json has fields that this hashbench does not know: {join_limited(sorted(map(str, names)), 5)}"
     return unknown and f"{one_line(unknown)}; {versions.both(manifest, reads=SWEEP_SCHEMA)}"
 
 
@@ -629,5 +629,5 @@ def _part(manifest: Mapping[str, Any]) -> str:
 def _model_differences(before: Sequence[Sequence[str]], now: Sequence[Sequence[str]]) -> str:
     old, new = {tuple(model)[-1] for model in before}, {tuple(model)[-1] for model in now}
     phrases = (("no longer", old - new), ("now", new - old))
-    changes = [f"{phrase} {a_few(sorted(names), 3)}" for phrase, names in phrases if names]
+    changes = [f"{phrase} {join_limited(sorted(names), 3)}" for phrase, names in phrases if names]
     return f"models: {', '.join(changes)}" if changes else "the models come in another order"

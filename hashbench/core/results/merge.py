@@ -33,7 +33,7 @@ from hashbench.core.results.folder import (
     schema_difference,
     with_models,
 )
-from hashbench.core.text import a_few, count
+from hashbench.core.text import count, join_limited
 
 _MOST_PARTITIONS = 1_000_000
 
@@ -127,7 +127,7 @@ def _read(path: Path) -> _Shard:
     if lacking:
         raise HashbenchError(
             f"{folder.path} is not finished",
-            consequence=f"{len(lacking)} of {len(models)} models have no row ({a_few(lacking, 3)})",
+            consequence=f"{len(lacking)} of {len(models)} models have no row ({join_limited(lacking, 3)})",
             tip="Complete it: repeat its command with --resume.",
         )
     own = read_json_object(folder.environment)
@@ -190,7 +190,9 @@ def _whole(shards: Sequence[_Shard]) -> tuple[Model, ...]:
                 )
     strange = [model[1] for model in owners if model not in set(first.partition.of)]
     if strange:
-        raise _damaged(first.folder.path, f"the selection of which it is a part does not have {a_few(strange, 3)}")
+        raise _damaged(
+            first.folder.path, f"the selection of which it is a part does not have {join_limited(strange, 3)}"
+        )
     return first.partition.of
 
 
@@ -204,7 +206,7 @@ def _differences(first: _Shard, other: _Shard) -> list[str]:
         differences.append("they are parts of other selections of models")
     changed = sorted(changed_suites(first.manifest, other.manifest))
     if changed:
-        differences.append(f"the files of {a_few(changed, 3)} changed between them")
+        differences.append(f"the files of {join_limited(changed, 3)} changed between them")
     return differences
 
 
@@ -214,7 +216,8 @@ def _is_missing(shards: Sequence[_Shard], missing: Sequence[Model]) -> Hashbench
     which = f"partition {', '.join(map(str, absent))} of {total} is" if absent else "a part of the selection is"
     return HashbenchError(
         f"{which} missing",
-        consequence=f"{count(len(missing), 'model')} would have no row ({a_few([name for _, name in missing], 3)})",
+        consequence=f"{count(len(missing), 'model')} would have no row "
+        f"({join_limited([name for _, name in missing], 3)})",
         tip="Name its folder, too, or add --allow-missing: `hashbench compare` then reports them as missing.",
     )
 

@@ -35,7 +35,7 @@ from hashbench.core.results.folder import (
 )
 from hashbench.core.sweep.executors import Executor, Resources, Task, TaskResult
 from hashbench.core.sweep.schedule import EarlierSweep, Job, Schedule, Start, longest_first
-from hashbench.core.text import a_few, count
+from hashbench.core.text import count, join_limited
 
 DEFAULT_TARGET = "hashbench.core.check.model:run_model"
 
@@ -501,7 +501,7 @@ def _raise_if_rows_missing(
     """Raise :class:`HashbenchError` if models have no row: their worker or machine died every time, or a file went."""
     lost = {key: reasons for key, reasons in losses.items() if key not in rows}
     if lost:
-        names = a_few([specs[key].name for key in lost], 5)
+        names = join_limited([specs[key].name for key in lost], 5)
         how = _counted([reason for reasons in lost.values() for reason in reasons])
         raise HashbenchError(
             f"no result for {count(len(lost), 'model')}: {names}",

@@ -30,7 +30,7 @@ from hashbench.core.results.folder import file_key
 from hashbench.core.run.environment import check_backend
 from hashbench.core.run.outcome import Outcome, Run, log_error
 from hashbench.core.run.workload import Workload
-from hashbench.core.text import a_few
+from hashbench.core.text import join_limited
 from hashbench.extensions.compiled import compiled_kernels
 from hashbench.extensions.compiled.accuracy import Tolerance, inaccurate, tolerance_of
 from hashbench.extensions.compiled.advice import LEFT_OUT, advice_for
@@ -167,7 +167,7 @@ class CompiledCheck:
             failed = replace(outcome, accuracy=_failed(first), failure=first)
             return _with(failed, **self._place_of(first))
         if not made.graphs:
-            why = a_few(made.reasons) or "no frame was compiled"
+            why = join_limited(made.reasons) or "no frame was compiled"
             failure = Failure(f"nothing was compiled: {why}")
             return replace(outcome, accuracy=Status.SKIPPED, failure=failure)
         tell_phase("second compiled run")
@@ -234,7 +234,7 @@ class CompiledCheck:
 
         failed = beyond(compiled)
         if failed:
-            outcome = _with(replace(outcome, accuracy=Status.FAIL_ACCURACY), differing_results=a_few(failed))
+            outcome = _with(replace(outcome, accuracy=Status.FAIL_ACCURACY), differing_results=join_limited(failed))
         elif self.said:
             again = "within the tolerance when it was compiled again"
             outcome = _noted(replace(outcome, accuracy=self.said), again)
@@ -297,7 +297,7 @@ class CompiledCheck:
             return outcome
         outcome = replace(outcome, accuracy=Status.COMPILATIONS_DIFFER)
         pair = differing.difference.first if differing.difference is not None else None
-        detail = f"{differing.variety.meaning}: {a_few(differing.results)}"
+        detail = f"{differing.variety.meaning}: {join_limited(differing.results)}"
         if pair is None:
             return _with(outcome, detail=detail)
         kernel = pair.shown

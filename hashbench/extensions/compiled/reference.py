@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hashbench.core.inductor.graphs import CompiledGraph
 from hashbench.core.run.outcome import Run
-from hashbench.core.text import a_few
+from hashbench.core.text import join_limited
 from hashbench.extensions.compiled.accuracy import Accepted, Farther, Tolerance, by_cosine_only, farther, worse
 from hashbench.extensions.compiled.amplification import AmplificationJudge
 from hashbench.extensions.compiled.cause import Results, results_under
@@ -64,7 +64,7 @@ class Reference:
         texts = []
         if alike := by_cosine_only(eager, compiled, exact, self.tolerance):
             why = "" if exact is not None else ", as there is no float64 reference"
-            texts.append(f"compared by cosine similarity only{why}: {a_few(tuple(map(_how_far, alike)))}")
+            texts.append(f"compared by cosine similarity only{why}: {join_limited(tuple(map(_how_far, alike)))}")
         far = worse(eager, compiled, exact)
         if far is not None and far.name not in refused:
             texts.append(f"the compiled model is far from float64: {_how_far(far)}")

@@ -11,7 +11,7 @@ from pathlib import Path
 from hashbench.core.errors import HashbenchError
 from hashbench.core.extensions import RowPair
 from hashbench.core.records import Row
-from hashbench.core.text import a_few, count, one_line
+from hashbench.core.text import count, join_limited, one_line
 from hashbench.extensions.compiled import compiled_kernels
 from hashbench.extensions.compiled.compiled_kernels import FOLDER, CompiledProgram
 from hashbench.extensions.compiled.sources import CompilationDifference, KernelPair, compare
@@ -46,7 +46,7 @@ def compilation_remarks(pairs: Iterable[RowPair], *, base: Sequence[Path], new: 
         yield f"The compiled kernels of {count(len(differing) - _MODELS, 'more model')} differ or cannot be compared."
     equal = [one_line(row.name) for row, clause in clauses if clause == ""]
     if equal:
-        models = f"{count(len(equal), 'model')} ({a_few(equal, _NAMES)})"
+        models = f"{count(len(equal), 'model')} ({join_limited(equal, _NAMES)})"
         yield f"The compiled kernels of {models} have the same sources and the same bits."
 
 
@@ -116,7 +116,7 @@ def _first(pairs: Sequence[KernelPair]) -> str:
     pair = pairs[0]
     kernel = pair.shown
     alone = f"only in {'NEW' if pair.first is None else 'BASE'}" if None in (pair.first, pair.second) else ""
-    place = f"{a_few(kernel.ops, _OPS)}{f' in {kernel.module}' if kernel.module else ''}".strip()
+    place = f"{join_limited(kernel.ops, _OPS)}{f' in {kernel.module}' if kernel.module else ''}".strip()
     return f" (first: {', '.join(filter(None, (kernel.name, place, alone)))})"
 
 

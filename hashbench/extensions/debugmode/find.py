@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from hashbench.core.catalog import Origin
 from hashbench.core.errors import HashbenchError
 from hashbench.core.records import Divergence, Steering
-from hashbench.core.text import a_few, count, listed
+from hashbench.core.text import count, join_limited, listed
 from hashbench.extensions.debugmode.log import TENSOR, DebugLog, LoggedCall, kind_of_hash, says_nothing
 from hashbench.extensions.debugmode.pairing import PairedCall, Sameness, pair_calls
 
@@ -219,7 +219,7 @@ def _given(pair: PairedCall) -> tuple[str, str]:
     if not pair.arguments:
         return Origin.OUTSIDE, "an argument that is not a tensor has another value"
     if pair.inputs is Sameness.DIFFERENT:
-        which = a_few([f"argument {name}" for name in pair.read], 4)
+        which = join_limited([f"argument {name}" for name in pair.read], 4)
         detail = (
             f"{which} differs, and no call before it left that: it is an input or parameter of the program, or was "
             "written by something that has no hash here"
@@ -298,7 +298,7 @@ def _shown(pair: PairedCall, run: int, origin: str) -> str:
     if origin == Origin.OUTSIDE:
         return f"({call.arguments})"
     hashes = pair.read if origin == NOT_LOGGED else pair.left
-    return a_few([f"{name or 'output'}: {values[run]}" for name, values in hashes.items()], 4) or call.output
+    return join_limited([f"{name or 'output'}: {values[run]}" for name, values in hashes.items()], 4) or call.output
 
 
 def _steering(pairs: Sequence[PairedCall]) -> Steering | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from hashbench.core.divergence.text import divergence_lines
-from hashbench.core.text import a_few, count
+from hashbench.core.text import count, join_limited
 from hashbench.extensions.debugmode.find import LogVerdict
 from hashbench.extensions.debugmode.log import Hashes, LoggedCall
 from hashbench.extensions.debugmode.pairing import PairedCall, Sameness
@@ -31,7 +31,7 @@ def _lines(verdict: LogVerdict, context: int) -> Iterator[str]:
     for heading, names in _groups(verdict):
         if names:
             yield ""
-            yield f"{heading}: {a_few(names, _SHOWN)}"
+            yield f"{heading}: {join_limited(names, _SHOWN)}"
     if verdict.divergence is not None:
         yield ""
         yield _agreement(verdict)
@@ -87,4 +87,4 @@ def _line(call: LoggedCall) -> str:
 
 
 def _few(hashes: Hashes) -> str:
-    return "[" + a_few([f"{name}: {value}" if name else value for name, value in hashes.items()], _HASHES) + "]"
+    return "[" + join_limited([f"{name}: {value}" if name else value for name, value in hashes.items()], _HASHES) + "]"

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hashbench.core.text import a_few, count
+from hashbench.core.text import count, join_limited
 from hashbench.extensions.fingerprint.document import Kernel, ModelFingerprint
 from hashbench.extensions.fingerprint.text import environment_changes, family
 
@@ -71,4 +71,4 @@ def changes_text(changes: Changes, *, base: Mapping[str, Any], new: Mapping[str,
         return f"none of {count(changes.compared, 'kernel')} changed with {since}{others}"
     named = dict.fromkeys(f"{kernel.op} ({family(kernel.library)})" for kernel in changes.changed)
     share = f"{len(changes.changed)} of {count(changes.compared, 'kernel')}"
-    return f"{share} changed with {since}: {a_few(list(named), _SHOWN)}{others}"
+    return f"{share} changed with {since}: {join_limited(list(named), _SHOWN)}{others}"

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hashbench.core.text import a_few, count, cut_line, one_line, ulps
+from hashbench.core.text import count, cut_line, join_limited, one_line, ulps
 from hashbench.extensions.fingerprint.document import Fingerprints, Kernel
 from hashbench.extensions.fingerprint.verify import ChangedKernel, Verification
 
@@ -42,7 +42,7 @@ def verified_text(
         lines += ["", library, *(f"  {_line(change)}" for change in members)]
     lines.append("")
     for reason, kernels in sorted(verification.not_run.items()):
-        ops = a_few(list(dict.fromkeys(kernel.op for kernel in kernels)), _MODELS)
+        ops = join_limited(list(dict.fromkeys(kernel.op for kernel in kernels)), _MODELS)
         lines.append(f"not compared, {reason}: {len(kernels)} ({ops})")
     lines.append(f"the same: {verification.same}; left out when recorded, in calls: {_counts(verification.left_out)}")
     if changed:
@@ -132,7 +132,7 @@ def _names(kernels: Sequence[Kernel]) -> str:
     ops: defaultdict[str, int] = defaultdict(int)
     for kernel in kernels:
         ops[kernel.op] += 1
-    return a_few([f"{op}{f' x {number}' if number > 1 else ''}" for op, number in ops.items()], 6)
+    return join_limited([f"{op}{f' x {number}' if number > 1 else ''}" for op, number in ops.items()], 6)
 
 
 def by_library(changed: Sequence[ChangedKernel]) -> dict[str, list[ChangedKernel]]:
@@ -159,7 +159,7 @@ def _line(change: ChangedKernel) -> str:
     ``aten.mm.default(float32[8,64], float32[64,8])  forward, backward; in net_a; 3 ulp, 2.1e-07 relative``.
     """
     kernel, checked = change.kernel, change.checked
-    told = [kernel.phase, f"in {a_few(change.models, _MODELS)}", distance_text(change)]
+    told = [kernel.phase, f"in {join_limited(change.models, _MODELS)}", distance_text(change)]
     if checked.note:
         told.append(f"outputs {checked.note}")
     if checked.library and checked.library != kernel.library:

@@ -22,7 +22,7 @@ from hashbench.core.catalog import EXPERIMENTS, Confidence, Origin, Status
 from hashbench.core.check.row import keep_draft
 from hashbench.core.diagnose import causes, driver
 from hashbench.core.diagnose.repro import new_folder
-from hashbench.core.divergence.meetings import given_by, nodes_of_meeting
+from hashbench.core.divergence.collective_calls import contributed_by, nodes_of_call
 from hashbench.core.errors import bounded
 from hashbench.core.processes import tell_phase
 from hashbench.core.records import (
@@ -45,7 +45,7 @@ from hashbench.core.records import (
 from hashbench.core.results.folder import ResultsFolder, file_key
 from hashbench.core.run.outcome import Outcome, confirmation, failed_status, log_error, replaces
 from hashbench.core.run.outputs import Difference
-from hashbench.core.text import a_few, count
+from hashbench.core.text import count, join_limited
 from hashbench.core.trace import file
 from hashbench.extensions.ranks.contributions import repeated_alone, write_script
 from hashbench.extensions.ranks.diagnosis import RankDiagnosisTask, read_diagnosis
@@ -235,7 +235,7 @@ class RanksCheck:
         if named is None:
             return replace(outcome, verdict=Verdict(names, None, (), unseen))
         others = [f"rank {one.rank}: {one.kernel or one.node}" for one in (*found.first[1:], *found.later)]
-        detail = "; ".join(filter(None, (named.detail, f"also on {a_few(others)}" if others else "")))
+        detail = "; ".join(filter(None, (named.detail, f"also on {join_limited(others)}" if others else "")))
         known = {one.name: getattr(named, one.name) for one in dataclasses.fields(Divergence)}
         divergence = replace(Divergence(**known), detail=detail)
         facts = replace(outcome.of(RankFacts), rank=named.rank, through=named.through, group=_group_of(named, *traces))
@@ -258,7 +258,7 @@ class RanksCheck:
         divergence = outcome.verdict.divergence if outcome.verdict is not None else None
         if divergence is None or divergence.origin != Origin.COLLECTIVE:
             return found
-        nodes = nodes_of_meeting(outcome.process_traces[0], leader, divergence.node)
+        nodes = nodes_of_call(outcome.process_traces[0], leader, divergence.node)
         return self.repeated_alone(found, request, nodes) if len(nodes) > 1 else found
 
     def repeated_alone(self, found: Diagnosis, request: RankRuns, nodes: Mapping[int, str]) -> Diagnosis:
@@ -461,7 +461,7 @@ def _repeated_under(folder: Path, members: int, backend: str) -> Iterator[Experi
 
 
 def _given_digests(record: OpRecord) -> list[str]:
-    return [ref.digest for ref in given_by(record)]
+    return [ref.digest for ref in contributed_by(record)]
 
 
 def _never(**_: object) -> Failure:

@@ -8,26 +8,26 @@ from dataclasses import dataclass, field, replace
 
 from hashbench.core.catalog import Origin
 from hashbench.core.divergence.choose import odd_views, roots, settings_source, steering, written_after_the_last_record
+from hashbench.core.divergence.collective_calls import CollectiveCall
 from hashbench.core.divergence.describe import divergence_at, entered_at
 from hashbench.core.divergence.introduce import Differences, opaque_source
-from hashbench.core.divergence.meetings import Meeting
 from hashbench.core.divergence.slice import Slice
 from hashbench.core.records import Result, op_of
 from hashbench.extensions.ranks.messages import BY_MESSAGE, Messages, as_sent, in_doubt, messages_before
 from hashbench.extensions.ranks.order import RankOrder
 from hashbench.extensions.ranks.path import (
-    AT_A_MEETING,
+    AT_A_COLLECTIVE,
+    call_of,
     hops_by_python,
     hops_to_other_ranks,
     in_one_word,
-    meeting_of,
     path_text,
 )
 from hashbench.extensions.ranks.verdict import RankDivergence, RankResult
 from hashbench.extensions.ranks.walk import BY_PYTHON, Candidate, JudgedRanks, RankNode
 
 _BEFORE_ANY_OP = frozenset({Origin.INPUT, Origin.STATE})
-_NEVER_BY_SETTINGS = AT_A_MEETING | _BEFORE_ANY_OP
+_NEVER_BY_SETTINGS = AT_A_COLLECTIVE | _BEFORE_ANY_OP
 _RESULT = "result:"
 
 
@@ -100,7 +100,7 @@ def _explained_by_python(
     the messages from which that of other ranks may follow as well; add the way to ``graph``."""
     alike = Counter(map(_made_alike, chosen.values()))
     explained: set[int] = set()
-    givers: dict[int, set[int]] = {}
+    contributors: dict[int, set[int]] = {}
     named: list[Candidate] = []
     doubts: dict[int, Messages] = {}
     for rank, candidate in chosen.items():
@@ -113,20 +113,20 @@ def _explained_by_python(
             causes = [one for one in entered if one.source.origin not in BY_PYTHON]
             if not causes and alike[_made_alike(candidate)] > 1:
                 causes = _of_one_rank(judged, behind, candidate)
-            givers[rank] = {one.at.rank for one in entered} & {*chosen} - {rank}
+            contributors[rank] = {one.at.rank for one in entered} & {*chosen} - {rank}
         else:  # a seed
-            causes, givers[rank] = [], {one.at.rank for one in messages.sent if messages.explain} & {*chosen}
-        if not causes and not givers[rank] and messages.explain:
+            causes, contributors[rank] = [], {one.at.rank for one in messages.sent if messages.explain} & {*chosen}
+        if not causes and not contributors[rank] and messages.explain:
             causes = [as_sent(judged, one, candidate) for one in messages.sent]
         elif not causes and messages.own:
             doubts[rank] = messages
         if causes:
             explained.add(rank)
-        if causes or givers[rank]:
+        if causes or contributors[rank]:
             _add_way(judged, candidate, behind, graph)
             named += causes
-    of_their_own = {*chosen} - {rank for rank, ranks in givers.items() if ranks}
-    return explained | _given(givers, of_their_own | explained), named, doubts
+    of_their_own = {*chosen} - {rank for rank, ranks in contributors.items() if ranks}
+    return explained | _explained_by_contributors(contributors, of_their_own | explained), named, doubts
 
 
 def _add_way(
@@ -137,7 +137,9 @@ def _add_way(
 ) -> None:
     """Add what leads to a candidate by way of Python to a graph, messages by their receivers."""
     graph |= {at: before for at, before in behind.reached.items() if at not in graph}
-    by_python = [at for at, before in behind.reached.items() if at.given and any(one.rank != at.rank for one in before)]
+    by_python = [
+        at for at, before in behind.reached.items() if at.is_contribution and any(one.rank != at.rank for one in before)
+    ]
     for maker in (candidate.at, *by_python):
         for node, received in judged.python_links(maker):
             if received is not None and node in graph.get(maker, ()):
@@ -147,10 +149,10 @@ def _add_way(
                     graph[at] = (*graph.get(at, ()), before)
 
 
-def _given(givers: Mapping[int, set[int]], known: Iterable[int]) -> set[int]:
+def _explained_by_contributors(contributors: Mapping[int, set[int]], known: Iterable[int]) -> set[int]:
     """Return the ranks whose differences came from ranks that are known, directly or through others."""
     reached = {*known}
-    while more := {rank for rank, others in givers.items() if others & reached} - reached:
+    while more := {rank for rank, others in contributors.items() if others & reached} - reached:
         reached |= more
     return reached - {*known}
 
@@ -165,7 +167,7 @@ def _of_one_rank(judged: JudgedRanks, behind: Slice[RankNode], made: Candidate) 
     """Return the differences behind what Python made alike on several ranks, of which none follows from another by way
     of Python, if they are tensors of one rank alone."""
     causes = [one for one in judged.candidates(behind) if one.at != made.at and not any(judged.python_links(one.at))]
-    alone = len({one.at.rank for one in causes}) == 1 and not any(one.at.given for one in causes)
+    alone = len({one.at.rank for one in causes}) == 1 and not any(one.at.is_contribution for one in causes)
     return causes if alone else []
 
 
@@ -187,14 +189,14 @@ def unpreceded(reached: Mapping[int, Mapping[int, float]], places: Mapping[int, 
 
 def order_of(judged: JudgedRanks) -> RankOrder:
     """Return the order of the ranks of the first run. Places are positions of records."""
-    places: dict[int, dict[Meeting, float]] = {}
+    places: dict[int, dict[CollectiveCall, float]] = {}
     for rank, trace in judged.first.items():
-        meetings = judged.calls[0][rank].meetings
+        by_record = judged.calls[0][rank].by_record
         if rank in judged.known:
-            places[rank] = {meeting: judged.place(RankNode(rank, node)) for node, meeting in meetings.items()}
+            places[rank] = {call: judged.place(RankNode(rank, node)) for node, call in by_record.items()}
         else:
-            at = {record.id: index for index, record in enumerate(trace.records) if record.id in meetings}
-            places[rank] = {meeting: at[node] for node, meeting in meetings.items()}
+            at = {record.id: index for index, record in enumerate(trace.records) if record.id in by_record}
+            places[rank] = {call: at[node] for node, call in by_record.items()}
     return RankOrder(judged.calls[0], places)
 
 
@@ -236,13 +238,13 @@ def _behind_the_records(
 
 
 def _earliest(judged: JudgedRanks, found: Iterable[Candidate]) -> dict[int, Candidate]:
-    """Return the earliest candidate of each rank. What several ranks say of one meeting is said once, by the lowest."""
-    seen: dict[Meeting, int] = {}
+    """Return the earliest candidate of each rank. A collective of several ranks is reported by the lowest."""
+    seen: dict[CollectiveCall, int] = {}
     chosen: dict[int, Candidate] = {}
     for candidate in sorted(found, key=lambda one: (one.at.rank, _place(judged, one))):
         rank = candidate.at.rank
-        meeting = meeting_of(judged, candidate)
-        if meeting is not None and seen.setdefault(meeting, rank) != rank:
+        call = call_of(judged, candidate)
+        if call is not None and seen.setdefault(call, rank) != rank:
             continue
         chosen.setdefault(rank, candidate)
     return {rank: _by_settings(judged, candidate) for rank, candidate in chosen.items()}
@@ -254,7 +256,7 @@ def _by_settings(judged: JudgedRanks, candidate: Candidate) -> Candidate:
     source = candidate.source
     if settings is None or source.origin in _NEVER_BY_SETTINGS or source.position < settings.position:
         return candidate
-    return replace(candidate, source=replace(settings, felt_at=source.node))
+    return replace(candidate, source=replace(settings, first_visible_at=source.node))
 
 
 def _place(judged: JudgedRanks, candidate: Candidate) -> float:
@@ -264,7 +266,7 @@ def _place(judged: JudgedRanks, candidate: Candidate) -> float:
     if at.node.startswith(_RESULT):
         return float("inf")
     opaque = judged.known[at.rank].runs.opaque
-    felt = source.felt_at or (at.node if opaque and source.node == opaque else source.node)
+    felt = source.first_visible_at or (at.node if opaque and source.node == opaque else source.node)
     return judged.place(RankNode(at.rank, felt))  # of code that no trace sees, where it left another content first
 
 
@@ -276,8 +278,8 @@ def _firsts(chosen: Mapping[int, Candidate], judged: JudgedRanks) -> list[int]:
     places = {rank: _place(judged, candidate) for rank, candidate in chosen.items()}
     reached = {}
     for rank, candidate in chosen.items():
-        meeting = meeting_of(judged, candidate)
-        starts = {one: at[meeting] for one, at in order.places.items() if meeting is not None and meeting in at}
+        call = call_of(judged, candidate)
+        starts = {one: at[call] for one, at in order.places.items() if call is not None and call in at}
         reached[rank] = order.reached_from({**starts, rank: places[rank]})
     return unpreceded(reached, places)
 

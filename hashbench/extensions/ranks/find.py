@@ -18,9 +18,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from hashbench.core.catalog import Origin
 from hashbench.core.divergence.align import pair
+from hashbench.core.divergence.collective_calls import calls_in_channels, group_word
 from hashbench.core.divergence.describe import early_divergence, unseen
 from hashbench.core.divergence.introduce import Differences, find_differences
-from hashbench.core.divergence.meetings import calls_in_channels, group_word
 from hashbench.core.errors import HashbenchError
 from hashbench.core.records import Result, Trace
 from hashbench.core.trace.file import refuse_different

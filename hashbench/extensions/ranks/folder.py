@@ -15,7 +15,7 @@ from hashbench.core.errors import HashbenchError
 from hashbench.core.io import read_file
 from hashbench.core.processes import uncollected
 from hashbench.core.records import Trace, TracedRank
-from hashbench.core.text import one_line, rank_words
+from hashbench.core.text import format_ranks, one_line
 from hashbench.core.trace import file
 from hashbench.core.trace.file import ParsedRecords, refuse_different
 from hashbench.extensions.ranks.step_file import run_of, without_run
@@ -153,7 +153,7 @@ def _notes(
     for rank, why in unreadable.items():
         yield f"{path}: the trace of rank {rank} cannot be read: {one_line(why)}"
     if absent := [rank for rank in missing if rank not in unreadable]:
-        yield f"{path}: no trace of {rank_words(absent)}"
+        yield f"{path}: no trace of {format_ranks(absent)}"
     for rank, one in known.items():
         if one.ended == file.CUT:
             yield f"{path}: the trace of rank {rank} is cut; its whole steps were read"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from hashbench.core.catalog import Origin
 from hashbench.core.divergence.describe import entered_at
 from hashbench.core.divergence.slice import Slice
-from hashbench.core.text import rank_words
+from hashbench.core.text import format_ranks
 from hashbench.extensions.ranks.walk import BY_PYTHON, Candidate, JudgedRanks, RankNode
 
 BY_MESSAGE = BY_PYTHON | {Origin.RNG}
@@ -63,7 +63,7 @@ def as_sent(judged: JudgedRanks, candidate: Candidate, receiver: Candidate) -> C
 
 def in_doubt(candidate: Candidate, messages: Messages) -> Candidate:
     """Return a difference of a rank that has others of its own, with the ranks from which it may come as well."""
-    ranks = rank_words(sorted({one.at.rank for one in messages.sent}))
+    ranks = format_ranks(sorted({one.at.rank for one in messages.sent}))
     detail = f"{candidate.source.detail}; it may also follow from what {ranks} sent before, which differs"
     return replace(candidate, source=replace(candidate.source, detail=detail))
 
@@ -75,7 +75,7 @@ def _arrivals(judged: JudgedRanks, candidate: Candidate, behind: Slice[RankNode]
         if received is not None:
             yield judged.place(received)
     for at, before in behind.reached.items():
-        if at.rank == rank and not at.given and any(one.rank != rank for one in before):
+        if at.rank == rank and not at.is_contribution and any(one.rank != rank for one in before):
             yield judged.place(at)
 
 
@@ -86,6 +86,6 @@ def _entered_on(judged: JudgedRanks, candidate: Candidate) -> Iterator[float]:
         at = RankNode(rank, node)
         if source != candidate.source and judged.exchange_at(at) is None:
             yield judged.place(at)
-    for at in judged.gave_otherwise(rank):
+    for at in judged.differing_contributions(rank):
         if at != candidate.at:
             yield judged.place(at)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hashbench.core.catalog import Origin
-from hashbench.core.divergence.meetings import nodes_of_meeting
+from hashbench.core.divergence.collective_calls import nodes_of_call
 from hashbench.core.io import from_json, read_json, replace_file, to_json
 from hashbench.core.records import Trace
 from hashbench.extensions.ranks.verdict import RankDivergence, RanksVerdict
@@ -118,4 +118,4 @@ def calls_to_capture(found: RankDivergence, traces: Mapping[int, Trace]) -> tupl
     """
     if found.origin == Origin.KERNEL:
         return (NamedCall(found.node, found.rank),)
-    return tuple(NamedCall(node, rank) for rank, node in nodes_of_meeting(traces, found.rank, found.node).items())
+    return tuple(NamedCall(node, rank) for rank, node in nodes_of_call(traces, found.rank, found.node).items())

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hashbench.core.divergence.meetings import Meeting, RankCalls, givers_of
+from hashbench.core.divergence.collective_calls import CollectiveCall, RankCalls, contributors_of
 
 
 @dataclass(frozen=True)
@@ -16,18 +16,18 @@ class RankOrder:
 
     Attributes:
         calls: the numbered collectives, by global rank.
-        places: the place of each collective, by rank and meeting, in whatever order the places of that rank count.
+        places: the place of each collective, by rank and call, in whatever order the places of that rank count.
     """
 
     calls: Mapping[int, RankCalls]
-    places: Mapping[int, Mapping[Meeting, float]]
+    places: Mapping[int, Mapping[CollectiveCall, float]]
 
     @functools.cached_property
-    def _timelines(self) -> Mapping[int, tuple[list[float], list[Meeting]]]:
+    def _timelines(self) -> Mapping[int, tuple[list[float], list[CollectiveCall]]]:
         made = {}
         for rank, places in self.places.items():
-            pairs = sorted((place, meeting) for meeting, place in places.items())
-            made[rank] = [place for place, _ in pairs], [meeting for _, meeting in pairs]
+            pairs = sorted((place, call) for call, place in places.items())
+            made[rank] = [place for place, _ in pairs], [call for _, call in pairs]
         return made
 
     def reached_from(self, starts: Mapping[int, float]) -> Mapping[int, float]:
@@ -36,26 +36,26 @@ class RankOrder:
         reached = dict(starts)
         waiting = [(rank, place, float("inf")) for rank, place in starts.items()]
         while waiting:
-            giver, begin, end = waiting.pop()
-            at, meetings = self._timelines[giver]
+            contributor, begin, end = waiting.pop()
+            at, calls = self._timelines[contributor]
             for index in range(bisect_left(at, begin), bisect_left(at, end)):
-                for taker in self._takers(giver, meetings[index]):
-                    arrival = self.places[taker][meetings[index]]
+                for taker in self._takers(contributor, calls[index]):
+                    arrival = self.places[taker][calls[index]]
                     before = reached.get(taker, float("inf"))
                     if arrival < before:
                         reached[taker] = arrival
                         waiting.append((taker, arrival, before))
         return reached
 
-    def _takers(self, giver: int, meeting: Meeting) -> list[int]:
-        """Return the ranks that wait for ``giver`` in a meeting."""
-        ranks = (meeting.destination,) if meeting.source >= 0 else meeting.process_group
+    def _takers(self, contributor: int, call: CollectiveCall) -> list[int]:
+        """Return the ranks that wait for ``contributor`` in a call."""
+        ranks = (call.destination,) if call.source >= 0 else call.process_group
         takers = []
         for rank in ranks:
-            record = self.calls[rank].records.get(meeting) if rank != giver and rank in self.places else None
+            record = self.calls[rank].records.get(call) if rank != contributor and rank in self.places else None
             collective = record.collective if record is not None else None
             waits = collective is not None and (
-                collective.kind == "barrier" or meeting.source == giver or giver in givers_of(collective)
+                collective.kind == "barrier" or call.source == contributor or contributor in contributors_of(collective)
             )
             takers += [rank] if waits else []
         return takers

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from hashbench.core.catalog import Origin
 from hashbench.core.divergence.align import name_of
-from hashbench.core.divergence.meetings import Meeting
-from hashbench.core.text import rank_words
+from hashbench.core.divergence.collective_calls import CollectiveCall
+from hashbench.core.text import format_ranks
 from hashbench.extensions.ranks.verdict import RankHop
 from hashbench.extensions.ranks.walk import Candidate, JudgedRanks, RankNode
 
-AT_A_MEETING = frozenset({Origin.COLLECTIVE, Origin.RANKS})
+AT_A_COLLECTIVE = frozenset({Origin.COLLECTIVE, Origin.RANKS})
 """Origins of a difference that entered in a collective, on all ranks that received from it."""
 
 _HOPS = 6
@@ -21,22 +21,22 @@ Graph = Mapping[RankNode, Sequence[RankNode]]
 """RankNode that differs → the nodes from which its difference came."""
 
 
-def meeting_of(judged: JudgedRanks, candidate: Candidate) -> Meeting | None:
+def call_of(judged: JudgedRanks, candidate: Candidate) -> CollectiveCall | None:
     """Return the collective in which a difference entered; ``None`` if it entered on one rank."""
-    return judged.meeting(candidate.at) if candidate.source.origin in AT_A_MEETING else None
+    return judged.call_at(candidate.at) if candidate.source.origin in AT_A_COLLECTIVE else None
 
 
 def hops_to_other_ranks(judged: JudgedRanks, candidate: Candidate, graph: Graph) -> tuple[RankHop, ...]:
     """Return the collectives by which a difference came to each other rank first, in front that in which it entered."""
-    meeting = meeting_of(judged, candidate)
+    call = call_of(judged, candidate)
     starts = [candidate.at]
-    if meeting is not None:
-        starts = [at for at in graph if not at.given and judged.meeting(at) == meeting] or starts
+    if call is not None:
+        starts = [at for at in graph if not at.is_contribution and judged.call_at(at) == call] or starts
     made = _hops(judged, starts, graph)
     if not made and candidate.source.origin == Origin.SEQUENCE:
         made = _hops(judged, list(_lone_behind(judged, candidate, graph)), graph)
-    if meeting is not None:
-        entered = _hop(judged, candidate.at, None, meeting)
+    if call is not None:
+        entered = _hop(judged, candidate.at, None, call)
         made.insert(0, replace(entered, ranks=tuple(sorted({at.rank for at in starts}))))
     return tuple(made)
 
@@ -60,7 +60,7 @@ def path_text(rank: int, begin: str, hops: Sequence[RankHop]) -> str:
         hops: its hops.
     """
     told = [
-        f"{'' if hop.rank is None else f'rank {hop.rank}: '}{_call(hop)} -> {rank_words(hop.ranks)}" for hop in hops
+        f"{'' if hop.rank is None else f'rank {hop.rank}: '}{_call(hop)} -> {format_ranks(hop.ranks)}" for hop in hops
     ]
     if told and hops[0].rank is not None and begin:
         told[0] = told[0].replace(f"rank {rank}: ", f"rank {rank}: {begin} -> ", 1)
@@ -75,8 +75,8 @@ def in_one_word(place: str) -> str:
 
 def _hops(judged: JudgedRanks, starts: Collection[RankNode], graph: Graph) -> list[RankHop]:
     hops: dict[RankHop, list[int]] = {}
-    for at, giver in _arrivals(judged, starts, graph):
-        hops.setdefault(_hop(judged, at, giver, judged.meeting(at)), []).append(at.rank)
+    for at, contributor in _arrivals(judged, starts, graph):
+        hops.setdefault(_hop(judged, at, contributor, judged.call_at(at)), []).append(at.rank)
     return [replace(hop, ranks=tuple(takers)) for hop, takers in hops.items()]
 
 
@@ -101,10 +101,10 @@ def _arrivals(judged: JudgedRanks, starts: Collection[RankNode], graph: Graph) -
                 reached[reader] = None
                 waiting.append(reader)
     while came:
-        nearest = [rank for rank, (_, giver, _) in came.items() if giver in known] or list(came)
+        nearest = [rank for rank, (_, contributor, _) in came.items() if contributor in known] or list(came)
         for rank in sorted(nearest, key=lambda rank: (came[rank][0], rank)):
-            _, giver, at = came.pop(rank)
-            yield at, giver
+            _, contributor, at = came.pop(rank)
+            yield at, contributor
         known |= {*nearest}
 
 
@@ -116,15 +116,15 @@ def _lone_behind(judged: JudgedRanks, candidate: Candidate, graph: Graph) -> Ite
             yield at
 
 
-def _hop(judged: JudgedRanks, at: RankNode, giver: int | None, meeting: Meeting | None) -> RankHop:
+def _hop(judged: JudgedRanks, at: RankNode, contributor: int | None, call: CollectiveCall | None) -> RankHop:
     """Return the hop by a collective, named ``all_reduce``, without those that it came to."""
     record = next(one for one in judged.known[at.rank].runs.records[at.node] if one is not None)
     name = name_of(record).strip("_")
     for word in ("reduce", "gather", "to_all"):
         name = name.replace(f"all{word.replace('_', '')}", f"all_{word}")
-    return RankHop(giver, (), name, meeting)
+    return RankHop(contributor, (), name, call)
 
 
 def _call(hop: RankHop) -> str:
     """Name a collective as ``all_reduce #7 of group 0-1``."""
-    return f"{hop.collective} {hop.meeting.word()}" if hop.meeting is not None else hop.collective
+    return f"{hop.collective} {hop.call.word()}" if hop.call is not None else hop.collective

@@ -1,9 +1,9 @@
 """Check in one run that replicas agree: parameters of which several ranks must hold the same. Pure: no torch, no files.
 
-Which parameters are replicas says :mod:`hashbench.extensions.ranks.held_alike`. They are compared after every step. Of
-those that part first it is said why: the traces of two of the ranks are aligned as two runs are, and the walk goes back
-from the write through what differs on the two ranks. Ranks differ by design, in their batches, their seeds and their
-parts of a tensor, and a collective makes them equal again. So the origin is
+Which parameters are replicas says :mod:`hashbench.extensions.ranks.replica_groups`. They are compared after every step.
+Those that diverge first are explained: the traces of two of the ranks are aligned as two runs are, and the walk goes
+back from the write through what differs on the two ranks. Ranks differ by design, in their batches, their seeds and
+their parts of a tensor, and a collective makes them equal again. So the origin is
 
 * ``unreduced``: the walk comes to data that differ by design, and no collective of these ranks lies on its way.
 * ``sequence``: it ends in ops that one of the ranks has and the other has not.
@@ -27,22 +27,28 @@ from typing import NamedTuple
 
 from hashbench.core.catalog import Origin
 from hashbench.core.divergence.align import SECOND, PairedRuns, pair
+from hashbench.core.divergence.collective_calls import (
+    equalizes,
+    exchanges,
+    group_word,
+    inside_collectives,
+    judged_inside,
+)
 from hashbench.core.divergence.introduce import Differences, Source, find_differences
-from hashbench.core.divergence.meetings import equalizes, exchanges, group_word, inside_collectives, told_inside
 from hashbench.core.divergence.slice import Slice, backward_slice
 from hashbench.core.errors import HashbenchError
 from hashbench.core.records import OpRecord, Ref, Result, TensorDigest, Trace, op_of
-from hashbench.core.text import a_few, count, rank_words
+from hashbench.core.text import count, format_ranks, join_limited
 from hashbench.core.trace.file import refuse_different
-from hashbench.extensions.ranks.held_alike import (
+from hashbench.extensions.ranks.replica_groups import (
     CONVENTION,
     REDUCED,
     ParameterVersions,
     ReplacedParameters,
     Replica,
     differing_from_the_start,
-    parted_otherwise,
     replicas_of,
+    unexplained_drift,
     version_before,
 )
 from hashbench.extensions.ranks.whole_steps import results_by_step, up_to_common_step
@@ -122,7 +128,7 @@ class ReplicasVerdict:
         missing: ranks without a trace.
         unknown: sentences on what could not be checked.
         uncompared: names of parameters that parted and of which nothing says that they are replicas
-            (:func:`~hashbench.extensions.ranks.held_alike.parted_otherwise`).
+            (:func:`~hashbench.extensions.ranks.replica_groups.unexplained_drift`).
         by_convention: names of those that are taken for replicas as they are plain parameters beside DTensors.
         local: replicas that are apart between the steps that make them equal again, as in local SGD; no finding.
     """
@@ -167,7 +173,7 @@ def check_replicas(traces: Mapping[int, Trace]) -> ReplicasVerdict:
     size = max([*(rank + 1 for rank in run), *(one.rank.world_size for one in run.values() if one.rank is not None)])
     missing = tuple(rank for rank in range(size) if rank not in run)
     replicas = replicas_of(run)
-    apart = sorted(_apart(run, replicas), key=lambda one: (one.step is None, one.step or 0))
+    apart = sorted(_diverged_replicas(run, replicas), key=lambda one: (one.step is None, one.step or 0))
     first = {one.step for one in apart[:1]}
     explained = [one for one in apart if one.step in first][:MOST_EXPLAINED]
     why = {one.name: _explain(run, one) for one in explained}
@@ -179,8 +185,8 @@ def check_replicas(traces: Mapping[int, Trace]) -> ReplicasVerdict:
     unknown = list(whole.ended)
     if own := differing_from_the_start(run):
         unknown.append(
-            f"{a_few(sorted(own), 4)}: beside DTensors, and other on each rank from the start: replicas by convention, "
-            "unless they are parameters of that rank alone."
+            f"{join_limited(sorted(own), 4)}: beside DTensors, and different on each rank from the start: replicas by "
+            "convention, unless they are parameters of that rank alone."
         )
     if not replicas:
         unknown.append("No parameter is known to be a replica: nothing was compared.")
@@ -192,7 +198,7 @@ def check_replicas(traces: Mapping[int, Trace]) -> ReplicasVerdict:
         whole.steps,
         missing,
         tuple(unknown),
-        parted_otherwise(run, replicas),
+        unexplained_drift(run, replicas),
         tuple(LocalSteps(one.name, one.again) for one in local if one.since is None),
         tuple(dict.fromkeys(name for (_, name), why in replicas.items() if why == CONVENTION)),
     )
@@ -202,7 +208,7 @@ def check_replicas(traces: Mapping[int, Trace]) -> ReplicasVerdict:
 
 
 @dataclass(frozen=True, slots=True)
-class _Apart:
+class _DivergedReplica:
     """A replica that differs: by rank its result after the first step where it does.
 
     Attributes:
@@ -215,7 +221,7 @@ class _Apart:
     step: int | None
     results: Mapping[int, Result]
     again: tuple[int | None, ...] = ()
-    since: _Apart | None = None
+    since: _DivergedReplica | None = None
 
     @property
     def minority(self) -> tuple[int, ...]:
@@ -236,7 +242,7 @@ class _Apart:
         return [one for one, result in self.results.items() if result.digest == self.results[rank].digest]
 
 
-def _apart(run: Mapping[int, Trace], replicas: Iterable[Replica]) -> Iterator[_Apart]:
+def _diverged_replicas(run: Mapping[int, Trace], replicas: Iterable[Replica]) -> Iterator[_DivergedReplica]:
     """Yield the replicas that differ, after the first step where they do, and where no rank replaces them unread."""
     replaced = {rank: ReplacedParameters(trace) for rank, trace in run.items()}
     by_rank = {
@@ -245,7 +251,7 @@ def _apart(run: Mapping[int, Trace], replicas: Iterable[Replica]) -> Iterator[_A
     }
     versions = {rank: ParameterVersions(trace) for rank, trace in run.items()}
     for ranks, name in replicas:
-        periods: list[list[_Apart]] = [[]]
+        periods: list[list[_DivergedReplica]] = [[]]
         again: list[int | None] = []
         before: int | None = None
         for step in by_rank[ranks[0]]:
@@ -257,12 +263,14 @@ def _apart(run: Mapping[int, Trace], replicas: Iterable[Replica]) -> Iterator[_A
                 again.append(step)
                 periods.append([])
             if differs and not any(replaced[rank].replaced(name, step) for rank in present):
-                periods[-1].append(_Apart(name, ranks, step, present))
+                periods[-1].append(_DivergedReplica(name, ranks, step, present))
             before = step
         yield from _told_once(periods, again)
 
 
-def _told_once(periods: Sequence[Sequence[_Apart]], again: Sequence[int | None]) -> Iterator[_Apart]:
+def _told_once(
+    periods: Sequence[Sequence[_DivergedReplica]], again: Sequence[int | None]
+) -> Iterator[_DivergedReplica]:
     """Yield a replica where it was apart first; ``periods`` are the steps behind which it was, up to ``again``."""
     first = next((one for period in periods for one in period), None)
     if first is None:
@@ -275,11 +283,11 @@ def _told_once(periods: Sequence[Sequence[_Apart]], again: Sequence[int | None])
 # --------------------------------------------------------------------------------------------- why they do not
 
 
-def _plain(apart: _Apart) -> ReplicaDifference:
+def _plain(apart: _DivergedReplica) -> ReplicaDifference:
     return ReplicaDifference(apart.name, apart.ranks, apart.minority, apart.step, compared=apart.compared)
 
 
-def _explain(run: Mapping[int, Trace], apart: _Apart) -> ReplicaDifference:
+def _explain(run: Mapping[int, Trace], apart: _DivergedReplica) -> ReplicaDifference:
     """Return the difference with its origin."""
     base, other = apart.compared
     ranks = _ReplicaPair.of(run, apart)
@@ -341,7 +349,7 @@ class _ReplicaPair:
     alike: Mapping[int, Mapping[int, Trace]]
 
     @classmethod
-    def of(cls, run: Mapping[int, Trace], apart: _Apart) -> _ReplicaPair:
+    def of(cls, run: Mapping[int, Trace], apart: _DivergedReplica) -> _ReplicaPair:
         """Align two ranks on which a parameter differs."""
         base, other = apart.compared
         known = find_differences(pair(run[base], run[other]), ranks_known=True)
@@ -356,14 +364,14 @@ class _ReplicaPair:
     @functools.cached_property
     def _inside(self) -> Mapping[str, str]:
         """The records that collectives call; those differ by design."""
-        first = inside_collectives(self.runs.first, self._told_inside)
-        second = inside_collectives(self.runs.second, told_inside(self.runs.second))
+        first = inside_collectives(self.runs.first, self._judged_inside)
+        second = inside_collectives(self.runs.second, judged_inside(self.runs.second))
         node_of = self.runs.node_of
         return {**first, **{node_of[one]: node_of[outer] for one, outer in second.items()}}
 
     @functools.cached_property
-    def _told_inside(self) -> frozenset[str]:
-        return told_inside(self.runs.first)
+    def _judged_inside(self) -> frozenset[str]:
+        return judged_inside(self.runs.first)
 
     def written(self, first: Result, second: Result) -> str:
         """Return the node that wrote a parameter so: going back from the result, the first write of its memory that
@@ -397,7 +405,7 @@ class _ReplicaPair:
         old, new = ([one for one in record.outputs if one.shape == digest.shape] for record in (a, b))
         return old != new
 
-    def origin(self, at: str, apart: _Apart) -> _Why:
+    def origin(self, at: str, apart: _DivergedReplica) -> _Why:
         """Return the origin, the node where the ranks part, a sentence, and what both had there."""
         if at in self.runs.leaves:
             source = self.known.sources.get(at)
@@ -412,7 +420,7 @@ class _ReplicaPair:
         surely, perhaps = (self._walked_origin(at, apart, nodes) for nodes in (differs, differs | self.known.tainted))
         return surely or perhaps or _Why("", at, "where the ranks part is not known", self._shown(at))
 
-    def _walked_origin(self, at: str, apart: _Apart, suspects: AbstractSet[str]) -> _Why | None:
+    def _walked_origin(self, at: str, apart: _DivergedReplica, suspects: AbstractSet[str]) -> _Why | None:
         """Return the origin to which these nodes lead back, or ``None``."""
         walked, group = self._walk(at, suspects), _group_of(apart)
         guilty = [node for node in walked.reached if self._should_be_equal(node)]
@@ -518,7 +526,7 @@ class _ReplicaPair:
 
     def _exchange(self, node: str) -> tuple[OpRecord, OpRecord] | None:
         a, b = self.runs.records.get(node, (None, None))
-        if a is None or b is None or a.id in self._told_inside or not (exchanges(a) and exchanges(b)):
+        if a is None or b is None or a.id in self._judged_inside or not (exchanges(a) and exchanges(b)):
             return None
         return a, b
 
@@ -570,7 +578,7 @@ class _ReplicaPair:
 
 def _do(ranks: Sequence[int], verb: str) -> str:
     """Format as ``rank 0 runs`` or ``ranks 1, 2 run``."""
-    return f"{rank_words(ranks)} {verb}{('es' if verb == 'do' else 's') if len(ranks) == 1 else ''}"
+    return f"{format_ranks(ranks)} {verb}{('es' if verb == 'do' else 's') if len(ranks) == 1 else ''}"
 
 
 def draws_behind(run: Trace, node: str, step: int | None) -> list[OpRecord]:
@@ -596,5 +604,5 @@ def earlier_draw(run: Trace, state: str, *, before: str) -> OpRecord | None:
     return None
 
 
-def _group_of(apart: _Apart) -> str:
+def _group_of(apart: _DivergedReplica) -> str:
     return group_word(apart.ranks).removeprefix("group ")

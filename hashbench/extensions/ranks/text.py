@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hashbench.core.catalog import Origin
-from hashbench.core.text import a_few, count, rank_words, shorten, when
+from hashbench.core.text import count, format_ranks, join_limited, shorten, when
 from hashbench.extensions.ranks.replicas import UNREDUCED, ReplicaDifference, ReplicasVerdict
 from hashbench.extensions.ranks.verdict import RankDivergence, RankHop, RankResult, RanksVerdict
 
@@ -80,7 +80,7 @@ def _divergence_document(found: RankDivergence) -> dict[str, Any]:
 
 def _hop_document(hop: RankHop) -> dict[str, Any]:
     """Return a collective or message in the words of torch's flight recorder."""
-    met = hop.meeting
+    met = hop.call
     is_p2p = met is not None and met.destination >= 0
     return {
         "rank": hop.rank,
@@ -115,7 +115,7 @@ def _diff_lines(verdict: RanksVerdict) -> Iterator[str]:
     if verdict.differing:
         yield _line("results", _results(verdict.differing))
     if verdict.later:
-        yield _line("later", a_few([_place(one) for one in verdict.later], 2))
+        yield _line("later", join_limited([_place(one) for one in verdict.later], 2))
     if verdict.benign:
         told = ", ".join(f"{number} on rank {rank}" for rank, number in list(verdict.benign.items())[:_SHOWN])
         more = " and more" if len(verdict.benign) > _SHOWN else ""
@@ -157,11 +157,11 @@ def _results(differing: Sequence[RankResult]) -> str:
     ranks = sorted({one.rank for one in differing})
     steps = [one.step for one in differing if one.step is not None]
     first = f", from step {min(steps)} on" if steps else ""
-    return f"{a_few(names, _SHOWN)} on {rank_words(ranks)}{first}"
+    return f"{join_limited(names, _SHOWN)} on {format_ranks(ranks)}{first}"
 
 
 def _compared(verdict: RanksVerdict) -> str:
-    return f"{rank_words(verdict.ranks)}, {count(verdict.records, 'record')} of each run{_steps(verdict.steps)}"
+    return f"{format_ranks(verdict.ranks)}, {count(verdict.records, 'record')} of each run{_steps(verdict.steps)}"
 
 
 # ------------------------------------------------------------------------------------------------- replicas
@@ -169,7 +169,7 @@ def _compared(verdict: RanksVerdict) -> str:
 
 def _check_lines(verdict: ReplicasVerdict) -> Iterator[str]:
     checked = "; ".join(
-        f"{count(number, 'parameter')} on {rank_words(ranks)}"
+        f"{count(number, 'parameter')} on {format_ranks(ranks)}"
         for ranks, number in list(verdict.checked.items())[:_SHOWN]
     )
     if verdict.differing:
@@ -177,19 +177,21 @@ def _check_lines(verdict: ReplicasVerdict) -> Iterator[str]:
     elif verdict.checked:
         yield f"{_agreement(verdict)}: {checked}{_steps(verdict.steps)}."
     if verdict.local:
-        names, again = a_few([one.name for one in verdict.local], _SHOWN), verdict.local[0].again
-        steps = a_few(["the end" if step is None else f"step {step}" for step in again], _SHOWN)
+        names, again = join_limited([one.name for one in verdict.local], _SHOWN), verdict.local[0].again
+        steps = join_limited(["the end" if step is None else f"step {step}" for step in again], _SHOWN)
         yield _line("local steps", f"{names}: apart in between, made equal on all ranks before {steps}")
     if verdict.by_convention:
-        yield _line("convention", f"{a_few(verdict.by_convention, _SHOWN)}: a replica, as it is plain beside DTensors")
+        yield _line(
+            "convention", f"{join_limited(verdict.by_convention, _SHOWN)}: a replica, as it is plain beside DTensors"
+        )
     if verdict.inferred:
-        yield _line("inferred", f"{a_few(verdict.inferred, _SHOWN)}: a replica, as its gradient is reduced")
+        yield _line("inferred", f"{join_limited(verdict.inferred, _SHOWN)}: a replica, as its gradient is reduced")
     if verdict.missing:
-        yield _line("not known", f"no trace of {rank_words(verdict.missing)}")
+        yield _line("not known", f"no trace of {format_ranks(verdict.missing)}")
     yield from _unknown(verdict.unknown)
     if verdict.uncompared and not verdict.differing:
         parted = "equal on all ranks at first, and not later; nothing shows whether these are replicas"
-        yield _line("not compared", f"{a_few(verdict.uncompared, _SHOWN)}: {parted}")
+        yield _line("not compared", f"{join_limited(verdict.uncompared, _SHOWN)}: {parted}")
 
 
 def _agreement(verdict: ReplicasVerdict) -> str:
@@ -204,16 +206,16 @@ def _agreement(verdict: ReplicasVerdict) -> str:
 def _difference(differing: Sequence[ReplicaDifference]) -> Iterator[str]:
     first = differing[0]
     since = "" if first.step is None else f" since step {first.step}"
-    yield _line("replicas differ", f"{first.name} on {rank_words(first.ranks)}{since}")
+    yield _line("replicas differ", f"{first.name} on {format_ranks(first.ranks)}{since}")
     if first.minority:
-        yield _line("minority", rank_words(first.minority))
+        yield _line("minority", format_ranks(first.minority))
     if first.written_by:
         yield _line("written by", first.written_by)
     if first.origin:
         of = "" if first.origin == UNREDUCED else _place_of(first)
         yield _line("origin", f"{first.origin}{of}: {_with_arguments(first)}")
     if len(differing) > 1:
-        yield _line("also", a_few([one.name for one in differing[1:]], _SHOWN))
+        yield _line("also", join_limited([one.name for one in differing[1:]], _SHOWN))
 
 
 def _place_of(found: ReplicaDifference) -> str:

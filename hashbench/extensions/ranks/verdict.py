@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
-from hashbench.core.divergence.meetings import Meeting
+from hashbench.core.divergence.collective_calls import CollectiveCall
 from hashbench.core.records import Divergence
 from hashbench.extensions.ranks.printed import PrintedDifference
 
@@ -18,13 +18,13 @@ class RankHop:
         rank: global rank that gave the data; ``None`` where the difference entered in the collective.
         ranks: global ranks that received them.
         collective: its name, ``all_reduce``.
-        meeting: its process group and number; ``None`` if they are not known.
+        call: its process group and number; ``None`` if they are not known.
     """
 
     rank: int | None
     ranks: tuple[int, ...]
     collective: str
-    meeting: Meeting | None
+    call: CollectiveCall | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from hashbench.core.divergence.meetings import group_word
+from hashbench.core.divergence.collective_calls import group_word
 from hashbench.core.io import from_json, read_json, replace_file, to_json
 
 DEADLINE = "HASHBENCH_RANKS_DEADLINE"

@@ -22,20 +22,20 @@ from typing import NamedTuple
 
 from hashbench.core.catalog import Origin
 from hashbench.core.divergence.align import SECOND
-from hashbench.core.divergence.introduce import Differences, Source, adopted_memory, contents_in_words, unwritten_memory
-from hashbench.core.divergence.meetings import (
-    Meeting,
+from hashbench.core.divergence.collective_calls import (
+    CollectiveCall,
     RankCalls,
+    contributed_by,
+    contributors_of,
     exchanges,
-    given_by,
-    givers_of,
     has_pending,
     is_from_any_source,
     number_calls,
 )
+from hashbench.core.divergence.introduce import Differences, Source, adopted_memory, contents_in_words, unwritten_memory
 from hashbench.core.divergence.slice import Slice, backward_slice
 from hashbench.core.records import PENDING, Collective, OpRecord, Ref, Trace
-from hashbench.core.text import rank_words
+from hashbench.core.text import format_ranks
 
 
 class RankNode(NamedTuple):
@@ -49,7 +49,7 @@ class RankNode(NamedTuple):
 
     rank: int
     node: str
-    given: bool = False
+    is_contribution: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class JudgedRanks:
     second: Mapping[int, Trace]
     known: Mapping[int, Differences]
     _unread_by_rank: dict[int, list[RankNode]] = field(default_factory=dict, init=False, repr=False)
-    _gifts_by_meeting: dict[tuple[int, Meeting | None, Meeting | None], RankNode | None] = field(
+    _contribution_by_calls: dict[tuple[int, CollectiveCall | None, CollectiveCall | None], RankNode | None] = field(
         default_factory=dict, init=False, repr=False
     )
 
@@ -107,10 +107,10 @@ class JudgedRanks:
         """Yield the differences that entered at the nodes of a walk."""
         for at, before in walked.reached.items():
             present = [one for one in before if one.node]
-            if self.exchange_at(at) is not None and not at.given:
+            if self.exchange_at(at) is not None and not at.is_contribution:
                 if not present:
                     yield _from_exchange(self, at, tuple(sorted({one.rank for one in before})))
-            elif at.given:
+            elif at.is_contribution:
                 if not before:
                     yield Candidate(at, _from_outside(self, at))
             elif (source := self.known[at.rank].sources.get(at.node)) is not None:
@@ -130,13 +130,13 @@ class JudgedRanks:
         a, b = self.known[at.rank].runs.records.get(at.node, (None, None))
         if a is None or b is None or not (exchanges(a) and exchanges(b)):
             return None
-        if any(one.id in calls[at.rank].told_inside for one, calls in zip((a, b), self.calls, strict=True)):
+        if any(one.id in calls[at.rank].judged_inside for one, calls in zip((a, b), self.calls, strict=True)):
             return None
-        return (a, b) if at.given or a.outputs != b.outputs or has_pending(a, b) else None
+        return (a, b) if at.is_contribution or a.outputs != b.outputs or has_pending(a, b) else None
 
-    def meeting(self, at: RankNode) -> Meeting | None:
+    def call_at(self, at: RankNode) -> CollectiveCall | None:
         """Return what the collective at a node takes part in, in the first run, else in the second."""
-        node, (first, second) = at.node, (calls[at.rank].meetings for calls in self.calls)
+        node, (first, second) = at.node, (calls[at.rank].by_record for calls in self.calls)
         return first.get(node) or second.get(node.removeprefix(SECOND))
 
     # ------------------------------------------------------------------------------------------------- edges
@@ -149,7 +149,7 @@ class JudgedRanks:
         return at.node in known.differs or at.node in known.tainted
 
     def _before(self, at: RankNode) -> Iterator[RankNode]:
-        if at.given:
+        if at.is_contribution:
             writers = self._writers(at)
         elif self.exchange_at(at) is not None:
             yield from self._received_from(at)
@@ -163,7 +163,7 @@ class JudgedRanks:
         before = list(self._before(at))
         yield from before
         source = self.known[at.rank].sources.get(at.node)
-        from_outside = not before if at.given else source is not None and source.origin in BY_PYTHON
+        from_outside = not before if at.is_contribution else source is not None and source.origin in BY_PYTHON
         if from_outside:
             yield from self._by_python(at)
 
@@ -175,7 +175,7 @@ class JudgedRanks:
         received it from another one."""
         known = self.known[at.rank]
         until = self.place(at)
-        for node in (*known.scalars, *known.lone_scalars):
+        for node in (*known.scalars, *known.unmatched_scalars):
             if self.place(RankNode(at.rank, node)) < until:
                 yield RankNode(at.rank, self.outermost(at.rank, node)), None
         for unread in self._unread(at.rank):
@@ -183,20 +183,22 @@ class JudgedRanks:
                 break
             if self.exchange_at(unread) is not None:
                 yield from ((one, unread) for one in self._received_from(unread) if one.rank != at.rank)
-            elif at.given or self._is_draw(unread):  # bytes that Python made, of tensors perhaps; an order of examples
+            elif at.is_contribution or self._is_draw(
+                unread
+            ):  # bytes that Python made, of tensors perhaps; an order of examples
                 yield unread, None
 
-    def gave_otherwise(self, rank: int) -> Iterator[RankNode]:
+    def differing_contributions(self, rank: int) -> Iterator[RankNode]:
         """Yield what a rank gave to collectives and is known to differ, in the order of the calls."""
-        for node, meeting in self.calls[0][rank].meetings.items():
+        for node, call in self.calls[0][rank].by_record.items():
             pair = self.known[rank].runs.records.get(node, (None, None))
-            gift = (
-                self._gift(rank, meeting, meeting)
-                if None not in pair and any(map(given_by, filter(None, pair)))
+            contribution = (
+                self._contribution(rank, call, call)
+                if None not in pair and any(map(contributed_by, filter(None, pair)))
                 else None
             )
-            if gift is not None and gift.given:
-                yield gift
+            if contribution is not None and contribution.is_contribution:
+                yield contribution
 
     def _is_draw(self, at: RankNode) -> bool:
         """Return True for numbers that a generator in another state drew: where no op reads them, Python does."""
@@ -237,69 +239,81 @@ class JudgedRanks:
     def _received_from(self, at: RankNode) -> Iterator[RankNode]:
         """Yield what other ranks, and this one, gave to a collective and differs: that alone whose writers differ, if
         there is any such."""
-        gifts = list(dict.fromkeys(filter(None, self._gifts(at))))
-        present = [one for one in gifts if one.node]
-        written = [one for one in present if not one.given or any(True for _ in self._writers(one))]
+        contributions = list(dict.fromkeys(filter(None, self._contributions(at))))
+        present = [one for one in contributions if one.node]
+        written = [one for one in present if not one.is_contribution or any(True for _ in self._writers(one))]
         yield from written or present
-        yield from (one for one in gifts if not one.node)
+        yield from (one for one in contributions if not one.node)
 
-    def _gifts(self, at: RankNode) -> Iterator[RankNode | None]:
+    def _contributions(self, at: RankNode) -> Iterator[RankNode | None]:
         records = self.known[at.rank].runs.records[at.node]
         first, second = (
-            calls[at.rank].meetings.get(record.id) if record is not None else None
+            calls[at.rank].by_record.get(record.id) if record is not None else None
             for calls, record in zip(self.calls, records, strict=True)
         )
-        meetings = (first, second)
+        both = (first, second)
         if records[0] is not None and records[1] is not None and records[0].arguments != records[1].arguments:
-            yield RankNode(at.rank, at.node, given=True)
+            yield RankNode(at.rank, at.node, is_contribution=True)
         collectives = [record.collective for record in records if record is not None and record.collective is not None]
         if not any(map(is_from_any_source, collectives)) and _other_peers(first, second):
-            yield RankNode(at.rank, at.node, given=True)
+            yield RankNode(at.rank, at.node, is_contribution=True)
             return
         if first == second or not any(map(is_from_any_source, collectives)):
-            for giver in _givers(collectives, meetings):
-                yield self._gift(giver, first, second)
+            for contributor in _contributors(collectives, both):
+                yield self._contribution(contributor, first, second)
             return
-        for record, meeting, calls in zip(records, meetings, self.calls, strict=True):
+        for record, call, calls in zip(records, both, self.calls, strict=True):
             possible = calls[at.rank].possible.get(record.id, ()) if record is not None else ()
-            for message in possible if meeting is None else (meeting,):
-                yield self._gift(message.source, message, message)
+            for message in possible if call is None else (call,):
+                yield self._contribution(message.source, message, message)
 
-    def _gift(self, giver: int, first: Meeting | None, second: Meeting | None) -> RankNode | None:
-        """Return what a rank gave in one meeting of each run, if it differs; a node without a name if that is not
+    def _contribution(
+        self, contributor: int, first: CollectiveCall | None, second: CollectiveCall | None
+    ) -> RankNode | None:
+        """Return what a rank gave in one call of each run, if it differs; a node without a name if that is not
         known. Each is looked at once, however many ranks received it."""
-        key = giver, first, second
-        if key not in self._gifts_by_meeting:
-            self._gifts_by_meeting[key] = self._judge_gift(giver, first, second)
-        return self._gifts_by_meeting[key]
+        key = contributor, first, second
+        if key not in self._contribution_by_calls:
+            self._contribution_by_calls[key] = self._judge_contribution(contributor, first, second)
+        return self._contribution_by_calls[key]
 
-    def _judge_gift(self, giver: int, first: Meeting | None, second: Meeting | None) -> RankNode | None:
-        if giver not in self.calls[0] or giver not in self.calls[1]:
-            return RankNode(giver, "")
+    def _judge_contribution(
+        self, contributor: int, first: CollectiveCall | None, second: CollectiveCall | None
+    ) -> RankNode | None:
+        if contributor not in self.calls[0] or contributor not in self.calls[1]:
+            return RankNode(contributor, "")
         a, b = (
-            calls[giver].records.get(meeting) if meeting is not None else None
-            for calls, meeting in zip(self.calls, (first, second), strict=True)
+            calls[contributor].records.get(call) if call is not None else None
+            for calls, call in zip(self.calls, (first, second), strict=True)
         )
         if a is None and b is None:
-            return RankNode(giver, "", given=True)
-        if giver not in self.known:
+            return RankNode(contributor, "", is_contribution=True)
+        if contributor not in self.known:
             return None
-        runs = self.known[giver].runs
+        runs = self.known[contributor].runs
         if a is None or b is None:
             lone = a.id if a is not None else runs.node_of[b.id] if b is not None else ""
-            return RankNode(giver, lone) if None in runs.records[lone] else RankNode(giver, "", given=True)
+            return (
+                RankNode(contributor, lone)
+                if None in runs.records[lone]
+                else RankNode(contributor, "", is_contribution=True)
+            )
         if runs.node_of[b.id] != a.id:
-            lone = _first_lone_call(self, giver, first)
-            return RankNode(giver, lone or a.id, given=not lone)
-        return RankNode(giver, a.id, given=True) if self._gave_otherwise(giver, a, b) else None
+            lone = _first_lone_call(self, contributor, first)
+            return RankNode(contributor, lone or a.id, is_contribution=not lone)
+        return (
+            RankNode(contributor, a.id, is_contribution=True)
+            if self._contributes_differently(contributor, a, b)
+            else None
+        )
 
-    def _gave_otherwise(self, rank: int, a: OpRecord, b: OpRecord) -> bool:
+    def _contributes_differently(self, rank: int, a: OpRecord, b: OpRecord) -> bool:
         """Return True if what a rank gave, or its other arguments, differ; where the content was not hashed, if its
         writers do."""
         if (a.op, a.arguments) != (b.op, b.arguments):
             return True
         return any(not _is_equal(*pair) for pair in _pairs(a, b)) and (
-            _is_hashed(a, b) or any(True for _ in self._writers(RankNode(rank, a.id, given=True)))
+            _is_hashed(a, b) or any(True for _ in self._writers(RankNode(rank, a.id, is_contribution=True)))
         )
 
     def _writers(self, at: RankNode) -> Iterator[str]:
@@ -325,20 +339,20 @@ BY_PYTHON = frozenset({Origin.OUTSIDE, Origin.SEQUENCE})
 OTHERS_AGREE = "what the other ranks gave is equal in both runs"
 
 
-def _givers(collectives: Iterable[Collective], meetings: Iterable[Meeting | None]) -> Iterable[int]:
-    """Return the ranks whose data are received in these meetings."""
-    known = [one for one in meetings if one is not None]
+def _contributors(collectives: Iterable[Collective], calls: Iterable[CollectiveCall | None]) -> Iterable[int]:
+    """Return the ranks whose data are received in these calls."""
+    known = [call for call in calls if call is not None]
     if any(one.source >= 0 for one in known):
         return dict.fromkeys(one.source for one in known)
-    return dict.fromkeys(rank for one in collectives for rank in givers_of(one)) if known else ()
+    return dict.fromkeys(rank for one in collectives for rank in contributors_of(one)) if known else ()
 
 
 def missing_words(missing: Iterable[int], present: Iterable[int]) -> str:
     """Say which ranks have no trace, and which no such call: ``no trace of rank 3``."""
     uncalled = sorted(set(present))
     gone = sorted(set(missing) - set(uncalled))
-    words = [f"no trace of {rank_words(gone)}"] if gone else []
-    words += [f"no such call in the traces of {rank_words(uncalled)}"] if uncalled else []
+    words = [f"no trace of {format_ranks(gone)}"] if gone else []
+    words += [f"no such call in the traces of {format_ranks(uncalled)}"] if uncalled else []
     return " and ".join(words)
 
 
@@ -348,26 +362,26 @@ def _kept(judged: JudgedRanks, at: RankNode) -> Iterator[str]:
     known = judged.known[at.rank]
     collectives = [one.collective for one in known.runs.records[at.node] if one is not None and one.collective]
     given = {"inside", *(argument for one in collectives for argument in one.given)}
-    if judged.meeting(at) is None or any(one.root is not None for one in collectives):
+    if judged.call_at(at) is None or any(one.root is not None for one in collectives):
         return
     for node, ref in known.runs.reads(at.node):
         if not ref.written and ref.argument not in given and (node in known.differs or node in known.tainted):
             yield node
 
 
-def _first_lone_call(judged: JudgedRanks, rank: int, meeting: Meeting | None) -> str:
+def _first_lone_call(judged: JudgedRanks, rank: int, call: CollectiveCall | None) -> str:
     """Return the first call in a channel that only one of the runs makes: it shifts the numbers of all later
     ones."""
     known = judged.known[rank]
     for node, pair in known.runs.records.items():
-        mine = judged.meeting(RankNode(rank, node)) if None in pair else None
-        if mine is not None and meeting is not None and mine._replace(number=0) == meeting._replace(number=0):
+        mine = judged.call_at(RankNode(rank, node)) if None in pair else None
+        if mine is not None and call is not None and mine._replace(number=0) == call._replace(number=0):
             return node
     return ""
 
 
 def _order_of_arrival(judged: JudgedRanks, at: RankNode, a: OpRecord, b: OpRecord) -> str:
-    came = [calls[at.rank].meetings.get(one.id) for calls, one in zip(judged.calls, (a, b), strict=True)]
+    came = [calls[at.rank].by_record.get(one.id) for calls, one in zip(judged.calls, (a, b), strict=True)]
     told = "equal messages arrived in another order"
     first, second = (f"rank {one.source}" if one is not None else "" for one in came)
     return f"{told}: from {first} in the first run, from {second} in the second" if first and second else told
@@ -402,10 +416,10 @@ def _from_outside(judged: JudgedRanks, at: RankNode) -> Source:
     assert a is not None
     assert b is not None
     position = runs.position[at.node]
-    meetings = [calls[at.rank].meetings.get(one.id) for one, calls in zip((a, b), judged.calls, strict=True)]
-    if _other_peers(*meetings):
+    both = [calls[at.rank].by_record.get(one.id) for one, calls in zip((a, b), judged.calls, strict=True)]
+    if _other_peers(*both):
         detail = "the process group, or the rank at the other end, which this rank gave, is another one"
-        first, second = ("" if one is None else f"({one.word()})" for one in meetings)
+        first, second = ("" if one is None else f"({one.word()})" for one in both)
         return Source(Origin.OUTSIDE, at.node, position, detail, first, second)
     if a.arguments != b.arguments and all(None in pair or _is_equal(*pair) for pair in _pairs(a, b)):
         detail = "an argument that is not a tensor has another value"
@@ -420,11 +434,11 @@ def _from_outside(judged: JudgedRanks, at: RankNode) -> Source:
             return adopted_memory(runs, memory)
     argument = next((one.argument for pair in changed for one in pair if one is not None), "")
     detail = f"argument {argument}, which this rank gave, was written outside torch"
-    first, second = (" ".join(one.digest for one in given_by(record)) for record in (a, b))
+    first, second = (" ".join(one.digest for one in contributed_by(record)) for record in (a, b))
     return Source(Origin.OUTSIDE, at.node, position, detail, first, second, opaque_producer=True)
 
 
-def _other_peers(first: Meeting | None, second: Meeting | None) -> bool:
+def _other_peers(first: CollectiveCall | None, second: CollectiveCall | None) -> bool:
     """Return True if a call is known to meet other ranks in the two runs: in another process group, or by a message
     to or from another rank."""
     if first is None or second is None:
@@ -434,7 +448,7 @@ def _other_peers(first: Meeting | None, second: Meeting | None) -> bool:
 
 def _pairs(a: OpRecord, b: OpRecord) -> Iterator[tuple[Ref | None, Ref | None]]:
     """Pair what two calls gave, by argument."""
-    old, new = ({ref.argument: ref for ref in given_by(record)} for record in (a, b))
+    old, new = ({ref.argument: ref for ref in contributed_by(record)} for record in (a, b))
     yield from ((old.get(name), new.get(name)) for name in {**old, **new})
 
 
@@ -445,4 +459,4 @@ def _is_equal(old: Ref | None, new: Ref | None) -> bool:
 
 def _is_hashed(a: OpRecord, b: OpRecord) -> bool:
     """Return True if all that both calls gave was hashed."""
-    return all(ref.digest not in ("", PENDING) for record in (a, b) for ref in given_by(record))
+    return all(ref.digest not in ("", PENDING) for record in (a, b) for ref in contributed_by(record))

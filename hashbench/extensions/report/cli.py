@@ -337,7 +337,7 @@ def _add_expect(expect: OneLineParser) -> None:
 
 
 def _expect(parsed: argparse.Namespace) -> int:
-    from hashbench.core.text import a_few, count
+    from hashbench.core.text import count, join_limited
     from hashbench.extensions.report.expected_rows import expect_from
 
     for path, written in expect_from(
@@ -346,8 +346,8 @@ def _expect(parsed: argparse.Namespace) -> int:
         counts = ", ".join(f"{number} {what}" for what, number in written.what.items())
         flags.show(f"{path}: {count(len(written.rows), 'row')}: {counts}")
         if written.taken:
-            left = a_few(written.left) or "nothing"
-            flags.show(f"  taken: {a_few(written.taken)}; not named, so left as it was: {left}")
+            left = join_limited(written.left) or "nothing"
+            flags.show(f"  taken: {join_limited(written.taken)}; not named, so left as it was: {left}")
         for line in written.accepted[:_SHOWN]:
             flags.show(f"  {line}")
         if len(written.accepted) > _SHOWN:

@@ -17,7 +17,7 @@ from hashbench.core.records import ROW_SCHEMA, ExpectedRow, Row, extended, is_li
 from hashbench.core.report.compare import Became, ModelChange, what_happened
 from hashbench.core.results.load import Sweep, joined, load_sweep
 from hashbench.core.results.rows import EXPECTED_ROWS, environments_text, row_key
-from hashbench.core.text import a_few, one_line, shorten
+from hashbench.core.text import join_limited, one_line, shorten
 from hashbench.extensions.report.expectations import AS_BEFORE, changes_since
 
 _LONGEST_REASON = 80
@@ -176,7 +176,7 @@ def expect_from(
         raise HashbenchError(
             f"{new.label} has no row of {', '.join(lost)}",
             consequence="nothing was written",
-            tip=f"Did you mean {near[0]}?" if near else f"It has rows of: {a_few(names)}.",
+            tip=f"Did you mean {near[0]}?" if near else f"It has rows of: {join_limited(names)}.",
         )
     written = []
     for path, part in _split(new, output):

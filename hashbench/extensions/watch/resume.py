@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hashbench.core.errors import HashbenchError
 from hashbench.core.io import to_json
-from hashbench.core.text import a_few, count, listed
+from hashbench.core.text import count, join_limited, listed
 from hashbench.extensions.watch import file
 from hashbench.extensions.watch.batches import BatchDifference, Samples
 from hashbench.extensions.watch.compare import (
@@ -254,7 +254,7 @@ def _lines(verdict: ResumeVerdict) -> Iterator[str]:
         )
         yield from (f"  {gap}" for gap in verdict.gaps)
         if verdict.idle:
-            names = a_few(verdict.idle, _SHOWN)
+            names = join_limited(verdict.idle, _SHOWN)
             yield f"The state of generator {names} differed at step {verdict.at}, was set again, and reached nothing."
         yield "What acts in later steps was not looked at: `--steps N` runs a script for N steps."
     elif verdict.later is not None:
@@ -312,9 +312,9 @@ def lost_words(difference: PartDifference) -> str:
     names = difference.names
     match difference.part:
         case "generator":
-            return f"generator {a_few(names, _SHOWN)}: its state"
+            return f"generator {join_limited(names, _SHOWN)}: its state"
         case "scheduler":
-            more = f" (and {a_few(names[1:], _SHOWN)})" if len(names) > 1 else ""
+            more = f" (and {join_limited(names[1:], _SHOWN)})" if len(names) > 1 else ""
             return f"scheduler: {names[0]} is {difference.second or 'absent'} instead of {difference.first}{more}"
         case "lr":
             return f"scheduler: the learning rate is {difference.second or 'absent'} instead of {difference.first}"
@@ -323,7 +323,7 @@ def lost_words(difference: PartDifference) -> str:
         case "options":
             return f"option {names[0]} is {difference.second or 'absent'} instead of {difference.first}"
         case "state":
-            keys = a_few(list(dict.fromkeys(name.rpartition(": ")[2] for name in names)))
+            keys = join_limited(list(dict.fromkeys(name.rpartition(": ")[2] for name in names)))
             tensors = list(dict.fromkeys(name.rpartition(": ")[0] for name in names))
             gone = ", which is absent" if not difference.second else ""
             return f"optimizer state {keys}{gone}, of {_tensors(tensors)}"
@@ -331,7 +331,7 @@ def lost_words(difference: PartDifference) -> str:
 
 
 def _tensors(names: Sequence[str], noun: str = "parameter") -> str:
-    return f"{count(len(names), noun)} ({a_few(names, _SHOWN)})"
+    return f"{count(len(names), noun)} ({join_limited(names, _SHOWN)})"
 
 
 def as_json(verdict: ResumeVerdict) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from hashbench.core.io import to_json
 from hashbench.core.records import Divergence
-from hashbench.core.text import a_few, count, listed, percent, when
+from hashbench.core.text import count, join_limited, listed, percent, when
 from hashbench.extensions.watch.batches import Samples
 from hashbench.extensions.watch.compare import BEGIN, OUTSIDE, PartDifference, RankVerdict, range_words
 from hashbench.extensions.watch.file import BY_TENSOR, PARTS, Recording
@@ -138,7 +138,9 @@ def headline(verdict: LoopVerdict) -> str:
     alone = " that one run lacks" if _alone(lead) and not _sizes(first) else ""
     between = ", changed between steps" if lead.begun else ""
     sizes = "number of batches in a step" if first.batches and first.batches.in_number else "shape of a batch"
-    settings = f"; settings differ: {a_few([one.name for one in first.settings], _SHOWN)}" if first.settings else ""
+    settings = (
+        f"; settings differ: {join_limited([one.name for one in first.settings], _SHOWN)}" if first.settings else ""
+    )
     part = sizes if _sizes(first) else NAMES[lead.part]
     return f"The runs differ {_where(first)}{rank}: {part}{alone}{between}{settings}"
 
@@ -252,7 +254,7 @@ def settings_words(first: RankVerdict) -> str:
         + (f", from step {one.at} on)" if one.at > first.steps[0] else ")")
         for one in first.settings
     ]
-    return a_few(words, _SHOWN)
+    return join_limited(words, _SHOWN)
 
 
 def _batch_facts(first: RankVerdict) -> Iterator[tuple[str, str]]:
@@ -306,7 +308,7 @@ def part_words(difference: PartDifference) -> str:
         return f"{name}{number}, which only the {alone} run has" if alone else f"{name}{number}"
     if difference.part == "lr":
         return name if difference.compared == 1 else f"{name} of group {difference.names[0]}"
-    names = a_few(difference.names, _SHOWN)
+    names = join_limited(difference.names, _SHOWN)
     if difference.part not in BY_TENSOR:
         return f"{name} {names}"
     begun = ", as the step began" if difference.begun else ""
@@ -371,7 +373,7 @@ def _traced_lines(traced: TracedSteps, *, several: bool) -> Iterator[str]:
     if divergence is None:
         yield f"{where}: {'equal' if traced.verdict.equal else 'nothing that differs reaches a result'}"
         if benign := traced.verdict.benign:
-            yield f"{'these differ: ':18}{a_few(benign, _SHOWN)}"
+            yield f"{'these differ: ':18}{join_limited(benign, _SHOWN)}"
         return
     yield from (f"{name + ': ':18}{value}" for name, value in traced_facts(where, divergence))
 

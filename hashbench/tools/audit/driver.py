@@ -27,7 +27,7 @@ from hashbench.core.records import ModelSpec, RunOptions
 from hashbench.core.results.folder import ResultsFolder, left_row
 from hashbench.core.suites.selection import pattern_of, unknown_name
 from hashbench.core.sweep.executors import Executor, Task, TaskResult
-from hashbench.core.text import a_few, count
+from hashbench.core.text import count, join_limited
 from hashbench.core.workers import WORKER_VARIABLES
 from hashbench.tools.audit.audit_table import (
     CATALOG_FILE,
@@ -174,7 +174,7 @@ class _AuditRun:
             replace_file(path / MANIFEST_FILE, manifest_text(manifest))
             unreadable += self.folder.write_environment(environment)
             if unreadable:
-                names = a_few([str(file.relative_to(path)) for file in unreadable], 3)
+                names = join_limited([str(file.relative_to(path)) for file in unreadable], 3)
                 note = f"{count(len(unreadable), 'file')} cannot be read, set aside as {names}"
                 self.on_progress(len(self.ops) - len(missing), len(self.ops), note)
             if missing:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from tabulate import tabulate
 
 from hashbench.core.report.compare import Became, Comparison
-from hashbench.core.text import a_few, cut
+from hashbench.core.text import cut, join_limited
 from hashbench.tools.audit.audit_table import Audit
 from hashbench.tools.audit.invariance_table import INVARIANCE_ROWS, Invariance, InvarianceRow
 from hashbench.tools.audit.report import by_verdict, compared, table_of_counts, values_of
@@ -44,7 +44,7 @@ def _line(verdict: str, op: str, rows: Sequence[InvarianceRow], measured: int) -
         ", ".join(values("dtype")),
         f"{len(rows)} of {measured}" if measured else str(len(rows)),
         str(min(smallest)) if smallest else "",
-        a_few(values("kernel"), limit=2),
+        join_limited(values("kernel"), limit=2),
         cut(said, _WIDTH),
         next(iter(values("repro")), ""),
     )

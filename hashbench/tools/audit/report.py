@@ -13,7 +13,7 @@ from tabulate import tabulate
 
 from hashbench.core.report.compare import Became, Comparison, RowChange, environment_changes, worst_first
 from hashbench.core.results.rows import RowFormat, csv_text
-from hashbench.core.text import a_few, cut, one_line
+from hashbench.core.text import cut, join_limited, one_line
 from hashbench.core.trace.file import OTHER_OPS
 from hashbench.tools.audit.audit_table import AUDIT_ROWS, KEY, UNMEASURED, VARYING, Audit, AuditRow, AuditVerdict, Shown
 from hashbench.tools.audit.invariance_table import INVARIANCE_ROWS, InvarianceRow
@@ -85,7 +85,7 @@ def _line(key: tuple[str, ...], rows: Sequence[AuditRow]) -> dict[str, str]:
         phase,
         ", ".join(values("dtype")),
         str(len(rows)),
-        a_few(values("kernel"), limit=2),
+        join_limited(values("kernel"), limit=2),
         ", ".join(values("cause")),
         cut(said, _WIDTH),
     )

@@ -24,7 +24,7 @@ from hashbench.core.divergence.fills import Pair
 from hashbench.core.divergence.slice import backward_slice
 from hashbench.core.records import OpRecord, Trace
 from hashbench.core.run.workload import clone_inputs
-from hashbench.core.text import a_few
+from hashbench.core.text import join_limited
 from hashbench.core.trace.api import HashDebugTrace
 from hashbench.core.trace.arguments import tensors_in
 from hashbench.core.trace.callbacks import TraceCallback
@@ -518,7 +518,7 @@ def _inside_compiled(parting: Parting, runs: PairedRuns, node: str, gap: _Gap, r
     around = f"{gap.before or 'the start of the trace'} and {gap.after or 'the end of the trace'}"
     on_the_way = [one for one in gap.nodes if one in reached]
     kernels = _generated(runs, on_the_way) or _generated(runs, gap.nodes)
-    named = a_few([f"{one.op}{f' in {one.module}' if one.module else ''}" for one in kernels], 3)
+    named = join_limited([f"{one.op}{f' in {one.module}' if one.module else ''}" for one in kernels], 3)
     record = _records_of(runs, [node])[0]
     return replace(
         parting,

@@ -12,7 +12,7 @@ from typing import Any
 from tabulate import tabulate
 
 from hashbench.core.errors import HashbenchError
-from hashbench.core.text import a_few, ulps, when
+from hashbench.core.text import join_limited, ulps, when
 
 SIDES = ("before", "after")
 STAGES = ("parameters", "outputs", "buffers", "gradients", "stepped")
@@ -259,7 +259,7 @@ def verdict_of(comparisons: Sequence[Comparison]) -> str:
         return f"equal within tolerance ({len(bits)} of {len(names)} not bit by bit)"
     first = min(comparison.iteration for comparison in comparisons if not comparison)
     since = f" from iteration {first} on" if first else ""
-    return f"differ{since} ({len(beyond)} of {len(names)}: {a_few(beyond, 2)})"
+    return f"differ{since} ({len(beyond)} of {len(names)}: {join_limited(beyond, 2)})"
 
 
 # ----------------------------------------------------------------------------------------------- as text and JSON
@@ -285,7 +285,7 @@ def _lines(report: Report, limit: int) -> Iterator[str]:
         if tensor.kind in LONE:
             detail = f" ({tensor.detail})" if tensor.detail else ""
             lone.setdefault((stage, tensor.kind), []).append(tensor.name + detail)
-    yield from (f"{stage} {kind}: {a_few(names, 6)}" for (stage, kind), names in lone.items())
+    yield from (f"{stage} {kind}: {join_limited(names, 6)}" for (stage, kind), names in lone.items())
     yield from (f"note: {note}" for note in report.notes)
     levels: dict[tuple[str, ...], list[Parting]] = {}
     for parting in report.partings:
@@ -335,7 +335,7 @@ def _parting_lines(parting: Parting, level: str) -> Iterator[str]:
     for side, names in zip(SIDES, (parting.unmatched_before, parting.unmatched_after), strict=True):
         if names:
             count = "1 op" if len(names) == 1 else f"{len(names)} ops"
-            yield f"  {side}, without a known counterpart: {count} ({a_few(list(dict.fromkeys(names)), 3)})"
+            yield f"  {side}, without a known counterpart: {count} ({join_limited(list(dict.fromkeys(names)), 3)})"
     if parting.until:
         yield f"  the first place of both executions that differs: {parting.until}; they part between the two"
     if parting.before != parting.after:

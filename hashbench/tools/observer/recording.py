@@ -18,7 +18,7 @@ from tabulate import tabulate
 from hashbench.core.divergence.align import EDIT_LIMIT, align
 from hashbench.core.records import OpRecord, TensorDigest
 from hashbench.core.report.compare import EnvironmentChange
-from hashbench.core.text import a_few, one_line, shorten
+from hashbench.core.text import join_limited, one_line, shorten
 from hashbench.core.trace.file import digest_text
 
 
@@ -246,11 +246,11 @@ def table(
         lines += [f"  {one_line(c.key)}: {_side(c.base)} in the reference, {_side(c.new)} now" for c in changes]
     if put_back:
         differed = [one_line(value.name) for value in put_back if value.differed]
-        names = f": {a_few(differed)}" if differed else ""
+        names = f": {join_limited(differed)}" if differed else ""
         lines.append(f"values put back: {len(put_back)}, other than this run's: {len(differed)}{names}")
     moved = [f"{one_line(value.name)} ({value.device})" for value in put_back if value.device]
     if moved:
-        lines.append(f"values put back on another device than they were saved from: {a_few(moved)}")
+        lines.append(f"values put back on another device than they were saved from: {join_limited(moved)}")
     return "\n".join(lines)
 
 

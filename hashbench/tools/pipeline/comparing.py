@@ -30,7 +30,7 @@ from hashbench.core.errors import HashbenchError
 from hashbench.core.io import to_json
 from hashbench.core.records import Divergence
 from hashbench.core.report.compare import environment_changes
-from hashbench.core.text import a_few, one_line
+from hashbench.core.text import join_limited, one_line
 from hashbench.core.trace.file import OTHER_OPS
 from hashbench.tools.pipeline.observed import (
     IMPORT,
@@ -280,7 +280,7 @@ def _files(both: Both, _known: Known) -> Stage:
         why = both.first.batches.absent.get("files") or both.first.loader.absent.get("listing")
         return _half_seen(files, others, "check saw the files", why or "neither check saw all files")
     sides = (("first", Counter(files) - Counter(others)), ("second", Counter(others) - Counter(files)))
-    return _stage([f"only in the {which}: {a_few(sorted(names), _SHOWN)}" for which, names in sides if names])
+    return _stage([f"only in the {which}: {join_limited(sorted(names), _SHOWN)}" for which, names in sides if names])
 
 
 def _listed(seen: Observed) -> tuple[str, ...] | None:
@@ -419,7 +419,7 @@ def _output(both: Both, _known: Known) -> Stage:
             return _half_seen(seen, other_seen, "check saw it")
     words = []
     if outputs[0] != outputs[1]:
-        words.append(a_few(_names_apart(outputs[0] or {}, outputs[1] or {}), _SHOWN))
+        words.append(join_limited(_names_apart(outputs[0] or {}, outputs[1] or {}), _SHOWN))
     if layers[0] != layers[1]:
         words.append(f"first layer that differs: {_first_layer(layers[0] or (), layers[1] or ())}")
     return _stage(words)
@@ -449,7 +449,7 @@ def _compare_traces(both: Both) -> tuple[Stage, Divergence | None]:
         where = ", ".join(part for part in (entered.origin, entered.phase, entered.module) if part)
         return _stage([f"{entered.kernel or entered.node} ({where}): {entered.detail}"]), entered
     if verdict.differing:
-        return _stage([f"{a_few(verdict.differing, _SHOWN)} differ"]), None
+        return _stage([f"{join_limited(verdict.differing, _SHOWN)} differ"]), None
     losses = both.of(lambda seen: seen.outputs.losses)
     return _stage(["the losses differ"] if losses[0] != losses[1] else []), None
 
@@ -466,7 +466,7 @@ def _half_seen(first: object, second: object, what: str, why: str = "") -> Stage
 
 
 def _counted(differing: Sequence[str], total: int, what: str = "") -> list[str]:
-    return [f"{len(differing)} of {total}{what}: {a_few(differing, _SHOWN)}"] if differing else []
+    return [f"{len(differing)} of {total}{what}: {join_limited(differing, _SHOWN)}"] if differing else []
 
 
 def _no_pairs(both: Both) -> Stage:

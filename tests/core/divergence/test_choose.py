@@ -19,7 +19,7 @@ def chosen(lines: str, *differing: str) -> ChosenSource:
 def told(choice: ChosenSource) -> tuple[str, str, str]:
     source = choice.source
     reached = sorted(op_of(node) or node for node in choice.reached)
-    return (source.origin, op_of(source.felt_at or source.node), " ".join(reached)) if source else ("", "", "")
+    return (source.origin, op_of(source.first_visible_at or source.node), " ".join(reached)) if source else ("", "", "")
 
 
 RELU, NEG, ADD, COPY, MINE = "aten.relu.default", "aten.neg.default", "aten.add.Tensor", "aten.clone.default", "my.op"

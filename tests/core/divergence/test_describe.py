@@ -21,7 +21,7 @@ RELU, MUL, SIN = RUNS.records
 
 
 @pytest.mark.parametrize(
-    ("origin", "node", "felt_at", "expected"),
+    ("origin", "node", "first_visible_at", "expected"),
     [
         (Origin.KERNEL, MUL, MUL, ("aten.mul.default", "net.1", "backward", "train.py:4")),
         (Origin.INPUT, "input/0", RELU, ("aten.relu.default", "net.0", "forward", "train.py:3")),
@@ -31,9 +31,11 @@ RELU, MUL, SIN = RUNS.records
     ],
 )
 def test_the_place_is_that_of_the_record_where_it_is_felt(
-    origin: str, node: str, felt_at: str, expected: tuple[str, ...]
+    origin: str, node: str, first_visible_at: str, expected: tuple[str, ...]
 ) -> None:
-    found = divergence_at(RUNS, Source(origin, node, RUNS.position.get(node, 1), "why", "a", "b", felt_at=felt_at))
+    found = divergence_at(
+        RUNS, Source(origin, node, RUNS.position.get(node, 1), "why", "a", "b", first_visible_at=first_visible_at)
+    )
     assert (found.kernel, found.module, found.phase, found.source) == expected
     assert (found.origin, found.node, found.detail, found.first, found.second) == (origin, node, "why", "a", "b")
 

@@ -12,7 +12,7 @@ from sweep_helpers import alive, wait_until
 from hashbench.core.catalog import EXPERIMENTS, Role
 from hashbench.core.check.model import run_model
 from hashbench.core.diagnose.fresh_process import SERVER_VARIABLE
-from hashbench.core.divergence.meetings import nodes_of_meeting
+from hashbench.core.divergence.collective_calls import nodes_of_call
 from hashbench.core.records import Decision, Diagnosis, Evidence, Failure, ModelSpec, Row, RunOptions
 from hashbench.core.trace import file
 from hashbench.core.workers import Fork, request_for
@@ -129,7 +129,7 @@ def test_a_collective_is_repeated_alone_with_what_each_rank_gave(tmp_path: Path)
     with check._made(2) as made:
         traces = made.traces(1)
     at = next(record.id for record in traces[1].records if record.op == "c10d.allreduce_.default")
-    nodes = nodes_of_meeting(traces, 1, at)
+    nodes = nodes_of_call(traces, 1, at)
     unknown = Diagnosis(Decision("unknown", "open", "", ""), Evidence("collective"))
 
     told = check.repeated_alone(unknown, RankRuns(check.target, spec, options, "on", 1), nodes)

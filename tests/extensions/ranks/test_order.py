@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hashbench.core.divergence.meetings import number_calls
+from hashbench.core.divergence.collective_calls import number_calls
 from hashbench.extensions.ranks.order import RankOrder
 from tests.core.divergence.rank_runs import rank_traces
 
@@ -43,9 +43,9 @@ def test_where_data_of_a_rank_may_have_come(start: dict[int, float], reached: di
     calls = number_calls(traces)
     places = {
         rank: {
-            calls[rank].meetings[record.id]: float(place)
+            calls[rank].by_record[record.id]: float(place)
             for place, record in enumerate(trace.records)
-            if record.id in calls[rank].meetings
+            if record.id in calls[rank].by_record
         }
         for rank, trace in traces.items()
     }

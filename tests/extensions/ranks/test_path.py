@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hashbench.core.divergence.meetings import Meeting
+from hashbench.core.divergence.collective_calls import CollectiveCall
 from hashbench.extensions.ranks.verdict import RankHop
 from tests.core.divergence.rank_runs import judge_ranks
 
@@ -26,8 +26,8 @@ def test_hops_are_in_the_order_in_which_they_happened() -> None:
     (found,) = judge_ranks(CHAIN).first
     group = (0, 1, 2)
     assert found.hops == (
-        RankHop(0, (1,), "recv", Meeting(group, 0, 1, 0, 1)),
-        RankHop(1, (2,), "recv", Meeting(group, 0, 1, 1, 2, 3)),
+        RankHop(0, (1,), "recv", CollectiveCall(group, 0, 1, 0, 1)),
+        RankHop(1, (2,), "recv", CollectiveCall(group, 0, 1, 1, 2, 3)),
     )
     assert found.through == (
         "rank 0: aten.put -> recv #1 from rank 0 to rank 1 in group 0-1-2 -> rank 1; "
@@ -55,7 +55,7 @@ def test_collectives_have_the_names_of_torch(op: str, word: str) -> None:
 def test_a_difference_that_entered_in_a_collective_comes_to_all_that_received_it() -> None:
     lines = "".join(f"rank {rank}:\n x = all_reduce !input/0 -> s|S\n sum x => r|R\n" for rank in range(3))
     (found,) = judge_ranks(lines).first
-    assert found.hops == (RankHop(None, (0, 1, 2), "all_reduce", Meeting((0, 1, 2), 0, 1)),)
+    assert found.hops == (RankHop(None, (0, 1, 2), "all_reduce", CollectiveCall((0, 1, 2), 0, 1)),)
     assert found.through == "all_reduce #1 of group 0-1-2 -> ranks 0, 1, 2"
 
 

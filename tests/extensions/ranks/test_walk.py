@@ -88,10 +88,10 @@ rank 1:
 """)
     at = RankNode(0, "forward.0/Net/aten.mul.default#0")
     scalar = RankNode(0, "forward.0/Net/aten._local_scalar_dense.default#0")
-    gift = RankNode(1, BROADCAST, True)
-    assert list(ranks.python_links(at)) == [(scalar, None), (gift, RankNode(0, BROADCAST))]
-    assert list(ranks.python_links(gift)) == [(RankNode(1, PUT), None)]
-    assert {scalar, gift, RankNode(1, PUT)} <= {*ranks.walk_by_python(at).reached}
+    contribution = RankNode(1, BROADCAST, True)
+    assert list(ranks.python_links(at)) == [(scalar, None), (contribution, RankNode(0, BROADCAST))]
+    assert list(ranks.python_links(contribution)) == [(RankNode(1, PUT), None)]
+    assert {scalar, contribution, RankNode(1, PUT)} <= {*ranks.walk_by_python(at).reached}
 
 
 def test_a_node_lies_where_it_was_recorded_and_a_leaf_where_it_was_read() -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from hashbench.core.divergence.meetings import (
+from hashbench.core.divergence.collective_calls import (
     PENDING,
-    Meeting,
+    CollectiveCall,
     calls_in_channels,
+    contributed_by,
+    contributors_of,
     equalizes,
     exchanges,
-    given_by,
-    givers_of,
-    nodes_of_meeting,
+    nodes_of_call,
     number_calls,
 )
 from hashbench.core.records import Collective, OpRecord, Trace
@@ -24,7 +24,7 @@ BOTH = (0, 1)
 def numbered(lines: str) -> dict[int, list[str]]:
     """What each rank's calls take part in, in order."""
     return {
-        rank: [meeting.word() for meeting in calls.meetings.values()]
+        rank: [call.word() for call in calls.by_record.values()]
         for rank, calls in number_calls(rank_traces(lines)).items()
     }
 
@@ -79,10 +79,10 @@ def test_calls_inside_a_collective_have_no_number() -> None:
         all_reduce !input/0 -> t
     """
     calls = number_calls(rank_traces(lines))[0]
-    assert list(calls.meetings) == []  # in a group of one rank
+    assert list(calls.by_record) == []  # in a group of one rank
     calls = number_calls(rank_traces(f"{lines}rank 1:\n    all_reduce !input/0 -> t"))[0]
     outer = "forward.0/Net/_c10d_functional.all_reduce.default#0"
-    assert list(calls.meetings) == [outer, "forward.0/Net/c10d.allreduce_.default#1"]
+    assert list(calls.by_record) == [outer, "forward.0/Net/c10d.allreduce_.default#1"]
     assert calls.inside == {
         "forward.0/Net/aten.clone.default#0": outer,
         "forward.0/Net/c10d.allreduce_.default#0": outer,
@@ -136,15 +136,15 @@ def test_a_message_that_cannot_be_told_may_be_any_that_was_under_way(content: st
     calls = number_calls(traces)[0]
     group = (0, 1, 2)
     first, second = calls.possible.values()
-    assert calls.meetings == {}
-    assert first == (Meeting(group, 0, 1, 1, 0), Meeting(group, 0, 1, 2, 0))
-    assert Meeting(group, 0, 2, 1, 0) in second
-    assert Meeting(group, 0, 3, 1, 0) not in second
+    assert calls.by_record == {}
+    assert first == (CollectiveCall(group, 0, 1, 1, 0), CollectiveCall(group, 0, 1, 2, 0))
+    assert CollectiveCall(group, 0, 2, 1, 0) in second
+    assert CollectiveCall(group, 0, 3, 1, 0) not in second
 
 
 def test_unknown_exchanges_have_no_number() -> None:
     calls = number_calls(rank_traces("rank 0:\n mystery !input/0 -> a\nrank 1:\n relu input/0 -> a"))[0]
-    assert (calls.meetings, calls.unknown) == ({}, ["forward.0/Net/symm_mem.memcpy_to_multicast_.default#0"])
+    assert (calls.by_record, calls.unknown) == ({}, ["forward.0/Net/symm_mem.memcpy_to_multicast_.default#0"])
 
 
 def test_an_unknown_exchange_is_told_by_the_collectives_inside() -> None:
@@ -153,16 +153,16 @@ def test_an_unknown_exchange_is_told_by_the_collectives_inside() -> None:
         f"rank 0:\n c = all_reduce !input/0 -> a {inside}\n c = relu c -> b {inside}\n mystery !input/1 inside=c -> b"
     )
     calls = number_calls(rank_traces(f"{lines}\nrank 1:\n all_reduce !input/0 -> a"))[0]
-    assert list(calls.meetings.values()) == [Meeting(BOTH, 0, 1)]
+    assert list(calls.by_record.values()) == [CollectiveCall(BOTH, 0, 1)]
     assert (calls.unknown, calls.inside) == ([], {})
-    assert calls.told_inside == {"forward.0/Net/symm_mem.memcpy_to_multicast_.default#0"}
+    assert calls.judged_inside == {"forward.0/Net/symm_mem.memcpy_to_multicast_.default#0"}
 
 
 def test_calls_are_counted_by_channel() -> None:
     lines = "rank 0:\n all_reduce !input/0 -> a\n all_reduce !input/0 -> a\nrank 1:\n send input/0 peer=0"
     calls = number_calls(rank_traces(lines))
-    assert calls_in_channels(calls[0]) == {Meeting(BOTH, 0, 0): 2}
-    assert calls_in_channels(calls[1]) == {Meeting(BOTH, 0, 0, 1, 0): 1}
+    assert calls_in_channels(calls[0]) == {CollectiveCall(BOTH, 0, 0): 2}
+    assert calls_in_channels(calls[1]) == {CollectiveCall(BOTH, 0, 0, 1, 0): 1}
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_calls_are_counted_by_channel() -> None:
 def test_who_gives_and_who_has_the_same_afterwards(
     collective: Collective, givers: tuple[int, ...], equal: bool
 ) -> None:
-    assert (givers_of(collective), equalizes(collective)) == (givers, equal)
+    assert (contributors_of(collective), equalizes(collective)) == (givers, equal)
 
 
 def test_what_is_given_and_whether_anything_is_exchanged() -> None:
@@ -197,9 +197,9 @@ def test_what_is_given_and_whether_anything_is_exchanged() -> None:
         relu input/0 -> a
     """
     gather, alone = rank_traces(lines)[0].records
-    assert [(ref.source, ref.digest) for ref in given_by(gather)] == [("input/0", "a")]
+    assert [(ref.source, ref.digest) for ref in contributed_by(gather)] == [("input/0", "a")]
     assert (exchanges(gather), exchanges(alone)) == (True, False)
-    assert given_by(rank_traces(lines)[1].records[0]) == ()
+    assert contributed_by(rank_traces(lines)[1].records[0]) == ()
 
 
 @pytest.mark.slow
@@ -213,6 +213,6 @@ def test_a_call_that_a_rank_has_not_made_is_not_repeated() -> None:
     alone = OpRecord("a", "forward", None, "", "c10d.allreduce_.default", collective=Collective("combine", (0, 1)))
     traces = {0: Trace((alone,)), 1: Trace(())}
 
-    assert nodes_of_meeting(traces, 0, "a") == {}
-    assert nodes_of_meeting({0: Trace((alone,)), 1: Trace((alone,))}, 0, "a") == {0: "a", 1: "a"}
-    assert nodes_of_meeting(traces, 0, "other") == {}
+    assert nodes_of_call(traces, 0, "a") == {}
+    assert nodes_of_call({0: Trace((alone,)), 1: Trace((alone,))}, 0, "a") == {0: "a", 1: "a"}
+    assert nodes_of_call(traces, 0, "other") == {}

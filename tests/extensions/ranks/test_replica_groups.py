@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hashbench.extensions.ranks.held_alike import replicas_of
+from hashbench.extensions.ranks.replica_groups import replicas_of
 from hashbench.extensions.ranks.replicas import ReplicasVerdict, check_replicas
 from hashbench.extensions.ranks.text import check_text
 from tests.core.divergence.rank_runs import rank_traces
@@ -196,7 +196,7 @@ def test_plain_parameters_beside_dtensors_that_differ_from_the_start_are_not_com
     experts = check_replicas(rank_traces(BESIDE.format(0, "w0", "p0") + BESIDE.format(1, "w1", "p1")))
     assert (experts.equal, experts.differing, experts.by_convention) == (False, (), ())
     assert check_text(experts).startswith("Replicas that were compared agree: 1 parameter on ranks 0, 1")
-    assert "w: beside DTensors, and other on each rank from the start" in check_text(experts)
+    assert "w: beside DTensors, and different on each rank from the start" in check_text(experts)
 
 
 def test_an_op_of_an_optimizer_may_write_more_than_it_shows() -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hashbench.core.divergence.align import OVERWRITING_ALL, name_of
-from hashbench.core.divergence.meetings import equalizes, exchanges
+from hashbench.core.divergence.collective_calls import equalizes, exchanges
 from hashbench.core.records import BESIDE_DTENSORS, OpRecord, Ref, Result, TensorDigest, Trace
 from hashbench.extensions.ranks.whole_steps import results_by_step
 
@@ -179,7 +179,7 @@ def differing_from_the_start(run: Mapping[int, Trace]) -> frozenset[str]:
     return frozenset(name for name, contents in before.items() if len(contents) > 1)
 
 
-def parted_otherwise(run: Mapping[int, Trace], replicas: Iterable[Replica]) -> tuple[str, ...]:
+def unexplained_drift(run: Mapping[int, Trace], replicas: Iterable[Replica]) -> tuple[str, ...]:
     """Return the parameters of which nothing says that they are replicas, or parts of a tensor, and which were equal on
     all ranks that have them before their first step, and not behind a step."""
     known = {name for _, name in replicas}

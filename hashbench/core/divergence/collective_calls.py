@@ -24,7 +24,7 @@ from hashbench.core.trace.collective_ops import FROM_ROOT, NO_EXCHANGE, RECEIVE,
 _EQUALIZING = frozenset({"broadcast", "combine", "gather"})
 
 
-class Meeting(NamedTuple):
+class CollectiveCall(NamedTuple):
     """A collective, or a message, that several ranks take part in.
 
     Attributes:
@@ -77,7 +77,7 @@ def is_from_any_source(collective: Collective) -> bool:
     return collective.kind == RECEIVE and collective.peer is None
 
 
-def givers_of(collective: Collective) -> tuple[int, ...]:
+def contributors_of(collective: Collective) -> tuple[int, ...]:
     """Return the global ranks whose data a call may receive, the caller's included."""
     if collective.kind in ("send", "barrier"):
         return ()
@@ -94,7 +94,7 @@ def has_pending(*records: OpRecord) -> bool:
     return any(digest.value == PENDING for record in records for digest in record.outputs)
 
 
-def given_by(record: OpRecord) -> tuple[Ref, ...]:
+def contributed_by(record: OpRecord) -> tuple[Ref, ...]:
     """Return the tensors whose content a record gives to other ranks."""
     collective = record.collective
     if collective is None:
@@ -107,42 +107,42 @@ class RankCalls:
     """The calls of one rank in one run by which it exchanged data.
 
     Attributes:
-        meetings: id of a record → what it takes part in, in the order of the calls.
-        records: meeting → its record.
+        by_record: id of a record → what it takes part in, in the order of the calls.
+        records: call → its record.
         inside: id of a record → the collective that called it, directly or not.
-        told_inside: ops of which it is not known what they exchange, but for the collectives that they call.
+        judged_inside: ops of which it is not known what they exchange, but for the collectives that they call.
         possible: id of a receive from any source whose message is not known → the messages it may have received.
         unknown: records whose process group, or what they do, is not known.
     """
 
-    meetings: dict[str, Meeting] = field(default_factory=dict)
-    records: dict[Meeting, OpRecord] = field(default_factory=dict)
+    by_record: dict[str, CollectiveCall] = field(default_factory=dict)
+    records: dict[CollectiveCall, OpRecord] = field(default_factory=dict)
     inside: dict[str, str] = field(default_factory=dict)
-    told_inside: frozenset[str] = frozenset()
-    possible: dict[str, tuple[Meeting, ...]] = field(default_factory=dict)
+    judged_inside: frozenset[str] = frozenset()
+    possible: dict[str, tuple[CollectiveCall, ...]] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
 
-    def enter(self, record: OpRecord, meeting: Meeting) -> None:
+    def enter(self, record: OpRecord, call: CollectiveCall) -> None:
         """Add a call."""
-        self.meetings[record.id] = meeting
-        self.records[meeting] = record
+        self.by_record[record.id] = call
+        self.records[call] = record
 
 
 def number_calls(traces: Mapping[int, Trace]) -> Mapping[int, RankCalls]:
     """Number the calls of all ranks of one run, whose traces are given by global rank."""
-    told = {rank: told_inside(trace) for rank, trace in traces.items()}
+    told = {rank: judged_inside(trace) for rank, trace in traces.items()}
     run = {
-        rank: RankCalls(inside=inside_collectives(trace, told[rank]), told_inside=told[rank])
+        rank: RankCalls(inside=inside_collectives(trace, told[rank]), judged_inside=told[rank])
         for rank, trace in traces.items()
     }
     receives: dict[int, list[OpRecord]] = {rank: [] for rank in traces}
     for rank, trace in traces.items():
-        counts = Counter[Meeting]()
+        counts = Counter[CollectiveCall]()
         for record in trace.records:
             collective = record.collective
             if collective is None or not exchanges(record) or record.id in run[rank].inside:
                 continue
-            if record.id in run[rank].told_inside:
+            if record.id in run[rank].judged_inside:
                 continue
             if _is_unknown(collective):
                 run[rank].unknown.append(record.id)
@@ -160,14 +160,14 @@ def number_calls(traces: Mapping[int, Trace]) -> Mapping[int, RankCalls]:
 
 
 def _sort(calls: RankCalls, trace: Trace) -> None:
-    known = dict(calls.meetings)
-    calls.meetings.clear()
-    calls.meetings.update((record.id, known[record.id]) for record in trace.records if record.id in known)
+    known = dict(calls.by_record)
+    calls.by_record.clear()
+    calls.by_record.update((record.id, known[record.id]) for record in trace.records if record.id in known)
 
 
 def inside_collectives(trace: Trace, told: Container[str]) -> dict[str, str]:
     """Map what collectives call to the outermost of them, unless that is ``told`` by what it calls
-    (:func:`told_inside`). Callers follow what they call."""
+    (:func:`judged_inside`). Callers follow what they call."""
     inside: dict[str, str] = {}
     met: set[str] = set()
     for record in reversed(trace.records):
@@ -178,7 +178,7 @@ def inside_collectives(trace: Trace, told: Container[str]) -> dict[str, str]:
     return inside
 
 
-def told_inside(trace: Trace) -> frozenset[str]:
+def judged_inside(trace: Trace) -> frozenset[str]:
     """Return the ops of which it is not known what they exchange, and which call collectives of which it is."""
     callers: dict[str, str] = {}
     unknown: set[str] = set()
@@ -203,14 +203,14 @@ def _is_unknown(collective: Collective) -> bool:
     return not collective.process_group or collective.kind in ("", UNKNOWN)
 
 
-def _channel(rank: int, collective: Collective) -> Meeting:
-    """Return the channel of a call, as a meeting without a number."""
+def _channel(rank: int, collective: Collective) -> CollectiveCall:
+    """Return the channel of a call, as a call without a number."""
     group, ordinal = collective.process_group, collective.ordinal
     if collective.kind == "send":
-        return Meeting(group, ordinal, 0, rank, _known(collective.peer), collective.tag)
+        return CollectiveCall(group, ordinal, 0, rank, _known(collective.peer), collective.tag)
     if collective.kind == RECEIVE:
-        return Meeting(group, ordinal, 0, _known(collective.peer), rank, collective.tag)
-    return Meeting(group, ordinal, 0)
+        return CollectiveCall(group, ordinal, 0, _known(collective.peer), rank, collective.tag)
+    return CollectiveCall(group, ordinal, 0)
 
 
 def _known(rank: int | None) -> int:
@@ -219,7 +219,7 @@ def _known(rank: int | None) -> int:
 
 def _number_receives(rank: int, records: Sequence[OpRecord], run: Mapping[int, RankCalls]) -> None:
     """Number the receives of one rank: each takes the next message of its source, or of one of the sources."""
-    taken, lost = Counter[Meeting](), Counter[Meeting]()
+    taken, lost = Counter[CollectiveCall](), Counter[CollectiveCall]()
     for record in records:
         collective = record.collective
         assert collective is not None
@@ -242,41 +242,43 @@ def _number_receives(rank: int, records: Sequence[OpRecord], run: Mapping[int, R
             run[rank].enter(record, came)
 
 
-def _came_from(record: OpRecord, messages: Sequence[Meeting], run: Mapping[int, RankCalls]) -> Meeting | None:
+def _came_from(
+    record: OpRecord, messages: Sequence[CollectiveCall], run: Mapping[int, RankCalls]
+) -> CollectiveCall | None:
     """Return the first of the messages whose content a record received; ``None`` if it is that of none."""
     received = [digest.value for digest in record.outputs]
     for message in messages:
         sent = run[message.source].records.get(message) if message.source in run else None
-        if sent is not None and PENDING not in received and received == [ref.digest for ref in given_by(sent)]:
+        if sent is not None and PENDING not in received and received == [ref.digest for ref in contributed_by(sent)]:
             return message
     return None
 
 
-def _sent(messages: Sequence[Sequence[Meeting]], run: Mapping[int, RankCalls]) -> Iterator[Meeting]:
+def _sent(messages: Sequence[Sequence[CollectiveCall]], run: Mapping[int, RankCalls]) -> Iterator[CollectiveCall]:
     """Yield those messages that were sent, or may have been, as the trace of their source is missing."""
     for message in (one for several in messages for one in several):
         if message.source not in run or message in run[message.source].records:
             yield message
 
 
-def calls_in_channels(calls: RankCalls) -> Mapping[Meeting, int]:
-    """Count the calls of a rank by channel, which is a meeting with the number 0."""
-    counts: dict[Meeting, int] = defaultdict(int)
-    for meeting in calls.meetings.values():
-        counts[meeting._replace(number=0)] += 1
+def calls_in_channels(calls: RankCalls) -> Mapping[CollectiveCall, int]:
+    """Count the calls of a rank by channel, which is a call with the number 0."""
+    counts: dict[CollectiveCall, int] = defaultdict(int)
+    for call in calls.by_record.values():
+        counts[call._replace(number=0)] += 1
     return counts
 
 
-def nodes_of_meeting(traces: Mapping[int, Trace], rank: int, node: str) -> dict[int, str]:
+def nodes_of_call(traces: Mapping[int, Trace], rank: int, node: str) -> dict[int, str]:
     """Return the records by which the ranks of a group called one collective, in the order of the group.
 
     Empty for a message, and if the call of a rank is missing.
     """
     calls = number_calls(traces)
-    meeting = calls[rank].meetings.get(node)
-    if meeting is None or meeting.source >= 0 or meeting.destination >= 0:
+    call = calls[rank].by_record.get(node)
+    if call is None or call.source >= 0 or call.destination >= 0:
         return {}
-    members = [calls[one].records.get(meeting) if one in calls else None for one in meeting.process_group]
-    pairs = zip(meeting.process_group, members, strict=True)
+    members = [calls[one].records.get(call) if one in calls else None for one in call.process_group]
+    pairs = zip(call.process_group, members, strict=True)
     nodes = {one: record.id for one, record in pairs if record is not None}
     return nodes if len(nodes) == len(members) else {}
