@@ -8,10 +8,9 @@ from __future__ import annotations
 import itertools
 import json
 import resource
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 
 import torch
 
@@ -20,7 +19,6 @@ from hashbench.core.diagnose.calls.ops import load
 from hashbench.core.errors import HashbenchError, named_line
 from hashbench.core.io import from_json, to_json
 from hashbench.core.processes import exit_at_once
-from hashbench.core.run.settings import applied
 from hashbench.extensions.fingerprint.calls import call_of
 from hashbench.extensions.fingerprint.distance import Distance, distance
 from hashbench.extensions.fingerprint.document import Fingerprints, Kernel, ModelFingerprint, read, tensor_word
@@ -40,7 +38,6 @@ def check(
     fingerprints: Fingerprints,
     *,
     threads: int | None = None,
-    settings: Mapping[str, str] = MappingProxyType({}),
     begin: Callable[[int], object] = lambda _: None,
     skip: Collection[int] = (),
 ) -> Iterator[Checked]:
@@ -49,7 +46,6 @@ def check(
     Args:
         fingerprints: the recording.
         threads: torch threads; ``None`` keeps the current number.
-        settings: torch settings by name (:mod:`hashbench.core.run.settings`) that override those of a sweep.
         begin: called with the number of each kernel before it runs.
         skip: numbers of kernels not to run.
     """
@@ -58,7 +54,7 @@ def check(
     arenas = Arena(), Arena()
     with listener() as listening:
         for model in fingerprints.models:
-            with isolation(deterministic=model.deterministic, threads=threads), applied(dict(settings)):
+            with isolation(deterministic=model.deterministic, threads=threads):
                 for kernel, number in zip(model.kernels, numbers, strict=False):
                     if number in skip:
                         continue
@@ -135,9 +131,7 @@ def main(request: str, answers: str) -> None:
             file.write(json.dumps(line) + "\n")
             file.flush()
 
-        for checked in check(
-            asked.chosen(fingerprints), threads=asked.threads, settings=asked.settings, begin=tell, skip=asked.skip
-        ):
+        for checked in check(asked.chosen(fingerprints), threads=asked.threads, begin=tell, skip=asked.skip):
             tell(to_json(checked))
         tell("done")
     exit_at_once()

@@ -88,15 +88,12 @@ def _add_verify(verify: OneLineParser) -> None:
     flags.whole(verify, "--threads", "-t", text="Call torch.set_num_threads(N) (default: torch's own choice).")
     text = "Import FILE, a Python file, library or module that defines ops."
     flags.several(verify, "--import", dest="imports", metavar="FILE", text=text)
-    text = "Verify changed kernels under one setting at a time, to name the setting that explains them."
-    verify.add_argument("--bisect", action="store_true", help=text)
     flags.output_format(verify, "text", "json")
 
 
 def _verify(parsed: argparse.Namespace) -> int:
     from hashbench.core.io import to_json
     from hashbench.core.run.environment import collect_in_child
-    from hashbench.extensions.fingerprint import bisect as bisecting
     from hashbench.extensions.fingerprint import document, text
     from hashbench.extensions.fingerprint.verify import VerifyRequest, verify
 
@@ -110,26 +107,12 @@ def _verify(parsed: argparse.Namespace) -> int:
     if not verification.same and not verification.changed:
         reasons = "; ".join(verification.not_run) or "it has no kernels"
         raise HashbenchError(f"cannot verify {parsed.file}", consequence=f"no kernel could be compared ({reasons})")
-    trials: tuple[bisecting.Trial, ...] = ()
-    settings = tuple(bisecting.candidates(fingerprints.environment, here, verification.changed, device=device))
-    if parsed.bisect and verification.changed:
-        trials = bisecting.bisect(fingerprints, request, verification, settings, on_progress=say)
     if parsed.format == "json":
-        shown = {**to_json(verification), "bisect": to_json(trials)}
+        shown = to_json(verification)
         del shown["models"]
         json.dump(shown, sys.stdout, indent=1)
         print()
     else:
-        bisect = _bisect_command(parsed) if settings and verification.changed and not parsed.bisect else ""
-        flags.show(text.verified_text(verification, recorded=fingerprints.environment, here=here, next_command=bisect))
-        if parsed.bisect and verification.changed:
-            flags.show(f"\n{bisecting.bisection_text(trials)}")
+        again = shlex.join(["hashbench", "fingerprint", "verify", str(parsed.file)])
+        flags.show(text.verified_text(verification, recorded=fingerprints.environment, here=here, next_command=again))
     return EXIT_DIFFERENCE if verification.changed else 0
-
-
-def _bisect_command(parsed: argparse.Namespace) -> str:
-    words = ["hashbench", "fingerprint", "verify", str(parsed.file)]
-    words += ["--only", *parsed.only] * bool(parsed.only)
-    words += ["--threads", str(parsed.threads)] * bool(parsed.threads)
-    words += [word for each in parsed.imports for word in ("--import", each)]
-    return shlex.join([*words, "--bisect"])

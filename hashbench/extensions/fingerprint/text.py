@@ -33,11 +33,11 @@ def verified_text(
         verification: result for all kernels.
         recorded: environment of the recording.
         here: environment of this machine.
-        next_command: command that looks for the setting behind the changes; empty where there is none to try.
+        next_command: the command that verifies again.
     """
-    changes = ", ".join(environment_changes(recorded, here)) or "the environment is the same"
-    changed = verification.changed
-    lines = [f"{len(changed)} of {count(verification.kernels, 'kernel')} changed ({changes})"]
+    changes, changed = ", ".join(environment_changes(recorded, here)), verification.changed
+    since = changes or "the environment is the same"
+    lines = [f"{len(changed)} of {count(verification.kernels, 'kernel')} changed ({since})"]
     for library, members in by_library(changed).items():
         lines += ["", library, *(f"  {_line(change)}" for change in members)]
     lines.append("")
@@ -49,8 +49,8 @@ def verified_text(
         lines.append("Differences are the largest of the few elements of each output that are kept.")
         lines += ["", "Changed by op, in calls of one run of each model:"]
         lines += [f"  {op}: {some} of {count(every, 'call')}" for op, some, every in changed_calls(verification)]
-    if next_command:
-        lines += ["", f"Next: `{next_command}` looks for the setting that explains this."]
+    if changed and changes and next_command:
+        lines += ["", f"Next: `{next_command}` with one of these settings as recorded shows whether it explains this."]
     return "\n".join(lines)
 
 
@@ -105,8 +105,8 @@ def five_lines(
         cut_line(f"largest: {_line(largest)}" if largest is not None else "largest: no kernel changed"),
         cut_line(f"the others: {'; '.join([f'{verification.same} the same', *others])}"),
         one_line(
-            f"to do: `hashbench fingerprint verify {file} --bisect` tries settings. Where this is meant, record it"
-            f" again with `pytest --hashbench-record`. Each kernel: {kept}"
+            "to do: test again with a setting as recorded, to see whether it explains this. Where the change is meant,"
+            f" record it again with `pytest --hashbench-record`. Each kernel: {kept}"
         ),
     )
     return "\n".join(lines)

@@ -52,7 +52,6 @@ class VerifyRequest:
         only: names of models; empty: all.
         imports: modules or files that define ops.
         threads: torch threads.
-        settings: torch settings by name.
         skip: numbers of kernels to skip.
     """
 
@@ -60,7 +59,6 @@ class VerifyRequest:
     only: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()
     threads: int | None = None
-    settings: Mapping[str, str] = field(default_factory=dict)
     skip: tuple[int, ...] = ()
 
     def chosen(self, fingerprints: Fingerprints) -> Fingerprints:
@@ -116,7 +114,6 @@ def verify(
     fingerprints: Fingerprints,
     request: VerifyRequest,
     *,
-    variables: Mapping[str, str | None] | None = None,
     on_progress: Callable[[str], object] = lambda _: None,
 ) -> Verification:
     """Check the requested kernels in fresh processes.
@@ -126,7 +123,6 @@ def verify(
     Args:
         fingerprints: content of the file that the request names.
         request: what to check.
-        variables: environment variables of the process; ``None`` unsets one.
         on_progress: called with a sentence for each event.
 
     Raises:
@@ -138,7 +134,7 @@ def verify(
     crashes = 0
     while True:
         asked = replace(request, skip=tuple(results))
-        answered, begun, problem = _in_child(asked, variables or {})
+        answered, begun, problem = _in_child(asked)
         results |= {checked.number: checked for checked in answered}
         if problem and begun is not None:
             ended, crashes = Checked(begun, NOT_RUN, f"ends its process: {problem}"), crashes + 1
@@ -150,15 +146,12 @@ def verify(
             return summary(chosen, list(results.values()))
 
 
-def _in_child(request: VerifyRequest, variables: Mapping[str, str | None]) -> tuple[list[Checked], int | None, str]:
+def _in_child(request: VerifyRequest) -> tuple[list[Checked], int | None, str]:
     """Run one fresh process; return its results, the kernel during which it died, and how it died."""
-    away = [name for name, value in variables.items() if value is None]
-    given = {name: value for name, value in variables.items() if value is not None}
     with tempfile.TemporaryDirectory(prefix="hashbench-") as folder:
         answers = Path(folder, "answers")
         command = python_calling(TARGET, json.dumps(to_json(request)), str(answers), dies_with_us=True)
-        unset = [word for name in away for word in ("-u", name)]
-        done = run(["env", *unset, *command] if unset else command, seconds=SECONDS, environment=given)
+        done = run(command, seconds=SECONDS)
         lines = answers.read_text(encoding="utf-8").splitlines() if answers.exists() else []
     content = [json.loads(line) for line in lines if line.endswith(("}", '"')) or line.isdecimal()]
     checked = [from_json(Checked, line) for line in content if isinstance(line, dict)]

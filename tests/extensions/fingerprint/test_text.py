@@ -31,7 +31,7 @@ def test_changes_are_shown_by_library(base: Fingerprints) -> None:
         "Changed by op, in calls of one run of each model:",
         "  aten.silu.default: 1 of 1 call",
         "",
-        "Next: `hashbench again` looks for the setting that explains this.",
+        "Next: `hashbench again` with one of these settings as recorded shows whether it explains this.",
     ]
 
 
