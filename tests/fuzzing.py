@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hashbench.core import io
 from hashbench.core.errors import HashbenchError
+from hashbench.core.sealed import seal
 
 _Read = TypeVar("_Read")
 
@@ -76,8 +76,10 @@ def readings(
 
 def forged(document: list[Any]) -> bytes:
     """A header and other lines as the text of a sealed file, whose checksum fits."""
-    header, *lines = document
-    return io.sealed_text(header, list(map(json.dumps, lines))).encode()
+    header, *entries = document
+    lines = list(map(json.dumps, entries))
+    sha256 = seal({**header, "lines": lines})["sha256"]
+    return "\n".join([json.dumps({**header, "sha256": sha256}), *lines, ""]).encode()
 
 
 def altered_lines(document: list[Any], *, most: int) -> Iterator[tuple[str, bytes]]:

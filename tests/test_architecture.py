@@ -27,6 +27,7 @@ PACKAGES: tuple[tuple[str, str], ...] = (
     ("core.records", ""),
     ("core.errors core.text", ""),
     ("core.io", ""),
+    ("core.sealed", ""),
     ("core.processes core.imports", ""),
     ("core.workers core.extensions", ""),
     ("core.native", "build library"),

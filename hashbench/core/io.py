@@ -19,7 +19,7 @@ import sys
 import types
 import typing
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -340,10 +340,15 @@ def write_within(descriptor: int, content: bytes, *, seconds: float) -> None:
 def file_digest(path: str | Path) -> str:
     """Return the SHA-256 of a file in hexadecimal digits; empty if it cannot be read."""
     try:
-        with os.fdopen(open_file(path), "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return sha256_of(path)
     except OSError:
         return ""
+
+
+def sha256_of(path: str | Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal digits; raise ``OSError`` if it cannot be read."""
+    with os.fdopen(open_file(path), "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _sync_folder(folder: Path) -> None:
@@ -371,92 +376,6 @@ def read_json_object(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise HashbenchError(f"cannot read {path}", consequence="it holds no JSON object")
     return content
-
-
-def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a JSON document with the SHA-256 of the rest of it as ``sha256``, independent of key order."""
-    rest = {key: value for key, value in document.items() if key != "sha256"}
-    return {**rest, "sha256": hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()}
-
-
-def refuse_other_document(content: Any, *, schema: int, what: str, where: str = "it") -> None:
-    """Refuse parsed JSON that is not a document of this ``schema`` as :func:`sealed` returned it.
-
-    Raises:
-        ValueError: it has no ``schema``, another one, or was changed; the message is one line that begins with
-            ``where``, and ``what`` is what the document describes.
-    """
-    if not isinstance(content, dict) or "schema" not in content:
-        raise ValueError(f"{where} holds no {what}")
-    _refuse_deep(content, where, DEEPEST)
-    if type(content["schema"]) is not int or content["schema"] != schema:
-        raise ValueError(f"{where} has schema version {content['schema']!a:.60}, this hashbench reads {schema}")
-    if content.get("sha256") != sealed(content)["sha256"]:
-        raise ValueError(f"{where} was changed: its checksum is another")
-
-
-compact = json.JSONEncoder(separators=(",", ":")).encode
-"""Return a value as JSON without spaces."""
-
-
-def sealed_text(header: Mapping[str, Any], lines: Sequence[str]) -> str:
-    """Return the text of a file of JSON lines: this header, whose checksum is computed, then these lines."""
-    sha256 = sealed({**header, "lines": lines})["sha256"]
-    return "\n".join([compact({**header, "sha256": sha256}), *lines, ""])
-
-
-def sealed_lines(text: str, *, schema: int, what: str, longest: int = 0) -> tuple[Any, list[str]]:
-    """Return the header of a file of JSON lines that :func:`sealed_text` made, parsed, and its other lines as they are.
-
-    Args:
-        text: of the file.
-        schema: of the file.
-        what: the lines describe.
-        longest: maximum number of characters of a line; 0: any.
-
-    Raises:
-        ValueError: it is truncated, changed, or no such file.
-    """
-    if not text.endswith("\n"):
-        raise ValueError("it is truncated: its last line has no end")
-    first, *lines = text[:-1].split("\n")
-    if longest and max(map(len, lines), default=0) > longest:
-        raise ValueError(f"a line has more than {longest // 2**20} MiB")
-    content = parsed_line(first, 1)
-    whole = {**content, "lines": lines} if isinstance(content, dict) else content
-    refuse_other_document(whole, schema=schema, what=what)
-    return content, lines
-
-
-def sealed_line(document: Mapping[str, Any]) -> str:
-    """Return a JSON document as one line that ends with its checksum: a file of such lines may be appended to and cut.
-
-    The checksum is 16 hexadecimal digits of the SHA-256 of the line's text up to it.
-    """
-    body = compact(document)[:-1]
-    return f'{body},"checksum":"{_line_checksum(body)}"}}\n'
-
-
-def unsealed_line(line: str) -> dict[str, Any]:
-    """Parse a line that :func:`sealed_line` made, without its line feed; raise ``ValueError`` if it was changed."""
-    body, mark, tail = line.rpartition(',"checksum":"')
-    if not mark or tail != f'{_line_checksum(body)}"}}':
-        raise ValueError("was changed, or is no line with a checksum")
-    content: dict[str, Any] = parse_json(line)
-    _refuse_deep(content, "it", DEEPEST)
-    return content
-
-
-def _line_checksum(body: str) -> str:
-    return hashlib.sha256(body.encode()).hexdigest()[:16]
-
-
-def parsed_line(line: str, number: int) -> Any:
-    """Parse a line of a file of JSON lines; raise ``ValueError`` with its number if it is not JSON."""
-    try:
-        return parse_json(line)
-    except ValueError as error:
-        raise ValueError(f"line {number} is not JSON ({error})") from None
 
 
 def to_json(value: Any) -> Any:
@@ -489,7 +408,7 @@ def from_json(kind: Any, document: Any, *, where: str = "") -> Any:
 def _decoded(kind: Any, value: Any, where: str) -> Any:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if kind is object or kind is Any:
-        _refuse_deep(value, where, DEEPEST)
+        refuse_deep(value, where)
         return value
     if origin in (types.UnionType, typing.Union):
         inner = next(argument for argument in arguments if argument is not type(None))
@@ -520,12 +439,13 @@ def _decoded(kind: Any, value: Any, where: str) -> Any:
 _PLAIN = (bool, int, str)
 
 
-def _refuse_deep(value: Any, where: str, levels: int) -> None:
+def refuse_deep(value: Any, where: str, levels: int = DEEPEST) -> None:
+    """Raise ``ValueError`` if parsed JSON is nested deeper than :data:`DEEPEST`."""
     for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         if isinstance(item, (dict, list)):
             if levels <= 1:
                 raise ValueError(f"{where} is nested deeper than {DEEPEST} levels")
-            _refuse_deep(item, where, levels - 1)
+            refuse_deep(item, where, levels - 1)
 
 
 def _decoded_dataclass(kind: Any, value: Any, where: str) -> Any:

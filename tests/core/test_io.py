@@ -225,55 +225,6 @@ def test_json_without_a_type_is_refused_where_it_is_deep() -> None:
         from_json(Cart, {**json.loads(DOCUMENT), "anything": nested(26)}, where="cart")
 
 
-SEALED = io.sealed({"schema": 1, "b": [1, "two"], "a": None})
-
-
-def test_seal_does_not_depend_on_order_and_is_made_once() -> None:
-    io.refuse_other_document(dict(reversed(SEALED.items())), schema=1, what="cart")
-    assert io.sealed(SEALED) == SEALED
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        pytest.param([SEALED], "it holds no cart", id="no object"),
-        pytest.param({"b": 1}, "it holds no cart", id="no schema"),
-        pytest.param({**SEALED, "schema": 2}, "it has schema version 2, this hashbench reads 1", id="another schema"),
-        pytest.param({**SEALED, "schema": True}, "it has schema version True, this hashbench reads 1", id="a bool"),
-        pytest.param({**SEALED, "b": []}, "it was changed: its checksum is another", id="changed"),
-        pytest.param({**SEALED, "c": 1}, "it was changed: its checksum is another", id="more"),
-        pytest.param({"schema": 1}, "it was changed: its checksum is another", id="no checksum"),
-        pytest.param({**SEALED, "b": nested(400)}, "it is nested deeper than 50 levels", id="deep"),
-    ],
-)
-def test_another_document_is_refused_in_one_line(content: object, words: str) -> None:
-    with pytest.raises(ValueError, match=r"\A.*\Z") as raised:
-        io.refuse_other_document(content, schema=1, what="cart")
-    assert str(raised.value) == words
-
-
-LINES = ['{"a": 1}', "[2]"]
-SEALED_TEXT = io.sealed_text({"schema": 1}, LINES)
-OTHER_TEXTS = {
-    "empty": ("", "it is truncated: its last line has no end"),
-    "half": (SEALED_TEXT[: len(SEALED_TEXT) // 2], "it is truncated: its last line has no end"),
-    "without its last line end": (SEALED_TEXT[:-1], "it is truncated: its last line has no end"),
-    "without its last line": (SEALED_TEXT[: SEALED_TEXT.rindex("[2]")], "it was changed: its checksum is another"),
-    "lines exchanged": (SEALED_TEXT.replace("\n".join(LINES), "\n".join(LINES[::-1])), "it was changed: its .*"),
-    "no JSON": ("dev,name\n", "line 1 is not JSON .*"),
-    "brackets without end": ("[" * 100_000 + "\n", r"line 1 is not JSON \(it is nested too deep\)"),
-    "a list": ("[1, 2]\n", "it holds no carts"),
-    "a long line": (SEALED_TEXT + " " * (2**20 + 1) + "\n", "a line has more than 1 MiB"),
-}
-
-
-@pytest.mark.parametrize(("text", "words"), OTHER_TEXTS.values(), ids=OTHER_TEXTS)
-def test_sealed_lines_that_are_others_are_refused_in_one_line(text: str, words: str) -> None:
-    assert io.sealed_lines(SEALED_TEXT, schema=1, what="carts", longest=2**20)[1] == LINES
-    with pytest.raises(ValueError, match=rf"\A{words}\Z"):
-        io.sealed_lines(text, schema=1, what="carts", longest=2**20)
-
-
 PACKED = gzip.compress(b"text" * 99)
 DAMAGED_TEXTS = {
     "no text": (b"\xff\xfe{}\n", "it is not a text file"),

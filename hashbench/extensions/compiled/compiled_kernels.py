@@ -10,20 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from hashbench.core.errors import HashbenchError
-from hashbench.core.io import (
-    bytes_for,
-    compact,
-    from_json,
-    parsed_line,
-    read_text,
-    sealed_lines,
-    sealed_text,
-    to_json,
-    write_file,
-)
+from hashbench.core.io import bytes_for, from_json, to_json, write_file
 from hashbench.core.results.folder import file_key
+from hashbench.core.sealed import Sealed
 
 SCHEMA = 1
 """Version of the file; another version is refused."""
@@ -38,7 +29,7 @@ DIGITS = 12
 """Hexadecimal digits of a digest in a file: among 10,000 digests, two different ones agree with p = 2e-7."""
 
 _MOST_TEXT = 2**25
-_TIP = "Sweep the model again with --backend."
+_FILE = Sealed(SCHEMA, "compiled kernels", tip="Sweep the model again with --backend.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +132,8 @@ def _shortened(kernel: ListedKernel) -> ListedKernel:
 
 def text_of(program: CompiledProgram) -> str:
     """Serialise to the text of the file."""
-    lines = [compact(to_json(kernel)) for kernel in program.kernels]
-    described = {**to_json(replace(program, kernels=())), "kernels": len(lines)}
-    return sealed_text({"schema": SCHEMA, "program": described}, lines)
+    described = {**to_json(replace(program, kernels=())), "kernels": len(program.kernels)}
+    return _FILE.lines({"program": described}, program.kernels)
 
 
 def read(path: Path) -> CompiledProgram:
@@ -152,24 +142,16 @@ def read(path: Path) -> CompiledProgram:
     Raises:
         HashbenchError: the file cannot be read, is truncated or modified, has another schema, or holds no kernels.
     """
-    try:
-        return _program(read_text(path, most=_MOST_TEXT))
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise HashbenchError(f"cannot use {path}", consequence=reason, tip=_TIP) from error
+    with _FILE.refusing(path):
+        return _program(*_FILE.read_lines(path, ListedKernel, most=_MOST_TEXT))
 
 
-def _program(text: str) -> CompiledProgram:
-    """Validate and convert the text of a file; raise ``ValueError`` if it is invalid."""
-    content, lines = sealed_lines(text, schema=SCHEMA, what="compiled kernels")
+def _program(content: Any, kernels: tuple[ListedKernel, ...]) -> CompiledProgram:
+    """Validate the header of a file; raise ``ValueError`` if it is invalid."""
     described = from_json(_ProgramHeader, content, where="line 1").program
-    if described.get("kernels") != len(lines):
+    if described.get("kernels") != len(kernels):
         raise ValueError("it has another number of kernels")
     program = from_json(CompiledProgram, {**described, "kernels": []}, where="line 1: program")
     if program.left_out < 0:
         raise ValueError(f"line 1: program.left_out is {program.left_out!s:.20}")
-    kernels = (
-        from_json(ListedKernel, parsed_line(line, number), where=f"line {number}: kernel")
-        for number, line in enumerate(lines, 2)
-    )
-    return replace(program, kernels=tuple(kernels))
+    return replace(program, kernels=kernels)

@@ -14,21 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
-from hashbench.core.errors import HashbenchError
-from hashbench.core.io import (
-    bytes_for,
-    compact,
-    from_json,
-    parsed_line,
-    read_text,
-    sealed_lines,
-    sealed_text,
-    to_json,
-    write_file,
-)
+from hashbench.core.io import bytes_for, from_json, to_json, write_file
 from hashbench.core.records import DETERMINISTIC, contiguous_stride
 from hashbench.core.results.folder import file_key
+from hashbench.core.sealed import Sealed
 
 FINGERPRINT_SCHEMA = 1
 """Version of the file; another version is refused."""
@@ -43,7 +34,7 @@ MOST_IN_A_LINE = 2**24
 """Limit on one line: an optimizer's call may have the tensors of all parameters several times."""
 
 _LARGEST = 2**48
-_TIP = "Record it again with `hashbench fingerprint record`."
+_FILE = Sealed(FINGERPRINT_SCHEMA, "fingerprints", tip="Record it again with `hashbench fingerprint record`.")
 
 _WORD = re.compile(
     r"(?P<dtype>[a-z]\w{1,30})\[(?P<shape>[\d,]{0,400})\](?:/(?P<stride>[\d,]{0,400}))?(?:\+(?P<offset>\d{1,15}))?"
@@ -247,8 +238,8 @@ class _Header:
 def text_of(fingerprints: Fingerprints) -> str:
     """Serialise to the text of the file."""
     models = [{**to_json(replace(model, kernels=())), "kernels": len(model.kernels)} for model in fingerprints.models]
-    head = {"schema": FINGERPRINT_SCHEMA, "environment": to_json(fingerprints.environment), "models": models}
-    return sealed_text(head, [compact(to_json(kernel)) for model in fingerprints.models for kernel in model.kernels])
+    header = {"environment": to_json(fingerprints.environment), "models": models}
+    return _FILE.lines(header, (kernel for model in fingerprints.models for kernel in model.kernels))
 
 
 def path_in(folder: Path, model: Sequence[str]) -> Path:
@@ -268,24 +259,23 @@ def read(path: Path) -> Fingerprints:
     Raises:
         HashbenchError: the file cannot be read, is truncated or modified, has another schema, or holds no fingerprints.
     """
-    try:
-        return _fingerprints(read_text(path, most=MOST_BYTES))
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise HashbenchError(f"cannot use {path}", consequence=reason, tip=_TIP) from error
+    with _FILE.refusing(path):
+        return _fingerprints(*_FILE.read_lines(path, Kernel, most=MOST_BYTES, longest=MOST_IN_A_LINE))
 
 
-def _fingerprints(text: str) -> Fingerprints:
-    """Validate and convert the text of a file; raise ``ValueError`` if it is invalid."""
-    content, lines = sealed_lines(text, schema=FINGERPRINT_SCHEMA, what="fingerprints", longest=MOST_IN_A_LINE)
+def _fingerprints(content: Any, every: Sequence[Kernel]) -> Fingerprints:
+    """Validate the header and the kernels of a file; raise ``ValueError`` if they are invalid."""
     header = from_json(_Header, content, where="line 1")
-    numbers, models = iter(range(len(lines))), []
+    for kernel in every:
+        for word in (*kernel.tensors, *kernel.outputs):
+            tensor_word(word)
+    left, models = iter(every), []
     for model in header.models:
-        kernels = tuple(_kernel(lines[number], number + 2) for number in islice(numbers, _count_of(model)))
+        kernels = tuple(islice(left, _count_of(model)))
         models.append(replace(from_json(ModelFingerprint, {**model, "kernels": []}, where="a model"), kernels=kernels))
         if models[-1].deterministic not in DETERMINISTIC or models[-1].threads < 1:
             raise ValueError("a model has settings that do not exist")
-    if sum(map(_count_of, header.models)) != len(lines):
+    if sum(map(_count_of, header.models)) != len(every):
         raise ValueError("its models have another number of kernels")
     if len({model.key for model in models}) < len(models):
         raise ValueError("it has a model twice")
@@ -297,10 +287,3 @@ def _count_of(model: Mapping[str, object]) -> int:
     if not 0 <= count < MOST_BYTES:
         raise ValueError(f"the number of kernels of a model is {count!s:.20}")
     return count
-
-
-def _kernel(line: str, number: int) -> Kernel:
-    kernel = from_json(Kernel, parsed_line(line, number), where=f"line {number}: kernel")
-    for word in (*kernel.tensors, *kernel.outputs):
-        tensor_word(word)
-    return kernel

@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from hashbench.core.errors import HashbenchError
-from hashbench.core.io import from_json, read_text, sealed_line, unsealed_line
+from hashbench.core.io import from_json, read_text
+from hashbench.core.sealed import Sealed
 
 SCHEMA = 2
 """Version of the lines; a file of another version is refused."""
@@ -43,7 +44,7 @@ BY_TENSOR = ("buffer", "gradient", "parameter", "state")
 _NAME = re.compile(r"rank(?P<rank>\d+)\.jsonl")
 _TRACE = re.compile(r"rank(?P<rank>\d+)\.steps(?P<first>\d+)-(?P<last>\d+)\.log\.gz")
 
-_WHAT = "steps of a training loop"
+_FILE = Sealed(SCHEMA, "steps of a training loop")
 
 Values = Mapping[str, str]
 """Digests, or plain values as text, by name within a part."""
@@ -204,7 +205,7 @@ def _unreadable(path: Path, reason: str) -> HashbenchError:
 
 
 def _parse(text: str, path: Path) -> Recording:
-    documents, cut = _documents(text)
+    documents, cut = _FILE.appended(text)
     if not documents:
         raise ValueError("it has no whole line: its run ended, or was killed, before its first step")
     header = _header(documents[0])
@@ -274,23 +275,10 @@ def sum_of(running: Any) -> str:
     return digits
 
 
-def _documents(text: str) -> tuple[list[dict[str, Any]], bool]:
-    """Return the parsed lines, and whether the last one is cut."""
-    *lines, rest = text.split("\n")
-    found: list[dict[str, Any]] = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            found.append(unsealed_line(line))
-        except ValueError as error:
-            raise ValueError(f"line {number} {error}") from None
-    return found, bool(rest)
-
-
 def _header(document: Mapping[str, Any]) -> WatchHeader:
     if document.get("line") != "header":
-        raise ValueError(f"it holds no {_WHAT}: its first line is no header")
-    if document.get("schema") != SCHEMA:
-        raise ValueError(f"it has schema version {document.get('schema')!a:.60}, this hashbench reads {SCHEMA}")
+        raise ValueError(f"it holds no {_FILE.what}: its first line is no header")
+    _FILE.refuse_other_schema(document)
     fields = {name: value for name, value in document.items() if name not in ("line", "checksum")}
     return from_json(WatchHeader, fields, where="its header")
 
@@ -383,4 +371,4 @@ def _named(names: Sequence[str], index: str | int) -> str:
 
 def line(kind: str, content: Mapping[str, Any]) -> str:
     """Return one line of the file, with its checksum and its line feed."""
-    return sealed_line({"line": kind, **content})
+    return _FILE.line({"line": kind, **content})

@@ -8,11 +8,9 @@ replaced in one step, so that at any moment the two belong to one run. Nothing i
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,18 +19,9 @@ import safetensors.torch
 import torch
 
 from hashbench.core.errors import HashbenchError
-from hashbench.core.io import (
-    from_json,
-    read_file,
-    read_json,
-    refuse_other_document,
-    replace_bytes,
-    replace_file,
-    sealed,
-    to_json,
-)
+from hashbench.core.io import from_json, read_file, replace_bytes, replace_file, to_json
 from hashbench.core.records import OpRecord
-from hashbench.core.text import one_line, shorten
+from hashbench.core.sealed import Sealed
 from hashbench.core.trace.file import digest_text, parse_digest
 from hashbench.tools.observer.recording import Observation, Recording, Saved
 
@@ -40,6 +29,8 @@ SCHEMA = 1
 """Version of the document; another one is refused."""
 
 KIND = "hashbench-observations"
+
+_FILE = Sealed(SCHEMA, "observations", consequence="nothing was compared ({})", tip="Record the reference again.")
 
 _DIGITS = 16
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -115,8 +106,7 @@ def _tensors_path(path: Path, sha256: str) -> Path:
 def _dumps(recording: Recording, *, tensors: str) -> str:
     own = {name: getattr(recording, name) for name in ("name", "checked", "put_back", "error", "environment")}
     observations = tuple(map(_entry, recording.observations))
-    content = to_json(_Document(KIND, SCHEMA, **own, tensors=tensors, observations=observations))
-    return json.dumps(sealed(content), indent=1) + "\n"
+    return _FILE.document(to_json(_Document(KIND, SCHEMA, **own, tensors=tensors, observations=observations)))
 
 
 def _entry(observation: Observation) -> dict[str, object]:
@@ -169,7 +159,7 @@ def read(path: str | Path) -> Recording:
     Raises:
         HashbenchError: it is missing, damaged, of another version, or of a run that ended with an error.
     """
-    with _refusing(Path(path)):
+    with _FILE.refusing(Path(path)):
         return _read(Path(path))[0]
 
 
@@ -181,7 +171,7 @@ def read_reference(path: str | Path) -> tuple[Recording, dict[int, torch.Tensor]
             to compare with; or its tensors are missing, damaged, or of another run.
     """
     path = Path(path)
-    with _refusing(path):
+    with _FILE.refusing(path):
         recording, sha256 = _read(path)
         if not recording.observations:
             raise ValueError("it holds no observations")
@@ -189,20 +179,6 @@ def read_reference(path: str | Path) -> tuple[Recording, dict[int, torch.Tensor]
             count = recording.put_back
             raise ValueError(f"it is of a check, and the {count} values put back in it stand in its own reference")
         return recording, _read_tensors(path, sha256, recording)
-
-
-@contextmanager
-def _refusing(path: Path) -> Iterator[None]:
-    """Turn what reading a file raises into an error for the user."""
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or shorten(one_line(str(error)), 300)
-        raise HashbenchError(
-            f"cannot use the observations in {path}",
-            consequence=f"nothing was compared ({reason})",
-            tip="Record the reference again.",
-        ) from None
 
 
 def _read(path: Path) -> tuple[Recording, str]:
@@ -226,12 +202,7 @@ def _read(path: Path) -> tuple[Recording, str]:
 
 
 def _document(path: Path) -> _Document:
-    try:
-        content = read_json(path)
-    except ValueError:
-        raise ValueError("it is truncated or not JSON") from None
-    refuse_other_document(content, schema=SCHEMA, what="observations")
-    document = from_json(_Document, content, where="it")
+    document = from_json(_Document, _FILE.read_document(path), where="it")
     if document.kind != KIND:
         raise ValueError("it holds no observations of hashbench")
     return document
@@ -253,14 +224,9 @@ def _read_tensors(path: Path, sha256: str, recording: Recording) -> dict[int, to
     if not sha256:
         return {}
     file = _tensors_path(path, sha256)
+    _FILE.refuse_other_file(file, sha256)
     try:
-        content = read_file(file)
-    except OSError as error:
-        raise ValueError(f"its tensors, {file.name}: {error.strerror}") from None
-    if hashlib.sha256(content).hexdigest() != sha256:
-        raise ValueError(f"its tensors, {file.name}, are damaged or of another run")
-    try:
-        tensors = safetensors.torch.load(content)
+        tensors = safetensors.torch.load(read_file(file))
     except Exception as error:  # whatever the reader of a file made to harm raises
         raise ValueError(f"its tensors, {file.name}, cannot be read ({type(error).__name__})") from None
     every = [saved for observation in recording.observations for saved in observation.saved]

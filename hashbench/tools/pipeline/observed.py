@@ -8,7 +8,6 @@ is opened.
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import json
@@ -18,10 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hashbench.core.errors import HashbenchError
 from hashbench.core.io import file_digest, from_json, read_file, read_json, replace_file, to_json
 from hashbench.core.records import Trace
-from hashbench.core.text import squeezed
+from hashbench.core.sealed import Sealed
 from hashbench.core.trace import file
 
 CHECK_SCHEMA = 1
@@ -329,6 +327,12 @@ class RepeatResult:
 
 # ----------------------------------------------------------------------------------------------- the folder of a check
 
+_CHECK = Sealed(
+    CHECK_SCHEMA,
+    "check",
+    consequence="{}, so nothing was compared",
+    tip="Make it again with `hashbench pipeline check --output-dir {}`.",
+)
 CHECK_FILE = "check.json"
 LAYERS_FILE, TRACE_FILE, PLAIN_TRACE_FILE = "model_inspection.csv", "trace.log.gz", "trace.log"
 REPEAT_FOLDER = "repeat"
@@ -396,61 +400,41 @@ def read(folder: Path) -> Check:
     Raises:
         HashbenchError: it is missing, incomplete, damaged, or of another version.
     """
-    with _damage_refused(folder, CHECK_FILE):
-        document = read_json(_file(folder, CHECK_FILE))
-        if not isinstance(document, dict):
-            raise _unreadable(folder, f"{CHECK_FILE} is not one")
-        if document.get("schema") != CHECK_SCHEMA:
-            version = str(document.get("schema", "none"))[:20]
-            raise _unreadable(folder, f"it has schema version {version}, this hashbench reads {CHECK_SCHEMA}")
-        manifest = from_json(_Manifest, document, where=CHECK_FILE)
-    parts: dict[str, Any] = {}
+    with _CHECK.refusing(folder):
+        content = _CHECK.read_object(_file(folder, CHECK_FILE), where=CHECK_FILE)
+        manifest = from_json(_Manifest, content, where=CHECK_FILE)
+        parts = dict(_parts(folder, manifest.files))
+    return Check(str(folder), Observed(**parts), manifest.repetition)
+
+
+def _parts(folder: Path, digests: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
     for name in _FILES:
-        if name not in manifest.files:
+        if name not in digests:
             if name in _DOCUMENTS or (folder / name).exists():
-                raise _unreadable(folder, f"{CHECK_FILE} says nothing of {name}")
+                raise ValueError(f"{CHECK_FILE} says nothing of {name}")
             continue
         path = _file(folder, name)
-        if file_digest(path) != manifest.files[name]:
-            raise _unreadable(folder, f"{name} is damaged (it is not what {CHECK_FILE} says)")
-        with _damage_refused(folder, name):
-            if name in (TRACE_FILE, PLAIN_TRACE_FILE):
-                parts["trace"] = file.read(path)
-            elif name == LAYERS_FILE:
-                parts["layers"] = _layers(path)
-            else:
-                part, kind = _DOCUMENTS[name]
-                parts[part] = from_json(kind, read_json(path), where=name)
-    return Check(str(folder), Observed(**parts), manifest.repetition)
+        _CHECK.refuse_other_file(path, digests[name])
+        if name in _DOCUMENTS:
+            part, kind = _DOCUMENTS[name]
+            yield part, from_json(kind, read_json(path), where=name)
+        else:
+            yield ("layers", _layers(path)) if name == LAYERS_FILE else ("trace", file.read(path))
 
 
 def _file(folder: Path, name: str) -> Path:
     """Return the path of a file in the folder, or raise where it is missing."""
     path = folder / name
     if not path.is_file():
-        raise _unreadable(folder, f"it has no {name}" if folder.is_dir() else "it does not exist")
+        raise ValueError(f"it has no {name}" if folder.is_dir() else "it does not exist")
     return path
 
 
 def _layers(path: Path) -> tuple[tuple[str, ...], ...]:
-    header, *rows = list(csv.reader(io.StringIO(read_file(path).decode("utf-8"), newline=""))) or [[]]
-    if any(len(row) != len(LAYER_COLUMNS) for row in rows) or tuple(header) != LAYER_COLUMNS:
-        raise _unreadable(path.parent, f"{LAYERS_FILE} has other columns")
-    return tuple(map(tuple, rows))
-
-
-@contextlib.contextmanager
-def _damage_refused(folder: Path, name: str) -> Iterator[None]:
     try:
-        yield
-    except (OSError, ValueError, csv.Error) as error:
-        reason = squeezed(str(error), 120) or type(error).__name__
-        raise _unreadable(folder, f"{name} is damaged ({reason})") from error
-
-
-def _unreadable(folder: Path, reason: str) -> HashbenchError:
-    return HashbenchError(
-        f"cannot read the check {folder}",
-        consequence=f"{reason}, so nothing was compared",
-        tip=f"Make it again with `hashbench pipeline check --output-dir {folder}`.",
-    )
+        header, *rows = list(csv.reader(io.StringIO(read_file(path).decode("utf-8"), newline=""))) or [[]]
+    except csv.Error as error:
+        raise ValueError(f"{LAYERS_FILE} is no table ({error})") from None
+    if any(len(row) != len(LAYER_COLUMNS) for row in rows) or tuple(header) != LAYER_COLUMNS:
+        raise ValueError(f"{LAYERS_FILE} has other columns")
+    return tuple(map(tuple, rows))

@@ -89,7 +89,7 @@ REFUSED: dict[str, tuple[Callable[[Lines], object], str]] = {
     "a line too few": (lambda it: it.pop(), "another number of kernels"),
     "a line too many": (lambda it: it.append(it[-1]), "another number of kernels"),
     "fewer left out than none": (lambda it: it[0]["program"].update(left_out=-1), "left_out is -1"),
-    "a kernel without a name": (lambda it: it[1].pop("name"), "line 2: kernel lacks the fields name"),
+    "a kernel without a name": (lambda it: it[1].pop("name"), "line 2 lacks the fields name"),
 }
 
 
@@ -107,7 +107,7 @@ def refused_in_one_line(path: Path, said: str) -> None:
     with pytest.raises(HashbenchError, match=said) as raised:
         compiled_kernels.read(path)
     assert "\n" not in str(raised.value)
-    assert str(raised.value).startswith(f"cannot use {path}: ")
+    assert str(raised.value).startswith(f"cannot use the compiled kernels in {path}: ")
     assert str(raised.value).endswith("Sweep the model again with --backend.")
 
 

@@ -134,7 +134,7 @@ def test_damage_is_refused_and_where_it_fits_the_digests_refused_or_compared(nam
         if name == "check.json":  # a bit in its white space changes nothing
             assert survives(folder), what
             continue
-        with pytest.raises(HashbenchError, match="damaged"):
+        with pytest.raises(HashbenchError, match=f"{name} is truncated, changed"):
             observed.read(folder)
         sealed = (folder / "check.json").read_text()
         fit(folder)

@@ -8,10 +8,7 @@ call that its op would not take.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import math
-import os
 import warnings
 import zipfile
 from collections import defaultdict
@@ -36,15 +33,18 @@ from hashbench.core.diagnose.repro.call_arguments import (
     within,
 )
 from hashbench.core.errors import HashbenchError, first_line
-from hashbench.core.io import from_json, open_file, read_json, read_text, refuse_other_document, sealed, to_json
+from hashbench.core.io import from_json, read_text, sha256_of, to_json
 from hashbench.core.results.folder import CALL_FILE
 from hashbench.core.run.rng import preserved_rng, restore_random_states
 from hashbench.core.run.settings import applied
+from hashbench.core.sealed import Sealed
 from hashbench.core.trace.arguments import leaves
 from hashbench.core.trace.op_schema import OpPlan
 
 CALL_SCHEMA = 1
 """Version of ``call.json``; a file of another one is refused."""
+
+_FILE = Sealed(CALL_SCHEMA, "call")
 
 TENSORS_FILE, KERNEL_FILE = "tensors.pt", "kernel.cpp"
 
@@ -198,18 +198,13 @@ def document(call: CapturedCall, *, tensors: Path, recorded: Mapping[str, Any]) 
             grad_enabled=call.grad_enabled,
             place=_CallSite(*(getattr(call, name) for name in _CallSite.__slots__)),
             recorded=recorded,
-            tensors_sha256=_sha256(tensors),
-            kernel=None if kernel is None else _KernelEntry(kernel.types, _sha256(tensors.with_name(KERNEL_FILE))),
+            tensors_sha256=sha256_of(tensors),
+            kernel=None if kernel is None else _KernelEntry(kernel.types, sha256_of(tensors.with_name(KERNEL_FILE))),
         )
     )
     if kernel is None:
         del content["kernel"]
-    return json.dumps(sealed(content), indent=1)
-
-
-def _sha256(path: Path) -> str:
-    with os.fdopen(open_file(path), "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return _FILE.document(content)
 
 
 # ------------------------------------------------------------------------------------------------------- reading
@@ -264,7 +259,11 @@ def unusable(folder: Path, error: ValueError) -> HashbenchError:
 
 def read_checked(folder: Path) -> SavedCall:
     """Read the call as :func:`read` does; raise ``ValueError`` for invalid files."""
-    content, tensors = _read_document(folder / CALL_FILE), _Tensors(folder / TENSORS_FILE)
+    tensors = _Tensors(folder / TENSORS_FILE)
+    try:
+        content = _FILE.read_document(folder / CALL_FILE, where=CALL_FILE)
+    except OSError as error:
+        bad(f"{CALL_FILE}: {error.strerror}")
     tensors.load(str(content.get("tensors_sha256")))
     document = from_json(_CallDocument, content, where=CALL_FILE)
     named = named_in([content[name] for name in ("args", "kwargs", "tensors", "memories")])
@@ -277,29 +276,14 @@ def read_checked(folder: Path) -> SavedCall:
 def _kernel(name: str, entry: _KernelEntry, path: Path) -> SavedKernel:
     if not name.isidentifier() or not name.isascii():
         bad(f"{name[:40]!r} is not the name of a kernel")
-    try:
-        if _sha256(path) != entry.sha256:
-            bad(f"{path.name} is truncated, changed, or of another call")
-        source = read_text(path)
-    except OSError as error:
-        bad(f"{path.name}: {error.strerror}")
+    _FILE.refuse_other_file(path, entry.sha256)
+    source = read_text(path)
     written = tuple(at for at, kind in enumerate(entry.types) if kind.endswith("*") and not kind.startswith("const "))
     return SavedKernel(OpPlan(name, call=_not_called, written=written, writes_arguments=True), entry.types, source)
 
 
 def _not_called(*_: Any) -> None:
     raise NotImplementedError("a kernel from a folder is never run")
-
-
-def _read_document(path: Path) -> dict[str, Any]:
-    try:
-        content: dict[str, Any] = read_json(path)
-    except OSError as error:
-        bad(f"{path.name}: {error.strerror}")
-    except ValueError:
-        bad(f"{path.name} is truncated or not JSON")
-    refuse_other_document(content, schema=CALL_SCHEMA, what="call", where=path.name)
-    return content
 
 
 def _call(document: _CallDocument, tensors: _Tensors, kernel: SavedKernel | None) -> CapturedCall:
@@ -356,12 +340,7 @@ class _Tensors:
     moved: Mapping[str, str] = field(default_factory=dict)
 
     def load(self, sha256: str) -> None:
-        try:
-            same = _sha256(self.path) == sha256
-        except OSError as error:
-            bad(f"{self.path.name}: {error.strerror}")
-        if not same:
-            bad(f"{self.path.name} is truncated, changed, or of another call")
+        _FILE.refuse_other_file(self.path, sha256)
         _check_archive(self.path)
         try:
             # Kernels read where the indices of a sparse tensor say. Older torches check them only where asked to.
