@@ -26,7 +26,7 @@ PACKAGES: tuple[tuple[str, str], ...] = (
     ("core.catalog", ""),
     ("core.records", ""),
     ("core.errors core.text", ""),
-    ("core.io", ""),
+    ("core.io core.finding", ""),
     ("core.sealed", ""),
     ("core.processes core.imports", ""),
     ("core.workers core.extensions", ""),
@@ -87,7 +87,7 @@ PACKAGES: tuple[tuple[str, str], ...] = (
     ("__main__", ""),
 )
 
-BETWEEN = frozenset({("watch", "report")})
+BETWEEN = frozenset[tuple[str, str]]()
 """Extensions that import another one."""
 
 BY_NAME = {"__main__"}

@@ -12,12 +12,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
 
-from hashbench.cli.parser import Flags
+from hashbench.cli.parser import EXIT_DIFFERENCE, EXIT_USAGE, Flags
 from hashbench.core import records
 from hashbench.core.records import DETERMINISTIC, DTYPES, TRACERS
 from hashbench.core.text import printable
+
+if TYPE_CHECKING:
+    from hashbench.core.finding import Finding
 
 LARGEST_SEED = 2**32 - 1  # NumPy takes no larger one
 LONGEST_SECONDS = 1e6  # eleven days; the kernel counts a wait in 31 bits of milliseconds
@@ -189,6 +192,43 @@ def phases_shown() -> Iterator[None]:
 def show(text: str, *, end: str = "\n") -> None:
     """Print ``text``, which may come from a file, with escapes for characters that control a terminal."""
     print(printable(text), end=end)
+
+
+def report(flags: Flags) -> None:
+    """Add the flags of all commands that print a verdict."""
+    flags.add_argument("--json", action="store_true", help="Print the verdict as a JSON document.")
+    flags.add_argument("--html", type=Path, metavar="F", help="Write the verdict as a page into F as well.")
+
+
+def show_finding(finding: Finding, parsed: argparse.Namespace, *, title: str, **page: Any) -> int:
+    """Print a finding as :func:`report` asks, write its page, and return the exit code.
+
+    Args:
+        finding: the verdict.
+        parsed: the command line.
+        title: the command.
+        page: see :func:`~hashbench.core.finding.page.as_html`.
+    """
+    from hashbench.core.finding import as_json, as_text
+
+    if parsed.html is not None:
+        from hashbench.core.finding.page import as_html
+        from hashbench.core.io import write_file
+
+        write_file(parsed.html, as_html(finding, title=title, **page), tip="Choose another file with --html.")
+    if parsed.json:
+        print(as_json(finding))
+    else:
+        show(as_text(finding, width=terminal_width()))
+    return EXIT_DIFFERENCE if finding.differs else 0 if finding.equal else EXIT_USAGE
+
+
+def terminal_width() -> int:
+    """Return the characters of a line: those of the terminal or of ``COLUMNS``, else of a file."""
+    from hashbench.core.finding import WIDTH
+
+    named = "COLUMNS" in os.environ or (sys.stdout is not None and sys.stdout.isatty())
+    return shutil.get_terminal_size((WIDTH, 0)).columns if named else WIDTH
 
 
 def say(message: str, code: int = 0) -> int:

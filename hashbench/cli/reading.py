@@ -6,9 +6,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import re
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hashbench.cli import flags, replaying
 from hashbench.cli.flags import say
@@ -19,6 +22,9 @@ from hashbench.core.io import read_text, shipped_folder
 from hashbench.core.records import ModelSpec
 from hashbench.core.text import count as counted
 from hashbench.core.text import one_line
+
+if TYPE_CHECKING:
+    from hashbench.core.finding import Finding
 
 COLUMNS = ("suite", "name", "task", "parameters", "batch size", "input", "default", "notes")
 _ALIGNED = tuple("right" if column in ("parameters", "batch size") else "left" for column in COLUMNS)
@@ -39,6 +45,7 @@ def add(commands: Commands) -> None:
     )
     diff.add_argument("second", type=Path, metavar="B.log", help="Read the second run from B.log.")
     flags.whole(diff, "--context", least=0, default=3, text="Show N records before and after the divergence.")
+    flags.report(diff)
     diff.set_defaults(command=_diff)
 
     compare = commands.add_parser("compare", help="Compare two sweeps or two audits.")
@@ -70,6 +77,7 @@ def add(commands: Commands) -> None:
 
 def _diff(parsed: argparse.Namespace) -> int:
     from hashbench.core.divergence import find as find_divergence
+    from hashbench.core.divergence.text import finding_of
     from hashbench.core.trace import file
     from hashbench.core.trace.file import refuse_different
 
@@ -78,9 +86,9 @@ def _diff(parsed: argparse.Namespace) -> int:
     for kind in extensions.kinds_of_diffs():
         owned = [kind.owns(text) for text in texts]
         if all(owned):
-            text, equal = kind.diff(texts, list(map(str, paths)), context=parsed.context)
-            flags.show(text)
-            return 0 if equal else EXIT_DIFFERENCE
+            found = kind.diff(texts, list(map(str, paths)), context=parsed.context)
+            found = dataclasses.replace(found, next=() if found.equal else (_more_of(paths, parsed.context),))
+            return _show_diff(found, parsed)
         if any(owned):
             raise HashbenchError(
                 f"{paths[owned.index(True)]} is {kind.KIND} and {paths[owned.index(False)]} is none",
@@ -90,8 +98,26 @@ def _diff(parsed: argparse.Namespace) -> int:
     first, second = (file.loads(text, name=str(path)) for text, path in zip(texts, paths, strict=True))
     refuse_different(first.tracer, second.tracer, names=(str(parsed.first), str(parsed.second)))
     verdict = find_divergence(first, second)
-    flags.show(verdict.text(context=parsed.context))
-    return 0 if verdict.equal else EXIT_DIFFERENCE
+    commands = () if verdict.equal else _next_of(paths, parsed.context)
+    return _show_diff(finding_of(verdict, context=parsed.context, commands=commands), parsed)
+
+
+def _show_diff(finding: Finding, parsed: argparse.Namespace) -> int:
+    return flags.show_finding(finding, parsed, title="hashbench diff", of=f"{parsed.first} and {parsed.second}")
+
+
+def _next_of(paths: Sequence[Path], context: int) -> Iterator[str]:
+    """Yield the command that replays the captured call, if the traces lie in a sweep's folder, and one for more
+    records."""
+    folder = paths[0].absolute().parent
+    repro = folder.parent.parent / "repro" / folder.name
+    if (repro / "call.json").exists():
+        yield shlex.join(["hashbench", "replay", os.path.relpath(repro)])
+    yield _more_of(paths, context)
+
+
+def _more_of(paths: Sequence[Path], context: int) -> str:
+    return shlex.join(["hashbench", "diff", *map(str, paths), "--context", str(max(10, 2 * context))])
 
 
 def _text_of(path: Path) -> str:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hashbench.core.check.model import BenchmarkRunner
     from hashbench.core.check.pair import PairCheck
     from hashbench.core.check.subject import Subject
+    from hashbench.core.finding import Finding
     from hashbench.core.records import Facts, ModelSpec, Row, RunOptions
     from hashbench.core.run.outcome import Outcome, Run
     from hashbench.core.run.workload import Workload
@@ -201,8 +202,8 @@ class DiffsFiles(Protocol):
     def owns(self, text: str) -> bool:
         """Return True if a text is of this kind."""
 
-    def diff(self, texts: Sequence[str], names: Sequence[str], *, context: int) -> tuple[str, bool]:
-        """Return the verdict as text, and whether the two agree; ``context``: records shown around a difference."""
+    def diff(self, texts: Sequence[str], names: Sequence[str], *, context: int) -> Finding:
+        """Return the report of two texts; ``context``: records shown around a difference."""
 
 
 class OwnsFile(Protocol):

@@ -19,7 +19,8 @@ pytestmark = pytest.mark.xdist_group("cli swept")
 
 
 def test_diff_shows_records_neighbours_and_module(main: Main, folder: Path) -> None:
-    done = main("diff", trace_of(folder, "drifting", 1), trace_of(folder, "drifting", 2), cwd=folder)
+    traces = [trace_of(folder, "drifting", number) for number in (1, 2)]
+    done = main("diff", *traces, cwd=folder)
     assert done.returncode == 1, done.stderr
     lines = done.stdout.splitlines()
     facts = {line.partition(":")[0]: line.partition(":")[2].strip() for line in lines if line and line[0] not in "+- "}
@@ -37,7 +38,8 @@ def test_diff_shows_records_neighbours_and_module(main: Main, folder: Path) -> N
         "Drifts.second/aten.addmm.default",
         "Drifts.first/aten.t.default",
     ]
-    assert "2 results differ: output.0, output.1" in done.stdout
+    assert facts["results"] == "output.0, output.1"
+    assert lines[-1] == "Next: " + " ".join(["hashbench diff", *map(str, traces), "--context 10"])
 
 
 def test_diff_of_equal_traces_exits_with_0(main: Main, folder: Path) -> None:
@@ -55,11 +57,11 @@ def test_diff_reads_logs_of_debug_mode(main: Main, folder: Path, tmp_path: Path)
     same = main("diff", "a.json.gz", "b.json", cwd=tmp_path)
     assert (same.returncode, same.stdout.splitlines()[0]) == (
         0,
-        "The logs agree: 1 call; hashes: 1 of outputs, 1 of inputs.",
+        "The logs agree: 1 call; hashes: 1 of outputs, 1 of inputs",
     )
     other = main("diff", "a.json", "c.json", "--context", "0", cwd=tmp_path)
     assert other.returncode == 1
-    assert other.stdout.startswith("first divergence: /aten::mm#0\norigin:           kernel\n")
+    assert other.stdout.startswith("The runs diverge: kernel aten::mm\nfirst divergence: /aten::mm#0\n")
     for second, reason in (("old.json", "another torch wrote it"), (folder / "whole.log", "they cannot be compared")):
         refused = main("diff", "a.json", second, cwd=tmp_path)
         assert (refused.returncode, refused.stdout) == (2, "")

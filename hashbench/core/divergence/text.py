@@ -1,17 +1,17 @@
-"""Format the verdict on a pair of traces as ``hashbench diff`` prints it: the first divergence, and the records around
-it."""
+"""Report on a pair of traces: the first divergence, and the records around it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from hashbench.core.catalog import Origin
 from hashbench.core.divergence.align import align
+from hashbench.core.finding import NAMES, WIDTH, Facts, Finding, Table, as_text, few
+from hashbench.core.io import to_json
 from hashbench.core.records import Divergence, EarlyRead, Trace, Verdict
-from hashbench.core.text import count, join_limited, when
+from hashbench.core.text import count, in_brackets, when
 from hashbench.core.trace.file import record_line, short_digest, writer_text
-
-_SHOWN = 10
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -37,58 +37,63 @@ class PairVerdict(Verdict):
         """True if nothing differs, whether or not it reaches a result, and nothing may differ untraced."""
         return not (self.divergence or self.differing or self.benign or self.leaves or self.early_reads)
 
-    def text(self, *, context: int = 3) -> str:
+    def text(self, *, context: int = 3, width: int = WIDTH) -> str:
         """Return the output of ``hashbench diff``. ``context`` is the number of records shown before and after."""
-        return "\n".join(_diff_lines(self.first, self.second, self, context))
+        return as_text(finding_of(self, context=context), width=width)
 
 
-def _diff_lines(first: Trace, second: Trace, verdict: PairVerdict, context: int) -> Iterator[str]:
-    if verdict.divergence is None:
-        yield _summary_of_equal(first, verdict)
-    else:
-        yield from divergence_lines(verdict.divergence)
-        yield ""
-        yield from _excerpt(first, second, verdict.divergence, context)
-    if verdict.unseen:
-        yield ""
-        yield verdict.unseen
-    if verdict.early_reads:
-        yield ""
-        yield f"{count(len(verdict.early_reads), 'read')} of a collective's output before its Work was done:"
-        yield from (f"  {_early_read(read)}" for read in verdict.early_reads[:_SHOWN])
-        yield from (f"  and {more} more" for more in [len(verdict.early_reads) - _SHOWN] if more > 0)
-    if verdict.differing:
-        yield ""
-        yield f"{_differing(verdict.differing, 'result')}: {join_limited(verdict.differing, _SHOWN)}"
-    if verdict.benign:
-        yield ""
-        benign = join_limited(verdict.benign, _SHOWN)
-        yield f"{_differing(verdict.benign, 'record')} without reaching a result: {benign}"
-    if verdict.leaves:
-        yield ""
-        which = "1 leaf differs" if len(verdict.leaves) == 1 else f"{len(verdict.leaves)} leaves differ"
-        yield f"{which} without reaching a result: {join_limited(verdict.leaves, _SHOWN)}"
+def finding_of(verdict: PairVerdict, *, context: int = 3, commands: Iterable[str] = ()) -> Finding:
+    """Return the report of a pair of traces.
+
+    Args:
+        verdict: on the pair.
+        context: number of records shown before and after the divergence.
+        commands: what to run next.
+    """
+    divergence = verdict.divergence
+    facts = () if divergence is None else divergence_facts(divergence)
+    return Finding(
+        headline=_headline(verdict),
+        facts=(*facts, *_further_facts(verdict)),
+        table=None if divergence is None else _excerpt(verdict.first, verdict.second, divergence, context),
+        notes=tuple(filter(None, [verdict.unseen])),
+        next=tuple(commands),
+        equal=verdict.equal,
+        differs=not verdict.equal,
+        data={
+            "divergence": None if divergence is None else to_json(divergence),
+            "differing": list(verdict.differing),
+            "benign": list(verdict.benign),
+            "leaves": list(verdict.leaves),
+            "early_reads": to_json(verdict.early_reads),
+        },
+    )
 
 
-def _early_read(read: EarlyRead) -> str:
-    reader = f"result {read.reader}" if read.is_result else read.reader
-    return f"{reader} reads {read.collective}{f' at {read.source}' if read.source else ''}"
-
-
-def _differing(names: Sequence[str], word: str) -> str:
-    return f"{count(len(names), word)} {'differs' if len(names) == 1 else 'differ'}"
-
-
-def _summary_of_equal(first: Trace, verdict: PairVerdict) -> str:
-    compared = f"{count(len(first.records), 'record')}, {count(len(first.results), 'result')}"
+def _headline(verdict: PairVerdict) -> str:
+    compared = f"{count(len(verdict.first.records), 'record')}, {count(len(verdict.first.results), 'result')}"
+    if verdict.divergence is not None:
+        return f"The runs diverge: {place(verdict.divergence)}"
     if not verdict.equal:
-        return f"No divergence reaches a result ({compared} compared)."
-    return f"The traces are equal: {compared}."
+        return f"No divergence reaches a result ({compared} compared)"
+    return f"The traces are equal: {compared}"
 
 
-def divergence_lines(divergence: Divergence) -> Iterator[str]:
-    """Yield the facts of a divergence, one a line."""
-    facts = (
+def place(divergence: Divergence) -> str:
+    """Return ``kernel aten.index_put_.default in net.0 (backward, iteration 3, train.py:12 step)``."""
+    what = divergence.kernel or divergence.node
+    named = divergence.origin in (Origin.KERNEL, Origin.COLLECTIVE)
+    inside = f" inside {divergence.inside}" if divergence.inside else ""
+    module = f" in {divergence.module}" if divergence.module else ""
+    where = in_brackets(when(divergence.phase, divergence.iteration), divergence.source)
+    return f"{divergence.origin}{'' if named else ' at'} {what}{inside}{module}{where}"
+
+
+def divergence_facts(divergence: Divergence) -> Facts:
+    """Return what is known of a divergence."""
+    steering = divergence.steered_by
+    origin = f", which came from {steering.kernel}" if steering is not None and steering.kernel else ""
+    return (
         ("first divergence", divergence.node),
         ("origin", divergence.origin),
         ("kernel", divergence.kernel),
@@ -99,15 +104,35 @@ def divergence_lines(divergence: Divergence) -> Iterator[str]:
         ("what differs", divergence.detail),
         ("first run", divergence.first),
         ("second run", divergence.second),
+        (
+            "steered by",
+            "" if steering is None else f"{steering.record} returned {steering.first} and {steering.second}{origin}",
+        ),
     )
-    yield from (f"{name + ':':18}{value}" for name, value in facts if value)
-    if (steering := divergence.steered_by) is not None:
-        origin = f", which came from {steering.kernel}" if steering.kernel else ""
-        yield f"{'steered by:':18}{steering.record} returned {steering.first} and {steering.second}{origin}"
 
 
-def _excerpt(first: Trace, second: Trace, divergence: Divergence, context: int) -> Iterator[str]:
-    """Yield a unified diff of the records around the divergence."""
+def _further_facts(verdict: PairVerdict) -> Iterator[tuple[str, str]]:
+    """Yield what else differs, or was read too early."""
+    yield "results", few(verdict.differing)
+    yield "benign", _unreached(verdict.benign, "record")
+    yield "leaves", _unreached(verdict.leaves, "leaf", "leaves")
+    for read in verdict.early_reads[:NAMES]:
+        reader = f"result {read.reader}" if read.is_result else read.reader
+        source = f" at {read.source}" if read.source else ""
+        yield "early read", f"{reader} reads {read.collective}{source} before its Work was done"
+    if len(verdict.early_reads) > NAMES:
+        yield "early reads", f"{len(verdict.early_reads)} in all"
+
+
+def _unreached(names: Sequence[str], word: str, words: str = "") -> str:
+    if not names:
+        return ""
+    number = f"1 {word} differs" if len(names) == 1 else f"{len(names)} {words or word + 's'} differ"
+    return f"{number} without reaching a result: {few(names)}"
+
+
+def _excerpt(first: Trace, second: Trace, divergence: Divergence, context: int) -> Table | None:
+    """Return a unified diff of the records around the divergence."""
     pairs = align(first.records, second.records)
     records = [
         [None if at is None else trace.records[at] for trace, at in zip((first, second), pair, strict=True)]
@@ -116,16 +141,25 @@ def _excerpt(first: Trace, second: Trace, divergence: Divergence, context: int) 
     named = [n for n, pair in enumerate(records) if any(record and record.id == divergence.node for record in pair)]
     named += [n for n, (a, _) in enumerate(pairs) if a == divergence.op_index]
     if not named:
-        return
+        return None
     low, high = max(0, named[0] - context), min(len(pairs), named[0] + context + 1)
     writers = [_writers(first), _writers(second)]
-    yield f"records {low} to {high - 1} (- first run, + second run):"
-    for pair in records[low:high]:
-        lines = [record and record_line(record, known) for record, known in zip(pair, writers, strict=True)]
-        if lines[0] == lines[1]:
-            yield f"  {lines[0]}"
+    lines = (
+        [None if record is None else record_line(record, known) for record, known in zip(pair, writers, strict=True)]
+        for pair in records[low:high]
+    )
+    return unified(f"records {low} to {high - 1}", lines)
+
+
+def unified(what: str, pairs: Iterable[Sequence[str | None]]) -> Table:
+    """Return a unified diff of pairs of lines, of which one may be absent."""
+    lines: list[str] = []
+    for first, second in pairs:
+        if first == second:
+            lines.append(f"  {first}")
         else:
-            yield from (f"{sign} {line}" for sign, line in zip("-+", lines, strict=True) if line is not None)
+            lines += [f"{sign} {line}" for sign, line in (("-", first), ("+", second)) if line is not None]
+    return Table.of_lines(f"{what} (- first run, + second run):", lines)
 
 
 def _writers(trace: Trace) -> dict[str, str]:

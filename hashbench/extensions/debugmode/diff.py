@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hashbench.core.finding import Finding
 from hashbench.extensions.debugmode import log
 from hashbench.extensions.debugmode.find import find
-from hashbench.extensions.debugmode.text import text as text_of
+from hashbench.extensions.debugmode.text import finding_of
 
 KIND = "a log of DebugMode"
 
@@ -16,11 +17,10 @@ def owns(text: str) -> bool:
     return log.is_debug_log(text)
 
 
-def diff(texts: Sequence[str], names: Sequence[str], *, context: int) -> tuple[str, bool]:
-    """Return the verdict on two logs as text, and whether they agree."""
+def diff(texts: Sequence[str], names: Sequence[str], *, context: int) -> Finding:
+    """Return the report of two logs."""
     first, second = (log.loads(text, name=name) for text, name in zip(texts, names, strict=True))
-    verdict = find(first, second, is_random=_is_random)
-    return text_of(verdict, context=context), verdict.equal
+    return finding_of(find(first, second, is_random=_is_random), context=context)
 
 
 def _is_random(name: str) -> bool:

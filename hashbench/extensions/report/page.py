@@ -1,33 +1,28 @@
 """Render the report as one HTML file: what changed, which kernel, why, what to do.
 
-Pure: plain values in, text out. The file loads nothing: style and script are inlined, and its content security policy
-admits these two by their digests alone. Names, errors and other texts of models are escaped by the template engine, and
-control characters in them become spaces.
+Pure: plain values in, text out; :mod:`hashbench.core.finding.page` has what all pages share.
 """
 
 from __future__ import annotations
 
-import base64
 import functools
-import hashlib
 import json
 import shlex
 from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime
-from importlib import resources
-from typing import Any
 
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup
 
 from hashbench.core.catalog import CAUSES, LETTERS, REPEATED, kind_of, letter_of, status_of
 from hashbench.core.extensions import blamed, facts_of, mechanism, rate_of, remedy, words_for
+from hashbench.core.finding import page as pages
+from hashbench.core.finding.page import bundled, policy_for
 from hashbench.core.records import Row, is_link, value_of
 from hashbench.core.report.compare import VERBS, merged, named
 from hashbench.core.results.rows import ROWS
 from hashbench.core.text import (
-    count,
     deterministic_here,
     how_much,
     how_often,
@@ -55,9 +50,6 @@ from hashbench.extensions.report.expectations import ExpectationStatus, JudgedNi
 from hashbench.extensions.report.groups import Group, expectation_of, groups_of, is_known, is_news
 from hashbench.extensions.report.history import Night
 
-LONGEST_TEXT = 3000
-"""Maximum characters shown of one text of a model."""
-
 
 def render_html(
     judged: JudgedNight,
@@ -82,7 +74,7 @@ def render_html(
     history, judgements = judged.history, judged.judgements
     models = model_views(history, excerpts or {}, tracebacks)
     detailed = frozenset(model.index for model in models)
-    style, script = bundled("style.css"), bundled("report.js")
+    style, script = bundled("style.css"), bundled("report.js", HOME)
     return printable(
         environment()
         .get_template("report.html")
@@ -131,21 +123,14 @@ HOME = "hashbench.extensions.report"
 
 
 @functools.cache  # compiling the templates takes longer than filling them
-def environment(*packages: str) -> Environment:
-    """Return the template engine with what the report's templates use; ``packages`` have further templates."""
-    made = Environment(
-        loader=ChoiceLoader([PackageLoader(package) for package in (HOME, *packages)]),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=_presentable,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+def environment() -> Environment:
+    """Return the template engine with what the report's templates use."""
+    made = pages.environment(HOME)
     of_rows = (deterministic_here, expectation_of, how_much, how_often, is_link, kind_of, letter_of, status_of, when)
     of_extensions = (blamed, facts_of, mechanism, remedy, tells, why)
     of_names = (anchor_of, changes_text, rows_of_models, scope_words, shorten, spaced, sparkline, suite_words)
     made.globals |= {function.__name__: function for function in (*of_rows, *of_extensions, *of_names)}
-    made.globals |= {"count_of": count, "value_of": value_of, "labelled": _labelled, "rate_words": rate_of}
+    made.globals |= {"value_of": value_of, "labelled": _labelled, "rate_words": rate_of}
     made.globals |= {"causes": CAUSES, "kind_words": KIND_WORDS, "letters": LETTERS}
     made.globals |= {"measures": MEASURES, "repeated": REPEATED}
     return made
@@ -164,30 +149,6 @@ def why(row: Row) -> str:
 
 def _labelled(row: Row) -> list[tuple[str, str]]:
     return [(one.label, value_of(row, name)) for name, (_, _, one) in ROWS.columns.items() if one.label]
-
-
-def _presentable(value: Any) -> Any:
-    """Return a text on one line, without control characters, cut to :data:`LONGEST_TEXT`; other values unchanged."""
-    if not isinstance(value, str) or isinstance(value, Markup):
-        return value
-    text = one_line(value)
-    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}…"
-
-
-def bundled(name: str, package: str = HOME) -> str:
-    """Return a file of the templates of a package: style or script."""
-    return resources.files(package).joinpath("templates", name).read_text(encoding="utf-8")
-
-
-def policy_for(style: str, script: str) -> str:
-    """Return a content security policy under which only this style and this script run: no other script, no event
-    handler in an attribute, no image, no connection."""
-    digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script))
-    style_digest, script_digest = digests
-    return (
-        f"default-src 'none'; style-src 'sha256-{style_digest}'; script-src 'sha256-{script_digest}'; "
-        "base-uri 'none'; form-action 'none'"
-    )
 
 
 def headline(judged: JudgedNight) -> str:

@@ -1,5 +1,5 @@
 """Render two recordings of a training loop as one HTML file: the first difference, and a plot of which parts agree over
-the steps. Pure; see :mod:`hashbench.extensions.report.page` for what such a file loads (nothing) and how texts are
+the steps. Pure; see :mod:`hashbench.core.finding.page` for what such a file loads (nothing) and how texts are
 escaped."""
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from itertools import groupby
 
 from markupsafe import Markup
 
+from hashbench.core.finding.page import bundled, environment, policy_for
 from hashbench.core.text import one_line, printable
-from hashbench.extensions.report.page import bundled, environment, policy_for
 from hashbench.extensions.watch.compare import RankVerdict, range_words
 from hashbench.extensions.watch.file import PARTS
 from hashbench.extensions.watch.text import (

@@ -10,7 +10,7 @@ from hashbench.core.catalog import Origin
 from hashbench.core.errors import HashbenchError
 from hashbench.extensions.debugmode.find import INPUTS_UNKNOWN, NOT_LOGGED, LogVerdict, find
 from hashbench.extensions.debugmode.log import loads
-from hashbench.extensions.debugmode.text import text
+from hashbench.extensions.debugmode.text import finding_of
 from tests.extensions.debugmode.debug_logs import Entry, annotate, document, empty, kernel, log, op, redistribute
 from tests.fuzzing import damaged
 
@@ -171,7 +171,7 @@ CLEAN: dict[str, tuple[list[Entry], list[Entry]]] = {
 def test_nothing_differs_in(first: list[Entry], second: list[Entry]) -> None:
     found = verdict(first, second)
     assert (found.divergence, found.equal) == (None, True)
-    assert text(found).startswith("The logs agree: ")
+    assert finding_of(found).headline.startswith("The logs agree: ")
 
 
 def test_a_difference_that_no_call_leaves_is_benign_and_not_equal() -> None:
@@ -179,7 +179,7 @@ def test_a_difference_that_no_call_leaves_is_benign_and_not_equal() -> None:
     assert found.divergence is None
     assert found.benign == ("/aten::relu#0",)
     assert not found.equal
-    assert text(found).startswith("No call leaves anything else: 1 call; ")
+    assert finding_of(found).headline.startswith("No call leaves anything else: 1 call; ")
 
 
 def test_annotations_and_depths_are_benign() -> None:
@@ -246,21 +246,20 @@ def test_runs_of_29_and_31_calls_are_aligned_and_compared() -> None:
     first, second = _step(extra=False), _step(extra=True)
     assert (len(first), len(second)) == (29, 31)
     found = verdict(first, second)
-    shown = text(found)
+    shown = finding_of(found)
     assert found.divergence is not None
     assert (found.divergence.origin, found.divergence.node) == (Origin.SEQUENCE, "/aten::clone#0")
-    assert "2 calls of the second run alone: /aten::clone#0, /aten::detach#0" in shown
-    assert "Of 29 calls that both runs made, 29 can be compared and 29 left the same." in shown
-    assert (
-        "what differs:     the second run alone makes this call; of the others, all that both runs made agree" in shown
-    )
+    assert dict(shown.facts)["second run alone"] == "2 calls: /aten::clone#0, /aten::detach#0"
+    assert "Of 29 calls that both runs made, 29 can be compared and 29 left the same." in shown.notes
+    differs = "the second run alone makes this call; of the others, all that both runs made agree"
+    assert dict(shown.facts)["what differs"] == differs
 
 
 def test_runs_of_29_and_31_calls_do_not_hide_a_kernel() -> None:
     found = verdict(_step(extra=False), _step(extra=True, racy=0.5))
     assert found.divergence is not None
     assert (found.divergence.origin, found.divergence.node) == (Origin.KERNEL, "/aten::mse_loss#0")
-    assert "2 calls of the second run alone: /aten::clone#0, /aten::detach#0" in text(found)
+    assert dict(finding_of(found).facts)["second run alone"] == "2 calls: /aten::clone#0, /aten::detach#0"
 
 
 # ----------------------------------------------------------------------------------------------------- what is refused
@@ -297,37 +296,34 @@ def test_logs_without_hashes_still_tell_another_sequence() -> None:
 # ------------------------------------------------------------------------------------------------------------ the text
 
 
-def test_the_text_shows_the_call_its_neighbours_and_what_the_log_cannot_tell() -> None:
-    found = verdict(_net(), _net(hidden=2.5, output=3.5))
-    assert text(found, context=1).splitlines() == [
-        "first divergence: /aten::mm#0",
-        "origin:           kernel",
-        "kernel:           aten::mm",
-        "what differs:     the output differs, and all that it was given agrees by hash",
-        "first run:        output: 2.0",
-        "second run:       output: 2.5",
-        "",
-        "calls 0 to 2 (- first run, + second run):",
+def test_the_report_shows_the_call_its_neighbours_and_what_the_log_cannot_tell() -> None:
+    found = finding_of(verdict(_net(), _net(hidden=2.5, output=3.5)), context=1)
+    assert dict(found.facts) == {
+        "first divergence": "/aten::mm#0",
+        "origin": "kernel",
+        "kernel": "aten::mm",
+        "what differs": "the output differs, and all that it was given agrees by hash",
+        "first run": "output: 2.0",
+        "second run": "output: 2.5",
+        "later": "1 call with a different output: /aten::relu#0",
+        "unread": "1 differing output, read by no later call (results, or benign): /aten::relu#0",
+    }
+    assert found.table is not None
+    assert [line for (line,) in found.table.rows] == [
         "    aten::t(t: f32[2]) -> t: f32[2]  # read [0: 1.0], left [1.0]",
         "-   aten::mm(t: f32[2], t: f32[2]) -> t: f32[2]  # read [0: 9.0, 1: 1.0], left [2.0]",
         "+   aten::mm(t: f32[2], t: f32[2]) -> t: f32[2]  # read [0: 9.0, 1: 1.0], left [2.5]",
         "-   aten::relu(t: f32[2]) -> t: f32[2]  # read [0: 2.0], left [3.0]",
         "+   aten::relu(t: f32[2]) -> t: f32[2]  # read [0: 2.5], left [3.5]",
-        "",
-        "1 further call left something else: /aten::relu#0",
-        "",
-        "1 differing output, read by no later call (results, or benign): /aten::relu#0",
-        "",
-        "Of 3 calls that both runs made, 3 can be compared and 1 left the same.",
-        "",
-        "Equal L1 norms are no proof of equal tensors: they ignore signs and order, and round.",
-        "The log has no writers and no results: who wrote what a call read is known by its hash alone.",
     ]
+    assert len(found.notes) == 3
 
 
 def test_the_text_says_which_hashes_say_nothing() -> None:
     calls = [*_net(), op("mm", NAN, left=NAN)]
-    assert "5 of inputs, 2 of which (NaN, infinite, an xor of 0) say nothing" in text(verdict(calls, calls))
+    assert (
+        "5 of inputs, 2 of which (NaN, infinite, an xor of 0) say nothing" in finding_of(verdict(calls, calls)).headline
+    )
 
 
 @pytest.mark.parametrize(
@@ -341,8 +337,9 @@ def test_the_text_says_which_hashes_say_nothing() -> None:
     ids=["norm", "hash_tensor", "no inputs", "collectives"],
 )
 def test_what_a_log_cannot_tell_is_said(calls: list[Entry], said: str) -> None:
-    assert said in text(verdict(calls, calls))
-    assert "equal:" not in text(verdict(calls, calls))
+    found = finding_of(verdict(calls, calls))
+    assert said in " ".join(found.notes)
+    assert "equal:" not in str(found)
 
 
 # -------------------------------------------------------------------------------------------------------- damaged logs

@@ -67,13 +67,6 @@ def test_a_diff_shows(first: Trace, second: Trace, shown: list[str]) -> None:
     assert [f"{line[0]} {line.split('/')[2].split('#')[0]}" for line in lines] == shown
 
 
-def test_equal_traces_and_harmless_differences_are_said_to_be() -> None:
-    assert diff(chain("33"), chain("33")) == ["The traces are equal: 5 records, 1 result."]
-    lines = diff(*(trace(op("workspace", value), op("a", "22")) for value in ("33", "44")))
-    assert lines[0] == "No divergence reaches a result (2 records, 1 result compared)."
-    assert lines[-1] == "1 record differs without reaching a result: forward.0/Net/workspace#0"
-
-
 def test_traces_and_verdicts_print_short() -> None:
     first, second = chain("33"), chain("44")
     verdict = find_divergence(first, second)
