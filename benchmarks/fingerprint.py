@@ -3,6 +3,7 @@ of it; bytes of its file; seconds to verify it. Without the start of a process a
 
 from __future__ import annotations
 
+import functools
 import gzip
 import time
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import TypeVar
 import torch
 
 from benchmarks.table import Table, against
-from hashbench.core.check.model import BenchmarkRunner, run_factory
+from hashbench.core.check.model import BenchmarkRunner, prepared_run
 from hashbench.core.records import Failure, ModelSpec, RunOptions
 from hashbench.core.run.outcome import attempt
 from hashbench.core.run.rng import preserved_rng
@@ -56,7 +57,7 @@ def _row(spec: ModelSpec) -> tuple[object, ...]:
     with preserved_rng(), deterministic_settings("on", threads=None), runner.pick_grad():
         workload = runner.prepare(runner.load_model(spec))
         runner.load_model(spec)  # imports are not counted
-        prepare = run_factory(runner, workload, spec.optimizer)
+        prepare = functools.partial(prepared_run, runner, workload, spec.optimizer)
         attempt(prepare, options, traced=False)
         untraced, _ = _timed(lambda: attempt(prepare, options, traced=False))
         collecting, _ = _timed(lambda: attempt(prepare, options, watcher=KernelCollector()))

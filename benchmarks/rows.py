@@ -324,7 +324,7 @@ def untraced_row(spec: ModelSpec, options: RunOptions) -> Row:
         level = spec.deterministic or "on"
         with deterministic_settings(level, threads=options.threads), runner.pick_grad():
             workload = runner.prepare(runner.load_model(spec))
-            prepare = model.run_factory(runner, workload, spec.optimizer)
+            prepare = functools.partial(model.prepared_run, runner, workload, spec.optimizer)
             made, _ = pair.again_with_warnings(functools.partial(_two_runs, prepare, options), level)
         del prepare, workload
         outcome.release_memory(runner.device)

@@ -22,11 +22,11 @@ import torch
 
 from hashbench.core.check.pair import PairCheck, retried_with_warnings
 from hashbench.core.check.row import row_of
-from hashbench.core.check.subject import Given, Subject
+from hashbench.core.check.subject import Subject
 from hashbench.core.errors import HashbenchError
 from hashbench.core.records import Failure, ModelSpec, Result, Row, RunOptions, TensorDigest, Trace
 from hashbench.core.run import leaves, outputs
-from hashbench.core.run.outcome import Outcome, Run, add_result, failure_of
+from hashbench.core.run.outcome import Given, Outcome, Run, add_result, failure_of
 from hashbench.core.run.rng import GENERATORS, preserved_rng, random_states, reset_rng_state, states_differ
 from hashbench.core.run.settings import claim_workspace, deterministic_settings, preserved, settings
 from hashbench.core.run.workload import clone_inputs

@@ -21,13 +21,14 @@ from hashbench.core.catalog import Status
 from hashbench.core.check.builds import contents_of, second_build
 from hashbench.core.check.pair import PairCheck, retried_with_warnings
 from hashbench.core.check.row import keep_draft, row_of
-from hashbench.core.check.subject import Given, Subject, prepared_runs
+from hashbench.core.check.subject import Subject
 from hashbench.core.diagnose import fresh_process
 from hashbench.core.extensions import check_for, own_check_of
 from hashbench.core.processes import preserved_umask, tell_phase
 from hashbench.core.records import BATCH_INVARIANCE, Failure, ModelSpec, Row, RunOptions, Trace
 from hashbench.core.run import leaves, outputs
 from hashbench.core.run.outcome import (
+    Given,
     Outcome,
     Prepared,
     Run,
@@ -35,6 +36,7 @@ from hashbench.core.run.outcome import (
     failed_status,
     failure_of,
     log_error,
+    prepared_runs,
     release_memory,
     reset_peak_memory,
     traces_of,
@@ -46,6 +48,8 @@ from hashbench.core.run.workload import (
     Workload,
     batch_of,
     call,
+    cast_inputs,
+    cast_module,
     clone_inputs,
     map_tensors,
     mean_of_outputs,
@@ -154,7 +158,12 @@ class BenchmarkRunner:
         ``threads`` are of the runs: with them the model might be initialized otherwise."""
         with preserved_rng(), deterministic_settings(level, threads=self.options.threads), self.pick_grad():
             workload = self.prepare(self.load_model(spec))
-            return traces_of(run_factory(self, workload, spec.optimizer), self.options, runs=runs, threads=threads)
+            return traces_of(
+                functools.partial(prepared_run, self, workload, spec.optimizer),
+                self.options,
+                runs=runs,
+                threads=threads,
+            )
 
     def watched_run(self, spec: ModelSpec, watcher: TraceCallback, *, level: str) -> Run | Failure:
         """Build the model and make one traced run of it, without results, with ``watcher`` on every call. The caller
@@ -332,7 +341,7 @@ def subject_of(
     if options.batch_invariant:
         inputs = workload.inputs if workload.make_inputs is None else runner.fresh_inputs(workload)
     return Subject(
-        prepared_runs(run_factory(runner, workload, optimizer), options),
+        prepared_runs(functools.partial(prepared_run, runner, workload, optimizer), options),
         spec,
         target=runner.fresh_target,
         runs=lambda: runs,
@@ -344,18 +353,39 @@ def subject_of(
     )
 
 
-def run_factory(runner: BenchmarkRunner, workload: Workload, optimizer: str) -> Callable[..., Prepared]:
-    """Return a factory for runs: deep copy, optimizer, inputs (mapped by an optional ``given``)."""
+def prepared_run(
+    runner: BenchmarkRunner,
+    workload: Workload,
+    optimizer: str,
+    given: Given | None = None,
+    *,
+    copied: bool = True,
+    dtype: torch.dtype | None = None,
+    forward: Forward = call,
+) -> Prepared:
+    """Prepare one run of a workload: a deep copy of its model, unless it is not ``copied``, an optimizer, and inputs.
 
-    def prepare(given: Given | None = None) -> Prepared:
-        model = runner.deepcopy_model(workload.module)
-        chosen = runner.init_optimizer(workload, model, optimizer)
-        inputs = runner.fresh_inputs(workload)
-        if given is not None:
-            inputs = given(model, inputs)
-        return Prepared(model, inputs, functools.partial(runner.run_n_iterations, workload, model, inputs, chosen))
-
-    return prepare
+    Args:
+        runner: makes the run.
+        workload: the model and its inputs.
+        optimizer: name of the optimizer, as of ``BenchmarkRunner.init_optimizer``.
+        given: maps the inputs.
+        copied: copy the model; a run changes it.
+        dtype: of the model and its floating-point inputs; ``None``: as they are.
+        forward: calls the model.
+    """
+    model = runner.deepcopy_model(workload.module) if copied else workload.module
+    if dtype is not None:
+        model = cast_module(model, dtype)
+        workload = replace(workload, module=model)
+    chosen = runner.init_optimizer(workload, model, optimizer)
+    inputs = runner.fresh_inputs(workload)
+    if dtype is not None:
+        inputs = cast_inputs(inputs, dtype)
+    if given is not None:
+        inputs = given(model, inputs)
+    execute = functools.partial(runner.run_n_iterations, workload, model, inputs, chosen)
+    return Prepared(model, inputs, execute if forward is call else functools.partial(execute, forward=forward))
 
 
 def _uncopied(runner: BenchmarkRunner, workload: Workload, name: str) -> Prepared:

@@ -3,53 +3,14 @@ made; everything after that is the same for all of them: a new kind is one funct
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from hashbench.core.diagnose.fresh_process import DEFAULT_TARGET
-from hashbench.core.records import Failure, ModelSpec, RunOptions
-from hashbench.core.run.outcome import Prepared, Run, attempt, outputs_of
+from hashbench.core.records import ModelSpec
+from hashbench.core.run.outcome import Run, RunMaker, outputs_of
 from hashbench.core.run.workload import Tokens
-from hashbench.core.trace.callbacks import TraceCallback
-
-Given = Callable[[Callable[..., Any], Any], Any]
-"""Maps a run's copies of the model and of the example inputs to the inputs of the run."""
-
-
-class RunMaker(Protocol):
-    """Makes one run from the reset state."""
-
-    def __call__(
-        self,
-        given: Given | None = None,
-        *,
-        number: int | None = None,
-        traced: bool = True,
-        diagnosing: bool = False,
-        watcher: TraceCallback | None = None,
-    ) -> Run | Failure:
-        """Make one run.
-
-        Args:
-            given: makes the inputs of this run; ``None``: the example inputs.
-            number: from 1, of a run whose results are compared; ``None``: a run of an experiment. A function raises its
-                own exceptions in the former.
-            traced: record it.
-            diagnosing: hash every input before each call.
-            watcher: called around every call.
-        """
-        ...
-
-
-def prepared_runs(prepare: Callable[[Given | None], Prepared], options: RunOptions) -> RunMaker:
-    """Return the maker of runs of a model, whose copies ``prepare`` makes; exceptions of a run are values."""
-
-    def run(given: Given | None = None, *, number: int | None = None, **how: Any) -> Run | Failure:  # noqa: ARG001
-        return attempt(functools.partial(prepare, given), options, **how)
-
-    return run
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ from hashbench.core.records import (
     op_of,
 )
 from hashbench.core.results.folder import file_key
-from hashbench.core.run.outcome import Attempt, Outcome, results_that_differ
+from hashbench.core.run.outcome import Outcome, RunMaker, results_that_differ
 from hashbench.core.run.outputs import bitwise_equal
 from hashbench.core.trace.arguments import tensors_in
 from hashbench.core.trace.callbacks import TraceCallback
@@ -76,7 +76,7 @@ class DiagnosisCase:
 
     def __init__(
         self,
-        attempt: Attempt,
+        attempt: RunMaker,
         options: RunOptions,
         outcome: Outcome,
         *,

@@ -36,7 +36,7 @@ from hashbench.core.records import (
     Trace,
 )
 from hashbench.core.run.leaves import NotComparableError
-from hashbench.core.run.outcome import Attempt, Run, fingerprint, results_that_differ
+from hashbench.core.run.outcome import Run, RunMaker, fingerprint, results_that_differ
 
 CONTROLS: Mapping[str, Context] = {
     "entropy": controls.constant_entropy,
@@ -75,7 +75,7 @@ class Pairs:
 
     def __init__(
         self,
-        attempt: Attempt,
+        attempt: RunMaker,
         original: Divergence | None,
         *,
         replays: int,

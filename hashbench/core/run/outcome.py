@@ -121,13 +121,33 @@ def outputs_of(run: Run) -> dict[str, Any]:
     return {name: value for name, value in run.results.items() if name == prefix or name.startswith(f"{prefix}.")}
 
 
-class Attempt(Protocol):
-    """Makes one run from the reset state: untraced, with hashed inputs (``diagnosing``), or with a ``watcher`` of its
-    calls."""
+Given = Callable[[Callable[..., Any], Any], Any]
+"""Maps a run's copies of the model and of the example inputs to the inputs of the run."""
+
+
+class RunMaker(Protocol):
+    """Makes one run from the reset state."""
 
     def __call__(
-        self, *, traced: bool = True, diagnosing: bool = False, watcher: TraceCallback | None = None
-    ) -> Run | Failure: ...
+        self,
+        given: Given | None = None,
+        *,
+        number: int | None = None,
+        traced: bool = True,
+        diagnosing: bool = False,
+        watcher: TraceCallback | None = None,
+    ) -> Run | Failure:
+        """Make one run.
+
+        Args:
+            given: makes the inputs of this run; ``None``: the example inputs.
+            number: from 1, of a run whose results are compared; ``None``: a run of an experiment. A function raises its
+                own exceptions in the former.
+            traced: record it.
+            diagnosing: hash every input before each call.
+            watcher: called around every call.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +182,20 @@ def attempt(
         return _attempt(prepare, options, traced, diagnosing, watcher, compiled=compiled)
     finally:
         release_memory(torch.device(options.device))  # the frame that held the copy of the model is gone
+
+
+def prepared_runs(
+    prepare: Callable[[Given | None], Prepared], options: RunOptions, *, compiled: bool = False
+) -> RunMaker:
+    """Return the maker of runs of a model, whose copies ``prepare`` makes; exceptions of a run are values.
+
+    ``compiled``: compiled code runs as such, not eagerly.
+    """
+
+    def run(given: Given | None = None, *, number: int | None = None, **how: Any) -> Run | Failure:  # noqa: ARG001
+        return attempt(functools.partial(prepare, given), options, compiled=compiled, **how)
+
+    return run
 
 
 def watched(prepare: Callable[[], Prepared], options: RunOptions, watcher: TraceCallback) -> Run | Failure:

@@ -24,7 +24,7 @@ from hashbench.core.inductor.internals import CapturedGraphs
 from hashbench.core.inductor.nodes import NodeFacts
 from hashbench.core.processes import Budget, tell_phase
 from hashbench.core.records import NO_TIME, ExperimentResult, Failure, RowEvidence
-from hashbench.core.run.outcome import Finding, Run
+from hashbench.core.run.outcome import Finding, Run, RunMaker
 from hashbench.core.trace.generated import GeneratedKernel
 from hashbench.extensions.compiled import experiments, fallbacks
 from hashbench.extensions.compiled.amplification import AmplificationJudge
@@ -37,7 +37,7 @@ from hashbench.extensions.compiled.mutations import undeclared_effects, wrong_fa
 from hashbench.extensions.compiled.names import NamesJudge, Overwriter
 from hashbench.extensions.compiled.observed import BothJudges, Judge, KernelWatcher
 from hashbench.extensions.compiled.passes import Change, WrongPass, first_wrong_pass, inputs_by_name
-from hashbench.extensions.compiled.program import AnyProgram, compiling
+from hashbench.extensions.compiled.program import ProgramMaker, compiling
 from hashbench.extensions.compiled.repro import BlamedCall, ExpectedResult, run_accuracy_repro, write_accuracy_repro
 from hashbench.extensions.compiled.rounding import LIMIT
 from hashbench.extensions.compiled.split import SplitJudge
@@ -67,7 +67,7 @@ class CompiledCase:
         repro: folder of the repro, and the model in words; ``None``: no repro is written.
     """
 
-    make: Callable[..., AnyProgram]
+    make: ProgramMaker
     backend: str
     results: Results
     inaccurate: Callable[[Run], tuple[str, ...]]
@@ -445,16 +445,16 @@ class _LadderRuns:
             again = climb(self, backends=(), inductor=self(case.backend, None), dtype=None)
             return again.measured and not again.stage
         with compiling():
-            run = case.make(backend=case.backend, dtype=None).attempt(traced=False)
+            run = case.make(backend=case.backend, dtype=None)(traced=False)
         return bool(case.failed) and not isinstance(run, Failure) and not case.inaccurate(run)
 
 
 def results_under(
-    make: Callable[..., AnyProgram], results: Results, backend: Any, dtype: torch.dtype | None
+    make: ProgramMaker, results: Results, backend: Any, dtype: torch.dtype | None
 ) -> Mapping[str, torch.Tensor]:
     """Make a run as the ladder of backends does, and return the tensors among its ``results``."""
     with compiling():
-        return _tensors(results, make(backend=backend, dtype=dtype).attempt(traced=False))
+        return _tensors(results, make(backend=backend, dtype=dtype)(traced=False))
 
 
 def _tensors(results: Results, run: Run | Failure) -> Mapping[str, torch.Tensor]:
@@ -472,10 +472,10 @@ class _CompiledLook:
         judgement: of its kernels.
     """
 
-    def __init__(self, case: CompiledCase, program: AnyProgram, hooks: CapturedGraphs) -> None:
+    def __init__(self, case: CompiledCase, program: RunMaker, hooks: CapturedGraphs) -> None:
         self._program, self._hooks = program, hooks
         self.graphs = hooks.graphs
-        self.results = _tensors(case.results, program.attempt(traced=False))
+        self.results = _tensors(case.results, program(traced=False))
         judge, self._inputs = KernelJudge(), _Inputs()
         failed = self._watched(BothJudges(self._inputs, judge))
         self.judgement = None if failed else judge.result()
@@ -508,7 +508,7 @@ class _CompiledLook:
         """Capture the call of a generated kernel, with what its wrong buffer should hold."""
         split, capturer = SplitJudge(blamed.node, blamed.buffer), CallCapturer(blamed.node, limit_bytes=_MOST_BYTES)
         self._watched(split)
-        self._program.attempt(watcher=capturer)
+        self._program(watcher=capturer)
         call, expected = capturer.call, split.expected
         kernel = None if call is None else call.func
         if call is None or expected is None or not isinstance(kernel, GeneratedKernel):
@@ -533,7 +533,7 @@ class _CompiledLook:
 
     def _watched(self, judge: Judge) -> bool:
         """Make a run with a judge; return whether it failed."""
-        return isinstance(self._program.attempt(watcher=KernelWatcher(self.graphs, judge)), Failure)
+        return isinstance(self._program(watcher=KernelWatcher(self.graphs, judge)), Failure)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,7 +28,7 @@ from hashbench.core.processes import Budget, tell_phase
 from hashbench.core.records import Failure, RunOptions
 from hashbench.core.results.folder import file_key
 from hashbench.core.run.environment import check_backend
-from hashbench.core.run.outcome import Outcome, Run, log_error
+from hashbench.core.run.outcome import Outcome, Run, RunMaker, log_error
 from hashbench.core.run.workload import Workload
 from hashbench.core.text import join_limited
 from hashbench.extensions.compiled import compiled_kernels
@@ -41,7 +41,7 @@ from hashbench.extensions.compiled.facts import CompiledFacts, FurtherCompilatio
 from hashbench.extensions.compiled.judge import KernelJudge, KernelJudgement
 from hashbench.extensions.compiled.kernel_list import KernelList
 from hashbench.extensions.compiled.observed import BothJudges, KernelWatcher
-from hashbench.extensions.compiled.program import AnyProgram, Compilation, Program, compiling
+from hashbench.extensions.compiled.program import Compilation, ProgramMaker, compiling, runs_under
 from hashbench.extensions.compiled.reference import Reference
 from hashbench.extensions.compiled.rounding import LIMIT
 from hashbench.extensions.compiled.varieties import Variety, further
@@ -57,14 +57,6 @@ _SECONDS = 600.0
 _QUICK, _QUICK_RUNS = 0.1, 5
 """Seconds of a compiled run, with its trace, below which so many are compared: a race that shows in every third run
 stays unseen in one pair of two times out of three."""
-
-
-class ProgramMaker(Protocol):
-    """Makes a program of one model."""
-
-    def __call__(self, *, backend: Any = None, dtype: torch.dtype | None = None) -> AnyProgram:
-        """Return the program of a backend (``None``: eager mode) in a dtype (``None``: the model's own)."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +91,7 @@ class CompiledModel:
         training = options.model_mode == "training"
         last = str((workload.iterations or 1) - 1)
         return cls(
-            functools.partial(Program, runner, workload, optimizer),
+            functools.partial(runs_under, runner, workload, optimizer),
             functools.partial(_harness_results, last=last, training=training),
             tolerance_of(suite, training=training, device=options.device, dtype=options.dtype),
             type(workload.module).__name__,
@@ -147,7 +139,7 @@ class CompiledCheck:
             eager: one of them.
         """
         tell_phase("float64 reference")
-        reference = self.model.make(dtype=torch.float64).attempt(traced=False)
+        reference = self.model.make(dtype=torch.float64)(traced=False)
         with compiling(), CapturedGraphs() as hooks:
             return self._compiled(outcome, eager, None if isinstance(reference, Failure) else reference, hooks.graphs)
 
@@ -159,7 +151,7 @@ class CompiledCheck:
         program = self.model.make(backend=self.options.backend)
         tell_phase("compiling")
         began = perf_counter()
-        first = program.attempt()
+        first = program()
         ended = perf_counter()
         made = Compilation.so_far()
         outcome = _with(outcome, graphs=made.graphs, graph_breaks=made.graph_breaks)
@@ -172,13 +164,13 @@ class CompiledCheck:
             return replace(outcome, accuracy=Status.SKIPPED, failure=failure)
         tell_phase("second compiled run")
         again = perf_counter()
-        second = program.attempt()
+        second = program()
         lasted = perf_counter() - again
         outcome = _with(outcome, compile_seconds=round(max(0.0, (ended - began) - lasted), 3))
         other: Run | Failure = second
         for number in range(2, runs_of(self.subject.runs(), seconds=lasted) + 1):
             if number > 2:
-                other = program.attempt()
+                other = program()
             if isinstance(other, Failure):
                 return replace(outcome, accuracy=_failed(other), failure=other)
             found = compared(outcome, first, other, number=number, keep_traces=self.options.keep_traces)
@@ -201,7 +193,7 @@ class CompiledCheck:
         return {"stage": failure.stage, "op": failure.op}
 
     def _differing(
-        self, outcome: Outcome, found: Outcome, program: AnyProgram, graphs: Mapping[str, CompiledGraph]
+        self, outcome: Outcome, found: Outcome, program: RunMaker, graphs: Mapping[str, CompiledGraph]
     ) -> Outcome:
         """Find out why two runs of one compilation, as ``found``, are not equal."""
         if found.accuracy != Status.TWO_RUNS_DIFFER:
@@ -210,7 +202,7 @@ class CompiledCheck:
             divergence = found.verdict.divergence if found.verdict is not None else None
             kernel = divergence.kernel if divergence is not None else ""
             return _with(outcome, detail=f"two compiled runs differ{f' from {kernel} on' if kernel else ''}")
-        subject = replace(self.subject, attempt=program.attempt, compiled=True)
+        subject = replace(self.subject, attempt=program, compiled=True)
         check = PairCheck(subject, self.options, self.level, drafted=_of_compiled_runs)
         told = _of_compiled_runs(check.diagnose(check.confirm(found)))
         divergence = told.verdict.divergence if told.verdict is not None else None
@@ -222,7 +214,7 @@ class CompiledCheck:
     def _judged(
         self,
         outcome: Outcome,
-        program: AnyProgram,
+        program: RunMaker,
         eager: Run,
         compiled: Run,
         reference: Run | None,
@@ -380,14 +372,14 @@ class Judged:
     listed: tuple[ListedKernel, ...] = ()
 
 
-def judged(program: AnyProgram, graphs: Mapping[str, CompiledGraph]) -> Judged | None:
+def judged(program: RunMaker, graphs: Mapping[str, CompiledGraph]) -> Judged | None:
     """Make a run whose kernels are judged; ``None`` if there are none that were captured, or the run failed."""
     if not graphs:
         return None
     tell_phase("judging kernels")
     judge, kernels = KernelJudge(), KernelList()
     watcher = KernelWatcher(graphs, BothJudges(judge, kernels))
-    run = program.attempt(watcher=watcher)
+    run = program(watcher=watcher)
     if isinstance(run, Failure) or not watcher.kernels:
         return None
     return Judged(watcher.kernels, judge.result(), kernels.result())

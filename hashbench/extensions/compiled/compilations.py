@@ -14,6 +14,7 @@ from hashbench.core.inductor.graphs import CompiledGraph
 from hashbench.core.inductor.internals import CapturedGraphs, clear_compiler_caches, compile_threads
 from hashbench.core.processes import tell_phase, variables
 from hashbench.core.records import Failure, ModelSpec, Result, RunOptions, TensorDigest, Trace
+from hashbench.core.run.outcome import RunMaker
 from hashbench.core.run.rng import preserved_rng
 from hashbench.core.run.settings import deterministic_settings
 from hashbench.extensions.compiled import compiled_kernels
@@ -21,7 +22,7 @@ from hashbench.extensions.compiled.compiled_kernels import CompiledProgram, List
 from hashbench.extensions.compiled.facts import NOT_COMPARED
 from hashbench.extensions.compiled.kernel_list import AnyGraph, KernelList
 from hashbench.extensions.compiled.observed import KernelWatcher
-from hashbench.extensions.compiled.program import AnyProgram, Program, compiling
+from hashbench.extensions.compiled.program import compiling, runs_under
 from hashbench.extensions.compiled.sources import CompilationDifference, compare
 from hashbench.extensions.compiled.varieties import Cache, Variety
 
@@ -78,7 +79,7 @@ InProcess = Callable[[Variety], Compiled]
 
 
 def compiled_again(
-    make: Callable[[], AnyProgram], first: Compiled, varieties: Sequence[Variety], in_process: InProcess
+    make: Callable[[], RunMaker], first: Compiled, varieties: Sequence[Variety], in_process: InProcess
 ) -> Iterator[Again]:
     """Compile with each variety in turn, and compare with the first compilation.
 
@@ -103,7 +104,7 @@ def compiled_again(
             yield _compared(variety, first, made)
 
 
-def _compiled(make: Callable[[], AnyProgram], variety: Variety, folder: str) -> Compiled:
+def _compiled(make: Callable[[], RunMaker], variety: Variety, folder: str) -> Compiled:
     options = variety.options_beside(compile_threads())
     with _cache_in(folder), compiling(options, graph_caches=True):
         return listed(make())
@@ -134,7 +135,7 @@ class FreshCompilation:
         with preserved_rng(), deterministic_settings(level, threads=self._options.threads), runner.pick_grad():
             workload = runner.prepare(runner.load_model(spec))
             with compiling():
-                made = listed(Program(runner, workload, spec.optimizer, backend=self._options.backend))
+                made = listed(runs_under(runner, workload, spec.optimizer, backend=self._options.backend))
         if made.error:
             return [Failure(made.error)]
         program = program_of(spec, self._options, made.kernels)
@@ -167,15 +168,15 @@ def program_of(spec: ModelSpec, options: RunOptions, kernels: tuple[ListedKernel
     )
 
 
-def listed(program: AnyProgram, known: Mapping[str, CompiledGraph] | None = None) -> Compiled:
+def listed(program: RunMaker, known: Mapping[str, CompiledGraph] | None = None) -> Compiled:
     """Run a program once and list the kernels of its first step; graphs are captured unless they are ``known``."""
     with CapturedGraphs() as hooks:
-        first = program.attempt()
+        first = program()
         if isinstance(first, Failure):
             return Compiled(error=first.error)
         kernels = KernelList()
         graphs = AnyGraph(hooks.graphs if known is None else known)
-        again = program.attempt(watcher=KernelWatcher(graphs, kernels))
+        again = program(watcher=KernelWatcher(graphs, kernels))
         return Compiled(first.noted, () if isinstance(again, Failure) else kernels.result())
 
 

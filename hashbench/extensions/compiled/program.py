@@ -1,35 +1,29 @@
-"""``Program``: a workload whose forward pass is compiled, or which runs in another dtype; and its runs."""
+"""What runs a workload whose forward pass is compiled, or in another dtype."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 
+from hashbench.core.check.model import BenchmarkRunner, prepared_run
 from hashbench.core.inductor.internals import dynamo_counters, reset_dynamo, without_graph_caches
-from hashbench.core.records import Failure, RunOptions
-from hashbench.core.run.outcome import Prepared, Run, attempt
-from hashbench.core.run.workload import Workload, call, cast_inputs, cast_module
-
-if TYPE_CHECKING:
-    from hashbench.core.check.model import BenchmarkRunner
-    from hashbench.core.check.subject import Given, RunMaker
-    from hashbench.core.trace.callbacks import TraceCallback
+from hashbench.core.run.outcome import RunMaker, prepared_runs
+from hashbench.core.run.workload import Workload, call
 
 Backend = str | Callable[..., Any]
 """What ``torch.compile`` takes: a registered backend, or a function of a graph and example inputs."""
 
 
-class AnyProgram(Protocol):
-    """What can be run: a :class:`Program`, or what makes the runs of PyTorch's own harness."""
+class ProgramMaker(Protocol):
+    """Makes what runs one model under a backend and in a dtype: a workload, or that of PyTorch's own harness."""
 
-    @property
-    def attempt(self) -> RunMaker:
-        """Makes a run."""
+    def __call__(self, *, backend: Any = None, dtype: torch.dtype | None = None) -> RunMaker:
+        """Return the maker of runs under a backend (``None``: eager mode) in a dtype (``None``: the model's own)."""
         ...
 
 
@@ -63,8 +57,15 @@ class Compilation:
         )
 
 
-class Program:
-    """A workload under a backend and in a dtype.
+def runs_under(
+    runner: BenchmarkRunner,
+    workload: Workload,
+    optimizer: str = "",
+    *,
+    backend: Backend | None = None,
+    dtype: torch.dtype | None = None,
+) -> RunMaker:
+    """Return what runs a workload under a backend and in a dtype; all its runs are of one compilation.
 
     Args:
         runner: prepares and runs it.
@@ -73,50 +74,9 @@ class Program:
         backend: of ``torch.compile``; ``None``: eager mode.
         dtype: of the model and its floating-point inputs; ``None``: as they are.
     """
-
-    def __init__(
-        self,
-        runner: BenchmarkRunner,
-        workload: Workload,
-        optimizer: str = "",
-        *,
-        backend: Backend | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        self._runner, self._workload, self._optimizer, self._dtype = runner, workload, optimizer, dtype
-        self._compiled = backend is not None
-        self._forward = call if backend is None else torch.compile(call, backend=backend)
-
-    def attempt(
-        self,
-        given: Given | None = None,
-        *,
-        number: int | None = None,  # noqa: ARG002 – a RunMaker
-        traced: bool = True,
-        diagnosing: bool = False,
-        watcher: TraceCallback | None = None,
-    ) -> Run | Failure:
-        """Make one run, as a :class:`~hashbench.core.check.subject.RunMaker` does."""
-        prepare = functools.partial(self._prepared, given)
-        how: dict[str, Any] = {"traced": traced, "diagnosing": diagnosing, "watcher": watcher}
-        return attempt(prepare, self._options, compiled=self._compiled, **how)
-
-    @property
-    def _options(self) -> RunOptions:
-        return self._runner.options
-
-    def _prepared(self, given: Given | None) -> Prepared:
-        runner, workload = self._runner, self._workload
-        model = runner.deepcopy_model(workload.module)
-        inputs = runner.fresh_inputs(workload)
-        if self._dtype is not None:
-            model, inputs = cast_module(model, self._dtype), cast_inputs(inputs, self._dtype)
-            workload = replace(workload, module=model)
-        chosen = runner.init_optimizer(workload, model, self._optimizer)
-        if given is not None:
-            inputs = given(model, inputs)
-        execute = functools.partial(runner.run_n_iterations, workload, model, inputs, chosen, forward=self._forward)
-        return Prepared(model, inputs, execute)
+    forward = call if backend is None else torch.compile(call, backend=backend)
+    prepare = functools.partial(prepared_run, runner, workload, optimizer, dtype=dtype, forward=forward)
+    return prepared_runs(prepare, runner.options, compiled=backend is not None)
 
 
 @contextlib.contextmanager

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from hashbench.core.inductor.graphs import CompiledGraph
-from hashbench.core.run.outcome import Run
+from hashbench.core.run.outcome import Run, RunMaker
 from hashbench.core.text import join_limited
 from hashbench.extensions.compiled.accuracy import Accepted, Farther, Tolerance, by_cosine_only, farther, worse
 from hashbench.extensions.compiled.amplification import AmplificationJudge
 from hashbench.extensions.compiled.cause import Results, results_under
 from hashbench.extensions.compiled.observed import KernelWatcher
-from hashbench.extensions.compiled.program import AnyProgram
+from hashbench.extensions.compiled.program import ProgramMaker
 from hashbench.extensions.compiled.roundings import moved_by_rounding
 from hashbench.extensions.compiled.units import EXPLAINED
 
@@ -44,14 +44,14 @@ class Reference:
         exact: the run in float64; ``None``: it failed.
     """
 
-    make: Callable[..., AnyProgram]
+    make: ProgramMaker
     results: Results
     tolerance: Tolerance
     eager: Run
     compiled: Run
     exact: Run | None
 
-    def doubts(self, program: AnyProgram, graphs: Mapping[str, CompiledGraph], *, refused: Collection[str]) -> Doubts:
+    def doubts(self, program: RunMaker, graphs: Mapping[str, CompiledGraph], *, refused: Collection[str]) -> Doubts:
         """Return what is accepted and far off, and where eager mode is less exact.
 
         Args:
@@ -87,9 +87,9 @@ def _how_far(accepted: Accepted) -> str:
     return f"{accepted.name} is {accepted.off:.2g} off{eager}"
 
 
-def _where_most_is_lost(program: AnyProgram, graphs: Mapping[str, CompiledGraph]) -> str:
+def _where_most_is_lost(program: RunMaker, graphs: Mapping[str, CompiledGraph]) -> str:
     judge = AmplificationJudge(eager=True)
-    run = program.attempt(watcher=KernelWatcher(graphs, judge)) if graphs else None
+    run = program(watcher=KernelWatcher(graphs, judge)) if graphs else None
     worst = judge.result() if isinstance(run, Run) else ()
     if not worst or not worst[0].facts.op:
         return ""

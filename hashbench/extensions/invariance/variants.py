@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from hashbench.core.check.subject import Given, Subject
+from hashbench.core.check.subject import Subject
+from hashbench.core.run.outcome import Given
 from hashbench.core.run.outputs import Results
 from hashbench.core.run.workload import Tokens, cache_among, map_tensors
 from hashbench.extensions.invariance.batch_items import (

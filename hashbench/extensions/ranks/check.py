@@ -245,8 +245,8 @@ class RanksCheck:
         """Let the rank where the difference entered look for its cause; without experiments, decide here."""
         known = replace(outcome, process_traces=(), facts=())
         ours = replace(known, traces=tuple(one[leader] for one in outcome.process_traces), difference=None)
-        if not driver.stages_of(driver.DiagnosisCase(_never, self.options, ours)):
-            return driver.diagnose(driver.DiagnosisCase(_never, self.options, ours))
+        if not driver.stages_of(driver.DiagnosisCase(_no_runs, self.options, ours)):
+            return driver.diagnose(driver.DiagnosisCase(_no_runs, self.options, ours))
         tell_phase(f"experiments on rank {leader}")
         task = RankDiagnosisTask(leader, known, ours.traces)
         request = RankRuns(self.target, self.spec, self.options, self.level, 1)
@@ -464,5 +464,5 @@ def _given_digests(record: OpRecord) -> list[str]:
     return [ref.digest for ref in contributed_by(record)]
 
 
-def _never(**_: object) -> Failure:
+def _no_runs(*_: object, **__: object) -> Failure:
     return Failure("no run was asked for")

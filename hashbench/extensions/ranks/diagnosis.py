@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -18,8 +19,7 @@ from typing import Any
 from hashbench.core.diagnose import driver
 from hashbench.core.io import from_json, read_json, replace_file, to_json
 from hashbench.core.records import Diagnosis, Failure, Trace
-from hashbench.core.run.outcome import Outcome, Run
-from hashbench.core.trace.callbacks import TraceCallback
+from hashbench.core.run.outcome import Given, Outcome, Run, RunMaker
 from hashbench.extensions.ranks.contributions import ContributionWatcher, save
 from hashbench.extensions.ranks.processes import Peers
 from hashbench.extensions.ranks.runs import RankRunMaker, RankRuns
@@ -76,39 +76,29 @@ def diagnose(peers: Peers, request: RankRuns, task: RankDiagnosisTask) -> None:
                 if command.word == _STOP:
                     return
                 maker(traced=command.traced, diagnosing=command.diagnosing)
-        leader = Leader(maker, store)
-        try:
-            found = _led(leader, request, task)
-        finally:
-            leader.stop()
+        with _leading(maker, store) as attempt:
+            outcome = replace(task.outcome, traces=task.traces, deterministic=request.level)
+            case = driver.DiagnosisCase(attempt, request.options, outcome, spec=request.spec, with_peers=True)
+            found = driver.diagnose(case)
     replace_file(diagnosis_path(peers.folder), json.dumps(to_json(found)))
 
 
-def _led(leader: Leader, request: RankRuns, task: RankDiagnosisTask) -> Diagnosis:
-    outcome = replace(task.outcome, traces=task.traces, deterministic=request.level)
-    case = driver.DiagnosisCase(leader, request.options, outcome, spec=request.spec, with_peers=True)
-    return driver.diagnose(case)
+@contextmanager
+def _leading(maker: RankRunMaker, store: Any) -> Iterator[RunMaker]:
+    """Yield what makes runs together with all peers, which follow; let them end afterwards."""
+    numbers = itertools.count()
 
+    def tell(command: _Command) -> None:
+        store.set(f"run{next(numbers)}", json.dumps(to_json(command)))
 
-class Leader:
-    """Makes runs together with all peers, which follow."""
+    def run(given: Given | None = None, *, traced: bool = True, diagnosing: bool = False, **how: Any) -> Run | Failure:
+        tell(_Command(traced=traced, diagnosing=diagnosing))
+        return maker(given, traced=traced, diagnosing=diagnosing, **how)
 
-    def __init__(self, maker: RankRunMaker, store: Any) -> None:
-        self._maker, self._store, self._numbers = maker, store, itertools.count()
-
-    def __call__(
-        self, *, traced: bool = True, diagnosing: bool = False, watcher: TraceCallback | None = None
-    ) -> Run | Failure:
-        """Make one run."""
-        self._tell(_Command(traced=traced, diagnosing=diagnosing))
-        return self._maker(traced=traced, diagnosing=diagnosing, watcher=watcher)
-
-    def stop(self) -> None:
-        """Let the peers end."""
-        self._tell(_Command(_STOP))
-
-    def _tell(self, command: _Command) -> None:
-        self._store.set(f"run{next(self._numbers)}", json.dumps(to_json(command)))
+    try:
+        yield run
+    finally:
+        tell(_Command(_STOP))
 
 
 def contribute(peers: Peers, request: RankRuns, nodes: Mapping[int, str], folder: Path) -> None:

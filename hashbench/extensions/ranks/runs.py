@@ -15,36 +15,34 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from pkgutil import resolve_name
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from hashbench.core.check.model import BenchmarkRunner, prepared_run
 from hashbench.core.io import from_json, read_json, replace_file, to_json
 from hashbench.core.processes import peak_memory_mib
 from hashbench.core.records import Failure, ModelSpec, RunOptions, Trace, TracedRank
 from hashbench.core.run import outputs
 from hashbench.core.run.leaves import NotComparableError
 from hashbench.core.run.outcome import (
+    Given,
     Prepared,
     Run,
-    attempt,
     difference_between,
     failure_of,
     fingerprint,
     log_error,
     peak_mib,
+    prepared_runs,
     reset_peak_memory,
 )
 from hashbench.core.run.rng import preserved_rng
 from hashbench.core.run.settings import deterministic_settings
 from hashbench.core.suites.python_suites import imported_once
 from hashbench.core.trace import file
-from hashbench.core.trace.callbacks import TraceCallback
 from hashbench.core.trace.digest import untraced
 from hashbench.extensions.ranks.processes import Peers
-
-if TYPE_CHECKING:
-    from hashbench.core.check.model import BenchmarkRunner
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,14 +186,12 @@ class RankRunMaker:
         make: Callable[[RunOptions], BenchmarkRunner] = resolve_name(request.target)
         self._runner = make(request.options)
 
-    def __call__(
-        self, *, traced: bool = True, diagnosing: bool = False, watcher: TraceCallback | None = None
-    ) -> Run | Failure:
-        """Make one run from the reset state, in a group of its own."""
+    def __call__(self, given: Given | None = None, **how: Any) -> Run | Failure:
+        """Make one run from the reset state, in a group of its own; a :class:`~hashbench.core.run.outcome.RunMaker`."""
         options = self.request.options
         try:
             with self.peers.group(number=next(self._numbers), device=options.device):
-                run = attempt(self._prepare, options, traced=traced, diagnosing=diagnosing, watcher=watcher)
+                run = prepared_runs(self._prepare, options)(given, **how)
                 self.ended_at = monotonic()  # before the group is left, at which the others raise, too
                 if isinstance(run, Run) and run.recorded is not None and not isinstance(run.recorded, Trace):
                     run.recorded.finish()  # while the groups that it names are there
@@ -214,7 +210,7 @@ class RankRunMaker:
             stack.enter_context(imported_once())
             yield
 
-    def _prepare(self) -> Prepared:
+    def _prepare(self, given: Given | None) -> Prepared:
         """Build the model for one run."""
         runner, spec = self._runner, self.request.spec
         self.stage = "loading"
@@ -223,14 +219,7 @@ class RankRunMaker:
         self.stage = "preparing"
         workload = runner.prepare(workload)
         self.stage = "running"
-        model = workload.module
-        optimizer = runner.init_optimizer(workload, model, spec.optimizer)
-        inputs = runner.fresh_inputs(workload)
-
-        def execute(trace: Any) -> dict[str, Any]:
-            return runner.run_n_iterations(workload, model, inputs, optimizer, trace)
-
-        return Prepared(model, inputs, execute)
+        return prepared_run(runner, workload, spec.optimizer, given, copied=False)
 
 
 def _local(results: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,14 +15,14 @@ from typing import Any
 import torch
 
 from hashbench.core.catalog import Perturbation
-from hashbench.core.check.subject import Given, RunMaker, Subject
+from hashbench.core.check.subject import Subject
 from hashbench.core.diagnose import fresh_process
 from hashbench.core.diagnose.causes import stats
 from hashbench.core.diagnose.replay import controls
 from hashbench.core.processes import Budget, QuietBudget, tell_phase
 from hashbench.core.records import NO_TIME, ExperimentResult, Failure, RunOptions
 from hashbench.core.run.leaves import NotComparableError
-from hashbench.core.run.outcome import Run, results_that_differ
+from hashbench.core.run.outcome import Given, Run, RunMaker, results_that_differ
 
 SHORT_SECONDS = 1.0
 """Seconds of an idle machine that stressed runs of this process may take in any case: small models are run often."""

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from hashbench.core.catalog import Confidence, Limit, Origin, Perturbation, Status
-from hashbench.core.check.subject import RunMaker
 from hashbench.core.diagnose.causes import cut_short, stats
 from hashbench.core.diagnose.causes.evidence import removes
 from hashbench.core.diagnose.replay import controls
@@ -38,7 +37,7 @@ from hashbench.core.records import (
     Verdict,
 )
 from hashbench.core.run.leaves import NotComparableError
-from hashbench.core.run.outcome import Outcome, Run, difference_between, told_by_digests
+from hashbench.core.run.outcome import Outcome, Run, RunMaker, difference_between, told_by_digests
 from hashbench.extensions.stress.facts import StressedPairs, StressFacts
 from hashbench.extensions.stress.perturbed import (
     PairTally,

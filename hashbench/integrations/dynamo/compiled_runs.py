@@ -16,15 +16,12 @@ from typing import Any
 import torch
 
 from hashbench.core.catalog import Status
-from hashbench.core.check.subject import Given, Subject
+from hashbench.core.check.subject import Subject
 from hashbench.core.records import Failure, RunOptions
-from hashbench.core.run.outcome import Outcome, Prepared, Run, add_result, attempt
-from hashbench.core.run.workload import cast_inputs, cast_module
-from hashbench.core.trace.api import HashDebugTrace
-from hashbench.core.trace.callbacks import TraceCallback
+from hashbench.core.run.outcome import Given, Outcome, Prepared, RunMaker, prepared_runs
 from hashbench.extensions.compiled.accuracy import Tolerance
 from hashbench.extensions.compiled.check import CompiledCheck, CompiledModel
-from hashbench.integrations.dynamo.eager_runs import named_results, optimizer_arguments, run_once, takes_step
+from hashbench.integrations.dynamo.eager_runs import prepared_run, takes_step
 
 _ELSEWHERE = ("export", "export_aot_inductor", "aot_precompile", "cpp_wrapper", "nothing")
 """Flags of the harness with which it does not call what ``optimize_ctx`` makes of its step."""
@@ -66,80 +63,22 @@ class HarnessPieces:
     optimize_ctx: Callable[..., Any]
     options: RunOptions
 
-    def program(self, *, backend: Any = None, dtype: torch.dtype | None = None) -> HarnessProgram:
-        """Return the program of a backend (``None``: eager mode) in a dtype (``None``: as the flags say)."""
-        return HarnessProgram(self, self._compiler(backend), dtype)
+    def program(self, *, backend: Any = None, dtype: torch.dtype | None = None) -> RunMaker:
+        """Return what runs it under a backend (``None``: eager mode) in a dtype (``None``: as the flags say)."""
+        step = functools.cache(functools.partial(self._step, backend))
 
-    def _compiler(self, backend: Any) -> Callable[..., Any] | None:
+        def prepare(given: Given | None) -> Prepared:
+            return prepared_run(self.harness, self.names, self.model, self.inputs, given, step=step(), dtype=dtype)
+
+        return prepared_runs(prepare, self.options, compiled=backend is not None)
+
+    def _step(self, backend: Any) -> Any:
+        """Return the step, compiled; of harnesses before 2025 the whole ``run_n_iterations``."""
         if backend is None:
             return None
         own = isinstance(backend, str) and backend == self.options.backend
-        return self.optimize_ctx if own else functools.partial(torch.compile, backend=backend)
-
-    def copies(self, dtype: torch.dtype | None) -> tuple[Any, Any]:
-        """Return copies of model and inputs for one run, which has an optimizer now."""
-        model = self.harness.deepcopy_and_maybe_parallelize(self.model)
-        inputs = self.names["clone_inputs"](self.inputs)
-        if dtype is not None:
-            model, inputs = self._cast(model, inputs, dtype)
-        self.harness.init_optimizer(*optimizer_arguments(self.names, model))
-        return model, inputs
-
-    def _cast(self, model: Any, inputs: Any, dtype: torch.dtype) -> tuple[Any, Any]:
-        cast = self.names.get("cast_to_fp64")
-        if cast is not None and dtype == torch.float64:
-            model, inputs = cast(model, inputs)
-            return model, inputs
-        return cast_module(model, dtype), cast_inputs(inputs, dtype)
-
-
-class HarnessProgram:
-    """The harness's model under a compiler and in a dtype; see
-    :class:`~hashbench.extensions.compiled.program.Program`."""
-
-    def __init__(self, pieces: HarnessPieces, compiler: Callable[..., Any] | None, dtype: torch.dtype | None) -> None:
-        self._pieces, self._compiler, self._dtype = pieces, compiler, dtype
-
-    def attempt(
-        self,
-        given: Given | None = None,
-        *,
-        number: int | None = None,  # noqa: ARG002 – a RunMaker
-        traced: bool = True,
-        diagnosing: bool = False,
-        watcher: TraceCallback | None = None,
-    ) -> Run | Failure:
-        """Make one run, as a :class:`~hashbench.core.check.subject.RunMaker` does."""
-        prepare, compiled = functools.partial(self._prepared, given), self._compiler is not None
-        how: dict[str, Any] = {"traced": traced, "diagnosing": diagnosing, "watcher": watcher}
-        return attempt(prepare, self._pieces.options, compiled=compiled, **how)
-
-    @functools.cached_property
-    def _function(self) -> Callable[..., Any] | None:
-        """What is called: the step, compiled; of harnesses before 2025 the whole ``run_n_iterations``."""
-        harness = self._pieces.harness
-        if self._compiler is None:
-            return None
-        step = harness.model_iter_fn if takes_step(harness) else harness.run_n_iterations
-        return self._compiler(step)  # type: ignore[no-any-return]
-
-    def _prepared(self, given: Given | None) -> Prepared:
-        model, inputs = self._pieces.copies(self._dtype)
-        if given is not None:
-            inputs = given(model, inputs)
-        return Prepared(model, inputs, functools.partial(self._executed, model, inputs))
-
-    def _executed(self, model: Any, inputs: Any, trace: HashDebugTrace | None) -> dict[str, Any]:
-        harness, function = self._pieces.harness, self._function
-        if function is None or takes_step(harness):
-            returned = run_once(harness, model, inputs, trace, step=function)
-        else:
-            with trace or contextlib.nullcontext():
-                returned = function(model, inputs)
-        results: dict[str, Any] = {}
-        for name, value in named_results(returned).items():
-            add_result(results, trace, name, value, copied=False)
-        return results
+        compiler = self.optimize_ctx if own else functools.partial(torch.compile, backend=backend)
+        return compiler(self.harness.model_iter_fn if takes_step(self.harness) else self.harness.run_n_iterations)
 
 
 def explained(
@@ -158,7 +97,7 @@ def explained(
         compared: how it compared a compiled run, by the names of the arguments of ``same``.
     """
     said = outcome.accuracy
-    eager = pieces.program().attempt(traced=False)
+    eager = pieces.program()(traced=False)
     if isinstance(eager, Failure):
         return outcome, f"the eager run, repeated, failed: {eager.error}"
     root = type(pieces.model).__name__

@@ -8,6 +8,7 @@ ours is there when Dynamo looks. Our code must not raise meanwhile: the harness 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import inspect
@@ -28,8 +29,9 @@ from torch.utils._pytree import tree_leaves
 import hashbench
 from hashbench.core.records import Failure
 from hashbench.core.run import leaves
-from hashbench.core.run.outcome import Run, failure_of
+from hashbench.core.run.outcome import Given, Prepared, Run, add_result, failure_of
 from hashbench.core.run.settings import settings
+from hashbench.core.run.workload import cast_inputs, cast_module
 from hashbench.core.trace.api import HashDebugTrace
 from hashbench.core.trace.digest import unobserved
 from hashbench.integrations.dynamo.session import CANNOT_FOLLOW, tell
@@ -314,6 +316,63 @@ def _counting(step: Any, trace: HashDebugTrace) -> Any:
 def optimizer_arguments(names: Mapping[str, Any], model: Any) -> tuple[Any, ...]:
     """Return the arguments of the harness's ``init_optimizer``."""
     return names.get("current_name"), names.get("current_device"), model.parameters()
+
+
+def prepared_run(
+    harness: Any,
+    names: Mapping[str, Any],
+    model: Any,
+    inputs: Any,
+    given: Given | None = None,
+    *,
+    step: Any = None,
+    optimizer: bool = True,
+    dtype: torch.dtype | None = None,
+) -> Prepared:
+    """Prepare one run of the harness's model, exactly as the harness makes one, within its settings.
+
+    Args:
+        harness: the harness's runner.
+        names: the globals of its module.
+        model: cast as the harness casts it.
+        inputs: likewise.
+        given: maps the inputs of this run.
+        step: one iteration; of harnesses before 2025 all of them; ``None``: the harness's own step.
+        optimizer: the run has an optimizer; else it is in ``eval`` mode.
+        dtype: of model and inputs; ``None``: as they are.
+    """
+    copied = harness.deepcopy_and_maybe_parallelize(model)
+    if dtype is not None:
+        copied, inputs = _cast(names, copied, names["clone_inputs"](inputs), dtype)
+    if optimizer:
+        harness.init_optimizer(*optimizer_arguments(names, copied))
+    else:
+        copied.eval()
+    cloned = names["clone_inputs"](inputs)
+    if given is not None:
+        cloned = given(copied, cloned)
+    return Prepared(copied, cloned, functools.partial(_executed, harness, copied, cloned, step))
+
+
+def _cast(names: Mapping[str, Any], model: Any, inputs: Any, dtype: torch.dtype) -> tuple[Any, Any]:
+    cast = names.get("cast_to_fp64")
+    if cast is not None and dtype == torch.float64:
+        model, inputs = cast(model, inputs)
+        return model, inputs
+    return cast_module(model, dtype), cast_inputs(inputs, dtype)
+
+
+def _executed(harness: Any, model: Any, inputs: Any, step: Any, trace: HashDebugTrace | None) -> dict[str, Any]:
+    """Run the harness's iterations; return the results of the last one, which alone are compared."""
+    if step is None or takes_step(harness):
+        returned = run_once(harness, model, inputs, trace, step=step)
+    else:
+        with trace or contextlib.nullcontext():
+            returned = step(model, inputs)
+    results: dict[str, Any] = {}
+    for name, value in named_results(returned).items():
+        add_result(results, trace, name, value, copied=False)
+    return results
 
 
 def run_once(harness: Any, model: Any, inputs: Any, trace: HashDebugTrace | None, *, step: Any = None) -> Any:

@@ -22,7 +22,7 @@ import psutil
 from hashbench.core.catalog import Kind, Status, kind_of
 from hashbench.core.check.pair import PairCheck, compared
 from hashbench.core.check.row import row_of
-from hashbench.core.check.subject import Given, Subject, prepared_runs
+from hashbench.core.check.subject import Subject
 from hashbench.core.divergence import find as find_divergence
 from hashbench.core.io import read_json_object, replace_file
 from hashbench.core.processes import printing_to
@@ -30,9 +30,8 @@ from hashbench.core.records import BATCH_INVARIANCE, DTYPES, Failure, ModelSpec,
 from hashbench.core.results.folder import file_key
 from hashbench.core.run import environment, outputs
 from hashbench.core.run.leaves import LeftOut
-from hashbench.core.run.outcome import Outcome, Prepared, Run, add_result
+from hashbench.core.run.outcome import Given, Outcome, Prepared, Run, prepared_runs
 from hashbench.core.run.settings import claim_workspace, settings
-from hashbench.core.trace.api import HashDebugTrace
 from hashbench.core.trace.digest import untraced
 from hashbench.extensions.fingerprint import document
 from hashbench.extensions.fingerprint.calls import KernelCollector
@@ -42,9 +41,7 @@ from hashbench.extensions.invariance.check import check_invariance
 from hashbench.integrations.dynamo.compiled_runs import HarnessPieces, backend_of, explained
 from hashbench.integrations.dynamo.eager_runs import (
     EagerRuns,
-    named_results,
-    optimizer_arguments,
-    run_once,
+    prepared_run,
     unsupported_reason,
 )
 from hashbench.integrations.dynamo.session import CANNOT_FOLLOW, Session, amend_note, chosen_model, tell
@@ -75,42 +72,18 @@ _STRESSED_RUNS = 4
 def preparing(
     harness: Any, names: Mapping[str, Any], model: Any, inputs: Any, *, step: Any = None
 ) -> Callable[..., Prepared]:
-    """Return a factory for runs of the harness's model, exactly as the harness makes one, within its settings.
+    """Return a factory for runs of the harness's model, which is cast once, when the first run is made.
 
-    The model is cast once, when the first run is made. The factory takes an optional
-    :data:`~hashbench.core.check.subject.Given`.
-
-    Args:
-        harness: the harness's runner.
-        names: the globals of its module.
-        model: as the harness has it.
-        inputs: likewise.
-        step: one iteration, in ``eval`` mode; ``None``: the harness's own step.
+    ``step``: one iteration, in ``eval`` mode; ``None``: the harness's own step. The rest is as for
+    :func:`~hashbench.integrations.dynamo.eager_runs.prepared_run`.
     """
     cast = functools.cache(lambda: harness.maybe_cast(model, inputs))
 
     def prepare(given: Given | None = None) -> Prepared:
-        its_model, its_inputs = cast()
-        copied = harness.deepcopy_and_maybe_parallelize(its_model)
-        if step is None:
-            harness.init_optimizer(*optimizer_arguments(names, copied))
-        else:
-            copied.eval()
-        cloned = names["clone_inputs"](its_inputs)
-        if given is not None:
-            cloned = given(copied, cloned)
-        return Prepared(copied, cloned, functools.partial(_iterate, harness, copied, cloned, step))
+        cast_model, cast_inputs = cast()
+        return prepared_run(harness, names, cast_model, cast_inputs, given, step=step, optimizer=step is None)
 
     return prepare
-
-
-def _iterate(harness: Any, model: Any, inputs: Any, step: Any, trace: HashDebugTrace | None) -> dict[str, Any]:
-    """Run the harness's iterations; return the results of the last one, which alone are compared."""
-    returned = run_once(harness, model, inputs, trace, step=step)
-    results: dict[str, Any] = {}
-    for name, value in named_results(returned).items():
-        add_result(results, trace, name, value, copied=False)
-    return results
 
 
 def _compared(outcome: Outcome, first: Run, second: Run) -> Outcome:

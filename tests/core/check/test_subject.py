@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from hashbench.core.check.pair import PairCheck
-from hashbench.core.check.subject import Given, Subject, prepared_runs
+from hashbench.core.check.subject import Subject
 from hashbench.core.records import BATCH_INVARIANCE, RunOptions
-from hashbench.core.run.outcome import Prepared, add_result
+from hashbench.core.run.outcome import Given, Prepared, add_result, prepared_runs
 from hashbench.core.trace.api import HashDebugTrace
 
 OPTIONS = RunOptions(diagnose_budget=0.0)

@@ -16,7 +16,7 @@ from hashbench.core.diagnose import driver
 from hashbench.core.records import Divergence, Evidence, Failure, ModelSpec, RunOptions, Verdict
 from hashbench.core.run.outcome import Outcome
 from hashbench.core.run.workload import Workload
-from hashbench.extensions.compiled.program import Compilation, Program, compiling
+from hashbench.extensions.compiled.program import Compilation, compiling, runs_under
 from tests.kernel_helpers import Scatter
 
 OPTIONS = RunOptions(mode="inference", threads=2, replays=10, diagnose_budget=300.0, deterministic="off")
@@ -32,18 +32,18 @@ def outcome_of(*, accumulate: bool, output: Path) -> Outcome:
     runner = BenchmarkRunner(options)
     workload = Workload(Scatter(accumulate=accumulate), (torch.ones(()),), iterations=1)
     with compiling({"cpp.threads": 8}):
-        program = Program(runner, workload, backend="inductor")
-        first = program.attempt()
+        program = runs_under(runner, workload, backend="inductor")
+        first = program()
         assert not isinstance(first, Failure)
         outcome = Outcome(Status.PASS, "off", iterations=1)
         for number in range(2, MOST_RUNS if accumulate else 6):
-            other = program.attempt()
+            other = program()
             assert not isinstance(other, Failure)
             outcome = compared(outcome, first, other, number=number)
             if outcome.accuracy != Status.PASS:
                 break
         graphs = Compilation.so_far().graphs
-        check = PairCheck(Subject(program.attempt, SPEC, compiled=True), options, "off")
+        check = PairCheck(Subject(program, SPEC, compiled=True), options, "off")
         outcome = check.diagnose(outcome)
         assert Compilation.so_far().graphs == graphs == 1
     return outcome

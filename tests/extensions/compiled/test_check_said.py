@@ -34,7 +34,7 @@ class Program:
 
     values: list[float] = field(default_factory=list)
 
-    def attempt(self, **_: Any) -> Run | Failure:
+    def __call__(self, **_: Any) -> Run | Failure:
         return run(self.values.pop(0) if len(self.values) > 1 else self.values[0])
 
 
@@ -59,7 +59,7 @@ def checked(*values: float, said: str = "", budget: float = 60.0, tolerance: flo
         return Program([*values]) if backend else Program([1.0])
 
     model = CompiledModel(make, lambda one: one.results, Tolerance(tolerance), "Net")  # type: ignore[arg-type]
-    subject = Subject(make().attempt, runs=lambda: runs)  # type: ignore[arg-type]
+    subject = Subject(make(), runs=lambda: runs)  # type: ignore[arg-type]
     options = RunOptions(mode="inference", backend="aot_eager", diagnose_budget=budget)
     outcome = Outcome(Status.PASS, "on")
     return CompiledCheck(model, subject, options, "on", said).compared(outcome, run(1.0))

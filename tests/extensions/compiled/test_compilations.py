@@ -139,7 +139,7 @@ class Fake:
     runs: list[Any]
     watchers: list[Any] = field(default_factory=list)
 
-    def attempt(self, given: Any = None, *, watcher: Any = None, **_: Any) -> Any:  # noqa: ARG002
+    def __call__(self, given: Any = None, *, watcher: Any = None, **_: Any) -> Any:  # noqa: ARG002
         self.watchers.append(watcher)
         return self.runs.pop(0)
 
@@ -206,11 +206,12 @@ def test_a_fresh_process_that_fails_is_told(failures: list[str], error: str, mon
 @pytest.mark.slow
 def test_a_fresh_and_a_warm_cache_give_the_same_bits() -> None:
     from hashbench.core.check.model import BenchmarkRunner
+    from hashbench.core.run.outcome import RunMaker
     from hashbench.core.run.workload import Workload
-    from hashbench.extensions.compiled.program import Program, compiling
+    from hashbench.extensions.compiled.program import compiling, runs_under
 
-    def make() -> Program:
-        return Program(BenchmarkRunner(OPTIONS), workload, backend="inductor")
+    def make() -> RunMaker:
+        return runs_under(BenchmarkRunner(OPTIONS), workload, backend="inductor")
 
     torch.manual_seed(0)
     workload = Workload(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh()), (torch.randn(2, 4),), iterations=1)

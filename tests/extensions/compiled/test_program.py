@@ -12,7 +12,7 @@ from hashbench.core.records import Failure, RunOptions
 from hashbench.core.run.outcome import Run
 from hashbench.core.run.workload import Workload
 from hashbench.extensions.compiled import program
-from hashbench.extensions.compiled.program import Compilation, Program
+from hashbench.extensions.compiled.program import Compilation, runs_under
 
 COUNTED: dict[str, tuple[dict[str, dict[str, int]], Compilation]] = {
     "nothing": ({}, Compilation(0, 0, 0, ())),
@@ -54,7 +54,7 @@ class Net(torch.nn.Module):
 def run(*, mode: str = "inference", given: Any = None, **how: Any) -> Run:
     x = torch.ones(3, requires_grad=mode == "training")
     workload = Workload(Net(), (x, torch.tensor([0, 2])), iterations=1)
-    made = Program(BenchmarkRunner(RunOptions(mode=mode)), workload, **how).attempt(given, traced=False)
+    made = runs_under(BenchmarkRunner(RunOptions(mode=mode)), workload, **how)(given, traced=False)
     assert isinstance(made, Run), made
     return made
 
@@ -89,9 +89,9 @@ def test_the_backend_gets_graphs_and_every_run_is_of_one_compilation() -> None:
 
     torch._dynamo.reset()
     workload = Workload(Net(), (torch.ones(3), torch.tensor([0, 2])), iterations=2)
-    model = Program(BenchmarkRunner(RunOptions(mode="inference")), workload, backend=backend)
+    model = runs_under(BenchmarkRunner(RunOptions(mode="inference")), workload, backend=backend)
     try:
-        first, second = (model.attempt(traced=False) for _ in range(2))
+        first, second = (model(traced=False) for _ in range(2))
     finally:
         torch._dynamo.reset()
     assert isinstance(first, Run)
@@ -106,7 +106,7 @@ def test_what_a_backend_raises_is_a_failure() -> None:
 
     torch._dynamo.reset()
     workload = Workload(Net(), (torch.ones(3), torch.tensor([0, 2])), iterations=1)
-    made = Program(BenchmarkRunner(RunOptions(mode="inference")), workload, backend=backend).attempt(traced=False)
+    made = runs_under(BenchmarkRunner(RunOptions(mode="inference")), workload, backend=backend)(traced=False)
     torch._dynamo.reset()
     assert isinstance(made, Failure)
     assert "not on this machine" in made.error

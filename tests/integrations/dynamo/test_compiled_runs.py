@@ -87,7 +87,7 @@ def test_the_step_of_the_harness_is_compiled(standin: Standin, monkeypatch: pyte
     torch._dynamo.reset()
     with torch.no_grad():
         runs = [
-            pieces.program(backend=backend, dtype=dtype).attempt(traced=False)
+            pieces.program(backend=backend, dtype=dtype)(traced=False)
             for backend, dtype in ((None, None), (counting, None), (None, torch.float64), (counting, torch.float64))
         ]
     assert not any(isinstance(run, Failure) for run in runs)

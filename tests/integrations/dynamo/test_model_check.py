@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from hashbench.core.check import subject
 from hashbench.core.diagnose import repro
 from hashbench.core.records import BATCH_INVARIANCE
+from hashbench.core.run import outcome
 from hashbench.extensions.fingerprint import document
 from hashbench.extensions.fingerprint.checking import check
 from hashbench.extensions.fingerprint.verify import SAME
@@ -99,7 +99,7 @@ def test_kernel_survives_death_in_first_further_run(standin: Standin, monkeypatc
     def ends(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(subject, "attempt", ends)
+    monkeypatch.setattr(outcome, "attempt", ends)
     with pytest.raises(KeyboardInterrupt):
         with_us(standin, "noisy", budget=60)
     (row,) = collect(a_session(standin.folder.parent / "ours"))
