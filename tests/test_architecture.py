@@ -73,7 +73,7 @@ PACKAGES: tuple[tuple[str, str], ...] = (
     (
         "tools",
         "audit.axis audit.cases audit.invariance audit.kernel audit.rows bitwise bitwise.findings bitwise.mode "
-        "bitwise.repeating numeric numeric.compare numeric.counterparts numeric.parting numeric.report "
+        "bitwise.repeating numeric numeric.compare numeric.counterparts numeric.first_difference numeric.report "
         "numeric.running observer observer.files observer.observer observer.recording pipeline.loading "
         "pipeline.recording pipeline.running",
     ),

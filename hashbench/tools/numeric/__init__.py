@@ -19,7 +19,7 @@ from hashbench.tools.numeric.compare import compare_mappings, leaves_of, without
 from hashbench.tools.numeric.report import (
     STAGES,
     Comparison,
-    Parting,
+    FirstDifference,
     Raised,
     Rename,
     Report,
@@ -34,8 +34,8 @@ __all__ = [
     "MAIN_RANDOM_SEED",
     "STAGES",
     "Comparison",
+    "FirstDifference",
     "NumericRequest",
-    "Parting",
     "Raised",
     "Report",
     "TensorComparison",

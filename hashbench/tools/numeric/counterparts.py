@@ -24,9 +24,10 @@ _GENERATED = ("cpp_", "triton_")
 """Prefixes of the names that Inductor gives to kernels; ops of torch begin with a namespace and a dot."""
 
 
-def is_generated(record: OpRecord) -> bool:
-    """Return whether a record is of a kernel that Inductor generated, by its name (``cpp_fused_relu_0``)."""
-    return record.op.startswith(_GENERATED)
+def is_compiled(record: OpRecord) -> bool:
+    """Return whether a record stands for compiled code: what a trace cannot look into, or a kernel that Inductor
+    generated, by its name (``cpp_fused_relu_0``)."""
+    return bool(record.opaque) or record.op.startswith(_GENERATED)
 
 
 def is_silent(record: OpRecord) -> bool:
@@ -55,13 +56,14 @@ class Counterparts:
 
     ``elsewhere``: nodes of one execution alone of which the other has the results all the same. ``replaced``: ids of
     records that another op stands in place of. ``alone``: how many ops of each name one execution alone has, with the
-    module and without it.
+    module and without it. ``hidden``: some code is compiled, so that not all ops are seen.
     """
 
     runs: PairedRuns
     elsewhere: Container[str]
     replaced: Container[str]
     alone: Mapping[tuple[object, ...], int]
+    hidden: bool
 
     @classmethod
     def of(cls, runs: PairedRuns, elsewhere: Container[str], replaced: Container[str]) -> Counterparts:
@@ -73,7 +75,8 @@ class Counterparts:
                 alone.update((_group(record), (*_group(record), record.module)))
         others = [sum(leaf.kind == "other" for leaf in trace.leaves) for trace in (runs.first, runs.second)]
         alone["other",] = abs(others[0] - others[1])  # numbered in order of their reading
-        return cls(runs, elsewhere, replaced, alone)
+        hidden = any(is_compiled(record) for trace in (runs.first, runs.second) for record in trace.records)
+        return cls(runs, elsewhere, replaced, alone, hidden)
 
     def is_sure(self, node: str) -> bool:
         """Return whether a node is the same in both executions, and can be compared.
@@ -89,7 +92,7 @@ class Counterparts:
         a, b = self.runs.records[node]
         if a is None or b is None:
             return False
-        if a.opaque or b.opaque or is_generated(a) or is_generated(b):
+        if is_compiled(a) != is_compiled(b):
             return True  # compiled code is located by what is around it
         if not same_size(a, b):
             return False

@@ -26,7 +26,7 @@ LONE = ("only before", "only after")
 """Kinds of a difference in which one of the two values does not exist."""
 
 OF_OPS = ("op", "replaced", *LONE)
-"""Kinds of a :class:`Parting` that blame an op."""
+"""Kinds of a :class:`FirstDifference` that blame an op."""
 
 HEADERS = ("stage", "tensor", "iteration", "differ", "beyond", "max abs", "max relative", "max ULP", "of allowed", "")
 
@@ -164,24 +164,24 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Parting:
-    """Where two executions part: the earliest place whose own inputs agree while what it leaves differs, and from
-    which the difference reaches the results.
+class FirstDifference:
+    """Where two executions first differ: the earliest place whose own inputs agree while what it leaves differs.
+
+    From there the difference reaches the results.
 
     ``level`` is ``tolerance`` (differences within tolerance count as agreement) or ``bitwise``. ``kind`` is
     ``parameter``, ``buffer``, ``input``, ``other`` (a tensor that no recorded op wrote), ``op`` (both executions have
-    it), ``replaced`` (one op in place of another, in the same module), ``only before``, ``only after``, ``compiled``
-    (compiled code of one execution in place of ops of the other), ``between`` (ops of which it is not known which
-    correspond), or ``unseen`` (no recorded op explains it). ``op`` is the op's name (of a tensor: the first op that
+    it), ``replaced`` (one op in place of another, in the same module), ``only before``, ``only after``,
+    ``between`` (ops of which it is not known which correspond, as those of compiled code), or ``unseen`` (no recorded
+    op explains it). ``op`` is the op's name (of a tensor: the first op that
     reads it), ``index`` its place in the execution ``before``; ``name`` and ``other`` are the ids of its record or leaf
     in the two traces.
 
     What an op left that only one execution runs cannot be compared. Where such an op is blamed, ``until`` names the
-    first thing after it that both have and that differs: they part between the two. Of ``compiled`` and ``between`` no
-    op is blamed: ``last_before`` and ``first_after`` are the records around it that both have (``None``: there is
-    none), ``kernels`` the generated ones between these, if they were seen, and ``unmatched_before`` and
-    ``unmatched_after`` the ops of either execution of which no counterpart is known. ``healed``
-    counts what differs at this level without reaching a result.
+    first thing after it that both have and that differs: the difference enters between the two. Of ``between`` no op is
+    blamed: ``last_before`` and ``first_after`` are the records around it that both have (``None``: there is none).
+    ``unmatched_before`` and ``unmatched_after`` are the ops of either execution of which no counterpart is known.
+    ``healed`` counts what differs at this level without reaching a result.
     """
 
     level: str
@@ -200,7 +200,6 @@ class Parting:
     until: str = ""
     last_before: Place | None = None
     first_after: Place | None = None
-    kernels: tuple[str, ...] = ()
     unmatched_before: tuple[str, ...] = ()
     unmatched_after: tuple[str, ...] = ()
     healed: int = 0
@@ -212,12 +211,13 @@ class Parting:
 @dataclass(frozen=True, slots=True)
 class Report:
     """What a numeric check found. True where something was compared, nothing raised, and every value that was compared
-    is equal within tolerance. ``notes`` say what else a reader must know; ``partings`` are those of ``trace=True``."""
+    is equal within tolerance. ``notes`` say what else a reader must know; ``first_differences`` are those of
+    ``trace=True``."""
 
     comparisons: tuple[Comparison, ...]
     raised: tuple[Raised, ...] = ()
     notes: tuple[str, ...] = ()
-    partings: tuple[Parting, ...] = ()
+    first_differences: tuple[FirstDifference, ...] = ()
     iterations: int = 0
 
     def __bool__(self) -> bool:
@@ -267,7 +267,7 @@ def verdict_of(comparisons: Sequence[Comparison]) -> str:
 
 def as_text(report: Report, *, limit: int = 20) -> str:
     """Format a table of what differs, worst first, at most ``limit`` lines of it; what only one model has; notes; where
-    the models part; the verdict."""
+    the models first differ; the verdict."""
     return "\n".join(_lines(report, limit))
 
 
@@ -287,12 +287,12 @@ def _lines(report: Report, limit: int) -> Iterator[str]:
             lone.setdefault((stage, tensor.kind), []).append(tensor.name + detail)
     yield from (f"{stage} {kind}: {join_limited(names, 6)}" for (stage, kind), names in lone.items())
     yield from (f"note: {note}" for note in report.notes)
-    levels: dict[tuple[str, ...], list[Parting]] = {}
-    for parting in report.partings:
-        levels.setdefault((parting.kind, parting.name, parting.other, parting.detail), []).append(parting)
-    for partings in levels.values():
-        words = ("beyond tolerance" if parting.level == "tolerance" else "bit by bit" for parting in partings)
-        yield from _parting_lines(partings[0], " and ".join(words))
+    levels: dict[tuple[str, ...], list[FirstDifference]] = {}
+    for found in report.first_differences:
+        levels.setdefault((found.kind, found.name, found.other, found.detail), []).append(found)
+    for same in levels.values():
+        words = ("beyond tolerance" if found.level == "tolerance" else "bit by bit" for found in same)
+        yield from _difference_lines(same[0], " and ".join(words))
     yield report.verdict
 
 
@@ -319,37 +319,37 @@ def _number(value: float | None) -> str:
     return "" if value is None else str(value) if isinstance(value, int) else f"{value:.3g}"
 
 
-def _parting_lines(parting: Parting, level: str) -> Iterator[str]:
+def _difference_lines(found: FirstDifference, level: str) -> Iterator[str]:
     by = ""
-    if parting.numbers is not None and parting.numbers.max_abs is not None:
-        by = ", ".join(filter(None, [f"by at most {parting.numbers.max_abs:.3g}", ulps(parting.numbers.max_ulp)]))
+    if found.numbers is not None and found.numbers.max_abs is not None:
+        by = ", ".join(filter(None, [f"by at most {found.numbers.max_abs:.3g}", ulps(found.numbers.max_ulp)]))
         by = f" ({by})"
-    phase = f" ({when(parting.phase, parting.iteration)})" if parting.phase else ""
-    op = f"{parting.op}{f' in {parting.module}' if parting.module else ''}{phase}"
-    if parting.kind in OF_OPS:
-        yield f"first apart {level}: {op}: {parting.detail}{by}"
-    elif parting.op:
-        yield f"first apart {level}: {parting.detail}{by}, first read by {op}"
+    phase = f" ({when(found.phase, found.iteration)})" if found.phase else ""
+    op = f"{found.op}{f' in {found.module}' if found.module else ''}{phase}"
+    if found.kind in OF_OPS:
+        yield f"first apart {level}: {op}: {found.detail}{by}"
+    elif found.op:
+        yield f"first apart {level}: {found.detail}{by}, first read by {op}"
     else:
-        yield f"first apart {level}: {parting.detail}{by}"
-    for side, names in zip(SIDES, (parting.unmatched_before, parting.unmatched_after), strict=True):
+        yield f"first apart {level}: {found.detail}{by}"
+    for side, names in zip(SIDES, (found.unmatched_before, found.unmatched_after), strict=True):
         if names:
             count = "1 op" if len(names) == 1 else f"{len(names)} ops"
             yield f"  {side}, without a known counterpart: {count} ({join_limited(list(dict.fromkeys(names)), 3)})"
-    if parting.until:
-        yield f"  the first place of both executions that differs: {parting.until}; they part between the two"
-    if parting.before != parting.after:
-        yield f"  before: {parting.before or 'absent'}"
-        yield f"  after:  {parting.after or 'absent'}"
+    if found.until:
+        yield f"  the first place of both executions that differs: {found.until}; the difference enters between the two"
+    if found.before != found.after:
+        yield f"  before: {found.before or 'absent'}"
+        yield f"  after:  {found.after or 'absent'}"
     yield (
-        f"  ops: {parting.aligned} correspond, {parting.only_before} only before, {parting.only_after} only after; "
-        f"{parting.healed} of those that correspond differ and agree again before a result"
+        f"  ops: {found.aligned} correspond, {found.only_before} only before, {found.only_after} only after; "
+        f"{found.healed} of those that correspond differ and agree again before a result"
     )
 
 
 def as_json(report: Report) -> str:
     """Format one JSON object: ``equal_within_tolerance``, ``equal_bitwise``, ``verdict``, every comparison, exceptions,
-    notes and partings, without what is absent or empty. Numbers that JSON lacks (infinity) are their names."""
+    notes and first differences, without what is absent or empty. Numbers that JSON lacks (infinity) are their names."""
     content = {
         "equal_within_tolerance": bool(report),
         "equal_bitwise": report.bitwise,
@@ -364,7 +364,7 @@ def as_json(report: Report) -> str:
             for item in report.raised
         ],
         "notes": list(report.notes),
-        "partings": list(map(_plain, report.partings)),
+        "first_differences": list(map(_plain, report.first_differences)),
     }
     return json.dumps(content, indent=2) + "\n"
 

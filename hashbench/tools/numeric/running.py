@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 from hashbench.core.errors import HashbenchError
-from hashbench.core.inductor.internals import CapturedGraphs, without_graph_caches
 from hashbench.core.run.outcome import failure_of
 from hashbench.core.run.rng import preserved_rng, reset_rng_state
 from hashbench.core.run.settings import deterministic_settings
@@ -29,7 +28,7 @@ from hashbench.core.text import squeezed
 from hashbench.core.trace.arguments import named_tensors
 from hashbench.core.trace.storage_writers import share_memory
 from hashbench.core.trace.tracer import choose
-from hashbench.tools.numeric import parting
+from hashbench.tools.numeric import first_difference
 from hashbench.tools.numeric.compare import compare_mappings, leaves_of, unused, without_wrapper, without_wrappers
 from hashbench.tools.numeric.report import SIDES, STAGES, Comparison, Raised, Rename, Report, Rule
 
@@ -62,7 +61,7 @@ class NumericRequest:
         requires_optimizer: whether the stage ``stepped`` is run at all.
         deterministic: ``on``, ``warn`` or ``off``, as ``hashbench sweep --deterministic``.
         seed: of Python's, NumPy's and torch's generators.
-        trace: where the models differ, run them once more and name the first op at which they part.
+        trace: where the models differ, run them once more and name the first op at which they differ.
         tracer: what traces them then: ``native``, ``python``, or ``auto``.
         rule: the tolerances and ``ignore``; derived.
 
@@ -266,9 +265,8 @@ def check(request: NumericRequest) -> Report:
     Raises:
         HashbenchError: a model cannot be called, or the two share their parameters and cannot be copied.
     """
-    with preserved_rng(), warnings.catch_warnings(), contextlib.ExitStack() as stack:
+    with preserved_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        stack.enter_context(_modules_of_kernels(request))
         report = _check(request)
         refused = next((item.nondeterministic_op for item in report.raised if item.nondeterministic_op), "")
         if refused and request.deterministic == "on":
@@ -280,22 +278,6 @@ def check(request: NumericRequest) -> Report:
     return report
 
 
-@contextlib.contextmanager
-def _modules_of_kernels(request: NumericRequest) -> Iterator[None]:
-    """Have Inductor's code that is compiled meanwhile know the modules of its kernels, if there is to be a trace of
-    compiled code: a graph that comes out of a cache does not know them."""
-    if not (request.trace and any(map(parting.is_compiled, (request.before, request.after)))):
-        yield
-        return
-    graphs = CapturedGraphs(keep=False)
-    with without_graph_caches():
-        graphs.start()
-        try:
-            yield
-        finally:
-            graphs.stop()
-
-
 def _check(request: NumericRequest) -> Report:
     with deterministic_settings(request.deterministic):
         with _subjects(request) as (subjects, notes):
@@ -304,7 +286,7 @@ def _check(request: NumericRequest) -> Report:
             return report
         if not report.raised:
             report = replace(report, notes=(*report.notes, *_repeatability(request)))
-        return _with_partings(request, report) if request.trace else report
+        return _with_first_differences(request, report) if request.trace else report
 
 
 @contextlib.contextmanager
@@ -393,27 +375,28 @@ def _repeatability(request: NumericRequest) -> Iterator[str]:
             )
 
 
-def _with_partings(request: NumericRequest, report: Report) -> Report:
-    """Return the report with the places where the models part, by tolerance and bit by bit, each if they do, looked for
-    up to the first iteration in which they differ; and with what a reader must know of that."""
+def _with_first_differences(request: NumericRequest, report: Report) -> Report:
+    """Return the report with the first differences, by tolerance and bit by bit, each if there is one, and with what a
+    reader must know of them. They are looked for up to the first iteration in which the models differ."""
     differing = [comparison.iteration for comparison in report.comparisons if not comparison.bitwise]
     if not differing:
         return report
-    executions: list[parting.Execution] = []
+    steps = min(differing) + 1
+    executions: list[first_difference.Execution] = []
     names: dict[str, str] = {}
     for side in SIDES:
         try:
             with subject_of(request, side, []) as subject:
-                executions.append(parting.execute(subject, request, iterations=min(differing) + 1, names=names))
+                executions.append(first_difference.execute(subject, request, iterations=steps, names=names))
                 if side == SIDES[0]:
-                    names = parting.names_back([*subject.parameters(), *subject.buffers()], request.rename)
+                    names = first_difference.names_back([*subject.parameters(), *subject.buffers()], request.rename)
         except Exception as error:
             note = f"no trace: the model {side} raised under it: {_text(error)}"
             return replace(report, notes=(*report.notes, note))
     before, after = executions
-    partings = tuple(parting.partings_of(before, after, request.rule))
-    notes = parting.notes_on(before, after, parted=bool(partings))
-    return replace(report, partings=partings, notes=(*report.notes, *notes))
+    found = tuple(first_difference.first_differences(before, after, request.rule))
+    notes = first_difference.notes_on(before, after, differs=bool(found))
+    return replace(report, first_differences=found, notes=(*report.notes, *notes))
 
 
 # ------------------------------------------------------------------------------------------------ a user's file

@@ -58,7 +58,7 @@ def test_wrong_weight_is_named_and_written_as_json(numeric, tmp_path: Path) -> N
     assert out.splitlines()[-1] == "different: outputs differ (1 of 1: output)"
     report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     assert report["equal_within_tolerance"] is False
-    assert [parting["name"] for parting in report["partings"]] == ["parameter/3.weight", "parameter/0.weight"]
+    assert [item["name"] for item in report["first_differences"]] == ["parameter/3.weight", "parameter/0.weight"]
 
 
 def test_both_models_are_built_from_the_same_random_state_and_after_may_take_none(numeric) -> None:

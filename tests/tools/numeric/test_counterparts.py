@@ -1,4 +1,4 @@
-"""Which ops of two executions may be taken for the same; with whole traces, see ``test_parting.py``."""
+"""Which ops of two executions may be taken for the same; with whole traces, see ``test_first_difference.py``."""
 
 from __future__ import annotations
 

@@ -444,7 +444,7 @@ SQUARE = torch.arange(9.0).reshape(3, 3)
 ROWS = (torch.ones(2, 3),)
 FOLD: dict[str, Any] = {"precision": None, "training": False}
 RENAMED: dict[str, Any] = {"rename": {"stem": "first", "head": "last"}}
-PARTINGS = {
+FIRST = {
     "a fold, in the weight that it rewrites": (
         (conv(), folded(), IMAGE, FOLD | {"stages": ("outputs",)}),
         [("bitwise", "parameter", "aten.convolution.default", "0", "parameter/0.weight")],
@@ -479,20 +479,20 @@ PARTINGS = {
 }
 
 
-@pytest.mark.parametrize(("check", "expected"), PARTINGS.values(), ids=PARTINGS)
-def test_models_part_at(check: tuple, expected: list[tuple]) -> None:
-    partings = traced(*check).partings
-    assert [(item.level, item.kind, item.op, item.module) for item in partings] == [item[:4] for item in expected]
-    assert all(name in (None, item.name) for item, (*_, name) in zip(partings, expected, strict=True))
+@pytest.mark.parametrize(("check", "expected"), FIRST.values(), ids=FIRST)
+def test_models_first_differ_at(check: tuple, expected: list[tuple]) -> None:
+    found = traced(*check).first_differences
+    assert [(item.level, item.kind, item.op, item.module) for item in found] == [item[:4] for item in expected]
+    assert all(name in (None, item.name) for item, (*_, name) in zip(found, expected, strict=True))
 
 
 def traced(before: Any, after: Any, inputs: tuple, options: dict[str, Any]) -> Report:
     return run_model(before, after, inputs, **{"num_iterations": 1, **options}, trace=True)
 
 
-def test_parting_says_how_far_apart_in_which_phase_and_what_only_one_runs() -> None:
+def test_first_difference_says_how_far_apart_in_which_phase_and_what_only_one_runs() -> None:
     def first(key: str) -> Any:
-        return traced(*PARTINGS[key][0]).partings[0]
+        return traced(*FIRST[key][0]).first_differences[0]
 
     assert first("a wrong weight after a fold, and not the fold").numbers.max_abs == pytest.approx(1.0)
     assert first("a fold, in the weight that it rewrites").only_before == 2
@@ -518,9 +518,9 @@ def test_quantized_layer_is_named_as_replaced() -> None:
     quantized = torch.ao.quantization.quantize_dynamic(copy.deepcopy(model), {torch.nn.Linear}, dtype=torch.qint8)
     report = run_model(model, quantized, X, 1, None, training=False, stages=("outputs",), trace=True)
     assert not report
-    parting = report.partings[0]
-    assert (parting.level, parting.kind, parting.module) == ("tolerance", "replaced", "0")
-    assert "quantized.linear_dynamic" in parting.after
+    item = report.first_differences[0]
+    assert (item.level, item.kind, item.module) == ("tolerance", "replaced", "0")
+    assert "quantized.linear_dynamic" in item.after
     assert run_model(model, quantized, X, 1, 0.1, training=False, stages=("outputs",))
 
 
@@ -532,8 +532,7 @@ def test_compiled_model_is_compared_with_its_parameters_by_their_names(backend: 
     assert report.bitwise, as_text(report)
     assert [item.name for item in report.of("parameters")[0].tensors] == ["0.weight", "0.bias", "2.weight", "2.bias"]
     report = run_model(model, torch.compile(wrong(model, "2.weight"), backend=backend), X, 1, trace=True)
-    assert report.partings[0].name == "parameter/2.weight"
-    assert any("the model after is compiled" in note for note in report.notes)
+    assert report.first_differences[0].name == "parameter/2.weight"
 
 
 class Around(torch.nn.Module):
@@ -572,23 +571,21 @@ def test_compiled_code_is_blamed_by_the_records_around_it(backend: Any) -> None:
     assert report, as_text(report)
     if report.bitwise:
         pytest.skip("this backend's kernels leave the same bits here")
-    (parting,) = report.partings
-    assert (parting.level, parting.kind, parting.op) == ("bitwise", "compiled", "")
-    assert parting.last_before is not None
-    assert parting.first_after is not None
-    around = parting.last_before, parting.first_after
-    seen = backend == "inductor"  # then the linear layer inside, which is a kernel of ATen's, is a landmark, too
-    first = "block.0" if seen else "a"
-    assert [(place.op, place.module) for place in around] == [
+    (item,) = report.first_differences
+    assert (item.level, item.kind, item.op) == ("bitwise", "between", "")
+    assert item.last_before is not None
+    assert item.first_after is not None
+    first = "block.0" if backend == "inductor" else "a"  # the linear layer inside is a kernel of ATen's, which is seen
+    assert [(place.op, place.module) for place in (item.last_before, item.first_after)] == [
         ("aten.addmm.default", first),
         ("aten.addmm.default", "b"),
     ]
-    kernels = ("cpp_fused__softmax_0", "block.1") if seen else ()
-    assert (*parting.kernels, *([parting.module] if seen else [])) == kernels
-    assert any("judges each kernel" in note for note in report.notes) == seen
-    what = f"inside compiled code, between aten.addmm.default in {first} (forward"
+    assert item.unmatched_before[-1] == "aten._softmax.default in block.1"
+    assert item.unmatched_after[0].startswith("cpp_fused__softmax_0" if backend == "inductor" else "torch.compile")
+    assert any("the model after is compiled" in note for note in report.notes)
+    what = f"not known at which op: between aten.addmm.default in {first} (forward"
     assert f"first apart bit by bit: {what}" in as_text(report)
-    (said,) = json.loads(as_json(report))["partings"]
+    (said,) = json.loads(as_json(report))["first_differences"]
     assert (said["last_before"]["module"], said["first_after"]["module"]) == (first, "b")
 
 
@@ -602,11 +599,11 @@ def test_compiled_code_within_tolerance_is_not_blamed_for_a_wrong_weight_behind_
         other.b.weight[0, 0] += 1
     x = torch.randn(64, 6)
     report = run_model(model, other, (x,), 1, None, training=False, stages=("outputs",), trace=True)
-    assert [(parting.level, parting.kind) for parting in report.partings] == [
+    assert [(item.level, item.kind) for item in report.first_differences] == [
         ("tolerance", "parameter"),
-        ("bitwise", "compiled"),
+        ("bitwise", "between"),
     ]
-    assert report.partings[0].name == "parameter/b.weight"
+    assert report.first_differences[0].name == "parameter/b.weight"
 
 
 class OutVariants(torch.nn.Module):
@@ -632,8 +629,8 @@ def test_out_variants_are_not_blamed_for_what_an_op_between_them_does() -> None:
     assert same.bitwise, as_text(same)
     report = run_model(model, OutVariants(copy.deepcopy(model), 1.5), (torch.randn(3, 6),), 1, None, **options)
     assert not report
-    assert {(parting.kind, parting.op) for parting in report.partings} == {("only after", "aten.mul.out")}
-    assert report.partings[0].aligned >= 3
+    assert {(item.kind, item.op) for item in report.first_differences} == {("only after", "aten.mul.out")}
+    assert report.first_differences[0].aligned >= 3
 
 
 @pytest.mark.gpu

@@ -1,19 +1,20 @@
-"""Where two models part: both run once more under a trace that keeps what every op left, and the two traces searched.
+"""Find the first difference of two models: both run once more under a trace that keeps what every op left.
 
-``divergence.find`` judges two runs of one model, which should agree in every bit. Here the executions may have other
-ops, fewer ops (fused, folded, compiled), and values that are only close. From the results that differ, both graphs are
-walked back through whatever differs: to the earliest place of both executions that differs, and from there, through ops
-that only one of them has, to where everything that is read agrees. What agrees again on every way to a result is not
-blamed.
+``divergence.find`` judges two runs of one model, which should agree in every bit. Here the executions may have
+different ops, fewer ops (fused, folded, compiled), and values that are only close. From the results that differ, both
+graphs are walked back through whatever differs. The walk ends at the earliest place of both executions that differs,
+and goes on from there, through ops that only one of them has, to where everything that is read agrees. What agrees
+again on every way to a result is not blamed.
+
+Compiled code is not judged here: the answer is the ops around it that both executions ran.
+`hashbench sweep --backend` judges its kernels.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-import math
-import sys
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,6 @@ from hashbench.core.divergence.fills import Pair
 from hashbench.core.divergence.slice import backward_slice
 from hashbench.core.records import OpRecord, Trace
 from hashbench.core.run.workload import clone_inputs
-from hashbench.core.text import join_limited
 from hashbench.core.trace.api import HashDebugTrace
 from hashbench.core.trace.arguments import tensors_in
 from hashbench.core.trace.callbacks import TraceCallback
@@ -35,17 +35,17 @@ from hashbench.tools.numeric.counterparts import (
     Counterparts,
     Item,
     alone_in_words,
+    is_compiled,
     is_filled,
-    is_generated,
     is_silent,
     named,
     same_size,
     without_overload,
 )
-from hashbench.tools.numeric.report import LONE, SIDES, Parting, Place, Rename, Rule, TensorComparison
+from hashbench.tools.numeric.report import LONE, SIDES, FirstDifference, Place, Rename, Rule, TensorComparison
 
 if TYPE_CHECKING:
-    from hashbench.tools.numeric.running import Model, NumericRequest, Subject
+    from hashbench.tools.numeric.running import NumericRequest, Subject
 
 KEPT_MIB = 1024
 """How much of what the ops of one execution left is kept, in MiB."""
@@ -56,12 +56,11 @@ KEPT_MIB = 1024
 @dataclass(frozen=True, slots=True)
 class Execution:
     """One traced execution: its trace, its results by stage, iteration and name, what its ops and leaves held by their
-    ids, whether ``torch.compile`` may have hidden some, and of how many ops nothing was kept."""
+    ids, and of how many ops nothing was kept."""
 
     trace: Trace
     results: Mapping[str, Any] = field(repr=False)
     values: Mapping[str, list[torch.Tensor]] = field(repr=False)
-    compiled: bool
     dropped: int
 
 
@@ -124,7 +123,7 @@ def execute(subject: Subject, request: NumericRequest, *, iterations: int, names
                         results[known] = value.detach().clone() if isinstance(value, torch.Tensor) else value
     renamed_trace, leaves = _with_names(trace.finish(), subject.module, names)
     values = {leaves.get(node, node): kept for node, kept in keeper.values.items()}
-    return Execution(renamed_trace, results, values, is_compiled(subject.model), keeper.dropped)
+    return Execution(renamed_trace, results, values, keeper.dropped)
 
 
 def _with_names(
@@ -132,14 +131,11 @@ def _with_names(
 ) -> tuple[Trace, Mapping[str, str]]:
     """Return the trace with the other model's paths of modules, parameters and buffers, without the name of the model's
     class; and the new ids of leaves. Those of records are as they were."""
-    root, compiled = type(module).__name__ if module is not None else "", _compiled_modules(module)
+    root = type(module).__name__ if module is not None else ""
 
-    def renamed_path(path: str, *, generated: bool = False) -> str:
+    def renamed_path(path: str) -> str:
         first, _, rest = path.partition(".")
-        if generated and first in compiled:
-            path = ".".join(filter(None, (compiled[first], rest)))
-        elif first == root:
-            path = rest
+        path = rest if first == root else path
         inside = without_wrapper(path)
         return names.get(inside, inside)
 
@@ -151,25 +147,13 @@ def _with_names(
     records = []
     for record in trace.records:
         inputs = tuple(ref._replace(source=leaves.get(ref.source, ref.source)) for ref in record.inputs)
-        module_path = renamed_path(record.module, generated=is_generated(record))
-        records.append(replace(record, module=module_path, inputs=inputs))
+        records.append(replace(record, module=renamed_path(record.module), inputs=inputs))
     return replace(
         trace,
         records=tuple(records),
         leaves=tuple(replace(leaf, id=leaves[leaf.id]) for leaf in trace.leaves),
         results=tuple(replace(item, source=leaves.get(item.source, item.source)) for item in trace.results),
     ), leaves
-
-
-def _compiled_modules(module: torch.nn.Module | None) -> dict[str, str]:
-    """Return the paths of compiled modules by their classes, with which the paths of generated kernels begin; without
-    classes of which there are several."""
-    found: dict[str, list[str]] = {}
-    for name, one in () if module is None else module.named_modules():
-        inner = getattr(one, "_orig_mod", None)
-        if inner is not None or one._compiled_call_impl is not None:
-            found.setdefault(type(one if inner is None else inner).__name__, []).append(name)
-    return {name: paths[0] for name, paths in found.items() if len(paths) == 1}
 
 
 def names_back(names: Iterable[str], rename: Rename) -> dict[str, str]:
@@ -180,26 +164,14 @@ def names_back(names: Iterable[str], rename: Rename) -> dict[str, str]:
     return {**{new: old for new, old in modules.items() if new and old}, **back}
 
 
-def is_compiled(model: Model) -> bool:
-    """Return True if ``torch.compile`` has wrapped the model, a module in it, or the function; its ops may be
-    hidden."""
-    evaluation = sys.modules.get("torch._dynamo.eval_frame")  # not imported: nothing is compiled
-    if evaluation is None:
-        return False
-    if not isinstance(model, torch.nn.Module):
-        return hasattr(model, "_torchdynamo_orig_callable")
-    return any(
-        isinstance(module, evaluation.OptimizedModule) or module._compiled_call_impl is not None
-        for module in model.modules()
-    )
+# -------------------------------------------------------------------------------------- where they first differ
 
 
-# --------------------------------------------------------------------------------------------- where they part
+def first_differences(before: Execution, after: Execution, rule: Rule) -> Iterator[FirstDifference]:
+    """Find where two executions first differ, by tolerance and bit by bit, each if they do.
 
-
-def partings_of(before: Execution, after: Execution, rule: Rule) -> Iterator[Parting]:
-    """Find where two executions part, by tolerance and bit by bit, each if they do. Their results are compared anew,
-    since a trace may make torch take another formula."""
+    Their results are compared anew, since a trace may make torch take another formula.
+    """
     digests = [
         {leaf.id: (leaf.digest,) for leaf in trace.leaves} | {record.id: record.outputs for record in trace.records}
         for trace in (before.trace, after.trace)
@@ -221,7 +193,7 @@ def partings_of(before: Execution, after: Execution, rule: Rule) -> Iterator[Par
         return compared is None or _differs(compared, level)  # what was not kept agrees only where its digests do
 
     compared = compare_mappings("results", before.results, after.results, rule=rule)
-    tensors = [item for item in compared.tensors if item.kind not in LONE]  # what one model lacks parts nothing
+    tensors = [item for item in compared.tensors if item.kind not in LONE]  # not what one model lacks
     for level in ("tolerance", "bitwise"):
         differing = [item.name for item in tensors if _differs(item, level)]
         if differing:
@@ -244,17 +216,15 @@ def _differs(compared: TensorComparison, level: str) -> bool:
     return not (compared.within if level == "tolerance" else compared.bitwise)
 
 
-def notes_on(before: Execution, after: Execution, *, parted: bool) -> Iterator[str]:
-    if not parted:
-        yield "under the trace all that both executions have agrees bit by bit: there is no place at which they part"
+def notes_on(before: Execution, after: Execution, *, differs: bool) -> Iterator[str]:
+    """Yield what a reader must know of two executions, and of a search that found whether anything ``differs``."""
+    if not differs:
+        yield "under the trace all that both executions have agrees bit by bit: there is no first difference"
     for side, execution, other in ((SIDES[0], before, after), (SIDES[1], after, before)):
-        if execution.compiled:
-            own, others = (sum(not one.opaque for one in seen.trace.records) for seen in (execution, other))
-            seen = f"{own} ops of it were seen, {others} of the other; what compiled kernels do inside is hidden"
-            tip = "With backend='eager', then 'aot_eager', see which stage of compiling parts them"
-            if any(map(is_generated, execution.trace.records)):
-                tip = "`hashbench sweep --backend inductor` judges each kernel"
-            yield f"the model {side} is compiled: {seen}. {tip}"
+        if any(map(is_compiled, execution.trace.records)):
+            own, others = (sum(not item.opaque for item in ran.trace.records) for ran in (execution, other))
+            seen = f"{own} ops of it were seen, {others} of the other; what compiled code does inside is hidden"
+            yield f"the model {side} is compiled: {seen}. `hashbench sweep --backend inductor` judges each kernel"
     if before.dropped or after.dropped:
         yield (
             "not all that ops left was kept for the trace: of what was not, another digest counts as beyond tolerance"
@@ -266,8 +236,8 @@ def notes_on(before: Execution, after: Execution, *, parted: bool) -> Iterator[s
 
 def find(
     first: Trace, second: Trace, *, level: str, differ: Callable[[str, str], bool], differing: Sequence[str]
-) -> Parting:
-    """Find where two executions part.
+) -> FirstDifference:
+    """Find where two executions first differ.
 
     Args:
         first, second: their traces, with names of modules, leaves and results that correspond.
@@ -279,7 +249,9 @@ def find(
     runs, replaced = pair(first, second, aligned), {first.records[a].id for a, _ in replacing if a is not None}
     items: Mapping[str, tuple[Item | None, Item | None]] = {**runs.leaves, **runs.records}
     elsewhere = _left_elsewhere(runs)
-    differs = {node for node, (a, b) in items.items() if node not in elsewhere and _parts_at(a, b, differ)}.__contains__
+    differs = {
+        node for node, (a, b) in items.items() if node not in elsewhere and _differs_at(a, b, differ)
+    }.__contains__
     roots = [result.source for result in first.results if result.name in differing and result.source]
     roots += [runs.node_of[one.source] for one in second.results if one.name in differing and one.source]
 
@@ -290,11 +262,14 @@ def find(
         return runs.position[node], node in runs.records, runs.order[node]
 
     counterparts = Counterparts.of(runs, elsewhere, replaced)
+    both = {node for node in runs.records if _is_seen_in_both(runs, node)}
     blamed = backward_slice(roots, read_by, differs)
-    known = min(filter(counterparts.is_sure, blamed.reached), key=place, default=None)
+    sure = sorted(filter(counterparts.is_sure, blamed.reached), key=place)
+    known = sure[0] if sure else None
+    if known is not None and known in runs.records and known not in both:  # compiled code: name what comes after it
+        known = next((node for node in sure if node in both), None)
     way = blamed if known is None else backward_slice([known], read_by, differs)
-    both = [node for node in runs.records if _is_seen_in_both(runs, node)]
-    unseen = Parting(
+    unseen = FirstDifference(
         level,
         "unseen",
         op="",
@@ -310,20 +285,17 @@ def find(
     if not way.frontier:
         return unseen
     node = min(way.frontier, key=place)
-    gap = _compiled_gap(runs, replaced, node)
-    if gap is not None:
-        return _inside_compiled(unseen, runs, node, gap, way.reached)
-    parting = replace(unseen, until=named(items[known]) if known is not None and known != node else "")
+    found = replace(unseen, until=named(items[known]) if known is not None and known != node else "")
     if node in runs.leaves and counterparts.is_sure(node):
-        return _at_leaf(parting, runs, node)
+        return _at_leaf(found, runs, node)
     op = _to_blame(counterparts, node, known, way.reached, differ)
     if op is None:
         agreeing = {source for one in way.reached for source in read_by(one)} - set(way.reached)
         return _between(unseen, counterparts, known, way.reached, sorted(agreeing, key=place), differing[0])
     lone = [source for source, ref in runs.reads(op) if None in items[source] and not is_filled(ref, items[source])]
     if op != node:
-        parting, lone = unseen, []  # what it reads was compared in place of each other
-    return _at_record(parting, runs, op, is_replaced=op in replaced, lone=named(items[lone[0]]) if lone else "")
+        found, lone = unseen, []  # what it reads was compared in place of each other
+    return _at_record(found, runs, op, is_replaced=op in replaced, lone=named(items[lone[0]]) if lone else "")
 
 
 def _to_blame(
@@ -337,7 +309,8 @@ def _to_blame(
 
     An op that one execution alone runs is blamed where at most another of the other execution, given the same, stands
     beside it between what agrees and what differs. What it leaves must differ from what is read in its place; where it
-    does not, the op that reads it is blamed.
+    does not, the op that reads it is blamed. Where code is compiled, no such op is blamed: its counterpart may be
+    hidden.
     """
     runs = counterparts.runs
     if node == known:
@@ -346,27 +319,28 @@ def _to_blame(
     if node not in runs.records or not all(one in runs.records and None in runs.records[one] for one in lone):
         return None
     if known is None:
-        return node if lone == [node] else None
+        return node if lone == [node] and not counterparts.hidden else None
     ends = counterparts.inserted(known) if known in runs.records else None
-    if ends is None or not set(lone) <= set(ends):
+    if ends is None:
         return None
     first, second = counterparts.items(ends[0])[0], counterparts.items(ends[1])[1]
     if first is None or second is None or not same_size(first, second):
         return None
     if not differ(first.id, second.id):
         return known
-    return node if counterparts.are_given_the_same(lone) else None
+    inside = set(lone) <= set(ends) and not counterparts.hidden
+    return node if inside and counterparts.are_given_the_same(lone) else None
 
 
 def _between(
-    parting: Parting,
+    found: FirstDifference,
     counterparts: Counterparts,
     known: str | None,
     reached: Iterable[str],
     agreeing: Sequence[str],
     result: str,
-) -> Parting:
-    """Return the parting of which no op is known: what agrees before it, what differs after it, and what of either
+) -> FirstDifference:
+    """Return a difference of which no op is known: what agrees before it, what differs after it, and what of either
     execution has no counterpart between these."""
     runs = counterparts.runs
     start = [node for node in agreeing if counterparts.is_sure(node)]
@@ -380,7 +354,7 @@ def _between(
     goal = f"{first_after}, the first that differs of the ops taken for the same" if first_after else result
     unlike = counterparts.unlike(known) if end and known is not None and not any(unmatched) else ""
     return replace(
-        parting,
+        found,
         kind="between",
         phase=record[0].phase if record else "",
         iteration=record[0].iteration if record else 0,
@@ -394,7 +368,7 @@ def _between(
     )
 
 
-def _parts_at(a: Item | None, b: Item | None, differ: Callable[[str, str], bool]) -> bool:
+def _differs_at(a: Item | None, b: Item | None, differ: Callable[[str, str], bool]) -> bool:
     """Return True if what is left at a node differs. An op that only one execution runs does, unless it leaves nothing;
     a tensor that only one reads does not, for the op that reads it says more."""
     if a is None or b is None:
@@ -410,95 +384,26 @@ def _parts_at(a: Item | None, b: Item | None, differ: Callable[[str, str], bool]
 
 def _left_elsewhere(runs: PairedRuns) -> frozenset[str]:
     """Return the nodes of ops that one execution alone has, and of which the other has the results all the same: from
-    another overload of the op (compiled code calls out-variants, in an order of its own), or, of more than one element,
-    where one of the two is generated code."""
-    kept = tuple(_Left.of(trace.records) for trace in (runs.first, runs.second))
+    another overload of the op (compiled code calls out-variants, in an order of its own)."""
+    kept = [set(map(_op_and_words, filter(_may_replace, trace.records))) for trace in (runs.first, runs.second)]
     lone = ((node, a, b) for node, (a, b) in runs.records.items() if (a is None) != (b is None))
-    return frozenset(node for node, a, b in lone if (a and kept[1].has(a)) or (b and kept[0].has(b)))
-
-
-@dataclass(frozen=True, slots=True)
-class _Left:
-    """What the records of an execution left: by op, by generated code, by anything; with phase and iteration."""
-
-    by_op: frozenset[tuple[Any, ...]]
-    generated: frozenset[tuple[Any, ...]]
-    all: frozenset[tuple[Any, ...]]
-
-    @classmethod
-    def of(cls, records: Iterable[OpRecord]) -> _Left:
-        kept = [record for record in records if not is_silent(record) and not record.opaque]
-        generated = frozenset(word for record in kept if is_generated(record) for word in _words_of(record))
-        anything = frozenset(word for record in kept for word in _words_of(record))
-        return cls(frozenset(map(_op_and_words, kept)), generated, anything)
-
-    def has(self, record: OpRecord) -> bool:
-        """Return whether these are also the results of a record of the other execution."""
-        if is_silent(record) or record.opaque or not record.outputs:
-            return False
-        if _op_and_words(record) in self.by_op:
-            return True
-        known = self.all if is_generated(record) else self.generated
-        large = all(math.prod(output.shape) > 1 for output in record.outputs)
-        return large and known.issuperset(_words_of(record))
+    return frozenset(
+        node
+        for node, a, b in lone
+        for record, others in ((a, kept[1]), (b, kept[0]))
+        if record is not None and record.outputs and _may_replace(record) and _op_and_words(record) in others
+    )
 
 
 def _op_and_words(record: OpRecord) -> tuple[Any, ...]:
-    return without_overload(record).op, *_words_of(record)
-
-
-def _words_of(record: OpRecord) -> tuple[tuple[Any, ...], ...]:
-    return tuple((record.phase, record.iteration, output.word()) for output in record.outputs)
-
-
-# ------------------------------------------------------------------------------------------------ compiled code
-
-
-@dataclass(frozen=True, slots=True)
-class _Gap:
-    """Nodes of records between two records that both executions have (``None``: an end of the trace)."""
-
-    nodes: Sequence[str]
-    before: Place | None
-    after: Place | None
-
-
-def _compiled_gap(runs: PairedRuns, replaced: Container[str], node: str) -> _Gap | None:
-    """Return the records around ``node`` that both executions have, where compiled code ran between these in place of
-    recorded ops; ``None`` where none did.
-
-    Generated kernels have records. Other compiled code leaves one opaque record in the forward, and in the backward
-    none: there, it is told by the modules whose forward it ran. Views and allocations are no landmarks.
-    """
-    landmarks = [one for one in runs.records if not is_silent(_records_of(runs, [one])[0])]
-    stretches = itertools.groupby(landmarks, lambda one: _is_landmark(runs, replaced, one))
-    gaps = [list(gap) for is_anchor, gap in stretches if not is_anchor]
-    compiled: set[str] = set()
-    for gap in gaps:
-        if any(record.opaque for record in _records_of(runs, gap)):
-            compiled.update(record.module for record in _records_of(runs, gap) if not record.opaque)
-    gap = next((gap for gap in gaps if node in gap), [])
-    if not any(
-        one.opaque or is_generated(one) or (one.phase == "backward" and one.module in compiled)
-        for one in _records_of(runs, gap)
-    ):
-        return None
-    begin = landmarks.index(gap[0])
-    end = begin + len(gap)
-    return _Gap(gap, _place(runs, landmarks[max(0, begin - 1) : begin]), _place(runs, landmarks[end : end + 1]))
-
-
-def _is_landmark(runs: PairedRuns, replaced: Container[str], node: str) -> bool:
-    """Return whether both executions ran this op, in whichever overload."""
-    if not _is_seen_in_both(runs, node):
-        return False
-    a, b = _records_of(runs, [node])
-    return node not in replaced or without_overload(a).op == without_overload(b).op
+    words = (output.word() for output in record.outputs)
+    return without_overload(record).op, record.phase, record.iteration, *words
 
 
 def _is_seen_in_both(runs: PairedRuns, node: str) -> bool:
     """Return whether both executions ran this op themselves."""
-    return None not in runs.records[node] and not any(record.opaque for record in _records_of(runs, [node]))
+    a, b = runs.records[node]
+    return a is not None and b is not None and is_compiled(a) == is_compiled(b) and not a.opaque
 
 
 def _records_of(runs: PairedRuns, nodes: Iterable[str]) -> list[OpRecord]:
@@ -512,40 +417,15 @@ def _place(runs: PairedRuns, nodes: Sequence[str]) -> Place | None:
     return Place(a.op, a.module, a.phase, a.iteration, a.id, b.id)
 
 
-def _inside_compiled(parting: Parting, runs: PairedRuns, node: str, gap: _Gap, reached: Container[str]) -> Parting:
-    """Return the parting at ``node`` in a gap: between what is around it, in the generated kernels, if there are any,
-    on the way from there to a result."""
-    around = f"{gap.before or 'the start of the trace'} and {gap.after or 'the end of the trace'}"
-    on_the_way = [one for one in gap.nodes if one in reached]
-    kernels = _generated(runs, on_the_way) or _generated(runs, gap.nodes)
-    named = join_limited([f"{one.op}{f' in {one.module}' if one.module else ''}" for one in kernels], 3)
-    record = _records_of(runs, [node])[0]
-    return replace(
-        parting,
-        kind="compiled",
-        module=kernels[0].module if kernels else "",
-        phase=record.phase,
-        iteration=record.iteration,
-        detail=f"inside compiled code, between {around}{f': {named}' if named else ''}",
-        last_before=gap.before,
-        first_after=gap.after,
-        kernels=tuple(one.op for one in kernels),
-    )
-
-
-def _generated(runs: PairedRuns, nodes: Iterable[str]) -> list[OpRecord]:
-    return [record for record in _records_of(runs, nodes) if is_generated(record) and not record.opaque]
-
-
 # -------------------------------------------------------------------------------------------------------- words
 
 
-def _at_record(parting: Parting, runs: PairedRuns, node: str, *, is_replaced: bool, lone: str) -> Parting:
+def _at_record(found: FirstDifference, runs: PairedRuns, node: str, *, is_replaced: bool, lone: str) -> FirstDifference:
     a, b = runs.records[node]
     record = _records_of(runs, [node])[0]
     kind = "only before" if b is None else "only after" if a is None else "replaced" if is_replaced else "op"
     return replace(
-        parting,
+        found,
         kind=kind,
         op=record.op,
         module=record.module,
@@ -577,14 +457,14 @@ def _detail(kind: str, a: OpRecord | None, b: OpRecord | None, lone: str) -> str
     return "what it leaves differs although everything that it reads agrees"
 
 
-def _at_leaf(parting: Parting, runs: PairedRuns, node: str) -> Parting:
+def _at_leaf(found: FirstDifference, runs: PairedRuns, node: str) -> FirstDifference:
     a, b = runs.leaves[node]
     leaf, trace = (a, runs.first) if a is not None else (b, runs.second)
     assert leaf is not None
     name = leaf.id.partition("/")[2]
     what = f"the {leaf.kind} {name}" if leaf.kind != "other" else f"a tensor that no recorded op wrote ({leaf.id})"
-    parting = replace(
-        parting,
+    found = replace(
+        found,
         kind=leaf.kind,
         detail=f"{what} holds other values",
         name=leaf.id,
@@ -592,9 +472,9 @@ def _at_leaf(parting: Parting, runs: PairedRuns, node: str) -> Parting:
         index=leaf.position if a is not None else None,
     )
     if leaf.position >= len(trace.records):
-        return parting
+        return found
     reader = trace.records[leaf.position]
-    return replace(parting, op=reader.op, module=reader.module, phase=reader.phase, iteration=reader.iteration)
+    return replace(found, op=reader.op, module=reader.module, phase=reader.phase, iteration=reader.iteration)
 
 
 # ----------------------------------------------------------------------------------------------- correspondence
@@ -652,7 +532,7 @@ def _replacements(stretch: Sequence[Pair], first: Sequence[OpRecord], second: Se
     last = [(last_a[module], last_b[module]) for module in last_a if module in last_b]
     ends_a = [a for a, _ in stretch if a is not None and not is_silent(first[a])][-1:]
     ends_b = [b for _, b in stretch if b is not None and not is_silent(second[b])][-1:]
-    last += [(a, b) for a in ends_a for b in ends_b if first[a].opaque or second[b].opaque]
+    last += [(a, b) for a in ends_a for b in ends_b if is_compiled(first[a]) != is_compiled(second[b])]
     joined: list[Pair] = []
     reached = (-1, -1)
     for a, b in sorted(last):
@@ -664,7 +544,7 @@ def _replacements(stretch: Sequence[Pair], first: Sequence[OpRecord], second: Se
 
 def _may_replace(record: OpRecord) -> bool:
     """Return whether a record is of one op that leaves something; compiled code stands for many."""
-    return not is_silent(record) and not record.opaque
+    return not is_silent(record) and not is_compiled(record)
 
 
 def _module_of(record: OpRecord) -> tuple[str, int | None, str]:

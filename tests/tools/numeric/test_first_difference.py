@@ -1,4 +1,4 @@
-"""Where two executions part, decided on records written by hand."""
+"""Where two executions first differ, decided on records written by hand."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 
 from hashbench.core.records import Leaf, OpRecord, Ref, Result, TensorDigest, Trace
 from hashbench.tools.numeric.compare import compare_values
-from hashbench.tools.numeric.parting import _in_one_shape, correspondence, find
-from hashbench.tools.numeric.report import Parting, Place, Rule
+from hashbench.tools.numeric.first_difference import _in_one_shape, correspondence, find
+from hashbench.tools.numeric.report import FirstDifference, Place, Rule
 
 CLOSE = 0.5
 """Values that are at most so far apart are within tolerance."""
@@ -69,7 +69,7 @@ def digest(value: str) -> TensorDigest:
     return TensorDigest("float32", (1,), (1,), value)
 
 
-def parted(first: Trace, second: Trace, level: str = "tolerance") -> Parting:
+def first_difference(first: Trace, second: Trace, level: str = "tolerance") -> FirstDifference:
     values = [
         {item.id: item.outputs[0].value for item in one.records if item.outputs}
         | {item.id: item.digest.value for item in one.leaves}
@@ -140,9 +140,9 @@ CASES = {
 
 
 @pytest.mark.parametrize(("first", "second", "expected"), CASES.values(), ids=CASES)
-def test_executions_part_at(first: Trace, second: Trace, expected: str) -> None:
-    parting = parted(first, second)
-    assert f"{parting.kind} {parting.op} {parting.module}" == expected
+def test_executions_first_differ_at(first: Trace, second: Trace, expected: str) -> None:
+    found = first_difference(first, second)
+    assert f"{found.kind} {found.op} {found.module}" == expected
 
 
 def compiled(made: Trace, *nodes: str) -> Trace:
@@ -154,70 +154,63 @@ def compiled(made: Trace, *nodes: str) -> Trace:
 EAGER = ("a conv 1 = x", "m one 2 = a/conv", "m two 3 = m/one", "d view view = m/two", "d last 4 = m/two")
 
 
+COMPILED = (
+    "a conv 1 = x",
+    "m torch.compile {} = a/conv",
+    "d view view = m/torch.compile",
+    "d last 9 = m/torch.compile",
+)
+ONE_AND_TWO = ("one in m", "two in m")
+
+
+def with_compiled(*values: str) -> Trace:
+    """The trace in which compiled code left ``values``, in place of two ops of ``EAGER``."""
+    return compiled(trace(*(line.format(*values) for line in COMPILED)), "m/torch.compile")
+
+
 def test_of_compiled_code_no_op_is_blamed_but_the_records_around_it_are_named() -> None:
-    fused = trace(
-        "a conv 1 = x", "m torch.compile 7 = a/conv", "d view view = m/torch.compile", "d last 9 = m/torch.compile"
-    )
-    first, second = trace(*EAGER), compiled(fused, "m/torch.compile")
-    parting = parted(first, second)
-    assert (parting.kind, parting.op, parting.module) == ("compiled", "", "")
-    assert parting.last_before == Place("conv", "a", "forward", 0, "a/conv", "a/conv")
-    assert parting.first_after == Place("last", "d", "forward", 0, "d/last", "d/last")
-    assert parting.detail == (
-        "inside compiled code, between conv in a (forward, iteration 0) and last in d (forward, iteration 0)"
-    )
-    assert parted(second, first).kind == "compiled"
+    for first, second in ((trace(*EAGER), with_compiled("7")), (with_compiled("7"), trace(*EAGER))):
+        found = first_difference(first, second)
+        assert (found.kind, found.op) == ("between", "")
+        assert found.last_before == Place("conv", "a", "forward", 0, "a/conv", "a/conv")
+        assert found.first_after == Place("last", "d", "forward", 0, "d/last", "d/last")
+        assert {found.unmatched_before, found.unmatched_after} == {ONE_AND_TWO, ("torch.compile in m",)}
 
 
 def test_a_fused_op_that_is_recorded_is_named_as_compiled_code_is_not() -> None:
     second = trace("a conv 1 = x", "m fused 7 = a/conv", "d view view = m/fused", "d last 9 = m/fused")
-    assert parted(trace(*EAGER), second).kind == "only before"
-    assert parted(trace(*EAGER), compiled(second, "m/fused")).kind == "compiled"
+    assert first_difference(trace(*EAGER), second).kind == "only before"
+    assert first_difference(trace(*EAGER), compiled(second, "m/fused")).kind == "between"
 
 
 def test_compiled_code_that_agrees_is_not_blamed_for_what_comes_after_it() -> None:
-    lines = ["a conv 1 = x", "all torch.compile 3.1 = a/conv", "d view view =", "d last 9 = all/torch.compile"]
-    second = compiled(trace(*lines), "all/torch.compile")
-    tolerance, bitwise = (parted(trace(*EAGER), second, level) for level in ("tolerance", "bitwise"))
+    second = with_compiled("3.1")
+    tolerance, bitwise = (first_difference(trace(*EAGER), second, level) for level in ("tolerance", "bitwise"))
     assert (tolerance.kind, tolerance.op, tolerance.module) == ("op", "last", "d")
-    assert bitwise.kind == "compiled"
+    assert bitwise.kind == "between"
     assert (bitwise.aligned, bitwise.only_before, bitwise.only_after) == (3, 1, 0)  # compiled code is no op
 
 
 def test_an_op_outside_of_compiled_code_is_named_beside_it() -> None:
-    lines = [
-        "a conv 9 = x",
-        "m torch.compile 9 = a/conv",
-        "d view view = m/torch.compile",
-        "d last 9 = m/torch.compile",
-    ]
-    parting = parted(trace(*EAGER), compiled(trace(*lines), "m/torch.compile"))
-    assert (parting.kind, parting.op, parting.module) == ("op", "conv", "a")
+    second = compiled(trace("a conv 9 = x", *(line.format("9") for line in COMPILED[1:])), "m/torch.compile")
+    found = first_difference(trace(*EAGER), second)
+    assert (found.kind, found.op, found.module) == ("op", "conv", "a")
 
 
-def test_a_model_that_is_compiled_whole_parts_between_the_ends_of_the_trace() -> None:
-    parting = parted(trace(*EAGER), compiled(trace("all torch.compile 9 = x"), "all/torch.compile"))
-    assert (parting.kind, parting.last_before, parting.first_after) == ("compiled", None, None)
-    assert parting.detail == "inside compiled code, between the start of the trace and the end of the trace"
+def test_a_model_that_is_compiled_whole_differs_between_the_ends_of_the_trace() -> None:
+    found = first_difference(trace(*EAGER), compiled(trace("all torch.compile 9 = x"), "all/torch.compile"))
+    assert (found.kind, found.last_before, found.first_after) == ("between", None, None)
+    assert found.detail == "not known at which op: between the input x, which agrees, and out"
 
 
-def test_the_backward_of_compiled_code_is_told_by_the_modules_whose_forward_it_ran() -> None:
+def test_no_op_is_blamed_that_the_backward_of_compiled_code_may_hide() -> None:
     first = trace("a conv 1 = x", "m one 2 = a/conv", "back.d mul 4 = m/one", "back.m div 5 = back.d/mul")
-    lines = (
-        "a conv 1 = x",
-        "m torch.compile 2 = a/conv",
-        "back.d mul 4 = m/torch.compile",
-        "back.all f.out 9 = back.d/mul",
-    )
-    second = compiled(trace(*lines), "m/torch.compile")
-    parting = parted(first, second, "bitwise")
-    assert (parting.kind, parting.phase) == ("compiled", "backward")
-    assert parting.last_before is not None
-    assert (parting.last_before.op, parting.first_after) == ("mul", None)
-
-    elsewhere = trace(*lines[:2], "back.d mul 4 = m/torch.compile", "back.d neg 9 = back.d/mul")
-    others = trace("a conv 1 = x", "m one 2 = a/conv", "back.d mul 4 = m/one", "back.d div 5 = back.d/mul")
-    assert parted(others, compiled(elsewhere, "m/torch.compile"), "bitwise").kind == "replaced"
+    lines = ("a conv 1 = x", "m torch.compile 2 = a/conv", "back.d mul 4 = m/torch.compile")
+    for last in ((), ("back.all f.out 9 = back.d/mul",)):
+        found = first_difference(first, compiled(trace(*lines, *last), "m/torch.compile"), "bitwise")
+        assert (found.kind, found.phase, found.first_after) == ("between", "backward", None)
+        assert found.last_before is not None
+        assert found.last_before.op == "mul"
 
 
 OUT = ("a aten.addmm.default 1 = x", "b aten.relu.default 2 = a/aten.addmm.default")
@@ -226,7 +219,7 @@ OUT = ("a aten.addmm.default 1 = x", "b aten.relu.default 2 = a/aten.addmm.defau
 def test_an_out_variant_corresponds_to_the_op_that_it_is_a_variant_of() -> None:
     innocent = trace("a aten.addmm.out 1 = x", "b aten.relu.default 9 = a/aten.addmm.out")
     guilty = trace("a aten.addmm.out 9 = x", "b aten.relu.default 9 = a/aten.addmm.out")
-    relu, addmm = parted(trace(*OUT), innocent), parted(trace(*OUT), guilty)
+    relu, addmm = first_difference(trace(*OUT), innocent), first_difference(trace(*OUT), guilty)
     assert (relu.kind, relu.op, relu.aligned, relu.only_before) == ("op", "aten.relu.default", 2, 0)
     assert (addmm.kind, addmm.op, addmm.detail) == (
         "replaced",
@@ -251,12 +244,13 @@ DISPATCHED = (
 
 
 def test_generated_kernels_are_named_between_the_ops_that_both_run() -> None:
-    parting = parted(trace(*DISPATCHED), trace(*GENERATED))
-    assert (parting.kind, parting.op, parting.module) == ("compiled", "", "m")
-    assert parting.kernels == ("cpp_fused_0",)
-    assert parting.detail == (
-        "inside compiled code, between aten.addmm.default in a (forward, iteration 0) "
-        "and aten.addmm.default in b (forward, iteration 0): cpp_fused_0 in m"
+    found = first_difference(trace(*DISPATCHED), trace(*GENERATED))
+    assert (found.kind, found.op) == ("between", "")
+    assert found.unmatched_before == ("aten.relu.default in m", "aten.exp.default in m")
+    assert found.unmatched_after == ("cpp_fused_0 in m",)
+    assert found.detail.startswith(
+        "not known at which op: between aten.addmm.default in a (forward), which agrees, "
+        "and aten.addmm.default in b (forward, iteration 0)"
     )
 
 
@@ -270,12 +264,12 @@ def test_an_op_whose_result_the_other_has_in_another_place_is_not_blamed() -> No
     second = trace(
         "a aten.add.Tensor 2 = x", "b aten.mm.out 1 = x", "c aten.mul.Tensor 9 = b/aten.mm.out w", leaves={"w": 1.0}
     )
-    parting = parted(first, second)
-    assert (parting.kind, parting.op, parting.only_before, parting.only_after) == ("op", "aten.mul.Tensor", 1, 1)
+    found = first_difference(first, second)
+    assert (found.kind, found.op, found.only_before, found.only_after) == ("op", "aten.mul.Tensor", 1, 1)
     other = trace(
         "a aten.add.Tensor 2 = x", "b aten.mm.out 8 = x", "c aten.mul.Tensor 9 = b/aten.mm.out w", leaves={"w": 1.0}
     )
-    assert parted(first, other).op == "aten.mm.default"
+    assert first_difference(first, other).op == "aten.mm.default"
 
 
 def in_shape(made: Trace, *shape: int) -> Trace:
@@ -284,20 +278,20 @@ def in_shape(made: Trace, *shape: int) -> Trace:
     return replace(made, records=tuple(records))
 
 
-def test_a_result_of_generated_code_is_compared_with_those_of_ops_by_content() -> None:
+def test_a_generated_kernel_that_agrees_is_not_blamed_for_the_op_behind_it() -> None:
     lines = (
         "a aten.addmm.out 1 = x",
         "m cpp_fused_0 3 = a/aten.addmm.out",
         "b aten.addmm.out 4 = m/cpp_fused_0",
         "b cpp_fused_1 9 = b/aten.addmm.out",
     )
-    parting = parted(in_shape(trace(*DISPATCHED), 2), in_shape(trace(*lines), 2))
-    assert parting.kernels == ("cpp_fused_1",)
-    assert parting.last_before is not None
-    assert (parting.last_before.module, parting.first_after) == ("b", None)
-    last = "x aten.sum.default 9 = b/cpp_fused_1"
-    wrong = (*lines[:2], "b aten.addmm.out 5 = m/cpp_fused_0", *lines[3:], last)
-    assert parted(in_shape(trace(*DISPATCHED), 2), in_shape(trace(*wrong), 2)).op == "aten.addmm.default"
+    found = first_difference(trace(*DISPATCHED), trace(*lines))
+    assert found.unmatched_after == ("cpp_fused_1 in b",)
+    assert found.last_before is not None
+    assert (found.last_before.module, found.first_after) == ("b", None)
+    wrong = (*lines[:2], "b aten.addmm.out 5 = m/cpp_fused_0", lines[3], "x aten.sum.default 9 = b/cpp_fused_1")
+    found = first_difference(trace(*DISPATCHED), trace(*wrong))
+    assert (found.op, found.module) == ("aten.addmm.default", "b")
 
 
 def test_a_buffer_that_is_filled_again_is_not_what_an_op_reads() -> None:
@@ -308,8 +302,8 @@ def test_a_buffer_that_is_filled_again_is_not_what_an_op_reads() -> None:
 
     lines = ("a mul {} = x", "b neg 2 = x", "c add.out {} = b/neg")
     first, second = (trace(*(line.format(value) for line in lines)) for value in ("1", "9"))
-    parting = parted(filling(first, "a/mul"), filling(second, "a/mul"))
-    assert (parting.op, parting.module) == ("add.out", "c")
+    found = first_difference(filling(first, "a/mul"), filling(second, "a/mul"))
+    assert (found.op, found.module) == ("add.out", "c")
 
 
 def test_memory_that_an_op_only_fills_is_not_what_it_reads() -> None:
@@ -318,31 +312,31 @@ def test_memory_that_an_op_only_fills_is_not_what_it_reads() -> None:
         record = replace(made.records[0], inputs=(*made.records[0].inputs, Ref("out", "other/#0", 0, written=True)))
         return replace(made, records=(record,), leaves=(*made.leaves, Leaf("other/#0", "other", digest(old), 0)))
 
-    assert parted(filling("1", "5"), filling("9", "7")).kind == "op"
+    assert first_difference(filling("1", "5"), filling("9", "7")).kind == "op"
 
 
-def test_the_two_levels_may_part_at_two_places() -> None:
+def test_the_two_levels_may_differ_first_at_two_places() -> None:
     first = trace("a conv 1 = x w", "d linear 4 = a/conv v", leaves=LEAVES)
     second = trace("a conv 1.1 = x w", "d linear 9 = a/conv v", leaves=LEAVES)
-    assert parted(first, second, "tolerance").module == "d"
-    assert parted(first, second, "bitwise").module == "a"
+    assert first_difference(first, second, "tolerance").module == "d"
+    assert first_difference(first, second, "bitwise").module == "a"
 
 
 def test_what_differs_and_heals_is_counted() -> None:
     first, second, _ = CASES["a fold that heals before a wrong weight"]
-    parting = parted(first, second)
-    assert (parting.healed, parting.aligned, parting.only_before, parting.only_after) == (1, 3, 1, 0)
+    found = first_difference(first, second)
+    assert (found.healed, found.aligned, found.only_before, found.only_after) == (1, 3, 1, 0)
 
 
 def test_of_ops_without_a_counterpart_none_is_blamed_but_both_ends_are_named() -> None:
     first = trace("a conv 1 = x", "b one 2 = a/conv", "c two 3 = b/one", "d last 4 = c/two", leaves=LEAVES)
     second = trace("a conv 1 = x", "k fused 7 = a/conv", "d last 9 = k/fused", leaves=LEAVES)
-    parting = parted(first, second)
-    assert (parting.kind, parting.op) == ("between", "")
-    assert parting.last_before == Place("conv", "a", "forward", 0, "a/conv", "a/conv")
-    assert parting.first_after == Place("last", "d", "forward", 0, "d/last", "d/last")
-    assert (parting.unmatched_before, parting.unmatched_after) == (("one in b", "two in c"), ("fused in k",))
-    assert parting.detail == (
+    found = first_difference(first, second)
+    assert (found.kind, found.op) == ("between", "")
+    assert found.last_before == Place("conv", "a", "forward", 0, "a/conv", "a/conv")
+    assert found.first_after == Place("last", "d", "forward", 0, "d/last", "d/last")
+    assert (found.unmatched_before, found.unmatched_after) == (("one in b", "two in c"), ("fused in k",))
+    assert found.detail == (
         "not known at which op: between conv in a (forward), which agrees, and last in d (forward, iteration 0), "
         "the first that differs of the ops taken for the same"
     )
@@ -393,8 +387,8 @@ OTHER_MODELS = {
 def test_of_other_models_an_op_is_blamed_only_where_all_that_it_reads_agrees(
     first: Trace, second: Trace, expected: str
 ) -> None:
-    parting = parted(first, second)
-    assert f"{parting.kind} {parting.op} {parting.module}" == expected
+    found = first_difference(first, second)
+    assert f"{found.kind} {found.op} {found.module}" == expected
 
 
 def test_ops_that_leave_another_shape_are_not_the_same_op() -> None:
@@ -402,8 +396,8 @@ def test_ops_that_leave_another_shape_are_not_the_same_op() -> None:
     first, second = (in_shape(trace(*(one.format(value) for one in lines)), 7, 8) for value in "12")
     turned = replace(second, records=tuple(reshaped(one, (14, 4)) for one in second.records))
     joined = replace(second, records=tuple(reshaped(one, (56,)) for one in second.records))
-    assert parted(first, joined).op == "outer"
-    assert parted(first, replace(turned, records=(*turned.records[:2], second.records[2]))).kind == "between"
+    assert first_difference(first, joined).op == "outer"
+    assert first_difference(first, replace(turned, records=(*turned.records[:2], second.records[2]))).kind == "between"
 
 
 def reshaped(record: OpRecord, shape: tuple[int, ...]) -> OpRecord:
@@ -421,7 +415,7 @@ def test_an_op_that_is_given_another_part_of_the_same_tensor_is_not_blamed(layou
 
     first, second = (in_shape(trace("a mm 1 = x", f"b silu {value} = a/mm"), 4) for value in "29")
     whole = reading(first, "[4]" if kind == "op" else "[2]", 0)
-    assert parted(whole, reading(second, layout, offset)).kind == kind
+    assert first_difference(whole, reading(second, layout, offset)).kind == kind
 
 
 def test_the_last_op_of_a_module_replaces_the_last_of_the_other_if_the_shape_is_the_same() -> None:
@@ -444,7 +438,7 @@ def test_every_record_occurs_once_and_in_order() -> None:
 def test_what_one_execution_alone_has_is_not_said_to_agree() -> None:
     first = trace("a mul 1 = x w", "b add 2 = a/mul", leaves={"w": 1.0})
     second = trace("a mul 1 = x w", "b sub 3 = a/mul v", leaves={"w": 1.0, "v": 4.0})
-    found = parted(first, second)
+    found = first_difference(first, second)
     assert "agrees" not in found.detail, found
     assert "not all that it reads was compared: one execution alone has the parameter v" in found.detail
 
@@ -452,7 +446,7 @@ def test_what_one_execution_alone_has_is_not_said_to_agree() -> None:
 @pytest.mark.parametrize(
     ("shape", "differs"), [((11,), False), ((11, 1), False), ((1, 10), True)], ids=["flat", "turned", "fewer"]
 )
-def test_another_shape_of_the_same_values_is_no_parting(shape: tuple[int, ...], *, differs: bool) -> None:
+def test_another_shape_of_the_same_values_is_no_difference(shape: tuple[int, ...], *, differs: bool) -> None:
     values = torch.arange(11.0).view(1, 11, 1)
     other = torch.arange(float(math.prod(shape))).view(shape)
     a, b = _in_one_shape(values, other)
