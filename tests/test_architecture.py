@@ -37,7 +37,7 @@ PACKAGES: tuple[tuple[str, str], ...] = (
         "core.trace",
         "api arguments build callbacks calls collectives compiled compiled_records digest generated groups mode "
         "module_paths native native.decode native.forwarded native.kernels native.nodes native.ops native.threads "
-        "native.tracer nodes op_schema placements raw reads registered segments settings storage_writers threads",
+        "native.tracer nodes op_schema placements raw reads registered segments settings steps storage_writers threads",
     ),
     ("core.divergence", ""),
     ("core.run", "leaves outcome outputs rng settings workload"),

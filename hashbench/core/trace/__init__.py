@@ -22,7 +22,7 @@ Rules:
    ``hash_inputs`` inputs are hashed before and after the call, which exposes undeclared writes of custom ops; what
    changes during a call of torch's own ops was written by others.
 4. A record has its phase, iteration and module path, and a backward record the forward op that it belongs to. Calls
-   inside an optimizer's closure are forward and backward.
+   inside an optimizer's closure are forward and backward. Iterations are steps of optimizers (``steps``).
 5. Seeded ops record the digest of the generator's state before the call.
 6. Digests are XXH3-64 over the bytes in memory order, beside dtype, shape and stride; above 64 KiB over the digests
    of pieces (``digest``). On accelerators a 64-bit sum of scrambled words, computed there (``docs/devices.md``).

@@ -23,9 +23,9 @@ from torch.nn.modules.module import (
     _global_forward_hooks_always_called,
     _global_forward_pre_hooks,
 )
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-_STEP_HOOKS: tuple[dict[int, Any], ...] = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
+from hashbench.core.trace.steps import StepClock
+
 _MODULE_HOOKS: tuple[dict[int, Any], ...] = (
     _global_forward_pre_hooks,
     _global_forward_hooks,
@@ -136,27 +136,6 @@ class ModuleStack:
         return inside
 
 
-class _OpenSteps:
-    """Optimizer steps of a thread that began and did not end, each within the one before."""
-
-    def __init__(self) -> None:
-        self._optimizers: list[int] = []
-
-    def begin(self, optimizer: torch.optim.Optimizer) -> None:
-        """Begin a step. An open one of the same optimizer raised: it and those within are forgotten."""
-        self._close(optimizer)
-        self._optimizers.append(id(optimizer))
-
-    def end(self, optimizer: torch.optim.Optimizer) -> bool:
-        """End a step, and those within; return True if it was the outermost."""
-        self._close(optimizer)
-        return not self._optimizers
-
-    def _close(self, optimizer: torch.optim.Optimizer) -> None:
-        if id(optimizer) in self._optimizers:
-            del self._optimizers[self._optimizers.index(id(optimizer)) :]
-
-
 class ModuleListener:
     """Callbacks while modules are followed; these do nothing."""
 
@@ -172,7 +151,7 @@ class ModuleListener:
 
 class ModulePaths:
     """Path of the current module, such as ``ResNet.layer1.0.conv1``; ``optimizing`` while an optimizer steps (except in
-    its closure); and ``contexts``, numbers for both.
+    its closure); ``clock`` of the steps; and ``contexts``, numbers for both.
 
     torch's own dispatch of global hooks is most of their cost, and many workloads call a module every 50 µs: if no
     other hook is active, modules are called by :func:`_call_impl` below, and our hooks are registered only when another
@@ -196,8 +175,7 @@ class ModulePaths:
         self._roots: dict[str, int] = {}
         self._listener = ModuleListener()
         self._counting: ModuleListener | None = None
-        self._telling = False
-        self._open_steps = _OpenSteps()
+        self.clock = StepClock()
         self.use(ModuleStack())
 
     def use(self, stack: ModuleStack) -> None:
@@ -290,15 +268,14 @@ class ModulePaths:
         """
         self.stack.thread = threading.get_ident()
         self._listener = self._counting = listener
-        self._add_step_hooks()
+        self.clock.install(self._begin_step, self._end_step)
 
     def stop_counting(self) -> None:
         """Undo :meth:`keep_counting`."""
         self._counting = None
         if not self.following:
             self._listener = ModuleListener()
-            for hooks in _STEP_HOOKS:
-                hooks.pop(-id(self), None)
+            self.clock.remove()
 
     def start(self, listener: ModuleListener) -> None:
         """Follow this thread's module calls, and optimizer steps, until :meth:`stop`."""
@@ -317,7 +294,7 @@ class ModulePaths:
             self._listener.changed()
         self._listener = self._counting or ModuleListener()
         if self._counting is not None:
-            self._add_step_hooks()
+            self.clock.install(self._begin_step, self._end_step)
 
     def install_hooks(self) -> None:
         """Install the fast module call (or global hooks, if there are others), and the optimizer hooks. Hooks are kept
@@ -328,17 +305,16 @@ class ModulePaths:
         self.original = known_original(torch.nn.Module._call_impl)
         if not _put_fast_call(self) or _global_forward_hooks or _global_forward_pre_hooks:
             self._add_hooks()
-        self._add_step_hooks()
+        self.clock.install(self._begin_step, self._end_step)
 
     def remove_hooks(self) -> None:
-        """Remove them: dynamo would compile hooks into the graph, cannot trace ours, and recompiles without them. While
-        a listener is told of a step, torch iterates over the optimizer hooks, which stay."""
+        """Remove them: dynamo would compile hooks into the graph, cannot trace ours, and recompiles without them."""
         if not self.following:
             return
-        step_hooks = () if self._telling else _STEP_HOOKS
         self.following = False
         _take_fast_call_out(self)
-        for hooks in (*step_hooks, *_MODULE_HOOKS) if self.hooks else step_hooks:
+        self.clock.remove()
+        for hooks in _MODULE_HOOKS if self.hooks else ():
             hooks.pop(-id(self), None)
         self.hooks = 0
 
@@ -349,10 +325,6 @@ class ModulePaths:
             self._add_hooks()
             for hooks in (_global_forward_pre_hooks, _global_forward_hooks):
                 hooks.move_to_end(-id(self), last=False)  # type: ignore[attr-defined]
-
-    def _add_step_hooks(self) -> None:
-        _global_optimizer_pre_hooks[-id(self)] = self._begin_step
-        _global_optimizer_post_hooks[-id(self)] = self._end_step
 
     def _add_hooks(self) -> None:
         self.hooks = 1
@@ -388,11 +360,9 @@ class ModulePaths:
             self.stack.forget()
 
     def _begin_step(
-        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, _: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any], _counts: bool
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Pre-hook of every optimizer step; returns its arguments with the closure wrapped, if there is one."""
-        if threading.get_ident() == self.stack.thread:
-            self._open_steps.begin(optimizer)
+        """Called before every optimizer step; returns its arguments with the closure wrapped, if there is one."""
         if not self.following:
             return None
         self.set_optimizing(True)
@@ -404,18 +374,11 @@ class ModulePaths:
         self._listener.changed()
 
     def _end_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Post-hook of every optimizer step. One within the step of another optimizer, as ZeRO's is, is part of it."""
-        is_own = threading.get_ident() == self.stack.thread
-        if is_own and not self._open_steps.end(optimizer):
-            return
+        """Called after every optimizer step that is no part of another one."""
         if self.following:
             self.set_optimizing(False)
-        if is_own:
-            self._telling = self._counting is not None
-            try:
-                self._listener.stepped(optimizer)
-            finally:
-                self._telling = False
+        if threading.get_ident() == self.stack.thread:
+            self._listener.stepped(optimizer)
 
 
 def _with_closure_outside(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -55,8 +54,7 @@ class RawTrace(ModuleListener):
     :class:`~hashbench.core.records.Trace`.
 
     Attributes:
-        iteration: written into every record: set by the caller, or by default the step count of the most frequently
-            stepped optimizer.
+        iteration: written into every record: set by the caller, or by default the number of steps so far (``steps``).
         failed_op: name of the op that raised last.
         active: whether ops are being recorded.
         first_sequence: autograd's sequence number at the start.
@@ -80,7 +78,7 @@ class RawTrace(ModuleListener):
         self.records_nothing = options.records_nothing
         self.hashed_inputs = options.hash_inputs
         self._at_once = frozenset() if self.ledger.everywhere else _PLAIN_DTYPES
-        self._steps: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] | None = weakref.WeakKeyDictionary()
+        self._clocked = True
 
     def start(self) -> None:
         """Follow modules and optimizers until :meth:`stop`."""
@@ -110,15 +108,14 @@ class RawTrace(ModuleListener):
     def begin_iteration(self, number: int | None = None) -> None:
         """Begin iteration ``number`` (default: the next one). Steps of optimizers are no longer counted."""
         if number is None:
-            number = 1 if self._steps is not None or self.iteration is None else self.iteration + 1
-        self._steps, self.iteration = None, number
+            number = 1 if self._clocked or self.iteration is None else self.iteration + 1
+        self._clocked, self.iteration = False, number
         self.changed()
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        """Count a step: iterations are counted by the most frequently stepped optimizer."""
-        if self._steps is not None:
-            self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
-            self.iteration = max(self.iteration or 0, self._steps[optimizer])
+        """Count a step; see ``steps``."""
+        if self._clocked:
+            self.iteration = self.modules.clock.count(optimizer)
             self.changed()
         if self.after_step is not None:
             self.after_step(optimizer)

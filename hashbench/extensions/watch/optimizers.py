@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import operator
-import sys
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,11 +37,14 @@ class WatchedOptimizers:
         self._given = list(map(_inner, given))
         self._known: dict[int, WatchedOptimizer] = {}
         self._owners: dict[int, torch.optim.Optimizer] = {}
-        self._here = threading.local()
 
     def is_given(self, optimizer: torch.optim.Optimizer) -> bool:
         """Return True if the program named this one."""
         return any(optimizer is one for one in self._given)
+
+    def precedes(self, inner: torch.optim.Optimizer, outer: torch.optim.Optimizer) -> bool:
+        """Return True if, of two that step one within the other, the program named the inner one alone."""
+        return self.is_given(inner) and not self.is_given(outer)
 
     @property
     def are_several(self) -> bool:
@@ -96,38 +97,6 @@ class WatchedOptimizers:
             self._known[id(optimizer)] = found
             return found, changed
         return found, False
-
-    # ------------------------------------------------------------------------------------- steps within other steps
-
-    def begin_step(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Return True where an optimizer's step is none of another one's, whose step is going on in this thread: some
-        wrap others (Lookahead, SAM). Of these, one that the program named counts, or else the outer one."""
-        outer: torch.optim.Optimizer | None = getattr(self._here, "stepping", None)
-        inside = outer is not None and outer is not optimizer and _is_in_a_step(outer)
-        if inside and not self._precedes(optimizer, outer):
-            return False
-        self._here.stepping = optimizer
-        return True
-
-    def _precedes(self, inner: torch.optim.Optimizer, outer: torch.optim.Optimizer | None) -> bool:
-        return self.is_given(inner) and (outer is None or not self.is_given(outer))
-
-    def end_step(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Return True if this is the step that :meth:`begin_step` began."""
-        if getattr(self._here, "stepping", None) is not optimizer:
-            return False
-        self._here.stepping = None
-        return True
-
-
-def _is_in_a_step(optimizer: torch.optim.Optimizer) -> bool:
-    """Return True if a step of this optimizer is under way in this thread: one that raised ended without its hook."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name == "wrapper" and frame.f_locals.get("self") is optimizer:
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
 
 
 def _inner(optimizer: Any) -> torch.optim.Optimizer:

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from hashbench.core.errors import HashbenchError
 from hashbench.extensions.watch import parts
@@ -95,7 +94,6 @@ class Watch:
         self._watched = watched
         self._stop_at = int(os.environ.get(STOP_VARIABLE) or -1)
         self._steps: RecordedSteps | None = None
-        self._compiled_step = False
         self._lock, self._process = threading.RLock(), os.getpid()
         self._handles: list[Any] = []
 
@@ -119,7 +117,6 @@ class Watch:
         """
         self._process = os.getpid()
         self._steps = RecordedSteps(self._watched, self.folder, tip=_OTHER_FOLDER)
-        self._compiled_step = False
         self.install()
 
     def stop(self, error: BaseException | None = None) -> None:
@@ -129,7 +126,7 @@ class Watch:
             return
         self.remove()
         self._guarded("trace", lambda steps: steps.tracer.end())
-        if self._compiled_step:
+        if steps.clock.is_compiled:
             steps.failed("steps of an optimizer", "its step is compiled")
         self._guarded("state at the end", RecordedSteps.read_final)
         self._guarded("end", lambda steps: steps.lines.close({"ended": _end_of(error), "missed": []}))
@@ -139,9 +136,9 @@ class Watch:
         """Install the hooks: steps are recorded from now on."""
         for model in self._watched.models.values():
             self._guarded("calls of the model", self._listen_to, model)
-        self._handles.append(register_optimizer_step_pre_hook(self._before_step))
-        self._handles.append(register_optimizer_step_post_hook(self._after_step))
-        self._handles.append(_BackwardHook(self._before_backward))
+        if self._steps is not None:
+            self._steps.clock.install(self._before_step, self._after_step)
+            self._handles += self._steps.clock, _BackwardHook(self._before_backward)
 
     def _listen_to(self, _: RecordedSteps, model: torch.nn.Module) -> None:
         self._handles.append(SeenCalls(model, self._called))
@@ -180,15 +177,16 @@ class Watch:
         if torch._C._current_graph_task_id() == -1:  # else it is within another one, of a reentrant checkpoint
             self._guarded("loss", RecordedSteps.read_loss, roots)
 
-    def _before_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if torch.compiler.is_compiling():
-            self._compiled_step = True  # no more than that can be done in a compiled step
-        else:
-            self._guarded("optimizer", _begin_step, optimizer, gradients=not _has_closure(args, kwargs))
+    def _before_step(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any], counts: bool
+    ) -> None:
+        if counts:
+            gradients = not _has_closure(args, kwargs)
+            self._guarded("optimizer", RecordedSteps.read_before_step, optimizer, with_gradients=gradients)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not torch.compiler.is_compiling():
-            self._guarded("optimizer", _end_step, optimizer, gradients=_has_closure(args, kwargs))
+        gradients = _has_closure(args, kwargs)
+        self._guarded("optimizer", RecordedSteps.read_after_step, optimizer, with_gradients=gradients)
 
     def _guarded(self, what: str, read: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Read something for the recording; where that raises, the recording says so, and the program goes on.
@@ -203,16 +201,6 @@ class Watch:
                 read(steps, *args, **kwargs)
             except Exception as error:
                 steps.failed(what, error)
-
-
-def _begin_step(steps: RecordedSteps, optimizer: torch.optim.Optimizer, *, gradients: bool) -> None:
-    if steps.optimizers.begin_step(optimizer):
-        steps.read_before_step(optimizer, with_gradients=gradients)
-
-
-def _end_step(steps: RecordedSteps, optimizer: torch.optim.Optimizer, *, gradients: bool) -> None:
-    if steps.optimizers.end_step(optimizer):
-        steps.read_after_step(optimizer, with_gradients=gradients)
 
 
 class _Unwatched:

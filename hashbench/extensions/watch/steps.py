@@ -17,6 +17,7 @@ from hashbench import __version__
 from hashbench.core.text import masked
 from hashbench.core.trace import settings
 from hashbench.core.trace.groups import rank_of
+from hashbench.core.trace.steps import StepClock
 from hashbench.extensions.watch import file, parts
 from hashbench.extensions.watch.lines import WaitingLines
 from hashbench.extensions.watch.optimizers import WatchedOptimizer, WatchedOptimizers
@@ -55,8 +56,8 @@ class RecordedSteps:
 
     Attributes:
         lines: of the file.
-        step: number of the step that is being read.
         optimizers: whose steps are recorded.
+        clock: of their steps.
         tracer: of steps that are traced.
     """
 
@@ -68,7 +69,8 @@ class RecordedSteps:
         self._tensors = ModelTensors(watched.models)
         self.optimizers = WatchedOptimizers(watched.optimizers)
         self.tracer = StepTracer(watched.traced, folder, self._rank, self.failed)
-        self.step = self._first = watched.start or 0
+        self._first = watched.start or 0
+        self.clock = StepClock(each=True, number=self._first, precedes=self.optimizers.precedes)
         self._begun = False
         self._settings = _Settings()
         self._options: dict[str, str] = {}
@@ -77,6 +79,11 @@ class RecordedSteps:
         self._here = threading.local()  # whether the loop runs in this thread: others have losses of their own
         self._thread_is_known = False
         self._begin_step()
+
+    @property
+    def step(self) -> int:
+        """Number of the step that is being read."""
+        return self.clock.number
 
     @property
     def _reader(self) -> parts.Reader:
@@ -217,6 +224,7 @@ class RecordedSteps:
         self.tracer.add_all(self.step, tensors.all)
         self.tracer.stepped(self.step)
         self._put_step()
+        self.clock.count(optimizer)
 
     # -------------------------------------------------------------------------------------------------- what is read
 
@@ -292,7 +300,6 @@ class RecordedSteps:
             **self._parts,
         }
         self.lines.put("step", read, [value for *_, value in losses])
-        self.step += 1
         self._begin_step()
 
 

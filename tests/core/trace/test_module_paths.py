@@ -14,7 +14,11 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.modules import module as torch_modules
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    _global_optimizer_post_hooks,
+    _global_optimizer_pre_hooks,
+    register_optimizer_step_post_hook,
+)
 
 from hashbench import HashDebugTrace
 from hashbench.core.trace import module_paths
@@ -25,6 +29,7 @@ from hashbench.core.trace.tracer import native_unavailable
 TRACERS = ["python"] if native_unavailable() else ["python", "native"]
 _CALL = nn.Module._call_impl
 _CODE = _CALL.__code__
+_STEP_HOOKS: tuple[dict[int, Any], ...] = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
 
 
 @pytest.fixture(autouse=True)
@@ -525,7 +530,7 @@ def test_steps_are_counted_while_nothing_is_followed() -> None:
     told = Told(paths, {2: lambda: paths.start(told), 4: paths.stop})
     optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1)
     following = []
-    before = [dict(hooks) for hooks in module_paths._STEP_HOOKS]
+    before = [dict(hooks) for hooks in _STEP_HOOKS]
     paths.keep_counting(told)
     after = register_optimizer_step_post_hook(lambda *_: following.append(paths.following))
     try:
@@ -537,7 +542,7 @@ def test_steps_are_counted_while_nothing_is_followed() -> None:
         after.remove()
     assert told.steps == 5
     assert following == [False, True, True, False, False, False]
-    assert [dict(hooks) for hooks in module_paths._STEP_HOOKS] == before
+    assert [dict(hooks) for hooks in _STEP_HOOKS] == before
 
 
 class Wraps(torch.optim.Optimizer):
@@ -578,7 +583,7 @@ def test_suspension_outside_of_a_step_removes_the_hooks_and_resumption_counts_on
     paths.keep_counting(told)
     paths.start(told)
     paths.remove_hooks()
-    assert all(-id(paths) not in hooks for hooks in module_paths._STEP_HOOKS)
+    assert all(-id(paths.clock) not in hooks for hooks in _STEP_HOOKS)
     paths.install_hooks()
     optimizer.step()
     paths.stop()
