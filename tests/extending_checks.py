@@ -184,7 +184,7 @@ def test_an_invariance(swept: Path, tmp_path: Path, main: Main) -> None:
     assert main(*shlex.split(command), *flags, cwd=swept).returncode == 0
     row = lines_of(swept / "prefix")["looks_ahead"]
     assert (row["mode"], row["accuracy"]) == ("prefix-invariance", "fail_prefix_invariance")
-    assert (row["kernel"], row["company"]) == ("aten.mean.dim", "6 tokens alone, and as the first of 12")
+    assert (row["kernel"], row["compared_with"]) == ("aten.mean.dim", "6 tokens alone, and as the first of 12")
     assert row["cause"], row["because"]
     texts = outputs(
         dataclasses.replace(DIAGNOSED, mode="prefix-invariance", accuracy="fail_prefix_invariance"), tmp_path

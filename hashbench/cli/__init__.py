@@ -84,7 +84,7 @@ def guarded(run: Callable[[], int]) -> int:
             what = f"cannot write: {error.strerror}"
             return say(f"{what}, so the output is not whole. Free space, or send it elsewhere.", EXIT_USAGE)
         traceback.print_exc()
-        return say("this is a fault of hashbench: please report it with the trace above", EXIT_FAULT)
+        return say("internal error in hashbench: please report it with the trace above", EXIT_FAULT)
     return code
 
 

@@ -91,8 +91,8 @@ def _diff(parsed: argparse.Namespace) -> int:
             return _show_diff(found, parsed)
         if any(owned):
             raise HashbenchError(
-                f"{paths[owned.index(True)]} is {kind.KIND} and {paths[owned.index(False)]} is none",
-                consequence="they cannot be compared",
+                f"cannot compare {kind.KIND} ({paths[owned.index(True)]}) with a trace ({paths[owned.index(False)]})",
+                consequence="nothing was compared",
                 tip="Name two traces of hashbench, or two logs of `DebugMode.save_logs`.",
             )
     first, second = (file.loads(text, name=str(path)) for text, path in zip(texts, paths, strict=True))
@@ -144,7 +144,7 @@ def _compare(parsed: argparse.Namespace) -> int:
         raise HashbenchError(
             f"{other} is {names[1] if len(names) == 2 else 'not an audit'} and {known} is {names[0]}",
             consequence="they cannot be compared",
-            tip="Name two audits of one kind, or two sweeps.",
+            tip="Compare two audits of the same kind, or two sweeps.",
         )
     if base is None:
         comparison = compare.compare(load.load_sweep(parsed.base), load.load_sweep(parsed.new))

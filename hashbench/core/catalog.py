@@ -78,7 +78,7 @@ class Status(Word):
 
     PASS = "pass", Kind.PASS, "P", "passes", "all runs gave the same bits"
     TWO_RUNS_DIFFER = "eager_two_runs_differ", Kind.DIFFER, "D", "two runs differ", "two runs gave different results"
-    LATENT = "latent", Kind.LATENT, "L", "flaky", "all runs agreed, and stressed pairs do not"
+    LATENT = "latent", Kind.LATENT, "L", "flaky", "runs agree, but differ under stress"
     COMPILED_RUNS_DIFFER = (
         *("compiled_two_runs_differ", Kind.DIFFER, "R", "compiled runs differ"),
         "two runs of the compiled model gave different results",
@@ -118,7 +118,7 @@ class Status(Word):
         *_LACK,
         "chunked prefill differs from the full forward",
     )
-    INVARIANCE_RUN_FAIL = "fail_to_run_in_company", Kind.FAIL, "F", "fails", "the compared run raised an error"
+    INVARIANCE_RUN_FAIL = "fail_to_run_variant", Kind.FAIL, "F", "fails", "the compared run raised an error"
     BATCH_RUN_FAIL = "fail_to_run_at_batch_<n>", Kind.FAIL, "F", "fails", "the run at batch size n raised an error"
     REFERENCE_FAIL = "fail_to_run", Kind.FAIL, "F", "fails", "a compiled run, or that at the full batch size, raised"
     OOM = "OOM", Kind.FAIL, "M", "out of memory", "a run at some batch size ran out of memory"
@@ -166,6 +166,9 @@ STATUSES: Mapping[str, Status] = MappingProxyType({str(status): status for statu
 
 WRITTEN = tuple(str(status) for status in Status if status is not Status.LATENT)
 """The words of the column ``accuracy``, without batch sizes."""
+
+FORMER_STATUSES = MappingProxyType({"fail_to_run_in_company": str(Status.INVARIANCE_RUN_FAIL)})
+"""Word in older files → status."""
 
 OUT_OF_MEMORY = frozenset(status for status in Status if status.ran_out_of_memory)
 
@@ -800,7 +803,7 @@ _EXPERIMENTS = (
     ),
     Experiment("copied_sources", _CALL, "with aliased inputs copied first", Role.CONTENT),
     Experiment(
-        *("poison", _BOTH, "with other content in uninitialised memory", Role.DISTURB),
+        *("poison", _BOTH, "with different content in uninitialised memory", Role.DISTURB),
         proof=("depends on uninitialised memory", "does not depend on it"),
         weight=3,  # few replays show nothing
         demo="Makes the call with memory full of one byte handed out to it, then full of another.",

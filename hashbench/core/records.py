@@ -16,7 +16,7 @@ from datetime import date
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
-from hashbench.core.catalog import INVARIANCES, WRITTEN
+from hashbench.core.catalog import FORMER_STATUSES, INVARIANCES, WRITTEN
 
 TRACE_SCHEMA = 1
 """Version of the text form of a trace; a file of another version is refused."""
@@ -669,7 +669,7 @@ class CallFacts:
         custom: torch does not define the op.
         allocation: the op returns memory without writing it.
         overlap: the op writes memory that it also reads through another view.
-        same_values: differing outcomes hold the same values in other places; ``None``: none differed.
+        same_values: differing outcomes hold the same values in different places; ``None``: none differed.
         chosen_values: differing outcomes hold values of one of the inputs; ``None``: none differed.
         tied_places: differing outcomes are indices of equal elements of an input; ``None``: none differed.
         matches_record: the replay gave what the trace of one of the runs recorded.
@@ -692,9 +692,9 @@ class CallFacts:
 UNREDUCED, SEEDED, COMPUTED = "unreduced", "seed", "op"
 REPLICAS_BY: Mapping[str, str] = MappingProxyType(
     {
-        UNREDUCED: "no collective lies between the data of each rank and the gradient",
-        SEEDED: "a generator has another state on each rank",
-        COMPUTED: "an op gives other outputs, or only some ranks run it",
+        UNREDUCED: "the gradient was never reduced over these ranks",
+        SEEDED: "RNG state differs between ranks",
+        COMPUTED: "an op returns different outputs, or only some ranks run it",
     }
 )
 """Why replicas differ between the ranks of one run."""
@@ -878,8 +878,10 @@ class Column(NamedTuple):
 
     Attributes:
         label: on the page of a model; empty: it appears in sentences or tables.
+        formerly: the name that it has in older files; empty: the same.
         noun: what its words are called.
         words: that it may hold; empty: any.
+        former_words: what some of them are today, by their names in older files.
         check: tells a valid text; with what that is, and a tip.
         between: lowest and highest number.
         rare: a CSV has it only where a row does.
@@ -889,8 +891,10 @@ class Column(NamedTuple):
     """
 
     label: str = ""
+    formerly: str = ""
     noun: str = ""
     words: Sequence[str] = ()
+    former_words: Mapping[str, str] = MappingProxyType({})
     check: tuple[Callable[[str], bool], str, str] | None = None
     between: tuple[float, float] | None = None
     rare: bool = False
@@ -952,7 +956,7 @@ class Row(HasFacts):
     dev: str
     name: str
     batch_size: int | None
-    accuracy: str = field(metadata=declared(noun="status", words=WRITTEN))
+    accuracy: str = field(metadata=declared(noun="status", words=WRITTEN, former_words=FORMER_STATUSES))
     suite: str = ""
     mode: str = ""
     dtype: str = ""

@@ -24,7 +24,7 @@ from hashbench.core.text import one_line, shorten
 _Entry = TypeVar("_Entry")
 
 _compact = json.JSONEncoder(separators=(",", ":")).encode
-_MARK, _CHANGED = ',"checksum":"', "{} was changed: its checksum is another"
+_MARK, _CHANGED = ',"checksum":"', "{} was changed: its checksum differs"
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,7 +108,7 @@ class SoftShrinkage(nn.Module):
 
 
 def soft_shrinkage(device: str) -> Example:
-    # So many zeros that two runs hardly ever have equally many negative ones: the same values in other places.
+    # So many zeros that two runs hardly ever have equally many negative ones: the same values in different places.
     return SoftShrinkage(16, device), (torch.randn(8192, 16),)
 
 

@@ -100,7 +100,7 @@ def test_fault_of_hashbench_shows_its_trace(main: Main, tmp_path: Path, monkeypa
     done = main("list", cwd=tmp_path)
     assert done.returncode == 70
     assert "ZeroDivisionError" in done.stderr
-    assert done.stderr.splitlines()[-1].startswith("hashbench: this is a fault of hashbench")
+    assert done.stderr.splitlines()[-1].startswith("hashbench: internal error in hashbench")
 
 
 def test_ctrl_c_is_no_fault(main: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

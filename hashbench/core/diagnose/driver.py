@@ -56,10 +56,10 @@ CALL_SHARE = 0.6
 FIXED_ORDERS = 3
 """Attempts at processes with fixed addresses: one Python in eight has forks that differ."""
 
-WITH_PEERS = "its other ranks would have to start, too"
+WITH_PEERS = "needs all ranks"
 """Note of an experiment in fresh processes on one of several ranks."""
 
-COMPILES_ANEW = "it compiles another program"
+COMPILES_ANEW = "would recompile"
 """Note of an experiment on a compiled program that torch would compile anew for it."""
 
 

@@ -173,7 +173,7 @@ def written_after_the_last_record(known: Differences, name: str, a: Result | Non
     if a is None or b is None:
         detail = f"the result {name} exists in one run only"
     elif writer:
-        detail = f"the result {name} was written behind torch's back after its last recorded write"
+        detail = f"the result {name} was modified outside the dispatcher after its last recorded write"
     else:
         detail = f"the result {name} was not computed by any recorded op"
     at = runs.position.get(writer, max(0, len(runs.first.records) - 1))

@@ -120,21 +120,19 @@ class Differences:
             first, second = ("absent" if one is None else _left(one) for one in self.runs.records[node])
             told = f"the output differs ({told})"
         elif source.origin == Origin.KERNEL and node in self.exchanges:
-            told = "what it received differs, although all that this rank gave to it is equal"
+            told = "received data differs although this rank contributed the same"
             if self._contributes_differently(node):
-                told = "what this rank gave to it differs, although whatever wrote that is equal"
+                told = "this rank's contribution differs, although whatever wrote it is equal"
         before = "no collective comes before it"
         if last:
-            outcome = "left other content in the two runs" if last in self.differs else "left the same in both runs"
+            outcome = "left different content in the two runs" if last in self.differs else "left the same in both runs"
             before = f"the last collective before it, {last.removeprefix(SECOND)}, {outcome}"
         detail = (
             f"not traceable across ranks: {place}: {told}; {before}. Compare the two traces of each rank, and look "
             "first at a rank whose verdict names no collective"
         )
         if unknown := next(filter(self._exchanges_unknown, self.exchanges), ""):
-            detail += (
-                f"; what {op_of(unknown)} exchanges is not known: hashbench/core/trace/collectives.csv does not say it"
-            )
+            detail += f"; unknown collective {op_of(unknown)} (not in hashbench/core/trace/collectives.csv)"
         return replace(
             source,
             origin=Origin.RANKS,
@@ -350,7 +348,7 @@ def opaque_source(runs: PairedRuns, node: str) -> Source:
     a, b = runs.records[node]
     what = next(record.opaque for record in (a, b) if record is not None and record.opaque)
     old, new = ("absent" if record is None else _left(record) for record in (a, b))
-    detail = f"the runs part in {what} or behind it, where a trace names no kernel"
+    detail = f"the runs diverge in {what} or behind it, where a trace names no kernel"
     if old == new:
         old = new = ""
     return Source(Origin.OUTSIDE, node, runs.position[node], detail, old, new, opaque_producer=True)
@@ -368,7 +366,7 @@ def _judge_unmatched(known: Differences, node: str, record: OpRecord, *, in_firs
     known.differs.add(node)
     known.tainted.add(node)
     has, lacks = ("first", "second") if in_first else ("second", "first")
-    detail = f"only the {has} run has this op; the {lacks} run goes on with another"
+    detail = f"op only in the {has} run; the {lacks} run has a different op here"
     call = f"{record.op}({record.arguments})"
     first, second = (call, "absent") if in_first else ("absent", call)
     beside = bool(thread_of(record)) and any(ref.written for ref in record.inputs)
@@ -447,18 +445,18 @@ def _introduced(
     if a.rng != b.rng and node not in known.runs.drawn_inside:
         passed_on = known.add_edge(node, _extra_draw(known, a, b))
         if not passed_on:
-            detail = "the random generator was in another state before this op"
+            detail = "RNG state before this op differs"
             return Source(Origin.RNG, node, at, detail, f"generator state {a.rng}", f"generator state {b.rng}")
     if a.arguments != b.arguments:
         passed_on = known.add_edge(node, _scalar_among_arguments(known, a, b))
         if not passed_on:
-            detail = "an argument that is not a tensor has another value"
+            detail = "a non-tensor argument differs"
             return Source(Origin.OUTSIDE, node, at, detail, f"({a.arguments})", f"({b.arguments})")
     if elsewhere is not None:
         if passed_on or known.add_edge(node, known.view_of(elsewhere[0].ref.source)):
             return None
         if not _is_laid_out_differently(known, *elsewhere):
-            detail = "it writes to another part of the memory than in the first run"
+            detail = "it writes to a different part of the memory than in the first run"
             first, second = (str(one.place) for one in elsewhere)
             return Source(Origin.SEQUENCE, node, at, detail, first, second)
     behind = _written_behind(known, node, a, b) if wrote else None
@@ -467,7 +465,7 @@ def _introduced(
     if _wired_differently(known.runs, a, b):
         if known.add_edge(node, _view_of_another_part(known, a, b) or _odd_view(known, node, a, b)):
             return None
-        detail = "it reads another tensor than in the first run"
+        detail = "it reads a different tensor than in the first run"
         return Source(Origin.SEQUENCE, node, at, detail, _wiring(a), _wiring(b))
     if not wrote or passed_on:
         return None
@@ -570,7 +568,7 @@ def _read_a_difference(known: Differences, node: str, a: OpRecord, b: OpRecord) 
 
 
 def _met_other_strides(known: Differences, a: OpRecord, b: OpRecord) -> str:
-    """Return the node whose output, read or overwritten by this op, has other strides in the two runs."""
+    """Return the node whose output, read or overwritten by this op, has different strides in the two runs."""
     for x, y in zip(a.inputs, b.inputs, strict=True):
         old, new = known.runs.coverage.content(x.source), known.runs.other_coverage.content(y.source)
         if x.source in known.tainted and old is not None and new is not None and layouts_differ([old], [new]):
@@ -596,7 +594,7 @@ def _written_behind(known: Differences, node: str, a: OpRecord, b: OpRecord) -> 
         if (another := _another_output(known, node, ref_a, ref_b)) is not None:
             return another
         writer = ref_a.source.rpartition("/")[2] or ref_a.source
-        detail = f"argument {ref_a.argument} was written behind torch's back after {writer}"
+        detail = f"argument {ref_a.argument} was modified outside the dispatcher after {writer}"
         at = known.runs.position[node]
         behind = Source(Origin.OUTSIDE, node, at, detail, ref_a.digest, ref_b.digest, opaque_producer=True)
         return unwritten_memory(known.runs, ref_a.source) or behind
@@ -614,7 +612,7 @@ def _another_output(known: Differences, node: str, ref_a: Ref, ref_b: Ref) -> So
     first, second = (
         f"{ref.argument}={ref.source} output {values.index(ref.digest)}" for ref in (ref_a, ref_b._replace(source=a.id))
     )
-    detail = "it reads another output of one op than in the first run"
+    detail = "it reads a different output of one op than in the first run"
     return Source(Origin.SEQUENCE, node, known.runs.position[node], detail, first, second)
 
 
@@ -685,30 +683,30 @@ def _copied_after_hidden_write(runs: PairedRuns, node: str, a: OpRecord, b: OpRe
     races = any(ref.source in written for ref in a.inputs if not ref.written)
     if runs.hashed or races or name_of(a) not in _COPIES or not a.inputs or layouts_differ(a.outputs, b.outputs):
         return None
-    detail = "a copy of equal memory differs, so that memory was written behind torch's back"
+    detail = "a copy of equal memory differs, so that memory was modified outside the dispatcher"
     return Source(Origin.OUTSIDE, node, runs.position[node], detail, _left(a), _left(b), opaque_producer=True)
 
 
 def _leaf_source(a: Leaf, b: Leaf) -> Source:
     changed_since_start = (a.initial or a.digest.value) == (b.initial or b.digest.value) and (a.initial or b.initial)
     if changed_since_start:
-        detail = f"{a.id} was written behind torch's back before it was first read"
+        detail = f"{a.id} was modified outside the dispatcher before it was first read"
         return Source(Origin.OUTSIDE, a.id, a.position, detail, a.digest.value, b.digest.value, opaque_producer=True)
     origins = {"input": Origin.INPUT, "parameter": Origin.STATE, "buffer": Origin.STATE}
     origin = origins.get(a.kind, Origin.OUTSIDE)
     strided = layouts_differ([a.digest], [b.digest])
-    differs = "has other strides" if strided else "differs"
+    differs = "has different strides" if strided else "differs"
     detail = {
         Origin.INPUT: f"the model input {a.id} {differs} before the first op",
         Origin.STATE: f"the {a.kind} {a.id.partition('/')[2]} {differs} before the first op",
-    }.get(origin, f"a tensor that no recorded op wrote has other {'strides' if strided else 'content'}")
+    }.get(origin, f"a tensor that no recorded op wrote has different {'strides' if strided else 'content'}")
     return Source(origin, a.id, a.position, detail, *contents_in_words([a.digest], [b.digest]))
 
 
 def _kernel_source(node: str, at: int, a: OpRecord, b: OpRecord) -> Source:
     names = [index for index, (x, y) in enumerate(zip(a.outputs, b.outputs, strict=False)) if x != y]
     which = f"output {', '.join(map(str, names))}" if names and len(a.outputs) > 1 else "the output"
-    differs = "has other strides" if layouts_differ(a.outputs, b.outputs) else "differs"
+    differs = "has different strides" if layouts_differ(a.outputs, b.outputs) else "differs"
     detail = f"{which} {differs} although every input is equal"
     first, second = contents_in_words(a.outputs, b.outputs)
     return Source(Origin.KERNEL, node, at, detail, first + a.scalar, second + b.scalar)

@@ -40,10 +40,10 @@ class Became(Word):
     NOT_MEASURED = "not measured any more", True  # likewise
     MISSING = "missing", True  # it was asked for and left no result: absent is never equal
     MOVED = "moved", True  # a kernel that nobody knew to differ, or one that differs for another reason
-    FAILS_OTHERWISE = "fails otherwise", True  # the failure that is known is not the failure that is seen
+    FAILS_DIFFERENTLY = "fails differently", True  # the failure that is known is not the failure that is seen
     NOT_COMPARABLE = "not comparable", True  # it may have got worse; unknown is never equal
-    DIFFERS_OTHERWISE = "differs otherwise", False
-    DEPENDS_OTHERWISE = "depends otherwise", False
+    DIFFERS_DIFFERENTLY = "differs differently", False
+    DEPENDS_DIFFERENTLY = "depends differently", False
     STILL_DIFFERS = "still differs", False
     STILL_FAILS = "still fails", False
     FIXED = "fixed", False
@@ -55,7 +55,7 @@ class Became(Word):
     STILL_SKIPPED = "still skipped", False
     NOT_SELECTED = "not selected", False
     NOT_ASKED = "not asked for", False
-    DOCUMENTED_OTHERWISE = "documented otherwise", False
+    DOCUMENTED_DIFFERENTLY = "documented differently", False
     UNCHANGED = "unchanged", False
 
 
@@ -279,7 +279,7 @@ def decide(
         case (Kind.PASS | Kind.SKIP | Kind.LATENT, _):
             return Became.REGRESSED
         case _:
-            return Became.STILL_FAILS if base == new else Became.FAILS_OTHERWISE
+            return Became.STILL_FAILS if base == new else Became.FAILS_DIFFERENTLY
 
 
 # ------------------------------------------------------------------------------------------------- pairing

@@ -91,7 +91,7 @@ def read_table(path: Path) -> Table:
 
 
 _MAKE_IT_AGAIN = "Name the accuracy.csv of a sweep, or its folder."
-_MEND = "The file is damaged or was cut off; make it again or mend that line."
+_MEND = "The file is damaged or was cut off; regenerate it or fix that line."
 
 
 def _read_text(path: Path) -> str:
@@ -252,6 +252,7 @@ class RowFormat(Generic[T]):
             HashbenchError: a required column is missing, a column is unknown, a cell holds an unknown word or an
                 invalid number, or two rows have the same key.
         """
+        table = self._in_current_words(table)
         self._check_header(table)
         self._check_cells(table)
         kinds = self.facts()
@@ -273,6 +274,19 @@ class RowFormat(Generic[T]):
             rows.append(self.kind(**values[self.kind], **({"facts": facts} if facts else {})))
         self.refuse_duplicates(str(table.path), rows, lines=table.lines)
         return rows
+
+    @functools.cached_property
+    def _current_names(self) -> Mapping[str, str]:
+        """Name of each column by the one that it has in older files."""
+        return {column.formerly: name for name, (_, _, column) in self.columns.items() if column.formerly}
+
+    def _in_current_words(self, table: Table) -> Table:
+        """Return a table with the names and words that its columns have today."""
+        header = tuple(self._current_names.get(name, name) for name in table.header)
+        former = [self.columns[name].column.former_words if name in self.columns else {} for name in header]
+        rows = (zip(former, cells, strict=True) for cells in table.rows)
+        current = tuple(tuple(words.get(cell, cell) for words, cell in row) for row in rows)
+        return replace(table, header=header, rows=current)
 
     def _check_cells(self, table: Table) -> None:
         for line, count in table.short.items():
@@ -322,12 +336,12 @@ class RowFormat(Generic[T]):
             )
 
     def _no_word(self, column: str, word: str, where: str) -> HashbenchError:
-        name, words = self.columns[column].column[1:3]
-        near = difflib.get_close_matches(word, words, n=1)
+        declared = self.columns[column].column
+        near = difflib.get_close_matches(word, declared.words, n=1)
         return HashbenchError(
             f"{where} has the {column} {one_line(word)[:80]!r}",
-            consequence=f"hashbench knows no such {name}",
-            tip=f"Did you mean {near[0]}?" if near else f"It is one of: {', '.join(words)}.",
+            consequence=f"hashbench knows no such {declared.noun}",
+            tip=f"Did you mean {near[0]}?" if near else f"It is one of: {', '.join(declared.words)}.",
         )
 
     def _number(self, path: Path, line: int, column: str, cell: str) -> int | float:
@@ -372,7 +386,11 @@ class RowFormat(Generic[T]):
             UnknownContentError: it has a field, or a word in a column of words, that this version does not know.
             ValueError: a field without a default is missing, or one has another type or an invalid number.
         """
-        content, facts = dict(from_json(Mapping[str, object], value, where="not a row: it")), []
+        read, facts = from_json(Mapping[str, object], value, where="not a row: it"), []
+        content = {self._current_names.get(name, name): value for name, value in read.items()}
+        for name in content.keys() & self.columns.keys():
+            former = self.columns[name].column.former_words
+            content[name] = former.get(str(content[name]), content[name]) if former else content[name]
         for kind in self.facts():
             own = {one.name: content.pop(one.name) for one in dataclasses.fields(kind) if one.name in content}
             if (made := from_json(kind, own, where="not a row: it")) != kind():

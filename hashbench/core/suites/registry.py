@@ -168,7 +168,7 @@ def find(suite: str) -> Suite:
     if suite in BUNDLED:
         if suite in package_suites():
             raise HashbenchError(
-                f"an installed package brings a suite {suite!r}",
+                f"an installed package provides a suite {suite!r}",
                 consequence="hashbench has one of that name",
                 tip="Rename the package's entry point, or uninstall it.",
             )
@@ -318,7 +318,7 @@ def choose(wanted: Sequence[str], *, tiny: bool = False) -> Chosen:
             raise HashbenchError(
                 f"{first[path.stem]} and {path} have one name",
                 consequence="rows tell suites apart by it, so nothing was run",
-                tip="Rename one of the files, or sweep them apart.",
+                tip="Rename one of the files, or sweep them separately.",
             )
     return Chosen(tuple(chosen), tuple(notes))
 

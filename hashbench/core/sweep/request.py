@@ -272,7 +272,7 @@ def read_estimates(path: Path, *, mode: str, device: str) -> EarlierSweep:
     if not seconds:
         raise HashbenchError(
             f"{path} has no times for {mode} on {device}",
-            consequence="no order follows from it",
+            consequence="it has no timings to schedule by",
             tip="Name another sweep with --times-from, or leave it out.",
         )
     sufficed = [row for row in rows if row.accuracy not in OUT_OF_MEMORY]  # those wanted more than they got

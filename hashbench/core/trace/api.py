@@ -10,7 +10,7 @@
 
 Not traced: kernels inside a fused op; with the Python tracer, ops inside a custom op (one record for the whole op) and
 Python threads that the program starts (autograd's own threads are traced); with the native tracer, Python threads older
-than the trace; work that an extension does without the dispatcher; writes behind torch's back (a NumPy view), unless
+than the trace; work that an extension does without the dispatcher; writes outside the dispatcher (a NumPy view), unless
 ``hash_inputs`` is set; ops in compiled code, where one call is one record.
 """
 

@@ -201,8 +201,8 @@ def _of(ladder: Ladder) -> str:
 def _without_float64(ladder: Ladder) -> str:
     """Say what is known where nothing was found, and float64 did not run."""
     if not ladder.measured:
-        return f"a mistake was not told from rounding: {ladder.reason}"
-    return f"in the model's own dtype, no backend parts by more than rounding explains; {ladder.reason}"
+        return f"mistake or rounding is not known: {ladder.reason}"
+    return f"in the model's own dtype, no backend differs by more than rounding explains; {ladder.reason}"
 
 
 def undeclared(runs: Any) -> Blamed:
@@ -210,13 +210,13 @@ def undeclared(runs: Any) -> Blamed:
     effects = undeclared_effects(runs).undeclared
     if effects:
         one = effects[0]
-        detail = f"{one.argument}: {one.effect.value}, which its schema does not say"
+        detail = f"{one.argument}: {one.effect.value}, not declared in its schema"
         place = {**_place(one.facts), "op": one.op, "phase": phase_of(one.backward)}
         return Blamed.at("aot_autograd", detail=detail, **place)
     fakes = [fake for fake in wrong_fakes(runs).wrong if fake.custom]
     if fakes:
         fake = fakes[0]
-        detail = f"its fake implementation promises {fake.what} {fake.fake}, and it returns {fake.real}"
+        detail = f"fake implementation returns {fake.what} {fake.fake}, real kernel {fake.real}"
         place = {**_place(fake.facts), "op": fake.op, "phase": phase_of(fake.backward)}
         return Blamed.at("aot_autograd", detail=detail, **place)
     return Blamed.at("aot_autograd")
@@ -292,7 +292,7 @@ def _kernel(buffer: JudgedBuffer, look: _CompiledLook | None) -> Blamed:
         eager_rounding=buffer.own_ratio,
         node=buffer.node,
         buffer=buffer.buffer,
-        detail=f"{buffer.buffer} is {buffer.relative_error:.2g} off",
+        detail=f"{buffer.buffer}: relative error {buffer.relative_error:.2g}",
     )
 
 

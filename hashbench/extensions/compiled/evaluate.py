@@ -260,7 +260,9 @@ class Evaluator:
         if not (isinstance(value, torch.Tensor) and isinstance(traced, torch.Tensor)):
             return value
         if len(value.shape) != len(traced.shape) or _other_shape(value.shape, traced.shape):
-            raise NotEvaluated(NoValueReason.NOT_IN_FLOAT64, f"{node.target} reads bits: its result has another shape")
+            raise NotEvaluated(
+                NoValueReason.NOT_IN_FLOAT64, f"{node.target} reads bits: its result has a different shape"
+            )
         return value if _moves(node) else self._rounded(value, traced, terms_of(node))
 
     def _called(self, node: torch.fx.Node, compute: Callable[..., Any]) -> Any:

@@ -71,7 +71,7 @@ def _why(row: Row) -> str:
     words = [row.detail]
     if has_ratio(row):
         own = f", eager mode's own {facts.eager_rounding:.3g}" if facts.eager_rounding is not None else ""
-        words.append(f"its largest error is {facts.beyond_rounding:.3g} times what rounding explains{own}")
+        words.append(f"its largest error is {facts.beyond_rounding:.3g}x the rounding bound{own}")
     words += [_OPINIONS.get(facts.semantic, ""), row.because, facts.reference]
     return f"why: {'; '.join(filter(None, words)) or 'not looked for'}"
 

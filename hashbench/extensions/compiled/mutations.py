@@ -239,7 +239,7 @@ class Fakes:
 
 
 def wrong_fakes(run: Run, *, dtype: torch.dtype | None = None) -> Fakes:
-    """Return the ops that return another shape, dtype, device or stride than their fake implementation.
+    """Return the ops that return a different shape, dtype, device or stride than their fake implementation.
 
     AOTAutograd traces with fake tensors, and TorchInductor generates code for what they promise. Symbolic sizes are not
     compared, nor strides of

@@ -82,8 +82,8 @@ def _recorded(row: Row, folders: Sequence[Path]) -> CompiledProgram | None:
 def difference_text(base: CompiledProgram, new: CompiledProgram) -> str:
     """Format what differs between two compilations as one clause; empty if no kernel differs and all were compared.
 
-    ``3 of 82 kernel calls have another source (first: cpp_fused_relu_3, aten.relu), 1 has other bits on equal inputs
-    (first: extern_kernels.mm)``.
+    ``3 of 82 kernel calls have another source (first: cpp_fused_relu_3, aten.relu), 1 has different bits on equal
+    inputs (first: extern_kernels.mm)``.
     """
     others = [f"{name} {getattr(base, name)} → {getattr(new, name)}" for name in _COLUMNS if _differ(base, new, name)]
     if others:
@@ -105,7 +105,7 @@ def _differences(difference: CompilationDifference) -> Iterator[str]:
         yield f"{_have(difference.by_source, f'of {calls}')} another source{_first(difference.by_source)}"
     if difference.by_bits:
         of = "" if difference.by_source else f"of {calls}"
-        yield f"{_have(difference.by_bits, of)} other bits on equal inputs{_first(difference.by_bits)}"
+        yield f"{_have(difference.by_bits, of)} different bits on equal inputs{_first(difference.by_bits)}"
 
 
 def _have(pairs: Sequence[KernelPair], of: str) -> str:

@@ -119,7 +119,7 @@ def _script(blamed: BlamedCall, *, limit: float, seen_in: str) -> str:
     call = blamed.call
     for result in blamed.results:
         if result.reference.shape != result.allowed.shape:
-            bad(f"{result.name} has another shape than its allowed error")
+            bad(f"{result.name} has a different shape than its allowed error")
     here: Mapping[str, Any] = environment.collect(str(call.device))
     values = script.call_values(
         call,
@@ -286,7 +286,7 @@ def run_accuracy_repro(folder: Path, *, timeout: float, by: RunsPython = new_pyt
         by: runs the program.
 
     Returns:
-        ``in a fresh process 3.2e+07 times what rounding explains``, ``not reproduced: …``, ``failed: …`` or
+        ``in a fresh process 3.2e+07x the rounding bound``, ``not reproduced: …``, ``failed: …`` or
         ``timeout after 300 s``.
     """
     code = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
@@ -299,4 +299,4 @@ def run_accuracy_repro(folder: Path, *, timeout: float, by: RunsPython = new_pyt
     found = _RATIO.search(done.stdout)
     if done.status not in (0, 1) or found is None:
         return f"failed: {done.last_line}"
-    return f"{'in a fresh process' if done.status else 'not reproduced:'} {found[1]} times what rounding explains"
+    return f"{'in a fresh process' if done.status else 'not reproduced:'} {found[1]}x the rounding bound"

@@ -50,7 +50,7 @@ def distance(
     Args:
         value: the result to judge, of any dtype.
         reference: what eager mode computes in float64, of the same shape.
-        own: what eager mode computes in the model's own dtype; ``None`` or another shape: it loses half an ulp.
+        own: what eager mode computes in the model's own dtype; ``None`` or a different shape: it loses half an ulp.
         floor: smallest unit (:func:`smallest_unit`).
         own_dtype: dtype of the model, where ``own`` does not say it.
 

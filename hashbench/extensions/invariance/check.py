@@ -88,7 +88,9 @@ class InvarianceCheck:
         first, noted = self.variants[0], ShapeNotes()
         batch = first.subset.batch
         outcome = Outcome(Status.PASS, self.level, iterations=self.subject.iterations)
-        outcome = outcome.having(BatchFacts(company=first.words), batch_size=None if first.subset.together else batch)
+        outcome = outcome.having(
+            BatchFacts(compared_with=first.words), batch_size=None if first.subset.together else batch
+        )
         reference = self._compared_run(first, batch, noted)
         if isinstance(reference, Failure):
             return replace(outcome, accuracy=_failed(reference, Status.REFERENCE_FAIL), failure=reference)
@@ -177,8 +179,8 @@ class InvarianceCheck:
                 if runs.variant.compare_alike(one, other, size).difference is not None:
                     blamed = "context" if subset.together else "batch"
                     return outcome, (
-                        f"two runs of the same {same} differ, so that the {blamed} cannot be blamed: sweep it without "
-                        "--batch-invariant"
+                        f"two runs of the same {same} differ, whatever the {blamed}: run the model without "
+                        "--batch-invariant first"
                     )
         return outcome, ""
 

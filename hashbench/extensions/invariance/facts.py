@@ -12,7 +12,7 @@ class BatchFacts(Facts):
     """What the same items or tokens show in another run.
 
     Attributes:
-        company: in words, what was compared; empty: batches of other sizes.
+        compared_with: in words, what was compared; empty: batches of other sizes.
         batch_sizes: the smaller batches, in their order: ``4 2 1``.
         smallest_batch: smallest number of items with which the kernel that is named differs.
         shapes: that this kernel was given in the other run.
@@ -20,7 +20,7 @@ class BatchFacts(Facts):
         not_attributable: number of records that could not be attributed to items.
     """
 
-    company: str = column(label="Compared")
+    compared_with: str = column(label="Compared", formerly="company")
     batch_sizes: str = column(label="Batch sizes compared")
     smallest_batch: int | None = None
     shapes: str = ""

@@ -184,7 +184,7 @@ def _with_detail(compared: RowComparison, origins: tuple[str, ...]) -> _Said:
     views = [runs.other.views.get(first, {}).get(path, ()) for path in reads_by_view(runs, first)]
     if views:
         through = ", ".join(dict.fromkeys(op for chain in views for op in chain)) or "a view"
-        return origins, f"through {through} it reads memory that holds other content for another {runs.varied}"
+        return origins, f"through {through} it reads memory that holds different content for another {runs.varied}"
     return origins, runs.judged[first].coupled or _instead_of(runs, first)
 
 
@@ -197,7 +197,7 @@ def _instead_of(runs: RowRuns, node: str) -> str:
     ops = dict.fromkeys(
         one.op for one in runs.references.values() if one.id in alone and one.module == module and one.outputs
     )
-    return f"{_names(runs)[1]} calls other ops here ({', '.join([*ops][:4]) or 'none'})"
+    return f"{_names(runs)[1]} calls different ops here ({', '.join([*ops][:4]) or 'none'})"
 
 
 def _without_origin(compared: RowComparison, reached: Sequence[str]) -> _Said:

@@ -20,7 +20,7 @@ class BatchWords(RowWords):
             return ""
         what, facts = INVARIANCES[row.mode].unit, row.of(BatchFacts)
         smallest = facts.batch_sizes.rpartition(" ")[2]
-        sizes = facts.company or f"a batch of {smallest} and one of {row.batch_size}"
+        sizes = facts.compared_with or f"a batch of {smallest} and one of {row.batch_size}"
         place = in_brackets(f"in {row.module}" if row.module else "", f"at {row.source}" if row.source else "")
         shapes = f"shapes: {facts.shapes} and {facts.reference_shapes}" if facts.shapes else "shapes: of no kernel"
         from_on = f"; from {count(facts.smallest_batch, 'item')} on" if facts.smallest_batch is not None else ""

@@ -267,7 +267,7 @@ def _place(judged: JudgedRanks, candidate: Candidate) -> float:
         return float("inf")
     opaque = judged.known[at.rank].runs.opaque
     felt = source.first_visible_at or (at.node if opaque and source.node == opaque else source.node)
-    return judged.place(RankNode(at.rank, felt))  # of code that no trace sees, where it left another content first
+    return judged.place(RankNode(at.rank, felt))  # of code that no trace sees, where what it left differed first
 
 
 def _firsts(chosen: Mapping[int, Candidate], judged: JudgedRanks) -> list[int]:

@@ -46,8 +46,8 @@ def find_across_ranks(
         printed: lines that ranks print differently, which are results; ``None``: nobody looked at what they print.
 
     Raises:
-        HashbenchError: nothing can be compared: no rank has a trace in both runs, the runs are of other numbers of
-            ranks, other tracers or other programs, a trace is that of another rank, or no step is whole everywhere.
+        HashbenchError: nothing can be compared: no rank has a trace in both runs, the world sizes, tracers or
+            programs differ, a trace is that of another rank, or no step is whole everywhere.
     """
     size = _world_size(first, second, world_size)
     if printed:
@@ -109,7 +109,7 @@ def _has_results(trace: Trace) -> bool:
 
 
 def _world_size(first: Mapping[int, Trace], second: Mapping[int, Trace], world_size: int | None) -> int:
-    """Return the number of ranks; refuse two runs of other numbers, and a trace of another rank."""
+    """Return the number of ranks; refuse two world sizes, and a trace of another rank."""
     sizes: dict[int, str] = {} if world_size is None else {world_size: "the program"}
     for run, traces in (("the first run", first), ("the second run", second)):
         for rank, trace in sorted(traces.items()):
@@ -123,9 +123,8 @@ def _world_size(first: Mapping[int, Trace], second: Mapping[int, Trace], world_s
                 )
             sizes.setdefault(trace.rank.world_size, run)
     if len(sizes) > 1:
-        told = " and ".join(f"{run} has {size}" for size, run in sizes.items())
         raise HashbenchError(
-            f"the traces are of other numbers of ranks: {told}",
+            f"world sizes differ: {' and '.join(f'{run} has {size}' for size, run in sizes.items())}",
             consequence="nothing was compared",
             tip="Give two recordings of one program on as many ranks.",
         )
@@ -177,11 +176,11 @@ def _unequal_calls(judged: JudgedRanks) -> Iterator[str]:
         for group in groups:
             made = {rank: counts[rank].get(group, 0) for rank in group.process_group if rank in counts}
             if len(set(made.values())) > 1:
-                told = ", ".join(f"rank {rank} {number}" for rank, number in made.items())
+                numbers = ", ".join(f"rank {rank} {number}" for rank, number in made.items())
                 yield (
-                    f"In the {run} run the ranks called the collectives of "
-                    f"{group_word(group.process_group, group.ordinal)} in other numbers ({told}): "
-                    "a rank stopped early, or its trace is of another run."
+                    f"In the {run} run the ranks issued different numbers of collectives on "
+                    f"{group_word(group.process_group, group.ordinal)} ({numbers}): a rank stopped early, or its "
+                    "trace is of another run."
                 )
                 break
 

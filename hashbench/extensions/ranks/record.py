@@ -126,7 +126,7 @@ class RankRecorder:
         if self._trace.is_active:
             self._trace.stop()
         if not (was_active or self._closed or ended):
-            ended = f"it made {count(self._seen, 'step')}, and none of those to be recorded"
+            ended = f"it ended after {count(self._seen, 'step')}, before the first recorded one"
         self._write_end(ended, tail=was_active and not self._lost)
 
     def end_by_signal(self, name: str) -> None:
@@ -289,7 +289,7 @@ def record_ranks(
         raise HashbenchError(
             f"invalid steps {steps.start}:{steps.stop}",
             consequence="nothing was recorded",
-            tip="Give the first step, from 0 on, and a later one behind the last: `--steps 2:4` records 2 and 3.",
+            tip="Use START:STOP, 0 <= START < STOP: `--steps 2:4` records 2 and 3.",
         )
     captured = _capture_of(Path(folder), (capture,) if isinstance(capture, str) else capture)
     recorder = RankRecorder(Path(folder), model, steps, tracer=tracer, source_lines=source_lines, capture=captured)

@@ -11,7 +11,7 @@ their parts of a tensor, and a collective makes them equal again. So the origin 
 * ``kernel``: it ends in a kernel whose inputs agree.
 * ``collective``: it comes to a collective that should have left the same on both ranks.
 * ``state``: the parameter differed before it was first read.
-* ``outside``: the last recorded write agrees: something wrote the parameter behind torch's back.
+* ``outside``: the last recorded write agrees: something wrote the parameter outside the dispatcher.
 
 From three ranks on, the ranks of the minority are named; of two, nobody can say which one is right.
 """
@@ -67,7 +67,7 @@ class ReplicaDifference:
     Attributes:
         name: of the parameter.
         ranks: the ranks that must hold the same.
-        minority: those that have another content than most; empty if no content has a majority.
+        minority: those whose content differs from that of most; empty if no content has a majority.
         step: the first step after which it differs; ``None`` at the end of a run that was not recorded by steps.
         written_by: id of the record, on ``compared[0]``, that wrote it so; empty if no record did.
         compared: the two ranks whose traces were compared.
@@ -225,7 +225,7 @@ class _DivergedReplica:
 
     @property
     def minority(self) -> tuple[int, ...]:
-        """The ranks with another content than most."""
+        """The ranks whose content differs from that of most."""
         counts = Counter(result.digest for result in self.results.values()).most_common(2)
         if len(self.results) < 3 or counts[0][1] == counts[1][1]:
             return ()
@@ -414,7 +414,7 @@ class _ReplicaPair:
         if not self._differs(at):
             old, new = (apart.results[rank].digest.word() for rank in self.ranks)
             return _Why(
-                Origin.OUTSIDE, at, "it was written behind torch's back after its last recorded write", (old, new)
+                Origin.OUTSIDE, at, "it was modified outside the dispatcher after its last recorded write", (old, new)
             )
         differs = self.known.differs  # of memory that is tainted, the part that is read may agree
         surely, perhaps = (self._walked_origin(at, apart, nodes) for nodes in (differs, differs | self.known.tainted))
@@ -434,7 +434,7 @@ class _ReplicaPair:
         if moved is not None:
             return moved
         if any(self._is_by_design(node) for node in walked.reached if node != at):
-            detail = f"no collective of {group} lies between the data of each rank and this gradient"
+            detail = f"this gradient was never reduced over ranks {group}"
             return _Why(UNREDUCED, at, detail, self._shown(at))
         lone = [node for node in walked.reached if self._is_lone(node)]
         if lone:
@@ -479,7 +479,7 @@ class _ReplicaPair:
 
     def _moved_words(self, ahead: int, op: str) -> str:
         rank, other = self.ranks[ahead], self.ranks[1 - ahead]
-        apart = f"behind it {op} draws other numbers on each"
+        apart = f"after it {op} draws different numbers on each"
         return f"rank {rank} drew from its generator here, rank {other} did not; {apart}"
 
     def _first_of_lone(self, lone: Iterable[str]) -> str:
@@ -493,9 +493,9 @@ class _ReplicaPair:
     def _detail(self, source: Source) -> str:
         base, other = self.ranks
         if source.origin == Origin.RNG:
-            return f"the random generator of rank {other} was in another state than that of rank {base}"
+            return f"RNG state differs between ranks {base} and {other}"
         if source.origin == Origin.SEQUENCE:
-            return f"rank {other} reads another tensor here than rank {base}"
+            return f"rank {other} reads a different tensor here than rank {base}"
         if source.origin == Origin.KERNEL:
             return f"the output differs between ranks {base} and {other} although every input is equal"
         return source.detail

@@ -336,7 +336,7 @@ class JudgedRanks:
 BY_PYTHON = frozenset({Origin.OUTSIDE, Origin.SEQUENCE})
 """Origins of what may follow from other differences by way of Python."""
 
-OTHERS_AGREE = "what the other ranks gave is equal in both runs"
+OTHERS_AGREE = "the other ranks contributed the same in both runs"
 
 
 def _contributors(collectives: Iterable[Collective], calls: Iterable[CollectiveCall | None]) -> Iterable[int]:
@@ -382,7 +382,7 @@ def _first_lone_call(judged: JudgedRanks, rank: int, call: CollectiveCall | None
 
 def _order_of_arrival(judged: JudgedRanks, at: RankNode, a: OpRecord, b: OpRecord) -> str:
     came = [calls[at.rank].by_record.get(one.id) for calls, one in zip(judged.calls, (a, b), strict=True)]
-    told = "equal messages arrived in another order"
+    told = "equal messages arrived in a different order"
     first, second = (f"rank {one.source}" if one is not None else "" for one in came)
     return f"{told}: from {first} in the first run, from {second} in the second" if first and second else told
 
@@ -395,13 +395,13 @@ def _from_exchange(judged: JudgedRanks, at: RankNode, missing: tuple[int, ...]) 
     assert b is not None
     is_unknown = a.id in judged.calls[0][at.rank].unknown
     origin = Origin.RANKS if missing or is_unknown or has_pending(a, b) else Origin.COLLECTIVE
-    detail = "what every rank gave is equal in both runs, and what came back is not"
+    detail = "all ranks contributed the same; the collective's output differs"
     if missing:
         detail = f"{missing_words(missing, [rank for rank in missing if rank in judged.calls[0]])}: {OTHERS_AGREE}"
     elif origin == Origin.RANKS and not is_unknown:
-        detail = "what every rank gave is equal in both runs, and what came back was read before it was waited for"
+        detail = "all ranks contributed the same; the output was read before it was waited for"
     elif is_unknown:
-        detail = "it is not known what this op exchanges, and with which ranks"
+        detail = "semantics of this collective are unknown"
     elif a.collective is not None and is_from_any_source(a.collective):
         detail = _order_of_arrival(judged, at, a, b)
     source = Source(origin, at.node, runs.position[at.node], detail, *contents_in_words(a.outputs, b.outputs))
@@ -418,11 +418,11 @@ def _from_outside(judged: JudgedRanks, at: RankNode) -> Source:
     position = runs.position[at.node]
     both = [calls[at.rank].by_record.get(one.id) for one, calls in zip((a, b), judged.calls, strict=True)]
     if _other_peers(*both):
-        detail = "the process group, or the rank at the other end, which this rank gave, is another one"
+        detail = "the process group, or the peer, of this call differs"
         first, second = ("" if one is None else f"({one.word()})" for one in both)
         return Source(Origin.OUTSIDE, at.node, position, detail, first, second)
     if a.arguments != b.arguments and all(None in pair or _is_equal(*pair) for pair in _pairs(a, b)):
-        detail = "an argument that is not a tensor has another value"
+        detail = "a non-tensor argument differs"
         return Source(Origin.OUTSIDE, at.node, position, detail, f"({a.arguments})", f"({b.arguments})")
     source = known.sources.get(at.node)
     if source is not None and source.origin == Origin.SEQUENCE:
@@ -433,7 +433,7 @@ def _from_outside(judged: JudgedRanks, at: RankNode) -> Source:
         if memory is not None:
             return adopted_memory(runs, memory)
     argument = next((one.argument for pair in changed for one in pair if one is not None), "")
-    detail = f"argument {argument}, which this rank gave, was written outside torch"
+    detail = f"argument {argument}, which this rank contributed, was written outside torch"
     first, second = (" ".join(one.digest for one in contributed_by(record)) for record in (a, b))
     return Source(Origin.OUTSIDE, at.node, position, detail, first, second, opaque_producer=True)
 

@@ -105,7 +105,7 @@ _STATUS_OF = {
     Became.NOT_SELECTED: ExpectationStatus.NOT_ASKED,
     **dict.fromkeys(AS_BEFORE, ExpectationStatus.MET),
 }
-"""Outcomes with another word here; ``regressed`` and ``fails otherwise`` depend on the new status."""
+"""Outcomes with another word here; ``regressed`` and ``fails differently`` depend on the new status."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,9 +292,9 @@ def expectation_status(outcome: Became, accuracy: str, *, expected: bool = True,
         expected: a CSV expects its row; else it is compared with the night before.
         unseen: consecutive nights in which it ran without showing what is expected.
     """
-    if outcome in (Became.REGRESSED, Became.FAILS_OTHERWISE) and kind_of(accuracy) is Kind.LATENT:
+    if outcome in (Became.REGRESSED, Became.FAILS_DIFFERENTLY) and kind_of(accuracy) is Kind.LATENT:
         return ExpectationStatus.NEW_LATENT
-    if outcome in (Became.REGRESSED, Became.FAILS_OTHERWISE):
+    if outcome in (Became.REGRESSED, Became.FAILS_DIFFERENTLY):
         return ExpectationStatus.NEW_DIFFERENCE if kind_of(accuracy) is Kind.DIFFER else ExpectationStatus.BROKEN
     if expected and outcome in (Became.FIXED, Became.NOT_SEEN) and unseen >= STALE_AFTER:
         return ExpectationStatus.STALE

@@ -309,7 +309,7 @@ class ModelRows:
             if (known := self._models.get(row_key(row))) is not None and known.last == night:
                 raise HashbenchError(
                     f"{file} holds {row.name} ({', '.join(filter(None, row_key(row)[:-1]))}) again",
-                    consequence="a night has one result of it",
+                    consequence="each night may have only one result per model",
                     tip="Keep one of the two rows.",
                 )
         for row in map(shown, rows):

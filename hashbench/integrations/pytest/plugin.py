@@ -99,7 +99,7 @@ _NAMES = tuple(field.name for field in dataclasses.fields(Options))
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of the command line and of ``pytest.ini``."""
-    group = parser.getgroup("hashbench", "functions that must give the same in every run")
+    group = parser.getgroup("hashbench", "determinism checks")
     group.addoption(
         "--hashbench-output",
         metavar="DIR",

@@ -202,7 +202,7 @@ class _AuditRun:
         if manifest.options != self.request.options:
             raise HashbenchError(
                 f"cannot resume {self.folder.path}",
-                consequence="it holds an audit that was asked for otherwise",
+                consequence="it holds an audit with different options",
                 tip="Repeat the command that began it, or choose another --output.",
             )
         return manifest.ops

@@ -89,8 +89,8 @@ def decide(base: str, new: str) -> Became:
     if old is None:
         return Became.MEASURED_NOW
     if now < old:
-        return Became.DEPENDS_OTHERWISE if now else Became.BECAME_INVARIANT
-    return Became.UNCHANGED if base == new else Became.DEPENDS_OTHERWISE
+        return Became.DEPENDS_DIFFERENTLY if now else Became.BECAME_INVARIANT
+    return Became.UNCHANGED if base == new else Became.DEPENDS_DIFFERENTLY
 
 
 def compare(base: Audit, new: Audit) -> Comparison[InvarianceRow]:
@@ -101,7 +101,7 @@ def compare(base: Audit, new: Audit) -> Comparison[InvarianceRow]:
 def _judged(base: InvarianceRow, new: InvarianceRow) -> tuple[Became, str]:
     outcome, moved = decide(base.verdict, new.verdict), _moved(base, new)
     if outcome is Became.UNCHANGED:
-        return Became.DEPENDS_OTHERWISE if moved else outcome, moved
+        return Became.DEPENDS_DIFFERENTLY if moved else outcome, moved
     verdicts = f"{base.verdict} → {new.verdict}" if base.verdict != new.verdict else ""
     return outcome, "; ".join(filter(None, (verdicts, moved)))
 

@@ -162,9 +162,9 @@ def _judged(base: AuditRow, new: AuditRow, *, tracers: str) -> tuple[Became, str
     if tracers:
         return outcome, f"tracer {tracers}, so kernels are not compared" if moved else ""
     if moved:
-        return Became.DIFFERS_OTHERWISE, f"{base.kernel} → {new.kernel}"
+        return Became.DIFFERS_DIFFERENTLY, f"{base.kernel} → {new.kernel}"
     if base.documented != new.documented:
-        return Became.DOCUMENTED_OTHERWISE, f"{base.documented} → {new.documented}"
+        return Became.DOCUMENTED_DIFFERENTLY, f"{base.documented} → {new.documented}"
     return outcome, ""
 
 

@@ -243,5 +243,5 @@ def _restored(tensor: torch.Tensor, saved: Saved) -> torch.Tensor:
         except (RuntimeError, OverflowError, TypeError):
             raise ValueError("a saved tensor has another size") from None
     if tensor.dtype is not dtype or tuple(tensor.shape) != saved.shape:
-        raise ValueError("a saved tensor has another dtype or shape")
+        raise ValueError("a saved tensor has a different dtype or shape")
     return tensor

@@ -196,17 +196,17 @@ def _changes(old: OpRecord, new: OpRecord) -> Iterator[str]:
         which = "" if len(old.outputs) == 1 else f" ({len(kinds)} of {len(old.outputs)} tensors)"
         yield " and ".join(dict.fromkeys(kinds)) + which
     if old.rng != new.rng:
-        yield "the random generator was in another state before it"
+        yield "RNG state before it differs"
 
 
 def _change(old: TensorDigest, new: TensorDigest) -> str:
     if old.dtype != new.dtype:
-        return "another dtype"
+        return "different dtype"
     if old.shape != new.shape:
-        return "another shape"
+        return "different shape"
     if old.stride != new.stride:  # the digest is of the bytes in the order of memory
-        return "another stride" if old.value == new.value else "another stride, and other bytes in memory order"
-    return "another content"
+        return "different stride" if old.value == new.value else "different stride, and different bytes in memory order"
+    return "different content"
 
 
 def _seen(observation: Observation | None) -> str:

@@ -62,7 +62,7 @@ def test_harmless_garbage_is_counted_and_passes() -> None:
 
         def forward(self, x):
             RUNS[0] += 1
-            with poisoned_memory(POISONS[RUNS[0] % 2]):  # memory that nobody wrote has another content in each run
+            with poisoned_memory(POISONS[RUNS[0] % 2]):  # memory that nobody wrote has different content in each run
                 return self.lstm(x)[0]
 
     def build() -> Workload:

@@ -33,9 +33,9 @@ def test_a_value_behind_a_draw_may_come_from_elsewhere() -> None:
     assert value is not None
     assert drawn.kernel == "aten.randperm.default"
     assert drawn.detail == (
-        "the random generator was in another state before this op. No op reads what aten.randperm.default drew, so "
+        "RNG state before this op differs. No op reads what aten.randperm.default drew, so "
         "Python may have: aten.mul.default behind it may follow from that, or from something else outside torch "
-        "(an argument that is not a tensor has another value: (1) and (2))"
+        "(a non-tensor argument differs: (1) and (2))"
     )
     assert (value.origin, value.kernel) == ("outside", "aten.mul.default")
 

@@ -225,16 +225,16 @@ difference written into part of a tensor: kernel at index_put_
     x = relu_ !x -> r
     sum x => y|Y
 
-only the stride differs: kernel at sort; detail=the output has other strides although every input is equal; \
+only the stride differs: kernel at sort; detail=the output has different strides although every input is equal; \
 first=float32[4]:v stride [1]; second=float32[4]:v stride [2]
     sort input/0 => v~1|2
 
 only the stride of an input differs: input at linear; node=input/0; \
-detail=the model input input/0 has other strides before the first op; first=float32[4]:x stride [1]
+detail=the model input input/0 has different strides before the first op; first=float32[4]:x stride [1]
     linear input/0=x~1|2 => y|Y
 
 only the stride of a parameter differs: state at linear; node=parameter/Net.weight; \
-detail=the parameter Net.weight has other strides before the first op; second=float32[4]:w stride [2]
+detail=the parameter Net.weight has different strides before the first op; second=float32[4]:w stride [2]
     linear input/0 parameter/Net.weight=w~1|2 => y|Y
 
 only the stride of an input differs, inputs hashed: input at linear; node=input/0
@@ -251,12 +251,12 @@ a kernel differs though its input has the same strides, inputs hashed: kernel at
     v = sort input/0=x@x -> v~2
     mul v@v => y|Y
 
-a copy into memory from outside that has other strides: outside at copy_; node=other/Net#0; opaque_producer=False; \
-detail=a tensor that no recorded op wrote has other strides; first=float32[4]:g stride [1]
+a copy into memory from outside that has different strides: outside at copy_; node=other/Net#0; opaque_producer=False; \
+detail=a tensor that no recorded op wrote has different strides; first=float32[4]:g stride [1]
     x = relu input/0 -> r
     copy_ !other/Net#0=g~1|2 x => a|A~1|2
 
-a result is written to memory from outside that has other strides: outside at mul; node=other/Net#0
+a result is written to memory from outside that has different strides: outside at mul; node=other/Net#0
     mul input/1 out=!other/Net#0=g~1|2 => a|A~1|2
 
 a copy into memory of other content and equal strides: outside at copy_; opaque_producer=True; \
@@ -264,7 +264,7 @@ node=forward.0/Net/aten.copy_.default#0
     x = relu input/0 -> r
     copy_ !other/Net#0=g|G x => a|A
 
-a copy that has other strides: kernel at clone; detail=the output has other strides although every input is equal
+a copy with different strides: kernel at clone; detail=the output has different strides although every input is equal
     x = relu input/0 -> r
     clone x => a|A~1|2
 
@@ -411,7 +411,7 @@ memory that is written behind torch beside a view that differs, inputs hashed: o
     mv x@r[3]|R[3] => y|Y
 
 another output of one op, inputs hashed: sequence at mul; opaque_producer=False; \
-detail=it reads another output of one op than in the first run
+detail=it reads a different output of one op than in the first run
     hashed
     x = aminmax input/0=x@x -> low,high
     mul x@low|high => y|Y
@@ -703,7 +703,7 @@ another part of two tensors at once: outside at select
     add f => y|Y
 
 another part by a view from before the trace: sequence at add_; first=offset 0 shape [3]; \
-second=offset 3 shape [3]; detail=it writes to another part of the memory than in the first run
+second=offset 3 shape [3]; detail=it writes to a different part of the memory than in the first run
     hashed
     x = add_ !other/Net#0+0|3@p -> f*3
     add x@a|A => y|Y
@@ -828,7 +828,7 @@ an op in front of another call of the same op: sequence at relu; first=absent; e
     relu input/0 (2) -> r
     sum x => s|S
 
-inputs of an op are swapped: sequence at sub; detail=it reads another tensor than in the first run
+inputs of an op are swapped: sequence at sub; detail=it reads a different tensor than in the first run
     a = neg input/0 -> a
     b = exp input/0 -> b
     sub a|b b|a => y|Y
@@ -881,7 +881,7 @@ result is a part whose size was computed: kernel at bincount
     slice x (0, 0, 3 | 0, 0, 4)
     result x v|V
 
-result is written behind torch's back beside a view that both runs take: outside at relu; opaque_producer=True
+result is modified outside the dispatcher beside a view that both runs take: outside at relu; opaque_producer=True
     x = relu input/0 -> x
     slice x (0, 0, 2)
     result x a|b
@@ -1153,12 +1153,12 @@ def test_memory_that_is_only_filled_is_no_difference() -> None:
     assert judge("c10d._allgather_base_.default !other/Net#0=g|G input/0 -> a").divergence is None
 
 
-def test_a_collective_without_a_line_is_told() -> None:
+def test_a_collective_without_a_line_is_named() -> None:
     divergence = judge("x = relu input/0 -> r\nx = c10d.swap_.default !x -> a|A\nsum x => s|S").divergence
     assert divergence is not None
     assert divergence.origin == "ranks"
     assert divergence.detail.endswith(
-        "; what c10d.swap_.default exchanges is not known: hashbench/core/trace/collectives.csv does not say it"
+        "; unknown collective c10d.swap_.default (not in hashbench/core/trace/collectives.csv)"
     )
 
 
@@ -1170,13 +1170,13 @@ RECEIVED = "x = relu input/0 -> r\nx = c10d.allreduce_.default !x -> "
     [
         pytest.param(
             RECEIVED + "a|A\nsum x => s|S",
-            "c10d.allreduce_.default: what it received differs, although all that this rank gave to it is equal; "
+            "c10d.allreduce_.default: received data differs although this rank contributed the same; "
             "no collective comes before it",
             id="a collective",
         ),
         pytest.param(
             "x = relu input/0 -> r\nx = c10d.allreduce_.default !x@d|D -> a|A\nsum x => s|S",
-            "c10d.allreduce_.default: what this rank gave to it differs, although whatever wrote that is equal; "
+            "c10d.allreduce_.default: this rank's contribution differs, although whatever wrote it is equal; "
             "no collective comes before it",
             id="a collective that was given bytes from Python",
         ),
@@ -1189,18 +1189,18 @@ RECEIVED = "x = relu input/0 -> r\nx = c10d.allreduce_.default !x -> "
         pytest.param(
             RECEIVED + "a|A\nput input/1 => y|Y",
             "aten.put.default: the output differs although every input is equal; the last collective before it, "
-            "forward.0/Net/c10d.allreduce_.default#0, left other content in the two runs",
+            "forward.0/Net/c10d.allreduce_.default#0, left different content in the two runs",
             id="an op beside a collective that differs",
         ),
         pytest.param(
             RECEIVED + "a\nmul input/1 (3 | 4) => y|Y",
-            "aten.mul.default: an argument that is not a tensor has another value; the last collective before it, "
+            "aten.mul.default: a non-tensor argument differs; the last collective before it, "
             "forward.0/Net/c10d.allreduce_.default#0, left the same in both runs",
             id="an argument",
         ),
         pytest.param(
             RECEIVED + "a\nadd x other/Net#0=o|O => y|Y",
-            "other/Net#0: a tensor that no recorded op wrote has other content; the last collective before it, "
+            "other/Net#0: a tensor that no recorded op wrote has different content; the last collective before it, "
             "forward.0/Net/c10d.allreduce_.default#0, left the same in both runs",
             id="a leaf",
         ),

@@ -210,8 +210,8 @@ def test_rescaled_quantized_tensor_differs_in_value() -> None:
 
 NUMBERLESS = {
     "sparse tensors": (CSR.to_sparse(), (2 * CSR).to_sparse()),
-    "another shape": (torch.zeros(2), torch.zeros(3)),
-    "another dtype": (torch.zeros(2), torch.zeros(2, dtype=torch.float64)),
+    "different shape": (torch.zeros(2), torch.zeros(3)),
+    "different dtype": (torch.zeros(2), torch.zeros(2, dtype=torch.float64)),
     "Python values": (1, 2),
     "packed float4": tuple(torch.tensor([1, bits], dtype=torch.uint8).view(torch.float4_e2m1fn_x2) for bits in (2, 3)),
 }

@@ -66,7 +66,9 @@ def test_a_package_that_fails_on_import_is_one_line_that_names_it(install):
 
 def test_a_package_may_not_take_the_name_of_a_bundled_suite(install):
     install({"torchvision": "tiny_zoo"})
-    with pytest.raises(HashbenchError, match=r"brings a suite 'torchvision': hashbench has one of that name\. Rename"):
+    with pytest.raises(
+        HashbenchError, match=r"provides a suite 'torchvision': hashbench has one of that name\. Rename"
+    ):
         catalog("torchvision")
 
 

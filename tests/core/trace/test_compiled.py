@@ -62,7 +62,7 @@ def function(model: Net, backend: str) -> Any:
 def trained(
     make: Callable[[Net, str], Any], backend: str, trace: HashDebugTrace | None, *, breaks: bool = False
 ) -> Any:
-    """Three steps and a call of another shape, and how often dynamo compiled and why it stopped."""
+    """Three steps and a call of a different shape, and how often dynamo compiled and why it stopped."""
     torch._dynamo.reset()
     counters.clear()
     torch.manual_seed(0)

@@ -128,7 +128,7 @@ def test_stride_only_difference_is_reported(hash_inputs: bool, what: str, filled
     divergence = find(run(transposed=False), run(transposed=True)).divergence
     assert divergence is not None
     assert divergence.origin == ("input" if what == "input" else "outside")
-    assert "has other strides" in divergence.detail
+    assert "has different strides" in divergence.detail
     assert (divergence.first[-13:], divergence.second[-13:]) == ("stride [4, 1]", "stride [1, 3]")
 
 

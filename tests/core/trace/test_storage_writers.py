@@ -131,7 +131,7 @@ def test_an_equal_write_to_another_part_is_led_back_to_the_view(
 READS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
     "more of it": lambda v, i: v[: i + 1].sum(),
     "another order": lambda v, i: v.permute((0, 1) if i else (1, 0)) @ torch.arange(3.0),
-    "another shape": lambda v, i: v.view((9, 1) if i else (1, 9)).sum(0).pow(2).sum(),
+    "different shape": lambda v, i: v.view((9, 1) if i else (1, 9)).sum(0).pow(2).sum(),
     "another row, written since": lambda v, i: (v[i], v.add_(1))[0] * 2,
 }
 """Reads of a part of ``v`` that ``i`` says."""

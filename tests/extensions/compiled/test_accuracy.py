@@ -82,7 +82,7 @@ COSINE: dict[str, tuple[Results, Results | None, list[tuple[str, float]]]] = {
     "within the tolerance": ({"output.0": EAGER["output.0"] + 1e-6}, None, []),
     "a reference decides": ({"output.0": EAGER["output.0"] * 1.5}, EXACT, []),
     "not accepted": ({"output.0": -EAGER["output.0"]}, None, []),
-    "another shape": ({"output.0": EAGER["output.0"][:3]}, None, []),
+    "different shape": ({"output.0": EAGER["output.0"][:3]}, None, []),
 }
 
 

@@ -186,11 +186,10 @@ def test_without_float64_nothing_is_called_rounding() -> None:
     rung = Rung("inductor", 3.0, "output.0")
     blamed = compiled_cause._found(case_of(), Runs(), Ladder((rung,), reason="it raises", dtype=None))  # type: ignore[arg-type]
     assert (blamed.facts.stage, blamed.facts.op, blamed.facts.semantic) == ("", "", "unknown")
-    assert (
-        blamed.finding.detail == "in the model's own dtype, no backend parts by more than rounding explains; it raises"
-    )
+    detail = "in the model's own dtype, no backend differs by more than rounding explains; it raises"
+    assert blamed.finding.detail == detail
     blamed = compiled_cause._found(case_of(), Runs(), Ladder((), reason="it raises", dtype=None))  # type: ignore[arg-type]
-    assert blamed.finding.detail == "a mistake was not told from rounding: it raises"
+    assert blamed.finding.detail == "mistake or rounding is not known: it raises"
 
 
 def test_what_was_compared_in_the_own_dtype_is_told_so() -> None:
@@ -253,13 +252,13 @@ def test_a_custom_op_that_does_something_else(monkeypatch: pytest.MonkeyPatch) -
         "backward",
         "Net.act",
     )
-    assert blamed.finding.detail == "its fake implementation promises stride (1, 2), and it returns (2, 1)"
+    assert blamed.finding.detail == "fake implementation returns stride (1, 2), real kernel (2, 1)"
     inside = found("inductor", Runs(looking(judgement(buffer("k", FAR)))))
     assert (inside.facts.stage, inside.facts.op, inside.finding.kernel) == ("aot_autograd", "zoo.turn.default", "")
     monkeypatch.setattr(compiled_cause, "undeclared_effects", lambda _: SimpleNamespace(undeclared=(effect,)))
     blamed = compiled_cause.undeclared(None)
     assert (blamed.facts.op, blamed.finding.phase) == ("zoo.bump.default", "forward")
-    assert blamed.finding.detail == "x: written, which its schema does not say"
+    assert blamed.finding.detail == "x: written, not declared in its schema"
 
 
 LOST = LostInput("sum", "buf0", "exp", "sin", "id of sin")

@@ -54,7 +54,7 @@ def test_five_lines() -> None:
         "grad.first.weight)",
         "stage: codegen: kernel cpp_fused_relu_0, aten.relu.default (forward, in Net.relu, at net.py:7 return "
         "x.relu())",
-        "why: buf1 is 0.87 off; its largest error is 5.8e+04 times what rounding explains, eager mode's own 0.5; it "
+        "why: buf1 is 0.87 off; its largest error is 5.8e+04x the rounding bound, eager mode's own 0.5; it "
         "computes something else in float64, too, where rounding is out of the way",
         "evidence (proven; compilations with a change in which it is there): compilation/scalar_code 0/1; "
         "compilation/no_buffer_reuse 1/1; gone if scalar code (cpp.simdlen=1); not tried for lack of time "

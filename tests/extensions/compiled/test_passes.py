@@ -80,7 +80,7 @@ def gelu(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         pytest.param(replaces("gelu", aten.gelu.default), False, id="the same op again"),
         pytest.param(replaces("gelu", aten.gelu.default, approximate="tanh"), True, id="an approximation"),
         pytest.param(replaces("sum_1", aten.mean.dim, [-1]), True, id="mean for sum"),
-        pytest.param(replaces("sum_1", aten.sum.dim_IntList, [0]), True, id="another shape"),
+        pytest.param(replaces("sum_1", aten.sum.dim_IntList, [0]), True, id="different shape"),
     ],
 )
 def test_the_first_wrong_pass(edit: Edit, wrong: bool, dtype: torch.dtype) -> None:

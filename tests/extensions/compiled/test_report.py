@@ -37,16 +37,16 @@ TEXTS: dict[str, tuple[Sequence[ListedKernel], str]] = {
     ),
     "other bits": (
         (MM, OTHER_BITS, OTHER_INPUTS),
-        "1 of 3 kernel calls has other bits on equal inputs (first: cpp_fused_relu_0, aten.relu); "
+        "1 of 3 kernel calls has different bits on equal inputs (first: cpp_fused_relu_0, aten.relu); "
         "the bits of 1 call were not compared (other inputs, or not recorded)",
     ),
     "other bits of an op": (
         (replace(MM, writes=("z",)), RELU, SUM),
-        "1 of 3 kernel calls has other bits on equal inputs (first: extern_kernels.mm, aten.mm in fc)",
+        "1 of 3 kernel calls has different bits on equal inputs (first: extern_kernels.mm, aten.mm in fc)",
     ),
     "another source and other bits": (
         (MM, replace(OTHER_SOURCE, writes=("e",)), replace(SUM, source="t", writes=("g",))),
-        "2 of 3 kernel calls have another source (first: cpp_fused_relu_3, aten.relu), 2 have other bits on equal "
+        "2 of 3 kernel calls have another source (first: cpp_fused_relu_3, aten.relu), 2 have different bits on equal "
         "inputs (first: cpp_fused_relu_3, aten.relu)",
     ),
     "a call more": (

@@ -178,7 +178,10 @@ def test_folder_with_a_kernel_has_its_source(tmp_path: Path) -> None:
     ("changes", "said"),
     [
         ({"function": ""}, "the C++ of its kernel is gone"),
-        ({"results": (ExpectedResult("x", 0, torch.ones(2), torch.ones(3)),)}, "another shape than its allowed error"),
+        (
+            {"results": (ExpectedResult("x", 0, torch.ones(2), torch.ones(3)),)},
+            "different shape than its allowed error",
+        ),
     ],
 )
 def test_what_cannot_be_repeated_is_said(changes: dict[str, Any], said: str, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_passing_compiled_models_say_what_is_suspicious_and_what_was_not_compile
         row("d", "pass_due_to_skip", backend="inductor", error="nothing was compiled: no frame was compiled"),
     ]
     lines = sweep_table(rows).splitlines()
-    assert "1 pass: suspicious: 40 times what rounding explains (eager mode 0.5) (a)" in lines
+    assert "1 pass: suspicious: 40x the rounding bound (eager mode 0.5) (a)" in lines
     assert "1 pass: eager mode is farther from float64 in loss.1: 2e-05, compiled 7e-08 (b)" in lines
     assert "1 pass_due_to_skip: nothing was compiled: no frame was compiled (d)" in lines
     assert "in all but 1 model none is beyond what rounding explains" in lines[-1]

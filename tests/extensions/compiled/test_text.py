@@ -52,8 +52,8 @@ PASSES = changed(PASSES, semantic="", confidence="", advice="", evidence=RowEvid
 def test_a_wrong_kernel_is_told_with_op_module_and_line() -> None:
     assert text.WORDS.where(WRONG) == "cpp_fused_relu_0 (aten.relu.default) in Net.act, net.py:18 forward"
     assert text.WORDS.why(WRONG) == (
-        "beyond the tolerance: loss.1; buf1 is 0.48 off; 2.2e+07 times what rounding explains (eager mode 0.5); "
-        "in float64 too: a mistake, not rounding; gone with: aten.relu.default runs eagerly (1 of 3 compilations)"
+        "beyond the tolerance: loss.1; buf1 is 0.48 off; 2.2e+07x the rounding bound (eager mode 0.5); "
+        "in float64 too: a mistake, not rounding; fixed by: aten.relu.default runs eagerly (1 of 3 compilations)"
     )
     assert text.WORDS.why_with_stage(WRONG).startswith("codegen (proven): beyond the tolerance")
     assert text.WORDS.place(WRONG) == "codegen: cpp_fused_relu_0 (aten.relu.default) in Net.act"
@@ -62,7 +62,7 @@ def test_a_wrong_kernel_is_told_with_op_module_and_line() -> None:
 def test_a_row_read_from_a_csv_shows_the_evidence_whole() -> None:
     read = changed(WRONG, evidence=RowEvidence(WRONG.evidence.text))
     assert not read.evidence.results
-    assert text.WORDS.why(read).endswith(f"gone with: aten.relu.default runs eagerly ({'; '.join(TRIALS)})")
+    assert text.WORDS.why(read).endswith(f"fixed by: aten.relu.default runs eagerly ({'; '.join(TRIALS)})")
 
 
 def test_rounding_blames_no_kernel() -> None:
@@ -73,7 +73,7 @@ def test_rounding_blames_no_kernel() -> None:
         "rounding (proven): no kernel is to blame; beyond the tolerance"
     )
     assert "not in float64: rounding, not a mistake" in text.WORDS.why(ROUNDING)
-    assert "1.5 times what rounding explains" in text.WORDS.why(ROUNDING)
+    assert "1.5x the rounding bound" in text.WORDS.why(ROUNDING)
 
 
 def test_a_stage_without_kernels_blames_the_op() -> None:
@@ -90,13 +90,13 @@ def test_a_stage_without_kernels_blames_the_op() -> None:
         pytest.param(changed(PASSES, beyond_rounding=16.0), [], id="at the limit"),
         pytest.param(
             changed(PASSES, beyond_rounding=40.0, eager_rounding=0.9, detail="cpp_fused_var_0 is right in float64"),
-            ["suspicious: cpp_fused_var_0 is right in float64; 40 times what rounding explains (eager mode 0.9)"],
+            ["suspicious: cpp_fused_var_0 is right in float64; 40x the rounding bound (eager mode 0.9)"],
             id="beyond rounding",
         ),
         pytest.param(
             changed(PASSES, beyond_rounding=2e7, stage="codegen", kernel="cpp_fused_relu_0", semantic="yes"),
             [
-                "suspicious at cpp_fused_relu_0: codegen: 2e+07 times what rounding explains (eager mode 0.5); "
+                "suspicious at cpp_fused_relu_0: codegen: 2e+07x the rounding bound (eager mode 0.5); "
                 "in float64 too: a mistake, not rounding"
             ],
             id="a mistake within the tolerance",

@@ -162,7 +162,7 @@ def test_varying_kernel_is_not_changed() -> None:
 
 @pytest.fixture
 def spoiling() -> Iterator[Callable[[], None]]:
-    """A program of two kernels that read the same; the first one also writes there, which its schema does not say."""
+    """A program of two kernels that read the same; the first one also writes there, not declared in its schema."""
     library = torch.library.Library("fingerprint_spoils", "DEF")
     library.define("first(Tensor x) -> Tensor")
     library.define("second(Tensor x) -> Tensor")

@@ -34,7 +34,11 @@ def read_by_rows(x: torch.Tensor) -> torch.Tensor:
 VIEWS = {
     "of what a call left": (read_by_columns, "aten.exp.default", "aten.as_strided.default"),
     "of the input": (lambda x: x.as_strided(x.shape, (1, len(x))).exp(), "aten.exp.default", "aten.as_strided.default"),
-    "of another shape": (lambda x: (x.t() * 2).contiguous().view(len(x), -1).exp(), "aten.exp.default", "aten.view"),
+    "of a different shape": (
+        lambda x: (x.t() * 2).contiguous().view(len(x), -1).exp(),
+        "aten.exp.default",
+        "aten.view",
+    ),
     "of the last item": (lambda x: x.exp() + (x * 2)[-1:], "aten.add.Tensor", "aten.slice.Tensor"),
     "of a view": (
         lambda x: (x * 2).as_strided((x.shape[1], len(x)), (len(x), 1)).t().exp(),

@@ -120,7 +120,7 @@ def test_only_the_outputs_that_are_named_are_explained() -> None:
 def test_an_op_that_only_the_smaller_batch_runs_is_named() -> None:
     found = located(lambda x: (x * 2 if x.shape[0] == BATCH else plant(x * 2).neg()) + 1)
     assert found.kernel == PLANTED
-    assert found.detail == f"a batch of {BATCH} calls other ops here (none)"
+    assert found.detail == f"a batch of {BATCH} calls different ops here (none)"
     assert (found.shapes, found.reference_shapes, found.call) == ("(3,4,8)", "", None)
 
 

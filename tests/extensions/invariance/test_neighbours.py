@@ -53,7 +53,7 @@ def test_other_ops_for_another_number_of_items_are_a_choice_by_size(function):
     row = checked(function, torch.randn(8, 1024), options=DIAGNOSED)
     assert (row.accuracy, row.kernel) == ("fail_batch_invariance_at_4", "batch_test.split_sum.default")
     assert (row.cause, row.confidence, flat(row).smallest_batch) == ("shape_dependent_kernel", "proven", 6), row.because
-    assert "a batch of 8 calls other ops here (batch_test.whole_sum.default)" in row.detail
+    assert "a batch of 8 calls different ops here (batch_test.whole_sum.default)" in row.detail
     assert "0 of 6 with other content in the other items" in row.because
     assert "Draw" not in row.advice
 

@@ -17,7 +17,7 @@ FOUND = {"mode": BATCH_INVARIANCE, "differing_results": "output.0", "kernel": "a
     ("compared", "sizes"),
     [
         ({"batch_sizes": "8 4"}, "a batch of 4 and one of 16"),
-        ({"company": "8 items, and the same in reverse order"}, "8 items, and the same in reverse order"),
+        ({"compared_with": "8 items, and the same in reverse order"}, "8 items, and the same in reverse order"),
     ],
 )
 def test_what_was_compared_and_the_kernel_are_named(compared: dict[str, str], sizes: str) -> None:

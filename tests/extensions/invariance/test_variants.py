@@ -61,14 +61,14 @@ def test_specimen_is_named_and_its_twin_passes(name, specimens):
 def test_twin_of_tokens_has_every_invariance(invariance, specimens):
     row = run_model(specimens["decode_cache_twin"], options(invariance))
     assert (row.accuracy, row.benign, flat(row).batch_sizes) == ("pass", 0, "")
-    assert flat(row).company
+    assert flat(row).compared_with
 
 
 @pytest.mark.slow
 def test_items_keep_places_only_in_smaller_batches(specimens):
     assert run_model(specimens["position_place"], options("batch")).accuracy == "pass"
     row = run_model(specimens["position_place"], options("position"))
-    assert (flat(row).company, row.batch_size) == ("8 items, and the same in reverse order", 8)
+    assert (flat(row).compared_with, row.batch_size) == ("8 items, and the same in reverse order", 8)
     assert "where an item lies in the batch decides too" in row.because
     assert row.max_abs_diff
 
@@ -265,4 +265,4 @@ def test_several_invariances_are_folders_of_one_sweep(tmp_path, capsys):
     assert cli.main([*words, *only, "--output", str(out), "--diagnose-budget", "0", "--resume"]) == 0
     assert Path(out / "left-padding-invariance" / "accuracy.csv").read_bytes() == before
     row: Row = read_rows(out / "cached-decode-invariance" / "accuracy.csv")[0]
-    assert flat(row).company == "the last token of 12 at once, and after a cache of the others"
+    assert flat(row).compared_with == "the last token of 12 at once, and after a cache of the others"

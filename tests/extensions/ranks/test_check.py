@@ -70,7 +70,7 @@ def test_the_call_is_captured_on_its_rank_and_replayed_without_the_other(tmp_pat
     assert (flat(row).rank, row.kernel, row.cause) == (1, "ranked_zoo.counted.default", "opaque_kernel")
     assert row.evidence.result("repeat", "call").differing == row.evidence.result("repeat", "call").trials > 0
     assert row.evidence.result("pair", "pair").differing == 8
-    assert row.evidence.result("fresh_process", "process").note == "its other ranks would have to start, too"
+    assert row.evidence.result("fresh_process", "process").note == "needs all ranks"
     assert (tmp_path / row.repro / "repro.py").exists()
 
 

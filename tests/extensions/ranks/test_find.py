@@ -1004,7 +1004,7 @@ a setting that changed on one rank: 1 settings sum
         x = all_reduce !x -> s|S
         sum x => r|R
 
-a result written behind torch's back: 1 outside relu
+a result modified outside the dispatcher: 1 outside relu
     rank 0:
         relu input/0 => r
     rank 1:
@@ -1141,19 +1141,19 @@ def test_the_rank_and_the_kernel_are_named(case: Case) -> None:
     assert not verdict.equal or case.expected == "agree"
 
 
-def test_another_group_and_another_root_are_told_as_arguments() -> None:
+def test_another_group_and_another_root_are_named_as_arguments() -> None:
     group, root = (
         next(case.lines for name, case in CASES.items() if name.startswith(start))
         for start in ("ranks that meet others", "another root")
     )
     (first,) = judge_ranks(group).first
     assert (first.first, first.second) == ("(#1 of group 2-3)", "(#1 of group 0-2)")
-    assert first.detail.startswith("the process group, or the rank at the other end,")
+    assert first.detail.startswith("the process group, or the peer, of this call differs")
     (first,) = judge_ranks(root).first
     assert (first.first, first.second, first.detail) == (
         "(0)",
         "(1)",
-        "an argument that is not a tensor has another value",
+        "a non-tensor argument differs",
     )
 
 

@@ -31,7 +31,7 @@ EXPLAINED = (
     f"{MADE}, and sent: nothing else that was traced on rank 0 explains aten.mul.default there, "
     "unless rank 0 made that outside torch itself"
 )
-ARGUMENT = "an argument that is not a tensor has another value"
+ARGUMENT = "a non-tensor argument differs"
 
 
 @pytest.mark.parametrize(

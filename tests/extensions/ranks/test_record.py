@@ -159,7 +159,7 @@ def test_window_that_was_not_reached_says_so(tmp_path: Path) -> None:
     found = read(tmp_path)
     assert (found.records, found.steps) == ((), ())
     assert found.rank is not None
-    assert found.rank.ended == "it made 3 steps, and none of those to be recorded"
+    assert found.rank.ended == "it ended after 3 steps, before the first recorded one"
 
 
 def test_steps_are_those_of_the_most_frequent_optimizer(tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ an argument behind a part of memory of which another part differs: w outside 0 m
         p = add_ !parameter/w c -> p1 phase=optimizer
         replica p p1 as w 0-1
 
-a parameter that is written behind torch's back: w outside 0 add_
+a parameter that is modified outside the dispatcher: w outside 0 add_
     {dp 0 ranks=0-1}
     {dp 1 ranks=0-1 result=q}
 
@@ -354,7 +354,7 @@ def test_the_minority_is_named_from_three_ranks_on(
     assert found.rank == compared[bool(minority)]
 
 
-def test_an_op_that_one_rank_has_more_and_other_inputs_are_told_of_both_ranks() -> None:
+def test_an_op_that_one_rank_has_more_and_other_inputs_are_reported_of_both_ranks() -> None:
     more = 'extra="n = mul parameter/w -> n phase=backward; g = add_ !g n -> e phase=backward"'
     lines = [expanded(f"{{dp {rank} ranks=0-1-2}}") for rank in (0, 1)]
     found = check_replicas(rank_traces("\n".join([*lines, expanded(f"{{dp 2 ranks=0-1-2 {more} p=p2}}")]))).differing[0]
@@ -367,7 +367,7 @@ def test_an_op_that_one_rank_has_more_and_other_inputs_are_told_of_both_ranks() 
         replica p p{0} as w 0-1
     """
     wired = wired.format(0, "a") + wired.format(1, "b")
-    assert check_replicas(rank_traces(wired)).differing[0].detail == "rank 1 reads another tensor here than rank 0"
+    assert check_replicas(rank_traces(wired)).differing[0].detail == "rank 1 reads a different tensor here than rank 0"
 
 
 def test_the_first_step_and_the_write_are_named() -> None:

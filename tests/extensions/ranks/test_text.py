@@ -24,7 +24,7 @@ FOUND = RankDivergence(
     0,
     "net",
     "",
-    "only the first run has this op",
+    "op only in the first run",
     source="train.py:3 step",
     steered_by=Steering("item#0", "3", "4", "aten.bincount.default"),
     rank=1,
@@ -81,7 +81,7 @@ def test_the_scalar_that_was_read_before_is_shown() -> None:
 
 
 def test_the_values_of_an_argument_are_shown_where_they_can_be_told_apart() -> None:
-    detail, values = "an argument that is not a tensor has another value", {"first": "(2)", "second": "(3)"}
+    detail, values = "a non-tensor argument differs", {"first": "(2)", "second": "(3)"}
     shown = replace(FOUND, origin=Origin.OUTSIDE, detail=detail, **values)
     assert f"what differs:     {detail}: (2) and (3)" in diff_text(replace(MANY, first=(shown,)))
     assert f"({detail}: (2) and (3))" in diff_text(replace(MANY, first=(shown, shown)))

@@ -83,7 +83,7 @@ def test_a_sweep_has_them_where_its_row_files_lie(tmp_path: Path) -> None:
         pytest.param({"evidence": {**WRITTEN, "results": [{"name": "repeat"}]}}, id="no result of an experiment"),
         pytest.param({"evidence": 7}, id="a number"),
         pytest.param({"name": "another"}, id="another model"),
-        pytest.param({"dtype": "bfloat16"}, id="another dtype"),
+        pytest.param({"dtype": "bfloat16"}, id="different dtype"),
         pytest.param({}, id="not JSON"),
     ],
 )

@@ -269,7 +269,7 @@ def test_markdown_tells_stage_kernel_and_measurements_of_compiled_models():
     assert f"- stage: codegen (proven): {WHY}" in text
     assert "- where: cpp_fused_relu_0 (aten.relu.default) in Net.act, net.py:18 forward, forward" in text
     assert "- stage: rounding (proven): no kernel is to blame; beyond the tolerance" in text
-    assert "- suspicious (training): suspicious: 40 times what rounding explains" in text
+    assert "- suspicious (training): suspicious: 40x the rounding bound" in text
     assert "what differs: beyond" not in text
 
 

@@ -105,7 +105,7 @@ def test_what_is_done_is_not_run_again_and_what_is_damaged_is(tmp_path: Path) ->
     ("change", "said"),
     [
         ({}, "already holds an audit"),
-        ({"resume": True, "options": replace(OPTIONS, runs=9)}, "asked for otherwise"),
+        ({"resume": True, "options": replace(OPTIONS, runs=9)}, "with different options"),
         ({"resume": True, "manifest": '{"schema": 1}'}, r"cannot read .*audit\.json: it lacks the fields"),
     ],
 )

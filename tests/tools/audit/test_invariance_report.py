@@ -131,10 +131,10 @@ CHANGES = {
     "it depends by more than rounding": (ROW, COUPLED, "became dependent", "depends on the number → coupled"),
     "it was not measured and depends": (FAILS, PLACED, "became dependent", "fails → depends on the place"),
     "it depends no longer": (ROW, INVARIANT, "became invariant", "depends on the number → invariant"),
-    "only rounding is left": (COUPLED, ROW, "depends otherwise", "coupled → depends on the number"),
-    "now the place": (ROW, PLACED, "depends otherwise", "depends on the number → depends on the place"),
-    "another kernel": (replace(ROW, kernel="a"), replace(ROW, kernel="b"), "depends otherwise", "kernel: a → b"),
-    "another size": (ROW, replace(ROW, smallest_batch=2), "depends otherwise", "smallest batch: 3 → 2"),
+    "only rounding is left": (COUPLED, ROW, "depends differently", "coupled → depends on the number"),
+    "now the place": (ROW, PLACED, "depends differently", "depends on the number → depends on the place"),
+    "another kernel": (replace(ROW, kernel="a"), replace(ROW, kernel="b"), "depends differently", "kernel: a → b"),
+    "another size": (ROW, replace(ROW, smallest_batch=2), "depends differently", "smallest batch: 3 → 2"),
     "it died": (INVARIANT, CRASHED, "not measured any more", "invariant → crashed"),
     "it has no axis any more": (ROW, NO_AXIS, "not measured any more", "depends on the number → no batch axis"),
     "what had no axis died": (NO_AXIS, CRASHED, "not measured any more", "no batch axis → crashed"),
@@ -189,7 +189,7 @@ def test_audits_of_two_kinds_are_not_compared(tmp_path: Path, capsys: Any) -> No
     plain.write_text(AUDIT_ROWS.text([]))
     assert cli.main(["compare", str(rows), str(plain)]) == 2
     said = f"hashbench: {plain} is an audit without --rows and {rows} is an audit with --rows: they cannot be compared"
-    assert capsys.readouterr().err == f"{said}. Name two audits of one kind, or two sweeps.\n"
+    assert capsys.readouterr().err == f"{said}. Compare two audits of the same kind, or two sweeps.\n"
 
 
 def test_a_folder_of_expected_sweeps_may_hold_one_too(tmp_path: Path) -> None:

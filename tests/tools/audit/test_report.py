@@ -118,9 +118,9 @@ CHANGES = {
     "it lives again and differs": (DEAD, DIFFERS, "became nondeterministic"),
     "it is gone": (ROW, None, "missing"),
     "it is new": (None, DIFFERS, "new"),
-    "another kernel differs": (replace(DIFFERS, kernel="a"), replace(DIFFERS, kernel="b"), "differs otherwise"),
+    "another kernel differs": (replace(DIFFERS, kernel="a"), replace(DIFFERS, kernel="b"), "differs differently"),
     "the documentation changed": (DIFFERS, replace(DIFFERS, documented="deterministic under the flag: x",
-                                                   verdict="as documented"), "documented otherwise"),
+                                                   verdict="as documented"), "documented differently"),
     "other inputs": (ROW, replace(ROW, inputs="float32[6]"), "not comparable"),
     "other threads": (ROW, replace(DIFFERS, threads=4), "not comparable"),
 }  # fmt: skip
@@ -284,7 +284,7 @@ def test_kernels_of_audits_by_different_tracers_are_not_compared(tracer: str) ->
 
     (change,) = compared.changes
     if tracer == "python":
-        assert (change.outcome, change.note) == (Became.DIFFERS_OTHERWISE, "aten.add.Tensor → aten.add_.Tensor")
+        assert (change.outcome, change.note) == (Became.DIFFERS_DIFFERENTLY, "aten.add.Tensor → aten.add_.Tensor")
     else:
         note = "tracer python → native, so kernels are not compared"
         assert (change.outcome, change.note) == (Became.UNCHANGED, note)

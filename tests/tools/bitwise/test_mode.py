@@ -360,8 +360,8 @@ def one_more(x: torch.Tensor) -> list[torch.Tensor]:
 
 
 DIFFERING: dict[str, tuple[Callable[[torch.Tensor], Any], str, str]] = {
-    "another content": (count, "output", "output differs in 1 of 1 repetitions: 1 of 1 elements, by at most 1"),
-    "another shape": (longer, "output", "shapes [3] and [4]"),
+    "different content": (count, "output", "output differs in 1 of 1 repetitions: 1 of 1 elements, by at most 1"),
+    "different shape": (longer, "output", "shapes [3] and [4]"),
     "an output that only a further run has": (one_more, "output.1", "shapes none and [1]"),
     "a number": (lambda x: number(x + 1), "output", "output differs in 1 of 1 repetitions: its content"),
     "an undeclared write": (secretly_count, "argument 0", "1 of 1 elements, by at most 1"),

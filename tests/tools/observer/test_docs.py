@@ -55,6 +55,6 @@ def test_the_recipe_without_a_reference_fails_and_update_makes_the_change_the_re
     assert run("generate") == 0
     assert run("test", rate="0.2") == 1
     assert "mismatches in" in caplog.text
-    assert "another content" in caplog.text
+    assert "different content" in caplog.text
     assert run("update", rate="0.2") == 0
     assert run("test", rate="0.2") == 0

@@ -197,13 +197,13 @@ def nested(depth: int) -> dict[str, Any]:
 FIRST, SECOND = (("observations", -1, "saved", number, slice(1, 3)) for number in (0, 1))
 ENVIRONMENT, OUTPUT = ("environment",), ("observations", 0, "outputs", 0)
 HARMFUL = {
-    "another dtype": (FIRST, ["int32", [2, 3]]),
-    "another shape": (FIRST, ["float32", [3, 2]]),
+    "different dtype": (FIRST, ["int32", [2, 3]]),
+    "different shape": (FIRST, ["float32", [3, 2]]),
     "a name twice": (("observations", 1, "name"), "_1"),
     "no dtype": (FIRST, ["Tensor", [2, 3]]),
-    "another shape of bytes": (SECOND, ["complex128", [2]]),
+    "different shape of bytes": (SECOND, ["complex128", [2]]),
     "a size that no tensor has": (SECOND, ["complex128", [10**30]]),
-    "another dtype of bytes": (SECOND, ["float64", []]),
+    "different dtype of bytes": (SECOND, ["float64", []]),
     "an environment nested without end": (ENVIRONMENT, nested(300)),
     "a digest of 300 sizes": (OUTPUT, f"float32[{','.join('9' * 300)}]:0123456789abcdef"),
     "a digest with a size of 21 digits": (OUTPUT, f"float32[{'9' * 21}]:0123456789abcdef"),

@@ -492,7 +492,7 @@ def test_raise_on_mismatch_raises_where_it_happens(pair: Pair) -> None:
         observe_both()
     with pair.check(raise_on_mismatch=True) as observer:
         assert observer.mismatches == {}  # nothing is missing yet
-        with pytest.raises(RuntimeError, match=r"x_1 changed .*another content") as caught:
+        with pytest.raises(RuntimeError, match=r"x_1 changed .*different content") as caught:
             observe("x", torch.zeros(1))
         assert isinstance(caught.value, MismatchError)
         with pytest.raises(MismatchError, match="z_1 inserted"):

@@ -82,19 +82,19 @@ def with_record(observation: Observation, **change: object) -> Observation:
 
 [A] = run("a=1")
 CHANGES = {
-    "dtype": (with_output(A, dtype="float64"), "changed: another dtype"),
-    "shape": (with_output(A, shape=(3,)), "changed: another shape"),
-    "stride": (with_output(A, stride=(2,)), "changed: another stride"),
-    "content": (with_output(A, value="9"), "changed: another content"),
+    "dtype": (with_output(A, dtype="float64"), "changed: different dtype"),
+    "shape": (with_output(A, shape=(3,)), "changed: different shape"),
+    "stride": (with_output(A, stride=(2,)), "changed: different stride"),
+    "content": (with_output(A, value="9"), "changed: different content"),
     "stride and content": (
-        with_output(A, stride=(2,), value="9"), "changed: another stride, and other bytes in memory order"),
+        with_output(A, stride=(2,), value="9"), "changed: different stride, and different bytes in memory order"),
     "arguments": (with_record(A, arguments="dim=1"), "changed: its arguments were (), are (dim=1)"),
     "scalar": (with_record(A, scalar="dim=1"), "changed: its value was none, is dim=1"),
     "the generator's state alone": (with_record(A, rng="77"), ""),
     "the generator's state and content": (
         with_output(with_record(A, rng="77"), value="9"),
-        "changed: another content, the random generator was in another state before it"),
-    "not put back": (replace(A, note="another shape"), "not put back: another shape"),
+        "changed: different content, RNG state before it differs"),
+    "not put back": (replace(A, note="different shape"), "not put back: different shape"),
 }  # fmt: skip
 
 
@@ -131,7 +131,7 @@ def test_the_table_holds_every_fact_and_no_control_characters() -> None:
         put_back=[PutBack("noise_1", True), PutBack("mask_1", False, "cuda:0 to cpu")],
     )
     assert text.startswith("1 mismatch in 1 observations (the reference has 1)")
-    for part in ("changed", "0 / 0", "model.py:3 forward", "another content", "float32[2]:2", "float32[2]:1"):
+    for part in ("changed", "0 / 0", "model.py:3 forward", "different content", "float32[2]:2", "float32[2]:1"):
         assert part in text
     assert "threads.intra_op: 2 in the reference, 1 now" in text
     assert "values put back: 2, other than this run's: 1: noise_1" in text

@@ -243,7 +243,7 @@ def _replicas(evidence: Evidence) -> Decision:
 
 
 def _reordered(evidence: Evidence) -> Decision | None:
-    sentence = "both runs have the same ops, in another order or wired otherwise"
+    sentence = "both runs have the same ops, in a different order or wired differently"
     return _left(evidence, "call_order", LIKELY, sentence) if evidence.reordered else None
 
 
@@ -271,7 +271,7 @@ def _uninitialized(evidence: Evidence) -> Decision | None:
         return None
     if poison.ran:
         because = (
-            f"results do not follow what fresh memory holds, so it was filled behind torch's back: {in_words(poison)}"
+            f"results do not follow what fresh memory holds: it was filled outside the dispatcher: {in_words(poison)}"
         )
         return decision(evidence, "opaque_producer", LIKELY, because)
     because = _with("memory was read that no recorded op had written", in_words(base=evidence.arm("pair", "pair")))
@@ -319,7 +319,7 @@ def _unordered(evidence: Evidence) -> Decision | None:
     """
     if not _facts(evidence).same_values or not _repeat_differs(evidence):
         return None
-    sentence = "outcomes that differ hold the same values in other places: "
+    sentence = "outcomes that differ hold the same values in different places: "
     return _by_looks(evidence, "unordered_output", sentence, sure=not removes(evidence, "exact_values"))
 
 
@@ -490,7 +490,7 @@ def _representation(evidence: Evidence) -> Decision | None:
 
 
 def _opaque_producer(evidence: Evidence) -> Decision | None:
-    sentence = "a view or copy differs, so what it read was written behind torch's back"
+    sentence = "a view or copy differs, so what it read was modified outside the dispatcher"
     return _left(evidence, "opaque_producer", LIKELY, sentence) if evidence.opaque_producer else None
 
 

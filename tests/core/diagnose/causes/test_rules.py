@@ -152,8 +152,8 @@ OVERLAPS = {
 
 ORDERS = {
     "unordered_output proven": {
-        "the same values in other places": kernel(ALWAYS, "exact_values 20/20", same_values=True),
-        "the same values in other places, which one worker puts in order": custom(
+        "the same values in different places": kernel(ALWAYS, "exact_values 20/20", same_values=True),
+        "the same values in different places, which one worker puts in order": custom(
             ALWAYS, "exact_values 20/20", "one_worker 0/20", same_values=True, chosen_values=True
         ),
         "other places of equal values, of which whole numbers have more": kernel(
@@ -161,7 +161,7 @@ ORDERS = {
         ),
     },
     "unordered_output likely": {
-        "the same values in other places, but whole numbers remove it": kernel(
+        "the same values in different places, but whole numbers remove it": kernel(
             ALWAYS, "exact_values 0/20", "one_thread 0/20", same_values=True
         ),
         "other places of equal values, and whole numbers were not tried": kernel(
@@ -172,7 +172,7 @@ ORDERS = {
         ),
     },
     "rng proven": {
-        "the same values in other places, shuffled by a private generator": custom(
+        "the same values in different places, shuffled by a private generator": custom(
             ALWAYS, "generators 0/20 [models.shuffle.DRAW]", "one_worker 20/20", same_values=True
         ),
         "other places of equal values, drawn by a private generator": custom(
@@ -550,11 +550,11 @@ OUTSIDE = {
         ),
     },
     "external_mutation proven": {
-        "memory written behind torch's back": seen("outside", PAIR, opaque_producer=True),
-        "memory written behind torch's back by threads": seen(
+        "memory modified outside the dispatcher": seen("outside", PAIR, opaque_producer=True),
+        "memory modified outside the dispatcher by threads": seen(
             "outside", PAIR, "pair/one_worker 0/20", opaque_producer=True
         ),
-        "memory written behind torch's back from entropy": seen(
+        "memory modified outside the dispatcher from entropy": seen(
             "outside", PAIR, "pair/entropy 0/20", opaque_producer=True
         ),
     },

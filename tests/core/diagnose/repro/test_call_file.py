@@ -253,7 +253,7 @@ def test_archive_of_something_else_is_refused(folder: Path) -> None:
 FORGED_TENSORS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "no mapping": (lambda content: [content], "no tensors by name"),
     "no memories": (lambda content: {**content, "memories": None}, "no memories"),
-    "memory of another dtype": (
+    "memory of a different dtype": (
         lambda content: {**content, "memories": [m.view(torch.int8) for m in content["memories"]]},
         "where bytes belong",
     ),

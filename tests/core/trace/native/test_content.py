@@ -103,7 +103,7 @@ DIFFERENT: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         lambda: torch.zeros(2).add(1, alpha=-0.0),
     ),
     "a whole number for a float": (lambda: GIVEN.add(1), lambda: GIVEN.add(1.0)),
-    "another content": (lambda: GIVEN.add(1), lambda: GIVEN.clone().add(1)),
+    "different content": (lambda: GIVEN.add(1), lambda: GIVEN.clone().add(1)),
     "a further op": (lambda: GIVEN.add(1), lambda: GIVEN.add(1).view(-1)),
     "an op in place": (lambda: torch.ones(2).add(1), lambda: torch.ones(2).add_(1)),
     "another part of the same": (lambda: GIVEN[0].add(0) * 0, lambda: GIVEN[1].add(0) * 0),
