@@ -26,9 +26,8 @@ from tabulate import tabulate
 from hashbench.core.catalog import CAUSES
 from hashbench.core.records import Row
 from hashbench.core.results.rows import read_rows
-from hashbench.tools.audit import audit_table, invariance_report
+from hashbench.tools.audit import audit_table
 from hashbench.tools.audit import report as audit_report
-from hashbench.tools.audit.invariance_table import INVARIANCE, audit_kind
 
 ROOT = Path(__file__).parent.parent
 SPECIMEN_COLUMNS = ("kernel", "phase", "cause", "confidence", "because")
@@ -129,14 +128,14 @@ def differences(folders: Sequence[Path]) -> str:
 
 def audit(path: Path) -> str:
     """How many samples had each verdict, and a line for each op about which there is something to say; and where."""
-    kind = audit_kind(path) or audit_table.DETERMINISM
+    kind = audit_table.audit_kind(path) or audit_table.DETERMINISM
     found = audit_table.read(path, kind)
     where = [f"torch {one['packages']['torch']}, {one['cpu']['model']}" for one in found.environments]
     said = [f"Measured with {' and '.join(where)}."] if where else []
-    if kind is INVARIANCE:
-        tables = invariance_report.summary(found.rows, style="github")
-    else:
+    if kind is audit_table.DETERMINISM:
         tables = audit_report.tables_as_markdown(found.rows)
+    else:
+        tables = kind.reports().summary(found.rows, style="github")
     return "\n\n".join([tables.rstrip("\n"), *said])
 
 
@@ -175,7 +174,7 @@ def main() -> None:
         _replace(findings, "sweeps", sweeps(given.sweeps))
     for path in given.audit or ():
         audits = ROOT / "results" / "expected" / "audit.md"
-        _replace(audits, "audit rows" if INVARIANCE.lies_at(path) else "audit", audit(path))
+        _replace(audits, "audit" if audit_table.DETERMINISM.lies_at(path) else "audit rows", audit(path))
     if given.differences is not None:
         _replace(findings, "differences", differences(given.differences))
     if given.specimens is not None:

@@ -135,9 +135,8 @@ def _compare(parsed: argparse.Namespace) -> int:
     from hashbench.core.report import compare, text
     from hashbench.core.results import load
     from hashbench.tools.audit import audit_table
-    from hashbench.tools.audit.invariance_table import INVARIANCE, audit_kind
 
-    base, new = (audit_kind(path) for path in (parsed.base, parsed.new))
+    base, new = (audit_table.audit_kind(path) for path in (parsed.base, parsed.new))
     if base is not new:
         known, other = (parsed.base, parsed.new) if base is not None else (parsed.new, parsed.base)
         names = [kind.name for kind in (base, new) if kind is not None]
@@ -156,11 +155,9 @@ def _compare(parsed: argparse.Namespace) -> int:
         written = getattr(text, f"as_{parsed.format}")(comparison)
         worse = comparison.got_worse
     else:
-        from hashbench.tools.audit import invariance_report
         from hashbench.tools.audit import report as audits
 
-        compared = invariance_report.compare if base is INVARIANCE else audits.compare
-        audited = compared(audit_table.read(parsed.base, base), audit_table.read(parsed.new, base))
+        audited = audits.compare(audit_table.read(parsed.base, base), audit_table.read(parsed.new, base), base)
         compare.require_overlap(audited)
         written = getattr(audits, f"as_{parsed.format}")(audited)
         worse = audited.got_worse

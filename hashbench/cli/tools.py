@@ -34,7 +34,6 @@ races that two threads hardly ever show."""
 DTYPES = ("float32", "bfloat16", "complex64", "int64")
 """One dtype of each kind: the default, a low-precision one, a complex and an integer one."""
 
-DTYPES_OF_ROWS = ("float32", "bfloat16")
 """Dtypes in which models run: integer sums are exact at any batch size."""
 
 KNOWN_DTYPES = (*DTYPES, "float64", "float16", "complex128", "complex32", "bool", "int32", "int16", "int8", "uint8")
@@ -335,14 +334,14 @@ def _add_audit(commands: Commands) -> None:
     flags.several(
         which, "-k", "--filter", metavar="RE", text="Audit the ops whose name matches the regular expression RE."
     )
-    text = f"Run on inputs of dtype T (default: {' '.join(DTYPES)}; with --rows: {' '.join(DTYPES_OF_ROWS)})."
+    text = f"Run on inputs of dtype T (default: {' '.join(DTYPES)})."
     which.add_argument("--dtypes", nargs="+", type=_dtype, metavar="T", help=text)
     flags.whole(which, "--samples", default=3, text="Run N inputs for each op and dtype.")
     text = "Add the kernels of the sweeps DIR."
     which.add_argument("--results", nargs="+", type=Path, default=[], metavar="DIR", help=text)
     run = audit.group("how each op runs")
-    text = "Measure batch invariance instead: whether the rows of an item depend on the other items."
-    run.add_argument("--rows", action="store_true", dest="of_rows", help=text)
+    for add in extensions.flags_of("audit"):
+        add(run)
     run.add_argument("-d", "--device", default="cpu", metavar="D", help="Run on device D: cpu, cuda, xpu, …")
     flags.whole(run, "--runs", least=2, default=20, text="Run each op N times under each setting.")
     flags.whole(
@@ -372,20 +371,19 @@ def _dtype(text: str) -> str:
 def _audit(parsed: argparse.Namespace) -> int:
     from hashbench.core.run.environment import tracer_note
     from hashbench.core.sweep.request import local_devices
-    from hashbench.tools.audit import driver, invariance_report, report
-    from hashbench.tools.audit.audit_table import DETERMINISM, AuditOptions
-    from hashbench.tools.audit.invariance_table import INVARIANCE
+    from hashbench.tools.audit import driver
+    from hashbench.tools.audit.audit_table import DETERMINISM, AuditOptions, kinds
 
     output = parsed.output or flags.new_folder("audit", parsed.device)
     kind = parsed.device.partition(":")[0]
-    measured = INVARIANCE if parsed.of_rows else DETERMINISM
+    measured = next((each for each in kinds() if getattr(parsed, each.asked_by, False)), DETERMINISM)
     sweep_rows = _rows_of_sweeps(parsed.results, kind)
     devices = local_devices(parsed.device, parsed.tracer)
     for note in devices.notes:
         say(note)
-    racing = kind == "cpu" and not parsed.of_rows  # an item's rows do not depend on luck
+    racing = kind == "cpu" and measured.races
     threads = parsed.threads or (max(FEWEST_THREADS, os.cpu_count() or 1) if racing else None)
-    dtypes = tuple(dict.fromkeys(parsed.dtypes or (DTYPES_OF_ROWS if parsed.of_rows else DTYPES)))
+    dtypes = tuple(dict.fromkeys(parsed.dtypes or measured.dtypes or DTYPES))
     tracer = devices.environment.get("tracer", parsed.tracer)  # as it is resumed by
     options = made_of(AuditOptions, parsed, device=devices.device, dtypes=dtypes, threads=threads, tracer=tracer)
     try:
@@ -401,7 +399,7 @@ def _audit(parsed: argparse.Namespace) -> int:
         return say(f"stopped: what is done is in {output}; go on with --resume", EXIT_INTERRUPTED)
     if note := tracer_note(devices.environment):
         say(note)
-    flags.show(invariance_report.summary(rows) if parsed.of_rows else report.summary(rows))
+    flags.show(measured.reports().summary(rows))
     print(f"\nResults: {output / measured.file}")
     if parsed.write is not None:
         _copy(output, parsed.write, measured.file)

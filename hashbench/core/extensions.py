@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hashbench.core.check.subject import Subject
     from hashbench.core.finding import Finding
     from hashbench.core.records import Facts, ModelSpec, Row, RunOptions
+    from hashbench.core.report.audits import AuditKind
     from hashbench.core.run.outcome import Outcome, Run
     from hashbench.core.run.workload import Workload
     from hashbench.core.sweep.executors import Executor
@@ -240,11 +241,13 @@ class Extension:
         facts: target of the :class:`~hashbench.core.records.Facts` of its rows.
         words: target of the :class:`RowWords` of its rows.
         owns_file: target of an :class:`OwnsFile`.
+        audit: target of an :class:`~hashbench.core.report.audits.AuditKind`, what an audit of ops may measure.
         remarks: target of :class:`Remarks`.
         diffs: module that is a :class:`DiffsFiles`.
         commands: module whose ``add`` adds subcommands to the command line.
         run_flags: target of a function that adds flags on how each model of a sweep runs.
         sweep_flags: target of a function that adds flags on the sweep.
+        audit_flags: target of a function that adds flags on how an audit runs each op.
         folder: of the capability in the package; empty: that of its name among the extensions.
         preload: what the workers of these sweeps import or call before they are forked.
     """
@@ -262,11 +265,13 @@ class Extension:
     facts: str = ""
     words: str = ""
     owns_file: str = ""
+    audit: str = ""
     remarks: str = ""
     diffs: str = ""
     commands: str = ""
     run_flags: str = ""
     sweep_flags: str = ""
+    audit_flags: str = ""
     folder: str = ""
     preload: tuple[str, ...] = ()
 
@@ -338,6 +343,13 @@ def is_owned(path: Path) -> bool:
     return any(resolve_name(each.owns_file)(path) for each in extensions() if each.owns_file)
 
 
+def audits() -> Iterator[AuditKind]:
+    """Yield what an audit of ops may measure of them, beside their determinism."""
+    for each in extensions():
+        if each.audit:
+            yield resolve_name(each.audit)
+
+
 @functools.cache
 def facts_kinds() -> tuple[type[Facts], ...]:
     """Return the facts that rows may have, in the order of their columns."""
@@ -370,7 +382,7 @@ def kinds_of_diffs() -> Iterator[DiffsFiles]:
 
 
 def flags_of(group: str, *names: str) -> Iterator[Callable[[Any], None]]:
-    """Yield what adds flags to the group ``run`` or ``sweep``, imported.
+    """Yield what adds flags to the group ``run``, ``sweep`` or ``audit``, imported.
 
     ``names``: of the extensions that are asked; none: all.
     """

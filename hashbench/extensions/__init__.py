@@ -23,6 +23,8 @@ _DECLARED: tuple[Extension, ...] = (
     Extension(
         "invariance",
         run_flags="hashbench.extensions.invariance.cli:add_flags",
+        audit="hashbench.extensions.invariance.ops.table:INVARIANCE",
+        audit_flags="hashbench.extensions.invariance.cli:add_audit_flags",
         asked=lambda options: options.batch_invariant,
         check="hashbench.extensions.invariance.check:check_model",
         facts="hashbench.extensions.invariance.facts:BatchFacts",
@@ -69,7 +71,7 @@ _DECLARED: tuple[Extension, ...] = (
         commands="hashbench.extensions.report.cli",
     ),
     Extension("debugmode", diffs="hashbench.extensions.debugmode.diff"),
-    Extension("audit", folder="tools/audit", owns_file="hashbench.tools.audit.invariance_table:audit_kind"),
+    Extension("audit", folder="tools/audit", owns_file="hashbench.tools.audit.audit_table:audit_kind"),
 )
 _HERE = {each.name for each in _DECLARED if (_PACKAGE / (each.folder or f"extensions/{each.name}")).is_dir()}
 

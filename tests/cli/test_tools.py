@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from command_helpers import Main
 
-from hashbench.cli.tools import DTYPES, DTYPES_OF_ROWS, FEWEST_THREADS, _exit_code
+from hashbench.cli.tools import DTYPES, FEWEST_THREADS, _exit_code
 from hashbench.tools.audit import driver
 from hashbench.tools.audit.audit_table import AuditOptions
 
@@ -86,7 +86,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     ("flags", "threads", "dtypes"),
     [
         ((), max(FEWEST_THREADS, os.cpu_count() or 1), DTYPES),
-        (("--rows",), None, DTYPES_OF_ROWS),
+        (("--rows",), None, ("float32", "bfloat16")),
         (("--threads", "3", "--dtypes", "int8", "int8", "bool"), 3, ("int8", "bool")),
     ],
 )

@@ -8,6 +8,7 @@ from typing import Any
 from hashbench.cli.flags import invariances_of
 from hashbench.cli.parser import Flags
 from hashbench.core.records import INVARIANCE_GROUPS
+from hashbench.extensions.invariance.ops import DTYPES
 
 
 def add_flags(flags: Flags) -> None:
@@ -16,6 +17,14 @@ def add_flags(flags: Flags) -> None:
     flags.add_argument("--batch-invariant", action="store_true", help=text)
     text = f"Check the invariances I,…, any of {', '.join(INVARIANCE_GROUPS)}; implies --batch-invariant."
     flags.add_argument("--invariance", action=_StoreInvariances, default="batch", metavar="I,…", help=text)
+
+
+def add_audit_flags(flags: Flags) -> None:
+    """Add ``--rows``."""
+    text = "Measure batch invariance instead: whether the rows of an item depend on the other items."
+    flags.add_argument(
+        "--rows", action="store_true", dest="of_rows", help=f"{text} Default dtypes: {' '.join(DTYPES)}."
+    )
 
 
 class _StoreInvariances(argparse.Action):

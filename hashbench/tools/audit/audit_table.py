@@ -7,7 +7,6 @@ explains every column. An absent value is an empty cell, never a zero.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,16 +15,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hashbench.core.errors import HashbenchError
-from hashbench.core.io import (
-    UnknownContentError,
-    from_json,
-    open_file,
-    read_json,
-    read_json_object,
-    replace_file,
-    to_json,
-)
+from hashbench.core.extensions import audits
+from hashbench.core.io import UnknownContentError, from_json, read_json, read_json_object, replace_file, to_json
 from hashbench.core.records import column, declared
+from hashbench.core.report.audits import SOURCES, AuditKind, Op
 from hashbench.core.results import versions
 from hashbench.core.results.folder import file_key
 from hashbench.core.results.rows import RowFormat, environments_of, read_table
@@ -36,11 +29,6 @@ CATALOG_FILE = "catalog.json"
 
 AUDIT_SCHEMA = 1
 """Version of ``audit.json`` and of the files of ops; another one is refused."""
-
-SOURCES = ("op_db", "stress", "sweep")
-
-Op = tuple[str, str]
-"""``(source, name)``."""
 
 T = TypeVar("T")
 
@@ -125,46 +113,26 @@ AUDIT_ROWS = RowFormat(
 """How an :class:`AuditRow` is written and read."""
 
 
-@dataclass(frozen=True, slots=True)
-class AuditKind:
-    """What an audit measures: the ``file`` of its ``rows``, the ``target`` that workers call for a group of ops (as
-    ``module:function``), the ``sources`` of its ops, what rows without a sample hold (``no_sample``), and whether
-    workers run a repro of what they find, with torch alone."""
-
-    file: str
-    rows: RowFormat[Any]
-    target: str
-    sources: tuple[str, ...] = SOURCES
-    no_sample: Mapping[str, str] = field(default_factory=dict)
-    marks: tuple[str, ...] = ("off", "on")
-    name: str = "an audit without --rows"
-    runs_repros: bool = False
-
-    def row(self, device: str, op: Op, verdict: str, **cells: Any) -> Any:
-        """Return a row of an op of which no sample was measured."""
-        source, name = op
-        empty = dict.fromkeys(self.rows.key, "") | dict(self.no_sample)
-        return self.rows.kind(**empty | {"dev": device, "source": source, "op": name, "verdict": verdict} | cells)
-
-    def died(self, device: str, op: Op, *, timed_out: bool, error: str) -> Any:
-        """Return the one row of an op that ended its own process, or ran out of time."""
-        return self.row(device, op, AuditVerdict.TIMEOUT if timed_out else AuditVerdict.CRASHED, error=error)
-
-    def lies_at(self, path: Path) -> bool:
-        """Return True if ``path`` is an audit of this kind: a folder with its file, or a CSV with ``op``, ``verdict``
-        and the columns ``marks``."""
-        if path.is_dir():
-            return (path / self.file).is_file() and not (path / "accuracy.csv").exists()
-        try:
-            with os.fdopen(open_file(path), encoding="utf-8-sig", errors="replace", newline="") as file:
-                header = file.readline(4096).rstrip("\r\n").split(",")
-        except OSError:
-            return False
-        return {"op", "verdict", *self.marks} <= set(header)
-
-
-DETERMINISM = AuditKind(AUDIT_FILE, AUDIT_ROWS, "hashbench.tools.audit.rows:run_group", no_sample={"phase": "forward"})
+DETERMINISM = AuditKind(
+    "an audit without --rows",
+    AUDIT_FILE,
+    AUDIT_ROWS,
+    report="hashbench.tools.audit.report",
+    no_sample={"phase": "forward"},
+    marks=("off", "on"),
+    races=True,
+)
 """The audit of what torch documents of each op."""
+
+
+def kinds() -> tuple[AuditKind, ...]:
+    """Return the kinds of audits: our own, and those of extensions."""
+    return (DETERMINISM, *audits())
+
+
+def audit_kind(path: Path) -> AuditKind | None:
+    """Return the kind of audit at ``path``, a folder or a CSV; ``None`` if it is no audit."""
+    return next((kind for kind in kinds() if kind.lies_at(path)), None)
 
 
 @dataclass(frozen=True, slots=True)

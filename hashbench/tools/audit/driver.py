@@ -24,6 +24,7 @@ from hashbench.core.io import from_json, read_json, replace_file, set_aside, to_
 from hashbench.core.processes import Interrupts, describe_end, last_words, python_calling
 from hashbench.core.processes import run as run_process
 from hashbench.core.records import ModelSpec, RunOptions
+from hashbench.core.report.audits import AuditKind, Op
 from hashbench.core.results.folder import ResultsFolder, left_row
 from hashbench.core.suites.selection import pattern_of, unknown_name
 from hashbench.core.sweep.executors import Executor, Task, TaskResult
@@ -33,11 +34,9 @@ from hashbench.tools.audit.audit_table import (
     CATALOG_FILE,
     DETERMINISM,
     MANIFEST_FILE,
-    AuditKind,
     AuditManifest,
     AuditOptions,
     AuditRow,
-    Op,
     manifest_text,
     op_file,
     read_manifest,
@@ -45,7 +44,7 @@ from hashbench.tools.audit.audit_table import (
     write_op,
 )
 
-CATALOG_TARGET = "hashbench.tools.audit.rows:write_catalog"
+CATALOG_TARGET, TARGET = "hashbench.tools.audit.rows:write_catalog", "hashbench.tools.audit.rows:run_group"
 
 GROUP_SIZE = 40
 STARTING_SECONDS = 120.0
@@ -99,12 +98,12 @@ def audit(
     executor: Executor,
     resume: bool = False,
     on_progress: Callable[[int, int, str], None] = lambda *_: None,
-    target: str = "",
+    target: str = TARGET,
 ) -> tuple[Any, ...]:
     """Run what is asked for and has no file in the folder ``output`` yet; returns all rows, which are then in the file
     of the request's kind. The executor is closed at the end. ``environment`` is the environment of this machine;
     ``on_progress`` is told after every worker how many ops of all are done, and what became of one that killed its
-    process; ``target`` is what workers call for a group of ops, as ``module:function`` (default: that of the kind).
+    process; ``target`` is what workers call for a group of ops, as ``module:function``.
 
     Raises:
         HashbenchError: the folder cannot be used for this audit, nothing is to be run, or the disk is full.
@@ -113,9 +112,7 @@ def audit(
     _refuse_used(folder.path, resume=resume)
     with Interrupts() as interrupts, folder.claimed(resume=resume), _repros_served(request):
         try:
-            return _AuditRun(request, folder, executor, interrupts, on_progress, target or request.kind.target).run(
-                environment
-            )
+            return _AuditRun(request, folder, executor, interrupts, on_progress, target).run(environment)
         except OSError as error:
             raise HashbenchError(
                 f"cannot write into {folder.path}",
@@ -231,7 +228,8 @@ class _AuditRun:
         path, options, seconds = self.folder.path, self.request.options, self.request.seconds
         row_path = path / "rows" / f"{key}.done"
         row_path.unlink(missing_ok=True)  # of the audit that this one resumes
-        arguments = {"ops": ops, "options": to_json(options), "seconds": seconds}
+        measure = self.request.kind.measure
+        arguments = {"ops": ops, "options": to_json(options), "seconds": seconds, "measure": measure}
         self.executor.submit(
             Task(
                 key=key,

@@ -5,32 +5,32 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from tabulate import tabulate
 
+from hashbench.core.report.audits import AuditKind, by_verdict, table_of_counts, values_of
 from hashbench.core.report.compare import Became, Comparison, RowChange, environment_changes, worst_first
-from hashbench.core.results.rows import RowFormat, csv_text
+from hashbench.core.results.rows import csv_text
 from hashbench.core.text import cut, join_limited, one_line
 from hashbench.core.trace.file import OTHER_OPS
-from hashbench.tools.audit.audit_table import AUDIT_ROWS, KEY, UNMEASURED, VARYING, Audit, AuditRow, AuditVerdict, Shown
-from hashbench.tools.audit.invariance_table import INVARIANCE_ROWS, InvarianceRow
+from hashbench.tools.audit.audit_table import (
+    DETERMINISM,
+    KEY,
+    UNMEASURED,
+    VARYING,
+    Audit,
+    AuditRow,
+    AuditVerdict,
+    Shown,
+    kinds,
+)
 
 # ------------------------------------------------------------------------------------------------ one audit
 
 COLUMNS = ("verdict", "op", "pass", "dtypes", "samples", "kernel", "cause", "documented")
 _WIDTH = 60
-
-R = TypeVar("R")
-
-
-def counts(rows: Iterable[AuditRow | InvarianceRow], verdicts: Iterable[str]) -> list[tuple[str, int, int]]:
-    """Count ``(verdict, ops, samples)`` in the order of ``verdicts``. An op may be in several."""
-    samples = Counter((row.verdict, row.source, row.op) for row in rows)
-    of_verdicts = {word: [count for (verdict, *_), count in samples.items() if verdict == word] for word in verdicts}
-    return [(word, len(of_ops), sum(of_ops)) for word, of_ops in of_verdicts.items() if of_ops]
 
 
 def findings(rows: Sequence[AuditRow]) -> list[dict[str, str]]:
@@ -58,21 +58,6 @@ def _confirms(row: AuditRow) -> bool:
 def _lines(rows: Iterable[AuditRow]) -> list[dict[str, str]]:
     grouped = by_verdict(rows, list(AuditVerdict), lambda row: (row.verdict, row.op, row.phase))
     return [_line(key, same) for key, same in grouped]
-
-
-def by_verdict(
-    rows: Iterable[R], verdicts: Sequence[str], key: Callable[[R], tuple[str, ...]]
-) -> list[tuple[tuple[str, ...], list[R]]]:
-    """Group rows by ``key``, which begins with the verdict, in the order of ``verdicts``."""
-    groups: dict[tuple[str, ...], list[R]] = {}
-    for row in rows:
-        groups.setdefault(key(row), []).append(row)
-    return sorted(groups.items(), key=lambda group: (verdicts.index(group[0][0]), *group[0][1:]))
-
-
-def values_of(rows: Iterable[AuditRow | InvarianceRow], column: str) -> list[str]:
-    """Return the distinct values of a column."""
-    return list(dict.fromkeys(filter(None, (getattr(row, column) for row in rows))))
 
 
 def _line(key: tuple[str, ...], rows: Sequence[AuditRow]) -> dict[str, str]:
@@ -110,11 +95,6 @@ def tables_as_markdown(rows: Sequence[AuditRow]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def table_of_counts(rows: Iterable[AuditRow | InvarianceRow], verdicts: Iterable[str], *, style: str = "simple") -> str:
-    """Return a table of :func:`counts`."""
-    return tabulate(counts(rows, verdicts), headers=("verdict", "ops", "samples"), tablefmt=style)
-
-
 # ------------------------------------------------------------------------------------------------ two audits
 
 
@@ -145,16 +125,18 @@ def decide(base: str, new: str) -> Became:
     return Became.NOW_RAISES if new == "raises" else Became.FIXED
 
 
-def compare(base: Audit, new: Audit) -> Comparison[AuditRow]:
-    """Compare two audits, sample by sample. A change of torch's version is said first."""
+def compare(base: Audit, new: Audit, kind: AuditKind = DETERMINISM) -> Comparison[Any]:
+    """Compare two audits of a kind, sample by sample. A change of torch's version is said first."""
+    if kind is not DETERMINISM:
+        return compared(base, new, kind, kind.reports().judged)
     named = (change for change in environment_changes(base.environments, new.environments) if change.key == "tracer")
     tracers = next((f"{change.base} → {change.new}" for change in named if change.base and change.new), "")
     remarks = [f"the tracer is another ({tracers}): {OTHER_OPS}, so kernels are not compared"] if tracers else []
-    judged = functools.partial(_judged, tracers=tracers)
-    return compared(base, new, AUDIT_ROWS, judged, conditions=("inputs", "threads"), remarks=remarks)
+    return compared(base, new, kind, functools.partial(judged, tracers=tracers), remarks=remarks)
 
 
-def _judged(base: AuditRow, new: AuditRow, *, tracers: str) -> tuple[Became, str]:
+def judged(base: AuditRow, new: AuditRow, *, tracers: str = "") -> tuple[Became, str]:
+    """Return outcome and note of a sample in two audits; ``tracers``: their two tracers, if these differ."""
     outcome = decide(kind_of(base), kind_of(new))
     if outcome is not Became.UNCHANGED:
         return outcome, f"{base.verdict} → {new.verdict}"
@@ -171,29 +153,28 @@ def _judged(base: AuditRow, new: AuditRow, *, tracers: str) -> tuple[Became, str
 def compared(
     base: Audit,
     new: Audit,
-    rows: RowFormat[R],
-    judged: Callable[[R, R], tuple[Became, str]],
+    kind: AuditKind,
+    judged: Callable[[Any, Any], tuple[Became, str]],
     *,
-    conditions: Sequence[str],
     remarks: Iterable[str] = (),
-) -> Comparison[R]:
-    """Compare two audits of these ``rows``; ``judged`` gives outcome and note of a sample that both have under the same
-    ``conditions`` (columns)."""
+) -> Comparison[Any]:
+    """Compare two audits of a kind; ``judged`` gives outcome and note of a sample that both have under the same
+    conditions."""
 
-    def change(key: tuple[str, ...]) -> RowChange[R]:
+    def change(key: tuple[str, ...]) -> RowChange[Any]:
         before, after = old.get(key), now.get(key)
         if before is None or after is None:
             asked = new.asked is None or before is None or new.asked.covers(before)
             gone = Became.MISSING if asked else Became.NOT_ASKED
             return RowChange(key, Became.NEW if before is None else gone, before, after)
-        values = ((name, getattr(before, name), getattr(after, name)) for name in conditions)
+        values = ((name, getattr(before, name), getattr(after, name)) for name in kind.conditions)
         others = (f"{name}: {was} → {is_}" for name, was, is_ in values if was and is_ and was != is_)
         if other := next(others, ""):
             return RowChange(key, Became.NOT_COMPARABLE, before, after, other)
         outcome, note = judged(before, after)
         return RowChange(key, outcome, before, after, note)
 
-    old, now = ({rows.key_of(row): row for row in audit.rows} for audit in (base, new))
+    old, now = ({kind.rows.key_of(row): row for row in audit.rows} for audit in (base, new))
     machines = environment_changes(base.environments, new.environments)
     unknown = [
         f"nothing says on which machine {audit.label} was made" for audit in (base, new) if not audit.environments
@@ -271,4 +252,4 @@ def _fields(change: RowChange[Any]) -> Mapping[str, str | None]:
 
 def _columns(change: RowChange[Any]) -> tuple[str, ...]:
     row = change.base if change.base is not None else change.new
-    return KEY if isinstance(row, AuditRow) else INVARIANCE_ROWS.key
+    return next(kind.rows.key for kind in kinds() if isinstance(row, kind.rows.kind))

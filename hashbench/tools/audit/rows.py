@@ -14,6 +14,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from hashbench.core.errors import named_line
 from hashbench.core.io import from_json, replace_file
 from hashbench.core.processes import Budget, variables
 from hashbench.core.records import BATCH_INVARIANCE, Evidence, ModelSpec, Row, RunOptions
+from hashbench.core.report.audits import MeasureOp
 from hashbench.core.results.load import load_sweep
 from hashbench.core.run.leaves import flatten
 from hashbench.core.run.rng import reset_rng_state
@@ -75,9 +77,16 @@ def write_catalog(path: str) -> None:
 
 def run_group(spec: ModelSpec, options: RunOptions) -> Row:
     """Run the ops that ``spec.arguments`` names and that have no file yet, in their order, so that where the process
-    dies, the first without a file is to blame. The process ends itself where one takes longer than it may."""
-    asked = from_json(AuditOptions, spec.arguments["options"])
-    return run_ops(spec, options, lambda source, op: rows_of(source, op, asked))
+    dies, the first without a file is to blame. The process ends itself where one takes longer than it may.
+
+    ``measure`` of the arguments: the target of what an extension measures of an op in place of this module.
+    """
+    asked, target = from_json(AuditOptions, spec.arguments["options"]), spec.arguments["measure"]
+    if not target:
+        return run_ops(spec, options, lambda source, op: rows_of(source, op, asked))
+    measure: MeasureOp = resolve_name(target)
+    how: Mapping[str, Any] = {"device": asked.device, "budget": asked.budget, "folder": Path(options.output)}
+    return run_ops(spec, options, lambda source, op: measure((source, op), cases.cases_of(source, op, asked), **how))
 
 
 def run_ops(spec: ModelSpec, options: RunOptions, rows: Callable[[str, str], Iterable[Any]]) -> Row:

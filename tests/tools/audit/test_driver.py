@@ -15,10 +15,10 @@ from hashbench.core.devices.visibility import DeviceAssignment
 from hashbench.core.diagnose import fresh_process
 from hashbench.core.errors import HashbenchError
 from hashbench.core.sweep.executors.local import LocalExecutor
+from hashbench.extensions.invariance.ops.table import INVARIANCE
 from hashbench.tools.audit import audit_table, driver
 from hashbench.tools.audit.audit_table import CATALOG_FILE, DETERMINISM, AuditOptions, AuditRow, op_file
 from hashbench.tools.audit.driver import AuditRequest, chosen_ops, groups_of
-from hashbench.tools.audit.invariance_table import INVARIANCE
 
 OPTIONS = AuditOptions(dtypes=("float32",), samples=1, runs=2, seed=1)
 GOOD = ["first", "second", "third", "fourth"]

@@ -13,11 +13,14 @@ import pytest
 from hashbench import cli
 from hashbench.core.errors import HashbenchError
 from hashbench.core.io import to_json
+from hashbench.core.report import audits
 from hashbench.core.results import load
 from hashbench.core.results.rows import read_table
-from hashbench.tools.audit import audit_table, invariance_report, report
-from hashbench.tools.audit.audit_table import AUDIT_ROWS, Audit
-from hashbench.tools.audit.invariance_table import INVARIANCE, INVARIANCE_ROWS, Invariance, InvarianceRow, audit_kind
+from hashbench.extensions.invariance.ops import report
+from hashbench.extensions.invariance.ops.table import INVARIANCE, INVARIANCE_ROWS, Invariance, InvarianceRow
+from hashbench.tools.audit import audit_table
+from hashbench.tools.audit.audit_table import AUDIT_ROWS, Audit, audit_kind
+from hashbench.tools.audit.report import compare
 
 ROW = InvarianceRow("cpu", "op_db", "mm", "float32", "0", "", "depends on the number", 8, "1 2", 3)
 
@@ -60,7 +63,7 @@ def test_a_damaged_file_is_refused_or_read_and_never_more(tmp_path: Path) -> Non
 def read_or_refused(path: Path) -> str:
     """What reading says; anything else than an error of ours goes through."""
     try:
-        return f"{len(invariance_report.findings(audit_table.read(path, INVARIANCE).rows))} findings"
+        return f"{len(report.findings(audit_table.read(path, INVARIANCE).rows))} findings"
     except HashbenchError as refused:
         return str(refused)
 
@@ -72,31 +75,31 @@ def test_rows_of_a_worker_that_are_none_are_refused() -> None:
         except ValueError:
             continue
         assert row.verdict in list(Invariance), name
-        invariance_report.summary([row])
+        report.summary([row])
 
 
 def test_the_text_lists_what_depends_on_the_batch_and_counts_the_rest() -> None:
     invariant = InvarianceRow("cpu", "op_db", "mm", "float32", "1", "", "invariant", 8)
     coupled = InvarianceRow("cpu", "op_db", "softmax", "float32", "0", "", "coupled", 8)
-    text = invariance_report.summary([ROW, invariant, coupled])
+    text = report.summary([ROW, invariant, coupled])
 
-    assert invariance_report.findings([ROW, invariant, coupled])[0][:5] == (
+    assert report.findings([ROW, invariant, coupled])[0][:5] == (
         *("depends on the number", "mm", "float32", "1 of 2", "3"),
     )
     assert "(coupled): softmax" in text
-    assert report.counts([ROW, invariant], Invariance) == [("invariant", 1, 1), ("depends on the number", 1, 1)]
-    assert invariance_report.summary([]) == "No op was run."
+    assert audits.counts([ROW, invariant], Invariance) == [("invariant", 1, 1), ("depends on the number", 1, 1)]
+    assert report.summary([]) == "No op was run."
 
 
 def test_the_page_explains_every_column_and_verdict() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "audit.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[4] / "docs" / "audit.md").read_text(encoding="utf-8")
 
     for name in (*INVARIANCE_ROWS.types, *Invariance):
         assert f"`{name}`" in page, name
 
 
 def test_the_pages_table_is_that_of_the_baseline() -> None:
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[4]
     baseline = root / "results" / "expected" / "audit_rows_cpu.csv"
     table = runpy.run_path(str(root / "docs" / "readme_tables.py"))["audit"](baseline)
     page = (root / "results" / "expected" / "audit.md").read_text(encoding="utf-8")
@@ -152,7 +155,7 @@ def test_what_became_of_a_sample(
     base: InvarianceRow | None, new: InvarianceRow | None, expected: str, note: str
 ) -> None:
     sides = [Audit(name, () if row is None else (row,)) for name, row in (("a", base), ("b", new))]
-    (change,) = invariance_report.compare(*sides).changes
+    (change,) = compare(*sides, INVARIANCE).changes
 
     assert change.outcome == expected
     assert change.outcome.worse == (

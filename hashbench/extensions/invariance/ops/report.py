@@ -1,4 +1,4 @@
-"""An audit of batch invariance as tables, and two of them compared. Pure: reads no file, prints nothing."""
+"""An audit of batch invariance as tables, and its samples judged in two audits. Pure: reads no file, prints nothing."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from collections.abc import Iterable, Sequence
 
 from tabulate import tabulate
 
-from hashbench.core.report.compare import Became, Comparison
+from hashbench.core.report.audits import by_verdict, table_of_counts, values_of
+from hashbench.core.report.compare import Became
 from hashbench.core.text import cut, join_limited
-from hashbench.tools.audit.audit_table import Audit
-from hashbench.tools.audit.invariance_table import INVARIANCE_ROWS, Invariance, InvarianceRow
-from hashbench.tools.audit.report import by_verdict, compared, table_of_counts, values_of
+from hashbench.extensions.invariance.ops.table import Invariance, InvarianceRow
 
 COLUMNS = ("verdict", "op", "dtypes", "samples", "smallest batch", "kernel", "because", "repro")
 _WIDTH = 60
@@ -93,12 +92,8 @@ def decide(base: str, new: str) -> Became:
     return Became.UNCHANGED if base == new else Became.DEPENDS_DIFFERENTLY
 
 
-def compare(base: Audit, new: Audit) -> Comparison[InvarianceRow]:
-    """Compare two audits of batch invariance, sample by sample. A change of torch's version is said first."""
-    return compared(base, new, INVARIANCE_ROWS, _judged, conditions=("inputs", "threads", "items"))
-
-
-def _judged(base: InvarianceRow, new: InvarianceRow) -> tuple[Became, str]:
+def judged(base: InvarianceRow, new: InvarianceRow) -> tuple[Became, str]:
+    """Return outcome and note of a sample in two audits."""
     outcome, moved = decide(base.verdict, new.verdict), _moved(base, new)
     if outcome is Became.UNCHANGED:
         return Became.DEPENDS_DIFFERENTLY if moved else outcome, moved

@@ -16,13 +16,12 @@ from hashbench.core.check.function import FunctionCall
 from hashbench.core.diagnose.calls.live import captured_environment
 from hashbench.core.results.rows import read_table
 from hashbench.extensions.invariance.item_call import ItemCall
-from hashbench.tools.audit import invariance
-from hashbench.tools.audit.audit_table import AuditOptions
-from hashbench.tools.audit.axis import draws
+from hashbench.extensions.invariance.ops import measure
+from hashbench.extensions.invariance.ops.axis import draws
+from hashbench.extensions.invariance.ops.table import INVARIANCE_ROWS, Invariance, InvarianceRow
 from hashbench.tools.audit.cases import Case
-from hashbench.tools.audit.invariance_table import INVARIANCE_ROWS, Invariance, InvarianceRow
+from tests.extensions.invariance.ops.op_helpers import FIRST, planted_place
 from tests.extensions.invariance.test_experiments import ROWS, Unsteady, alone, by_number, drawing, scaled
-from tests.tools.audit.invariance_helpers import FIRST, planted_place
 
 SMALL = ROWS[:5]
 
@@ -41,7 +40,7 @@ SMALL = ROWS[:5]
 def test_what_becomes_of_the_rows(function: Callable[..., Any], verdict: str, sizes: tuple[int, ...]) -> None:
     call = ItemCall(function, (ROWS,), {}, 8, (FIRST,), (FIRST,))
     with captured_environment(call):
-        assert invariance.measured(call) == (verdict, sizes)
+        assert measure.measured(call) == (verdict, sizes)
 
 
 def seeded(rows: torch.Tensor) -> torch.Tensor:
@@ -62,8 +61,8 @@ def windowed(rows: torch.Tensor) -> torch.Tensor:
 
 def rows_of(function: Callable[..., Any], rows: torch.Tensor = SMALL) -> list[InvarianceRow]:
     case = Case("op_db", "planted", "float32", "0", "rows", FunctionCall(function, (rows,)))
-    search = invariance._OpSamples(AuditOptions(), None)
-    return list(search.rows_of_case(case))
+    samples = [("float32", [case])]
+    return list(measure.rows_of(("op_db", "planted"), samples, device="cpu", budget=10.0, folder=None))
 
 
 def test_a_row_says_from_which_number_on_and_why() -> None:
@@ -113,7 +112,7 @@ def test_an_op_that_refuses_its_sample_fails() -> None:
 
 
 def test_rows_that_come_out_the_same_when_they_are_looked_at_are_not_attributable(monkeypatch: Any) -> None:
-    monkeypatch.setattr("hashbench.tools.audit.invariance.measured", lambda _: (Invariance.DEPENDS, (1, 2)))
+    monkeypatch.setattr("hashbench.extensions.invariance.ops.measure.measured", lambda _: (Invariance.DEPENDS, (1, 2)))
     row = rows_of(lambda rows: rows.exp())[0]
     assert (row.verdict, row.kernel) == ("depends on the number", "")
     assert row.because.startswith("not attributable: in runs of their own the rows of 2 items are those among 8")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hashbench.extensions.invariance.layout import ItemAxis
-from hashbench.tools.audit.axis import Itemwise, find_axis
+from hashbench.extensions.invariance.ops.axis import Itemwise, find_axis
 
 FIRST = ItemAxis(0)
 

@@ -1,4 +1,4 @@
-"""Rows of an audit of batch invariance: what a worker process measures of the ops of one group.
+"""Rows of an audit of batch invariance: what a worker process measures of one op.
 
 Of each sample the axis of its items is found by experiment, then the op is run, forward, on other numbers of them and
 in another order. What differs from the run on all of them is explained by the experiments of
@@ -30,21 +30,17 @@ from hashbench.core.check.function import FunctionCall
 from hashbench.core.diagnose.calls.live import captured_environment
 from hashbench.core.diagnose.repro import REPRO_SECONDS
 from hashbench.core.errors import HashbenchError, named_line
-from hashbench.core.io import from_json
-from hashbench.core.records import Decision, ModelSpec, Row, RunOptions
+from hashbench.core.records import Decision
+from hashbench.core.report.audits import Op, OpSample, Samples
 from hashbench.core.run.settings import settings
 from hashbench.core.trace.arguments import tensors_in
 from hashbench.extensions.invariance.cause import decide
 from hashbench.extensions.invariance.experiments import diagnose_item_call
 from hashbench.extensions.invariance.item_call import ItemCall, NotItemwiseError, digests_of
+from hashbench.extensions.invariance.ops.axis import Itemwise, draws, find_axis, widened, with_items
+from hashbench.extensions.invariance.ops.kernel import another_order, kernel_of
+from hashbench.extensions.invariance.ops.table import INVARIANCE, Invariance, InvarianceRow
 from hashbench.extensions.invariance.repro import run_item_repro, write_item_repro
-from hashbench.tools.audit import cases
-from hashbench.tools.audit.audit_table import AuditOptions
-from hashbench.tools.audit.axis import Itemwise, draws, find_axis, widened, with_items
-from hashbench.tools.audit.cases import Case
-from hashbench.tools.audit.invariance_table import INVARIANCE, Invariance, InvarianceRow
-from hashbench.tools.audit.kernel import another_order, kernel_of
-from hashbench.tools.audit.rows import LONGEST_REASON, run_ops
 
 ITEMS, MANY_ITEMS, LARGE_ITEMS, LARGE = 8, 32, 13, 2**14
 """Items of the reference: of a sample as it is, of a widened one, and of one whose items are widened to more than so
@@ -58,40 +54,32 @@ FIRST_SIZES = (1, 2, 3, 5, 7, 31)
 baseline."""
 
 
-def run_group(spec: ModelSpec, options: RunOptions) -> Row:
-    """Run the ops that ``spec.arguments`` names and that have no file yet, in their order."""
-    folder, asked = Path(options.output), from_json(AuditOptions, spec.arguments["options"])
-    return run_ops(spec, options, lambda source, op: rows_of(source, op, asked, folder=folder))
+LONGEST_REASON = 300
 
 
-def rows_of(source: str, op: str, options: AuditOptions, *, folder: Path | None = None) -> Iterator[InvarianceRow]:
-    """Yield every row of one op; repros go into ``folder``."""
-    search, threads = _OpSamples(options, folder), torch.get_num_threads()
-    for dtype, made in cases.cases_of(source, op, options):
+def rows_of(op: Op, samples: Samples, *, device: str, budget: float, folder: Path | None) -> Iterator[InvarianceRow]:
+    """Yield every row of one op; a :class:`~hashbench.core.report.audits.MeasureOp`."""
+    search, threads = _OpSamples(budget, folder), torch.get_num_threads()
+    for dtype, made in samples:
+        row = INVARIANCE.row(device, op, Invariance.FAILS, dtype=dtype, threads=threads)
         if isinstance(made, str):
-            cells = {"dtype": dtype, "error": made, "threads": threads}
-            yield INVARIANCE.row(options.device, (source, op), Invariance.FAILS, **cells)
+            yield replace(row, error=made)
             continue
-        for case in made:
-            for row in search.rows_of_case(case):
-                yield replace(row, threads=threads)
+        for sample in made:
+            yield from search.rows_of_sample(sample, replace(row, sample=sample.sample, inputs=sample.inputs))
 
 
 class _OpSamples:
     """The samples of one op: what they show, and of those that differ why, within the op's budget."""
 
-    def __init__(self, options: AuditOptions, folder: Path | None) -> None:
-        self.options, self.folder = options, folder
-        self.left = options.budget
+    def __init__(self, budget: float, folder: Path | None) -> None:
+        self.left, self.folder = budget, folder
         self.shown: set[str] = set()
 
-    def rows_of_case(self, case: Case) -> Iterator[InvarianceRow]:
-        """Yield a row for the sample as it is, and for each widened one."""
-        row = InvarianceRow(
-            self.options.device, case.source, case.op, case.dtype, case.sample, "", Invariance.FAILS, inputs=case.inputs
-        )
+    def rows_of_sample(self, sample: OpSample, row: InvarianceRow) -> Iterator[InvarianceRow]:
+        """Yield ``row`` for the sample as it is, and for each widened one."""
         try:
-            call = _whole(case.call)
+            call = _whole(sample.call)
             with warnings.catch_warnings(), captured_environment(call):
                 warnings.simplefilter("ignore")
                 if (drawing := draws(call)) is not False:
@@ -101,8 +89,8 @@ class _OpSamples:
                 if found is None:
                     yield replace(row, verdict=Invariance.NO_AXIS)
                     return
-                for sample in [found, *widened(found)]:
-                    yield self._row(sample, replace(row, widened=sample.widened))
+                for each in [found, *widened(found)]:
+                    yield self._row(each, replace(row, widened=each.widened))
         except Exception as error:
             yield replace(row, error=named_line(error, limit=300))
 

@@ -6,8 +6,8 @@ import pytest
 
 from hashbench.core.errors import HashbenchError
 from hashbench.core.results.rows import read_table
-from hashbench.tools.audit.audit_table import AUDIT_ROWS, DETERMINISM
-from hashbench.tools.audit.invariance_table import INVARIANCE, INVARIANCE_ROWS, InvarianceRow, audit_kind
+from hashbench.extensions.invariance.ops.table import INVARIANCE, INVARIANCE_ROWS, InvarianceRow
+from hashbench.tools.audit.audit_table import AUDIT_ROWS, DETERMINISM, audit_kind
 
 ROW = InvarianceRow("cpu", "op_db", "mm", "float32", "1", "rows", "depends on the number", items=8, sizes="4 2 1")
 

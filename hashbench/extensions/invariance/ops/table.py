@@ -1,4 +1,4 @@
-"""The table of an audit of batch invariance, ``invariance.csv``: one row for each op, dtype and sample of inputs.
+"""The table of an audit of batch invariance, ``invariance.csv``: one row for each op, dtype and sample of inputs. Pure.
 
 ``docs/audit.md`` explains every column. An absent value is an empty cell, never a zero.
 """
@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 
 from hashbench.core.records import column, declared
+from hashbench.core.report.audits import SOURCES, AuditKind
 from hashbench.core.results.rows import RowFormat
-from hashbench.tools.audit.audit_table import DETERMINISM, SOURCES, AuditKind
+from hashbench.extensions.invariance.ops import DTYPES
 
 
 class Invariance(StrEnum):
@@ -82,17 +82,16 @@ INVARIANCE_ROWS = RowFormat(
 
 
 INVARIANCE = AuditKind(
+    "an audit with --rows",
     "invariance.csv",
     INVARIANCE_ROWS,
-    "hashbench.tools.audit.invariance:run_group",
-    ("op_db",),
+    report="hashbench.extensions.invariance.ops.report",
+    measure="hashbench.extensions.invariance.ops.measure:rows_of",
+    asked_by="of_rows",
+    dtypes=DTYPES,
+    sources=("op_db",),
     marks=("sizes", "widened"),
-    name="an audit with --rows",
+    conditions=("inputs", "threads", "items"),
     runs_repros=True,
 )
-"""The audit of batch invariance, as the driver runs it."""
-
-
-def audit_kind(path: Path) -> AuditKind | None:
-    """Return the kind of audit at ``path``, a folder or a CSV; ``None`` if it is no audit."""
-    return next((kind for kind in (DETERMINISM, INVARIANCE) if kind.lies_at(path)), None)
+"""The audit of batch invariance. An item's rows do not depend on luck."""

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from hashbench.extensions.invariance.layout import ItemAxis
-from hashbench.tools.audit.axis import widened, with_items
-from tests.tools.audit.invariance_helpers import FIRST, found
+from hashbench.extensions.invariance.ops.axis import widened, with_items
+from tests.extensions.invariance.ops.op_helpers import FIRST, found
 
 
 @pytest.mark.parametrize(

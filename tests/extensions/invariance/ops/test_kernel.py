@@ -11,9 +11,9 @@ import torch
 from hashbench.core.diagnose.calls.live import captured_environment
 from hashbench.extensions.invariance.finding import BatchFinding
 from hashbench.extensions.invariance.item_call import ItemCall
-from hashbench.tools.audit.kernel import another_order, kernel_of, located
+from hashbench.extensions.invariance.ops.kernel import another_order, kernel_of, located
+from tests.extensions.invariance.ops.op_helpers import FIRST, planted_place
 from tests.extensions.invariance.test_experiments import ROWS, in_blocks
-from tests.tools.audit.invariance_helpers import FIRST, planted_place
 
 
 @torch.library.custom_op("planted_rows::by_number", mutates_args=())
@@ -65,7 +65,7 @@ def test_other_numbers_are_tried_where_the_first_and_the_last_name_none() -> Non
             tried.append(len(chosen))
             return located(call, chosen) if len(chosen) == 2 else BatchFinding(len(chosen), 8, detail="none")
 
-        patch.setattr("hashbench.tools.audit.kernel.located", only_of_two)
+        patch.setattr("hashbench.extensions.invariance.ops.kernel.located", only_of_two)
         found = kernel_of(call, (1, 2, 3, 4))
     assert tried == [1, 4, 2]
     assert found is not None
