@@ -33,9 +33,9 @@ from hashbench.extensions.invariance.experiments import (
     remedies_among,
     tried,
 )
-from hashbench.extensions.invariance.item_call import ItemCall, NotItemwiseError
+from hashbench.extensions.invariance.item_call import ItemCall
 from hashbench.extensions.invariance.judged import JudgedCall
-from hashbench.extensions.invariance.layout import Cut, ItemSubset
+from hashbench.extensions.invariance.layout import Cut, ItemSubset, NotItemwiseError
 from hashbench.extensions.invariance.match import Agreement, CallRows, Match, TensorRows, match, places
 from hashbench.extensions.invariance.rows import row_digests
 

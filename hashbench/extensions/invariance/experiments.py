@@ -27,7 +27,8 @@ from hashbench.core.errors import named_line
 from hashbench.core.processes import Budget
 from hashbench.core.records import NO_TIME, ExperimentResult
 from hashbench.extensions.invariance.cause import CONTROLS, ON, ItemEvidence, MeasuredRemedy
-from hashbench.extensions.invariance.item_call import SEED, ItemCall, NotItemwiseError, Rows
+from hashbench.extensions.invariance.item_call import SEED, ItemCall, Rows
+from hashbench.extensions.invariance.layout import NotItemwiseError
 
 REPEATS = 3
 """Runs of the same call that must agree before another one is compared with it."""

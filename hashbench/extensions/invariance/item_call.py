@@ -23,17 +23,13 @@ from hashbench.core.diagnose.replay.methods import with_exact_values
 from hashbench.core.run.rng import reset_rng_state, seed_host, states_differ
 from hashbench.core.trace.arguments import leaves, mapped, tensors_in
 from hashbench.core.trace.digest import hash_memory
-from hashbench.extensions.invariance.layout import ItemAxis
+from hashbench.extensions.invariance.layout import ItemAxis, NotItemwiseError
 
 Rows = dict[int, tuple[int, ...]]
 """By the item's number: the digest of its rows in each tensor that the call left."""
 
 SEED = 1337
 """Of the random generators before every run: an op that draws draws the same."""
-
-
-class NotItemwiseError(Exception):
-    """Why a call cannot be made on other items; the text is the reason."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

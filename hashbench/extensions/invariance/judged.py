@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -171,72 +171,94 @@ class JudgedCall:
 
 
 def _judge(runs: RowRuns, record: OpRecord) -> JudgedCall:
-    rows, node = runs.other.calls[record.id], runs.counterparts.get(record.id, "")
-    matched = _compared(runs, record, rows, node)
-    if matched is None or matched.redrawn or not all(one.surely_equal for one in matched.read.values()):
-        matched = next((_compared(runs, record, rows, twin) for twin in runs.of_content(record, rows)), matched)
+    """Compare a call with its counterpart. Of calls that the runs make a different number of times, one with the same
+    content, or that drew from the same state, is as good."""
+    rows = runs.other.calls[record.id]
+
+    def compared(nodes: Iterable[str]) -> Iterator[JudgedCall]:
+        return filter(None, (_compared(runs, record, rows, node) for node in nodes))
+
+    matched = next(compared([runs.counterparts.get(record.id, "")]), None)
+    if matched is None or matched.redrawn or not _all_sure(matched.read.values()):
+        matched = next(compared(runs.of_content(record, rows)), matched)
     if matched is not None and matched.redrawn:
-        others = (_compared(runs, record, rows, twin) for twin in runs.of_state(record, rows))
-        matched = next((one for one in others if one is not None and one.effect is RowEffect.SAME), matched)
+        same = (one for one in compared(runs.of_state(record, rows)) if one.effect is RowEffect.SAME)
+        matched = next(same, matched)
     return matched or JudgedCall(RowEffect.UNKNOWN if rows.written else RowEffect.SAME)
 
 
-def _compared(runs: RowRuns, record: OpRecord, rows: CallRows, node: str) -> JudgedCall | None:
-    """Compare a call with one of the reference; ``None`` if that lacks an input of this call.
+def _all_sure(given: Iterable[Match]) -> bool:
+    return all(one.surely_equal for one in given)
 
-    The reference may have more inputs (as many tensors as there are items). With tokens either may: a mask that the
-    other run does without.
-    """
+
+def _compared(runs: RowRuns, record: OpRecord, rows: CallRows, node: str) -> JudgedCall | None:
+    """Compare a call with one of the reference; ``None`` if the two do not correspond."""
     reference = runs.reference.calls.get(node)
-    there = dict(reference.read) if reference is not None else {}
-    if reference is None or not (runs.subset.together or there.keys() >= dict(rows.read).keys()):
+    if reference is None or not _correspond(runs, rows, reference):
         return None
-    if len(rows.written) != len(reference.written):
-        return None
-    counts = {ref.argument: ref for ref in record.inputs}
-    given = {
+    read = _matches_read(runs, record, rows, reference)
+    inherited = tuple(read.values())
+    pairs = zip(reference.written, rows.written, strict=True)
+    written = tuple(match(whole, part, runs.subset, inherited) for whole, part in pairs)
+    if all(one.equal for one in written):
+        return JudgedCall(RowEffect.SAME, node, read, written)
+    if not _all_sure(_weighed(rows, read, written)):
+        return JudgedCall(RowEffect.PROPAGATED, node, read, written, redrawn=_drew_otherwise(rows, reference))
+    if _drew_otherwise(rows, reference):
+        coupled = f"it draws from a generator in another state for another {runs.varied}"
+        return JudgedCall(RowEffect.ORIGIN, node, read, written, coupled, redrawn=True)
+    effect, coupled = _effect(runs, record, runs.references[node], _weighed(rows, read, written), written)
+    return JudgedCall(effect, node, read, written, coupled)
+
+
+def _correspond(runs: RowRuns, rows: CallRows, reference: CallRows) -> bool:
+    """Return True if both wrote as many tensors, and the reference has all inputs of the other run.
+
+    It may have more: as many tensors as there are items. With tokens either may: a mask that the other run does
+    without.
+    """
+    has_inputs = runs.subset.together or dict(reference.read).keys() >= dict(rows.read).keys()
+    return has_inputs and len(rows.written) == len(reference.written)
+
+
+def _matches_read(runs: RowRuns, record: OpRecord, rows: CallRows, reference: CallRows) -> Mapping[str, Match]:
+    """Compare what both calls read, by argument."""
+    there, refs = dict(reference.read), {ref.argument: ref for ref in record.inputs}
+    return {
         path: _match_state(runs, there[path], here)
         for path, here in rows.read
-        if path in there and not _is_not_read(runs, record, counts.get(path))
+        if path in there and not _is_not_read(runs, record, refs.get(path))
     }
-    tables = {path for path, here in rows.read if path in given and _is_table(here, given[path])}
-    inherited = tuple(given.values())
-    written = tuple(
-        match(whole, part, runs.subset, inherited) for part, whole in zip(rows.written, reference.written, strict=True)
-    )
-    effect, coupled, redrawn = RowEffect.SAME, "", False
-    if not all(one.equal for one in written):
-        redrawn = rows.drew is not None and reference.drew is not None and rows.drew.before != reference.drew.before
-        held = tuple(one for path, one in given.items() if path not in tables)
-        reordered = {one.sizes for one in held if one.agreement is Agreement.FOUND}
-        weighed = held if any(one.sizes in reordered for one in written if not one.equal) else inherited
-        effect, coupled = _effect(runs, record, runs.references[node], weighed, written, redrawn=redrawn)
-    return JudgedCall(effect, node, given, written, coupled, redrawn)
+
+
+def _weighed(rows: CallRows, read: Mapping[str, Match], written: Sequence[Match]) -> Sequence[Match]:
+    """Return the inputs that may explain a difference. Where rows that differ were found in another order, tables of
+    their places differ by design."""
+    held = [read[path] for path, here in rows.read if path in read and not _is_table(here, read[path])]
+    reordered = {one.sizes for one in held if one.agreement is Agreement.FOUND}
+    by_design = any(one.sizes in reordered for one in written if not one.equal)
+    return held if by_design else tuple(read.values())
+
+
+def _drew_otherwise(rows: CallRows, reference: CallRows) -> bool:
+    """Return True if both drew random numbers, from generators in different states."""
+    return rows.drew is not None and reference.drew is not None and rows.drew.before != reference.drew.before
 
 
 def _effect(
-    runs: RowRuns,
-    record: OpRecord,
-    reference: OpRecord,
-    given: Sequence[Match],
-    written: Sequence[Match],
-    *,
-    redrawn: bool,
+    runs: RowRuns, record: OpRecord, reference: OpRecord, read: Sequence[Match], written: Sequence[Match]
 ) -> tuple[RowEffect, str]:
-    if not all(one.surely_equal for one in given):
-        return RowEffect.PROPAGATED, ""
-    if redrawn:
-        return RowEffect.ORIGIN, f"it draws from a generator in another state for another {runs.varied}"
+    """Return the effect of a call that read equal rows and wrote others, and in words what else came from the batch."""
     known = any(one.agreement is Agreement.DIFFERENT for one in written)
     other_arguments = record.arguments != reference.arguments
-    if not known or _has_mixed_row_order(given) or (other_arguments and runs.shifted(record)):
+    if not known or _has_mixed_row_order(read) or (other_arguments and runs.shifted(record)):
         return RowEffect.UNKNOWN, ""
-    if runs.subset.together and not given:
-        return RowEffect.ORIGIN, f"it reads nothing, and follows from {record.arguments} and {reference.arguments}"
+    both = f"{record.arguments} and {reference.arguments}"
+    if runs.subset.together and not read:
+        return RowEffect.ORIGIN, f"it reads nothing, and follows from {both}"
     if _SIZES.sub("", record.arguments) == _SIZES.sub("", reference.arguments):
         return RowEffect.ORIGIN, ""
-    coupled = f"its arguments depend on the {runs.varied}: {record.arguments} and {reference.arguments}"
-    return RowEffect.ORIGIN, coupled
+    return RowEffect.ORIGIN, f"its arguments depend on the {runs.varied}: {both}"
 
 
 def _match_state(runs: RowRuns, reference: TensorRows, other: TensorRows) -> Match:
@@ -278,25 +300,26 @@ def _has_mixed_row_order(given: Sequence[Match]) -> bool:
 def reads_by_view(runs: RowRuns, node: str) -> tuple[str, ...]:
     """Return the arguments in which a call reads other rows although whatever wrote their memory left equal ones, at
     the places of their items: a view shows it other memory."""
-    record, judged = runs.records[node], runs.judged
-    one = judged[node]
-    if runs.subset.together or not one.reference or runs.shifted(record):
+    record, judged = runs.records[node], runs.judged[node]
+    if runs.subset.together or not judged.reference or runs.shifted(record):
         return ()
+    different = {path for path, one in judged.read.items() if one.agreement is Agreement.DIFFERENT}
+    suspects = (ref for ref in record.inputs if ref.argument in different)
+    return tuple(ref.argument for ref in suspects if _was_left_equal(runs, runs.unit(ref.source)))
 
-    def overwritten_by(unit: str) -> Iterator[str]:
-        inputs = runs.records[unit].inputs if unit in judged else ()
+
+def _was_left_equal(runs: RowRuns, unit: str) -> bool:
+    """Return True if a call, and all whose memory it wrote into, left each item's rows at its place."""
+    judged = runs.judged
+
+    def overwritten_by(writer: str) -> Iterator[str]:
+        inputs = runs.records[writer].inputs if writer in judged else ()
         return (runs.unit(ref.source) for ref in inputs if ref.written)
 
-    def left_equal(unit: str) -> bool:
-        if unit not in judged:
-            return unit.startswith("input/")
-        writer = judged[unit]
-        return writer.effect is RowEffect.SAME and all(one.strictly_equal for one in writer.written)
+    def left_equal(writer: str) -> bool:
+        if writer not in judged:
+            return writer.startswith("input/")
+        one = judged[writer]
+        return one.effect is RowEffect.SAME and all(match.strictly_equal for match in one.written)
 
-    different = {path for path, one in one.read.items() if one.agreement is Agreement.DIFFERENT}
-    return tuple(
-        ref.argument
-        for ref in record.inputs
-        if ref.argument in different
-        and all(map(left_equal, backward_slice([runs.unit(ref.source)], overwritten_by, lambda _: True).reached))
-    )
+    return all(map(left_equal, backward_slice([unit], overwritten_by, lambda _: True).reached))

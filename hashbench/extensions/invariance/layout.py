@@ -21,6 +21,10 @@ MOST_ELEMENTS = 2**17
 Shape = tuple[int, ...]
 
 
+class NotItemwiseError(Exception):
+    """Why a call cannot be made on other items; the text is the reason."""
+
+
 @dataclass(frozen=True, slots=True)
 class ItemAxis:
     """The dimension of a tensor that holds the items of a batch.

@@ -20,12 +20,13 @@ from hashbench.core.run.settings import settings
 from hashbench.core.trace.arguments import caller_line, tensors_in
 from hashbench.core.trace.callbacks import TraceCallback
 from hashbench.core.trace.op_schema import plan_of
+from hashbench.extensions.invariance.axes import axes_of, counting_places
 from hashbench.extensions.invariance.call_pair import CallPair
 from hashbench.extensions.invariance.finding import BatchFinding, RowComparison, RowDifference, entry_of, find_sources
-from hashbench.extensions.invariance.item_call import ItemCall, NotItemwiseError, items_first
+from hashbench.extensions.invariance.item_call import ItemCall, items_first
 from hashbench.extensions.invariance.judged import JudgedCall, RowRun, RowRuns
-from hashbench.extensions.invariance.layout import Cut, ItemAxis, ItemSubset, Shape
-from hashbench.extensions.invariance.match import Agreement, Match
+from hashbench.extensions.invariance.layout import ItemSubset, NotItemwiseError
+from hashbench.extensions.invariance.match import Agreement
 from hashbench.extensions.invariance.rows import NodeShapes, RowDigests, ShapeNotes, whole_numbers
 
 RunAt = Callable[[int, TraceCallback], Run | Failure]
@@ -261,75 +262,14 @@ def _item_call(
     comparison: RowComparison, judged: JudgedCall, numbers: Sequence[int | None], captured: _Capture
 ) -> tuple[ItemCall | None, str]:
     """Return the captured call with its item axes, or why these do not suffice to run it on other items."""
-    subset = comparison.runs.subset
-    reference = comparison.runs.reference.calls[judged.reference]
-    matches = [judged.read.get(path) for path, _ in reference.read]
-    cuts = [rows.cut for _, rows in reference.read]
-    written = [None if at is None else judged.written[at] for at in captured.written]
-    left = [None if at is None else reference.written[at].cut for at in captured.written]
-    # What it leaves of an item are other items' rows, or as many as there are items: all of that is the item's.
-    moves = all(one is None or one.equal for one in written)
-    if moves and not subset.together:
-        left = [cut and cut._replace(narrowed=()) for cut in left]
-    if subset.together and (not matches or subset.batch % subset.size or subset.first % subset.size):
-        return None, ""
-    if subset.first and judged.coupled:  # which tokens are first and last may be among its other arguments
-        return None, "the call cannot be repeated alone: its other arguments differ"
-    follows = [one for one in written if one is not None and not (moves and one.sizes and subset.multiple(*one.sizes))]
-    if not all(one is None or one.itemwise(subset) for one in [*matches, *follows]):
-        return None, "the call cannot be repeated on other items: which rows belong to which is not the same for all"
-    scaled = tuple(
-        at
-        for at, (there, here) in enumerate(zip(captured.numbers, numbers, strict=False))
-        if there is not None and here is not None and there != here and subset.multiple(there, here)
-    )
-    inherited = [one for one in matches if one is not None]
-    for at, target in enumerate(captured.targets):  # what it is given to fill holds items as it leaves them
-        if matches[at] is None and target is not None:
-            matches[at], cuts[at] = judged.written[target], reference.written[target].cut
-    # What depends on each other is one item, and the subset counts in its size.
-    rows = subset.size if subset.together else 1
+    subset, reference = comparison.runs.subset, comparison.runs.reference.calls[judged.reference]
     try:
-        return (
-            ItemCall(
-                captured.func,
-                captured.args,
-                captured.kwargs,
-                subset.batch // rows,
-                tuple(
-                    _axis(one, cut, subset, inherited, rows)
-                    if one is not None or not subset.together
-                    else _axis_of_size(tensor.shape, subset)
-                    for one, cut, (_, tensor) in zip(matches, cuts, reference.read, strict=True)
-                ),
-                tuple(_axis(one, cut, subset, inherited, rows) for one, cut in zip(written, left, strict=True)),
-                scaled,
-                captured.settings,
-                subset.first // rows if subset.together else None,
-            ),
-            "",
-        )
+        axes = axes_of(judged, reference, subset, targets=captured.targets, written=captured.written)
+        scaled = counting_places(captured.numbers, numbers, subset)
+        arguments = captured.func, captured.args, captured.kwargs
+        return ItemCall(*arguments, axes.items, axes.read, axes.left, scaled, captured.settings, axes.watched), ""
     except NotItemwiseError as error:
         return None, str(error)
-
-
-def _axis(
-    one: Match | None, cut: Cut | None, subset: ItemSubset, inherited: Sequence[Match], rows: int
-) -> ItemAxis | None:
-    """Return the item axis of a tensor, with items of ``rows`` followed rows; a dimension whose rows differ is laid out
-    as an input of its size."""
-    if one is None or one.sizes is None or cut is None or cut.dim is None:
-        return None
-    outers = one.outers or next((other.outers for other in inherited if other.sizes == one.sizes), frozenset())
-    outer = min(outers, default=1)
-    also = tuple(dim for dim, _, length in cut.narrowed if length == subset.size)
-    return ItemAxis(cut.dim, outer, subset.multiple(*one.sizes) // outer * rows, also)
-
-
-def _axis_of_size(shape: Shape, subset: ItemSubset) -> ItemAxis | None:
-    """Return the token axis of a tensor that the other run lacks, as a mask: the dimensions as long as the batch."""
-    dims = [dim for dim, size in enumerate(shape) if size == subset.batch]
-    return ItemAxis(dims[0], 1, subset.size, tuple(dims[1:])) if dims else None
 
 
 def _isolated_difference(call: ItemCall, captured: _Capture, subset: ItemSubset) -> RowDifference | None:

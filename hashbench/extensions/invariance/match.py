@@ -96,6 +96,11 @@ class Match:
         """Whether each item's rows are where they are in the reference, and as many."""
         return self.agreement is Agreement.SAME and not self.several
 
+    def outer(self, inherited: Sequence[Match]) -> int:
+        """Return the number of its blocks; of rows that differ that of an input of the same sizes."""
+        alike = (other.outers for other in inherited if other.sizes == self.sizes)
+        return min(self.outers or next(alike, frozenset()), default=1)
+
     def itemwise(self, subset: ItemSubset) -> bool:
         """Return True if all items share it, or each item's rows are at a place that follows from the item."""
         if self.sizes is None:

@@ -20,7 +20,7 @@ from hashbench.core.trace.callbacks import TraceCallback
 from hashbench.extensions.invariance.cause import ON, ItemEvidence
 from hashbench.extensions.invariance.experiments import FACTORS, tried
 from hashbench.extensions.invariance.finding import Entry
-from hashbench.extensions.invariance.item_call import NotItemwiseError
+from hashbench.extensions.invariance.layout import NotItemwiseError
 from hashbench.extensions.invariance.locate import RowsCompared
 from hashbench.extensions.invariance.match import CallRows, TensorRows
 from hashbench.extensions.invariance.rows import RowDigests

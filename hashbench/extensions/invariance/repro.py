@@ -27,8 +27,8 @@ from hashbench.core.io import replace_file
 from hashbench.core.records import Decision
 from hashbench.core.trace.op_schema import plan_of
 from hashbench.extensions.invariance.call_pair import CallPair
-from hashbench.extensions.invariance.item_call import SEED, ItemCall, NotItemwiseError
-from hashbench.extensions.invariance.layout import Cut, ItemAxis
+from hashbench.extensions.invariance.item_call import SEED, ItemCall
+from hashbench.extensions.invariance.layout import Cut, ItemAxis, NotItemwiseError
 from hashbench.extensions.invariance.match import Agreement, Match
 
 SCRIPT_FILE = "repro.py"
@@ -151,8 +151,7 @@ def _part(pair: CallPair, one: Match, cut: Cut, inherited: Sequence[Match]) -> P
     further = tuple((dim, 1, start, length) for dim, start, length in cut.narrowed)
     if one.sizes is None or cut.dim is None:
         return further
-    outers = one.outers or next((other.outers for other in inherited if other.sizes == one.sizes), frozenset())
-    outer = min(outers, default=1)
+    outer = one.outer(inherited)
     return (cut.dim, outer, pair.subset.start(one.sizes[0], outer), one.sizes[1] // outer), *further
 
 

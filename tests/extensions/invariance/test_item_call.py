@@ -11,8 +11,8 @@ import torch
 from hashbench.core.diagnose.calls.live import captured_environment
 from hashbench.extensions.invariance.cause import decide
 from hashbench.extensions.invariance.experiments import diagnose_item_call
-from hashbench.extensions.invariance.item_call import SEED, ItemCall, NotItemwiseError, item_digests, items_first
-from hashbench.extensions.invariance.layout import ItemAxis
+from hashbench.extensions.invariance.item_call import SEED, ItemCall, item_digests, items_first
+from hashbench.extensions.invariance.layout import ItemAxis, NotItemwiseError
 
 FIRST = ItemAxis(0)
 

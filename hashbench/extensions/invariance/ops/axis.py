@@ -19,8 +19,8 @@ from hashbench.core.trace.api import HashDebugTrace
 from hashbench.core.trace.arguments import mapped, tensors_in
 from hashbench.core.trace.callbacks import TraceCallback
 from hashbench.core.trace.op_schema import plan_of
-from hashbench.extensions.invariance.item_call import SEED, ItemCall, NotItemwiseError, items_first
-from hashbench.extensions.invariance.layout import ItemAxis
+from hashbench.extensions.invariance.item_call import SEED, ItemCall, items_first
+from hashbench.extensions.invariance.layout import ItemAxis, NotItemwiseError
 
 MOST_TRIED = 24
 """Ways to give the tensors of a sample an item axis, of which so many are tried."""

@@ -36,7 +36,8 @@ from hashbench.core.run.settings import settings
 from hashbench.core.trace.arguments import tensors_in
 from hashbench.extensions.invariance.cause import decide
 from hashbench.extensions.invariance.experiments import diagnose_item_call
-from hashbench.extensions.invariance.item_call import ItemCall, NotItemwiseError, digests_of
+from hashbench.extensions.invariance.item_call import ItemCall, digests_of
+from hashbench.extensions.invariance.layout import NotItemwiseError
 from hashbench.extensions.invariance.ops.axis import Itemwise, draws, find_axis, widened, with_items
 from hashbench.extensions.invariance.ops.kernel import another_order, kernel_of
 from hashbench.extensions.invariance.ops.table import INVARIANCE, Invariance, InvarianceRow
