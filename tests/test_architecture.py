@@ -40,7 +40,7 @@ PACKAGES: tuple[tuple[str, str], ...] = (
         "native.tracer nodes op_schema placements raw reads registered segments settings steps storage_writers threads",
     ),
     ("core.divergence", ""),
-    ("core.run", "leaves outcome outputs rng settings workload"),
+    ("core.run", "distance leaves outcome outputs rng settings workload"),
     ("core.results", ""),
     ("core.diagnose.causes", ""),
     ("core.diagnose.calls", "call capture live ops"),

@@ -28,7 +28,7 @@ from hashbench.core.diagnose.calls.capture import capture
 from hashbench.core.diagnose.repro import Recorded, Rerun, rerun_json, rerun_text, script, write_repro
 from hashbench.core.records import CallFacts, Decision, Diagnosis, Evidence, ExperimentResult, Rate
 from hashbench.core.run import environment
-from hashbench.core.run.outputs import Difference
+from hashbench.core.run.distance import Difference
 from hashbench.tools import bitwise, numeric, observer, pipeline
 from hashbench.tools.bitwise import BitwiseEquivalenceMode, BitwiseMismatchError
 from hashbench.tools.observer import ObserverContext

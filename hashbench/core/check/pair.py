@@ -18,6 +18,7 @@ from hashbench.core.extensions import stages_for
 from hashbench.core.processes import tell_phase
 from hashbench.core.records import Decision, Diagnosis, Evidence, Failure, RunCounts, RunOptions
 from hashbench.core.run import outputs
+from hashbench.core.run.distance import Difference
 from hashbench.core.run.leaves import NotComparableError
 from hashbench.core.run.outcome import (
     Outcome,
@@ -224,7 +225,7 @@ def compared(
         names = () if difference is None else difference.names
     except NotComparableError as caught:
         if same_structure:
-            difference = outputs.Difference((f"their structure: {caught}",))
+            difference = Difference((f"their structure: {caught}",))
         else:
             error = f"the results of two runs cannot be compared: {caught}"
     if names == () and not keep_traces and first.agrees_with(other):

@@ -38,6 +38,7 @@ from hashbench.core.records import (
 )
 from hashbench.core.run import outputs
 from hashbench.core.run.addresses import arranged_addresses
+from hashbench.core.run.distance import Difference
 from hashbench.core.run.leaves import LeftOut, NotComparableError
 from hashbench.core.run.rng import preserved_rng, reset_rng_state
 from hashbench.core.run.settings import applied, preserved, settings
@@ -410,7 +411,7 @@ class Outcome(HasFacts):
     iterations: int | None = None
     failure: Failure | None = None
     verdict: Verdict | None = None
-    difference: outputs.Difference | None = None
+    difference: Difference | None = None
     run_counts: RunCounts | None = None
     confirmed: str = ""
     untraced: str = ""
@@ -450,7 +451,7 @@ def failed_status(failure: Failure, *, number: int) -> str:
     return Status.SECOND_RUN_OOM if failure.out_of_memory else Status.SECOND_RUN_FAIL
 
 
-def difference_between(first: Run, second: Run) -> outputs.Difference | None:
+def difference_between(first: Run, second: Run) -> Difference | None:
     """Measure the difference of two traced runs by the digests recorded with their results.
 
     A tensor shared by both runs (a buffer that survives the deep copy) has changed since the first run. If strides

@@ -101,6 +101,8 @@ def by_cosine_only(
     """
     import torch
 
+    from hashbench.core.run.distance import relative
+
     found = []
     for name, value in eager.items():
         other: Any = compiled.get(name)
@@ -110,7 +112,7 @@ def by_cosine_only(
             continue
         a, b, limit = value.detach().double(), other.detach().double(), tolerance.tolerance
         if not torch.allclose(a, b, atol=limit, rtol=limit, equal_nan=True):
-            found.append(Accepted(name, _off(b, a)))
+            found.append(Accepted(name, relative(b, a)))
     refused = inaccurate(eager, compiled, reference, tolerance) if found else ()
     return tuple(sorted((one for one in found if one.name not in refused), key=lambda one: -one.off))
 
@@ -123,7 +125,8 @@ def worse(
     ``None`` if it is no farther than a sum in another order may be
     (:func:`~hashbench.extensions.compiled.units.mistake_limit`).
     """
-    from hashbench.extensions.compiled.units import distance, mistake_limit, smallest_unit
+    from hashbench.core.run.distance import in_units, relative
+    from hashbench.extensions.compiled.units import mistake_limit, smallest_unit
 
     exact = {name: value for name, value in (reference or {}).items() if _is_floating(value)}
     own = {name: value for name, value in eager.items() if _is_floating(value)}
@@ -132,13 +135,13 @@ def worse(
         if name not in exact or not _is_floating(compiled.get(name)) or exact[name].shape != value.shape:
             continue
         floor = smallest_unit(exact, value.dtype)
-        apart = distance(compiled[name], exact[name], value, floor=floor, own_dtype=value.dtype)
+        apart = in_units(compiled[name], exact[name], value, floor=floor, own_dtype=value.dtype)
         if value.itemsize < exact[name].itemsize and apart > mistake_limit(value.dtype):
             found[name] = apart
     if not found:
         return None
     name = max(found, key=lambda one: found[one])
-    return Accepted(name, _off(compiled[name], exact[name]), _off(own[name], exact[name]))
+    return Accepted(name, relative(compiled[name], exact[name]), relative(own[name], exact[name]))
 
 
 def _is_floating(value: Any) -> bool:
@@ -146,15 +149,6 @@ def _is_floating(value: Any) -> bool:
 
     strided = isinstance(value, torch.Tensor) and value.layout is torch.strided
     return strided and value.is_floating_point() and value.numel() > 0
-
-
-def _off(value: Any, reference: Any) -> float:
-    """Return the largest difference over the largest magnitude; infinite if shapes differ or numbers are not finite."""
-    if value.shape != reference.shape:
-        return float("inf")
-    apart = float((value.detach().double() - reference.detach().double()).abs().max())
-    largest = float(reference.detach().abs().max())
-    return apart / largest if largest and apart == apart else float("inf") if apart else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from hashbench.core.inductor.graphs import CompiledGraph, KernelCall
 from hashbench.core.inductor.nodes import NodeFacts, facts_of
-from hashbench.core.trace.digest import untraced
+from hashbench.core.run.distance import relative, unit_roundoff
 from hashbench.extensions.compiled.evaluate import (
     Evaluator,
     NotEvaluated,
@@ -18,7 +17,6 @@ from hashbench.extensions.compiled.evaluate import (
     Precision,
     recorded_inputs,
     subgraph_of,
-    unit_roundoff,
 )
 
 SHOWN = 5
@@ -43,8 +41,8 @@ class Amplified:
     factor: float
 
 
-class AmplificationJudge:
-    """Compare every buffer with the same node of the whole graph in float64, evaluated from the inputs of its call.
+class Amplification:
+    """Observer that compares every buffer with its node, evaluated in float64 from the inputs of the graph's call.
 
     Args:
         eager: compare what eager mode computes for the node in its own dtype, instead of the buffer.
@@ -53,53 +51,31 @@ class AmplificationJudge:
     def __init__(self, *, eager: bool = False) -> None:
         self._eager = eager
         self._found: list[Amplified] = []
-        self._graph: CompiledGraph | None = None
 
-    def begin(self, graph: CompiledGraph, inputs: Sequence[Any]) -> None:
-        self._graph, self._operands = graph, Operands(graph.module.graph)
-        self._recorded = recorded_inputs(graph.module, inputs)
-        self._errors: dict[torch.fx.Node, float] = {}
-        self._exact, self._own = (
-            Evaluator(graph.module, self._recorded, self._operands, precision=precision)
-            for precision in (Precision.FLOAT64, Precision.OWN)
-        )
-
-    def called(self, call: KernelCall) -> None:
-        graph = self._graph
-        if graph is None:
-            return
-        for write in call.writes:
-            node = graph.nodes.get(write.buffer)
-            if node is None or write.buffer not in call.last or not write.tensor.is_floating_point():
-                continue
-            with untraced():
-                error = self._error(node, write.tensor)
-            if error is None:
-                continue
-            between = subgraph_of(node, {**self._recorded, **dict.fromkeys(self._errors)}, self._operands)
-            before = max([1.0, *(self._errors.get(one, 1.0) for one in between.inputs)])
-            self._errors[node] = error
-            self._found.append(Amplified(call.kernel, facts_of(node), error, error / before))
-
-    def end(self) -> None:
-        self._graph = None
-        self._recorded, self._errors = {}, {}
-        del self._exact, self._own
+    def observe(self, graph: CompiledGraph, inputs: Sequence[Any]) -> Generator[None, KernelCall, None]:
+        """Compare the buffers of one call of a graph."""
+        recorded, operands = recorded_inputs(graph.module, inputs), Operands(graph.module.graph)
+        values, errors = Evaluator(graph.module, recorded, operands), dict.fromkeys(recorded, 1.0)
+        while True:
+            call = yield
+            for write in call.writes:
+                node = graph.nodes.get(write.buffer)
+                if node is None or write.buffer not in call.last or not write.tensor.is_floating_point():
+                    continue
+                try:
+                    subgraph = subgraph_of(node, recorded, operands)
+                    value = values.value(subgraph) if self._eager else write.tensor
+                    exact = values.value(subgraph, Precision.FLOAT64)
+                except NotEvaluated:
+                    continue
+                if exact.numel() != value.numel() or not value.numel():
+                    continue
+                error = relative(value, exact.reshape(value.shape)) / unit_roundoff(value.dtype)
+                error = min(error, sys.float_info.max)
+                before = max([1.0, *(errors[one] for one in subgraph_of(node, errors, operands).inputs)])
+                errors[node] = error
+                self._found.append(Amplified(call.kernel, facts_of(node), error, error / before))
 
     def result(self) -> tuple[Amplified, ...]:
         """Return the buffers in which errors grew most, the largest factor first."""
         return tuple(sorted(self._found, key=lambda one: -one.factor)[:SHOWN])
-
-    def _error(self, node: torch.fx.Node, value: torch.Tensor) -> float | None:
-        try:
-            subgraph = subgraph_of(node, self._recorded, self._operands)
-            exact = self._exact.value(subgraph)
-            value = self._own.value(subgraph) if self._eager else value
-        except NotEvaluated:
-            return None
-        if not isinstance(exact, torch.Tensor) or exact.numel() != value.numel() or not value.numel():
-            return None
-        exact = exact.reshape(value.shape) if exact.shape != value.shape else exact
-        largest = float(exact.abs().nan_to_num().max())
-        apart = float((value.double() - exact).abs().nan_to_num().max())
-        return apart / largest / unit_roundoff(value.dtype) if largest else 0.0

@@ -7,7 +7,7 @@ evaluated one by one, then its kernels, each from what it was given.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -27,20 +27,20 @@ from hashbench.core.records import NO_TIME, ExperimentResult, Failure, RowEviden
 from hashbench.core.run.outcome import Finding, Run, RunMaker
 from hashbench.core.trace.generated import GeneratedKernel
 from hashbench.extensions.compiled import experiments, fallbacks
-from hashbench.extensions.compiled.amplification import AmplificationJudge
+from hashbench.extensions.compiled.amplification import Amplification, Amplified
 from hashbench.extensions.compiled.decompositions import check_decompositions
 from hashbench.extensions.compiled.dynamo_graphs import first_stale
 from hashbench.extensions.compiled.facts import CompiledFacts
 from hashbench.extensions.compiled.judge import JudgedBuffer, KernelJudge, KernelJudgement
 from hashbench.extensions.compiled.ladder import BACKENDS, Ladder, Semantic, climb
 from hashbench.extensions.compiled.mutations import undeclared_effects, wrong_fakes
-from hashbench.extensions.compiled.names import NamesJudge, Overwriter
-from hashbench.extensions.compiled.observed import BothJudges, Judge, KernelWatcher
+from hashbench.extensions.compiled.names import Overwriter, OverwriterSearch
+from hashbench.extensions.compiled.observed import KernelWatcher, Observer
 from hashbench.extensions.compiled.passes import Change, WrongPass, first_wrong_pass, inputs_by_name
 from hashbench.extensions.compiled.program import ProgramMaker, compiling
 from hashbench.extensions.compiled.repro import BlamedCall, ExpectedResult, run_accuracy_repro, write_accuracy_repro
 from hashbench.extensions.compiled.rounding import LIMIT
-from hashbench.extensions.compiled.split import SplitJudge
+from hashbench.extensions.compiled.split import StageSplit
 
 MISTAKE = 1000.0
 """Ratio from which a kernel is wrong by what its own dtype shows alone. Below, rounding that eager mode does not do may
@@ -477,7 +477,7 @@ class _CompiledLook:
         self.graphs = hooks.graphs
         self.results = _tensors(case.results, program(traced=False))
         judge, self._inputs = KernelJudge(), _Inputs()
-        failed = self._watched(BothJudges(self._inputs, judge))
+        failed = self._watched(self._inputs, judge)
         self.judgement = None if failed else judge.result()
 
     def wrong_pass(self) -> WrongPass | None:
@@ -492,21 +492,21 @@ class _CompiledLook:
                 return found
         return None
 
-    def split(self, buffer: JudgedBuffer) -> SplitJudge:
+    def split(self, buffer: JudgedBuffer) -> StageSplit:
         """Return whether lowering or code generation made a buffer wrong, and the ops that it is computed by."""
-        split = SplitJudge(buffer.node, buffer.buffer)
+        split = StageSplit(buffer.node, buffer.buffer)
         self._watched(split)
         return split
 
     def overwriter_of(self, node: str) -> Overwriter | None:
         """Return who wrote over what a call read under the name of a buffer that another had written."""
-        judge = NamesJudge(node)
-        self._watched(judge)
-        return judge.found
+        search = OverwriterSearch(node)
+        self._watched(search)
+        return search.found
 
     def blamed(self, blamed: Blamed) -> BlamedCall | None:
         """Capture the call of a generated kernel, with what its wrong buffer should hold."""
-        split, capturer = SplitJudge(blamed.node, blamed.buffer), CallCapturer(blamed.node, limit_bytes=_MOST_BYTES)
+        split, capturer = StageSplit(blamed.node, blamed.buffer), CallCapturer(blamed.node, limit_bytes=_MOST_BYTES)
         self._watched(split)
         self._program(watcher=capturer)
         call, expected = capturer.call, split.expected
@@ -526,14 +526,14 @@ class _CompiledLook:
         )
         return BlamedCall(call, (result,), stage=blamed.facts.stage, op=blamed.facts.op, semantic=blamed.facts.semantic)
 
-    def amplified(self) -> Sequence[Any]:
+    def amplified(self) -> Sequence[Amplified]:
         """Return where rounding grew most."""
-        judge = AmplificationJudge()
-        return () if self._watched(judge) else judge.result()
+        amplification = Amplification()
+        return () if self._watched(amplification) else amplification.result()
 
-    def _watched(self, judge: Judge) -> bool:
-        """Make a run with a judge; return whether it failed."""
-        return isinstance(self._program(watcher=KernelWatcher(self.graphs, judge)), Failure)
+    def _watched(self, *observers: Observer) -> bool:
+        """Make a run with observers; return whether it failed."""
+        return isinstance(self._program(watcher=KernelWatcher(self.graphs, *observers)), Failure)
 
 
 @contextlib.contextmanager
@@ -546,17 +546,14 @@ def looking(case: CompiledCase, dtype: torch.dtype | None) -> Iterator[_Compiled
 
 @dataclass(slots=True)
 class _Inputs:
-    """Judge that only keeps the inputs of each graph's first call, by the names of its placeholders."""
+    """Observer that only keeps the inputs of each graph's first call, by the names of its placeholders."""
 
     of: dict[str, dict[str, Any]] = field(default_factory=dict)
     all: dict[str, Any] = field(default_factory=dict)
 
-    def begin(self, graph: CompiledGraph, inputs: Sequence[Any]) -> None:
-        if graph.path in self.of:
-            return
-        self.of[graph.path] = inputs_by_name(graph.module, inputs)
-        self.all = {**self.of[graph.path], **self.all}
-
-    def called(self, call: KernelCall) -> None: ...
-
-    def end(self) -> None: ...
+    def observe(self, graph: CompiledGraph, inputs: Sequence[Any]) -> Generator[None, KernelCall, None]:
+        if graph.path not in self.of:
+            self.of[graph.path] = inputs_by_name(graph.module, inputs)
+            self.all = {**self.of[graph.path], **self.all}
+        while True:
+            yield

@@ -40,7 +40,7 @@ from hashbench.extensions.compiled.compiled_kernels import ListedKernel
 from hashbench.extensions.compiled.facts import CompiledFacts, FurtherCompilations
 from hashbench.extensions.compiled.judge import KernelJudge, KernelJudgement
 from hashbench.extensions.compiled.kernel_list import KernelList
-from hashbench.extensions.compiled.observed import BothJudges, KernelWatcher
+from hashbench.extensions.compiled.observed import KernelWatcher
 from hashbench.extensions.compiled.program import Compilation, ProgramMaker, compiling, runs_under
 from hashbench.extensions.compiled.reference import Reference
 from hashbench.extensions.compiled.rounding import LIMIT
@@ -378,7 +378,7 @@ def judged(program: RunMaker, graphs: Mapping[str, CompiledGraph]) -> Judged | N
         return None
     tell_phase("judging kernels")
     judge, kernels = KernelJudge(), KernelList()
-    watcher = KernelWatcher(graphs, BothJudges(judge, kernels))
+    watcher = KernelWatcher(graphs, judge, kernels)
     run = program(watcher=watcher)
     if isinstance(run, Failure) or not watcher.kernels:
         return None

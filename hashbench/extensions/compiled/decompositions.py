@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,11 +11,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hashbench.core.inductor.nodes import NodeFacts, facts_of
+from hashbench.core.run import distance
 from hashbench.core.trace.arguments import leaves, mapped
 from hashbench.core.trace.op_schema import plan_of
 from hashbench.extensions.compiled.aot import Backend, decomposition_table
 from hashbench.extensions.compiled.aot_graphs import NotedException, is_random, visiting_backend
-from hashbench.extensions.compiled.units import distance
+from hashbench.extensions.compiled.evaluate import narrowed, widened
 
 Run = Callable[["str | Backend | None", "torch.dtype | None"], Any]
 """As :data:`hashbench.extensions.compiled.ladder.Run`."""
@@ -143,7 +143,7 @@ class _DecompositionCheck:
     ) -> bool:
         """Compare a call in float64, on its own tensors; return whether it runs there."""
         try:
-            call, given, before = (_mapped(*_copied(args, kwargs), _widened) for _ in range(3))
+            call, given, before = (_mapped(*_copied(args, kwargs), widened) for _ in range(3))
             result = func(*call[0], **call[1])
         except Exception:
             return False
@@ -183,11 +183,11 @@ class _DecompositionCheck:
             return
         if not reference.numel() or not value.numel():  # what a mode of the op does not need
             return
-        relative = _relative(value, reference)
+        relative = distance.relative(value, reference)
         if relative <= max(SUSPICIOUS, 8 * _eps(reference)):
             return
         lower = _in_float32(func, given, output)
-        error = distance(value, reference, lower, own_dtype=torch.float32)
+        error = distance.in_units(value, reference, lower, own_dtype=torch.float32)
         if error > (LIMIT if _eps(reference) < SUSPICIOUS else LOWER_LIMIT):
             self._note(func, output, relative, error)
 
@@ -235,54 +235,16 @@ def _eps(reference: torch.Tensor) -> float:
     return float(torch.finfo(reference.dtype).eps) if reference.is_floating_point() or reference.is_complex() else 0.0
 
 
-def _relative(value: torch.Tensor, reference: torch.Tensor) -> float:
-    """Return the largest difference over the largest magnitude; ``inf`` if shapes, integers or NaN differ."""
-    if value.shape != reference.shape:
-        return math.inf
-    if torch.equal(value, reference):
-        return 0.0
-    if not (reference.is_floating_point() or reference.is_complex()):
-        return math.inf
-    finite = reference.isfinite()
-    if not torch.equal(finite, value.isfinite()):
-        return math.inf
-    if not bool(finite.any()):
-        return 0.0 if torch.equal(value.nan_to_num(), reference.nan_to_num()) else math.inf
-    wide = torch.complex128 if reference.is_complex() else torch.float64
-    apart = (value[finite].to(wide) - reference[finite].to(wide)).abs().max()
-    return 0.0 if not float(apart) else float(apart) / (float(reference[finite].to(wide).abs().max()) or 1e-300)
-
-
 def _in_float32(func: Any, given: Call, output: int) -> torch.Tensor | None:
     """Return an output of the op in float32; ``None`` if it cannot be called so."""
     try:
-        args, kwargs = _mapped(*_copied(*given), _narrowed)
+        args, kwargs = _mapped(*_copied(*given), narrowed)
         found = [*leaves(func(*args, **kwargs)), *plan_of(func).written_tensors(args, kwargs)][output]
     except Exception:
         return None
     return found if isinstance(found, torch.Tensor) else None
 
 
-_LOWER = {
-    torch.float32: torch.float64,
-    torch.bfloat16: torch.float64,
-    torch.float16: torch.float64,
-    torch.complex64: torch.complex128,
-}
-
-
 def _is_narrow(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    return any(isinstance(leaf, torch.Tensor) and leaf.dtype in _LOWER for leaf in leaves([list(args), dict(kwargs)]))
-
-
-def _widened(leaf: Any) -> Any:
-    if isinstance(leaf, torch.Tensor):
-        return leaf.to(_LOWER.get(leaf.dtype, leaf.dtype))
-    return _LOWER.get(leaf, leaf) if isinstance(leaf, torch.dtype) else leaf
-
-
-def _narrowed(leaf: Any) -> Any:
-    narrow = {torch.float64: torch.float32, torch.complex128: torch.complex64}
-    if isinstance(leaf, torch.Tensor):
-        return leaf.to(narrow.get(leaf.dtype, leaf.dtype))
-    return narrow.get(leaf, leaf) if isinstance(leaf, torch.dtype) else leaf
+    found = [leaf for leaf in leaves([list(args), dict(kwargs)]) if isinstance(leaf, torch.Tensor)]
+    return any(widened(tensor.dtype) != tensor.dtype for tensor in found)

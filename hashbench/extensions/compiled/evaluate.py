@@ -1,8 +1,8 @@
 """Evaluate nodes of a post-grad graph from recorded values: in their own dtypes, in float64, or in float64 with random
 rounding.
 
-A :class:`Subgraph` is what lies between a node and recorded values. An :class:`Evaluator` holds the values of one
-precision; whoever judges several buffers of one kernel shares it between them.
+A :class:`Subgraph` is what lies between a node and recorded values. An :class:`Evaluator` keeps what it has computed;
+whoever judges several buffers of one kernel shares it between them.
 
 Ops run eagerly, outside of autograd, autocast, dispatch modes and traces. What an op would write is cloned before.
 """
@@ -15,7 +15,6 @@ import math
 import operator
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,13 +22,9 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_map
 
 from hashbench.core.errors import named_line
+from hashbench.core.run.distance import unit_roundoff
 from hashbench.core.trace.digest import untraced
 from hashbench.core.trace.op_schema import OpPlan, Pattern, plan_of
-
-WIDE: Mapping[torch.dtype, torch.dtype] = MappingProxyType(
-    {torch.complex32: torch.complex128, torch.complex64: torch.complex128}
-)
-"""Dtype that stands for a complex one where floating dtypes are float64."""
 
 _PLAIN = (builtins, operator, math)
 """Modules of Python functions on sizes; ``operator`` has ``getitem``."""
@@ -45,7 +40,6 @@ class NoValueReason(enum.StrEnum):
     CHANGED = "reads memory that another op changed"
     COLLECTIVE = "collective"
     NO_ORIGIN = "no origin node"
-    NO_GRAPH = "no graph"
     SHAPE = "shape"
     LAYOUT = "layout"
     RAISED = "raised"
@@ -180,41 +174,72 @@ def recorded_inputs(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> dict
 # -------------------------------------------------------------------------------------------------------- their value
 
 
-def unit_roundoff(dtype: torch.dtype) -> float:
-    """Return the largest relative error of rounding to a floating or complex dtype: ``2**-24`` for float32."""
-    return torch.finfo(dtype).eps / 2
-
-
 def widened(value: Any) -> Any:
     """Return a value with floating tensors and dtypes as float64, complex ones as complex128; others as they are."""
-    if isinstance(value, torch.Tensor):
-        return value.to(_wide(value.dtype)) if not value.is_quantized else value
-    return _wide(value) if isinstance(value, torch.dtype) else value
+    return _converted(value, torch.float64, torch.complex128)
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype.is_floating_point else WIDE.get(dtype, dtype)
+def narrowed(value: Any) -> Any:
+    """Return a value with floating tensors and dtypes as float32, complex ones as complex64; others as they are."""
+    return _converted(value, torch.float32, torch.complex64)
+
+
+def _converted(value: Any, floating: torch.dtype, of_complex: torch.dtype) -> Any:
+    if isinstance(value, torch.Tensor) and not value.is_quantized:
+        return value.to(_converted(value.dtype, floating, of_complex))
+    if not isinstance(value, torch.dtype):
+        return value
+    return floating if value.is_floating_point else of_complex if value.is_complex else value
 
 
 class Evaluator:
-    """Values of nodes in one precision.
+    """Values of nodes.
 
     Args:
         module: whose ``get_attr`` nodes are read.
         recorded: the value of each recorded node, as it was read: a tensor, or a number for a size.
-        seed: of random rounding.
-        scale: units of roundoff by which random rounding changes a value.
+        operands: of the nodes.
     """
+
+    def __init__(self, module: torch.fx.GraphModule, recorded: Mapping[torch.fx.Node, Any], operands: Operands) -> None:
+        self._graph = module, recorded, operands
+        self._evaluations: dict[tuple[Precision, int, float], _Evaluation] = {}
+
+    def value(
+        self, subgraph: Subgraph, precision: Precision = Precision.OWN, seed: int = 0, scale: float = 1.0
+    ) -> torch.Tensor:
+        """Return the tensor that the last op of a subgraph computes, in the dtype of the precision.
+
+        Args:
+            subgraph: what it is computed by; without ops its only input.
+            precision: of the evaluation.
+            seed: of random rounding.
+            scale: units of roundoff by which random rounding changes a value.
+
+        Raises:
+            NotEvaluated: an op of it is random, unknown, leaves its memory uninitialized, or raises; or its value is no
+                tensor.
+        """
+        key = precision, seed, scale
+        if key not in self._evaluations:
+            self._evaluations[key] = _Evaluation(*self._graph, *key)
+        value = self._evaluations[key].value(subgraph)
+        if not isinstance(value, torch.Tensor):
+            raise NotEvaluated(NoValueReason.NO_ORIGIN, "its node has no tensor")
+        return value
+
+
+class _Evaluation:
+    """Values of nodes in one precision."""
 
     def __init__(
         self,
         module: torch.fx.GraphModule,
         recorded: Mapping[torch.fx.Node, Any],
         operands: Operands,
-        *,
-        precision: Precision = Precision.OWN,
-        seed: int = 0,
-        scale: float = 1.0,
+        precision: Precision,
+        seed: int,
+        scale: float,
     ) -> None:
         self._module, self._recorded, self._operands = module, recorded, operands
         self._precision, self._scale, self._seed = precision, scale, seed
@@ -222,11 +247,6 @@ class Evaluator:
         self._values: dict[torch.fx.Node, Any] = {}
 
     def value(self, subgraph: Subgraph) -> Any:
-        """Return the value of the last op of a subgraph, or of its only input; a tensor has the dtype of its precision.
-
-        Raises:
-            NotEvaluated: an op of it is random, unknown, leaves its memory uninitialized, or raises.
-        """
         with untraced(), torch._C._DisableAutocast():
             for node in subgraph.ops:
                 if node not in self._values:

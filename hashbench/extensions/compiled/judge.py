@@ -14,9 +14,10 @@ The rule of blame:
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,7 +25,7 @@ import torch
 
 from hashbench.core.inductor.graphs import BufferWrite, CompiledGraph, KernelCall, phase_of
 from hashbench.core.inductor.nodes import facts_of
-from hashbench.core.trace.digest import digest, untraced
+from hashbench.core.trace.digest import digest
 from hashbench.extensions.compiled.evaluate import (
     Evaluator,
     NotEvaluated,
@@ -44,7 +45,7 @@ from hashbench.extensions.compiled.memory import (
     lost_inputs,
     overwriter,
 )
-from hashbench.extensions.compiled.rounding import LIMIT, measure
+from hashbench.extensions.compiled.rounding import LIMIT, References, measure
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,47 +122,28 @@ def content_digest(tensor: torch.Tensor) -> str:
 
 
 class KernelJudge:
-    """Judge the calls of compiled graphs during one step, as they come.
+    """Judge the calls of compiled graphs during one step, as they come; an
+    :class:`~hashbench.extensions.compiled.observed.Observer`."""
 
-    Args:
-        content: of inputs of a graph; the function that made the digests of reads and writes.
-        limit: ratio from which the memory of a kernel is looked into.
-    """
-
-    def __init__(self, *, content: Callable[[torch.Tensor], str] = content_digest, limit: float = LIMIT) -> None:
-        self._content, self._limit = content, limit
-        self._plans: dict[int, _GraphPlan] = {}
-        self._running: list[_GraphCall] = []
+    def __init__(self) -> None:
+        self._plan = functools.cache(_GraphPlan)
         self._buffers: list[JudgedBuffer] = []
         self._lost: list[LostInput] = []
         self._unchecked: Counter[str] = Counter()
         self._kernels = 0
 
-    def begin(self, graph: CompiledGraph, inputs: Sequence[Any]) -> None:
-        """Begin a call of a graph. Inputs that it uses are copied: a kernel may write over them."""
-        plan = self._plans.get(id(graph))
-        if plan is None:
-            plan = self._plans[id(graph)] = _GraphPlan(graph)
-        with untraced():
-            self._running.append(_GraphCall(plan, inputs, self._content, self._limit))
-
-    def called(self, call: KernelCall) -> None:
-        """Judge what a call wrote last. Its tensors are read now, and those that later nodes need are copied."""
-        self._kernels += 1
-        if not self._running:
-            self._unchecked[str(NoValueReason.NO_GRAPH)] += len(call.last)
-            return
-        with untraced():
-            self._running[-1].called(call)
-
-    def end(self) -> None:
-        """End the call of a graph, also after an exception: compare what it returns, and drop all its tensors."""
-        running = self._running.pop()
-        with untraced():
+    def observe(self, graph: CompiledGraph, inputs: Sequence[Any]) -> Generator[None, KernelCall, None]:
+        """Judge the calls of one graph. Inputs that it uses are copied: a kernel may write over them."""
+        running = _GraphCall(self._plan(graph), inputs)
+        try:
+            while True:
+                running.called((yield))
+                self._kernels += 1
+        finally:
             running.end()
-        self._buffers += running.buffers
-        self._lost += running.lost
-        self._unchecked += running.unchecked
+            self._buffers += running.buffers
+            self._lost += running.lost
+            self._unchecked += running.unchecked
 
     def result(self) -> KernelJudgement:
         """Return what was found out about all calls that have ended."""
@@ -194,13 +176,11 @@ class _GraphPlan:
 class _GraphCall:
     """One call of a graph: what is recorded, and what was found out."""
 
-    def __init__(
-        self, plan: _GraphPlan, inputs: Sequence[Any], content: Callable[[torch.Tensor], str], limit: float
-    ) -> None:
+    def __init__(self, plan: _GraphPlan, inputs: Sequence[Any]) -> None:
         self.buffers: list[JudgedBuffer] = []
         self.lost: list[LostInput] = []
         self.unchecked: Counter[str] = Counter()
-        self._plan, self._content, self._limit = plan, content, limit
+        self._plan = plan
         self._readers = Counter(plan.readers)
         self._settled: set[torch.fx.Node] = set()
         self._recorded: dict[torch.fx.Node, Any] = {}
@@ -216,35 +196,44 @@ class _GraphCall:
                     self._left[node] = LeftContent(node.name, "", -1, value.data_ptr(), value.nbytes)
 
     def called(self, call: KernelCall) -> None:
-        """Judge one call, then take its results as recorded."""
-        values = _NodeValues(self._plan, self._recorded)
+        """Judge what a call wrote last, then take it as recorded. Its tensors are read now; what later nodes need is
+        copied."""
+        values = Evaluator(self._plan.graph.module, self._recorded, self._plan.operands)
+        shapes: dict[torch.fx.Node, Sequence[int]] = {}
         known: list[tuple[BufferWrite, torch.fx.Node]] = []
         for write in call.writes:
             if write.buffer and write.buffer not in call.last:
                 continue
             node = self._plan.nodes.get(write.buffer)
             try:
-                self.buffers.append(self._judged(call, write, node, values))
+                self.buffers.append(self._judged(call, write, node, values, shapes))
             except NotEvaluated as answer:
                 self.unchecked[str(answer.reason)] += 1
             except RuntimeError:  # torch lacks a comparison for a dtype, or memory: never the end of the user's step
                 self.unchecked[str(NoValueReason.RAISED)] += 1
             if node is not None:
                 known.append((write, node))
-        recorded = frozenset([write.buffer for write, node in known if self._record(write, node, values)])
+        recorded = frozenset([write.buffer for write, node in known if self._record(write, node, shapes)])
         self._accesses.append(Access.of(call, len(self._accesses), recorded))
 
     def _judged(
-        self, call: KernelCall, write: BufferWrite, node: torch.fx.Node | None, values: _NodeValues
+        self,
+        call: KernelCall,
+        write: BufferWrite,
+        node: torch.fx.Node | None,
+        values: Evaluator,
+        shapes: dict[torch.fx.Node, Sequence[int]],
     ) -> JudgedBuffer:
         if node is None:
             raise NotEvaluated(NoValueReason.NO_ORIGIN, write.buffer)
         subgraph = subgraph_of(node, self._recorded, self._plan.operands)
-        own = values.own(node, subgraph)
-        measured = measure(fitted(write.tensor, own.shape), _NodeReferences(values, subgraph, own))
+        own = values.value(subgraph)
+        shapes[node] = own.shape
+        evaluate = functools.partial(functools.partial, values.value, subgraph)
+        references = References(own, evaluate(Precision.FLOAT64), evaluate(Precision.ROUNDED))
+        measured = measure(fitted(write.tensor, own.shape), references)
         facts = facts_of(node)
-        beyond = measured.ratio > self._limit
-        lost, through = self._blame(call, subgraph) if beyond else (False, ())
+        lost, through = self._blame(call, subgraph) if measured.ratio > LIMIT else (False, ())
         return JudgedBuffer(
             node=call.node,
             kernel=call.kernel,
@@ -266,14 +255,17 @@ class _GraphCall:
         for node in subgraph.inputs:
             left = self._left.get(node)
             if left is not None and not left.digest:
-                self._left[node] = replace(left, digest=self._content(self._recorded[node]))
+                self._left[node] = replace(left, digest=content_digest(self._recorded[node]))
         needed = [self._left[node] for node in subgraph.inputs if node in self._left]
         lost = lost_inputs(call.kernel, call.reads, needed, self._accesses)
         self.lost += [item for item in lost if item not in self.lost]
         return bool(lost), tuple(self._accesses[item].kernel for item in behind(call.reads, self._accesses))
 
-    def _record(self, write: BufferWrite, node: torch.fx.Node, values: _NodeValues) -> bool:
-        """Keep what a node's buffer holds if other nodes are evaluated from it, and what is to be returned."""
+    def _record(self, write: BufferWrite, node: torch.fx.Node, shapes: Mapping[torch.fx.Node, Sequence[int]]) -> bool:
+        """Keep what a node's buffer holds if other nodes are evaluated from it, and what is to be returned.
+
+        ``shapes``: of evaluated nodes; others have that with which they were traced.
+        """
         left = LeftContent(write.buffer, write.digest, len(self._accesses), write.address, write.nbytes)
         root = self._plan.operands.storage.get(node, node)
         if root in self._plan.returned:
@@ -281,8 +273,12 @@ class _GraphCall:
         if not self._readers[node]:
             self._settle(node)
             return False
+        meta = node.meta.get("val")
+        shape = shapes.get(node, meta.shape if isinstance(meta, torch.Tensor) else None)
+        if shape is None or not all(type(size) is int for size in shape):
+            return False
         try:
-            self._recorded[node] = fitted(write.tensor, values.shape(node)).clone()
+            self._recorded[node] = fitted(write.tensor, shape).clone()
         except NotEvaluated:
             return False
         self._left[node] = left
@@ -303,71 +299,9 @@ class _GraphCall:
         """Compare what is returned with what its last writers left."""
         for tensor, left in self._returned.values():
             guilty = overwriter(left, self._accesses)
-            if guilty is not None and left.digest and self._content(tensor) != left.digest:
+            if guilty is not None and left.digest and content_digest(tensor) != left.digest:
                 writer = left_by(left, self._accesses)
                 self.lost.append(LostInput(RETURN, left.name, writer, guilty.kernel, guilty.node))
-
-
-class _NodeValues:
-    """Values of nodes for one kernel, one evaluator for each precision and seed."""
-
-    def __init__(self, plan: _GraphPlan, recorded: Mapping[torch.fx.Node, Any]) -> None:
-        self._plan, self._recorded = plan, recorded
-        self._evaluators: dict[tuple[Precision, int, float], Evaluator] = {}
-        self._shapes: dict[torch.fx.Node, Sequence[int]] = {}
-
-    def of(self, subgraph: Subgraph, precision: Precision, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
-        """Return the value of a subgraph.
-
-        Raises:
-            NotEvaluated: it has none, or it is no tensor.
-        """
-        key = precision, seed, scale
-        if key not in self._evaluators:
-            self._evaluators[key] = Evaluator(
-                self._plan.graph.module,
-                self._recorded,
-                self._plan.operands,
-                precision=precision,
-                seed=seed,
-                scale=scale,
-            )
-        value = self._evaluators[key].value(subgraph)
-        if not isinstance(value, torch.Tensor):
-            raise NotEvaluated(NoValueReason.NO_ORIGIN, "its node has no tensor")
-        return value
-
-    def own(self, node: torch.fx.Node, subgraph: Subgraph) -> torch.Tensor:
-        value = self.of(subgraph, Precision.OWN)
-        self._shapes[node] = value.shape
-        return value
-
-    def shape(self, node: torch.fx.Node) -> Sequence[int]:
-        """Return the shape of a node's value: evaluated, else traced.
-
-        Raises:
-            NotEvaluated: neither is known.
-        """
-        meta = node.meta.get("val")
-        shape = self._shapes.get(node, meta.shape if isinstance(meta, torch.Tensor) else None)
-        if shape is None or not all(type(size) is int for size in shape):
-            raise NotEvaluated(NoValueReason.SHAPE, node.name)
-        return shape
-
-
-@dataclass(frozen=True, slots=True)
-class _NodeReferences:
-    """References of one buffer."""
-
-    values: _NodeValues
-    subgraph: Subgraph
-    own: torch.Tensor
-
-    def exact(self) -> torch.Tensor:
-        return self.values.of(self.subgraph, Precision.FLOAT64)
-
-    def rounded(self, seed: int, scale: float) -> torch.Tensor:
-        return self.values.of(self.subgraph, Precision.ROUNDED, seed, scale)
 
 
 def fitted(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:

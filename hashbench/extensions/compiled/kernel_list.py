@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,48 +16,38 @@ from hashbench.extensions.compiled.sources import source_digest
 
 
 class KernelList:
-    """Judge that lists the kernel calls of the first call of each compiled graph."""
+    """Observer that lists the kernel calls of the first call of each compiled graph."""
 
     def __init__(self) -> None:
         self._kernels: list[ListedKernel] = []
-        self._graphs: dict[str, int] = {}
-        self._sources: dict[str, dict[str, str]] = {}
-        self._open: CompiledGraph | None = None
+        self._graphs: set[str] = set()
 
-    def begin(self, graph: CompiledGraph, inputs: Sequence[Any]) -> None:  # noqa: ARG002
-        self._open = None if graph.path in self._graphs else graph
-        self._graphs.setdefault(graph.path, len(self._graphs))
-
-    def called(self, call: KernelCall) -> None:
-        graph = self._open
-        if graph is None:
-            return
-        nodes = [graph.nodes[write.buffer] for write in call.writes if write.buffer in graph.nodes]
-        facts = [facts_of(node) for node in nodes]
-        self._kernels.append(
-            ListedKernel(
-                call.kernel,
-                self._source(graph.path, call.kernel) if call.generated else "",
-                tuple(read.digest[:DIGITS] for read in call.reads),
-                tuple(write.digest[:DIGITS] for write in call.writes),
-                tuple(dict.fromkeys(one.op for one in facts if one.op)),
-                common(facts).module,
-                phase_of(graph.backward),
-                self._graphs[graph.path],
+    def observe(self, graph: CompiledGraph, inputs: Sequence[Any]) -> Generator[None, KernelCall, None]:  # noqa: ARG002
+        """List the calls of one graph."""
+        number, listed = len(self._graphs), graph.path in self._graphs
+        self._graphs.add(graph.path)
+        sources = {} if listed else {one.name: source_digest(one) for one in wrapper_of(graph.path).kernels}
+        while True:
+            call = yield
+            if listed:
+                continue
+            facts = [facts_of(graph.nodes[write.buffer]) for write in call.writes if write.buffer in graph.nodes]
+            self._kernels.append(
+                ListedKernel(
+                    call.kernel,
+                    sources.get(call.kernel, "") if call.generated else "",
+                    tuple(read.digest[:DIGITS] for read in call.reads),
+                    tuple(write.digest[:DIGITS] for write in call.writes),
+                    tuple(dict.fromkeys(one.op for one in facts if one.op)),
+                    common(facts).module,
+                    phase_of(graph.backward),
+                    number,
+                )
             )
-        )
-
-    def end(self) -> None:
-        self._open = None
 
     def result(self) -> tuple[ListedKernel, ...]:
         """Return the calls in order."""
         return tuple(self._kernels)
-
-    def _source(self, path: str, kernel: str) -> str:
-        if path not in self._sources:
-            self._sources[path] = {one.name: source_digest(one) for one in wrapper_of(path).kernels}
-        return self._sources[path].get(kernel, "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,11 +22,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hashbench.core.errors import named_line
+from hashbench.core.run.distance import in_units
 from hashbench.core.trace.arguments import tensors_in
 from hashbench.core.trace.op_schema import plan_of
 from hashbench.extensions.compiled.aot import Backend
 from hashbench.extensions.compiled.roundings import SEEDS, rounding_backend
-from hashbench.extensions.compiled.units import EXPLAINED, distance, mistake_limit, moved_by_one_unit, smallest_unit
+from hashbench.extensions.compiled.units import EXPLAINED, mistake_limit, moved_by_one_unit, smallest_unit
 
 Results = Mapping[str, torch.Tensor]
 """What a step of a model computes, by name: outputs, loss, gradients, buffers, gradients of inputs."""
@@ -164,7 +165,7 @@ def _distance(
     reference = torch.zeros_like(value) if reference is None and value is not None else reference
     assert value is not None
     assert reference is not None
-    return distance(value, reference, own, floor=floor, own_dtype=own_dtype)
+    return in_units(value, reference, own, floor=floor, own_dtype=own_dtype)
 
 
 def climb(

@@ -24,6 +24,7 @@ from torch._inductor.virtualized import V
 
 from hashbench.core.errors import named_line, ran_out_of_memory
 from hashbench.core.inductor.internals import mutated_by
+from hashbench.core.run.distance import wide
 from hashbench.extensions.compiled.indices import Indices, NotComputed
 from hashbench.extensions.compiled.tensor_ops import FlatMemory, TensorHandler
 
@@ -115,8 +116,7 @@ def _agree(
     same = (near == exact) | (near.isnan() & exact.isnan())
     if not (dtype.is_floating_point or dtype.is_complex):
         return same
-    wide = torch.complex128 if dtype.is_complex else torch.float64
-    return same | ((value.to(wide) - reference.to(wide)).abs() <= allowed)
+    return same | ((wide(value) - wide(reference)).abs() <= allowed)
 
 
 # ---------------------------------------------------------------------------------------------------------- the program

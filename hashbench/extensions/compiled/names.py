@@ -6,11 +6,11 @@ a kernel that is wrong, and right if memory is not reused.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hashbench.core.inductor.graphs import CompiledGraph, KernelCall
+from hashbench.core.inductor.graphs import BufferRead, CompiledGraph, KernelCall
 from hashbench.core.inductor.nodes import NodeFacts, common, facts_of
 from hashbench.extensions.compiled.memory import overlap
 
@@ -34,52 +34,41 @@ class Overwriter:
     facts: NodeFacts
 
 
-class NamesJudge:
-    """Judge of what one call reads.
-
-    Args:
-        node: id of the call's record.
+@dataclass(slots=True)
+class OverwriterSearch:
+    """Observer of what one call reads.
 
     Attributes:
+        node: id of the call's record.
         found: who wrote over what it reads; ``None`` if nobody did.
     """
 
-    def __init__(self, node: str) -> None:
-        self.found: Overwriter | None = None
-        self._node = node
-        self._graph: CompiledGraph | None = None
-        self._calls: list[KernelCall] = []
+    node: str
+    found: Overwriter | None = None
 
-    def begin(self, graph: CompiledGraph, inputs: Sequence[Any]) -> None:  # noqa: ARG002
-        self._graph, self._calls = graph, []
+    def observe(self, graph: CompiledGraph, inputs: Sequence[Any]) -> Generator[None, KernelCall, None]:  # noqa: ARG002
+        """Look for it among the calls of one graph."""
+        calls: list[KernelCall] = []
+        while True:
+            call = yield
+            if call.node == self.node:
+                self.found = next(filter(None, (_overwriter(graph, read, calls) for read in call.reads)), self.found)
+            calls.append(call)
 
-    def called(self, call: KernelCall) -> None:
-        if call.node == self._node:
-            self._decide(call)
-        self._calls.append(call)
 
-    def end(self) -> None:
-        self._graph, self._calls = None, []
-
-    def _decide(self, call: KernelCall) -> None:
-        for read in call.reads:
-            written = [
-                (position, write)
-                for position, one in enumerate(self._calls)
-                for write in one.writes
-                if read.buffer and write.buffer == read.buffer
-            ]
-            if not written or written[-1][1].digest == read.digest:
-                continue
-            position, lost = written[-1]
-            later = self._calls[position + 1 :]
-            guilty = [one for one in later if any(overlap(lost, write) for write in one.writes)]
-            if guilty:
-                facts = self._facts(guilty[-1])
-                writer = self._calls[position].kernel
-                self.found = Overwriter(guilty[-1].kernel, guilty[-1].node, read.buffer, writer, facts)
-                return
-
-    def _facts(self, call: KernelCall) -> NodeFacts:
-        nodes = {} if self._graph is None else self._graph.nodes
-        return common(facts_of(nodes[write.buffer]) for write in call.writes if write.buffer in nodes)
+def _overwriter(graph: CompiledGraph, read: BufferRead, calls: Sequence[KernelCall]) -> Overwriter | None:
+    """Return who of ``calls`` wrote over what the last writer of a name had left under it."""
+    written = [
+        (position, write)
+        for position, one in enumerate(calls)
+        for write in one.writes
+        if read.buffer and write.buffer == read.buffer
+    ]
+    if not written or written[-1][1].digest == read.digest:
+        return None
+    position, lost = written[-1]
+    guilty = [one for one in calls[position + 1 :] if any(overlap(lost, write) for write in one.writes)]
+    if not guilty:
+        return None
+    facts = common(facts_of(graph.nodes[write.buffer]) for write in guilty[-1].writes if write.buffer in graph.nodes)
+    return Overwriter(guilty[-1].kernel, guilty[-1].node, read.buffer, calls[position].kernel, facts)

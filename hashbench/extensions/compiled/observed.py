@@ -1,9 +1,8 @@
-"""Show the calls of compiled graphs to a judge: what each kernel read and wrote, by the names of Inductor's buffers."""
+"""Show observers the calls of compiled graphs: what each kernel read and wrote, by the names of Inductor's buffers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -12,50 +11,25 @@ from hashbench.core.inductor.graphs import BufferRead, BufferWrite, CompiledGrap
 from hashbench.core.inductor.internals import inside_wrapper, wrapper_of
 from hashbench.core.trace.arguments import named_arguments
 from hashbench.core.trace.callbacks import TraceCallback
-from hashbench.core.trace.digest import raw_digest, readable
+from hashbench.core.trace.digest import raw_digest, readable, untraced
 from hashbench.core.trace.generated import GeneratedKernel
 from hashbench.core.trace.op_schema import plan_of
 
 
-class Judge(Protocol):
-    """What is shown the calls of compiled graphs, in their order."""
+class Observer(Protocol):
+    """What is shown the calls of compiled graphs."""
 
-    def begin(self, graph: CompiledGraph, inputs: Sequence[Any]) -> object:
-        """A compiled graph is called."""
-
-    def called(self, call: KernelCall) -> object:
-        """A kernel has been called; the tensors that it wrote are as it left them."""
-
-    def end(self) -> object:
-        """The call of the graph has ended."""
-
-
-@dataclass(slots=True)
-class BothJudges:
-    """Two judges as one."""
-
-    first: Judge
-    second: Judge
-
-    def begin(self, graph: CompiledGraph, inputs: Sequence[Any]) -> None:
-        self.first.begin(graph, inputs)
-        self.second.begin(graph, inputs)
-
-    def called(self, call: KernelCall) -> None:
-        self.first.called(call)
-        self.second.called(call)
-
-    def end(self) -> None:
-        self.first.end()
-        self.second.end()
+    def observe(self, graph: CompiledGraph, inputs: Sequence[Any]) -> Generator[None, KernelCall, None]:
+        """Observe one call of a graph: every ``yield`` returns the next call of a kernel, whose tensors are as it left
+        them. The generator is closed when the graph has returned, or raised. It runs untraced."""
 
 
 class KernelWatcher(TraceCallback):
-    """Callback that shows the kernels of known graphs to a judge.
+    """Callback that shows the kernels of known graphs to observers.
 
     Args:
         graphs: by the file of the generated module.
-        judge: is shown them.
+        observers: each is shown all of them.
 
     Attributes:
         kernels: number of calls of kernels, and of ops by generated modules.
@@ -64,10 +38,11 @@ class KernelWatcher(TraceCallback):
 
     wants_trace = False
 
-    def __init__(self, graphs: Mapping[str, CompiledGraph], judge: Judge) -> None:
+    def __init__(self, graphs: Mapping[str, CompiledGraph], *observers: Observer) -> None:
         self.kernels = self.unseen = 0
-        self._graphs, self._judge = graphs, judge
+        self._graphs, self._observers = graphs, observers
         self._path = ""
+        self._open: list[Generator[None, KernelCall, None]] = []
         self._reads: tuple[BufferRead, ...] = ()
         self._depth = 0  # an op may call others
         self._used: dict[str, frozenset[str]] = {}
@@ -80,12 +55,16 @@ class KernelWatcher(TraceCallback):
         self._path, self._depth = path, 0
         if path not in self._used:
             self._used[path] = wrapper_of(path).used()
-        self._judge.begin(graph, inputs)
+        with untraced():
+            self._open = [observer.observe(graph, inputs) for observer in self._observers]
+            for observed in self._open:
+                next(observed)
 
     def graph_ended(self) -> None:
-        if self._path:
-            self._path = ""
-            self._judge.end()
+        self._path = ""
+        with untraced():
+            for observed in self._open:
+                observed.close()
 
     def before(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:  # noqa: ARG002
         self._depth += 1
@@ -116,7 +95,10 @@ class KernelWatcher(TraceCallback):
             named = self._written(func, args, kwargs, output, line)
         last = wrapper_of(self._path).last_writers.get(line, frozenset()) & self._used[self._path]
         writes = tuple(_write(name, tensor) for name, tensor in named)
-        self._judge.called(KernelCall(node, kernel, isinstance(func, GeneratedKernel), self._reads, writes, last))
+        shown = KernelCall(node, kernel, isinstance(func, GeneratedKernel), self._reads, writes, last)
+        with untraced():
+            for observed in self._open:
+                observed.send(shown)
 
     def _written(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any, line: int

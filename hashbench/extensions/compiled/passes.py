@@ -16,12 +16,12 @@ import torch
 from hashbench.core.errors import named_line
 from hashbench.core.inductor.graphs import GraphPass
 from hashbench.core.inductor.nodes import NodeFacts, facts_of
+from hashbench.core.run import distance
 from hashbench.core.trace.arguments import leaves, mapped, tensors_in
 from hashbench.core.trace.op_schema import plan_of
 from hashbench.core.trace.storage_writers import storage_key
 from hashbench.extensions.compiled.aot_graphs import is_random
-from hashbench.extensions.compiled.evaluate import recorded_inputs
-from hashbench.extensions.compiled.units import distance
+from hashbench.extensions.compiled.evaluate import narrowed, recorded_inputs, widened
 
 SUSPICIOUS = 1e-9
 """Relative difference in float64 from which a pass is held against what the graph loses in its own dtype. A right pass
@@ -32,14 +32,6 @@ LIMIT = 1e-3
 
 ROUNDED_LIMIT = 1000.0
 """The same where rounding is in the way: a constant folded in float32, a graph that cannot be evaluated in float64."""
-
-_WIDE = {
-    torch.float32: torch.float64,
-    torch.bfloat16: torch.float64,
-    torch.float16: torch.float64,
-    torch.complex64: torch.complex128,
-    torch.complex32: torch.complex128,
-}
 
 
 class Change(enum.Enum):
@@ -172,15 +164,15 @@ class _PassComparison:
             for node in graph.graph.find_nodes(op="placeholder")
         ]
         if narrow:
-            given = [mapped(value, _narrowed) for value in given]
+            given = [mapped(value, narrowed) for value in given]
         return outputs_of(graph, given, float64=float64, frozen=self._frozen)
 
     def _judged(self, number: int, name: str, relative: float, after: Any, before: Any) -> WrongPass | None:
-        is_float64 = not any(tensor.dtype in _WIDE for tensor in tensors_in(list(self._inputs.values())))
+        is_float64 = all(widened(tensor.dtype) == tensor.dtype for tensor in tensors_in(list(self._inputs.values())))
         own = self._values(after=False, float64=False, narrow=is_float64)[number]
-        own = _narrowed(own) if isinstance(own, torch.Tensor) and is_float64 else own
+        own = narrowed(own) if is_float64 else own
         own = own if isinstance(own, torch.Tensor) else None
-        error = distance(after, before, own, own_dtype=torch.float32) if _are_tensors(after, before) else math.inf
+        error = _in_units(after, before, own)
         rounded = not is_float64 and _has_new_constant(self._step)
         if error <= (ROUNDED_LIMIT if rounded else LIMIT):
             if error > LIMIT:
@@ -196,11 +188,11 @@ class _PassComparison:
             self.reason = missing.reason
             return None
         relative = _relative(after, before)
-        error = distance(after, before, None, own_dtype=torch.float32) if _are_tensors(after, before) else math.inf
+        error = _in_units(after, before, None)
         if not relative or not _are_tensors(after, before) or not math.isfinite(error):
             self.reason = f"{name} cannot be evaluated in float64" if relative else self.reason
             return None
-        units = relative / (float(torch.finfo(before.dtype).eps) / 2) if before.dtype.is_floating_point else error
+        units = relative / distance.unit_roundoff(before.dtype) if before.dtype.is_floating_point else error
         if units > ROUNDED_LIMIT:
             return self._wrong(name, relative, units)
         self.reason = f"{name} cannot be evaluated in float64"
@@ -280,24 +272,16 @@ def _are_tensors(*values: Any) -> bool:
     return all(isinstance(value, torch.Tensor) for value in values)
 
 
-def _relative(value: Any, reference: Any) -> float:
-    """Return the largest difference over the largest magnitude; ``inf`` if integers, shapes, NaN or anything else
-    differ."""
+def _in_units(value: Any, reference: Any, own: torch.Tensor | None) -> float:
     if not _are_tensors(value, reference):
-        return 0.0 if type(value) is type(reference) and value == reference else math.inf
-    if value.shape != reference.shape:
         return math.inf
-    if not (reference.is_floating_point() or reference.is_complex()):
-        return 0.0 if torch.equal(value.to(reference.dtype), reference) else math.inf
-    finite = reference.isfinite()
-    if not torch.equal(finite, value.isfinite()):
-        return math.inf
-    if not torch.equal(value[~finite].nan_to_num(), reference[~finite].nan_to_num()):
-        return math.inf
-    if not bool(finite.any()):
-        return 0.0
-    apart = float((value[finite] - reference[finite]).abs().max())
-    return apart / (float(reference[finite].abs().max()) or 1e-300) if apart else 0.0
+    return distance.in_units(value, reference, own, own_dtype=torch.float32)
+
+
+def _relative(value: Any, reference: Any) -> float:
+    if _are_tensors(value, reference):
+        return distance.relative(value, reference)
+    return 0.0 if type(value) is type(reference) and value == reference else math.inf
 
 
 # --------------------------------------------------------------------------------------------------------- evaluation
@@ -403,8 +387,7 @@ class _Evaluation:
     def _wide(self, leaf: Any, *, copy: bool = False) -> Any:
         if isinstance(leaf, torch.Tensor):
             leaf = leaf.detach().clone() if copy else leaf
-            return leaf.to(_WIDE.get(leaf.dtype, leaf.dtype)) if self._float64 else leaf
-        return _WIDE.get(leaf, leaf) if self._float64 and isinstance(leaf, torch.dtype) else leaf
+        return widened(leaf) if self._float64 else leaf
 
 
 def _holds_random(value: Any) -> bool:
@@ -443,7 +426,3 @@ def _attribute(graph: torch.fx.GraphModule, target: str) -> Any:
     for name in target.split("."):
         value = getattr(value, name)
     return value
-
-
-def _narrowed(leaf: Any) -> Any:
-    return leaf.to(torch.float32) if isinstance(leaf, torch.Tensor) and leaf.dtype == torch.float64 else leaf

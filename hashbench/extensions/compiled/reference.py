@@ -10,7 +10,7 @@ from hashbench.core.inductor.graphs import CompiledGraph
 from hashbench.core.run.outcome import Run, RunMaker
 from hashbench.core.text import join_limited
 from hashbench.extensions.compiled.accuracy import Accepted, Farther, Tolerance, by_cosine_only, farther, worse
-from hashbench.extensions.compiled.amplification import AmplificationJudge
+from hashbench.extensions.compiled.amplification import Amplification
 from hashbench.extensions.compiled.cause import Results, results_under
 from hashbench.extensions.compiled.observed import KernelWatcher
 from hashbench.extensions.compiled.program import ProgramMaker
@@ -88,9 +88,9 @@ def _how_far(accepted: Accepted) -> str:
 
 
 def _where_most_is_lost(program: RunMaker, graphs: Mapping[str, CompiledGraph]) -> str:
-    judge = AmplificationJudge(eager=True)
-    run = program(watcher=KernelWatcher(graphs, judge)) if graphs else None
-    worst = judge.result() if isinstance(run, Run) else ()
+    amplification = Amplification(eager=True)
+    run = program(watcher=KernelWatcher(graphs, amplification)) if graphs else None
+    worst = amplification.result() if isinstance(run, Run) else ()
     if not worst or not worst[0].facts.op:
         return ""
     facts = worst[0].facts

@@ -9,12 +9,12 @@ known to be small: most results need none but eager mode's own.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
-from hashbench.extensions.compiled.evaluate import unit_roundoff
+from hashbench.core.run.distance import unit_roundoff, wide
 
 LIMIT = 16.0
 """Largest ratio that counts as rounding: clean kernels of twelve programs reach 12.6, planted mistakes begin at 161."""
@@ -32,19 +32,20 @@ _PLAIN = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 """Dtypes that numbers are compared in."""
 
 
-class References(Protocol):
+@dataclass(frozen=True, slots=True)
+class References:
     """What a result is compared with. Tensors have its shape; ``own`` its dtype, the others float64 or complex128 where
-    that is floating or complex."""
+    that is floating or complex.
 
-    @property
-    def own(self) -> torch.Tensor:
-        """Eager mode's value."""
+    Attributes:
+        own: eager mode's value.
+        exact: evaluates in float64.
+        rounded: evaluates in float64 with random rounding, with a seed and by so many units.
+    """
 
-    def exact(self) -> torch.Tensor:
-        """Evaluate in float64."""
-
-    def rounded(self, seed: int, scale: float) -> torch.Tensor:
-        """Evaluate in float64 with random rounding by ``scale`` units."""
+    own: torch.Tensor
+    exact: Callable[[], torch.Tensor]
+    rounded: Callable[[int, float], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +82,8 @@ def units_apart(value: torch.Tensor, own: torch.Tensor) -> float:
     """Return the largest difference of two results in units ``u |own|``, an upper bound of the ratio above 1; infinite
     where one is NaN or infinite and the other is not the same. Zeros of both signs are equal."""
     plain = value.dtype is own.dtype and own.dtype in _PLAIN  # there, differences of near numbers are exact
-    reference = own if plain else _wide(own)
-    difference = _difference(value if plain else _wide(value), reference)
+    reference = own if plain else wide(own)
+    difference = _difference(value if plain else wide(value), reference)
     unit = reference.abs().mul_(unit_roundoff(own.dtype)).add_(_least(own.dtype))
     return float(_quotient(difference, unit).max())
 
@@ -126,7 +127,7 @@ class _Units:
     """Error and unit of each element of a floating or complex result."""
 
     def __init__(self, value: torch.Tensor, own: torch.Tensor, exact: torch.Tensor) -> None:
-        self._value, own_value, exact_value = _wide(value), _wide(own), _wide(exact)
+        self._value, own_value, exact_value = wide(value), wide(own), wide(exact)
         self._finite = all(_all_finite(item) for item in (self._value, own_value, exact_value))
         self._reference = exact_value
         if not self._finite:  # eager mode's may be finite where float64 and all random roundings of it are not
@@ -141,24 +142,24 @@ class _Units:
         self._flipped: torch.Tensor | None = None
         if not self._finite:
             self._explain(own_value)
-            self._explain(_wide(exact_value.to(own.dtype)))  # float64 has a larger range
+            self._explain(wide(exact_value.to(own.dtype)))  # float64 has a larger range
         self._measure()
 
     def add(self, sample: torch.Tensor) -> None:
         """Take in a value with random rounding by one unit."""
-        wide = _wide(sample)
-        difference = self._moved(wide)
+        moved = wide(sample)
+        difference = self._moved(moved)
         self._largest = torch.maximum(self._largest, difference)
         self._rms = max(self._rms, _root_mean_square(difference))
         if not self._finite:
-            self._explain(wide)
+            self._explain(moved)
         self._measure()
 
     def add_flips(self, sample: torch.Tensor) -> None:
         """Take in a value with random rounding by :data:`LIMIT` units."""
-        wide = _wide(sample)
-        flipped = _same(wide, self._value)
-        explained = (self._moved(wide) + self._floor).add_(self._rms)
+        moved = wide(sample)
+        flipped = _same(moved, self._value)
+        explained = (self._moved(moved) + self._floor).add_(self._rms)
         flipped |= (self._error <= explained) & self._error.isfinite()
         self._flipped = flipped if self._flipped is None else self._flipped | flipped
         self._measure()
@@ -193,10 +194,6 @@ class _Units:
         largest = float((reference if self._finite else torch.where(reference.isfinite(), reference, 0.0)).max())
         error = float(self._error.max())
         return error / largest if largest else (math.inf if error else 0.0)
-
-
-def _wide(value: torch.Tensor) -> torch.Tensor:
-    return value.to(torch.complex128 if value.dtype.is_complex else torch.float64)
 
 
 def _same(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 
 from hashbench.core.inductor.graphs import BufferWrite, CompiledGraph, KernelCall
 from hashbench.core.inductor.nodes import NodeFacts, facts_of
-from hashbench.core.trace.digest import untraced
+from hashbench.core.run.distance import unit_roundoff, wide
 from hashbench.extensions.compiled import lowered
 from hashbench.extensions.compiled.evaluate import (
     Evaluator,
@@ -19,7 +19,6 @@ from hashbench.extensions.compiled.evaluate import (
     Precision,
     recorded_inputs,
     subgraph_of,
-    unit_roundoff,
 )
 from hashbench.extensions.compiled.rounding import LIMIT
 
@@ -37,8 +36,8 @@ class ExpectedBuffer:
     allowed: torch.Tensor = field(repr=False)
 
 
-class SplitJudge:
-    """Judge of one buffer of one call.
+class StageSplit:
+    """Observer of one buffer of one call.
 
     Args:
         node: id of the call's record.
@@ -55,57 +54,50 @@ class SplitJudge:
         self.ops: tuple[NodeFacts, ...] = ()
         self.expected: ExpectedBuffer | None = None
         self._node, self._buffer = node, buffer
-        self._graph: CompiledGraph | None = None
-        self._values: dict[str, torch.Tensor] = {}
-        self._recorded: dict[torch.fx.Node, Any] = {}
 
-    def begin(self, graph: CompiledGraph, inputs: Sequence[Any]) -> None:
-        self._graph = graph
-        self._recorded = recorded_inputs(graph.module, inputs)
-        self._values = {node.name: value for node, value in self._recorded.items() if isinstance(value, torch.Tensor)}
-
-    def called(self, call: KernelCall) -> None:
-        graph = self._graph
-        if graph is None:
-            return
-        with untraced():
-            if call.node == self._node:
-                for write in call.writes:
-                    if write.buffer == self._buffer:
-                        self._decide(graph, write)
+    def observe(self, graph: CompiledGraph, inputs: Sequence[Any]) -> Generator[None, KernelCall, None]:
+        """Decide at the call, from what was left by those before it."""
+        recorded = recorded_inputs(graph.module, inputs)
+        contents = {node.name: value for node, value in recorded.items() if isinstance(value, torch.Tensor)}
+        while True:
+            call = yield
+            for write in call.writes:
+                if call.node == self._node and write.buffer == self._buffer:
+                    self._decide(graph, write, recorded, contents)
             for write in call.writes:
                 if write.buffer:
-                    self._values[write.buffer] = write.tensor.detach().clone()
+                    contents[write.buffer] = write.tensor.detach().clone()
                     node = graph.nodes.get(write.buffer)
                     if node is not None and write.buffer in call.last:
-                        self._recorded[node] = self._values[write.buffer]
+                        recorded[node] = contents[write.buffer]
 
-    def end(self) -> None:
-        self._graph, self._values, self._recorded = None, {}, {}
-
-    def _decide(self, graph: CompiledGraph, write: BufferWrite) -> None:
+    def _decide(
+        self,
+        graph: CompiledGraph,
+        write: BufferWrite,
+        recorded: Mapping[torch.fx.Node, Any],
+        contents: Mapping[str, torch.Tensor],
+    ) -> None:
         node, ir = graph.nodes.get(write.buffer), graph.buffers.get(write.buffer)
         if node is None or ir is None:
             return
         operands = Operands(graph.module.graph)
         try:
-            subgraph = subgraph_of(node, self._recorded, operands)
+            subgraph = subgraph_of(node, recorded, operands)
             self.ops = tuple({facts.op: facts for facts in map(facts_of, subgraph.ops)}.values())[::-1]
-            exact, own = (
-                Evaluator(graph.module, self._recorded, operands, precision=precision).value(subgraph)
-                for precision in (Precision.FLOAT64, Precision.OWN)
-            )
+            values = Evaluator(graph.module, recorded, operands)
+            exact, own = (values.value(subgraph, precision) for precision in (Precision.FLOAT64, Precision.OWN))
         except NotEvaluated:
             return
-        if not all(isinstance(each, torch.Tensor) and each.numel() == write.tensor.numel() for each in (exact, own)):
+        if not exact.numel() == own.numel() == write.tensor.numel():
             return
         shape = write.tensor.shape
         exact, own = exact.reshape(shape), own.reshape(shape)
         self.expected = ExpectedBuffer(exact, _explained(exact, own, write.tensor.dtype))
         try:
             made, narrow = (
-                lowered.evaluate(ir, self._values, graph=graph.lowering, float64=wide).reshape(shape)
-                for wide in (True, False)
+                lowered.evaluate(ir, contents, graph=graph.lowering, float64=float64).reshape(shape)
+                for float64 in (True, False)
             )
         except lowered.NotComputed:
             return
@@ -118,6 +110,5 @@ def _explained(exact: torch.Tensor, own: torch.Tensor, dtype: torch.dtype) -> to
     """Return the error that rounding explains for each element, in float64; 0 for integers and bools."""
     if not (exact.is_floating_point() or exact.is_complex()):
         return torch.zeros(exact.shape, dtype=torch.float64)
-    wide = torch.complex128 if exact.is_complex() else torch.float64
-    lost = torch.maximum((own.to(wide) - exact).abs(), unit_roundoff(dtype) * exact.abs()).nan_to_num()
+    lost = torch.maximum((wide(own) - exact).abs(), unit_roundoff(dtype) * exact.abs()).nan_to_num()
     return lost + lost.square().mean().sqrt()

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from hashbench.core.run import outputs
+from hashbench.core.run.distance import Difference
 from hashbench.core.run.leaves import LeftOut
 from hashbench.core.run.outcome import Run
 from hashbench.core.run.workload import map_tensors
@@ -73,7 +74,7 @@ class Compared:
     """
 
     compared: int
-    difference: outputs.Difference | None
+    difference: Difference | None
     left_out: tuple[str, ...] = ()
 
 
@@ -102,7 +103,7 @@ def compare_items(
     kinds = [{name: isinstance(value, torch.Tensor) for name, value in run.items()} for run in (reference, small)]
     if kinds[0] != kinds[1]:
         only = sorted(name for name in {*kinds[0], *kinds[1]} if kinds[0].get(name) != kinds[1].get(name))
-        return Compared(0, outputs.Difference((f"their structure: {only[0]}",)))
+        return Compared(0, Difference((f"their structure: {only[0]}",)))
     first: dict[str, Any] = {}
     second: dict[str, Any] = {}
     left_out = []

@@ -14,7 +14,7 @@ from hashbench.core.diagnose.calls.capture import copied, own_copy
 from hashbench.core.diagnose.calls.live import CallOutcome, captured_environment
 from hashbench.core.divergence.align import align
 from hashbench.core.records import Failure, Trace
-from hashbench.core.run import outputs
+from hashbench.core.run import distance, outputs
 from hashbench.core.run.outcome import Run
 from hashbench.core.run.settings import settings
 from hashbench.core.trace.arguments import caller_line, tensors_in
@@ -324,7 +324,7 @@ def _part(there: torch.Tensor, here: torch.Tensor, subset: ItemSubset) -> torch.
 
 def _measured(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> RowDifference | None:
     """Return the largest differences among pairs of tensors; ``None`` if all are equal."""
-    found = [outputs.measure(there, here) for there, here in pairs if not outputs.bitwise_equal(there, here)]
+    found = [distance.measure(there, here) for there, here in pairs if not outputs.bitwise_equal(there, here)]
     if not found:
         return None
     return RowDifference(

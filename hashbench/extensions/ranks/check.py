@@ -43,8 +43,8 @@ from hashbench.core.records import (
     Verdict,
 )
 from hashbench.core.results.folder import ResultsFolder, file_key
+from hashbench.core.run.distance import Difference
 from hashbench.core.run.outcome import Outcome, confirmation, failed_status, log_error, replaces
-from hashbench.core.run.outputs import Difference
 from hashbench.core.text import count, join_limited
 from hashbench.core.trace import file
 from hashbench.extensions.ranks.contributions import repeated_alone, write_script

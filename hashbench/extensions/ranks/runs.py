@@ -23,7 +23,7 @@ from hashbench.core.check.model import BenchmarkRunner, prepared_run
 from hashbench.core.io import from_json, read_json, replace_file, to_json
 from hashbench.core.processes import peak_memory_mib
 from hashbench.core.records import Failure, ModelSpec, RunOptions, Trace, TracedRank
-from hashbench.core.run import outputs
+from hashbench.core.run.distance import Difference
 from hashbench.core.run.leaves import NotComparableError
 from hashbench.core.run.outcome import (
     Given,
@@ -91,7 +91,7 @@ class RankAnswer:
     number: int = 0
     stage: str = "running"
     at: float = 0.0
-    difference: outputs.Difference | None = None
+    difference: Difference | None = None
     labels: tuple[int, ...] = ()
     iterations: int | None = None
     ops: int | None = None

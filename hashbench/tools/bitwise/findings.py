@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hashbench.core.run.outputs import Difference
+from hashbench.core.run.distance import Difference
 from hashbench.core.text import ulps
 from hashbench.core.trace.arguments import caller_line
 from hashbench.core.trace.module_paths import ModulePaths

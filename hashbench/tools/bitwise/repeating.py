@@ -16,9 +16,10 @@ from hashbench.core.diagnose.calls.capture import CaptureError, capture_argument
 from hashbench.core.diagnose.calls.live import CallOutcome, LiveCall, generator_states
 from hashbench.core.diagnose.calls.ops import is_custom
 from hashbench.core.diagnose.replay.controls import POISONS, poisoned_memory
+from hashbench.core.run.distance import Difference, integer_view, measure
 from hashbench.core.run.leaves import flatten
 from hashbench.core.run.outcome import failure_of
-from hashbench.core.run.outputs import Difference, bitwise_equal, integer_view, measure
+from hashbench.core.run.outputs import bitwise_equal
 from hashbench.core.run.rng import restore_random_states
 from hashbench.core.trace.arguments import named_arguments, tensors_in
 from hashbench.core.trace.digest import dtype_name, raw_digest

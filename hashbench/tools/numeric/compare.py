@@ -16,7 +16,7 @@ import torch
 from torch.testing._comparison import default_tolerances
 
 from hashbench.core.errors import HashbenchError
-from hashbench.core.run import outputs
+from hashbench.core.run import distance, outputs
 from hashbench.core.run.leaves import LeftOut, leaves
 from hashbench.core.text import squeezed
 from hashbench.core.trace.digest import dtype_name, untraced
@@ -179,7 +179,7 @@ def _with_numbers(
     close = _close(a, b, rtol, atol)
     beyond = int((~close).sum())
     only_form = bool(form) and outputs.bitwise_equal(a, b)
-    numbers = outputs.Difference((), 0, 0.0, 0, max_relative=0.0) if only_form else outputs.measure(a, b)
+    numbers = distance.Difference((), 0, 0.0, 0, max_relative=0.0) if only_form else distance.measure(a, b)
     representation = numbers.representation if numbers.representation != "value" else ""
     kind = form if only_form else "representation" if representation else "value"
     return replace(

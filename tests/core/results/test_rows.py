@@ -7,8 +7,9 @@ import math
 import pytest
 import torch
 
+from hashbench.core.run.distance import Difference
 from hashbench.core.run.leaves import NotComparableError, flatten
-from hashbench.core.run.outputs import Difference, bitwise_equal, compare, state_results
+from hashbench.core.run.outputs import bitwise_equal, compare, state_results
 
 ONE = torch.ones(1)
 

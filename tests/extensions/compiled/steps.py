@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import torch
+
+from hashbench.core.inductor.graphs import CompiledGraph, KernelCall
+from hashbench.extensions.compiled.observed import Observer
 
 Step = Callable[[Any, torch.dtype | None], dict[str, torch.Tensor]]
 
@@ -81,3 +84,14 @@ def step_of(model: torch.nn.Module, inputs: Sequence[torch.Tensor], *, training:
         return found
 
     return step
+
+
+def show(
+    observer: Observer, graph: CompiledGraph, inputs: Sequence[Any], *calls: KernelCall
+) -> Generator[None, KernelCall, None]:
+    """Begin a call of a graph, show its first calls of kernels, and return what is shown the next."""
+    observed = observer.observe(graph, inputs)
+    next(observed)
+    for call in calls:
+        observed.send(call)
+    return observed

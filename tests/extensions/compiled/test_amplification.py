@@ -10,7 +10,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from hashbench.core.inductor.graphs import BufferWrite, CompiledGraph, KernelCall
-from hashbench.extensions.compiled.amplification import SHOWN, AmplificationJudge, Amplified
+from hashbench.extensions.compiled.amplification import SHOWN, Amplification, Amplified
+from tests.extensions.compiled.steps import show
 
 X = torch.linspace(0.1, 3, 24)
 
@@ -27,12 +28,9 @@ def call(kernel: str, *, last: bool = True, **writes: torch.Tensor) -> KernelCal
 
 
 def judged(graph: CompiledGraph, *calls: KernelCall, eager: bool = False) -> tuple[Amplified, ...]:
-    judge = AmplificationJudge(eager=eager)
-    judge.begin(graph, [X])
-    for one in calls:
-        judge.called(one)
-    judge.end()
-    return judge.result()
+    amplification = Amplification(eager=eager)
+    show(amplification, graph, [X], *calls)
+    return amplification.result()
 
 
 def cancels(x: torch.Tensor) -> torch.Tensor:
@@ -92,19 +90,12 @@ def test_random_ops_are_left_out_and_zeros_have_no_error() -> None:
     assert (one.kernel, one.error) == ("zero", 0.0)
 
 
-def test_only_the_largest_are_told_and_nothing_is_kept() -> None:
+def test_only_the_largest_are_told() -> None:
     names = {f"buf{number}": f"exp_{number}" if number else "exp" for number in range(SHOWN + 2)}
 
     def many(x: torch.Tensor) -> list[torch.Tensor]:
         return [x.exp() for _ in names]
 
-    judge = AmplificationJudge()
-    judge.begin(graph_of(many, X, buffers=names), [X])
-    for number, name in enumerate(names):
-        written = {name: X.exp() * (1 + 1e-3 * number)}
-        judge.called(call(name, last=True, **written))
-    judge.end()
-    judge.called(call("outside", buf0=X))
-    found = judge.result()
+    calls = [call(name, **{name: X.exp() * (1 + 1e-3 * number)}) for number, name in enumerate(names)]
+    found = judged(graph_of(many, X, buffers=names), *calls)
     assert [one.kernel for one in found] == [f"buf{number}" for number in range(SHOWN + 1, 1, -1)]
-    assert not judge._recorded

@@ -11,6 +11,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hashbench.core.run.distance import unit_roundoff
 from hashbench.extensions.compiled.evaluate import (
     Evaluator,
     NotEvaluated,
@@ -19,7 +20,6 @@ from hashbench.extensions.compiled.evaluate import (
     Precision,
     subgraph_of,
     terms_of,
-    unit_roundoff,
 )
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -42,8 +42,7 @@ def evaluate(
     **options: Any,
 ) -> Any:
     operands = Operands(module.graph)
-    evaluator = Evaluator(module, recorded, operands, precision=precision, **options)
-    return evaluator.value(subgraph_of(node, recorded, operands))
+    return Evaluator(module, recorded, operands).value(subgraph_of(node, recorded, operands), precision, **options)
 
 
 def last(module: torch.fx.GraphModule) -> torch.fx.Node:
@@ -238,9 +237,9 @@ def test_values_are_shared_between_subgraphs():
             return super().__getitem__(key)
 
     recorded, operands = Counting(given(module, X)), Operands(module.graph)
-    evaluator = Evaluator(module, recorded, operands, precision=FLOAT64)
+    evaluator = Evaluator(module, recorded, operands)
     for node in module.graph.output_node().all_input_nodes:
-        evaluator.value(subgraph_of(node, recorded, operands))
+        evaluator.value(subgraph_of(node, recorded, operands), FLOAT64)
     assert len(calls) == 1
 
 

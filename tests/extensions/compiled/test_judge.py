@@ -6,6 +6,7 @@ import gc
 import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from inspect import getgeneratorlocals
 from typing import Any
 from unittest.mock import patch
 
@@ -22,6 +23,7 @@ from hashbench.extensions.compiled.memory import LostInput
 from hashbench.extensions.compiled.observed import KernelWatcher
 from hashbench.extensions.compiled.program import compiling
 from hashbench.extensions.compiled.rounding import LIMIT
+from tests.extensions.compiled.steps import show
 
 aten = torch.ops.aten
 X = torch.linspace(-2, 3, 24).reshape(4, 6)
@@ -58,10 +60,7 @@ def call(
 
 def judged(graph: CompiledGraph, inputs: Sequence[Any], *calls: KernelCall) -> KernelJudgement:
     judge = KernelJudge()
-    judge.begin(graph, inputs)
-    for item in calls:
-        judge.called(item)
-    judge.end()
+    show(judge, graph, inputs, *calls).close()
     return judge.result()
 
 
@@ -159,13 +158,13 @@ def reused() -> KernelJudgement:
     """The memory of buf0 is used for buf2 although buf3 is still to be computed from it."""
     graph, memory = graph_of(two_sums, X, buffers=TWO_SUMS), X.exp()
     judge = KernelJudge()
-    judge.begin(graph, [X])
-    judge.called(call("exp", [X], buf0=memory))
-    judge.called(call("sum 1", [memory], buf1=memory.sum(1)))
+    seen = show(judge, graph, [X])
+    seen.send(call("exp", [X], buf0=memory))
+    seen.send(call("sum 1", [memory], buf1=memory.sum(1)))
     memory.copy_(X.sin())
-    judge.called(call("sin", [X], buf2=memory))
-    judge.called(call("sum 0", [memory], buf3=memory.sum(0)))
-    judge.end()
+    seen.send(call("sin", [X], buf2=memory))
+    seen.send(call("sum 0", [memory], buf3=memory.sum(0)))
+    seen.close()
     return judge.result()
 
 
@@ -194,11 +193,11 @@ def test_a_kernel_that_does_not_read_what_is_there_is_to_blame() -> None:
 def test_an_input_that_a_kernel_wrote_over_is_evaluated_as_it_was() -> None:
     memory = X.clone()
     judge = KernelJudge()
-    judge.begin(graph_of(two_sums, X, buffers=TWO_SUMS), [memory])
+    seen = show(judge, graph_of(two_sums, X, buffers=TWO_SUMS), [memory])
     memory.copy_(X.exp())
-    judge.called(call("exp in place", [X], buf0=memory))
-    judge.called(call("sin", [memory], buf2=memory.sin()))
-    judge.end()
+    seen.send(call("exp in place", [X], buf0=memory))
+    seen.send(call("sin", [memory], buf2=memory.sin()))
+    seen.close()
     found = judge.result()
     assert [item.ratio <= LIMIT for item in found.buffers] == [True, False]
     assert found.lost == (LostInput("sin", "x_1", "caller", "exp in place", "id of exp in place"),)
@@ -207,22 +206,22 @@ def test_an_input_that_a_kernel_wrote_over_is_evaluated_as_it_was() -> None:
 def test_a_result_that_is_overwritten_before_it_is_returned() -> None:
     memory = X.exp().sum(1)
     judge = KernelJudge()
-    judge.begin(graph_of(two_sums, X, buffers=TWO_SUMS), [X])
-    judge.called(call("exp", [X], buf0=X.exp()))
-    judge.called(call("sum 1", [X.exp()], buf1=memory))
+    seen = show(judge, graph_of(two_sums, X, buffers=TWO_SUMS), [X])
+    seen.send(call("exp", [X], buf0=X.exp()))
+    seen.send(call("sum 1", [X.exp()], buf1=memory))
     memory.fill_(0)
-    judge.called(call("scratch", buf9=memory))
-    judge.end()
+    seen.send(call("scratch", buf9=memory))
+    seen.close()
     assert judge.result().lost == (LostInput("return", "buf1", "sum 1", "scratch", "id of scratch"),)
 
 
 def test_memory_that_is_written_again_with_the_same_content_is_not_lost() -> None:
     memory = X.exp().sum(1)
     judge = KernelJudge()
-    judge.begin(graph_of(two_sums, X, buffers=TWO_SUMS), [X])
-    judge.called(call("sum 1", [X], buf1=memory))
-    judge.called(call("again", buf9=memory))
-    judge.end()
+    seen = show(judge, graph_of(two_sums, X, buffers=TWO_SUMS), [X])
+    seen.send(call("sum 1", [X], buf1=memory))
+    seen.send(call("again", buf9=memory))
+    seen.close()
     assert judge.result().lost == ()
 
 
@@ -357,12 +356,6 @@ def test_sizes_are_inputs_too() -> None:
 # ------------------------------------------------------------------------------------------------------- the judge
 
 
-def test_a_call_outside_of_a_graph_is_counted() -> None:
-    judge = KernelJudge()
-    judge.called(call("k", buf0=X))
-    assert dict(judge.result().unchecked) == {"no graph": 1}
-
-
 def test_what_torch_cannot_compare_does_not_end_the_step(exp_graph: CompiledGraph) -> None:
     with patch("hashbench.extensions.compiled.judge.measure", side_effect=NotImplementedError("not for uint16")):
         found = judged(exp_graph, [X], call("k", [X], buf0=X.exp()))
@@ -377,44 +370,44 @@ def test_nothing_written_is_nothing_checked() -> None:
 def test_values_are_dropped_once_no_node_needs_them() -> None:
     graph = graph_of(lambda x: x.exp().sin().cos(), X, buffers={"buf0": "exp", "buf1": "sin", "buf2": "cos"})
     judge = KernelJudge()
-    judge.begin(graph, [X])
+    seen = show(judge, graph, [X])
 
     def held() -> list[str]:
-        return sorted(node.name for node in judge._running[0]._recorded)
+        return sorted(node.name for node in getgeneratorlocals(seen)["running"]._recorded)
 
     assert held() == ["x_1"]
-    judge.called(call("a", [X], buf0=X.exp()))
+    seen.send(call("a", [X], buf0=X.exp()))
     assert held() == ["exp"]
-    judge.called(call("b", [X.exp()], buf1=X.exp().sin()))
+    seen.send(call("b", [X.exp()], buf1=X.exp().sin()))
     assert held() == ["sin"]
-    judge.called(call("c", [X.exp().sin()], buf2=X.exp().sin().cos()))
+    seen.send(call("c", [X.exp().sin()], buf2=X.exp().sin().cos()))
     assert held() == []
-    judge.end()
+    seen.close()
 
 
 def test_an_input_is_kept_until_its_last_reader() -> None:
     judge = KernelJudge()
-    judge.begin(graph_of(two_sums, X, buffers=TWO_SUMS), [X])
-    judge.called(call("exp", [X], buf0=X.exp()))
-    assert {node.name for node in judge._running[0]._recorded} == {"x_1", "exp"}
-    judge.end()
+    seen = show(judge, graph_of(two_sums, X, buffers=TWO_SUMS), [X])
+    seen.send(call("exp", [X], buf0=X.exp()))
+    assert {node.name for node in getgeneratorlocals(seen)["running"]._recorded} == {"x_1", "exp"}
+    seen.close()
 
 
 def test_a_value_that_could_not_be_taken_leaves_what_it_is_evaluated_from() -> None:
     judge = KernelJudge()
-    judge.begin(graph_of(exp_sum, X, buffers=EXP_SUM), [X])
-    judge.called(call("exp", [X], buf0=torch.ones(5)))
-    assert [node.name for node in judge._running[0]._recorded] == ["x_1"]
-    judge.end()
+    seen = show(judge, graph_of(exp_sum, X, buffers=EXP_SUM), [X])
+    seen.send(call("exp", [X], buf0=torch.ones(5)))
+    assert [node.name for node in getgeneratorlocals(seen)["running"]._recorded] == ["x_1"]
+    seen.close()
 
 
 def test_no_tensor_is_kept_after_the_call(exp_graph: CompiledGraph) -> None:
     exp = X.exp() * 2
     alive = weakref.ref(exp)
     judge = KernelJudge()
-    judge.begin(exp_graph, [X])
-    judge.called(call("k", [X], buf0=exp, buf1=exp.sum(1)))
-    judge.end()
+    seen = show(judge, exp_graph, [X])
+    seen.send(call("k", [X], buf0=exp, buf1=exp.sum(1)))
+    seen.close()
     del exp
     gc.collect()
     assert alive() is None
@@ -423,13 +416,10 @@ def test_no_tensor_is_kept_after_the_call(exp_graph: CompiledGraph) -> None:
 def test_graphs_are_judged_one_after_the_other_and_inside_each_other(exp_graph: CompiledGraph) -> None:
     judge = KernelJudge()
     for _ in range(2):
-        judge.begin(exp_graph, [X])
-        judge.called(call("k", [X], buf0=X.exp()))
-        judge.begin(exp_graph, [X + 1])
-        judge.called(call("inner", [X + 1], buf0=(X + 1).exp()))
-        judge.end()
-        judge.called(call("l", [X.exp()], buf1=X.exp().sum(1)))
-        judge.end()
+        outer = show(judge, exp_graph, [X], call("k", [X], buf0=X.exp()))
+        show(judge, exp_graph, [X + 1], call("inner", [X + 1], buf0=(X + 1).exp())).close()
+        outer.send(call("l", [X.exp()], buf1=X.exp().sum(1)))
+        outer.close()
     found = judge.result()
     assert (found.kernels, len(found.buffers), found.first_beyond()) == (6, 6, None)
 

@@ -13,6 +13,7 @@ from hashbench.extensions.compiled.compiled_kernels import DIGITS
 from hashbench.extensions.compiled.kernel_list import AnyGraph, KernelList
 from hashbench.extensions.compiled.sources import source_digest
 from tests.core.inductor.wrappers import CPP
+from tests.extensions.compiled.steps import show
 
 NOTHING = torch.empty(0)
 LONG = "0123456789abcdef"
@@ -39,10 +40,7 @@ def graph(path: Path, *, backward: bool = False) -> CompiledGraph:
 
 def test_calls_are_listed_with_source_contents_ops_and_module(tmp_path: Path) -> None:
     kernels = KernelList()
-    kernels.begin(graph(tmp_path / "a.py"), [])
-    kernels.called(RELU)
-    kernels.called(MM)
-    kernels.end()
+    show(kernels, graph(tmp_path / "a.py"), [], RELU, MM)
     relu, mm = kernels.result()
     assert relu.name == "cpp_fused_relu_0"
     assert relu.source == source_digest(wrapper.kernels(CPP)[0]) != ""
@@ -57,10 +55,7 @@ def test_only_the_first_call_of_each_graph_is_listed(tmp_path: Path) -> None:
     forward, backward = graph(tmp_path / "a.py"), graph(tmp_path / "b.py", backward=True)
     kernels = KernelList()
     for one in (forward, backward, forward, backward):
-        kernels.begin(one, [])
-        kernels.called(RELU)
-        kernels.end()
-        kernels.called(MM)  # outside of all graphs
+        show(kernels, one, [], RELU)
     assert [(one.phase, one.graph) for one in kernels.result()] == [("forward", 0), ("backward", 1)]
 
 
@@ -70,8 +65,7 @@ def test_a_kernel_whose_source_is_unknown_has_none(gone: bool, tmp_path: Path) -
     if gone:
         (tmp_path / "a.py").unlink()
     kernels = KernelList()
-    kernels.begin(made, [])
-    kernels.called(KernelCall("0", "cpp_fused_other_9"))
+    show(kernels, made, [], KernelCall("0", "cpp_fused_other_9"))
     assert [one.source for one in kernels.result()] == [""]
 
 

@@ -9,7 +9,8 @@ import torch
 
 from hashbench.core.inductor.graphs import BufferRead, BufferWrite, CompiledGraph, KernelCall
 from hashbench.core.inductor.nodes import NodeFacts
-from hashbench.extensions.compiled.names import NamesJudge, Overwriter
+from hashbench.extensions.compiled.names import Overwriter, OverwriterSearch
+from tests.extensions.compiled.steps import show
 
 NOTHING = torch.empty(0)
 SIN = NodeFacts("aten.sin.default", "Net.sine")
@@ -75,12 +76,9 @@ CASES: dict[str, tuple[Sequence[KernelCall], str]] = {
 
 
 def judged(*calls: KernelCall, node: str = "id of sum") -> Overwriter | None:
-    judge = NamesJudge(node)
-    judge.begin(graph(), [])
-    for one in calls:
-        judge.called(one)
-    judge.end()
-    return judge.found
+    search = OverwriterSearch(node)
+    show(search, graph(), [], *calls)
+    return search.found
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -102,10 +100,7 @@ def test_another_call_is_not_asked() -> None:
 
 
 def test_each_call_of_a_graph_begins_anew() -> None:
-    judge = NamesJudge("id of sum")
+    search = OverwriterSearch("id of sum")
     for calls in ((EXP, call("sin", "", "buf1=b@100")), (call("sum", "buf0=b@100"),)):
-        judge.begin(graph(), [])
-        for one in calls:
-            judge.called(one)
-        judge.end()
-    assert judge.found is None
+        show(search, graph(), [], *calls)
+    assert search.found is None

@@ -1,10 +1,10 @@
-"""What a judge is shown of a generated module: kernels and ops, by the names of its buffers."""
+"""What an observer is shown of a generated module: kernels and ops, by the names of its buffers."""
 
 from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ import torch
 from hashbench.core.inductor.graphs import CompiledGraph, KernelCall
 from hashbench.core.inductor.internals import KernelSite
 from hashbench.core.trace.generated import kernel_at
-from hashbench.extensions.compiled.observed import BothJudges, KernelWatcher
+from hashbench.extensions.compiled.observed import KernelWatcher
 
 aten: Any = torch.ops.aten
 KERNELS = """\
@@ -44,20 +44,19 @@ def add(x: torch.Tensor, y: torch.Tensor) -> None:
 
 @dataclass
 class Seen:
-    """Judge that notes what it is shown."""
+    """Observer that notes what it is shown."""
 
     notes: list[str] = field(default_factory=list)
     calls: list[KernelCall] = field(default_factory=list)
 
-    def begin(self, graph: CompiledGraph, inputs: Sequence[Any]) -> None:
+    def observe(self, graph: CompiledGraph, inputs: Sequence[Any]) -> Generator[None, KernelCall, None]:
         self.notes.append(f"begin {Path(graph.path).name} {len(inputs)}")
-
-    def called(self, call: KernelCall) -> None:
-        self.notes.append(call.kernel)
-        self.calls.append(call)
-
-    def end(self) -> None:
-        self.notes.append("end")
+        try:
+            while True:
+                self.calls.append((yield))
+                self.notes.append(self.calls[-1].kernel)
+        finally:
+            self.notes.append("end")
 
 
 @dataclass
@@ -278,10 +277,10 @@ def test_a_graph_that_is_not_known_is_counted(tmp_path: Path) -> None:
     assert (seen.notes, run.watcher.unseen, run.watcher.kernels) == ([], 1, 0)
 
 
-def test_two_judges_are_shown_the_same(tmp_path: Path) -> None:
+def test_two_observers_are_shown_the_same(tmp_path: Path) -> None:
     first, second = Seen(), Seen()
     run, _ = module(tmp_path, BODY)
     graph = CompiledGraph(run.path, torch.fx.GraphModule({}, torch.fx.Graph()), {})
-    run.watcher = KernelWatcher({run.path: graph}, BothJudges(first, second))
+    run.watcher = KernelWatcher({run.path: graph}, first, second)
     run(X.clone())
     assert first.notes == second.notes == ["begin module.py 1", "cpp_fused_sin_0", "cpp_fused_add_1", "end"]

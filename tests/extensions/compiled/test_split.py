@@ -7,7 +7,8 @@ import torch
 
 from hashbench.core.inductor.graphs import BufferWrite, CompiledGraph, KernelCall
 from hashbench.extensions.compiled.rounding import LIMIT
-from hashbench.extensions.compiled.split import SplitJudge, _explained
+from hashbench.extensions.compiled.split import StageSplit, _explained
+from tests.extensions.compiled.steps import show
 
 X = torch.linspace(-2, 3, 24).reshape(4, 6)
 
@@ -49,14 +50,13 @@ def graph() -> CompiledGraph:
     return compiled()
 
 
-def split(graph: CompiledGraph, written: torch.Tensor, *, buffer: str = "buf0", node: str = "k") -> SplitJudge:
-    judge = SplitJudge("k", buffer)
-    judge.begin(graph, [X])
+def split(graph: CompiledGraph, written: torch.Tensor, *, buffer: str = "buf0", node: str = "k") -> StageSplit:
+    split = StageSplit("k", buffer)
     total = torch.nn.functional.gelu(X).sum(1)
     writes = (BufferWrite("buf0", written), BufferWrite("buf1", total))
-    judge.called(KernelCall(node, "cpp_fused_gelu_sum_0", writes=writes, last=frozenset({"buf0", "buf1"})))
-    judge.end()
-    return judge
+    called = KernelCall(node, "cpp_fused_gelu_sum_0", writes=writes, last=frozenset({"buf0", "buf1"}))
+    show(split, graph, [X], called)
+    return split
 
 
 RIGHT = torch.nn.functional.gelu(X)
@@ -92,6 +92,3 @@ def test_what_cannot_be_told(graph: CompiledGraph) -> None:
     assert split(graph, RIGHT[:2]).expected is None  # another size
     without = CompiledGraph("t.py", graph.module, graph.nodes, {}, lowering=graph.lowering)
     assert split(without, RIGHT * 2).expected is None
-    judge = SplitJudge("k", "buf0")
-    judge.called(KernelCall("k", "cpp_fused_0", writes=(BufferWrite("buf0", RIGHT),)))  # outside of all graphs
-    assert judge.expected is None

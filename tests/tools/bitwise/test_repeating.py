@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hashbench.core.run.outputs import Difference, measure
+from hashbench.core.run.distance import Difference, measure
 from hashbench.core.trace.op_schema import OpPlan, Pattern, plan_of
 from hashbench.tools.bitwise.findings import Mismatch, Place, Places, message
 from hashbench.tools.bitwise.repeating import (

@@ -17,6 +17,7 @@ import torch
 from hashbench.core.diagnose.calls.call import CapturedCall, Slot, TensorForm, plan_for
 from hashbench.core.diagnose.calls.live import LiveCall
 from hashbench.core.run import outputs
+from hashbench.core.run.distance import Difference, integer_view
 from hashbench.core.trace.arguments import leaves
 from hashbench.core.trace.digest import components
 
@@ -79,7 +80,7 @@ def element_bits(tensor: torch.Tensor) -> list[torch.Tensor]:
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
     if plain.itemsize == 16:
         return [torch.view_as_real(plain).contiguous().view(torch.int64)]
-    return [outputs.integer_view(plain).reshape(-1, 1)]
+    return [integer_view(plain).reshape(-1, 1)]
 
 
 def snapshot_bits(snapshot: Snapshot) -> list[torch.Tensor]:
@@ -204,7 +205,7 @@ def representation_of(snapshots: Sequence[Snapshot]) -> str:
     return "" if "" in kinds else ", ".join(sorted({word for kind in kinds for word in kind.split(", ")}))
 
 
-def difference_of(one: Snapshot, other: Snapshot) -> outputs.Difference | None:
+def difference_of(one: Snapshot, other: Snapshot) -> Difference | None:
     """Measure the difference of two snapshots; ``None`` if they are equal or have different numbers of tensors."""
     if len(one) != len(other):
         return None

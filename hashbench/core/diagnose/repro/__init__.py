@@ -39,7 +39,7 @@ from hashbench.core.processes import Budget, Finished, new_python
 from hashbench.core.records import Decision, Diagnosis, Evidence, ExperimentResult
 from hashbench.core.results.folder import CALL_FILE
 from hashbench.core.run import environment
-from hashbench.core.run.outputs import Difference
+from hashbench.core.run.distance import Difference
 from hashbench.core.text import printable
 
 SCRIPT_FILE, REPORT_FILE = "repro.py", "REPORT.md"
