@@ -47,7 +47,7 @@ class Sealed:
 
     def document(self, content: Mapping[str, Any]) -> str:
         """Return the text of a document; ``content`` has its schema."""
-        return json.dumps(seal(content), indent=1) + "\n"
+        return json.dumps(seal(content), indent=1)
 
     def read_document(self, path: Path, *, where: str = "it") -> dict[str, Any]:
         """Read a document.

@@ -10,7 +10,6 @@ from __future__ import annotations
 import keyword
 import math
 import re
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,15 +18,13 @@ from typing import Any
 import torch
 from torch.fx.node import Node
 
-import hashbench
 from hashbench.core.diagnose.calls.call import CapturedCall, Slot, compiled_kernel
 from hashbench.core.diagnose.calls.capture import capture
-from hashbench.core.diagnose.repro import SCRIPT_FILE, RunsPython, new_folder, script
+from hashbench.core.diagnose.repro import script, writer
 from hashbench.core.diagnose.repro.call_arguments import bad
-from hashbench.core.diagnose.repro.call_file import KERNEL_FILE, TENSORS_FILE, payload
+from hashbench.core.diagnose.repro.call_file import payload
 from hashbench.core.errors import HashbenchError
 from hashbench.core.processes import new_python
-from hashbench.core.run import environment
 from hashbench.core.trace.op_schema import OpPlan, plan_of
 from hashbench.extensions.compiled.rounding import LIMIT
 
@@ -36,9 +33,6 @@ FUNCTION = "subgraph"
 
 _RATIO = re.compile(r"^largest ratio ([^,]+),", re.MULTILINE)
 """In what a script prints."""
-
-_WIDTH = 100
-_TEMPLATE = "accuracy.py.jinja"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,7 +91,7 @@ def write_accuracy_repro(folder: Path, blamed: BlamedCall, *, limit: float = LIM
         OSError: the folder cannot be written.
     """
     kernel = compiled_kernel(blamed.call.func)
-    with new_folder(folder) as new:
+    with writer.new_folder(folder) as new:
         try:
             if not blamed.function and (kernel is None or not kernel.source):
                 bad("the C++ of its kernel is gone")
@@ -109,10 +103,7 @@ def write_accuracy_repro(folder: Path, blamed: BlamedCall, *, limit: float = LIM
         saved = payload(blamed.call)
         saved["references"] = [result.reference.detach().cpu().contiguous().clone() for result in blamed.results]
         saved["allowed"] = [result.allowed.detach().cpu().contiguous().clone() for result in blamed.results]
-        torch.save(saved, new / TENSORS_FILE)
-        if kernel is not None and not blamed.function:
-            (new / KERNEL_FILE).write_text(kernel.source, encoding="utf-8")
-        (new / SCRIPT_FILE).write_text(text, encoding="utf-8")
+        writer.write(new, text, saved, kernel="" if kernel is None or blamed.function else kernel.source)
 
 
 def _script(blamed: BlamedCall, *, limit: float, seen_in: str) -> str:
@@ -120,16 +111,16 @@ def _script(blamed: BlamedCall, *, limit: float, seen_in: str) -> str:
     for result in blamed.results:
         if result.reference.shape != result.allowed.shape:
             bad(f"{result.name} has a different shape than its allowed error")
-    here: Mapping[str, Any] = environment.collect(str(call.device))
     values = script.call_values(
         call,
         heading=_heading(blamed, seen_in=seen_in),
-        requirements=script.metadata(torch_version=torch.__version__, python=here["python"]),
+        requirements=writer.metadata(),
         function=FUNCTION if blamed.function else "",
     )
     expected = [(repr(result.name), _place(blamed, result), _number(result.eager)) for result in blamed.results]
-    return script.render(
-        _TEMPLATE,
+    return writer.render(
+        "accuracy.py.jinja",
+        package=__package__,
         **{
             **values,
             "variant": "accuracy",
@@ -155,23 +146,15 @@ def _number(value: float | None) -> str:
 
 def _heading(blamed: BlamedCall, *, seen_in: str) -> str:
     call = blamed.call
-    place = f"Seen in the {call.phase} of {call.module or 'the model'}" if call.phase else ""
-    place += f" ({call.source})" if place and call.source else ""
-    seen = ", ".join(filter(None, (place, seen_in)))
     facts = [
-        f"{seen[:1].upper()}{seen[1:]}." if seen else "",
+        writer.place_words(call, seen_in=seen_in),
         f"It computes {blamed.op}." if blamed.op and blamed.op != call.op else "",
         f"Stage of the compiler: {blamed.stage}." if blamed.stage else "",
         f"The mistake also shows in float64: {blamed.semantic}." if blamed.semantic else "",
     ]
-    needs = "It needs torch alone." if blamed.function else "It needs torch and a C++ compiler."
-    lines = [
-        f"{call.op} gives results that rounding does not explain.",
-        "",
-        *textwrap.wrap(" ".join(filter(None, facts)), _WIDTH),
-        f"Written by hashbench {hashbench.__version__} on torch {torch.__version__}. {needs}",
-    ]
-    return "\n".join(lines)
+    claim = f"{call.op} gives results that rounding does not explain."
+    needs = writer.TORCH_ALONE if blamed.function else writer.TORCH_AND_COMPILER
+    return writer.heading(claim, " ".join(filter(None, facts)), needs=needs)
 
 
 # ------------------------------------------------------------------------------------------------------- aten as text
@@ -277,7 +260,7 @@ def _name(names: Mapping[Node, str], node: Node) -> str:
     return names[node] if node in names else bad(f"{node.name} is neither an input nor computed")
 
 
-def run_accuracy_repro(folder: Path, *, timeout: float, by: RunsPython = new_python) -> str:
+def run_accuracy_repro(folder: Path, *, timeout: float, by: writer.RunsPython = new_python) -> str:
     """Run the script of a repro in a new process, and return what came of it.
 
     Args:
@@ -289,14 +272,6 @@ def run_accuracy_repro(folder: Path, *, timeout: float, by: RunsPython = new_pyt
         ``in a fresh process 3.2e+07x the rounding bound``, ``not reproduced: …``, ``failed: …`` or
         ``timeout after 300 s``.
     """
-    code = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
-    try:
-        done = by(code, str((folder / SCRIPT_FILE).resolve()), seconds=timeout)
-    except OSError as error:
-        return f"failed: {error}"
-    if done.status is None:
-        return f"timeout after {timeout:g} s"
-    found = _RATIO.search(done.stdout)
-    if done.status not in (0, 1) or found is None:
-        return f"failed: {done.last_line}"
-    return f"{'in a fresh process' if done.status else 'not reproduced:'} {found[1]}x the rounding bound"
+    ran = writer.run(folder, _RATIO, timeout=timeout, by=by)
+    where = "in a fresh process" if ran.differs else "not reproduced:"
+    return ran.problem or "{} {}x the rounding bound".format(where, *ran.shows)

@@ -6,24 +6,20 @@ alone.
 
 from __future__ import annotations
 
-import platform
-import textwrap
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 
-import hashbench
 from hashbench.core.diagnose.calls.call import CapturedCall
 from hashbench.core.diagnose.calls.capture import CaptureError, capture
 from hashbench.core.diagnose.calls.live import captured_environment
 from hashbench.core.diagnose.calls.ops import needs_definition
 from hashbench.core.diagnose.fresh_process import run_python
-from hashbench.core.diagnose.repro import script
+from hashbench.core.diagnose.repro import script, writer
 from hashbench.core.diagnose.repro.call_arguments import BadCallError
-from hashbench.core.diagnose.repro.call_file import TENSORS_FILE
 from hashbench.core.errors import HashbenchError, first_line
-from hashbench.core.io import replace_file
 from hashbench.core.records import Decision
 from hashbench.core.trace.op_schema import plan_of
 from hashbench.extensions.invariance.call_pair import CallPair
@@ -31,13 +27,11 @@ from hashbench.extensions.invariance.item_call import SEED, ItemCall
 from hashbench.extensions.invariance.layout import Cut, ItemAxis, NotItemwiseError
 from hashbench.extensions.invariance.match import Agreement, Match
 
-SCRIPT_FILE = "repro.py"
-
 MOST_BYTES = 2**28
 """Of the inputs of one of the two calls."""
 
-_RUN = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
-_WIDTH = 100
+_LAST_LINE = re.compile(r"^(.+)\s*\Z", re.MULTILINE)
+"""In what a script prints."""
 
 Part = tuple[tuple[int, int, int, int], ...]
 """What of a tensor is compared with all of the other call's: of each of these dimensions, in each of so many blocks,
@@ -168,11 +162,10 @@ def _require_shapes(calls: tuple[ItemCall, ItemCall], parts: Sequence[Part | Non
 
 
 def _save(folder: Path, calls: Sequence[ItemCall], captured: CapturedCall, text: str) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     saved = {name: [tensor.detach().clone() for tensor in one.tensors] for name, one in zip(_NAMES, calls, strict=True)}
     generators = {"generators": [*captured.generators]} if captured.generators else {}
-    torch.save(saved | generators, folder / TENSORS_FILE)
-    replace_file(folder / SCRIPT_FILE, text)
+    with writer.new_folder(folder) as new:
+        writer.write(new, text, saved | generators)
 
 
 _NAMES = ("first", "second")
@@ -221,9 +214,10 @@ def _script(
     reference = calls[1]
     tensors = reference.tensors
     changed = plan_of(reference.func).written_tensors(reference.args, reference.kwargs)
-    return script.render(
+    return writer.render(
         "items.py.jinja",
-        metadata=script.metadata(torch_version=torch.__version__, python=platform.python_version()),
+        package=__package__,
+        metadata=writer.metadata(),
         heading=heading,
         threads=torch.get_num_threads(),
         settings=script.settings_statements(captured[1]),
@@ -241,22 +235,12 @@ def _script(
 
 
 def _heading(call: ItemCall, decision: Decision, seen_in: str) -> str:
-    lines = [
-        f"{call.name} gives an item other rows in the other batch.",
-        "",
-        *textwrap.wrap(f"{seen_in[:1].upper()}{seen_in[1:]}.", _WIDTH)[: bool(seen_in)],
-        *textwrap.wrap(f"Cause: {decision.cause}, {decision.confidence}. {decision.because.rstrip('.')}.", _WIDTH),
-        f"Written by hashbench {hashbench.__version__} on torch {torch.__version__}. It needs torch alone.",
-    ]
-    return "\n".join(lines)
+    claim = f"{call.name} gives an item other rows in the other batch."
+    return writer.heading(claim, writer.place_words(None, seen_in=seen_in), writer.cause_words(decision))
 
 
 def run_item_repro(folder: Path, *, timeout: float) -> str:
     """Run the repro in a fresh process and return the outcome: ``in a fresh process 2 of 4 items differ between 4 items
     and 8``, ``failed: …`` or ``timeout after 300 s``."""
-    done = run_python(_RUN, str((folder / SCRIPT_FILE).resolve()), seconds=timeout)
-    if done.status is None:
-        return f"timeout after {timeout:g} s"
-    if done.status not in (0, 1) or not done.stdout.strip():
-        return f"failed: {done.last_line}"
-    return f"in a fresh process {done.stdout.strip().splitlines()[-1]}"
+    ran = writer.run(folder, _LAST_LINE, timeout=timeout, by=run_python)
+    return ran.problem or "in a fresh process {}".format(*ran.shows)

@@ -184,5 +184,5 @@ def _write_contribution(folder: Path, node: str, given: _Contribution) -> Captur
     """Write what this rank gave, and the script, which is the same on every rank."""
     folder.mkdir(parents=True, exist_ok=True)
     save(given.call, folder, member=given.member)
-    write_script(folder, members=given.members, backend=given.backend, heading=f"A collective: {node}")
+    write_script(folder, members=given.members, backend=given.backend, claim=f"A collective: {node}")
     return CaptureNote("saved what it gave", written=True, members=given.members)

@@ -21,7 +21,7 @@ from types import MappingProxyType
 from hashbench.core.catalog import EXPERIMENTS, Confidence, Origin, Status
 from hashbench.core.check.row import keep_draft
 from hashbench.core.diagnose import causes, driver
-from hashbench.core.diagnose.repro import new_folder
+from hashbench.core.diagnose.repro.writer import new_folder
 from hashbench.core.divergence.collective_calls import contributed_by, nodes_of_call
 from hashbench.core.errors import bounded
 from hashbench.core.processes import tell_phase
@@ -278,8 +278,8 @@ class RanksCheck:
                 pass
             if any(not (folder / f"rank{member}.pt").exists() for member in range(len(nodes))):
                 return found
-            heading = f"A collective of the model {self.spec.name} ({self.options.mode}): {', '.join(nodes.values())}"
-            write_script(folder, members=len(nodes), backend=backend, heading=heading)
+            claim = f"A collective of the model {self.spec.name} ({self.options.mode}): {', '.join(nodes.values())}"
+            write_script(folder, members=len(nodes), backend=backend, claim=claim)
             arms = tuple(_repeated_under(folder, len(nodes), backend))
             if kept is not None:
                 with new_folder(kept) as new:

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from hashbench.core.diagnose.repro import REPRO_SECONDS
+from hashbench.core.diagnose.repro.writer import SCRIPT_FILE, heading, metadata, render
 from hashbench.core.io import replace_file
 from hashbench.core.records import ExperimentResult
 from hashbench.core.trace.callbacks import TraceCallback
@@ -29,8 +30,6 @@ from hashbench.extensions.ranks.processes import Peers, started
 
 TIMES = 20
 """Repetitions that are compared with the first."""
-
-SCRIPT_FILE = "repro.py"
 
 _COUNTS = "counts.json"
 
@@ -76,9 +75,10 @@ def save(call: Mapping[str, Any], folder: Path, *, member: int) -> None:
     torch.save(dict(call), folder / f"rank{member}.pt")
 
 
-def write_script(folder: Path, *, members: int, backend: str, heading: str) -> None:
+def write_script(folder: Path, *, members: int, backend: str, claim: str) -> None:
     """Write the script beside the calls."""
-    text = _SCRIPT.format(heading=heading, members=members, backend=backend, times=TIMES, torch=torch.__version__)
+    values = {"members": members, "backend": backend, "times": TIMES}
+    text = render("collective.py.jinja", package=__package__, metadata=metadata(), heading=heading(claim), **values)
     replace_file(folder / SCRIPT_FILE, text)
 
 
@@ -120,100 +120,3 @@ def repeated_alone(
             died = min(ends, key=lambda end: (not end.died, end.seconds))
             return ExperimentResult(name, "collective", note=died.in_words()[:200])
     return ExperimentResult(name, "collective", TIMES, differing, 1 + differing)
-
-
-_SCRIPT = '''# /// script
-# requires-python = ">=3.10"
-# dependencies = ["torch=={torch}"]
-# ///
-"""{heading}
-
-Repeats the collective with what each rank gave: torchrun --nproc-per-node {members} repro.py
-
-BACKEND=gloo chooses another backend, NCCL_ALGO and NCCL_PROTO those of NCCL.
-"""
-
-import os
-
-import torch
-import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
-
-FOLDER, TIMES = os.path.dirname(os.path.abspath(__file__)), {times}
-
-
-class Boxed(Exception):
-    pass
-
-
-class CaughtOperation(TorchDispatchMode):
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        raise Boxed(args[2])
-
-
-def boxed(operation):
-    """As an op takes it: from a call that is not made, for torch before ReduceOp.boxed."""
-    tensors = [torch.zeros(1, device=DEVICE)]
-    try:
-        with CaughtOperation():
-            dist.group.WORLD.allreduce(tensors, operation)
-    except Boxed as caught:
-        return caught.args[0]
-
-
-def built(value):
-    if isinstance(value, torch.Tensor):
-        return value.clone().to(DEVICE) if value.device.type != DEVICE else value.clone()
-    if isinstance(value, list):
-        return [built(item) for item in value]
-    if isinstance(value, dict):
-        if "group" in value:
-            return dist.group.WORLD.boxed()
-        return boxed(getattr(dist.ReduceOp, value["reduce"]))
-    return dist.group.WORLD.group_name if isinstance(value, str) and value == GROUP_NAME else value
-
-
-def tensors_of(value):
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return [one for item in value for one in tensors_of(item)] if isinstance(value, (list, tuple)) else []
-
-
-def repeated(call):
-    name, overload = call["op"].rsplit(".", 1)
-    namespace, op = name.split(".")
-    arguments = [built(value) for value in call["arguments"]]
-    output = getattr(getattr(getattr(torch.ops, namespace), op), overload)(*arguments)
-    for one in output if isinstance(output, (list, tuple)) else [output]:
-        if isinstance(one, torch.ScriptObject):
-            dist.Work.unbox(one).wait()
-    left = tensors_of(output) + tensors_of(arguments)
-    if namespace == "_c10d_functional":
-        left = [torch.ops._c10d_functional.wait_tensor(one) for one in tensors_of(output)] + tensors_of(arguments)
-    return [one.detach().cpu().contiguous().view(torch.uint8) if one.dim() else one.cpu() for one in left]
-
-
-def main():
-    global DEVICE, GROUP_NAME
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    backend = os.environ.get("BACKEND", "{backend}")
-    dist.init_process_group(backend, init_method=os.environ.get("INIT_METHOD", "env://"), rank=rank, world_size=size)
-    DEVICE = f"cuda:{{rank}}" if backend == "nccl" else "cpu"
-    call = torch.load(os.path.join(FOLDER, f"rank{{rank}}.pt"), weights_only=True)
-    names = [value for value in call["arguments"] if isinstance(value, str)]
-    GROUP_NAME = names[-1] if names else ""
-    first, differing = repeated(call), 0
-    for _ in range(TIMES):
-        other = repeated(call)
-        differs = torch.tensor(int(not all(torch.equal(a, b) for a, b in zip(first, other))), device=DEVICE)
-        dist.all_reduce(differs, dist.ReduceOp.MAX)
-        differing += int(differs)
-    if rank == 0:
-        print(f"{{differing}} of {{TIMES}} repetitions differ from the first")
-    dist.destroy_process_group()
-    return differing
-
-
-if __name__ == "__main__":
-    main()
-'''

@@ -106,7 +106,8 @@ def _tensors_path(path: Path, sha256: str) -> Path:
 def _dumps(recording: Recording, *, tensors: str) -> str:
     own = {name: getattr(recording, name) for name in ("name", "checked", "put_back", "error", "environment")}
     observations = tuple(map(_entry, recording.observations))
-    return _FILE.document(to_json(_Document(KIND, SCHEMA, **own, tensors=tensors, observations=observations)))
+    content = to_json(_Document(KIND, SCHEMA, **own, tensors=tensors, observations=observations))
+    return _FILE.document(content) + "\n"
 
 
 def _entry(observation: Observation) -> dict[str, object]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from hashbench.core.diagnose import fresh_process
+from hashbench.core.diagnose.repro.writer import SCRIPT_FILE
 from hashbench.core.errors import HashbenchError
 from hashbench.core.records import Decision
 from hashbench.core.run.settings import preserved
@@ -18,7 +19,7 @@ from hashbench.extensions.invariance.item_call import ItemCall
 from hashbench.extensions.invariance.judged import JudgedCall, RowEffect
 from hashbench.extensions.invariance.layout import Cut, ItemAxis, ItemSubset
 from hashbench.extensions.invariance.match import Agreement, CallRows, Match, TensorRows
-from hashbench.extensions.invariance.repro import SCRIPT_FILE, run_item_repro, write_item_repro, write_part_repro
+from hashbench.extensions.invariance.repro import run_item_repro, write_item_repro, write_part_repro
 
 FIRST = ItemAxis(0)
 DECISION = Decision("batch_coupling", "proven", "12 of 12 with other content", "Do otherwise.")

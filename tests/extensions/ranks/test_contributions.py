@@ -26,7 +26,7 @@ def repro(folder: Path, *calls: dict[str, Any]) -> Path:
     folder.mkdir()
     for member, call in enumerate(calls):
         save(call, folder, member=member)
-    write_script(folder, members=len(calls), backend="gloo", heading="A collective.")
+    write_script(folder, members=len(calls), backend="gloo", claim="A collective.")
     return folder
 
 
@@ -83,4 +83,4 @@ def test_the_script_runs_as_under_torchrun_and_names_torch_alone(
 
     printed = capfd.readouterr().err
     assert (end.problem, printed) == ("", "0 of 20 repetitions differ from the first\n")
-    assert "hashbench" not in (folder / "repro.py").read_text()
+    assert "import hashbench" not in (folder / "repro.py").read_text()

@@ -13,16 +13,12 @@ import dataclasses
 import json
 import os
 import pickle
-import shutil
+import re
 import sys
-import textwrap
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -33,38 +29,23 @@ from hashbench.core.diagnose import causes, replay
 from hashbench.core.diagnose.calls.call import LINE, CapturedCall, TensorForm, compiled_kernel
 from hashbench.core.diagnose.calls.ops import Definition, definition_of, needs_definition
 from hashbench.core.diagnose.causes import evidence
-from hashbench.core.diagnose.repro import call_file, script
+from hashbench.core.diagnose.repro import call_file, script, writer
+from hashbench.core.diagnose.repro.writer import KERNEL_FILE, SCRIPT_FILE, TENSORS_FILE, RunsPython, new_folder
 from hashbench.core.errors import HashbenchError
-from hashbench.core.processes import Budget, Finished, new_python
+from hashbench.core.processes import Budget, new_python
 from hashbench.core.records import Decision, Diagnosis, Evidence, ExperimentResult
 from hashbench.core.results.folder import CALL_FILE
 from hashbench.core.run import environment
 from hashbench.core.run.distance import Difference
 from hashbench.core.text import printable
 
-SCRIPT_FILE, REPORT_FILE = "repro.py", "REPORT.md"
+REPORT_FILE = "REPORT.md"
 REPRO_SECONDS = 300.0
 """Time limit of a repro's own run: it is made to take a few seconds, many times as long on a busy machine."""
 OUTPUT_HEADING, NOT_RUN = "## Last output of repro.py", "It was not run yet."
 
-_RUN_AND_COUNT = """
-import json, os, sys
-_, counted, *sys.argv = sys.argv
-__file__ = sys.argv[0]
-with open(__file__, encoding="utf-8") as file:
-    script = compile(file.read(), __file__, "exec")
-try:
-    exec(script)
-except SystemExit as ended:
-    if "done" in globals():
-        with open(counted, "w", encoding="utf-8") as file:
-            json.dump({"differing": differing, "calls": done}, file)
-        sys.stdout.flush()
-        os._exit(ended.code)  # the interpreter's own clean-up takes most of a second with torch
-    raise
-"""
-"""Program that runs a script as ``python`` does, and writes its counts to a file."""
-_WIDTH = 100
+_COUNTS = re.compile(r"^(\d+) of (\d+) calls differ", re.MULTILINE)
+"""In what a script prints."""
 _SHOWN_INPUTS = 40
 
 
@@ -93,49 +74,29 @@ def write_repro(
     }
     with new_folder(folder) as new:
         try:
-            _write_call(new, call, recorded)
-            heading = _heading(call, diagnosis, seen_in=seen_in)
-            requirements = _requirements(definition, here)
-            how = script.plan(diagnosis.evidence)
-            text = script.source(call, how, heading=heading, definition=word, requirements=requirements)
+            text = script.source(
+                call,
+                script.plan(diagnosis.evidence),
+                heading=_heading(call, diagnosis, seen_in=seen_in),
+                definition=word,
+                requirements=_requirements(definition),
+            )
+            _write_call(new, call, text, recorded)
         except (ValueError, pickle.PicklingError, RuntimeError, TypeError, AttributeError) as error:
             raise HashbenchError(f"the call of {call.op} cannot be written to a file", consequence=str(error)) from None
-        (new / SCRIPT_FILE).write_text(text, encoding="utf-8")
         about = report(call, diagnosis, here=here, difference=difference, seen_in=seen_in, definition=definition)
         (new / REPORT_FILE).write_text(about, encoding="utf-8")
 
 
-def _write_call(folder: Path, call: CapturedCall, recorded: Mapping[str, Any]) -> None:
-    """Write the two files of the call and read them back: a tensor subclass is written without an error."""
+def _write_call(folder: Path, call: CapturedCall, text: str, recorded: Mapping[str, Any]) -> None:
+    """Write the script and the files of the call, and read them back: a tensor subclass is written without an error."""
     kernel = compiled_kernel(call.func)
-    if kernel is not None:
-        if not (kernel.source and kernel.types):
-            raise ValueError("the C++ of its kernel is gone")
-        (folder / call_file.KERNEL_FILE).write_text(kernel.source, encoding="utf-8")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch deprecates its own way of saving quantized tensors
-        torch.save(call_file.payload(call), folder / call_file.TENSORS_FILE)
-    text = call_file.document(call, tensors=folder / call_file.TENSORS_FILE, recorded=recorded)
-    (folder / CALL_FILE).write_text(text, encoding="utf-8")
+    if kernel is not None and not (kernel.source and kernel.types):
+        raise ValueError("the C++ of its kernel is gone")
+    writer.write(folder, text, call_file.payload(call), kernel="" if kernel is None else kernel.source)
+    described = call_file.document(call, tensors=folder / TENSORS_FILE, recorded=recorded)
+    (folder / CALL_FILE).write_text(described, encoding="utf-8")
     call_file.read_checked(folder)
-
-
-@contextmanager
-def new_folder(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder that replaces ``folder`` when the body ends without an error."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    new, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{word}") for word in ("new", "old"))
-    for leftover in (new, old):
-        shutil.rmtree(leftover, ignore_errors=True)
-    new.mkdir()
-    try:
-        yield new
-        if folder.exists():
-            folder.rename(old)
-        new.rename(folder)
-    finally:
-        for leftover in (new, old):
-            shutil.rmtree(leftover, ignore_errors=True)
 
 
 # ------------------------------------------------------------------------------------------------------- its texts
@@ -143,35 +104,20 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 def _heading(call: CapturedCall, diagnosis: Diagnosis, *, seen_in: str) -> str:
     """Return the first lines of the script's docstring: the observation, the cause, and the requirements."""
-    decision = diagnosis.decision
-    seen = " ".join(filter(None, (_place(call, seen_in=seen_in), how_often(diagnosis))))
-    lines = [
-        f"{call.op} gives different results from equal inputs.",
-        "",
-        *textwrap.wrap(seen, _WIDTH),
-        *textwrap.wrap(f"Cause: {decision.cause}, {decision.confidence}. {decision.because.rstrip('.')}.", _WIDTH),
-        f"Written by hashbench {hashbench.__version__} on torch {torch.__version__}. {_needs(call)}",
-    ]
-    return "\n".join(lines)
+    seen = " ".join(filter(None, (writer.place_words(call, seen_in=seen_in), how_often(diagnosis))))
+    claim = f"{call.op} gives different results from equal inputs."
+    return writer.heading(claim, seen, writer.cause_words(diagnosis.decision), needs=_needs(call))
 
 
-def _requirements(definition: Definition | None, here: Mapping[str, str]) -> str:
-    package = script.distribution_of(definition.module) if definition is not None and definition.module else ""
-    return script.metadata(torch_version=here["torch"], python=here["python"], packages=[package] * bool(package))
+def _requirements(definition: Definition | None) -> str:
+    package = writer.distribution_of(definition.module) if definition is not None and definition.module else ""
+    return writer.metadata(packages=[package] * bool(package))
 
 
 def _needs(call: CapturedCall) -> str:
     if compiled_kernel(call.func) is not None:
-        return "It needs torch and a C++ compiler."
-    return f"It needs torch{' and the definition of the op' if needs_definition(call.func) else ' alone'}."
-
-
-def _place(call: CapturedCall, *, seen_in: str) -> str:
-    """Format the place: ``Seen in the backward of Net.embed (net.py:12 forward), in the model swin_t.``"""
-    place = f"Seen in the {call.phase} of {call.module or 'the model'}" if call.phase else ""
-    place += f" ({call.source})" if place and call.source else ""
-    text = ", ".join(part for part in (place, seen_in) if part)
-    return f"{text[0].upper()}{text[1:]}." if text else ""
+        return writer.TORCH_AND_COMPILER
+    return "It needs torch and the definition of the op." if needs_definition(call.func) else writer.TORCH_ALONE
 
 
 def report(
@@ -187,7 +133,7 @@ def report(
     machine."""
     custom, decision, price = needs_definition(call.func), diagnosis.decision, diagnosis.deterministic_price
     generated = compiled_kernel(call.func) is not None
-    files = f"`{call_file.TENSORS_FILE}`" + (f" and `{call_file.KERNEL_FILE}`" if generated else "")
+    files = f"`{TENSORS_FILE}`" + (f" and `{KERNEL_FILE}`" if generated else "")
     inputs = [f"# t[{index}]: {_described(call, tensor)}" for index, tensor in enumerate(call.tensors)]
     more = [f"# and {len(inputs) - _SHOWN_INPUTS} more"] if len(inputs) > _SHOWN_INPUTS else []
     documented = [
@@ -204,10 +150,10 @@ def report(
         ("defined in", definition.word() if definition is not None else "unknown" if custom else ""),
         *_numbers(difference),
     ]
-    text = script.render(
+    text = writer.render(
         "REPORT.md.jinja",
         op=call.op,
-        place=_place(call, seen_in=seen_in),
+        place=writer.place_words(call, seen_in=seen_in),
         how_often=how_often(diagnosis),
         facts=facts,
         inputs=[*inputs[:_SHOWN_INPUTS], *more, script.expression(call)],
@@ -304,13 +250,6 @@ def _environment(call: CapturedCall) -> dict[str, str]:
 # -------------------------------------------------------------------------------------------------------- running it
 
 
-class RunsPython(Protocol):
-    """Runs ``python -P -c CODE ARGUMENTS`` in a process without any state of this one."""
-
-    def __call__(self, code: str, *arguments: str, seconds: float) -> Finished:
-        """Run the program and return how it ended."""
-
-
 def run_in_fresh_process(
     folder: Path, *, timeout: float, definition: Path | str | None = None, by: RunsPython = new_python
 ) -> str:
@@ -325,20 +264,10 @@ def run_in_fresh_process(
     Returns:
         ``in a fresh process 20 of 20 calls differ``, ``failed: …`` or ``timeout after 300 s``.
     """
-    with TemporaryDirectory() as temporary:
-        counted = Path(temporary) / "counted.json"
-        words = (str(counted), str((folder / SCRIPT_FILE).resolve()), *([str(definition)] if definition else []))
-        try:
-            done = by(_RUN_AND_COUNT, *words, seconds=timeout)
-        except OSError as error:
-            return f"failed: {error}"
-        if done.status is None:
-            return f"timeout after {timeout:g} s"
-        _keep_output(folder / REPORT_FILE, done.stdout + done.stderr)
-        if done.status not in (0, 1) or not counted.exists():
-            return f"failed: {done.last_line}"
-        count = json.loads(io.read_file(counted))
-    return f"in a fresh process {count['differing']} of {count['calls']} calls differ"
+    ran = writer.run(folder, _COUNTS, *([str(definition)] if definition else []), timeout=timeout, by=by)
+    if ran.output is not None:
+        _keep_output(folder / REPORT_FILE, ran.output)
+    return ran.problem or "in a fresh process {} of {} calls differ".format(*ran.shows)
 
 
 def _keep_output(path: Path, output: str) -> None:

@@ -32,6 +32,7 @@ from hashbench.core.diagnose.repro.call_arguments import (
     find_op,
     within,
 )
+from hashbench.core.diagnose.repro.writer import KERNEL_FILE, TENSORS_FILE
 from hashbench.core.errors import HashbenchError, first_line
 from hashbench.core.io import from_json, read_text, sha256_of, to_json
 from hashbench.core.results.folder import CALL_FILE
@@ -45,8 +46,6 @@ CALL_SCHEMA = 1
 """Version of ``call.json``; a file of another one is refused."""
 
 _FILE = Sealed(CALL_SCHEMA, "call")
-
-TENSORS_FILE, KERNEL_FILE = "tensors.pt", "kernel.cpp"
 
 TIP = "Regenerate it with `hashbench sweep`."
 _DISTRUST = "Do not trust this folder, nor its repro.py: no sweep writes the repro of such a call."

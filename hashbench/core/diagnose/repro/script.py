@@ -1,21 +1,15 @@
-"""Generate ``repro.py``, one captured call as a script that needs torch alone and no knowledge of hashbench; and render
-the templates of a repro."""
+"""Generate ``repro.py``, one captured call as a script that needs torch alone and no knowledge of hashbench."""
 
 from __future__ import annotations
 
-import functools
-import importlib.metadata
 import json
 import keyword
 import math
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from hashbench.core.catalog import EXPERIMENTS
 from hashbench.core.diagnose.calls.call import (
@@ -33,83 +27,8 @@ from hashbench.core.diagnose.calls.capture import may_resize
 from hashbench.core.diagnose.calls.ops import needs_definition
 from hashbench.core.diagnose.replay.methods import possible_shifts
 from hashbench.core.diagnose.repro.call_arguments import bad, is_named
+from hashbench.core.diagnose.repro.writer import render, templates
 from hashbench.core.records import Evidence, ExperimentResult
-
-# ------------------------------------------------------------------------------------------------------- templates
-
-
-def render(name: str, **values: Any) -> str:
-    """Render the template ``name``; raise if it uses a value that was not given."""
-    return _environment().get_template(name).render(values)
-
-
-@functools.cache  # compiling the templates takes longer than filling them
-def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("hashbench.core.diagnose.repro", "templates"),
-        autoescape=False,  # it makes Python and Markdown
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters |= {"in_docstring": _in_docstring, "table": _table, "facts": _facts}
-    return environment
-
-
-def _in_docstring(text: str) -> str:
-    """Escape text for a triple-quoted string."""
-    return text.replace("\\", "\\\\").replace('"""', "'''")
-
-
-def _table(rows: Iterable[Sequence[object]], *headers: str) -> str:
-    """Format a Markdown table."""
-    # Not before it is needed: torch._dynamo imports it when a process ends, and the namedtuples that this makes turn
-    # CPython's exit status after Ctrl-C into 1. Had we imported it, a process of dynamo's harness would end otherwise.
-    from tabulate import tabulate
-
-    escaped = [[str(cell).replace("|", "\\|") for cell in row] for row in rows]
-    return tabulate(escaped, headers=headers, tablefmt="github", disable_numparse=True)
-
-
-def _facts(rows: Iterable[tuple[str, str]]) -> str:
-    """Format a table of names and values, omitting empty values."""
-    return _table([(name, value) for name, value in rows if value], "what", "")
-
-
-# ------------------------------------------------------------------------------------------------ what it needs
-
-
-def metadata(*, torch_version: str, python: str, packages: Iterable[str] = ()) -> str:
-    """Return the PEP 723 header of a script, by which ``uv run`` installs what the script was written with.
-
-    Args:
-        torch_version: ``2.14.1+cu130``; pinned without the local part, since indexes have public versions alone.
-        python: ``3.11.7``; any patch release of that minor version, for which this torch has a wheel.
-        packages: further requirements.
-    """
-    minor = ".".join(python.split(".")[:2])
-    dependencies = [f"torch=={torch_version.partition('+')[0]}", *packages]
-    return "\n".join(
-        [
-            "# /// script",
-            f'# requires-python = "=={minor}.*"',
-            f"# dependencies = {json.dumps(dependencies)}",
-            "# ///",
-        ]
-    )
-
-
-def distribution_of(module: str) -> str:
-    """Return the installed distribution with this module as an exact requirement (``torchvision==0.24.1``), or ``""``
-    for a module from elsewhere than site-packages."""
-    top = module.partition(".")[0]
-    file = getattr(sys.modules.get(top), "__file__", None) or ""
-    if Path(file).parent.parent.name not in ("site-packages", "dist-packages"):
-        return ""
-    names = importlib.metadata.packages_distributions().get(top, [])
-    return f"{names[0]}=={importlib.metadata.version(names[0]).partition('+')[0]}" if names else ""
-
 
 # ------------------------------------------------------------------------------------- what is repeated, how often
 
@@ -140,7 +59,7 @@ _WITH_SNAPSHOT = ("cuda", "xpu")
 
 _TEMPLATE = "experiments/{}.py.jinja"
 
-SHOWING = tuple(name for name in EXPERIMENTS if _TEMPLATE.format(name) in _environment().list_templates())
+SHOWING = tuple(name for name in EXPERIMENTS if _TEMPLATE.format(name) in templates())
 """Experiments that a script can repeat."""
 
 
@@ -171,7 +90,7 @@ def source(call: CapturedCall, how: Plan, *, heading: str, definition: str = "",
     Args:
         heading: the observation, in a few lines.
         definition: where a custom op is defined.
-        requirements: the header of :func:`metadata`.
+        requirements: the header of :func:`hashbench.core.diagnose.repro.writer.metadata`.
 
     Raises:
         BadCallError: an argument cannot be written as Python.

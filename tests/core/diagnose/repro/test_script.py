@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import importlib.metadata
-import platform
 import py_compile
 import re
 import sys
-import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -250,51 +247,3 @@ def test_experiments_with_a_demo_have_a_script() -> None:
     named = {name for name, _ in places(EXPERIMENTS.values(), "call")}
     assert named == {"repeat", *METHODS}
     assert {name for name in named if EXPERIMENTS[name].demo} == set(script.SHOWING)
-
-
-# ---------------------------------------------------------------------------------------------------- what it needs
-
-HEADER = re.compile(r"(?m)^# /// (?P<type>[a-zA-Z0-9-]+)$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
-"""The reference expression of PEP 723."""
-
-
-def header_of(text: str) -> dict[str, Any]:
-    """The one header of a script, read as PEP 723 says."""
-    (found,) = HEADER.finditer(text)
-    assert found["type"] == "script"
-    lines = found["content"].splitlines(keepends=True)
-    return tomllib.loads("".join(line[2:] if line.startswith("# ") else line[1:] for line in lines))
-
-
-def test_a_repro_names_the_torch_that_it_was_written_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "__version__", "2.14.1+cu128")
-    text = (written(tmp_path / "repro", adding_rows(), REPEAT) / "repro.py").read_text()
-    assert text.startswith("# /// script\n")
-    major, minor, _ = platform.python_version_tuple()
-    assert header_of(text) == {"requires-python": f"=={major}.{minor}.*", "dependencies": ["torch==2.14.1"]}
-    assert "\n    uv run repro.py\n" in (ast.get_docstring(ast.parse(text), clean=False) or "")
-    assert "`uv run repro.py`" in (tmp_path / "repro" / "REPORT.md").read_text()
-
-
-@pytest.mark.parametrize(
-    ("torch_version", "python", "packages", "expected"),
-    [
-        pytest.param("2.11.0", "3.12.1", (), ("==3.12.*", ["torch==2.11.0"]), id="a release"),
-        pytest.param("2.14.1+cpu", "3.13.0rc1", (), ("==3.13.*", ["torch==2.14.1"]), id="a local build"),
-        pytest.param("2.9.0", "3.10.4", ("a==1",), ("==3.10.*", ["torch==2.9.0", "a==1"]), id="further packages"),
-    ],
-)
-def test_a_header_is_read_back(
-    torch_version: str, python: str, packages: tuple[str, ...], expected: tuple[str, list[str]]
-) -> None:
-    found = header_of(
-        f"{script.metadata(torch_version=torch_version, python=python, packages=packages)}\nimport torch\n"
-    )
-    assert (found["requires-python"], found["dependencies"]) == expected
-
-
-def test_only_installed_packages_are_required() -> None:
-    assert script.distribution_of("jinja2.environment") == f"Jinja2=={importlib.metadata.version('jinja2')}"
-    assert script.distribution_of("address_ops") == "", "a file beside the tests"
-    assert script.distribution_of("json") == "", "the standard library"
-    assert script.distribution_of("nowhere_to_be_found") == ""
