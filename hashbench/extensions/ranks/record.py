@@ -22,20 +22,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hashbench.core.errors import HashbenchError
-from hashbench.core.io import tell_unwritten
 from hashbench.core.processes import uncollected
 from hashbench.core.records import EarlyRead, Result, TracedRank
 from hashbench.core.run.settings import settings
 from hashbench.core.text import count, one_line, shorten
-from hashbench.core.trace.callbacks import TraceOptions
 from hashbench.core.trace.file import TraceText
 from hashbench.core.trace.groups import rank_of
+from hashbench.core.trace.rank_file import RankFile
 from hashbench.core.trace.segments import TraceSegment
 from hashbench.extensions.ranks.launch import refuse_missing
 from hashbench.extensions.ranks.notes import REPRO, NamedCall
 from hashbench.extensions.ranks.printing import keeping_prints
 from hashbench.extensions.ranks.results import CURRENT
-from hashbench.extensions.ranks.step_file import StepFile, rank_path, run_id
+from hashbench.extensions.ranks.step_file import member, rank_path, run_id
 from hashbench.extensions.ranks.stepped import SteppedTrace
 from hashbench.extensions.ranks.waiting import telling_at_deadline
 
@@ -65,14 +64,14 @@ class RankRecorder:
         source_lines: bool = False,
         capture: RankCapture | None = None,
     ) -> None:
-        self._folder, self._process = folder, os.getpid()
+        self._folder, self._model, self._process = folder, model, os.getpid()
         self._steps = range(sys.maxsize) if steps is None else steps
         self._trace = SteppedTrace(
             after_step=self._after_step,
             tracer=tracer,
-            model=model,
             settings=settings,
-            options=TraceOptions(source_lines=source_lines, callback=capture),
+            source_lines=source_lines,
+            watcher=capture,
         )
         self._capture = capture
         self._optimizers: list[torch.optim.Optimizer] = []
@@ -80,9 +79,8 @@ class RankRecorder:
         self._seen = 0  # number of steps of the program so far
         self._names: Counter[str] = Counter()
         self._names_of: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}  # by the id of the parameter
-        self._file: StepFile | None = None
+        self._file: RankFile | None = None
         self._text: TraceText | None = None
-        self._lost = ""
         self._writing = False
 
     def start(self) -> None:
@@ -105,14 +103,14 @@ class RankRecorder:
         self._trace.follow()
         try:
             if self._steps.start == 0:
-                self._trace.start()
+                self._trace.start(self._model)
         except BaseException:
             self._trace.unfollow()
             raise
 
     def add(self, name: str, value: Any) -> None:
         """Add a result of this step, if the step is recorded."""
-        if self._trace.is_active and os.getpid() == self._process:
+        if self._trace.is_active() and os.getpid() == self._process:
             self._trace.add_results([(self._unique(name), value)])
 
     def end(self, ended: str) -> None:
@@ -120,10 +118,10 @@ class RankRecorder:
         if os.getpid() != self._process:
             return
         self._trace.unfollow()
-        was_active = self._trace.is_active
+        was_active = self._trace.is_active()
         if was_active and not self._closed and not ended:  # a program without an optimizer
             self._close_step(self._seen)
-        if self._trace.is_active:
+        if self._trace.is_active():
             self._trace.stop()
         if not (was_active or self._closed or ended):
             ended = f"it ended after {count(self._seen, 'step')}, before the first recorded one"
@@ -139,15 +137,15 @@ class RankRecorder:
             return
         if all(optimizer is not known for known in self._optimizers):
             self._optimizers.append(optimizer)
-        if self._trace.steps == self._seen:
+        number, self._seen = self._seen, self._trace.iteration or 0
+        if number == self._seen:
             return
-        number, self._seen = self._seen, self._trace.steps
-        if self._trace.is_active:
+        if self._trace.is_active():
             self._close_step(number)
             if self._lost or self._seen >= self._steps.stop:
                 self._trace.stop()
-        elif self._seen == self._steps.start and not self._lost:
-            self._trace.start()
+        elif self._seen == self._steps.start:
+            self._trace.start(self._model)
 
     # ----------------------------------------------------------------------------------------------------- results
 
@@ -199,20 +197,17 @@ class RankRecorder:
         """Write what came after the last step, and the end."""
         self._writing = True
         text = self._opened()
-        if text is not None:
+        if text is not None and self._file is not None:
             results: list[Result] = []
             early: list[EarlyRead] = []
-            segments = self._tail() if tail else ()
-            for segment in segments:
+            for segment in self._tail() if tail else ():
                 self._add_segment(text, segment)
                 results += segment.trace.results
                 early += segment.trace.early_reads
             text.end(results, early, ended=self._lost or ended)
             self._write(text, "the end is not recorded")
-        if self._file is not None:
             self._file.close()
-        self._file = self._text = None
-        self._lost = self._lost or "it is written"
+        self._text = None
 
     def _tail(self) -> Iterator[TraceSegment]:
         """Yield what came after the last step, and the parameters if that is anything."""
@@ -228,33 +223,27 @@ class RankRecorder:
         text.add(segment.trace, first=segment.first, arrived=segment.arrived)
 
     def _opened(self) -> TraceText | None:
-        """Return the text of the trace, whose first line is written; ``None`` if that cannot be."""
-        if self._text is None and not self._lost:
+        """Return the text of the trace, whose first line is written; ``None`` if that cannot be, or it has its end."""
+        if self._file is None:
             rank, size = rank_of(os.environ) or (0, 1)
-            try:
-                self._file = StepFile(rank_path(self._folder, rank), run_id(os.environ, os.getppid()))
-            except OSError as error:
-                self._lose(rank_path(self._folder, rank), error, "no step is recorded")
-                return None
+            self._file = RankFile(rank_path(self._folder, rank), replaces=True)
             text = TraceText(replace(self._trace.head, rank=TracedRank(rank, size)))
-            self._write(text, "no step is recorded")
-            self._text = None if self._lost else text
+            self._text = text if self._write(text, "no step is recorded") else None
         return self._text
 
-    def _write(self, text: TraceText, what: str) -> None:
-        """Append the new text to the file; ``what`` says what is lost otherwise."""
+    def _write(self, text: TraceText, consequence: str) -> bool:
+        """Append the new text to the file."""
         assert self._file is not None
-        try:
-            self._file.add(text.lines.new())
-            text.lines.keep()
-        except OSError as error:
-            text.lines.drop()
-            self._lose(self._file.path, error, what)
+        comment = "" if self._file.size else run_id(os.environ, os.getppid())
+        written = self._file.append(member(text.lines.new(), comment), consequence)
+        (text.lines.keep if written else text.lines.drop)()
+        return written
 
-    def _lose(self, path: Path, error: OSError, what: str) -> None:
-        if not self._lost:
-            self._lost = f"the trace could not be written: {error.strerror or error}"
-            tell_unwritten(path, error, what)
+    @property
+    def _lost(self) -> str:
+        """How the trace ended because it could not be written; empty if it could."""
+        lost = self._file is not None and self._file.lost
+        return f"the trace could not be written: {lost}" if lost else ""
 
 
 @contextmanager

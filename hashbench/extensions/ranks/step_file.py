@@ -1,8 +1,4 @@
-"""The file of one rank's trace, written step by step: each step is one gzip member, appended at once.
-
-A process that is killed leaves whole members and, at most, the begin of one. A step that cannot be written leaves the
-file as it was before.
-"""
+"""The form of the file of a rank's trace: each step is one gzip member, appended at once."""
 
 from __future__ import annotations
 
@@ -64,47 +60,9 @@ def without_run(content: bytes) -> bytes:
     return content[content.find(b"\0", 10) + 1 :]
 
 
-class StepFile:
-    """File of one rank. It replaces an earlier one of that name.
-
-    Args:
-        path: of the file; its folder is made.
-        run: a :func:`run_id`, kept as comment of the first gzip member.
-
-    Raises:
-        OSError: the file cannot be made.
-    """
-
-    def __init__(self, path: Path, run: str) -> None:
-        self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)  # another process may still write to the file of an earlier run
-        self._descriptor = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND)
-        self._size, self._run = 0, run
-
-    def add(self, text: str) -> None:
-        """Append text.
-
-        Raises:
-            OSError: it cannot be written; the file is as before.
-        """
-        content = _member(text.encode(), "" if self._size else self._run)
-        left = memoryview(content)
-        try:
-            while left:
-                left = left[os.write(self._descriptor, left) :]
-        except OSError:
-            os.ftruncate(self._descriptor, self._size)
-            raise
-        self._size += len(content)
-
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self._descriptor)
-
-
-def _member(content: bytes, comment: str) -> bytes:
-    """Compress to one gzip member without a time."""
+def member(text: str, comment: str = "") -> bytes:
+    """Compress text to one gzip member without a time; the comment of a file's first one is its :func:`run_id`."""
+    content = text.encode()
     packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
     body = packer.compress(content) + packer.flush()
     flags = _HAS_COMMENT if comment else 0

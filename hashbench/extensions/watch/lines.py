@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import atexit
-import errno
 import hashlib
-import os
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
 from hashbench.core.devices.ledger import Ledger
 from hashbench.core.errors import HashbenchError
-from hashbench.core.io import tell_unwritten
+from hashbench.core.trace.rank_file import RankFile
 from hashbench.extensions.watch import file, parts
 
 FLUSH_SECONDS = 1.0
@@ -26,18 +23,17 @@ _MOST_WAITING = 256
 class WaitingLines:
     """File of a recording, open, and the lines that wait.
 
-    Those that a program leaves are written when it exits, as after an exception of which a trainer tells nobody. A fork
-    of the process writes nothing. Where the file cannot be written any more, the recording ends, and not the program.
+    Those that a program leaves are written when it exits, as after an exception of which a trainer tells nobody. Where
+    the file cannot be written any more, the recording ends, and not the program.
 
     Attributes:
         reader: of what the lines that wait hold.
         steps: lines of steps that were written.
     """
 
-    def __init__(self, path: Path, descriptor: int) -> None:
+    def __init__(self, written: RankFile) -> None:
         self.reader = parts.Reader(Ledger())
-        self._path, self._descriptor, self._process = path, descriptor, os.getpid()
-        self._file, self._lost = _identity(descriptor), False
+        self._file = written
         atexit.register(self.flush)
         self._flushed = time.monotonic()
         self._waiting: list[tuple[str, dict[str, Any]]] = []
@@ -51,13 +47,14 @@ class WaitingLines:
         Raises:
             HashbenchError: it exists (then with the tip), or cannot be written.
         """
+        written = RankFile(path)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            return cls(path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666))
+            written.open()
         except FileExistsError:
             raise HashbenchError(f"{path} holds a recording", consequence="it would be overwritten", tip=tip) from None
         except OSError as error:
             raise HashbenchError(f"cannot write {path}", consequence=error.strerror or str(error)) from error
+        return cls(written)
 
     def put(self, kind: str, read: dict[str, Any], values: Sequence[Any] | None = None) -> None:
         """Add a line, with the values of losses (tensors or ``None``), and write those that wait once in a while: many
@@ -80,17 +77,17 @@ class WaitingLines:
         self.flush()
         self.write("end", {**end, "steps": self.steps, "lines": self._count, "sum": file.sum_of(self._sum)})
         atexit.unregister(self.flush)
-        if os.getpid() == self._process:
-            with suppress(OSError):
-                os.close(self._own())
+        self._file.close()
 
     def flush(self) -> None:
         """Write the lines that wait."""
         waiting, self._waiting = self._waiting, []
         self._flushed = time.monotonic()
         with parts.quiet():
-            text = "".join(self._line(kind, read) for kind, read in waiting)
-        self._append(text.encode())
+            content = "".join(self._line(kind, read) for kind, read in waiting).encode()
+        if not self._file.lost and self._file.append(content, "no further step is recorded"):
+            self._count += len(waiting)
+            self._sum.update(content)
         self.steps += sum(kind == "step" for kind, _ in waiting)
         self.reader.ledger = Ledger()
 
@@ -115,33 +112,6 @@ class WaitingLines:
                     whole.pop(name, None)
                     self.reader.failed(name, error)
             return file.line(kind, whole)
-
-    def _append(self, content: bytes) -> None:
-        if self._lost or os.getpid() != self._process:
-            return
-        try:
-            left = content
-            while left:
-                left = left[os.write(self._own(), left) :]
-            self._count += content.count(b"\n")
-            self._sum.update(content)
-        except OSError as error:
-            self._lost = True
-            tell_unwritten(self._path, error, "no further step is recorded")
-
-    def _own(self) -> int:
-        """Return the descriptor; raise ``OSError`` where the program closed it, and may have another file under it."""
-        if not self._file or _identity(self._descriptor) != self._file:
-            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        return self._descriptor
-
-
-def _identity(descriptor: int) -> tuple[int, ...]:
-    try:
-        found = os.fstat(descriptor)
-    except OSError:
-        return ()
-    return found.st_dev, found.st_ino
 
 
 class _Number:

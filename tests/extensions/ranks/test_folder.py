@@ -12,7 +12,7 @@ import pytest
 from hashbench.core.errors import HashbenchError
 from hashbench.core.trace import file
 from hashbench.extensions.ranks.folder import read_both, read_ranks
-from hashbench.extensions.ranks.step_file import StepFile, rank_path
+from hashbench.extensions.ranks.step_file import member, rank_path
 from tests.extensions.ranks.rank_traces import rank_trace, traces, write
 
 
@@ -99,9 +99,7 @@ def test_a_folder_is_refused_in_one_line(what: str, tmp_path: Path) -> None:
 
 def test_ranks_that_were_not_launched_together_are_refused(tmp_path: Path) -> None:
     for rank, run in enumerate(("one", "another")):
-        written = StepFile(rank_path(tmp_path, rank), run)
-        written.add(file.dumps(rank_trace(rank)))
-        written.close()
+        rank_path(tmp_path, rank).write_bytes(member(file.dumps(rank_trace(rank)), run))
     with pytest.raises(HashbenchError, match="two runs: ranks 0 and 1 were not launched together"):
         read_ranks(tmp_path)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import random
+import re
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -16,7 +17,7 @@ from hashbench.core.errors import HashbenchError
 from hashbench.core.trace import file
 from hashbench.extensions.ranks.find import find_across_ranks
 from hashbench.extensions.ranks.folder import read_both
-from hashbench.extensions.ranks.step_file import StepFile, rank_path
+from hashbench.extensions.ranks.step_file import member, rank_path
 from tests.extensions.ranks.rank_traces import traces
 
 Files = dict[int, bytes]
@@ -25,22 +26,17 @@ Files = dict[int, bytes]
 WORLD = 3
 
 
-def content(run: Mapping[int, file.Trace], at: Path, launched: str) -> Files:
+def content(run: Mapping[int, file.Trace], launched: str) -> Files:
     """Return the files that a recording of these traces leaves: one gzip member for each step."""
+    found: Files = {}
     for rank, trace in run.items():
-        text = file.dumps(trace)
-        written = StepFile(rank_path(at, rank), launched)
-        for part in text.replace("\nstep\t", "\n\0step\t").split("\0"):
-            line, _, rest = part.partition("\n")
-            written.add(part if not line.startswith("step\t") else f"{line}\n")
-            if line.startswith("step\t") and rest:
-                written.add(rest)
-        written.close()
-    return {rank: rank_path(at, rank).read_bytes() for rank in run}
+        first, *texts = filter(None, re.split(r"(?m)^(step\t.*\n)", file.dumps(trace)))
+        found[rank] = member(first, launched) + b"".join(map(member, texts))
+    return found
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Files]:
+def runs() -> dict[str, Files]:
     """The files of a run, of one that differs on a rank, and of runs of other programs."""
     made = {
         "plain": traces(WORLD),
@@ -48,7 +44,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Files]:
         "smaller": traces(2),
         "larger": traces(4),
     }
-    return {name: content(run, tmp_path_factory.mktemp(name), name) for name, run in made.items()}
+    return {name: content(run, name) for name, run in made.items()}
 
 
 Change = Callable[[random.Random, Files, Mapping[str, Files]], object]

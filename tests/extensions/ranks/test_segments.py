@@ -64,7 +64,7 @@ def at_once(program: Callable[[Callable[[], None]], Mapping[str, Any]], tracer: 
         found = program(lambda: None)
     for name, value in found.items():
         trace.add_result(name, value)
-    return replace(trace.finish(), marks=())
+    return trace.finish()
 
 
 def trained(cut: Callable[[], None]) -> Mapping[str, Any]:

@@ -7,7 +7,6 @@ import torch
 
 from hashbench import HashDebugTrace
 from hashbench.core.records import OpRecord
-from hashbench.core.trace.callbacks import TraceOptions
 from hashbench.extensions.ranks.stepped import SteppedTrace
 
 STEPS = 3
@@ -33,7 +32,7 @@ def test_digests_are_fetched_from_a_device_unrecorded(tracer: str) -> None:
     stepped = SteppedTrace(
         after_step=lambda _: taken.extend(stepped.taken().trace.records),
         tracer=tracer,
-        options=TraceOptions(digests="device"),
+        digests="device",
     )
     stepped.follow()
     stepped.start()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -43,11 +45,22 @@ def test_a_fork_of_the_program_writes_nothing(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
-def test_a_full_disk_ends_the_recording_and_not_the_program(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = WaitingLines(Path("/dev/full"), os.open("/dev/full", os.O_WRONLY))
-    for number in range(3):
-        lines.write("step", {"step": number})
-    lines.close({"steps": 3, "ended": ""})
-    said = "hashbench: cannot write /dev/full: No space left on device; no further step is recorded\n"
+def test_a_full_disk_ends_the_recording_and_not_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where it has room again: steps would be missing in between."""
+    path = tmp_path / "rank0.jsonl"
+    lines = opened(path)
+    lines.write("step", {"step": 0})
+    with monkeypatch.context() as patched:
+        patched.setattr("hashbench.core.trace.rank_file.os.write", full)
+        lines.write("step", {"step": 1})
+    lines.write("step", {"step": 2})
+    lines.close({"ended": ""})
+    said = f"hashbench: cannot write {path}: No space left on device; no further step is recorded\n"
     assert capsys.readouterr().err == said
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [0]
+
+
+def full(*_: object) -> int:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
