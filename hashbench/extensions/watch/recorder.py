@@ -59,7 +59,7 @@ def watch(
             model is recorded, once it does.
         scaler: a ``GradScaler``, whose state is read in each step.
         generators: random generators of the program itself (a ``DataLoader``'s) by name, beside the global ones.
-        every: each parameter, its gradient and its optimizer state is read once in so many steps, in turn; 1: in each.
+        every: each parameter, its gradient and its optimizer state is sampled every N steps, round-robin; 1: in each.
         start: number of the first step, in a program that goes on from a checkpoint.
         trace: steps to trace as well (``range(299, 302)``); ``HASHBENCH_TRACE_STEP`` in the environment precedes it.
 

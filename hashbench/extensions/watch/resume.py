@@ -210,7 +210,7 @@ def _shift(second: Recording, at: int | None) -> int:
         return 0
     if at is None:
         raise HashbenchError(
-            f"{second.path.parent} does not tell with which step it begins",
+            f"{second.path.parent} has no start step",
             consequence="its steps cannot be compared with those of the uninterrupted run",
             tip="Give --at N, or hashbench.watch(…, start=N) in the program.",
         )
@@ -249,8 +249,8 @@ def _lines(verdict: ResumeVerdict) -> Iterator[str]:
         number = f", {count(len(verdict.steps), 'step')} compared" if len(verdict.steps) > 1 else ""
         end = ", but not all was compared:" if verdict.gaps else "."
         yield (
-            f"The resumed run is the uninterrupted one in {range_words(verdict.steps)}{on}{number}: in all that was "
-            f"recorded ({recorded}; no averages, no other modules){end}"
+            f"The resumed run matches the uninterrupted run in {range_words(verdict.steps)}{on}{number}: in all that "
+            f"was recorded ({recorded}; no averages, no other modules){end}"
         )
         yield from (f"  {gap}" for gap in verdict.gaps)
         if verdict.idle:
@@ -260,14 +260,14 @@ def _lines(verdict: ResumeVerdict) -> Iterator[str]:
     elif verdict.later is not None:
         where = "after the last step" if verdict.later > verdict.steps[-1] else f"from step {verdict.later} on"
         what = part_words(verdict.in_later[0])
-        yield f"All that is recorded was restored at step {verdict.at}{on}: the runs differ {where}, first in {what}."
+        yield f"Everything recorded was restored at step {verdict.at}{on}: the runs differ {where}, first in {what}."
         yield f"`hashbench watch diff {verdict.folders[0]} {verdict.folders[1]}` says in what."
     elif verdict.lost:
         yield f"Resumed at step {verdict.at}{on}, not restored:"
         yield from (f"  {words}" for words in lost_of(verdict))
     else:
         yield (
-            f"All that is recorded was restored at step {verdict.at}{on}, and its {verdict.then[0].part} differs: a "
+            f"Everything recorded was restored at step {verdict.at}{on}, and its {verdict.then[0].part} differs: a "
             "state that is not recorded, or a kernel that does not repeat."
         )
     if verdict.unread and not verdict.equal:
@@ -284,7 +284,7 @@ def lost_of(verdict: ResumeVerdict) -> list[str]:
         _batch_words(verdict.batches)
         if one.part == "batch"
         else lost_words(one)
-        + (", the likely source of the other batch" if other_batch and one.part == "generator" else "")
+        + (", the likely source of the different batch" if other_batch and one.part == "generator" else "")
         for one in verdict.lost
     ]
 
@@ -293,18 +293,18 @@ def _batch_words(batches: BatchDifference | None) -> str:
     """Return what another batch says of a resumption, as far as its samples tell."""
     if batches is not None and batches.in_shape and batches.samples is not Samples.OTHER:
         first, second = batches.words()
-        return f"position in the data, or its batches: {second} instead of {first}"
+        return f"data position, or batches: {second} instead of {first}"
     match Samples.UNKNOWN if batches is None else batches.samples:
         case Samples.SAME:
             return "order of the data: the batch has the same samples in another order, or other labels"
         case Samples.MOVED:
-            return "position in the data: the batch has samples of other steps (sampler, its generator, or workers)"
+            return "data position: the batch has samples of other steps (sampler, its generator, or workers)"
         case Samples.OTHER:
             return (
                 "content of the data: no sample of the batch is in the uninterrupted run (random transforms, "
                 "augmentation, noise, or other data)"
             )
-    return "position in the data, or random transforms: the batch is another one"
+    return "data position, or random transforms: the first batch differs"
 
 
 def lost_words(difference: PartDifference) -> str:

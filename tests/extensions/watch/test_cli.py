@@ -183,7 +183,7 @@ def test_resume_of_two_recordings(runs: Path, main: Main) -> None:
     said = main("watch", "resume", "a", "c", "--at", "0", cwd=runs)
     assert said.returncode == 1
     assert said.stdout == (
-        "All that is recorded was restored at step 0: the runs differ from step 3 on, first in generator torch.\n"
+        "Everything recorded was restored at step 0: the runs differ from step 3 on, first in generator torch.\n"
         "`hashbench watch diff a c` says in what.\n"
     )
     assert main("watch", "resume", "a", "b", "--at", "0", cwd=runs).returncode == 0
@@ -199,7 +199,7 @@ def test_resume_of_two_recordings(runs: Path, main: Main) -> None:
         (("diff", "a", "stranger"), "they have no parameter in common"),
         (("diff", "a", "later"), "have no step in common"),
         (("diff", "a", "rank"), "have no rank in common"),
-        (("resume", "a", "b"), "does not tell with which step it begins"),
+        (("resume", "a", "b"), "has no start step"),
         (("resume", "a"), "needs the folders of two recordings, got 1"),
         (("resume", "train.py"), "needs --at N"),
     ],

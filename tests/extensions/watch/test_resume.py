@@ -59,7 +59,7 @@ LOST = {
         "scheduler: StepLR.last_epoch is 0 instead of 10",
     ],
     "scaler": ["gradient scaler: scale is 8.0 instead of 256.0"],
-    "position": ["position in the data: the batch has samples of other steps (sampler, its generator, or workers)"],
+    "position": ["data position: the batch has samples of other steps (sampler, its generator, or workers)"],
     "model": ["6 parameters (0.weight, 0.bias, 1.weight, 1.bias and 2 more)"],
 }
 
@@ -100,7 +100,7 @@ def test_a_run_that_does_not_tell_its_step_is_shifted() -> None:
 
 
 def test_a_step_must_be_known() -> None:
-    with pytest.raises(HashbenchError, match="does not tell with which step it begins"):
+    with pytest.raises(HashbenchError, match="has no start step"):
         judge(recording("a"), recording("b"))
 
 
@@ -177,10 +177,10 @@ def test_a_scheduler_that_acts_later_is_named_at_once() -> None:
     ("samples", "words"),
     [
         ((1, 2), "order of the data: the batch has the same samples in another order, or other labels"),
-        ((8, 9), "position in the data: the batch has samples of other steps (sampler, its generator, or workers)"),
+        ((8, 9), "data position: the batch has samples of other steps (sampler, its generator, or workers)"),
         ((70, 71), "content of the data: no sample of the batch is in the uninterrupted run (random transforms"),
-        ((), "position in the data, or random transforms: the batch is another one"),
-        ((8,), "position in the data, or its batches: 1 batch a step (1x6) instead of 1 batch a step (2x6)"),
+        ((), "data position, or random transforms: the first batch differs"),
+        ((8,), "data position, or batches: 1 batch a step (1x6) instead of 1 batch a step (2x6)"),
     ],
 )
 def test_another_batch_is_told_by_its_samples(samples: tuple[int, ...], words: str) -> None:
@@ -199,7 +199,7 @@ def test_another_batch_is_told_by_its_samples(samples: tuple[int, ...], words: s
     assert resume.lost_of(verdict)[0].startswith(words)
     drawn = {0: {"batch": {"0": "x"}, "generator": {"torch": "x"}}}
     said = resume.lost_of(judge(first, short(run("b", samples, drawn)), at=0))
-    assert said[0] == "generator torch: its state, the likely source of the other batch"
+    assert said[0] == "generator torch: its state, the likely source of the different batch"
 
 
 @pytest.mark.parametrize("ended", ["cut", "ValueError: mine"])
