@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import sympy  # type: ignore[import-untyped]
 import torch
 from torch._inductor.utils import sympy_index_symbol_with_prefix
 from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import TensorReferenceAnalysis
 from torch.utils._sympy.symbol import SymT
 
 LARGEST_DOMAIN = 1 << 25
@@ -21,97 +21,22 @@ class NotComputed(Exception):  # noqa: N818 - a finding, no error of the user
     """A buffer's value is not computed; the message is a short reason."""
 
 
-class _IndexOps:
-    """Functions of index expressions over integers and int64 tensors, by the names that ``sympy_interp`` calls."""
+class _IndexOps(TensorReferenceAnalysis):
+    """Functions of index expressions over tensors, by the names that ``sympy_interp`` calls; those that torch lacks."""
 
-    add, mul, floordiv, mod, python_mod = operator.add, operator.mul, operator.floordiv, operator.mod, operator.mod
-    eq, ne, lt, le, gt, ge = operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge
-    and_, or_, bitwise_and, bitwise_or = operator.and_, operator.or_, operator.and_, operator.or_
-    bitwise_xor, pow_by_natural, abs = operator.xor, operator.pow, operator.abs
-    sym_sum = sum
-
-    @staticmethod
-    def constant(value: Any, dtype: torch.dtype) -> Any:
-        if dtype is torch.int64:
-            return int(value)
-        return bool(value) if dtype is torch.bool else _double(float(value))
-
-    @staticmethod
-    def modular_indexing(base: Any, divisor: Any, modulus: Any) -> Any:
-        return (base // divisor) % modulus
-
-    @staticmethod
-    def pow(a: Any, b: Any) -> Any:
-        return _double(a) ** _double(b)
-
-    @staticmethod
-    def sqrt(a: Any) -> Any:
-        return _double(a).sqrt()
-
-    @staticmethod
-    def truediv(a: Any, b: Any) -> Any:
-        return _double(a) / _double(b)
-
-    int_truediv = truediv
-
-    @staticmethod
-    def minimum(a: Any, b: Any) -> Any:
-        return torch.minimum(torch.as_tensor(a), torch.as_tensor(b))
-
-    @staticmethod
-    def maximum(a: Any, b: Any) -> Any:
-        return torch.maximum(torch.as_tensor(a), torch.as_tensor(b))
-
-    @staticmethod
-    def where(condition: Any, a: Any, b: Any) -> Any:
-        return torch.where(torch.as_tensor(condition), torch.as_tensor(a), torch.as_tensor(b))
-
-    @staticmethod
-    def not_(a: Any) -> Any:
-        return torch.as_tensor(a).logical_not()
-
-    @staticmethod
-    def identity(a: Any) -> Any:
-        return a
-
-    @staticmethod
-    def to_dtype(a: Any, dtype: torch.dtype) -> Any:
-        return torch.as_tensor(a).to(dtype)
-
-    @staticmethod
-    def trunc(a: Any) -> Any:
-        return _double(a).trunc()
-
-    @staticmethod
-    def trunc_to_int(a: Any, dtype: torch.dtype) -> Any:
-        return _double(a).trunc().to(dtype)
-
-    @staticmethod
-    def floor_to_int(a: Any, dtype: torch.dtype) -> Any:
-        return _double(a).floor().to(dtype)
-
-    @staticmethod
-    def ceil_to_int(a: Any, dtype: torch.dtype) -> Any:
-        return _double(a).ceil().to(dtype)
-
-    @staticmethod
-    def round_to_int(a: Any, dtype: torch.dtype) -> Any:
-        return _double(a).round().to(dtype)
-
-    @staticmethod
-    def expr_cond_pair(expression: Any, condition: Any) -> Any:
-        return expression, condition
+    mod: Any = staticmethod(torch.remainder)
+    python_mod, where, trunc, sym_sum = mod, staticmethod(torch.where), staticmethod(torch.trunc), staticmethod(sum)
+    identity = staticmethod(lambda a: a)
+    int_truediv: Any = staticmethod(lambda a, b: a.double() / b.double())
+    modular_indexing = staticmethod(lambda base, divisor, modulus: base // divisor % modulus)
+    expr_cond_pair = staticmethod(lambda expression, condition: (expression, condition))
 
     @staticmethod
     def piecewise(*pairs: Any) -> Any:
         value = pairs[-1][0]
         for expression, condition in reversed(pairs[:-1]):
-            value = _IndexOps.where(condition, expression, value)
+            value = torch.where(condition, expression, value)
         return value
-
-
-def _double(value: Any) -> torch.Tensor:
-    return torch.as_tensor(value, dtype=torch.float64)
 
 
 class Indices:
@@ -130,7 +55,7 @@ class Indices:
     def _symbol(self, symbol: sympy.Symbol) -> Any:
         if symbol.name not in self._symbols:
             raise NotComputed(f"the size {symbol} is not known")
-        return self._symbols[symbol.name]
+        return torch.as_tensor(self._symbols[symbol.name])
 
     def integer(self, expression: Any) -> int:
         """Return the value of a size."""
