@@ -1,10 +1,11 @@
-"""Run AOTAutograd's graphs op by op, none of them decomposed, on a model's own tensors."""
+"""Run captured graphs node by node, and AOTAutograd's op by op, none of them decomposed, on a model's own tensors."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -12,20 +13,69 @@ from hashbench.core.errors import named_line
 from hashbench.core.trace.op_schema import plan_of
 from hashbench.extensions.compiled.aot import Backend, aot_backend
 
-Visit = Callable[[torch.fx.Node, tuple[Any, ...], dict[str, Any], bool], Any]
-"""Call a node's op on its arguments and return the result; the last says that the graph is that of a backward pass."""
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NodeCall:
+    """A node of a captured graph that is about to run.
+
+    Attributes:
+        node: itself.
+        args, kwargs: the values of its arguments.
+        run: runs it.
+        backward: the graph is that of a backward pass.
+    """
+
+    node: torch.fx.Node
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    run: Callable[[], Any]
+    backward: bool = False
+
+    @property
+    def is_op(self) -> bool:
+        """True if it calls an op."""
+        return self.node.op == "call_function" and isinstance(self.node.target, torch._ops.OpOverload)
+
+
+Visit = Callable[[NodeCall], Any]
+"""Run a node, or something else in its place, and return the result."""
+
+
+def visited(graph: torch.fx.GraphModule, inputs: Sequence[Any], visit: Visit, *, backward: bool = False) -> Any:
+    """Run a captured graph, every node by ``visit``, and return its outputs."""
+    return _Visiting(graph, visit, backward).run(*inputs)
 
 
 def visiting_backend(visit: Visit) -> Backend:
     """Return the backend that runs the forward and backward graphs and lets ``visit`` make every call of an op."""
 
-    def forward(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        return _Visiting(graph, visit, backward=False).run(*inputs)
+    def of_op(call: NodeCall) -> Any:
+        return visit(call) if call.is_op else call.run()
 
-    def backward(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        return _Visiting(graph, visit, backward=True).run(*inputs)
+    return aot_backend(
+        lambda graph, inputs: visited(graph, inputs, of_op),
+        lambda graph, inputs: visited(graph, inputs, of_op, backward=True),
+    )
 
-    return aot_backend(forward, backward)
+
+class _Visiting(torch.fx.Interpreter):
+    def __init__(self, graph: torch.fx.GraphModule, visit: Visit, backward: bool) -> None:
+        super().__init__(graph)
+        self._visit, self._backward = visit, backward
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        run = functools.partial(super().run_node, n)
+        return self._visit(NodeCall(n, tuple(_plain(args)), _plain(kwargs), run, self._backward))
+
+
+def _plain(value: Any) -> Any:
+    """Copy what ``torch.fx`` keeps in immutable lists and dictionaries."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return (list if isinstance(value, list) else tuple)(_plain(item) for item in value)
+    return value
 
 
 def is_random(func: Any) -> bool:
@@ -37,27 +87,6 @@ def is_random(func: Any) -> bool:
 
 
 _SEEDS = {"seed", "seeds"}
-
-
-class _Visiting(torch.fx.Interpreter):
-    def __init__(self, graph: torch.fx.GraphModule, visit: Visit, *, backward: bool) -> None:
-        super().__init__(graph)
-        self._visit, self._backward = visit, backward
-
-    def run_node(self, n: torch.fx.Node) -> Any:
-        if n.op != "call_function" or not isinstance(n.target, torch._ops.OpOverload):
-            return super().run_node(n)
-        args, kwargs = self.fetch_args_kwargs_from_env(n)
-        return self._visit(n, tuple(_plain(args)), _plain(kwargs), self._backward)
-
-
-def _plain(value: Any) -> Any:
-    """Copy what ``torch.fx`` keeps in immutable lists and dictionaries."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return (list if isinstance(value, list) else tuple)(_plain(item) for item in value)
-    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +105,30 @@ class NotedException:
     def of(what: object, error: Exception) -> NotedException:
         """Return the record of an exception."""
         return NotedException(str(what), named_line(error, limit=200))
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Checked(Generic[T]):
+    """What a check of a model's ops found.
+
+    Attributes:
+        wrong: in the order of the first calls.
+        calls: that were checked.
+        raised: what was tried and raised, also a run that ended early; what was seen until then is among ``wrong``.
+    """
+
+    wrong: tuple[T, ...] = ()
+    calls: int = 0
+    raised: tuple[NotedException, ...] = ()
+
+
+def noted(what: str, run: Callable[[], object]) -> tuple[NotedException, ...]:
+    """Run something, and return the exception that it raises, if it does."""
+    try:
+        run()
+    except Exception as error:
+        return (NotedException.of(what, error),)
+    return ()

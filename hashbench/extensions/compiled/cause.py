@@ -207,7 +207,7 @@ def _without_float64(ladder: Ladder) -> str:
 
 def undeclared(runs: Any) -> Blamed:
     """Return the custom op that does something else than AOTAutograd was told."""
-    effects = undeclared_effects(runs).undeclared
+    effects = undeclared_effects(runs).wrong
     if effects:
         one = effects[0]
         detail = f"{one.argument}: {one.effect.value}, not declared in its schema"

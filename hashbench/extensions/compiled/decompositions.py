@@ -15,7 +15,14 @@ from hashbench.core.run import distance
 from hashbench.core.trace.arguments import leaves, mapped
 from hashbench.core.trace.op_schema import plan_of
 from hashbench.extensions.compiled.aot import Backend, decomposition_table
-from hashbench.extensions.compiled.aot_graphs import NotedException, is_random, visiting_backend
+from hashbench.extensions.compiled.aot_graphs import (
+    Checked,
+    NodeCall,
+    NotedException,
+    is_random,
+    noted,
+    visiting_backend,
+)
 from hashbench.extensions.compiled.evaluate import narrowed, widened
 
 Run = Callable[["str | Backend | None", "torch.dtype | None"], Any]
@@ -58,28 +65,9 @@ class WrongDecomposition:
     calls: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Decompositions:
-    """The decompositions of a model's ops.
-
-    Attributes:
-        wrong: in the order of the first calls.
-        checked: ops whose decompositions ran.
-        calls: how often they did.
-        unchecked: ops with random or uninitialised results.
-        raised: decompositions that raised, which is blamed for nothing; also a run that ended early.
-    """
-
-    wrong: tuple[WrongDecomposition, ...] = ()
-    checked: tuple[str, ...] = ()
-    calls: int = 0
-    unchecked: tuple[str, ...] = ()
-    raised: tuple[NotedException, ...] = ()
-
-
 def check_decompositions(
     run: Run, *, dtype: torch.dtype | None = torch.float64, table: Table | None = None
-) -> Decompositions:
+) -> Checked[WrongDecomposition]:
     """Return which decompositions of a model's ops are wrong.
 
     The ops of both of AOTAutograd's graphs are called as they are, and through the table. Where a decomposition calls
@@ -92,33 +80,23 @@ def check_decompositions(
         table: decompositions by op overload; TorchInductor's by default.
     """
     check = _DecompositionCheck(decomposition_table() if table is None else table)
-    try:
-        run(visiting_backend(check.visit), dtype)
-    except Exception as error:
-        check.raised["the model"] = NotedException.of("the model", error)
-    return Decompositions(
-        wrong=tuple(check.wrong.values()),
-        checked=tuple(check.checked),
-        calls=sum(check.checked.values()),
-        unchecked=tuple(check.unchecked),
-        raised=tuple(check.raised.values()),
-    )
+    raised = noted("the model", lambda: run(visiting_backend(check.visit), dtype))
+    return Checked(tuple(check.wrong.values()), check.calls, (*check.raised.values(), *raised))
 
 
 @dataclass(slots=True)
 class _DecompositionCheck:
     table: Table
     wrong: dict[tuple[str, int], WrongDecomposition] = field(default_factory=dict)
-    checked: dict[str, int] = field(default_factory=dict)
-    unchecked: dict[str, None] = field(default_factory=dict)
+    calls: int = 0
     raised: dict[str, NotedException] = field(default_factory=dict)
     node: torch.fx.Node | None = None
     backward: bool = False
     open: list[Any] = field(default_factory=list)
 
-    def visit(self, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], backward: bool) -> Any:
-        self.node, self.backward = node, backward
-        return self.call(node.target, args, kwargs, read=_outputs_read(node))
+    def visit(self, call: NodeCall) -> Any:
+        self.node, self.backward = call.node, call.backward
+        return self.call(call.node.target, call.args, call.kwargs, read=_outputs_read(call.node))
 
     def call(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, read: frozenset[int] | None = None
@@ -128,7 +106,6 @@ class _DecompositionCheck:
             return func(*args, **kwargs)
         plan = plan_of(func)
         if plan.blank or is_random(func):
-            self.unchecked.setdefault(str(func))
             return func(*args, **kwargs)
         wide = self._wide_call(func, args, kwargs, read) if _is_narrow(args, kwargs) else False
         given = _copied(args, kwargs) if plan.writes_arguments else (args, kwargs)
@@ -169,7 +146,7 @@ class _DecompositionCheck:
             self.open.pop()
         if decomposed is NotImplemented:
             return True
-        self.checked[str(func)] = self.checked.get(str(func), 0) + 1
+        self.calls += 1
         own = [*leaves(result), *plan.written_tensors(*call)]
         other = [*leaves(decomposed), *plan.written_tensors(*given)]
         for output, (reference, value) in enumerate(zip(own, other, strict=False)):

@@ -21,6 +21,7 @@ from hashbench.core.records import TensorDigest
 from hashbench.core.trace.arguments import leaves, tensors_in
 from hashbench.core.trace.digest import digest
 from hashbench.extensions.compiled.aot import Backend, dynamo_backend
+from hashbench.extensions.compiled.aot_graphs import NodeCall, visited
 
 _NUMBERS = (int, float, complex)
 
@@ -95,26 +96,19 @@ class _Search:
         self.first: StaleNode | None = None
 
     def run(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        interpreter = _Digesting(graph)
-        result = interpreter.run(*inputs)
+        digests: dict[torch.fx.Node, tuple[TensorDigest, ...]] = {}
+
+        def digested(call: NodeCall) -> Any:
+            found = call.run()
+            digests[call.node] = _digests(found)
+            return found
+
+        result = visited(graph, inputs, digested)
         if self.first is None:
-            unknown, last = _unknown(interpreter.digests, self._eager, self._start)
+            unknown, last = _unknown(digests, self._eager, self._start)
             self.first = _first_stale(graph.graph, unknown, self._graphs)
             self._start = last + 1
         self._graphs += 1
-        return result
-
-
-class _Digesting(torch.fx.Interpreter):
-    """Keep the digests of every node's results, as they are when it has run."""
-
-    def __init__(self, graph: torch.fx.GraphModule) -> None:
-        super().__init__(graph)
-        self.digests: dict[torch.fx.Node, tuple[TensorDigest, ...]] = {}
-
-    def run_node(self, n: torch.fx.Node) -> Any:
-        result = super().run_node(n)
-        self.digests[n] = _digests(result)
         return result
 
 

@@ -19,7 +19,7 @@ from hashbench.core.trace.arguments import caller_line, leaves, tensors_in
 from hashbench.core.trace.digest import digest
 from hashbench.core.trace.storage_writers import storage_key
 from hashbench.extensions.compiled.aot import Backend, dynamo_backend
-from hashbench.extensions.compiled.aot_graphs import NotedException, visiting_backend
+from hashbench.extensions.compiled.aot_graphs import Checked, NodeCall, noted, visited, visiting_backend
 
 Run = Callable[["str | Backend | None", "torch.dtype | None"], Any]
 """As :data:`hashbench.extensions.compiled.ladder.Run`."""
@@ -75,22 +75,7 @@ class WrongFake:
     backward: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class UndeclaredEffects:
-    """What the ops of a model do beside their schemas.
-
-    Attributes:
-        undeclared: in the order of the first calls, those of forward passes first.
-        custom_calls: calls of custom ops that were checked, in both runs.
-        raised: a run that ended early; what it saw until then is among ``undeclared``.
-    """
-
-    undeclared: tuple[UndeclaredEffect, ...] = ()
-    custom_calls: int = 0
-    raised: tuple[NotedException, ...] = ()
-
-
-def undeclared_effects(run: Run, *, dtype: torch.dtype | None = None) -> UndeclaredEffects:
+def undeclared_effects(run: Run, *, dtype: torch.dtype | None = None) -> Checked[UndeclaredEffect]:
     """Return what custom ops do with their arguments that their schemas do not declare.
 
     Forward passes run as dynamo captured them; then a step in eager mode shows backward passes and frames that dynamo
@@ -102,31 +87,18 @@ def undeclared_effects(run: Run, *, dtype: torch.dtype | None = None) -> Undecla
         dtype: in which the model runs; ``None``: its own.
     """
     watch = _EffectsWatch()
-    raised = []
-    try:
-        run(dynamo_backend(lambda graph, inputs: _Located(graph, watch).run(*inputs)), dtype)
-    except Exception as error:
-        raised.append(NotedException.of("dynamo's graphs", error))
-    watch.node = None
-    try:
+
+    def located(call: NodeCall) -> Any:
+        watch.node = call.node
         with watch:
-            run(None, dtype)
-    except Exception as error:
-        raised.append(NotedException.of("eager mode", error))
-    return UndeclaredEffects(tuple(watch.found.values()), watch.custom_calls, tuple(raised))
+            return call.run()
 
-
-class _Located(torch.fx.Interpreter):
-    """Run a captured graph with each of its nodes under watch."""
-
-    def __init__(self, graph: torch.fx.GraphModule, watch: _EffectsWatch) -> None:
-        super().__init__(graph)
-        self._watch = watch
-
-    def run_node(self, n: torch.fx.Node) -> Any:
-        self._watch.node = n
-        with self._watch:
-            return super().run_node(n)
+    captured = dynamo_backend(lambda graph, inputs: visited(graph, inputs, located))
+    raised = noted("dynamo's graphs", lambda: run(captured, dtype))
+    watch.node = None
+    with watch:
+        raised += noted("eager mode", lambda: run(None, dtype))
+    return Checked(tuple(watch.found.values()), watch.custom_calls, raised)
 
 
 class _EffectsWatch(TorchDispatchMode):
@@ -211,34 +183,19 @@ class _FakesWatch:
     found: dict[tuple[str, int, str], WrongFake] = field(default_factory=dict)
     calls: int = 0
 
-    def visit(self, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], backward: bool) -> Any:
-        result = node.target(*args, **kwargs)  # type: ignore[operator]
+    def visit(self, call: NodeCall) -> Any:
+        result, node = call.run(), call.node
         self.calls += 1
         promised = [leaf for leaf in leaves(node.meta.get("val")) if isinstance(leaf, torch.Tensor)]
         for number, (fake, real) in enumerate(zip(promised, tensors_in([result]), strict=False)):
             for what, one, other in _differences(fake, real):
                 key = (str(node.target), number, what)
                 custom = is_custom(node.target)
-                self.found.setdefault(key, WrongFake(*key, one, other, facts_of(node), custom, backward))
+                self.found.setdefault(key, WrongFake(*key, one, other, facts_of(node), custom, call.backward))
         return result
 
 
-@dataclass(frozen=True, slots=True)
-class Fakes:
-    """What fake implementations promise of a model's ops.
-
-    Attributes:
-        wrong: one for each op, output and property, in the order of the first calls.
-        calls: that were compared, those of backward passes among them.
-        raised: the run ended early, as it may behind a wrong one; what it saw until then is among ``wrong``.
-    """
-
-    wrong: tuple[WrongFake, ...] = ()
-    calls: int = 0
-    raised: tuple[NotedException, ...] = ()
-
-
-def wrong_fakes(run: Run, *, dtype: torch.dtype | None = None) -> Fakes:
+def wrong_fakes(run: Run, *, dtype: torch.dtype | None = None) -> Checked[WrongFake]:
     """Return the ops that return a different shape, dtype, device or stride than their fake implementation.
 
     AOTAutograd traces with fake tensors, and TorchInductor generates code for what they promise. Symbolic sizes are not
@@ -250,11 +207,8 @@ def wrong_fakes(run: Run, *, dtype: torch.dtype | None = None) -> Fakes:
         dtype: in which the model runs; ``None``: its own.
     """
     fakes = _FakesWatch()
-    try:
-        run(visiting_backend(fakes.visit), dtype)
-    except Exception as error:
-        return Fakes(tuple(fakes.found.values()), fakes.calls, (NotedException.of("aot_eager", error),))
-    return Fakes(tuple(fakes.found.values()), fakes.calls)
+    raised = noted("aot_eager", lambda: run(visiting_backend(fakes.visit), dtype))
+    return Checked(tuple(fakes.found.values()), fakes.calls, raised)
 
 
 def _differences(fake: torch.Tensor, real: torch.Tensor) -> Iterator[tuple[str, str, str]]:

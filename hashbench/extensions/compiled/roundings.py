@@ -6,7 +6,7 @@ Two right programs may differ by far more than an ulp where a result hangs on th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ import torch
 from hashbench.core.trace.arguments import mapped, tensors_in
 from hashbench.core.trace.storage_writers import storage_key
 from hashbench.extensions.compiled.aot import Backend, dynamo_backend
+from hashbench.extensions.compiled.aot_graphs import NodeCall, visited
 
 Run = Callable[["str | Backend | None", "torch.dtype | None"], Mapping[str, torch.Tensor]]
 """As :data:`hashbench.extensions.compiled.ladder.Run`."""
@@ -39,10 +40,14 @@ def rounding_backend(seed: int) -> Backend:
     """
     generator = torch.Generator().manual_seed(seed)
 
-    def run(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        return _Rounding(graph, generator).run(*inputs)
+    def rounded(call: NodeCall) -> Any:
+        result = call.run()
+        if call.node.op in {"placeholder", "get_attr", "output"}:
+            return result
+        given = {storage_key(tensor) for tensor in tensors_in([call.args, call.kwargs])}
+        return mapped(result, lambda leaf: _rounded(leaf, given, generator))
 
-    return dynamo_backend(run)
+    return dynamo_backend(lambda graph, inputs: visited(graph, inputs, rounded))
 
 
 def moved_by_rounding(run: Run, name: str) -> float | None:
@@ -56,23 +61,11 @@ def moved_by_rounding(run: Run, name: str) -> float | None:
         return None
 
 
-class _Rounding(torch.fx.Interpreter):
-    def __init__(self, graph: torch.fx.GraphModule, generator: torch.Generator) -> None:
-        super().__init__(graph)
-        self._generator = generator
-
-    def run_node(self, n: torch.fx.Node) -> Any:
-        result = super().run_node(n)
-        if n.op in {"placeholder", "get_attr", "output"}:
-            return result
-        given = {storage_key(tensor) for node in n.all_input_nodes for tensor in tensors_in(self.env[node])}
-        return mapped(result, lambda leaf: self._rounded(leaf, given))
-
-    def _rounded(self, leaf: Any, given: set[Any]) -> Any:
-        if not isinstance(leaf, torch.Tensor) or leaf.dtype not in _COARSER or storage_key(leaf) in given:
-            return leaf
-        signs = torch.randint(0, 2, leaf.shape, generator=self._generator).to(leaf.device, leaf.dtype) * 2 - 1
-        detached = leaf.detach()
-        exact = detached.to(_COARSER[leaf.dtype]).to(leaf.dtype) == detached
-        factor = torch.where(exact, 1.0, 1.0 + signs * torch.finfo(leaf.dtype).eps)
-        return leaf * factor.to(leaf.dtype)
+def _rounded(leaf: Any, given: set[Any], generator: torch.Generator) -> Any:
+    if not isinstance(leaf, torch.Tensor) or leaf.dtype not in _COARSER or storage_key(leaf) in given:
+        return leaf
+    signs = torch.randint(0, 2, leaf.shape, generator=generator).to(leaf.device, leaf.dtype) * 2 - 1
+    detached = leaf.detach()
+    exact = detached.to(_COARSER[leaf.dtype]).to(leaf.dtype) == detached
+    factor = torch.where(exact, 1.0, 1.0 + signs * torch.finfo(leaf.dtype).eps)
+    return leaf * factor.to(leaf.dtype)

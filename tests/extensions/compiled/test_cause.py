@@ -162,7 +162,7 @@ def case_of(
 
 @pytest.fixture(autouse=True)
 def _custom_ops_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled_cause, "undeclared_effects", lambda _: SimpleNamespace(undeclared=()))
+    monkeypatch.setattr(compiled_cause, "undeclared_effects", lambda _: SimpleNamespace(wrong=()))
     monkeypatch.setattr(compiled_cause, "wrong_fakes", lambda _: SimpleNamespace(wrong=()))
 
 
@@ -255,7 +255,7 @@ def test_a_custom_op_that_does_something_else(monkeypatch: pytest.MonkeyPatch) -
     assert blamed.finding.detail == "fake implementation returns stride (1, 2), real kernel (2, 1)"
     inside = found("inductor", Runs(looking(judgement(buffer("k", FAR)))))
     assert (inside.facts.stage, inside.facts.op, inside.finding.kernel) == ("aot_autograd", "zoo.turn.default", "")
-    monkeypatch.setattr(compiled_cause, "undeclared_effects", lambda _: SimpleNamespace(undeclared=(effect,)))
+    monkeypatch.setattr(compiled_cause, "undeclared_effects", lambda _: SimpleNamespace(wrong=(effect,)))
     blamed = compiled_cause.undeclared(None)
     assert (blamed.facts.op, blamed.finding.phase) == ("zoo.bump.default", "forward")
     assert blamed.finding.detail == "x: written, not declared in its schema"

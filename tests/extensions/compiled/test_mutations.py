@@ -85,7 +85,7 @@ def test_an_undeclared_mutation_is_found() -> None:
     """AOTAutograd drops the op, whose result nothing reads, and with it what it writes."""
     ladder = climb(inference(Calls("bump_undeclared")))
     assert (ladder.stage, [rung.error == 0 for rung in ladder.rungs]) == ("aot_autograd", [True, False])
-    (found,) = undeclared_effects(inference(Calls("bump_undeclared"))).undeclared
+    (found,) = undeclared_effects(inference(Calls("bump_undeclared"))).wrong
     assert (found.op, found.argument, found.effect) == (f"{SPACE}.bump_undeclared.default", "x", EffectKind.WRITES)
     assert (found.facts.module, found.backward) == ("calls", False)
     assert "test_mutations.py" in found.facts.source
@@ -97,7 +97,7 @@ def test_a_declared_mutation_is_right() -> None:
     ladder = climb(inference(Calls("bump_declared")))
     assert (ladder.stage, [rung.error for rung in ladder.rungs]) == ("", [0.0, 0.0, 0.0])
     effects = undeclared_effects(inference(Calls("bump_declared")))
-    assert (effects.undeclared, effects.custom_calls, effects.raised) == ((), 2, ())
+    assert (effects.wrong, effects.calls, effects.raised) == ((), 2, ())
 
 
 @pytest.mark.slow
@@ -110,14 +110,14 @@ def test_a_declared_mutation_is_right() -> None:
 )
 def test_an_alias(name: str, found: list[tuple[str, EffectKind]]) -> None:
     effects = undeclared_effects(inference(Calls(name, uses=True)))
-    assert [(effect.argument, effect.effect) for effect in effects.undeclared] == found
+    assert [(effect.argument, effect.effect) for effect in effects.wrong] == found
     assert effects.raised == ()
 
 
 @pytest.mark.slow
 def test_lists_of_tensors_are_read_only() -> None:
     effects = undeclared_effects(inference(Calls("fresh", uses=True, more=True)))
-    assert (effects.undeclared, effects.custom_calls) == ((), 2)
+    assert (effects.wrong, effects.calls) == ((), 2)
 
 
 @pytest.mark.slow
@@ -138,7 +138,7 @@ def test_a_backward_pass_is_seen() -> None:
             return super().forward(Scale.apply(self.norm(self.inner(x))[:, :8]))
 
     effects = undeclared_effects(step_of(made(Model), [torch.randn(2, 8)]))
-    (found,) = effects.undeclared
+    (found,) = effects.wrong
     assert (found.op, found.backward) == (f"{SPACE}.bump_undeclared.default", True)
     assert "test_mutations.py" in found.facts.source
 
@@ -170,7 +170,7 @@ def test_a_right_model_is_blamed_for_nothing(kind: Any, shape: tuple[int, ...]) 
     assert (fakes.wrong, fakes.raised) == ((), ())
     assert fakes.calls >= 9
     effects = undeclared_effects(step)
-    assert (effects.undeclared, effects.raised, effects.custom_calls) == ((), (), 0)
+    assert (effects.wrong, effects.raised, effects.calls) == ((), (), 0)
 
 
 @pytest.mark.slow
