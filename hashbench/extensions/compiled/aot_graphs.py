@@ -66,15 +66,15 @@ class _Visiting(torch.fx.Interpreter):
     def run_node(self, n: torch.fx.Node) -> Any:
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         run = functools.partial(super().run_node, n)
-        return self._visit(NodeCall(n, tuple(_plain(args)), _plain(kwargs), run, self._backward))
+        return self._visit(NodeCall(n, tuple(plain(args)), plain(kwargs), run, self._backward))
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Copy what ``torch.fx`` keeps in immutable lists and dictionaries."""
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return (list if isinstance(value, list) else tuple)(_plain(item) for item in value)
+        return (list if isinstance(value, list) else tuple)(plain(item) for item in value)
     return value
 
 

@@ -20,7 +20,7 @@ from hashbench.core.run import distance
 from hashbench.core.trace.arguments import leaves, mapped, tensors_in
 from hashbench.core.trace.op_schema import plan_of
 from hashbench.core.trace.storage_writers import storage_key
-from hashbench.extensions.compiled.aot_graphs import is_random
+from hashbench.extensions.compiled.aot_graphs import is_random, plain
 from hashbench.extensions.compiled.evaluate import narrowed, recorded_inputs, widened
 
 SUSPICIOUS = 1e-9
@@ -306,42 +306,37 @@ def outputs_of(
         for kind in sorted(kinds):
             devices = range(torch.get_device_module(kind).device_count())
             restored.enter_context(torch.random.fork_rng(devices, device_type=kind))
-        return _Evaluation(graph, float64=float64, frozen=frozen, kinds=kinds).run(inputs)
+        return _Evaluation(graph, float64=float64, frozen=frozen, kinds=kinds).outputs(inputs)
 
 
-class _Evaluation:
+class _Evaluation(torch.fx.Interpreter):
     def __init__(
         self, graph: torch.fx.GraphModule, *, float64: bool, frozen: frozenset[str], kinds: Iterable[str]
     ) -> None:
-        self._graph, self._float64, self._frozen, self._kinds = graph, float64, frozen, kinds
-        self._values: dict[torch.fx.Node, Any] = {}
+        super().__init__(graph, garbage_collect_values=False)
+        self._float64, self._frozen, self._kinds = float64, frozen, kinds
 
-    def run(self, inputs: Sequence[Any]) -> list[Any]:
-        placeholders = list(self._graph.graph.find_nodes(op="placeholder"))
-        for node, value in zip(placeholders, inputs, strict=True):
-            self._values[node] = mapped(value, lambda leaf: self._wide(leaf, copy=True))
-        returned: list[Any] = []
-        for node in self._graph.graph.nodes:
-            if node.op == "output":
-                returned = list(leaves(self._given(node.args[0] if node.args else ())))
-            elif node.op != "placeholder":
-                self._values[node] = self._value(node)
-        return returned + [self._values[node] for node in placeholders]
+    def outputs(self, inputs: Sequence[Any]) -> list[Any]:
+        returned = self.run(*inputs, enable_io_processing=False)
+        return [*leaves(returned), *(self.env[node] for node in self.graph.find_nodes(op="placeholder"))]
 
-    def _value(self, node: torch.fx.Node) -> Any:
-        unknown = next((v for n in node.all_input_nodes if isinstance(v := self._values[n], NoValue)), None)
+    def run_node(self, n: torch.fx.Node) -> Any:
+        if n.op == "output":
+            return super().run_node(n)
+        unknown = next((v for one in n.all_input_nodes if isinstance(v := self.env[one], NoValue)), None)
         if unknown is None:
             try:
-                return self._computed(node)
+                return self._computed(n)
             except Exception as error:
-                unknown = NoValue(f"{node.target}: {named_line(error, limit=120)}")
-        self._lose_what_it_writes(node, unknown)
+                unknown = NoValue(f"{n.target}: {named_line(error, limit=120)}")
+        self._lose_what_it_writes(n, unknown)
         return unknown
 
     def _computed(self, node: torch.fx.Node) -> Any:
-        if node.op == "get_attr":
-            return self._wide(_attribute(self._graph, str(node.target)), copy=True)
-        args, kwargs = self._given(list(node.args)), self._given(dict(node.kwargs))
+        if node.op in {"placeholder", "get_attr"}:
+            copied = mapped(super().run_node(node), _copied)
+            return mapped(copied, self._wide)
+        args, kwargs = (mapped(plain(given), self._wide) for given in self.fetch_args_kwargs_from_env(node))
         if node.op == "call_method":
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)
         if node.op != "call_function" or not callable(node.target):
@@ -368,26 +363,17 @@ class _Evaluation:
     def _lose_what_it_writes(self, node: torch.fx.Node, unknown: NoValue) -> None:
         if not isinstance(node.target, torch._ops.OpOverload) or not plan_of(node.target).writes_arguments:
             return
-        written = {storage_key(tensor) for n in node.all_input_nodes for tensor in tensors_in(self._values[n])}
-        for other, value in self._values.items():
+        written = {storage_key(tensor) for n in node.all_input_nodes for tensor in tensors_in(self.env[n])}
+        for other, value in self.env.items():
             if not written.isdisjoint(storage_key(tensor) for tensor in tensors_in(value)):
-                self._values[other] = unknown
+                self.env[other] = unknown
 
-    def _given(self, value: Any) -> Any:
-        if isinstance(value, torch.fx.Node):
-            return self._values[value]
-        if isinstance(value, dict):
-            return {key: self._given(item) for key, item in value.items()}
-        if isinstance(value, (list, tuple)):
-            return (list if isinstance(value, list) else tuple)(self._given(item) for item in value)
-        if isinstance(value, slice):
-            return slice(self._given(value.start), self._given(value.stop), self._given(value.step))
-        return self._wide(value)
-
-    def _wide(self, leaf: Any, *, copy: bool = False) -> Any:
-        if isinstance(leaf, torch.Tensor):
-            leaf = leaf.detach().clone() if copy else leaf
+    def _wide(self, leaf: Any) -> Any:
         return widened(leaf) if self._float64 else leaf
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _holds_random(value: Any) -> bool:
@@ -419,10 +405,3 @@ def _as_traced(result: Any, node: torch.fx.Node) -> Any:
 
 def _is_dense(sizes: Sequence[int], strides: Sequence[int]) -> bool:
     return 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True)) == math.prod(sizes)
-
-
-def _attribute(graph: torch.fx.GraphModule, target: str) -> Any:
-    value: Any = graph
-    for name in target.split("."):
-        value = getattr(value, name)
-    return value
