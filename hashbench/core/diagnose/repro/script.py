@@ -108,13 +108,8 @@ def source(call: CapturedCall, how: Plan, *, heading: str, definition: str = "",
     )
 
 
-def call_values(
-    call: CapturedCall, *, heading: str, definition: str = "", requirements: str = "", function: str = ""
-) -> dict[str, Any]:
+def call_values(call: CapturedCall, *, heading: str, definition: str = "", requirements: str = "") -> dict[str, Any]:
     """Return the values of ``repro.py.jinja`` that follow from the call alone; arguments as of :func:`source`.
-
-    Args:
-        function: name of the function that is called instead of an op or kernel.
 
     Raises:
         BadCallError: an argument cannot be written as Python.
@@ -122,7 +117,7 @@ def call_values(
     custom, kind, own_device = needs_definition(call.func), call.device.type, _device(call, call.device)
     kernel = compiled_kernel(call.func)
     workspace = call.settings.get("CUBLAS_WORKSPACE_CONFIG", "") if kind == "cuda" else ""
-    called = expression(call, function=function)
+    called = expression(call)
     return {
         "metadata": requirements,
         "heading": heading.rstrip(),
@@ -280,15 +275,15 @@ def _random_states(call: CapturedCall) -> list[str]:
 # ------------------------------------------------------------------------------------------------------ as Python
 
 
-def expression(call: CapturedCall, *, function: str = "") -> str:
+def expression(call: CapturedCall) -> str:
     """Format the call as Python: ``torch.ops.aten.index_put_.default(t[0], [t[1]], t[2], True)``; of a generated kernel
-    ``kernel(t[0], t[1])``, of a ``function`` likewise.
+    ``kernel(t[0], t[1])``.
 
     Raises:
         BadCallError: an argument cannot be written.
     """
     arguments = [as_python(value) for value in call.args]
-    name = function or ("kernel" if compiled_kernel(call.func) is not None else op_name(call.op))
+    name = "kernel" if compiled_kernel(call.func) is not None else op_name(call.op)
     for key, value in call.kwargs.items():
         arguments.append(
             f"**{{{key!r}: {as_python(value)}}}" if keyword.iskeyword(key) else f"{key}={as_python(value)}"
