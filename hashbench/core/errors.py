@@ -1,4 +1,4 @@
-"""The user-facing error, exceptions as one line, and detection of out-of-memory errors. Pure.
+"""The user-facing error, exceptions as one line or in the log, and detection of out-of-memory errors. No torch.
 
 torch has a class for what its own allocators refuse; lower libraries and drivers only say it in the message.
 """
@@ -6,7 +6,11 @@ torch has a class for what its own allocators refuse; lower libraries and driver
 from __future__ import annotations
 
 import errno
+import logging
 import re
+import traceback
+
+log = logging.getLogger(__name__)
 
 
 class HashbenchError(Exception):
@@ -27,6 +31,11 @@ def bounded(text: str) -> str:
     left_out = len(text) - LONGEST_TEXT
     half = LONGEST_TEXT // 2
     return text if left_out <= 0 else f"{text[:half]} … ({left_out} characters left out) … {text[-half:]}"
+
+
+def log_error(what: str) -> None:
+    """Log the exception being handled, as text: a stored traceback would keep every tensor of the failed run alive."""
+    log.error("%s\n%s", what, bounded(traceback.format_exc().rstrip()))
 
 
 def first_line(error: BaseException | str) -> str:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from hashbench.core.errors import log_error
 from hashbench.core.records import SAME_BUILD, TensorDigest
 from hashbench.core.run.leaves import leaves
-from hashbench.core.run.outcome import failure_of, log_error
+from hashbench.core.run.outcome import failure_of
 from hashbench.core.run.workload import Workload
 from hashbench.core.text import join_limited
 from hashbench.core.trace.digest import digest, python_digest, unobserved

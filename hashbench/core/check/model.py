@@ -23,6 +23,7 @@ from hashbench.core.check.pair import PairCheck, retried_with_warnings
 from hashbench.core.check.row import keep_draft, row_of
 from hashbench.core.check.subject import Subject
 from hashbench.core.diagnose import fresh_process
+from hashbench.core.errors import log_error
 from hashbench.core.extensions import check_for, own_check_of
 from hashbench.core.processes import preserved_umask, tell_phase
 from hashbench.core.records import BATCH_INVARIANCE, Failure, ModelSpec, Row, RunOptions, Trace
@@ -35,7 +36,6 @@ from hashbench.core.run.outcome import (
     add_result,
     failed_status,
     failure_of,
-    log_error,
     prepared_runs,
     release_memory,
     reset_peak_memory,

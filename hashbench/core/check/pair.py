@@ -2,47 +2,43 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Protocol, TypeVar
 
-from hashbench.core.catalog import Confidence, Status
-from hashbench.core.check import row
+from hashbench.core.catalog import Status
+from hashbench.core.check import pipeline, row
 from hashbench.core.check.subject import Subject
 from hashbench.core.diagnose import driver
 from hashbench.core.diagnose.repro.torch_docs import deterministic_by_flag
 from hashbench.core.divergence import find as find_divergence
-from hashbench.core.errors import bounded, ran_out_of_memory
+from hashbench.core.errors import log_error, ran_out_of_memory
 from hashbench.core.extensions import stages_for
 from hashbench.core.processes import tell_phase
-from hashbench.core.records import Decision, Diagnosis, Evidence, Failure, RunCounts, RunOptions
+from hashbench.core.records import Failure, RunCounts, RunOptions
 from hashbench.core.run import outputs
 from hashbench.core.run.distance import Difference
 from hashbench.core.run.leaves import NotComparableError
 from hashbench.core.run.outcome import (
     Outcome,
     Run,
-    confirmation,
     difference_between,
     failed_status,
     failure_of,
     fingerprint,
-    log_error,
-    replaces,
     results_that_differ,
 )
 from hashbench.core.text import join_limited
 from hashbench.core.trace.op_schema import mode_dependent
 from hashbench.core.trace.tracer import choose
 
-CONFIRMING_PAIRS = 3
-"""How often a difference is looked for again with inputs hashed before it is called rare."""
-
 
 @dataclass(frozen=True, slots=True)
 class PairCheck:
-    """Compares repeated runs and finds out why they differ.
+    """Compares repeated runs and finds out why they differ; the :class:`~hashbench.core.check.pipeline.Runs` of a
+    subject.
 
     Each stage takes the outcome so far and returns the outcome with what it found out.
 
@@ -65,9 +61,9 @@ class PairCheck:
         began = perf_counter()
         outcome = self.repeat()
         outcome = self.extend(outcome, seconds=self.loading_seconds + perf_counter() - began)
-        outcome = self.confirm(outcome)
+        outcome = pipeline.confirm(self, outcome)
         outcome = self.compare_untraced(outcome)
-        return self.diagnose(outcome)
+        return pipeline.diagnose(self, outcome)
 
     # ------------------------------------------------------------------------------------------------- stages
 
@@ -105,35 +101,21 @@ class PairCheck:
             outcome = replace(outcome, deterministic_ops=by_flag)
         return replace(outcome, run_counts=RunCounts(len(fingerprints) - 1, differing, distinct=len(set(fingerprints))))
 
-    def confirm(self, outcome: Outcome) -> Outcome:
-        """Add the verdict of pairs with every input hashed around every op, which shows what bypassed the dispatcher.
-
-        Their verdict replaces a plain one that blames a kernel, since it can tell a kernel from memory that was changed
-        under it, and one that blames a view or a tensor if what was read through it turns out equal. Any other plain
-        verdict rests on what both runs show directly, and on the first run of the process, which is special if a state
-        survives: it stays.
-        """
-        if outcome.accuracy != Status.TWO_RUNS_DIFFER:
-            return outcome
-        self.keep_draft(outcome)
-        for number in range(1, CONFIRMING_PAIRS + 1):
-            tell_phase(f"confirming pair {number}")
-            first, second = (self.subject.attempt(diagnosing=True) for _ in range(2))
-            if isinstance(first, Failure) or isinstance(second, Failure) or first.trace is None or second.trace is None:
-                return replace(outcome, confirmed="no: a further run failed")
-            try:
-                names = results_that_differ(first, second)
-            except NotComparableError as error:
-                return replace(outcome, confirmed=f"yes, in another way: {error}")
-            if not names:
-                continue
-            traces = (first.trace, second.trace)
-            verdict = find_divergence(*traces, differing=names, draws_first=False)
-            confirmed = confirmation(outcome.verdict, verdict, pairs=number)
-            if not replaces(verdict, outcome.verdict, traces):
-                return replace(outcome, confirmed=confirmed)
-            return replace(outcome, verdict=verdict, confirmed=confirmed, benign=verdict.benign, traces=traces)
-        return replace(outcome, confirmed=f"no: {CONFIRMING_PAIRS} further pairs agreed")
+    def further_pair(self, outcome: Outcome, *, number: int) -> Outcome | None:
+        """Make two further runs with every input hashed around every op; return which verdict stands."""
+        first, second = (self.subject.attempt(diagnosing=True) for _ in range(2))
+        if isinstance(first, Failure) or isinstance(second, Failure) or first.trace is None or second.trace is None:
+            return replace(outcome, confirmed=pipeline.FURTHER_RUN_FAILED)
+        try:
+            names = results_that_differ(first, second)
+        except NotComparableError as error:
+            return replace(outcome, confirmed=f"yes, in another way: {error}")
+        if not names:
+            return None
+        traces = (first.trace, second.trace)
+        verdict = find_divergence(*traces, differing=names, draws_first=False)
+        hashed = replace(outcome, verdict=verdict, benign=verdict.benign, traces=traces)
+        return pipeline.confirmed_by(hashed, outcome, traces, number=number)
 
     def extend(self, outcome: Outcome, *, seconds: float) -> Outcome:
         """Add what the requested stages of extensions find out, if the runs, which took ``seconds``, agree."""
@@ -166,12 +148,13 @@ class PairCheck:
             return replace(outcome, perturbed_ops=f"{known} (results differ from those of an untraced run)")
         return outcome
 
-    def diagnose(self, outcome: Outcome) -> Outcome:
-        """Add the cause of the difference, if there is one and a budget to look for it; a failed diagnosis is part of
-        the outcome."""
+    def search(self, outcome: Outcome) -> pipeline.Search | None:
+        """Return what runs the experiments; ``None`` if no two runs differ, or there is no budget."""
         if outcome.accuracy != Status.TWO_RUNS_DIFFER or self.options.diagnose_budget <= 0:
-            return outcome
-        self.keep_draft(outcome)
+            return None
+        return functools.partial(self._diagnosed, outcome)
+
+    def _diagnosed(self, outcome: Outcome) -> Outcome:
         subject = self.subject
         case = driver.DiagnosisCase(
             subject.attempt,
@@ -181,18 +164,11 @@ class PairCheck:
             target=subject.target,
             compiled=subject.compiled,
         )
-        try:
-            return replace(outcome, diagnosis=driver.diagnose(case))
-        except Exception as error:
-            log_error("the diagnosis failed")
-            because = f"the diagnosis failed: {type(error).__name__}: {bounded(str(error))}"
-            failed = Decision("unknown", Confidence.OPEN, because, "")
-            return replace(outcome, diagnosis=Diagnosis(failed, Evidence(origin="")))
+        return replace(outcome, diagnosis=driver.diagnose(case))
 
     def keep_draft(self, outcome: Outcome) -> None:
         """Write down an outcome before what may end the process."""
-        if self.subject.spec is not None:
-            row.keep_draft(self.subject.spec, self.options, self.drafted(outcome))
+        row.keep_draft(self.subject.spec, self.options, self.drafted(outcome))
 
     def _numbered(self, number: int) -> Run | Failure:
         tell_phase(f"run {number} of {self.subject.runs()}")

@@ -129,11 +129,11 @@ def _same(source: object, names: Sequence[str]) -> dict[str, Any]:
     return {name: getattr(source, name) for name in names}
 
 
-def keep_draft(spec: ModelSpec, options: RunOptions, outcome: Outcome) -> None:
-    """Write down what is known by now, or send it where no file can be written: a further run that ends this process
-    must not take it along."""
+def keep_draft(spec: ModelSpec | None, options: RunOptions, outcome: Outcome) -> None:
+    """Write down what is known by now of a model that has a name, or send it where no file can be written: a further
+    run that ends this process must not take it along."""
     folder = ResultsFolder(Path(options.output))
-    if not options.output or not folder.rows.is_dir():
+    if spec is None or not options.output or not folder.rows.is_dir():
         return
     key = file_key(suite=spec.suite, mode=options.mode, name=spec.name)
     row = row_of(spec, options, outcome, seconds=None)

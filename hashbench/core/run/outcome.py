@@ -8,21 +8,19 @@ import gc
 import logging
 import re
 import sys
-import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
 
-from hashbench.core.catalog import Origin, Status
-from hashbench.core.errors import bounded, first_line, ran_out_of_memory
+from hashbench.core.catalog import Status
+from hashbench.core.errors import bounded, first_line, log_error, ran_out_of_memory
 from hashbench.core.inductor.failures import failed_in
 from hashbench.core.processes import preserved_umask
 from hashbench.core.records import (
     Diagnosis,
-    Divergence,
     ExperimentResult,
     Facts,
     Failure,
@@ -312,11 +310,6 @@ def add_result(results: dict[str, Any], trace: HashDebugTrace | None, name: str,
     results[name] = value
 
 
-def log_error(what: str) -> None:
-    """Log the exception being handled, as text: a stored traceback would keep every tensor of the failed run alive."""
-    log.error("%s\n%s", what, bounded(traceback.format_exc().rstrip()))
-
-
 def failure_of(error: BaseException, *, op: str = "") -> Failure:
     """Convert an exception to a :class:`Failure` with a message bounded to what a row can hold.
 
@@ -480,44 +473,3 @@ def fingerprint(run: Run) -> int:
             text = outputs.logical_value(value)
         contents.append((name, dtype, shape, text))
     return hash(tuple(contents))
-
-
-def confirmation(plain: Verdict | None, hashed: Verdict, *, pairs: int) -> str:
-    """Return the text of the column ``confirmed`` for a further differing pair, the ``pairs``-th one tried."""
-    old = plain.divergence if plain is not None else None
-    new = hashed.divergence
-    times = "" if pairs == 1 else f" (in pair {pairs})"
-    if old is None or new is None or same_place(old, new):
-        return f"yes{times}"
-    if old.origin == Origin.KERNEL:
-        return f"yes{times}: with inputs hashed; without, {old.origin} at {old.node}"
-    return f"differs again{times}, there by {new.origin} at {new.node}"
-
-
-def same_place(first: Divergence, second: Divergence | None) -> bool:
-    """Return whether two pairs of runs diverge at the same record or leaf, with the same origin."""
-    return second is not None and (first.origin, first.node) == (second.origin, second.node)
-
-
-def replaces(hashed: Verdict, plain: Verdict | None, traces: Sequence[Trace]) -> bool:
-    """Return whether the verdict on a pair with hashed inputs supersedes an earlier plain verdict.
-
-    It does if it looked past what the plain one blamed, which differs in this pair too: a view, a write to another part
-    of a memory, or a tensor whose differing part was never read.
-    """
-    old, new = plain.divergence if plain is not None else None, hashed.divergence
-    if old is None or old.origin == Origin.KERNEL or same_place(old, new):
-        return True
-    beyond = new is not None and (new.origin == Origin.KERNEL or new.opaque_producer)
-    looked_past = new is not None and beyond and (new.op_index or 0) >= (old.op_index or 0)
-    return looked_past and _differs_at(old.node, traces)
-
-
-def _differs_at(node: str, traces: Sequence[Trace]) -> bool:
-    """Return whether the traces differ at this record or leaf: what lies beyond differs in spite of it."""
-    contents: list[object] = []
-    for trace in traces:
-        contents += [(leaf.digest, leaf.initial) for leaf in trace.leaves if leaf.id == node]
-        records = [record for record in trace.records if record.id == node]
-        contents += [(one.arguments, one.outputs, [ref.offset for ref in one.inputs]) for one in records]
-    return len(contents) == len(traces) and contents[0] != contents[-1]

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hashbench.core.catalog import Confidence, Status
+from hashbench.core.check import pipeline
 from hashbench.core.check.pair import PairCheck, compared
 from hashbench.core.check.row import keep_draft
 from hashbench.core.check.subject import Subject
 from hashbench.core.diagnose.causes import stats
-from hashbench.core.errors import HashbenchError, bounded
+from hashbench.core.errors import HashbenchError, log_error
 from hashbench.core.inductor.graphs import CompiledGraph
 from hashbench.core.inductor.internals import CapturedGraphs, wrapper_of
 from hashbench.core.inductor.nodes import common, facts_of
@@ -28,7 +29,7 @@ from hashbench.core.processes import Budget, tell_phase
 from hashbench.core.records import Failure, RunOptions
 from hashbench.core.results.folder import file_key
 from hashbench.core.run.environment import check_backend
-from hashbench.core.run.outcome import Outcome, Run, RunMaker, log_error
+from hashbench.core.run.outcome import Outcome, Run, RunMaker
 from hashbench.core.run.workload import Workload
 from hashbench.core.text import join_limited
 from hashbench.extensions.compiled import compiled_kernels
@@ -107,14 +108,14 @@ class CompiledCheck:
         subject: of the eager runs.
         options: of the sweep.
         level: the deterministic level in force.
-        said: the status that PyTorch's own harness gave the compiled model, which stays; empty: there is none.
+        harness_status: what PyTorch's own harness gave the compiled model, which stays; empty: there is none.
     """
 
     model: CompiledModel
     subject: Subject
     options: RunOptions
     level: str
-    said: str = ""
+    harness_status: str = ""
 
     def run(self) -> Outcome:
         """Make all runs, and return the outcome with the worst status."""
@@ -128,7 +129,7 @@ class CompiledCheck:
         first = outcome.first
         outcome = replace(outcome, first=None)
         if outcome.accuracy != Status.PASS or first is None:
-            return eager.diagnose(eager.confirm(outcome))
+            return pipeline.explained(eager, outcome)
         return self.compared(outcome, first)
 
     def compared(self, outcome: Outcome, eager: Run) -> Outcome:
@@ -178,7 +179,7 @@ class CompiledCheck:
                 outcome = self._differing(outcome, found, program, graphs)
                 break
             outcome = replace(found, runs=outcome.runs)
-        if outcome.accuracy != Status.PASS and not self.said:
+        if outcome.accuracy != Status.PASS and not self.harness_status:
             return outcome
         return self._judged(outcome, program, eager, first, reference, graphs)
 
@@ -198,18 +199,19 @@ class CompiledCheck:
         """Find out why two runs of one compilation, as ``found``, are not equal."""
         if found.accuracy != Status.TWO_RUNS_DIFFER:
             return replace(found, runs=outcome.runs)
-        if self.said:
+        if self.harness_status:
             divergence = found.verdict.divergence if found.verdict is not None else None
             kernel = divergence.kernel if divergence is not None else ""
             return _with(outcome, detail=f"two compiled runs differ{f' from {kernel} on' if kernel else ''}")
         subject = replace(self.subject, attempt=program, compiled=True)
         check = PairCheck(subject, self.options, self.level, drafted=_of_compiled_runs)
-        told = _of_compiled_runs(check.diagnose(check.confirm(found)))
-        divergence = told.verdict.divergence if told.verdict is not None else None
+        outcome = _of_compiled_runs(pipeline.explained(check, found))
+        divergence = outcome.verdict.divergence if outcome.verdict is not None else None
         op = "" if divergence is None else op_of_kernel(divergence.kernel, graphs)
-        if op and told.diagnosis is not None and told.diagnosis.evidence.arm("poison", "call").differing:
-            return _with(told, stage="codegen", op=op, advice=advice_for(LEFT_OUT, op, ""))
-        return _with(told, stage="runtime", op=op)
+        diagnosis = outcome.diagnosis
+        if op and diagnosis is not None and diagnosis.evidence.arm("poison", "call").differing:
+            return _with(outcome, stage="codegen", op=op, advice=advice_for(LEFT_OUT, op, ""))
+        return _with(outcome, stage="runtime", op=op)
 
     def _judged(
         self,
@@ -220,16 +222,16 @@ class CompiledCheck:
         reference: Run | None,
         graphs: Mapping[str, CompiledGraph],
     ) -> Outcome:
-        def beyond(run: Run) -> tuple[str, ...]:
+        def exceeding_tolerance(run: Run) -> tuple[str, ...]:
             results, exact = self.model.results, None if reference is None else self.model.results(reference)
             return inaccurate(results(eager), results(run), exact, self.model.tolerance)
 
-        failed = beyond(compiled)
+        failed = exceeding_tolerance(compiled)
         if failed:
             outcome = _with(replace(outcome, accuracy=Status.FAIL_ACCURACY), differing_results=join_limited(failed))
-        elif self.said:
+        elif self.harness_status:
             again = "within the tolerance when it was compiled again"
-            outcome = _noted(replace(outcome, accuracy=self.said), again)
+            outcome = _noted(replace(outcome, accuracy=self.harness_status), again)
         found = judged(program, graphs)
         against = Reference(self.model.make, self.model.results, self.model.tolerance, eager, compiled, reference)
         doubts = against.doubts(program, graphs, refused=failed)
@@ -242,23 +244,26 @@ class CompiledCheck:
             outcome = self._compiled_again(outcome, Compiled(compiled.noted, found.listed))
         suspected = found is not None and found.judgement.first_beyond(LIMIT) is not None
         lost = found is not None and bool(found.judgement.lost)
-        if not (failed or self.said or suspected or lost or doubts.asks):
+        if not (failed or self.harness_status or suspected or lost or doubts.asks):
             return outcome
         if self.options.diagnose_budget <= 0:
             return outcome
-        if self.subject.spec is not None:
-            keep_draft(self.subject.spec, self.options, outcome)
         case = CompiledCase(
             self.model.make,
             self.options.backend,
             self.model.results,
-            beyond,
+            exceeding_tolerance,
             failed,
             None if found is None else found.judgement,
             Budget(self.options.diagnose_budget),
             self._repro(),
         )
-        return self._explained(outcome, case)
+        return pipeline.searched(
+            outcome,
+            functools.partial(self._explained, outcome, case),
+            keep_draft=functools.partial(keep_draft, self.subject.spec, self.options),
+            failed=_unexplained,
+        )
 
     def _repro(self) -> tuple[Path, str] | None:
         spec, options = self.subject.spec, self.options
@@ -298,13 +303,8 @@ class CompiledCheck:
         return _with(outcome, detail=f"{detail}; first kernel with {what}", **place)
 
     def _explained(self, outcome: Outcome, case: CompiledCase) -> Outcome:
-        """Add what an inaccurate model, or a kernel beyond rounding, turns out to be; a failed diagnosis is told."""
-        try:
-            blamed = explain(case)
-        except Exception as error:
-            log_error("the diagnosis failed")
-            because = f"the diagnosis failed: {type(error).__name__}: {bounded(str(error))}"
-            return _with(outcome, confidence=str(Confidence.OPEN), because=because)
+        """Add what an inaccurate model, or a kernel beyond rounding, turns out to be."""
+        blamed = explain(case)
         if outcome.accuracy == Status.PASS and blamed.facts.stage in ("", "rounding"):
             detail = _only_rounding(case) if blamed.facts.semantic == "no" else blamed.finding.detail
             return _with(outcome, semantic=blamed.facts.semantic, detail=detail)
@@ -312,15 +312,19 @@ class CompiledCheck:
         root = self.model.root
         if found.module and found.module.partition(".")[0] != root:  # a container's own call is not on dynamo's stack
             found = replace(found, module=f"{root}.{found.module}")
-        told = {
+        columns = {
             one.name: value
             for holder in (blamed.facts, replace(found, detail=""))
             for one in fields(holder)
             if (value := getattr(holder, one.name))
         }
         op = " or ".join(blamed.candidates) if len(blamed.candidates) > 1 else blamed.facts.op
-        told["advice"] = advice_for(blamed.facts.stage, op, blamed.facts.cured_by)
-        return _with(_noted(outcome, found.detail), **told)
+        columns["advice"] = advice_for(blamed.facts.stage, op, blamed.facts.cured_by)
+        return _with(_noted(outcome, found.detail), **columns)
+
+
+def _unexplained(outcome: Outcome, because: str) -> Outcome:
+    return _with(outcome, confidence=str(Confidence.OPEN), because=because)
 
 
 def _noted(outcome: Outcome, detail: str) -> Outcome:

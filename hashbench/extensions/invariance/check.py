@@ -15,10 +15,10 @@ from hashbench.core.catalog import INVARIANCES, InvarianceKind, Status
 from hashbench.core.check.pair import with_facts
 from hashbench.core.check.row import keep_draft
 from hashbench.core.check.subject import Subject
-from hashbench.core.errors import named_line
+from hashbench.core.errors import log_error, named_line
 from hashbench.core.processes import older_objects_uncollected, tell_phase
 from hashbench.core.records import BATCH_INVARIANCE, Failure, RunOptions
-from hashbench.core.run.outcome import Outcome, Run, log_error
+from hashbench.core.run.outcome import Outcome, Run
 from hashbench.core.trace.callbacks import TraceCallback
 from hashbench.extensions.invariance import invariance_cause
 from hashbench.extensions.invariance.batch_items import differing_earlier
@@ -153,8 +153,7 @@ class InvarianceCheck:
         kept = (runs.reference, runs.other) if self.options.keep_traces else ()
         traces = tuple(run.trace for run in kept if run.trace is not None)
         outcome = replace(outcome, accuracy=self._invariance.differs.at(subset.asked), traces=traces)
-        if self.subject.spec is not None:
-            keep_draft(self.subject.spec, self.options, outcome)
+        keep_draft(self.subject.spec, self.options, outcome)
         if isinstance(rows, Failure):
             return invariance_cause.unexplained(outcome, rows.error)
         found = _searched(lambda: invariance_cause.earlier(runs, finding_of(runs.watched, rows)))

@@ -3,8 +3,8 @@
     worker ── started() ──┬── rank 0: make_runs ── run1/rank0.log.gz, run2/rank0.log.gz, answer0.json
                           └── rank 1: make_runs ── …
 
-The order of the stages is that of :class:`hashbench.core.check.pair.PairCheck`: repeat, confirm, diagnose. A rank that
-dies makes the model ``crashed``; one that hangs is killed with the worker, at its time limit.
+The stages are those of :mod:`hashbench.core.check.pipeline`. A rank that dies makes the model ``crashed``; one that
+hangs is killed with the worker, at its time limit.
 """
 
 from __future__ import annotations
@@ -18,18 +18,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from hashbench.core.catalog import EXPERIMENTS, Confidence, Origin, Status
+from hashbench.core.catalog import EXPERIMENTS, Origin, Status
+from hashbench.core.check import pipeline
 from hashbench.core.check.row import keep_draft
 from hashbench.core.diagnose import causes, driver
 from hashbench.core.diagnose.repro.writer import new_folder
 from hashbench.core.divergence.collective_calls import contributed_by, nodes_of_call
-from hashbench.core.errors import bounded
 from hashbench.core.processes import tell_phase
 from hashbench.core.records import (
     COMPUTED,
     SEEDED,
     UNREDUCED,
-    Decision,
     Diagnosis,
     Divergence,
     Evidence,
@@ -44,7 +43,7 @@ from hashbench.core.records import (
 )
 from hashbench.core.results.folder import ResultsFolder, file_key
 from hashbench.core.run.distance import Difference
-from hashbench.core.run.outcome import Outcome, confirmation, failed_status, log_error, replaces
+from hashbench.core.run.outcome import Outcome, failed_status
 from hashbench.core.text import count, join_limited
 from hashbench.core.trace import file
 from hashbench.extensions.ranks.contributions import repeated_alone, write_script
@@ -65,9 +64,6 @@ COLLECTIVE_SETTINGS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     }
 )
 """Experiment on a collective → the environment variables that make it."""
-
-CONFIRMING_PAIRS = 3
-"""How often a difference is looked for again with inputs hashed before it is called rare."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +108,9 @@ class RankPair:
         """Read the traces of a run, by rank."""
         return {rank: file.read(trace_path(self.folder, run=run, rank=rank)) for rank in self.answers}
 
-    def differing(self) -> dict[int, tuple[str, ...]]:
-        """Return the names of results that differ, by rank."""
-        return {rank: answer.difference.names for rank, answer in self.answers.items() if answer.difference is not None}
-
 
 class RanksCheck:
-    """Compares repeated runs of a model with ranks, and finds out why they differ.
+    """The :class:`~hashbench.core.check.pipeline.Runs` of a model with ranks.
 
     Args:
         spec: the model, with its number of ranks.
@@ -133,16 +125,12 @@ class RanksCheck:
 
     def run(self) -> Outcome:
         """Run all stages in their order."""
-        outcome = Outcome(Status.PASS, self.level, facts=(RankFacts(world_size=self.world_size),))
         if why := self._why_not():
-            return replace(outcome, accuracy=Status.SKIPPED, failure=Failure(why))
-        with contextlib.ExitStack() as stack:
-            pair = stack.enter_context(self._made(max(2, self.options.runs or self.spec.runs or 2)))
-            outcome = self.repeated(outcome, pair)
-            if outcome.verdict is None:
-                return self.replicated(outcome, pair)
-            self._keep_draft(outcome)
-            return self.diagnosed(self.confirmed(outcome))
+            return replace(self._begun(), accuracy=Status.SKIPPED, failure=Failure(why))
+        return pipeline.checked(self)
+
+    def _begun(self) -> Outcome:
+        return Outcome(Status.PASS, self.level, facts=(RankFacts(world_size=self.world_size),))
 
     def _why_not(self) -> str:
         """Return why the sweep's check does not apply to a model with ranks."""
@@ -150,6 +138,11 @@ class RanksCheck:
         return f"{flag} runs a model in one process, and this one has {count(self.world_size, 'rank')}" if flag else ""
 
     # ------------------------------------------------------------------------------------------------- stages
+
+    def repeat(self) -> Outcome:
+        """Make the runs on all ranks, and compare them; if they agree, compare what must be replicas."""
+        with self._made(max(2, self.options.runs or self.spec.runs or 2)) as pair:
+            return self.replicated(self.repeated(self._begun(), pair), pair)
 
     def repeated(self, outcome: Outcome, pair: RankPair) -> Outcome:
         """Add what the runs show: the status, the counts, and where they part."""
@@ -171,36 +164,32 @@ class RanksCheck:
         why = f"the results are not those of an untraced run: on rank {early.rank}, {early.detail}"
         return replace(named, failure=Failure(why))
 
-    def confirmed(self, outcome: Outcome) -> Outcome:
-        """Add the verdict of pairs with every input hashed, as :meth:`hashbench.core.check.pair.PairCheck.confirm`
-        does."""
-        if outcome.accuracy != Status.TWO_RUNS_DIFFER:
-            return outcome
-        for number in range(1, CONFIRMING_PAIRS + 1):
-            with self._made(2, diagnosing=True) as pair:
-                if pair.death is not None or pair.failed is not None:
-                    return replace(outcome, confirmed="no: a further run failed")
-                if pair.differing_run is None:
-                    continue
-                traces = pair.traces(1), pair.traces(2)
-                found = find_across_ranks(*traces, world_size=self.world_size)
-                hashed = self._named(outcome, found, traces)
-                return _confirmed(outcome, hashed, pairs=number)
-        return replace(outcome, confirmed=f"no: {CONFIRMING_PAIRS} further pairs agreed")
+    def further_pair(self, outcome: Outcome, *, number: int) -> Outcome | None:
+        """Make two further runs with every input hashed; return which verdict stands."""
+        with self._made(2, diagnosing=True) as pair:
+            if pair.death is not None or pair.failed is not None:
+                return replace(outcome, confirmed=pipeline.FURTHER_RUN_FAILED)
+            if pair.differing_run is None:
+                return None
+            traces = pair.traces(1), pair.traces(2)
+            hashed = self._named(outcome, find_across_ranks(*traces, world_size=self.world_size), traces)
+        rank, again = outcome.of(RankFacts).rank, hashed.of(RankFacts).rank
+        if rank is not None and again != rank:
+            return replace(outcome, confirmed=f"differs again, there on rank {again}")
+        of_rank = () if rank is None else tuple(one[rank] for one in traces)
+        return pipeline.confirmed_by(hashed, outcome, of_rank, number=number)
 
-    def diagnosed(self, outcome: Outcome) -> Outcome:
-        """Add the cause of the difference, if there is a budget to look for it."""
+    def search(self, outcome: Outcome) -> pipeline.Search | None:
+        """Return what looks for the cause on the rank where the difference entered; ``None`` if that is not known, the
+        cause is, or there is no budget."""
         rank = outcome.of(RankFacts).rank
-        if self.options.diagnose_budget <= 0 or rank is None:
-            return outcome
-        self._keep_draft(outcome)
-        try:
-            return replace(outcome, diagnosis=self._diagnosis(outcome, rank))
-        except Exception as error:
-            log_error("the diagnosis failed")
-            because = f"the diagnosis failed: {type(error).__name__}: {bounded(str(error))}"
-            failed = Decision("unknown", Confidence.OPEN, because, "")
-            return replace(outcome, diagnosis=Diagnosis(failed, Evidence(origin="")))
+        if self.options.diagnose_budget <= 0 or rank is None or outcome.diagnosis is not None:
+            return None
+        return lambda: replace(outcome, diagnosis=self._diagnosis(outcome, rank))
+
+    def keep_draft(self, outcome: Outcome) -> None:
+        """Write down an outcome before what may end the process."""
+        keep_draft(self.spec, self.options, outcome)
 
     def replicated(self, outcome: Outcome, pair: RankPair) -> Outcome:
         """Compare what must be replicas over the ranks of the first run, where two runs agree."""
@@ -245,8 +234,9 @@ class RanksCheck:
         """Let the rank where the difference entered look for its cause; without experiments, decide here."""
         known = replace(outcome, process_traces=(), facts=())
         ours = replace(known, traces=tuple(one[leader] for one in outcome.process_traces), difference=None)
-        if not driver.stages_of(driver.DiagnosisCase(_no_runs, self.options, ours)):
-            return driver.diagnose(driver.DiagnosisCase(_no_runs, self.options, ours))
+        alone = driver.DiagnosisCase(_no_runs, self.options, ours)
+        if not driver.stages_of(alone):
+            return driver.diagnose(alone)
         tell_phase(f"experiments on rank {leader}")
         task = RankDiagnosisTask(leader, known, ours.traces)
         request = RankRuns(self.target, self.spec, self.options, self.level, 1)
@@ -291,9 +281,6 @@ class RanksCheck:
             f"in fresh processes {plain.differing} of {plain.trials} repetitions differ" if plain.ran else plain.note
         )
         return replace(told, repro=f"repro/{key}" if kept is not None else "", reproduced=again)
-
-    def _keep_draft(self, outcome: Outcome) -> None:
-        keep_draft(self.spec, self.options, outcome)
 
     @contextlib.contextmanager
     def _made(self, runs: int, *, diagnosing: bool = False) -> Iterator[RankPair]:
@@ -386,20 +373,6 @@ def _joined(answers: Mapping[int, RankAnswer]) -> Difference | None:
 
 def _whole(fold: Callable[[Sequence[float]], float], values: Sequence[float]) -> int | None:
     return int(fold(values)) if values else None
-
-
-def _confirmed(plain: Outcome, hashed: Outcome, *, pairs: int) -> Outcome:
-    """Return the outcome with the verdict that stands, of the plain pair and of one with inputs hashed."""
-    assert plain.verdict is not None
-    assert hashed.verdict is not None
-    confirmed = confirmation(plain.verdict, hashed.verdict, pairs=pairs)
-    rank, again = plain.of(RankFacts).rank, hashed.of(RankFacts).rank
-    if rank is None:
-        return replace(hashed, confirmed=confirmed)
-    if again != rank:
-        return replace(plain, confirmed=f"differs again, there on rank {again}")
-    of_rank = tuple(one[rank] for one in hashed.process_traces)
-    return replace(hashed if replaces(hashed.verdict, plain.verdict, of_rank) else plain, confirmed=confirmed)
 
 
 def _group_of(named: RankDivergence, first: Mapping[int, Trace], second: Mapping[int, Trace]) -> str:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from hashbench.core.check.model import BenchmarkRunner, prepared_run
+from hashbench.core.errors import log_error
 from hashbench.core.io import from_json, read_json, replace_file, to_json
 from hashbench.core.processes import peak_memory_mib
 from hashbench.core.records import Failure, ModelSpec, RunOptions, Trace, TracedRank
@@ -32,7 +33,6 @@ from hashbench.core.run.outcome import (
     difference_between,
     failure_of,
     fingerprint,
-    log_error,
     peak_mib,
     prepared_runs,
     reset_peak_memory,

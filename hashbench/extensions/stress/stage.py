@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from hashbench.core.catalog import Confidence, Limit, Origin, Perturbation, Status
+from hashbench.core.check import pipeline
 from hashbench.core.diagnose.causes import cut_short, stats
 from hashbench.core.diagnose.causes.evidence import removes
 from hashbench.core.diagnose.replay import controls
@@ -84,8 +85,8 @@ def add_stressed_runs(check: PairCheck, outcome: Outcome, first: Run, *, seconds
 
     def explain(make: RunMaker, again: RunMaker, found: Outcome) -> Outcome:
         under = replace(check, subject=replace(check.subject, attempt=make), drafted=drafted)
-        confirmed = found if found.between_processes else under.confirm(found)
-        return replace(under, subject=replace(check.subject, attempt=again)).diagnose(confirmed)
+        confirmed = found if found.between_processes else pipeline.confirm(under, found)
+        return pipeline.diagnose(replace(under, subject=replace(check.subject, attempt=again)), confirmed)
 
     perturbation, latent = latent_outcome(outcome, provoked, plan, explain)
     return with_latent(outcome, provoked, perturbation, latent)

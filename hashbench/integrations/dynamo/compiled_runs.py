@@ -96,20 +96,20 @@ def explained(
         outcome: of the eager runs that it compared.
         compared: how it compared a compiled run, by the names of the arguments of ``same``.
     """
-    said = outcome.accuracy
+    status = outcome.accuracy
     eager = pieces.program()(traced=False)
     if isinstance(eager, Failure):
         return outcome, f"the eager run, repeated, failed: {eager.error}"
     root = type(pieces.model).__name__
     model = CompiledModel(pieces.program, lambda run: run.results, _tolerance(compared), root)
-    check = CompiledCheck(model, subject, pieces.options, outcome.deterministic, said=said)
+    check = CompiledCheck(model, subject, pieces.options, outcome.deterministic, harness_status=status)
     with preserved_counters():
         found = check.compared(replace(outcome, accuracy=Status.PASS), eager)
     if found.failure is not None:
         return replace(
             outcome, facts=found.facts, finding=found.finding
         ), f"compiled again, it failed: {found.failure.error}"
-    return replace(found, accuracy=said), ""
+    return replace(found, accuracy=status), ""
 
 
 def _tolerance(compared: Mapping[str, Any]) -> Tolerance:

@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 
 from hashbench.core.catalog import Kind, Status, kind_of
+from hashbench.core.check import pipeline
 from hashbench.core.check.pair import PairCheck, compared
 from hashbench.core.check.row import row_of
 from hashbench.core.check.subject import Subject
@@ -48,8 +49,6 @@ from hashbench.integrations.dynamo.session import CANNOT_FOLLOW, Session, amend_
 
 FRESH_TARGET = "hashbench.integrations.dynamo.fresh:FreshHarness"
 """The builder of the model in a fresh process."""
-PAIRS_ON_DEMAND = 3
-"""Traced pairs run to reproduce a difference that the harness has seen."""
 _TIME_SHARE = 0.7
 """Share of the rest of the harness's ``--timeout`` that the diagnosis may take. A child killed then would have two rows
 in the harness's CSV, which the harness's own tools read as none."""
@@ -96,7 +95,7 @@ def _compared(outcome: Outcome, first: Run, second: Run) -> Outcome:
 def _further_pair(outcome: Outcome, subject: Subject) -> Outcome:
     first, second = (subject.attempt() for _ in range(2))
     if isinstance(first, Failure) or isinstance(second, Failure):
-        return replace(outcome, confirmed="no: a further run failed")
+        return replace(outcome, confirmed=pipeline.FURTHER_RUN_FAILED)
     return _compared(outcome, first, second)
 
 
@@ -335,11 +334,12 @@ class ModelCheck:
 
     def _reproduce_traced(self, outcome: Outcome) -> Outcome:
         """Reproduce, in traced pairs, a difference of two untraced runs."""
-        for _ in range(PAIRS_ON_DEMAND):
+
+        def differing(_: int) -> Outcome | None:
             further = _further_pair(replace(outcome, accuracy=Status.PASS), self.subject)
-            if further.accuracy != Status.PASS:
-                return further
-        return replace(outcome, confirmed=f"no: {PAIRS_ON_DEMAND} further pairs agreed")
+            return further if further.accuracy != Status.PASS else None
+
+        return pipeline.in_further_pairs(outcome, differing)
 
     def _diagnose(self, outcome: Outcome) -> Outcome:
         left = self.case.seconds_left()
@@ -348,7 +348,7 @@ class ModelCheck:
             why = "the harness's --timeout is too near" if asked else "no experiments were asked for"
             return replace(outcome, confirmed=f"not tried: {why}")
         check = PairCheck(self.subject, self.case.within(left), outcome.deterministic)
-        return check.diagnose(check.confirm(outcome))
+        return pipeline.explained(check, outcome)
 
     def _explain(self, outcome: Outcome) -> tuple[Outcome, str]:
         """Return the outcome of a model that the harness found inaccurate, and why its cause was not looked for, or

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from hashbench.core.catalog import Status
+from hashbench.core.check import pipeline
 from hashbench.core.check.model import BenchmarkRunner
 from hashbench.core.check.pair import PairCheck, compared
 from hashbench.core.check.subject import Subject
@@ -44,7 +45,7 @@ def outcome_of(*, accumulate: bool, output: Path) -> Outcome:
                 break
         graphs = Compilation.so_far().graphs
         check = PairCheck(Subject(program, SPEC, compiled=True), options, "off")
-        outcome = check.diagnose(outcome)
+        outcome = pipeline.diagnose(check, outcome)
         assert Compilation.so_far().graphs == graphs == 1
     return outcome
 

@@ -178,9 +178,3 @@ def test_a_run_differs_if_it_does_on_any_rank() -> None:
 
     assert both.differing_run == 3
     assert (both.run_counts.compared, both.run_counts.differing, both.run_counts.distinct) == (2, 1, 2)
-
-
-def test_confirming_pairs_are_as_many_as_of_models_without_ranks() -> None:
-    from hashbench.core.check.pair import CONFIRMING_PAIRS
-
-    assert ranks.CONFIRMING_PAIRS == CONFIRMING_PAIRS

@@ -52,7 +52,9 @@ def explained(monkeypatch: pytest.MonkeyPatch) -> list[CompiledCase]:
     return cases
 
 
-def checked(*values: float, said: str = "", budget: float = 60.0, tolerance: float = 1e-4, runs: int = 2) -> Outcome:
+def checked(
+    *values: float, harness_status: str = "", budget: float = 60.0, tolerance: float = 1e-4, runs: int = 2
+) -> Outcome:
     """Check a model whose eager result is 1 and whose compiled runs give these."""
 
     def make(*, backend: Any = None, **_: Any) -> Program:
@@ -62,7 +64,7 @@ def checked(*values: float, said: str = "", budget: float = 60.0, tolerance: flo
     subject = Subject(make(), runs=lambda: runs)  # type: ignore[arg-type]
     options = RunOptions(mode="inference", backend="aot_eager", diagnose_budget=budget)
     outcome = Outcome(Status.PASS, "on")
-    return CompiledCheck(model, subject, options, "on", said).compared(outcome, run(1.0))
+    return CompiledCheck(model, subject, options, "on", harness_status).compared(outcome, run(1.0))
 
 
 def test_what_agrees_is_not_explained(explained: list[CompiledCase]) -> None:
@@ -84,7 +86,7 @@ def test_tolerance_is_that_of_the_model() -> None:
 
 
 def test_status_of_the_harness_stays_where_another_compilation_agrees(explained: list[CompiledCase]) -> None:
-    outcome = checked(1.0, said=Status.FAIL_ACCURACY)
+    outcome = checked(1.0, harness_status=Status.FAIL_ACCURACY)
     assert outcome.accuracy == Status.FAIL_ACCURACY
     assert outcome.finding.detail == "within the tolerance when it was compiled again; found"
     assert explained[0].failed == ()
@@ -92,7 +94,7 @@ def test_status_of_the_harness_stays_where_another_compilation_agrees(explained:
 
 def test_status_of_the_harness_stays_where_two_compiled_runs_differ(explained: list[CompiledCase]) -> None:
     assert checked(2.0, 3.0, budget=0).accuracy == Status.COMPILED_RUNS_DIFFER
-    outcome = checked(2.0, 3.0, said=Status.FAIL_ACCURACY)
+    outcome = checked(2.0, 3.0, harness_status=Status.FAIL_ACCURACY)
     assert outcome.accuracy == Status.FAIL_ACCURACY
     assert outcome.finding.detail == "two compiled runs differ from cpp_fused_0 on; found"
     assert len(explained) == 1
@@ -111,5 +113,5 @@ def test_quick_runs_are_repeated_more_often(asked: int, seconds: float, made: in
 
 
 def test_nothing_is_explained_without_a_budget(explained: list[CompiledCase]) -> None:
-    assert checked(2.0, said=Status.FAIL_ACCURACY, budget=0).accuracy == Status.FAIL_ACCURACY
+    assert checked(2.0, harness_status=Status.FAIL_ACCURACY, budget=0).accuracy == Status.FAIL_ACCURACY
     assert not explained
