@@ -172,7 +172,7 @@ def check_function(
     spec = ModelSpec(SUITE, name, arguments={"function": call.function})
     runs = FunctionRuns(call, options, every_op=every_op, allow_empty=allow_empty, quick_runs=quick_runs)
     subject = Subject(runs, spec, runs=lambda: runs.count, same_structure=True)
-    row = row_of_check(subject, options, lambda level: PairCheck(subject, options, level).run())
+    row = row_of_check(spec, options, lambda level: PairCheck(subject, options, level).run())
     if runs.drew and _is_in_eval(call):
         on_draw_in_eval()
     return row, runs.first_value
@@ -183,7 +183,7 @@ def _is_in_eval(call: FunctionCall) -> bool:
     return any(not module.training for module in modules)
 
 
-def row_of_check(subject: Subject, options: RunOptions, check: Callable[[str], Outcome]) -> Row:
+def row_of_check(spec: ModelSpec, options: RunOptions, check: Callable[[str], Outcome]) -> Row:
     """Return the row of a check under the caller's settings, or those that its options request."""
     choose(options.tracer)
     started = perf_counter()
@@ -195,9 +195,8 @@ def row_of_check(subject: Subject, options: RunOptions, check: Callable[[str], O
 
     with preserved(), preserved_rng():
         outcome = retried_with_warnings(outcome_of, options.deterministic or settings()["deterministic_algorithms"])
-    assert subject.spec is not None
     seconds = perf_counter() - started
-    return row_of(subject.spec, options, outcome, seconds=seconds, budget_flag="hashbench_diagnose_budget")
+    return row_of(spec, options, outcome, seconds=seconds, budget_flag="hashbench_diagnose_budget")
 
 
 def requested_settings(options: RunOptions, level: str) -> contextlib.AbstractContextManager[Any]:

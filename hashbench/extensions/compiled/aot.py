@@ -12,6 +12,14 @@ import torch
 Backend = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 """A backend of ``torch.compile``: the captured graph and its example inputs, to what is called in its place."""
 
+Results = Mapping[str, torch.Tensor]
+"""What a step of a model computes, by name: outputs, loss, gradients, buffers, gradients of inputs."""
+
+StepRunner = Callable[[str | Backend | None, torch.dtype | None], Results]
+"""Build everything anew (``torch._dynamo.reset``, copy of the model, cast to the dtype, seeds, inputs), run a step
+under a backend of ``torch.compile`` (``None``: eager mode) in a dtype (``None``: the model's own), and return its
+results."""
+
 GraphRun = Callable[[torch.fx.GraphModule, Sequence[Any]], Any]
 """Run a graph on the inputs of one call, and return its outputs."""
 

@@ -14,7 +14,7 @@ from hashbench.core.inductor.nodes import NodeFacts, facts_of
 from hashbench.core.run import distance
 from hashbench.core.trace.arguments import leaves, mapped
 from hashbench.core.trace.op_schema import plan_of
-from hashbench.extensions.compiled.aot import Backend, decomposition_table
+from hashbench.extensions.compiled.aot import StepRunner, decomposition_table
 from hashbench.extensions.compiled.aot_graphs import (
     Checked,
     NodeCall,
@@ -24,9 +24,6 @@ from hashbench.extensions.compiled.aot_graphs import (
     visiting_backend,
 )
 from hashbench.extensions.compiled.evaluate import narrowed, widened
-
-Run = Callable[["str | Backend | None", "torch.dtype | None"], Any]
-"""As :data:`hashbench.extensions.compiled.ladder.Run`."""
 
 Table = Mapping[Any, Callable[..., Any]]
 Call = tuple[Sequence[Any], Mapping[str, Any]]
@@ -66,7 +63,7 @@ class WrongDecomposition:
 
 
 def check_decompositions(
-    run: Run, *, dtype: torch.dtype | None = torch.float64, table: Table | None = None
+    run: StepRunner, *, dtype: torch.dtype | None = torch.float64, table: Table | None = None
 ) -> Checked[WrongDecomposition]:
     """Return which decompositions of a model's ops are wrong.
 

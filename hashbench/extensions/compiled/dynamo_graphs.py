@@ -9,7 +9,7 @@ guard that misses a change, or a wrong trace of Python, it is not.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from hashbench.core.inductor.nodes import NodeFacts, facts_of
 from hashbench.core.records import TensorDigest
 from hashbench.core.trace.arguments import leaves, tensors_in
 from hashbench.core.trace.digest import digest
-from hashbench.extensions.compiled.aot import Backend, dynamo_backend
+from hashbench.extensions.compiled.aot import StepRunner, dynamo_backend
 from hashbench.extensions.compiled.aot_graphs import NodeCall, visited
 
 _NUMBERS = (int, float, complex)
@@ -44,13 +44,11 @@ class StaleNode:
     constants: tuple[str, ...] = ()
 
 
-def first_stale(
-    run: Callable[[str | Backend | None, torch.dtype | None], Any], *, dtype: torch.dtype | None = torch.float64
-) -> StaleNode | None:
+def first_stale(run: StepRunner, *, dtype: torch.dtype | None = torch.float64) -> StaleNode | None:
     """Return the first node of the captured graphs that parts from eager mode; ``None`` if there is none.
 
     Args:
-        run: as :data:`hashbench.extensions.compiled.ladder.Run`; called twice.
+        run: makes one step of the model; called twice.
         dtype: in which the model runs; ``None``: its own.
 
     Seen: forward passes. Where a frame ran eagerly, and in backward passes, nothing is compared. A node is only blamed

@@ -54,12 +54,13 @@ def check_compiled(
     require_backend(options.backend, device=options.device)
     runner = BenchmarkRunner(options)
     workload = Workload(_module_of(model, name), inputs, loss=loss, iterations=DEFAULT_ITERATIONS)
-    subject = replace(subject_of(runner, workload), spec=ModelSpec(SUITE, name))
+    spec = ModelSpec(SUITE, name)
+    subject = replace(subject_of(runner, workload), spec=spec)
     compiled = CompiledModel.of(runner, workload, options)
     if tolerance is not None:
         compiled = replace(compiled, tolerance=replace(compiled.tolerance, tolerance=tolerance))
     with runner.pick_grad():
-        return row_of_check(subject, options, lambda level: CompiledCheck(compiled, subject, options, level).run())
+        return row_of_check(spec, options, lambda level: CompiledCheck(compiled, subject, options, level).run())
 
 
 def _module_of(model: Callable[..., Any], name: str) -> torch.nn.Module:

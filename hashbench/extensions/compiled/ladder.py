@@ -25,17 +25,9 @@ from hashbench.core.errors import named_line
 from hashbench.core.run.distance import in_units
 from hashbench.core.trace.arguments import tensors_in
 from hashbench.core.trace.op_schema import plan_of
-from hashbench.extensions.compiled.aot import Backend
+from hashbench.extensions.compiled.aot import Results, StepRunner
 from hashbench.extensions.compiled.roundings import SEEDS, rounding_backend
 from hashbench.extensions.compiled.units import EXPLAINED, mistake_limit, moved_by_one_unit, smallest_unit
-
-Results = Mapping[str, torch.Tensor]
-"""What a step of a model computes, by name: outputs, loss, gradients, buffers, gradients of inputs."""
-
-Run = Callable[["str | Backend | None", "torch.dtype | None"], Results]
-"""Build everything anew (``torch._dynamo.reset``, copy of the model, cast to the dtype, seeds, inputs), run a step
-under a backend of ``torch.compile`` (``None``: eager mode) in a dtype (``None``: the model's own), and return its
-results."""
 
 STAGES: Mapping[str, str] = MappingProxyType(
     {
@@ -169,7 +161,7 @@ def _distance(
 
 
 def climb(
-    run: Run,
+    run: StepRunner,
     *,
     backends: Sequence[str] = BACKENDS,
     inductor: Results | Exception | None = None,
@@ -199,7 +191,7 @@ def climb(
     return _in_own_dtype(run, backends, None, f"{raised.backend} raises in float64 only: {raised.raised}")
 
 
-def _climbed(run: Run, backends: Sequence[str], inductor: Results | Exception | None, eager: _Eager) -> Ladder:
+def _climbed(run: StepRunner, backends: Sequence[str], inductor: Results | Exception | None, eager: _Eager) -> Ladder:
     rungs: list[Rung] = []
     rounding = functools.cache(lambda: _rounding(run, eager))
     given = [] if inductor is None else ["inductor"]
@@ -233,7 +225,9 @@ def _same(rungs: tuple[Rung, ...], eager: _Eager) -> Ladder:
     return Ladder(rungs, reason=reason, dtype=eager.dtype)
 
 
-def _in_own_dtype(run: Run, backends: Sequence[str], inductor: Results | Exception | None, reason: str) -> Ladder:
+def _in_own_dtype(
+    run: StepRunner, backends: Sequence[str], inductor: Results | Exception | None, reason: str
+) -> Ladder:
     """Compare in the model's own dtype; ``reason``: why not in float64. Where eager mode does not run there either,
     nothing is measured."""
     try:
@@ -243,7 +237,7 @@ def _in_own_dtype(run: Run, backends: Sequence[str], inductor: Results | Excepti
     return replace(ladder, reason="; ".join(dict.fromkeys(filter(None, (reason, ladder.reason)))))
 
 
-def _eager(run: Run) -> _Eager:
+def _eager(run: StepRunner) -> _Eager:
     with _LowerDtype() as watch:
         float64 = run(None, torch.float64)
     own = run(None, None)
@@ -253,7 +247,7 @@ def _eager(run: Run) -> _Eager:
     return _Eager(torch.float64, float64, own, own_dtype, lower=watch.op)
 
 
-def _moved_by_rounding(run: Run) -> _Eager:
+def _moved_by_rounding(run: StepRunner) -> _Eager:
     """Return eager mode in the model's own dtype, and what it becomes if every op rounds at random.
 
     The graphs of dynamo that round are held against the same graphs: they may be wrong themselves.
@@ -277,7 +271,7 @@ def _dtype_of(results: Results) -> torch.dtype:
 
 
 def _measured(
-    run: Run,
+    run: StepRunner,
     backend: str,
     eager: _Eager,
     distances_by_rounding: Callable[[], Mapping[str, float]],
@@ -304,7 +298,7 @@ def _measured(
     return Rung(backend, distances[worst], worst, seconds, rounding=rounding.get(worst), limit=eager.limit)
 
 
-def _rounding(run: Run, eager: _Eager) -> dict[str, float]:
+def _rounding(run: StepRunner, eager: _Eager) -> dict[str, float]:
     """Return the distance of every result of dynamo's graphs to the same graphs if each op rounds at random; empty if
     that cannot be run."""
     found: dict[str, float] = {}
@@ -319,7 +313,7 @@ def _rounding(run: Run, eager: _Eager) -> dict[str, float]:
     return found
 
 
-def _raises(run: Run, backend: str) -> bool:
+def _raises(run: StepRunner, backend: str) -> bool:
     try:
         run(backend, None)
     except Exception:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,11 +18,8 @@ from hashbench.core.inductor.nodes import NodeFacts, facts_of
 from hashbench.core.trace.arguments import caller_line, leaves, tensors_in
 from hashbench.core.trace.digest import digest
 from hashbench.core.trace.storage_writers import storage_key
-from hashbench.extensions.compiled.aot import Backend, dynamo_backend
+from hashbench.extensions.compiled.aot import StepRunner, dynamo_backend
 from hashbench.extensions.compiled.aot_graphs import Checked, NodeCall, noted, visited, visiting_backend
-
-Run = Callable[["str | Backend | None", "torch.dtype | None"], Any]
-"""As :data:`hashbench.extensions.compiled.ladder.Run`."""
 
 
 class EffectKind(enum.Enum):
@@ -75,7 +72,7 @@ class WrongFake:
     backward: bool = False
 
 
-def undeclared_effects(run: Run, *, dtype: torch.dtype | None = None) -> Checked[UndeclaredEffect]:
+def undeclared_effects(run: StepRunner, *, dtype: torch.dtype | None = None) -> Checked[UndeclaredEffect]:
     """Return what custom ops do with their arguments that their schemas do not declare.
 
     Forward passes run as dynamo captured them; then a step in eager mode shows backward passes and frames that dynamo
@@ -195,7 +192,7 @@ class _FakesWatch:
         return result
 
 
-def wrong_fakes(run: Run, *, dtype: torch.dtype | None = None) -> Checked[WrongFake]:
+def wrong_fakes(run: StepRunner, *, dtype: torch.dtype | None = None) -> Checked[WrongFake]:
     """Return the ops that return a different shape, dtype, device or stride than their fake implementation.
 
     AOTAutograd traces with fake tensors, and TorchInductor generates code for what they promise. Symbolic sizes are not

@@ -6,18 +6,14 @@ Two right programs may differ by far more than an ulp where a result hangs on th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from hashbench.core.trace.arguments import mapped, tensors_in
 from hashbench.core.trace.storage_writers import storage_key
-from hashbench.extensions.compiled.aot import Backend, dynamo_backend
+from hashbench.extensions.compiled.aot import Backend, StepRunner, dynamo_backend
 from hashbench.extensions.compiled.aot_graphs import NodeCall, visited
-
-Run = Callable[["str | Backend | None", "torch.dtype | None"], Mapping[str, torch.Tensor]]
-"""As :data:`hashbench.extensions.compiled.ladder.Run`."""
 
 SEEDS = (1, 2, 3)
 """Of the runs with random roundings that a distance beyond the limit is held against."""
@@ -50,7 +46,7 @@ def rounding_backend(seed: int) -> Backend:
     return dynamo_backend(lambda graph, inputs: visited(graph, inputs, rounded))
 
 
-def moved_by_rounding(run: Run, name: str) -> float | None:
+def moved_by_rounding(run: StepRunner, name: str) -> float | None:
     """Return the largest change of a result if every op of dynamo's graphs rounds at random, in the model's own dtype;
     ``None`` if that cannot be run, or there is no such result."""
     try:

@@ -48,9 +48,10 @@ def check_invariance(
     """
     call = _in_eval(call)
     inputs = inputs_of(call)
+    spec = ModelSpec(SUITE, name)
     subject = Subject(
         FunctionRuns(call, options, every_op=False, allow_empty=True),
-        ModelSpec(SUITE, name),
+        spec,
         model=call.function,
         inputs=inputs,
         batch=batch_of(inputs, None),
@@ -64,7 +65,7 @@ def check_invariance(
         what = "no smaller batch can be run" if of_sizes else f"{options.invariance} invariance cannot be checked"
         tip = "Give tensors with one batch." if of_sizes else ""
         raise HashbenchError(what, consequence=str(error), tip=tip) from None
-    return row_of_check(subject, options, lambda level: InvarianceCheck(subject, options, level, variants).run())
+    return row_of_check(spec, options, lambda level: InvarianceCheck(subject, options, level, variants).run())
 
 
 def _in_eval(call: FunctionCall) -> FunctionCall:

@@ -14,7 +14,6 @@ from typing import Any
 
 from hashbench.core.check.function import SUITE, row_of_check
 from hashbench.core.check.model import DEFAULT_ITERATIONS, BenchmarkRunner
-from hashbench.core.check.subject import Subject
 from hashbench.core.errors import HashbenchError
 from hashbench.core.records import ModelSpec, Row, RunOptions
 from hashbench.core.run.rng import reset_rng_state
@@ -71,9 +70,4 @@ def check_ranks(factory: Callable[[], Any], name: str, options: RunOptions, *, r
     spec = ModelSpec(
         SUITE, name, source=str(Path(inspect.getfile(factory)).absolute()), arguments=arguments, world_size=ranks
     )
-    subject = Subject(lambda *_, **__: _no_run(), spec)
-    return row_of_check(subject, options, lambda level: RanksCheck(spec, options, level, target=TARGET).run())
-
-
-def _no_run() -> Any:
-    raise AssertionError("the ranks make all runs")
+    return row_of_check(spec, options, lambda level: RanksCheck(spec, options, level, target=TARGET).run())
