@@ -62,7 +62,7 @@ PACKAGES: tuple[tuple[str, str], ...] = (
     ),
     (
         "extensions.invariance",
-        "batch_items call_pair check experiments function invariance_cause item_call locate neighbours ops.axis "
+        "batch_items call_pair check driver experiments function invariance_cause item_call locate neighbours ops.axis "
         "ops.kernel ops.measure repro rows variants",
     ),
     ("extensions.ranks", "capture check contributions diagnosis function record runs stepped"),

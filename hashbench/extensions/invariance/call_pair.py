@@ -9,30 +9,18 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from hashbench.core.diagnose.calls.capture import copied
-from hashbench.core.diagnose.calls.live import captured_environment
 from hashbench.core.diagnose.replay.methods import ReplayChange
-from hashbench.core.processes import Budget
 from hashbench.core.run import outputs
 from hashbench.core.trace.digest import dtype_name
+from hashbench.extensions.invariance import driver
 from hashbench.extensions.invariance.cause import ItemEvidence
-from hashbench.extensions.invariance.experiments import (
-    FACTORS,
-    POSITIVE_FACTORS,
-    REPEATS,
-    adds_up,
-    compared_under,
-    controls,
-    diagnose_item_call,
-    remedies_among,
-    tried,
-)
+from hashbench.extensions.invariance.experiments import diagnose_item_call
 from hashbench.extensions.invariance.item_call import ItemCall
 from hashbench.extensions.invariance.judged import JudgedCall
 from hashbench.extensions.invariance.layout import Cut, ItemSubset, NotItemwiseError
@@ -68,7 +56,7 @@ def diagnose(call: ItemCall | None, pair: CallPair | None, *, budget: float) -> 
     evidence = None if call is None else diagnose_item_call(call, budget=budget)
     if pair is None or (evidence is not None and evidence.explained):
         return evidence
-    more = diagnose_pair(pair, budget=budget)
+    more = _Pair(pair, budget).evidence()
     if evidence is None:
         return more
     known = {arm.name for arm in evidence.arms if arm.ran or not more.arm(arm.name).ran}
@@ -76,45 +64,31 @@ def diagnose(call: ItemCall | None, pair: CallPair | None, *, budget: float) -> 
     return replace(evidence, arms=(*evidence.arms, *new), remedies=more.remedies)
 
 
-def diagnose_pair(pair: CallPair, *, budget: float = 20.0) -> ItemEvidence:
-    """Run the experiments on the two calls; restore settings, random state and their tensors."""
-    with warnings.catch_warnings(), captured_environment(pair.reference):
-        warnings.simplefilter("ignore")
-        return _Pair(pair, Budget(budget)).evidence()
-
-
-class _Pair:
+class _Pair(driver.Experiments):
     """A call as two runs made it; what it reads in each, by path."""
 
-    def __init__(self, pair: CallPair, budget: Budget) -> None:
-        self.pair, self.call, self.budget = pair, pair.reference, budget
+    def __init__(self, pair: CallPair, budget: float) -> None:
+        super().__init__(pair.subset.batch, budget, pair.reference)
+        self.pair, self.call = pair, pair.reference
         self.read = dict(pair.rows[0].read), dict(pair.rows[1].read)
 
-    def evidence(self) -> ItemEvidence:
-        """Run all experiments, the most decisive first."""
-        tries, first = functools.partial(tried, budget=self.budget), self.call.run()[0]
-        same = tries("same_items", lambda: (not _equal(self.call.run()[0], first) for _ in range(REPEATS)))
-        unchanged = itertools.repeat(ReplayChange(), REPEATS)
-        alone = tries("as_in_runs", lambda: itertools.chain.from_iterable(map(self.differs, unchanged)))
-        known = ItemEvidence(self.pair.subset.batch, (same, alone))
-        if same.differing or not alone.differing:
-            return known
-        content = tries("other_content", self._content)
-        known = replace(known, arms=(*known.arms, content))
-        if content.differing:
-            return known
-        changes = self._changes()
-        arms = compared_under(changes, self, self.budget)
-        return replace(known, arms=(*known.arms, *arms), remedies=tuple(remedies_among(changes, self.call, arms)))
+    def run_all(self) -> None:
+        """Run the experiments until one decides; then find what removes the difference."""
+        first = self.call.run()[0]
+        same = self.run("same_items", lambda: (not _equal(self.call.run()[0], first) for _ in range(driver.REPEATS)))
+        unchanged = itertools.repeat(ReplayChange(), driver.REPEATS)
+        alone = self.run("as_in_runs", lambda: itertools.chain.from_iterable(map(self.differs, unchanged)))
+        if alone.differing and not same.differing and not self.run("other_content", self._content).differing:
+            self.run_under(self._changes(), self.call)
 
     def _changes(self) -> dict[str, ReplayChange]:
         made, sides = {}, (self.pair.reference, self.pair.other)
         if not all(tensor.is_contiguous() for side in sides for tensor in side.tensors if not tensor.is_sparse):
             contiguous = functools.partial(_changed, change=lambda _, tensor: tensor.contiguous())
             made["same_strides"] = ReplayChange(call=contiguous)
-        if adds_up(self.call):
+        if driver.adds_up(self.call):
             made["exact_values"] = ReplayChange(call=functools.partial(_changed, change=_whole_numbers(self.call)))
-        return made | controls(self.call)
+        return made | driver.controls(self.call)
 
     # ------------------------------------------------------------------------------------------ comparisons
 
@@ -143,7 +117,7 @@ class _Pair:
         if any(one.agreement is Agreement.FOUND for one in self.pair.judged.read.values()):
             self._require_places(before, kept)
         paths = [*self.read[0]]
-        for factor in POSITIVE_FACTORS if self.pair.subset.together else FACTORS:
+        for factor in driver.POSITIVE_FACTORS if self.pair.subset.together else driver.FACTORS:
 
             def change(place: int, tensor: torch.Tensor, factor: float = factor) -> torch.Tensor:
                 path = paths[place]

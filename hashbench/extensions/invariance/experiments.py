@@ -9,35 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import statistics
-import time
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Protocol
 
-import torch
-
-from hashbench.core.catalog import EXPERIMENTS
-from hashbench.core.diagnose.calls.live import captured_environment
-from hashbench.core.diagnose.calls.ops import calls_others
-from hashbench.core.diagnose.replay.methods import METHODS, ReplayChange
-from hashbench.core.diagnose.replay.replayer import UNCHANGED, Context, InapplicableError
-from hashbench.core.errors import named_line
-from hashbench.core.processes import Budget
-from hashbench.core.records import NO_TIME, ExperimentResult
-from hashbench.extensions.invariance.cause import CONTROLS, ON, ItemEvidence, MeasuredRemedy
+from hashbench.core.diagnose.replay.methods import ReplayChange
+from hashbench.extensions.invariance import driver
+from hashbench.extensions.invariance.cause import ItemEvidence, MeasuredRemedy
 from hashbench.extensions.invariance.item_call import SEED, ItemCall, Rows
 from hashbench.extensions.invariance.layout import NotItemwiseError
 
-REPEATS = 3
-"""Runs of the same call that must agree before another one is compared with it."""
-
 SEEDS = 3
 """Other seeds that are tried."""
-
-TIMED, BLOCK_SECONDS, MOST_TIMES = 7, 5e-4, 20
-"""Rounds in which two calls are timed in turns, how long each takes there, and how often it is made at most."""
 
 CHEAP_SIZES = 32
 """Up to so many items every number of them is tried; beyond that powers of two, then by bisection."""
@@ -45,54 +27,8 @@ CHEAP_SIZES = 32
 WATCHED = 8
 """Items of a batch whose rows are compared with those that they have alone, beside the last one."""
 
-FACTORS, POSITIVE_FACTORS = (2.0, -1.0), (2.0, 0.5)
-"""By what the other items are multiplied, so that a maximum or a mean over the batch is another one; and where one item
-is watched, so that what is masked (0, minus infinity) stays so."""
-
 MULTIPLES = (2, 4, 8, 16, 32, 64)
 """Numbers of items to whose multiples a batch is padded."""
-
-
-ADVICE = {"same_strides": "make its inputs contiguous"} | {
-    name: f"compute {EXPERIMENTS[name].phrase}" for name in CONTROLS
-}
-"""Changes that are remedies, by the name of the experiment."""
-
-
-class Subject(Protocol):
-    """What is compared: the items of a call, a call as two runs made it."""
-
-    @property
-    def call(self) -> ItemCall:
-        """The call of the reference."""
-
-    def differs(self, change: ReplayChange) -> Iterator[bool]:
-        """Yield whether each comparison under the change differs."""
-
-
-def compared_under(
-    changes: Mapping[str, ReplayChange], subject: Subject, budget: Budget
-) -> tuple[ExperimentResult, ...]:
-    """Run an experiment for each change, by name; add the settings that come too late for the call."""
-    arms = [tried(name, functools.partial(subject.differs, change), budget) for name, change in changes.items()]
-    return (*arms, *out_of_reach(subject.call))
-
-
-def remedies_among(
-    changes: Mapping[str, ReplayChange], call: ItemCall, arms: Iterable[ExperimentResult]
-) -> Iterator[MeasuredRemedy]:
-    """Yield the changes that may be advised, with the price of those that leave no difference."""
-    for arm in arms:
-        if arm.ran and arm.name in ADVICE:
-            change = changes[arm.name]
-            cost = None if arm.differing else price(call, change.call(call), change.around)
-            yield MeasuredRemedy(ADVICE[arm.name], arm.trials, arm.differing, cost)
-
-
-def controls(call: ItemCall) -> dict[str, ReplayChange]:
-    """Return the settings that can reach the call."""
-    known = {name: METHODS.get(name) for name in CONTROLS}
-    return {name: method for name, method in known.items() if isinstance(method, ReplayChange) and applies(name, call)}
 
 
 def diagnose_item_call(call: ItemCall, *, budget: float = 20.0) -> ItemEvidence:
@@ -102,22 +38,19 @@ def diagnose_item_call(call: ItemCall, *, budget: float = 20.0) -> ItemEvidence:
         call: on as many items as the reference run had.
         budget: seconds after which no further experiment is started.
     """
-    with warnings.catch_warnings(), captured_environment(call):
-        warnings.simplefilter("ignore")
-        return _Items(call, Budget(budget)).evidence()
+    return _Items(call, budget).evidence()
 
 
-class _Items:
+class _Items(driver.Experiments):
     """The items of one call. ``reference``: the rows of each; ``sizes``: the numbers of them that are compared."""
 
-    def __init__(self, call: ItemCall, budget: Budget) -> None:
-        self.call, self.budget = call, budget
+    def __init__(self, call: ItemCall, budget: float) -> None:
+        super().__init__(call.items, budget, call)
+        self.call = call
         self.everybody = range(call.items)
         self.watched = self.everybody if call.watched is None else (call.watched,)
-        self.reference = call.rows_of(self.everybody)
-        self.reduced = not any(axis is not None for axis in call.outputs)
+        self.reference: Rows = {}
         self.sizes: tuple[int, ...] = ()
-        self._tried = functools.partial(tried, budget=budget)
 
     def differs(self, change: ReplayChange) -> Iterator[bool]:
         """Yield whether each of the ``sizes`` differs, all runs under the change."""
@@ -127,36 +60,33 @@ class _Items:
             for size in self.sizes:
                 yield self._rows_differ(call.rows_of(self._some(size)), reference)
 
-    def evidence(self) -> ItemEvidence:
-        """Run all experiments, the most decisive first."""
-        same = self._tried("same_items", self._same)
-        known = ItemEvidence(self.call.items, (same,), reduced=self.reduced)
+    def run_all(self) -> None:
+        """Run the experiments until one decides; then find the numbers of items, and what removes the difference."""
+        self.reference = self.call.rows_of(self.everybody)
+        self.keep(reduced=not any(axis is not None for axis in self.call.outputs))
+        same = self.run("same_items", self._same)
         if same.differing or not same.ran or self.call.items < 2:
-            return known
-        content = self._tried("other_content", self._content)
-        known = replace(known, arms=(same, content))
-        if self.reduced or content.differing:
-            return known
-        if self._follows_seed():
-            number, sizes = self._numbers()
-            arms = (same, number, content, self._tried("other_places", self._places))
-            return replace(known, arms=arms, sizes=sizes, random=True, follows_seed=True, placed=self._is_placed())
-        known = replace(known, random=self.call.draws())
-        number, sizes = self._numbers()
-        known = replace(known, arms=(same, number, content, self._tried("other_places", self._places)), sizes=sizes)
+            return
+        content = self.run("other_content", self._content)
+        if self.found.reduced or content.differing:
+            return
+        follows_seed = self._follows_seed()
+        self.keep(random=follows_seed or self.call.draws(), follows_seed=follows_seed)
+        self.run("other_number", self._numbers)
+        self.run("other_places", self._places)
+        if follows_seed:
+            self.keep(placed=self._is_placed())
+            return
         with contextlib.suppress(Exception):  # it refuses one item
             smallest, skipped = self._smallest_batch()
-            known = replace(known, smallest_batch=smallest, skipped=skipped)
-        if not sizes:
-            return known
-        self.sizes = sizes
-        if self._is_counted():
-            return replace(known, counted=True)
-        self.sizes = _spread(sizes)
-        changes = {"exact_values": ReplayChange(call=_exact), **controls(self.call)}
-        under = compared_under(changes, self, self.budget)
-        remedies = (*self._other_numbers(), *remedies_among(changes, self.call, under))
-        return replace(known, arms=(*known.arms, *under), remedies=remedies)
+            self.keep(smallest_batch=smallest, skipped=skipped)
+        self.sizes = self.found.sizes
+        if self.sizes and self._is_counted():
+            self.keep(counted=True)
+        elif self.sizes:
+            self.sizes = _spread(self.sizes)
+            self.run_under({"exact_values": ReplayChange(call=_exact), **driver.controls(self.call)}, self.call)
+            self._advise_other_numbers()
 
     def _follows_seed(self) -> bool:
         """Return True if rows change with the seed, so that they follow from random numbers that the call draws."""
@@ -178,7 +108,7 @@ class _Items:
         return self._rows_differ(self.call.rows_of(chosen), self.reference)
 
     def _same(self) -> Iterator[bool]:
-        return (self._compared(self.everybody) for _ in range(REPEATS))
+        return (self._compared(self.everybody) for _ in range(driver.REPEATS))
 
     def _content(self) -> Iterator[bool]:
         """Yield whether rows of a kept item change with other items beside it: swapped, all copies of it, and
@@ -188,7 +118,7 @@ class _Items:
             turned = [kept if item == kept else self._next(item, kept) for item in self.everybody]
             for chosen in (turned, [kept] * count) if self.call.watched is None else ():
                 yield self.call.select(chosen).rows()[kept] != self.reference[kept]
-            for factor in FACTORS if self.call.watched is None else POSITIVE_FACTORS:
+            for factor in driver.FACTORS if self.call.watched is None else driver.POSITIVE_FACTORS:
                 try:
                     rows = self.call.with_scaled_neighbours(kept, factor).rows()
                 except Exception:  # outside what the op takes: a probability of 2
@@ -209,17 +139,14 @@ class _Items:
         orders = [everybody[shift:] + everybody[:shift] for shift in shifts]
         return (self._compared(order) for order in [*orders, everybody[::-1]])
 
-    def _numbers(self) -> tuple[ExperimentResult, tuple[int, ...]]:
-        """Run with fewer items, the first ones: every number, or powers of two and their neighbours."""
-        differing = []
-
-        def outcomes() -> Iterator[bool]:
-            for size in _sizes(self.call.items):
-                differs = self._compared(self._some(size))
-                differing.extend([size] if differs else [])
-                yield differs
-
-        return self._tried("other_number", outcomes), tuple(sorted(differing))
+    def _numbers(self) -> Iterator[bool]:
+        """Yield whether rows differ with fewer items, the first ones: every number, or powers of two and their
+        neighbours. Keep the numbers that differ."""
+        for size in _sizes(self.call.items):
+            differs = self._compared(self._some(size))
+            if differs:
+                self.keep(sizes=tuple(sorted((*self.found.sizes, size))))
+            yield differs
 
     def _is_counted(self) -> bool:
         """Return True if rows agree at all ``sizes`` as long as plain numbers that count items are kept.
@@ -229,7 +156,7 @@ class _Items:
         if not self.call.scaled:
             return False
         fixed = ReplayChange(call=lambda call: replace(call, scaled=()))
-        result = self._tried("other_number", lambda: self.differs(fixed))
+        result = driver.tried("other_number", lambda: self.differs(fixed), self.budget)
         return result.ran and not result.differing and not result.note
 
     def _rows_differ(self, rows: Rows, reference: Rows) -> bool:
@@ -269,28 +196,24 @@ class _Items:
 
     # ---------------------------------------------------------------------------------------------- remedies
 
-    def _other_numbers(self) -> Iterator[MeasuredRemedy]:
-        """Yield the numbers of items to compute at once at which rows agree, with their price."""
+    def _advise_other_numbers(self) -> None:
+        """Keep the numbers of items to compute at once at which rows agree, with their price: padding to the smallest
+        multiple that helps, and one by one. The batch size itself is tried last."""
         call, alone = self.call, self.call.at(1)
-        if call.watched is None:
-            yield from self._padding(alone)
-            one_by_one = self._tried("same_items", self._one_by_one)
-            each = price(call, alone)
-            words = "compute one item at a time"
-            yield MeasuredRemedy(
-                words, one_by_one.trials, one_by_one.differing, each and each * call.items, "all at once"
-            )
-
-    def _padding(self, alone: ItemCall) -> Iterator[MeasuredRemedy]:
-        """Yield padding to the smallest multiple that helps; the batch size itself is tried last."""
-        call = self.call
+        if call.watched is not None:
+            return
         for multiple in [*(number for number in MULTIPLES if number < call.items), call.items]:
-            result = self._tried("other_number", functools.partial(self._padded, multiple))
+            result = driver.tried("other_number", functools.partial(self._padded, multiple), self.budget)
             if result.ran and not result.differing and not result.note:
                 words = f"a multiple of {multiple} items" if multiple < call.items else f"{multiple} items"
-                cost = price(alone, call.select([0] * multiple))
-                yield MeasuredRemedy(f"pad the batch to {words}", result.trials, 0, cost, "one item")
-                return
+                cost = driver.price(alone, call.select([0] * multiple))
+                self.advise(MeasuredRemedy(f"pad the batch to {words}", result.trials, 0, cost, "one item"))
+                break
+        result = driver.tried("same_items", self._one_by_one, self.budget)
+        cost = driver.price(call, alone)
+        whole = cost and cost * call.items
+        words = "compute one item at a time"
+        self.advise(MeasuredRemedy(words, result.trials, result.differing, whole, "all at once"))
 
     def _padded(self, multiple: int) -> Iterator[bool]:
         """Yield for each size, until one differs, whether the fewest items that are padded to ``multiple`` differ.
@@ -311,79 +234,13 @@ class _Items:
     def _one_by_one(self) -> Iterator[bool]:
         for item in sorted({0, self.call.items - 1}):
             first = self.call.rows_of([item])
-            yield any(self.call.rows_of([item]) != first for _ in range(REPEATS - 1))
+            yield any(self.call.rows_of([item]) != first for _ in range(driver.REPEATS - 1))
 
 
 def _exact(call: ItemCall) -> ItemCall:
-    if not adds_up(call):
+    if not driver.adds_up(call):
         raise NotItemwiseError("it computes each element by itself, and adds nothing up")
     return call.with_exact_values()
-
-
-def tried(name: str, outcomes: Callable[[], Iterator[bool]], budget: Budget) -> ExperimentResult:
-    """Run an experiment, each of whose comparisons differs or not, within the budget."""
-    seen: list[bool] = []
-    note = ""
-    try:
-        for differs in outcomes():
-            seen.append(differs)
-            if budget.left() <= 0:
-                note = NO_TIME
-                break
-    except (NotItemwiseError, InapplicableError) as error:
-        note = str(error)
-    except Exception as error:  # the op refuses what the experiment asks of it
-        note = f"raises: {named_line(error)}"[:200]
-    return ExperimentResult(name, ON, len(seen), sum(seen), note=note, raised=note.startswith("raises"))
-
-
-def applies(name: str, call: ItemCall) -> bool:
-    """Return True if the setting can reach the call: only a composite op chooses an implementation of attention."""
-    func, method = call.func, METHODS.get(name)
-    chooses = not isinstance(func, torch._ops.OpOverload) or calls_others(func)
-    return isinstance(method, ReplayChange) and (chooses or not method.inside)
-
-
-_ATTENTION = frozenset({"query", "key", "value"})
-
-
-def out_of_reach(call: ItemCall) -> Iterator[ExperimentResult]:
-    """Yield the settings that choose the implementation of attention as not run, if the call is one of these
-    implementations: the choice was made before it."""
-    schema = getattr(call.func, "_schema", None)
-    if schema is not None and {one.name for one in schema.arguments} >= _ATTENTION:
-        for name in CONTROLS:
-            if not applies(name, call):
-                yield ExperimentResult(name, ON, note="this call is one implementation of attention, chosen before it")
-
-
-def adds_up(call: ItemCall) -> bool:
-    """Return True if the order of additions can matter to the call; not in an op that torch tags as pointwise."""
-    return torch.Tag.pointwise not in getattr(call.func, "tags", ())
-
-
-def price(before: ItemCall, after: ItemCall, setting: Context = UNCHANGED) -> float | None:
-    """Return the time of ``after`` under the setting over that of ``before``, run in turns.
-
-    It is the median of the rounds in processor time, so that other processes do not count. If the number of threads
-    differs, or an accelerator computes, it is the minimum of each in wall time; ``None`` if that does not resolve it.
-    """
-    with setting():
-        threads = torch.get_num_threads()
-    by_clock = threads != torch.get_num_threads() or before.device.type != "cpu"
-    clock = time.perf_counter if by_clock else time.process_time
-    once = before.run(clock=clock)[1]
-    times = min(MOST_TIMES, max(1, round(BLOCK_SECONDS / once))) if once > 0 else MOST_TIMES
-    rounds = []
-    for _ in range(TIMED):
-        first = [before.run(clock=clock)[1] for _ in range(times)]
-        with setting():
-            second = [after.run(clock=clock)[1] for _ in range(times)]
-        rounds.append((min(first), min(second)) if by_clock else (sum(first), sum(second)))
-    if by_clock:
-        rounds = [(min(one for one, _ in rounds), min(other for _, other in rounds))]
-    ratios = [second / first for first, second in rounds if first > 0]
-    return statistics.median(ratios) if ratios else None
 
 
 def _sizes(items: int, *, most: int | None = None) -> list[int]:

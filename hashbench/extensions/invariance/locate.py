@@ -65,53 +65,50 @@ def compare_rows(
         differing: the names of the results that differ, as the trace has them.
         plain: what runs that were made before showed; ``None``: both are made.
     """
-    known = plain if plain is not None else _plain_runs(run_at, subset)
-    if isinstance(known, Failure):
-        return known
-    counterparts = _counterparts(known.reference, known.other)
-    shapes = _shapes_of_half(run_at, subset, known.reference) if subset.turned else known.shapes
-    if isinstance(shapes, Failure):
-        return shapes
-    there = {node: shapes[twin] for node, twin in counterparts.items() if twin in shapes}
-    other = RowDigests(subset, there, reference=False)
-    part = run_at(subset.asked, other)
-    if isinstance(part, Failure):
-        return part
-    seen = {twin: other.shapes[node] for node, twin in counterparts.items() if node in other.shapes}
-    here = shapes if subset.turned else seen
-    reference = RowDigests(subset, here, reference=True)
-    whole = run_at(subset.batch, reference)
-    if isinstance(whole, Failure):
-        return whole
-    assert whole.trace is not None, "rows are digested in traced runs"
-    assert part.trace is not None, "rows are digested in traced runs"
-    rows = RowRun(whole.trace, reference.calls), RowRun(part.trace, other.calls, other.views)
+    try:
+        known = plain if plain is not None else _plain_runs(run_at, subset)
+        counterparts = _counterparts(known.reference, known.other)
+        shapes = _shapes_of_half(run_at, subset, known.reference) if subset.turned else known.shapes
+        there = {node: shapes[twin] for node, twin in counterparts.items() if twin in shapes}
+        other = RowDigests(subset, there, reference=False)
+        part, part_trace = _traced(run_at, subset.asked, other)
+        seen = {twin: other.shapes[node] for node, twin in counterparts.items() if node in other.shapes}
+        here = shapes if subset.turned else seen
+        reference = RowDigests(subset, here, reference=True)
+        whole, whole_trace = _traced(run_at, subset.batch, reference)
+    except _RunFailedError as error:
+        return error.failure
+    rows = RowRun(whole_trace, reference.calls), RowRun(part_trace, other.calls, other.views)
     comparison = find_sources(RowRuns(subset, *rows, counterparts), differing)
     return RowsCompared(comparison, (whole, part), other.numbers, (here, there))
 
 
-def _shapes_of_half(run_at: RunAt, subset: ItemSubset, reference: Trace) -> NodeShapes | Failure:
+class _RunFailedError(Exception):
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.error)
+        self.failure = failure
+
+
+def _traced(run_at: RunAt, size: int, watcher: TraceCallback) -> tuple[Run, Trace]:
+    """Make a run; raise :class:`_RunFailedError` if it fails."""
+    run = run_at(size, watcher)
+    if isinstance(run, Failure):
+        raise _RunFailedError(run)
+    assert run.trace is not None, "runs are traced"
+    return run, run.trace
+
+
+def _shapes_of_half(run_at: RunAt, subset: ItemSubset, reference: Trace) -> NodeShapes:
     """Return the shapes in a run of half the items, by the ids of the reference's records."""
     noted = ShapeNotes()
-    run = run_at(subset.half, noted)
-    if isinstance(run, Failure):
-        return run
-    assert run.trace is not None, "runs are traced"
-    return {
-        twin: noted.shapes[node] for node, twin in _counterparts(reference, run.trace).items() if node in noted.shapes
-    }
+    counterparts = _counterparts(reference, _traced(run_at, subset.half, noted)[1])
+    return {twin: noted.shapes[node] for node, twin in counterparts.items() if node in noted.shapes}
 
 
-def _plain_runs(run_at: RunAt, subset: ItemSubset) -> PlainRuns | Failure:
+def _plain_runs(run_at: RunAt, subset: ItemSubset) -> PlainRuns:
     noted = ShapeNotes()
-    runs = []
-    for size, callback in ((subset.batch, noted), (subset.asked, TraceCallback())):
-        run = run_at(size, callback)
-        if isinstance(run, Failure):
-            return run
-        assert run.trace is not None, "runs are traced"
-        runs.append(run.trace)
-    return PlainRuns(runs[0], runs[1], noted.shapes)
+    reference = _traced(run_at, subset.batch, noted)[1]
+    return PlainRuns(reference, _traced(run_at, subset.asked, TraceCallback())[1], noted.shapes)
 
 
 def _counterparts(reference: Trace, other: Trace) -> Mapping[str, str]:

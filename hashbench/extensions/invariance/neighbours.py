@@ -6,19 +6,19 @@ other ops, or reads other memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
-from hashbench.core.processes import Budget
-from hashbench.core.records import ExperimentResult, Failure, Trace
+from hashbench.core.records import ExperimentResult, Failure
 from hashbench.core.run import outputs
 from hashbench.core.run.outcome import Run
 from hashbench.core.trace.callbacks import TraceCallback
 from hashbench.extensions.invariance.cause import ON, ItemEvidence
-from hashbench.extensions.invariance.experiments import FACTORS, tried
+from hashbench.extensions.invariance.driver import FACTORS, Experiments
 from hashbench.extensions.invariance.finding import Entry
 from hashbench.extensions.invariance.layout import NotItemwiseError
 from hashbench.extensions.invariance.locate import RowsCompared
@@ -44,12 +44,9 @@ class Neighbours:
                 others.mul_(self.factor)
 
 
-class RunBeside(Protocol):
-    """Makes one traced run of the first ``size`` items from the reset state, some with other content."""
-
-    def __call__(
-        self, size: int, *, watcher: TraceCallback | None = None, beside: Neighbours | None = None
-    ) -> Run | Failure: ...
+RunBeside = Callable[..., Run | Failure]
+"""Makes one traced run of so many items from the reset state, with a ``watcher`` around every call; some items have the
+content that ``beside`` says."""
 
 
 def diagnose_runs(
@@ -64,21 +61,20 @@ def diagnose_runs(
         repeated: how many times the two runs were repeated and agreed.
         budget: seconds after which no further run is started.
     """
-    return _Experiments(run_at, compared, entry, Budget(budget)).evidence(repeated)
+    return _WholeRuns(run_at, compared, entry, repeated, budget).evidence()
 
 
-class _Experiments:
-    def __init__(self, run_at: RunBeside, compared: RowsCompared, entry: Entry, budget: Budget) -> None:
-        self.run_at, self.compared, self.entry, self.budget = run_at, compared, entry, budget
+class _WholeRuns(Experiments):
+    def __init__(self, run_at: RunBeside, compared: RowsCompared, entry: Entry, repeated: int, budget: float) -> None:
         self.subset = compared.comparison.runs.subset
+        super().__init__(self.subset.batch, budget)
+        self.run_at, self.compared, self.entry = run_at, compared, entry
+        self.keep(arms=(ExperimentResult("same_items", ON, repeated, 0),))
 
-    def evidence(self, repeated: int) -> ItemEvidence:
-        same = ExperimentResult("same_items", ON, repeated, 0)
-        content = tried("other_content", self._content, self.budget)
-        if content.differing:
-            return ItemEvidence(self.subset.batch, (same, content))
-        number, smallest = self._numbers()
-        return ItemEvidence(self.subset.batch, (same, number, content), smallest_batch=smallest)
+    def run_all(self) -> None:
+        """Run the program with other content; if that shows nothing, with other numbers of items."""
+        if not self.run("other_content", self._content).differing:
+            self.run("other_number", self._numbers)
 
     # ---------------------------------------------------------------------------------------- content
 
@@ -99,59 +95,55 @@ class _Experiments:
     def _differs(self, size: int, beside: Neighbours, *, of_all: bool) -> bool | None:
         """Return True if the kept items read other values than before; ``None`` if that shows nothing: the run fails,
         nothing has other content, or it differs before."""
-        runs = self.compared.comparison.runs
-        known = runs.reference if of_all else runs.other
-        rows = RowDigests(self.subset, self.compared.shapes[0 if of_all else 1], reference=of_all)
+        side = 0 if of_all else 1
+        runs, before = self.compared.comparison.runs, self.compared.runs[side]
+        known = (runs.reference, runs.other)[side].calls
+        rows = RowDigests(self.subset, self.compared.shapes[side], reference=of_all)
         run = self.run_at(size, watcher=rows, beside=beside)
-        if isinstance(run, Failure) or run.trace is None or _inputs(run.trace) == _inputs(known.trace):
+        if isinstance(run, Failure) or run.trace is None or _inputs(run) == _inputs(before):
             return None
-        kept = _KeptItems(size, beside.kept)
-        earlier = [
-            kept.same_written(known.calls[node], rows.calls.get(node))
-            for node in (pair[1 if of_all else 0] for pair in self.entry.before)
-        ]
-        if not all(earlier):
+        kept, node_of = _KeptItems(size, beside.kept), operator.itemgetter(1 - side)
+        writers = map(node_of, self.entry.before)
+        if not all(kept.same_written(known[node], rows.calls.get(node)) for node in writers):
             return None
-        there = [
-            kept.same_read(known.calls[node], rows.calls.get(node), path)
-            for node, path in ((read[1 if of_all else 0], read[2]) for read in self.entry.reads)
-        ]
-        results = self.compared.runs[0 if of_all else 1].results
-        there += [kept.same_items(results.get(name), run.results.get(name)) for name in self.entry.results]
-        if any(one is False for one in there):
+        reads = ((node_of(read), read[2]) for read in self.entry.reads)
+        there = [kept.same_read(known[node], rows.calls.get(node), path) for node, path in reads]
+        there += [kept.same_items(before.results.get(name), run.results.get(name)) for name in self.entry.results]
+        if False in there:
             return True
-        return None if not there or None in there else False
+        return None if None in there or not there else False
 
     # ---------------------------------------------------------------------------------------- numbers
 
-    def _numbers(self) -> tuple[ExperimentResult, int | None]:
-        """Find the numbers of items that run other ops than all items, and the smallest that runs others than one
-        item."""
-        batch, size, node = self.subset.batch, self.subset.size, self.entry.node
-        if not node:
-            return ExperimentResult("other_number", ON, 1, 1), None
-        seen = {size: True, batch: False}
-
-        def makes(number: int) -> bool:
-            if number not in seen:
-                run = self.run_at(number, watcher=TraceCallback(), beside=Neighbours(number))
-                if isinstance(run, Failure) or run.trace is None:
-                    raise NotItemwiseError(f"a run of {number} items failed")
-                seen[number] = any(record.id == node for record in run.trace.records)
-            return seen[number]
-
-        smallest = None
-        try:
-            alone = makes(1)
-            low, high = (1, size) if makes(size) != alone else (size, batch)
-            while high - low > 1 and self.budget.left() > 0:
+    def _numbers(self) -> Iterator[bool]:
+        """Yield whether runs of other numbers of items make the op that only the smaller run makes. Keep the smallest
+        number that differs from one item in that."""
+        yield True  # the smaller run
+        if not self.entry.node:
+            return
+        size, alone = self.subset.size, True
+        with contextlib.suppress(NotItemwiseError):
+            if size > 1:
+                alone = self._makes(1)
+                yield alone
+            low, high = (size, self.subset.batch) if alone else (1, size)
+            while high - low > 1:
                 middle = (low + high) // 2
-                low, high = (middle, high) if makes(middle) == alone else (low, middle)
-            smallest = high if high - low == 1 and makes(high) != alone else None
-        except NotItemwiseError:
-            pass
-        trials = [number for number in seen if number != batch]
-        return ExperimentResult("other_number", ON, len(trials), sum(seen[number] for number in trials)), smallest
+                made = self._makes(middle)
+                yield made
+                low, high = (middle, high) if made == alone else (low, middle)
+            self.keep(smallest_batch=high)
+
+    def _makes(self, number: int) -> bool:
+        """Return True if a run of so many items makes the op.
+
+        Raises:
+            NotItemwiseError: the run fails.
+        """
+        run = self.run_at(number, watcher=TraceCallback(), beside=Neighbours(number))
+        if isinstance(run, Failure) or run.trace is None:
+            raise NotItemwiseError(f"a run of {number} items failed")
+        return any(record.id == self.entry.node for record in run.trace.records)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,5 +193,6 @@ class _KeptItems:
         return [one.content[block * at :][: block // self.items * self.kept] for at in range(outer)]
 
 
-def _inputs(trace: Trace) -> dict[str, object]:
-    return {leaf.id: leaf.digest for leaf in trace.leaves if leaf.kind == "input"}
+def _inputs(run: Run) -> Mapping[str, object]:
+    """Return the digests of a run's inputs, by id."""
+    return {leaf.id: leaf.digest for leaf in run.trace.leaves if leaf.kind == "input"} if run.trace else {}

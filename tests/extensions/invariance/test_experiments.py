@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +10,8 @@ import pytest
 import torch
 
 from hashbench.core.records import Decision, ExperimentResult
-from hashbench.extensions.invariance import experiments
 from hashbench.extensions.invariance.cause import ItemEvidence, decide
-from hashbench.extensions.invariance.experiments import diagnose_item_call, out_of_reach
+from hashbench.extensions.invariance.experiments import diagnose_item_call
 from hashbench.extensions.invariance.item_call import ItemCall
 from hashbench.extensions.invariance.layout import ItemAxis
 
@@ -221,61 +218,6 @@ def test_generator_arguments_draw_from_one_state(*, normal: bool, cause: str) ->
     assert decide(evidence).cause == cause
 
 
-# ------------------------------------------------------------------------------------------- prices of remedies
-
-
-class Timed:
-    """A call that takes these seconds, one after the other, and notes by which clock and in which order it is run."""
-
-    def __init__(self, name: str, seconds: list[float], runs: list[tuple[str, Any]], *, device: str = "cpu") -> None:
-        self.name, self.seconds, self.runs, self.device = name, iter(seconds), runs, torch.device(device)
-
-    def run(self, *, clock: Any) -> tuple[list[torch.Tensor], float]:
-        self.runs.append((self.name, clock))
-        return [], next(self.seconds)
-
-
-def priced(before: list[float], after: list[float], **more: Any) -> tuple[float | None, list[tuple[str, Any]]]:
-    """The price of a call that takes the seconds ``after`` in place of ``before``, and the runs that it took."""
-    runs: list[tuple[str, Any]] = []
-    calls: list[Any] = [Timed(name, times, runs, **more) for name, times in (("before", before), ("after", after))]
-    return experiments.price(*calls), runs
-
-
-def test_a_price_is_the_median_of_ratios_of_cpu_time_in_turns() -> None:
-    busy = [1.0, 1.0, 9.0, 1.0, 9.0, 1.0, 9.0]  # while something else runs, for both
-    cost, runs = priced([1.0, *busy], [3 * busy[0], *(2 * one for one in busy[1:])])
-    assert cost == 2.0
-    assert runs == [(name, time.process_time) for name in ("before", *("before", "after") * experiments.TIMED)]
-
-
-def test_short_calls_are_timed_several_at_once() -> None:
-    times = [experiments.BLOCK_SECONDS / 4] * 99
-    cost, runs = priced(times, times)
-    assert (cost, [name for name, _ in runs[1:9]]) == (1.0, ["before"] * 4 + ["after"] * 4)
-    assert priced([0.0] * 999, [0.0] * 999)[0] is None, "a clock that does not resolve them"
-
-
-def test_price_with_other_threads_is_minimal_wall_time() -> None:
-    seconds = [4.0, 4.0, 2.0, *[5.0] * 5], [6.0, 6.0, 9.0, 3.0, *[7.0] * 3]
-    assert priced(*seconds, device="cuda")[0] == 1.5
-    assert {clock for _, clock in priced(*seconds, device="cuda")[1]} == {time.perf_counter}
-    threads = torch.get_num_threads()
-
-    @contextlib.contextmanager
-    def more_threads() -> Iterator[None]:
-        torch.set_num_threads(threads + 1)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(threads)
-
-    runs: list[tuple[str, Any]] = []
-    calls: list[Any] = [Timed(name, [*times], runs) for name, times in zip(("", ""), seconds, strict=True)]
-    assert experiments.price(*calls, more_threads) == 1.5
-    assert {clock for _, clock in runs} == {time.perf_counter}
-
-
 # ------------------------------------------------------------------------------- items along several dimensions
 
 
@@ -324,15 +266,3 @@ def test_a_watched_item_is_among_the_fewer_items_and_at_its_end(watched: int) ->
     evidence = diagnose_item_call(ItemCall(by_number, (ROWS,), {}, 8, (FIRST,), (FIRST,), watched=watched))
     assert (evidence.sizes, evidence.smallest_batch) == ((1, 2), 3)
     assert decide(evidence).cause == "shape_dependent_kernel"
-
-
-def test_attention_settings_out_of_reach_are_said() -> None:
-    x, first = torch.rand(4, 2, 5, 8), ItemAxis(0)
-    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-    attention = ItemCall(fused, (x, x, x), {}, 4, (first,) * 3, (first, None))
-    (arm,) = out_of_reach(attention)
-    assert (arm.name, arm.ran) == ("sdpa_math", False)
-    assert arm.note == "this call is one implementation of attention, chosen before it"
-    assert not [*out_of_reach(ItemCall(torch.ops.aten.neg.default, (x,), {}, 4, (first,), (first,)))]
-    chooses = ItemCall(torch.nn.functional.scaled_dot_product_attention, (x, x, x), {}, 4, (first,) * 3, (first,))
-    assert not [*out_of_reach(chooses)]
