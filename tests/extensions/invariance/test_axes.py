@@ -42,6 +42,17 @@ def test_memory_that_a_call_fills_holds_items_as_it_leaves_them() -> None:
     assert axes_of(judged, reference, HALF, targets=[None, 0], written=[0]).read == (ItemAxis(0), ItemAxis(0))
 
 
+def test_tokens_for_tokens_are_an_items_in_both_dimensions() -> None:
+    subset, mask = ItemSubset(12, 6, together=True), TensorRows("bool", (2, 12, 12), None)
+    scores = Match(Agreement.DIFFERENT, (12, 6), frozenset({1}), several=True)
+    written = TensorRows("float32", (2, 12, 12), Cut(1, 1, ((2, 0, 6),)))
+    judged = JudgedCall(RowEffect.ORIGIN, "add#0", {"0": SHARED}, (scores,))
+    reference = CallRows((("0", WEIGHT), ("mask", mask)), (written,))
+    of_both = ItemAxis(1, 1, 6, (2,))
+    found = axes_of(judged, reference, subset, targets=[None, None], written=[0])
+    assert (found.read, found.left) == ((None, of_both), (of_both,))
+
+
 @pytest.mark.parametrize(
     ("read", "left", "subset", "coupled", "why"),
     [

@@ -12,9 +12,8 @@ from torch import nn
 from hashbench.core.check.model import run_model
 from hashbench.core.run.workload import Workload
 from hashbench.core.suites import registry
-from hashbench.extensions.invariance import call_pair, invariance_cause, locate
-from hashbench.extensions.invariance.layout import Cut, ItemAxis, ItemSubset
-from hashbench.extensions.invariance.match import Agreement, Match
+from hashbench.extensions.invariance import call_pair, invariance_cause
+from hashbench.extensions.invariance.layout import ItemAxis
 from tests.extensions.invariance.batch_invariance_helpers import IDS, Attends, Lambda, options, row_of
 from tests.flat_rows import flat
 
@@ -76,14 +75,6 @@ def test_loop_over_tokens_is_not_attributable():
     assert (row.accuracy, row.kernel) == ("fail_chunked_prefill_invariance", ""), row.because
     assert row.because.startswith("not attributable: a loop makes 12 calls like forward.0/Scans/aten.")
     assert "#0 in the one run and 6 in the other, and which of them are for the same tokens" in row.because
-
-
-def test_tokens_for_tokens_are_an_items_in_both_dimensions():
-    subset = ItemSubset(12, 6, together=True)
-    scores = Match(Agreement.DIFFERENT, (12, 6), frozenset({1}), several=True)
-    of_both = ItemAxis(1, 1, 6, (2,))
-    assert locate._axis(scores, Cut(1, 1, ((2, 0, 6),)), subset, (), 6) == of_both
-    assert locate._axis_of_size((2, 12, 12), subset) == of_both
 
 
 @torch.library.custom_op("invariance_test::by_tokens", mutates_args=())
