@@ -10,6 +10,7 @@ A run of the full batch is compared with one of a part of its items, call by cal
 * The origin (``finding``) is a call that read equal rows and wrote others (``RowEffect.ORIGIN``). If the layout of
   its outputs is unknown, it is *not attributable*: counted, never blamed. Reductions over the batch count only where
   they reach an output.
-* Experiments (``driver``, ``experiments``, ``item_call``) replace the other items of the call's batch; where these show nothing,
-  the calls of both runs are replayed as recorded (``call_pair``).
+* Experiments (``experiments``, ``item_call``) replace the other items of the call's batch; where these show nothing,
+  the calls of both runs are replayed as recorded (``call_pair``), or whole runs are made (``neighbours``). ``driver``
+  runs each.
 """
