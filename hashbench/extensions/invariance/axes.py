@@ -51,29 +51,29 @@ def axes_of(
     Raises:
         NotItemwiseError: the call cannot be repeated on other items; the message says why, or nothing.
     """
-    read: list[_Held] = [(judged.read.get(path), rows.cut) for path, rows in reference.read]
+    read = [(judged.read.get(path), rows.cut) for path, rows in reference.read]
     left = [_as_written(judged, reference, at) for at in written]
     moves = all(one is None or one.equal for one, _ in left)
-    if moves and not subset.together:  # of an item it leaves other items' rows: all of a tensor is the item's
-        left = [(one, cut and cut._replace(narrowed=())) for one, cut in left]
+    whole = moves and not subset.together
     _require_whole_items(judged, subset, read)
-    followed = [one for one, _ in left if not (moves and _counts_items(one, subset))]
-    _require_itemwise([*(one for one, _ in read), *followed], subset)
+    _require_itemwise([one for one, _ in read], subset)
+    _require_itemwise([one for one, _ in left if not (moves and _counts_items(one, subset))], subset)
     inherited = [one for one, _ in read if one is not None]
-    for at, target in enumerate(targets):  # what it is given to fill holds items as it leaves them
-        if read[at][0] is None and target is not None:
-            read[at] = _as_written(judged, reference, target)
-    rows = subset.size if subset.together else 1
+    filled = [_as_written(judged, reference, target) for target in targets]
     shapes = [tensor.shape for _, tensor in reference.read]
+    given = [held if held[0] is not None else target for held, target in zip(read, filled, strict=True)]
+    rows = subset.size if subset.together else 1
     return CallAxes(
         subset.batch // rows,
-        tuple(
-            _axis_of_size(shape, subset) if one is None and subset.together else _axis(one, cut, subset, inherited)
-            for (one, cut), shape in zip(read, shapes, strict=True)
-        ),
-        tuple(_axis(one, cut, subset, inherited) for one, cut in left),
+        tuple(_axis(*held, subset, inherited, shape) for held, shape in zip(given, shapes, strict=True)),
+        tuple(_axis(one, _whole(cut) if whole else cut, subset, inherited) for one, cut in left),
         subset.first // rows if subset.together else None,
     )
+
+
+def _whole(cut: Cut | None) -> Cut | None:
+    """Return the cut of a tensor of which all is an item's: it holds other items' rows, or one for each item."""
+    return cut and cut._replace(narrowed=())
 
 
 def _as_written(judged: JudgedCall, reference: CallRows, at: int | None) -> _Held:
@@ -100,8 +100,13 @@ def _require_itemwise(matches: Iterable[Match | None], subset: ItemSubset) -> No
         raise NotItemwiseError(why)
 
 
-def _axis(one: Match | None, cut: Cut | None, subset: ItemSubset, inherited: Sequence[Match]) -> ItemAxis | None:
-    """Return the item axis of a tensor; a dimension whose rows differ is laid out as an input of its size."""
+def _axis(
+    one: Match | None, cut: Cut | None, subset: ItemSubset, inherited: Sequence[Match], shape: Shape = ()
+) -> ItemAxis | None:
+    """Return the item axis of a tensor; a dimension whose rows differ is laid out as an input of its size. For tokens
+    that the other run lacks it follows from the ``shape``."""
+    if one is None and subset.together:
+        return _axis_of_size(shape, subset)
     if one is None or one.sizes is None or cut is None or cut.dim is None:
         return None
     outer = one.outer(inherited)

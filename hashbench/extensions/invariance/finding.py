@@ -282,16 +282,23 @@ def entry_of(found: RowComparison) -> Entry | None:
         return Entry(tuple((first, judged[first].reference, path) for path in paths), (), before)
     if judged[first].reference:
         return None
-    inside, reads = {first}, []
-    for one in runs.records.values():
-        fed = [ref for ref in one.inputs if runs.unit(ref.source) in inside]
-        known = judged.get(one.id)
-        if known is not None and known.reference:
-            reads += [(one.id, known.reference, ref.argument) for ref in fed if ref.argument in known.read]
-        elif fed or runs.unit(one.id) in inside:
-            inside.add(one.id)
+    inside, reads = _first_readers(runs, first)
     results = (one.name for one in runs.other.trace.results if runs.unit(one.source) in inside)
-    return Entry(tuple(reads), tuple(name for name in results if name in found.differing), before, first)
+    return Entry(reads, tuple(name for name in results if name in found.differing), before, first)
+
+
+def _first_readers(runs: RowRuns, first: str) -> tuple[set[str], tuple[tuple[str, str, str], ...]]:
+    """Return the calls of the smaller run alone that follow from one of them, and where calls of both runs read what
+    these left."""
+    inside, reads = {first}, []
+    for record in runs.records.values():
+        fed = [ref for ref in record.inputs if runs.unit(ref.source) in inside]
+        known = runs.judged.get(record.id)
+        if known is not None and known.reference:
+            reads += [(record.id, known.reference, ref.argument) for ref in fed if ref.argument in known.read]
+        elif fed or runs.unit(record.id) in inside:
+            inside.add(record.id)
+    return inside, tuple(reads)
 
 
 # ------------------------------------------------------------------------------------------------------ what is said

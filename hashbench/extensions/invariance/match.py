@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -125,26 +125,37 @@ def match(reference: TensorRows, other: TensorRows, subset: ItemSubset, inherite
     if dim is None:
         same = reference.content == other.content and reference.shape == other.shape
         return Match(Agreement.SAME if same else Agreement.DIFFERENT)
-    sizes = reference.shape[dim], other.shape[dim]
-    several = bool(reference.cut.narrowed)
-    step = other.cut.step
-    width = max(reference.width, other.width)
-    candidates = subset.outers(*sizes, step)
-    if reference.width == other.width or not width:
-        laid_out = frozenset(
-            outer for outer in candidates if _same_rows(reference.content, other.content, sizes, step, outer, subset)
-        )
-        if laid_out:
-            return Match(Agreement.SAME, sizes, laid_out, several)
-        there = places(reference.content, other.content, width) if width and not several else None
-        if there is not None and not (subset.together and _is_shifted(there)):
-            return Match(Agreement.FOUND, sizes, order=_order_of(there, reference, dim))
-    wholly = all(subset.multiple(reference.shape[at], length) == 1 for at, _, length in reference.cut.narrowed)
+    sizes, several = (reference.shape[dim], other.shape[dim]), bool(reference.cut.narrowed)
+    if reference.width == other.width:
+        found = _by_layout(reference, other, sizes, subset) or _by_content(reference, other, dim, subset)
+        if found is not None:
+            return replace(found, sizes=sizes, several=several)
     alike = [one for one in inherited if one.sizes == sizes]
-    if step > 1 and any(one.agreement is Agreement.FOUND for one in alike):
+    if other.cut.step > 1 and any(one.agreement is Agreement.FOUND for one in alike):
         return Match(Agreement.UNKNOWN, sizes, several=several, grouped=True)
+    wholly = all(subset.multiple(reference.shape[at], length) == 1 for at, _, length in reference.cut.narrowed)
     known = wholly and (subset.multiple(*sizes) == 1 or any(one.surely_equal for one in alike))
     return Match(Agreement.DIFFERENT if known else Agreement.UNKNOWN, sizes, several=several)
+
+
+def _by_layout(reference: TensorRows, other: TensorRows, sizes: tuple[int, int], subset: ItemSubset) -> Match | None:
+    """Return the match of rows that are equal item by item, with the layouts under which they are."""
+    assert other.cut is not None
+    step, content = other.cut.step, (reference.content, other.content)
+    outers = (outer for outer in subset.outers(*sizes, step) if _same_rows(*content, sizes, step, outer, subset))
+    found = frozenset(outers)
+    return Match(Agreement.SAME, outers=found) if found else None
+
+
+def _by_content(reference: TensorRows, other: TensorRows, dim: int, subset: ItemSubset) -> Match | None:
+    """Return the match of rows that are all found in the reference, at whatever places. Shifted tokens are other
+    tokens."""
+    assert reference.cut is not None
+    width = max(reference.width, other.width)
+    there = places(reference.content, other.content, width) if width and not reference.cut.narrowed else None
+    if there is None or (subset.together and _is_shifted(there)):
+        return None
+    return Match(Agreement.FOUND, order=_order_of(there, reference, dim))
 
 
 def _same_rows(
