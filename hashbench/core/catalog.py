@@ -359,6 +359,8 @@ class Cause:
             nothing.
         batch: a difference of one item among other items, not of two equal runs
             (:mod:`hashbench.extensions.invariance.cause` decides it).
+        of_data: in the code that makes batches; what was recorded of that code decides it, no experiment on a model.
+        code: lines of Python to write instead, for the code around a model.
     """
 
     name: str
@@ -369,6 +371,8 @@ class Cause:
     in_kernel: bool = False
     decided: bool = True
     batch: bool = False
+    of_data: bool = False
+    code: str = ""
 
     @property
     def words(self) -> str:
@@ -488,12 +492,14 @@ _CAUSES = (
             Remedy("draw from torch's default generator, which is reset", ("generators", "entropy", "clocks")),
         ),
         sources=(Remedy("the generator that is drawn from"),),
+        code="torch.manual_seed(seed)  # before the first step",
     ),
     Cause(
         "outside_value",
         "A value from outside torch differs: a clock, entropy, a file.",
         (Remedy("pass {named} in as an argument that is the same in every run"),),
         sources=(Remedy("the value"),),
+        code="# no clock, os.urandom, uuid or set where samples and their order are made: derive all from the seed",
     ),
     Cause(
         "surviving_state",
@@ -548,6 +554,8 @@ _CAUSES = (
             Remedy("seed the initialisation of parameters and buffers ({named})", ("generators", "entropy", "clocks")),
             Remedy("load parameters and buffers from one state_dict for every run"),
         ),
+        code="torch.manual_seed(seed)  # before the model is made, which import does too early\n"
+        'model.load_state_dict(torch.load("initial.pt", weights_only=True))  # or load the weights',
     ),
     Cause(
         "external_mutation",
@@ -561,6 +569,7 @@ _CAUSES = (
         "global_settings",
         "A run changed a global torch setting.",
         (Remedy("set torch's global settings once before the model runs, and restore what the model changes"),),
+        code="torch.backends.cudnn.benchmark = False\ntorch.use_deterministic_algorithms(True)",
     ),
     Cause(
         "other_ranks",
@@ -693,10 +702,77 @@ _CAUSES = (
         pytest_advice="Look at the evidence, and repeat the experiments more often (hashbench_replays)",
         in_kernel=True,
         decided=False,
+        code="torch.use_deterministic_algorithms(True)\n"
+        "torch.backends.cudnn.benchmark = False  # the cause: hashbench sweep --suite FILE.py --training",
     ),
 )
 
-CAUSES: Mapping[str, Cause] = MappingProxyType({cause.name: cause for cause in _CAUSES})
+
+def _of_data(name: str, meaning: str, *code: str) -> Cause:
+    return Cause(name, meaning, (), of_data=True, code="\n".join(code))
+
+
+_CAUSES_OF_DATA = (
+    _of_data(
+        *("unseeded_shuffle", "The order of samples is drawn from a generator that was not seeded."),
+        "DataLoader(dataset, shuffle=True, generator=torch.Generator().manual_seed(seed))",
+        "random.Random(seed).shuffle(files)  # where the dataset shuffles by itself",
+    ),
+    _of_data(
+        *("unsorted_listing", "Files are taken in the order in which the system lists them."),
+        "files = sorted(os.listdir(folder))  # likewise glob, Path.glob, os.walk, os.scandir",
+    ),
+    _of_data(
+        *("set_order", "An order or a numbering follows that of a set, and so Python's hash seed."),
+        "for name in sorted(names):  # not: for name in set(names)",
+    ),
+    _of_data(
+        *("string_hash", "A value follows hash() of a string, which differs in each process."),
+        "seed = zlib.crc32(name.encode())  # not hash(name), which differs in each process;",
+        '# or int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")',
+    ),
+    _of_data(
+        *("reseeded", "A generator was seeded again from entropy, after it had been seeded."),
+        "# seed once, at the start: later no torch.seed(), random.seed() or manual_seed(time.time())",
+    ),
+    _of_data(
+        *("import_order", "Modules are imported in a different order."),
+        "for name in sorted(plugins):",
+        "    importlib.import_module(name)",
+    ),
+    _of_data(
+        *("random_dataset", "The dataset draws from a generator that was not seeded."),
+        "def __getitem__(self, index):",
+        "    generator = np.random.default_rng((seed, index))  # or draw from torch, which is seeded in every worker",
+    ),
+    _of_data(
+        *("random_transform", "A transform or collate_fn draws from a generator that was not seeded."),
+        "torch.manual_seed(seed)  # before the loader is iterated; or, for the loader alone:",
+        "DataLoader(dataset, generator=torch.Generator().manual_seed(seed))  # workers derive their seeds from it",
+    ),
+    _of_data(
+        *("worker_seeds", "worker_init_fn seeds the generators of a worker differently in each run."),
+        "def worker_init_fn(worker):",
+        "    worker_seed = torch.initial_seed() % 2**32  # derived from the loader's generator",
+        "    numpy.random.seed(worker_seed)",
+        "    random.seed(worker_seed)",
+    ),
+    _of_data(
+        *("unseeded_construction", "The dataset or a transform was made with numbers drawn before the seeding."),
+        "torch.manual_seed(seed)  # likewise random and numpy: before the dataset is made;",
+        "# import is too early for draws",
+    ),
+    _of_data(
+        *("unseeded_loader", "A loader that is no DataLoader draws from a generator that was not seeded."),
+        "rng = random.Random(seed)  # draw from it all that batches and their order are made of",
+    ),
+    _of_data(
+        *("modified_later", "Batches or weights were modified in place after they were made."),
+        "batch = [tensor.clone() for tensor in batch]  # do not change weights or batches in place",
+    ),
+)
+
+CAUSES: Mapping[str, Cause] = MappingProxyType({cause.name: cause for cause in (*_CAUSES, *_CAUSES_OF_DATA)})
 """Name → cause."""
 
 # ------------------------------------------------------------------------------------------------------- experiments

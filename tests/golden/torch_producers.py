@@ -23,6 +23,7 @@ import torch
 
 import hashbench
 from hashbench import HashbenchError, HashDebugTrace, Trace, find_divergence
+from hashbench.core.catalog import CAUSES
 from hashbench.core.diagnose.calls.call import CapturedCall, Memory, TensorForm
 from hashbench.core.diagnose.calls.capture import capture
 from hashbench.core.diagnose.repro import Recorded, Rerun, rerun_json, rerun_text, script, write_repro
@@ -33,7 +34,7 @@ from hashbench.tools import bitwise, numeric, observer, pipeline
 from hashbench.tools.bitwise import BitwiseEquivalenceMode, BitwiseMismatchError
 from hashbench.tools.observer import ObserverContext
 from hashbench.tools.observer import observer as observing
-from hashbench.tools.pipeline.reasons import FIXES
+from hashbench.tools.pipeline.reasons import DIFFERENCES
 from tests.golden.producers import _command, golden, known_environment
 from tests.golden.stage import INPUTS, cli, session
 
@@ -437,7 +438,8 @@ _command("pipeline.json", "pipeline compare checks/base checks/asked --format js
 
 @golden("pipeline_fixes.txt")
 def _pipeline_fixes() -> str:
-    return "\n".join(f"{name}\n{textwrap.indent(fix, '    ')}" for name, fix in FIXES.items()) + "\n"
+    fixes = {name: cause.code for name, cause in CAUSES.items() if cause.code} | dict(DIFFERENCES)
+    return "\n".join(f"{name}\n{textwrap.indent(fix, '    ')}" for name, fix in fixes.items()) + "\n"
 
 
 @golden("observer.txt")

@@ -28,8 +28,9 @@ from hashbench.core.io import open_file, read_file, read_json
 from hashbench.core.processes import Child, describe_end, python_calling, tell_phase
 from hashbench.core.suites.python_suites import import_file
 from hashbench.tools.pipeline import MARK, observed
-from hashbench.tools.pipeline.comparing import EQUAL, STAGES, PipelineVerdict, compare
+from hashbench.tools.pipeline.comparing import PipelineVerdict, compare
 from hashbench.tools.pipeline.observed import REPEAT_FOLDER, Check, RepeatResult
+from hashbench.tools.pipeline.stages import EQUAL, STAGES
 
 ANSWER_FILE, LOG_FILE = "answer.json", "output.log"
 _PHASES: Mapping[str, str] = MappingProxyType({"": "first run", REPEAT_FOLDER: "second run"})
@@ -111,7 +112,7 @@ def _repeated(
     hash_order: Mapping[str, bool | None] = {}
     runs = 2
     if not verdict.repeats and not is_fixed:  # which stages agree in runs with the same hash seed?
-        differing = [finding.stage.name for finding in verdict.findings]
+        differing = [finding.stage for finding in verdict.findings]
         agrees, runs = _agreeing(first, run("experiment0", 0), differing), 3
         again: Mapping[str, bool] = {}
         if any(agrees.values()):

@@ -89,6 +89,11 @@ class Sample:
     drew: tuple[str, ...] = ()
     drew_outside: tuple[str, ...] = ()
 
+    @property
+    def content(self) -> tuple[str | None, tuple[str, ...] | None] | None:
+        """What it is before any transform; ``None`` where nothing of that was recorded."""
+        return None if self.before is None and self.file_digests is None else (self.before, self.file_digests)
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:

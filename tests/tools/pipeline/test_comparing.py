@@ -9,7 +9,7 @@ import pytest
 
 from hashbench.core.errors import HashbenchError
 from hashbench.core.records import Leaf, Ref, TensorDigest, Trace
-from hashbench.tools.pipeline.comparing import STAGES, PipelineVerdict, as_text, compare
+from hashbench.tools.pipeline.comparing import PipelineVerdict, as_text, compare
 from hashbench.tools.pipeline.loading import NOT_LOADER
 from hashbench.tools.pipeline.observed import (
     IMPORT,
@@ -26,6 +26,7 @@ from hashbench.tools.pipeline.observed import (
     TransformStep,
     Weights,
 )
+from hashbench.tools.pipeline.stages import STAGES
 from tests.tools.pipeline.pipeline_helpers import FILES, GENERATORS, batches, check, loader, sample, seen, trace
 
 OTHER = {**GENERATORS, "torch": "t1"}
@@ -199,8 +200,8 @@ def test_a_sample_that_neither_check_saw_is_not_counted_among_the_equal_ones() -
 
 def test_what_one_check_alone_saw_is_not_said_to_differ_in_the_other() -> None:
     blind = seen(loader=loader(listing=None), batches=whole("a", "b").batches)
-    findings = {finding.stage.name: finding.reasons[0].name for finding in compared(blind).findings}
-    assert findings == {"file list": "seen once", "order": "seen once"}
+    findings = {finding.stage: finding.reasons[0].cause for finding in compared(blind).findings}
+    assert findings == {"file list": "recorded_once", "order": "recorded_once"}
 
 
 def test_a_generator_is_blamed_where_it_moved_and_not_where_it_stood_still() -> None:
@@ -215,9 +216,9 @@ def test_a_generator_is_blamed_where_it_moved_and_not_where_it_stood_still() -> 
     in_make_model = because(states("a", "a", "a", "a", "a1", "a1", "a1"), states("b", "b", "b", "b", "b1", "b1", "b1"))
     seeded_there = because(states("a", "a", "a", "a", "s", "s", "s"), states("b", "b", "b", "b", "s", "s", "s"))
     nowhere = because(states(*"ssssssx"), states(*"ssssssy"))
-    assert at_import == f"{IMPORT} drew from torch, which was in another state"
-    assert in_make_model == "make_model drew from torch, which was in another state"
-    assert seeded_there == "make_model drew from torch, which it found in another state and then seeded"
+    assert at_import == f"{IMPORT} drew from torch, which was in a different state"
+    assert in_make_model == "make_model drew from torch, which was in a different state"
+    assert seeded_there == "make_model drew from torch, which it found in a different state and then seeded"
     assert nowhere.startswith("no generator that was seen")
 
 
@@ -227,8 +228,8 @@ def test_a_batch_of_a_loader_of_ones_own_is_traced_to_the_generator_that_it_was_
         for digest, states in (("b", GENERATORS), ("c", OTHER))
     ]
     reason = compared(made[1], made[0]).findings[0].reasons[0]
-    expected = "the loader drew from torch, which was in another state"
-    assert (reason.name, reason.because) == ("unseeded loader", expected)
+    expected = "the loader drew from torch, which was in a different state"
+    assert (reason.cause, reason.because) == ("unseeded_loader", expected)
 
 
 def seeded(*names: str, drew: str = "torch") -> tuple[Observed, Observed]:
@@ -309,10 +310,10 @@ def test_loaders_that_were_asked_for_other_things_are_told_from_unseeded_ones(
     order = batches(*map(sample, (2, 0, 3, 1)))
     verdict = compare(check(seen(loader=loader(**changes), batches=order)), check())
     mirrored = compare(check(), check(seen(loader=loader(**changes), batches=order)))
-    assert [reason.name for reason in verdict.findings[0].reasons] == ["asked otherwise"]
+    assert [reason.cause for reason in verdict.findings[0].reasons] == ["different_arguments"]
     assert said in mirrored.findings[0].reasons[0].because
     same = compare(check(), check(seen(batches=order)))
-    assert [reason.name for reason in same.findings[0].reasons] == ["unknown order"]
+    assert [reason.cause for reason in same.findings[0].reasons] == ["outside_value"]
 
 
 def test_random_transforms_after_another_order_are_a_consequence() -> None:
@@ -326,7 +327,7 @@ def test_random_transforms_after_another_order_are_a_consequence() -> None:
 
 def test_weights_that_differ_by_themselves_are_told_beside_the_first_stage() -> None:
     verdict = compared(seen(batches=in_another_order(), weights=Weights({"weight": "w1"}, {})))
-    assert [finding.stage.name for finding in verdict.findings] == ["order", "initial weights"]
+    assert [finding.stage for finding in verdict.findings] == ["order", "initial weights"]
 
 
 def test_names_from_a_file_do_not_steer_the_terminal() -> None:
@@ -352,15 +353,15 @@ def test_a_worker_that_its_init_function_moved_is_told_from_one_that_began_elsew
 
     by_base = compared(seen(batches=other, random_state=begun), seen(batches=one))
     by_init = compared(seen(batches=other, random_state=moved), seen(batches=one))
-    assert by_base.findings[0].reasons[0].name == "random transform"
-    assert by_init.findings[0].reasons[0].name == "worker seeds"
+    assert by_base.findings[0].reasons[0].cause == "random_transform"
+    assert by_init.findings[0].reasons[0].cause == "worker_seeds"
 
 
 def test_a_generator_that_parts_inside_a_batch_is_named() -> None:
     other_batches = batches(sample(0, after="noise"), *(sample(place, generators=OTHER) for place in (1, 2, 3)))
     (finding,) = compared(seen(), seen(batches=other_batches)).findings
-    assert finding.stage.name == "after transform"
-    assert finding.reasons[0].name == "seeded inside"
+    assert finding.stage == "after transform"
+    assert finding.reasons[0].cause == "reseeded"
     assert "a.png" in finding.reasons[0].because
 
 
@@ -373,7 +374,7 @@ def test_a_generator_that_parts_inside_a_batch_of_a_loader_of_ones_own_is_named(
     facts = loader(absent={"loader": NOT_LOADER}, listing=None)
     one, other = (seen(loader=facts, batches=whole(*state)) for state in (("x", GENERATORS), ("y", OTHER)))
     (finding,) = compared(one, other).findings
-    assert [reason.name for reason in finding.reasons] == ["seeded inside"]
+    assert [reason.cause for reason in finding.reasons] == ["reseeded"]
     assert "batch 0" in finding.reasons[0].because
 
 
@@ -392,7 +393,7 @@ def test_a_label_that_follows_the_order_is_no_second_finding(changes: dict[str, 
     files = tuple(FILES[place] for place in (1, 0, 2, 3))
     other = seen(batches=batches(*moved), loader=loader(listing=Listing("dataset.files", "/images", files)))
     findings = compared(seen(), other).findings
-    assert [finding.stage.name for finding in findings] == ["order", *also]
+    assert [finding.stage for finding in findings] == ["order", *also]
 
 
 def test_stages_that_follow_the_hash_seed_with_the_first_one_are_no_findings_of_their_own() -> None:
@@ -406,9 +407,9 @@ def test_stages_that_follow_the_hash_seed_with_the_first_one_are_no_findings_of_
     def found(**gone: bool) -> dict[str, str]:
         hash_order = {"order": True, "after transform": True, "initial weights": False} | gone
         verdict = compare(check(seen()), check(other), hash_order=hash_order)
-        return {finding.stage.name: finding.reasons[0].name for finding in verdict.findings}
+        return {finding.stage: finding.reasons[0].cause for finding in verdict.findings}
 
-    assert found() == {"order": "set order", "initial weights": "unknown weights"}
+    assert found() == {"order": "set_order", "initial weights": "initial_state"}
     assert found(**{"after transform": False}).keys() == {"order", "after transform", "initial weights"}
 
 
@@ -422,10 +423,10 @@ def test_the_repetition_of_a_check_excludes_or_proves_the_order_of_sets() -> Non
 
     def reasons(repetition: RepeatResult | None) -> list[str]:
         verdict = compare(check(first, repetition=repetition), check(second, repetition=repetition))
-        return [reason.name for reason in verdict.findings[0].reasons]
+        return [reason.cause for reason in verdict.findings[0].reasons]
 
     same_seed = replace(second, surroundings=first.surroundings)
-    assert reasons(None) == ["unsorted file listing", "set order"]
-    assert [reason.name for reason in compared(same_seed, first).findings[0].reasons] == ["unsorted file listing"]
-    assert reasons(repeats) == ["unsorted file listing"]
-    assert reasons(hashed) == ["set order"]
+    assert reasons(None) == ["unsorted_listing", "set_order"]
+    assert [reason.cause for reason in compared(same_seed, first).findings[0].reasons] == ["unsorted_listing"]
+    assert reasons(repeats) == ["unsorted_listing"]
+    assert reasons(hashed) == ["set_order"]

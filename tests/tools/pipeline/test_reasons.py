@@ -8,20 +8,37 @@ from typing import Any
 
 import pytest
 
+from hashbench.core.catalog import CAUSES
+from hashbench.core.records import Divergence
+from hashbench.tools.pipeline.evidence import ModelFacts, OrderFacts, SampleFacts, StageEvidence
 from hashbench.tools.pipeline.observed import IMPORT, LOADER, MAKE_LOADER, MAKE_MODEL
-from hashbench.tools.pipeline.reasons import (
-    FIXES,
-    ModelFacts,
-    OrderFacts,
-    RandomDraw,
-    SampleFacts,
-    StageEvidence,
-    decide,
-)
+from hashbench.tools.pipeline.pairs import Span
+from hashbench.tools.pipeline.reasons import DIFFERENCES, decide
 
 TORCH = ("torch",)
-DRAWN_BY_LOADER = RandomDraw(MAKE_LOADER, ("python",))
-DRAWN = {"drew": TORCH, "moved": TORCH}
+
+
+def span(code: str, *names: str, before: bool, after: bool) -> Span:
+    """Code that drew from these generators, whose states differed before it, and after it."""
+    states = [(dict.fromkeys(names, "a"), dict.fromkeys(names, "b" if apart else "a")) for apart in (before, after)]
+    return Span(code, *states, names)
+
+
+def drawn(code: str, *names: str) -> Span:
+    return span(code, *names, before=True, after=True)
+
+
+def diverged(code: str, *names: str) -> Span:
+    return span(code, *names, before=False, after=True)
+
+
+def diverging_at(origin: str, kernel: str) -> Divergence:
+    return Divergence(origin, kernel, kernel, 0, "forward", 0, "", "", "the output differs")
+
+
+DRAWN_BY_LOADER = drawn(MAKE_LOADER, "python")
+DRAWN = {"here": (drawn("Flip", "torch"),)}
+DREW = {"here": (span("Flip", "torch", before=False, after=False),)}
 
 
 def evidence_of(stage: str, **facts: Any) -> StageEvidence:
@@ -36,143 +53,143 @@ order, before, after = (partial(evidence_of, stage) for stage in ("order", "befo
 shuffled, listed = partial(order, same_indices=False), partial(order, same_indices=True, listing=True)
 weights = partial(evidence_of, "initial weights")
 TRUTH: dict[str, tuple[StageEvidence, str]] = {
-    "other files": (evidence_of("file list"), "other files proven"),
-    "files from a set": (evidence_of("file list", hash_order=True), "set order proven"),
+    "other files": (evidence_of("file list"), "different_files proven"),
+    "files from a set": (evidence_of("file list", hash_order=True), "set_order proven"),
     "a loader that was given a generator in one alone": (
-        shuffled(moved=TORCH, asked_otherwise=("generators ['loader.generator'] / none",)),
-        "asked otherwise proven",
+        shuffled(arguments=("generators ['loader.generator'] / none",)),
+        "different_arguments proven",
     ),
     "another list of files, whatever else was asked for": (
-        listed(folder="train", asked_otherwise=("shuffle True / False",)),
-        "unsorted file listing proven",
+        listed(folder="train", arguments=("shuffle True / False",)),
+        "unsorted_listing proven",
     ),
-    "weights drawn from another seed": (weights(**DRAWN, asked_otherwise=("seed 7 / 8",)), "asked otherwise proven"),
+    "weights drawn from another seed": (weights(**DRAWN, arguments=("seed 7 / 8",)), "different_arguments proven"),
     "a random transform under another seed": (
-        after(transform="Flip", **DRAWN, asked_otherwise=("seed 7 / 8",)),
-        "asked otherwise proven",
+        after(transform="Flip", **DRAWN, arguments=("seed 7 / 8",)),
+        "different_arguments proven",
     ),
     "other bytes, whatever the seed": (
-        before(same_files=False, drew=TORCH, asked_otherwise=("seed 7 / 8",)),
-        "other file content proven",
+        before(same_files=False, **DREW, arguments=("seed 7 / 8",)),
+        "different_content proven",
     ),
-    "shuffled without a generator": (shuffled(no_generator=True, moved=TORCH), "unseeded shuffle proven"),
+    "shuffled without a generator": (shuffled(no_generator=True, default_moved=True), "unseeded_shuffle proven"),
     "shuffled by a generator that was seeded otherwise": (
         shuffled(given_moved=("loader.generator",)),
-        "unseeded shuffle proven",
+        "unseeded_shuffle proven",
     ),
     "a sampler of one's own that drew from Python's generator": (
-        shuffled(draws=(RandomDraw(LOADER, ("python", "torch")),)),
-        "unseeded shuffle likely",
+        shuffled(here=(drawn(LOADER, "python", "torch"),)),
+        "unseeded_shuffle likely",
     ),
-    "another order though all generators agree": (shuffled(no_generator=True), "unknown order likely"),
-    "a folder that the system lists otherwise": (listed(folder="train"), "unsorted file listing proven"),
-    "a list that the dataset shuffled": (listed(draws=(DRAWN_BY_LOADER,)), "unseeded shuffle likely"),
-    "batches of a list that was shuffled": (order(draws=(DRAWN_BY_LOADER,)), "unseeded shuffle likely"),
-    "a list of random batches": (after(whole=LOADER, draws=(DRAWN_BY_LOADER,)), "unseeded loader likely"),
-    "a list of batches, from nobody knows where": (after(whole=LOADER), "unknown content likely"),
+    "another order though all generators agree": (shuffled(no_generator=True), "outside_value open"),
+    "a folder that the system lists otherwise": (listed(folder="train"), "unsorted_listing proven"),
+    "a list that the dataset shuffled": (listed(here=(DRAWN_BY_LOADER,)), "unseeded_shuffle likely"),
+    "batches of a list that was shuffled": (order(here=(DRAWN_BY_LOADER,)), "unseeded_shuffle likely"),
+    "a list of random batches": (after(whole=LOADER, here=(DRAWN_BY_LOADER,)), "unseeded_loader likely"),
+    "a list of batches, from nobody knows where": (after(whole=LOADER), "outside_value open"),
     "a loader of one's own under another seed": (
-        after(whole=LOADER, asked_otherwise=("seed 7 / 8",)),
-        "asked otherwise likely",
+        after(whole=LOADER, arguments=("seed 7 / 8",)),
+        "different_arguments likely",
     ),
-    "a collate_fn that draws": (after(whole="collate_fn", **DRAWN), "random transform proven"),
-    "a stream that draws": (after(whole="the dataset", **DRAWN), "random dataset proven"),
+    "a collate_fn that draws": (after(whole="collate_fn", **DRAWN), "random_transform proven"),
+    "a stream that draws": (after(whole="the dataset", **DRAWN), "random_dataset proven"),
     "a transform that was made of a random number": (
-        after(transform="Noise", drew=TORCH, draws=(DRAWN_BY_LOADER,)),
-        "unseeded construction likely",
+        after(transform="Noise", **DREW, earlier=(DRAWN_BY_LOADER,)),
+        "unseeded_construction likely",
     ),
-    "a dataset that was made of random numbers": (before(draws=(DRAWN_BY_LOADER,)), "unseeded construction likely"),
-    "seen in one check alone": (order(one_sided=True), "seen once likely"),
-    "a model in one check alone": (weights(one_sided=True), "other model proven"),
-    "a list in another order, with other hash seeds": (listed(), "unsorted file listing likely, set order likely"),
-    "a list in another order, whatever the hash seed": (listed(hash_order=False), "unsorted file listing likely"),
-    "a list from a set": (order(listing=True, hash_order=True), "set order proven"),
-    "an order of which nothing is known": (order(), "unknown order likely"),
+    "a dataset that was made of random numbers": (before(earlier=(DRAWN_BY_LOADER,)), "unseeded_construction likely"),
+    "seen in one check alone": (order(one_sided=True), "recorded_once likely"),
+    "a model in one check alone": (weights(one_sided=True), "different_model proven"),
+    "a list in another order, with other hash seeds": (listed(), "unsorted_listing likely, set_order likely"),
+    "a list in another order, whatever the hash seed": (listed(hash_order=False), "unsorted_listing likely"),
+    "a list from a set": (order(listing=True, hash_order=True), "set_order proven"),
+    "an order of which nothing is known": (order(), "outside_value open"),
     "an order from a set in code that calls hash()": (
         order(listing=True, hash_order=True, hash_calls=("a.py:3",)),
-        "set order likely, hash of a text likely",
+        "set_order likely, string_hash likely",
     ),
     "an order drawn from a generator that was seeded with hash()": (
         shuffled(hash_order=True, hash_calls=("a.py:3",), given_moved=("loader.generator",)),
-        "hash of a text proven",
+        "string_hash proven",
     ),
     "an order drawn from torch, which a package seeds with hash()": (
-        shuffled(hash_order=True, no_generator=True, moved=TORCH),
-        "hash of a text likely",
+        shuffled(hash_order=True, no_generator=True, default_moved=True),
+        "string_hash likely",
     ),
-    "noise seeded with hash() of a name": (before(hash_order=True, hash_calls=("a.py:3",)), "hash of a text likely"),
+    "noise seeded with hash() of a name": (before(hash_order=True, hash_calls=("a.py:3",)), "string_hash likely"),
     "labels numbered in the order of a set": (
         after(hash_order=True),
-        "set order likely, hash of a text likely",
+        "set_order likely, string_hash likely",
     ),
     "weights drawn from a generator that was seeded with hash()": (
-        weights(hash_order=True, hash_calls=("a.py:3",), draws=(RandomDraw(MAKE_MODEL, TORCH),)),
-        "hash of a text proven",
+        weights(hash_order=True, hash_calls=("a.py:3",), here=(drawn(MAKE_MODEL, "torch"),)),
+        "string_hash proven",
     ),
     "samples that do not follow the hash seed, in code that calls hash()": (
         before(hash_order=False, hash_calls=("a.py:3",)),
-        "unknown content likely",
+        "outside_value open",
     ),
     "batches of a loader that seeds in between": (
-        after(whole=LOADER, drew=TORCH, parted=(RandomDraw(LOADER, TORCH),)),
-        "seeded inside likely",
+        after(whole=LOADER, here=(diverged(LOADER, "torch"),)),
+        "reseeded likely",
     ),
     "weights of a model that seeds by itself": (
-        weights(drew=TORCH, parted=(RandomDraw(MAKE_MODEL, TORCH),)),
-        "seeded inside likely",
+        weights(here=(diverged(MAKE_MODEL, "torch"),)),
+        "reseeded likely",
     ),
-    "a sampler that seeds by itself": (order(parted=(RandomDraw(MAKE_LOADER, TORCH),)), "seeded inside likely"),
+    "a sampler that seeds by itself": (order(here=(diverged(MAKE_LOADER, "torch"),)), "reseeded likely"),
     "a random transform beside a part that seeds": (
-        after(transform="Flip", **DRAWN, parted=(RandomDraw("Flip", TORCH),)),
-        "random transform proven",
+        after(transform="Flip", **DRAWN, earlier=(diverged(MAKE_LOADER, "numpy"),)),
+        "random_transform proven",
     ),
-    "other bytes": (before(same_files=False), "other file content proven"),
+    "other bytes": (before(same_files=False), "different_content proven"),
     "a dataset that draws from a generator of its own": (
-        before(drew=("dataset.rng",), moved=("dataset.rng",)),
-        "random dataset proven",
+        before(here=(drawn("the dataset", "dataset.rng"),)),
+        "random_dataset proven",
     ),
-    "another decoder": (before(packages="pillow 12 / 13"), "other packages likely"),
-    "read otherwise, nobody knows why": (before(), "unknown content likely"),
-    "a random transform in the main process": (after(transform="Flip", **DRAWN), "random transform proven"),
+    "another decoder": (before(packages="pillow 12 / 13"), "different_packages likely"),
+    "read otherwise, nobody knows why": (before(), "outside_value open"),
+    "a random transform in the main process": (after(transform="Flip", **DRAWN), "random_transform proven"),
     "a random transform in a worker of another base seed": (
         after(transform="Flip", **DRAWN, worker=0, moved_at_start=TORCH),
-        "random transform proven",
+        "random_transform proven",
     ),
     "a worker that its init function seeds from entropy": (
-        after(transform="Noise", drew=("numpy",), moved=("numpy",), worker=1, moved_by_init=("numpy",)),
-        "worker seeds proven",
+        after(transform="Noise", here=(drawn("Noise", "numpy"),), worker=1, moved_by_init=("numpy",)),
+        "worker_seeds proven",
     ),
-    "a worker in which something drew before": (after(transform="Noise", **DRAWN, worker=1), "random transform likely"),
-    "drawn from a generator in the same state": (after(transform="Noise", drew=TORCH), "random transform likely"),
-    "a transform that draws from nothing": (after(transform="Stamp"), "unknown content likely"),
-    "other transforms": (after(other_transforms=True), "other transforms likely"),
+    "a worker in which something drew before": (after(transform="Noise", **DRAWN, worker=1), "random_transform likely"),
+    "drawn from a generator in the same state": (after(transform="Noise", **DREW), "random_transform likely"),
+    "a transform that draws from nothing": (after(transform="Stamp"), "outside_value open"),
+    "other transforms": (after(different_transforms=True), "different_transforms likely"),
     "other transforms by the order of imports": (
-        after(other_transforms=True, imports=True, drew=TORCH),
-        "import order likely",
+        after(different_transforms=True, imports=True, **DREW),
+        "import_order likely",
     ),
     "imports in the order of a set": (
-        after(other_transforms=True, imports=True, hash_order=True),
-        "import order proven",
+        after(different_transforms=True, imports=True, hash_order=True),
+        "import_order proven",
     ),
     "another order of imports beside a random transform": (
         after(transform="Flip", imports=True, **DRAWN),
-        "random transform proven",
+        "random_transform proven",
     ),
-    "initialised unseeded": (weights(draws=(RandomDraw(MAKE_MODEL, TORCH),)), "unseeded initialisation proven"),
-    "initialised at import": (weights(draws=(RandomDraw(IMPORT, TORCH),)), "unseeded initialisation likely"),
+    "initialised unseeded": (weights(here=(drawn(MAKE_MODEL, "torch"),)), "initial_state proven"),
+    "initialised at import": (weights(here=(drawn(IMPORT, "torch"),)), "initial_state likely"),
     "initialised before it is seeded, or not": (
-        weights(draws=(RandomDraw(MAKE_MODEL, TORCH, seeded=True),)),
-        "unseeded initialisation likely",
+        weights(here=(span(MAKE_MODEL, "torch", before=True, after=False),)),
+        "initial_state likely",
     ),
-    "another architecture": (weights(names_differ=True), "other model proven"),
-    "another checkpoint": (weights(drew=TORCH), "unknown weights likely"),
-    "dropout": (evidence_of("first output", origin="rng", kernel="aten.bernoulli_"), "random model proven"),
-    "a setting": (evidence_of("kernel", origin="settings", kernel="aten.mm"), "other settings proven"),
-    "a kernel": (evidence_of("kernel", origin="kernel", kernel="aten.index_put_"), "kernel likely"),
-    "other packages under the model": (evidence_of("kernel", packages="torch 2 / 3"), "other packages likely"),
-    "a model that differs by itself": (evidence_of("first output"), "unknown model likely"),
+    "another architecture": (weights(names_differ=True), "different_model proven"),
+    "another checkpoint": (weights(**DREW), "initial_state open"),
+    "dropout": (evidence_of("first output", divergence=diverging_at("rng", "aten.bernoulli_")), "rng proven"),
+    "a setting": (evidence_of("kernel", divergence=diverging_at("settings", "aten.mm")), "global_settings proven"),
+    "a kernel": (evidence_of("kernel", divergence=diverging_at("kernel", "aten.index_put_")), "unknown open"),
+    "other packages under the model": (evidence_of("kernel", packages="torch 2 / 3"), "different_packages likely"),
+    "a model that differs by itself": (evidence_of("first output"), "unknown open"),
     "an input that was changed later": (
-        evidence_of("kernel", origin="input", kernel="aten.mm"),
-        "changed later likely",
+        evidence_of("kernel", divergence=diverging_at("input", "aten.mm")),
+        "modified_later likely",
     ),
 }
 
@@ -182,9 +199,11 @@ def test_the_evidence_decides(case: str) -> None:
     evidence, expected = TRUTH[case]
 
     reasons = decide(evidence)
-    assert ", ".join(f"{reason.name} {reason.confidence}" for reason in reasons) == expected
-    assert all(reason.because and reason.fix for reason in reasons)
+    assert ", ".join(f"{reason.cause} {reason.confidence}" for reason in reasons) == expected
+    assert all(reason.because and reason.advice for reason in reasons)
 
 
-def test_every_fix_belongs_to_a_reason_that_some_evidence_gives() -> None:
-    assert {reason.name for evidence, _ in TRUTH.values() for reason in decide(evidence)} == set(FIXES)
+def test_every_cause_of_data_and_every_difference_follows_from_some_evidence() -> None:
+    decided = {reason.cause for evidence, _ in TRUTH.values() for reason in decide(evidence)}
+    assert {name for name, cause in CAUSES.items() if cause.of_data} | set(DIFFERENCES) <= decided
+    assert {name for name, cause in CAUSES.items() if cause.code} == decided & set(CAUSES)

@@ -54,16 +54,16 @@ KERNEL = {
     "repaired": "make_model = lambda: fault.With(fault.steady)",
 }
 BROKEN = {
-    "unseeded_shuffle": ("order", "unseeded shuffle", "proven"),
-    "batches_by_hand": ("order", "unseeded shuffle", "likely"),
-    "random_transform": ("after transform", "random transform", "proven"),
-    "worker_seeds": ("after transform", "worker seeds", "proven"),
-    "set_order": ("order", "set order", "proven"),
-    "hash_seed": ("after transform", "hash of a text", "likely"),
-    "import_order": ("after transform", "import order", "proven"),
-    "random_dataset": ("after transform", "random dataset", "proven"),
-    "model_initialisation": ("initial weights", "unseeded initialisation", "proven"),
-    "kernel": ("first output", "kernel", "likely"),
+    "unseeded_shuffle": ("order", "unseeded_shuffle", "proven"),
+    "batches_by_hand": ("order", "unseeded_shuffle", "likely"),
+    "random_transform": ("after transform", "random_transform", "proven"),
+    "worker_seeds": ("after transform", "worker_seeds", "proven"),
+    "set_order": ("order", "set_order", "proven"),
+    "hash_seed": ("after transform", "string_hash", "likely"),
+    "import_order": ("after transform", "import_order", "proven"),
+    "random_dataset": ("after transform", "random_dataset", "proven"),
+    "model_initialisation": ("initial weights", "initial_state", "proven"),
+    "kernel": ("first output", "unknown", "open"),
 }
 
 
@@ -71,7 +71,7 @@ def test_a_loader_that_seeds_torch_in_between_is_named(images: Path, tmp_path: P
     seeding = "set_seed = fault.set_seed"
     broken, repaired = (checked(tmp_path, "seeded_inside", twin, images, seeding) for twin in ("broken", "repaired"))
     (reason,) = broken.findings[0].reasons
-    assert (broken.first, reason.name) == ("after transform", "seeded inside"), reason.because
+    assert (broken.first, reason.cause) == ("after transform", "reseeded"), reason.because
     assert "batch 0" in reason.because
     assert repaired.repeats, repaired.stages
 
@@ -84,18 +84,18 @@ def test_broken_is_named_and_its_repaired_twin_repeats(fault: str, images: Path,
     repaired = checked(tmp_path, fault, "repaired", images, more["repaired"])
 
     reason = broken.findings[0].reasons[0]
-    assert (broken.first, reason.name, reason.confidence) == BROKEN[fault], reason.because
+    assert (broken.first, reason.cause, reason.confidence) == BROKEN[fault], reason.because
     assert repaired.repeats, repaired.stages
     assert {stage.status for stage in repaired.stages} == {"equal"}
 
 
 WHOLE = {
-    "list": ("after transform", "unseeded loader", "likely", "make_loader drew from torch, which"),
-    "generator": ("after transform", "unseeded loader", "likely", "the loader drew from python, which"),
-    "class": ("order", "unseeded shuffle", "likely", "the loader drew from loader.rng, which"),
-    "indexed": ("after transform", "unseeded loader", "likely", "the loader drew from numpy, which"),
-    "stream": ("after transform", "random dataset", "proven", "the dataset drew from python, which"),
-    "collate": ("after transform", "random transform", "proven", "collate_fn drew from numpy, which"),
+    "list": ("after transform", "unseeded_loader", "likely", "make_loader drew from torch, which"),
+    "generator": ("after transform", "unseeded_loader", "likely", "the loader drew from python, which"),
+    "class": ("order", "unseeded_shuffle", "likely", "the loader drew from loader.rng, which"),
+    "indexed": ("after transform", "unseeded_loader", "likely", "the loader drew from numpy, which"),
+    "stream": ("after transform", "random_dataset", "proven", "the dataset drew from python, which"),
+    "collate": ("after transform", "random_transform", "proven", "collate_fn drew from numpy, which"),
 }
 
 
@@ -107,12 +107,12 @@ def test_whole_batches_are_compared_whatever_kind_of_loader_gives_them(kind: str
     repaired = checked(tmp_path, "whole_batches", f"repaired_{kind}", images, more)
 
     reason = broken.findings[0].reasons[0]
-    assert (broken.first, reason.name, reason.confidence) == WHOLE[kind][:3], reason.because
+    assert (broken.first, reason.cause, reason.confidence) == WHOLE[kind][:3], reason.because
     assert WHOLE[kind][3] in reason.because
     stages = {stage.name: stage for stage in broken.stages}
     if stages["order"].status == "unseen":
         assert "whether by their order or by their content was not seen" in stages["after transform"].detail
-    assert [finding.stage.name for finding in broken.findings] == [broken.first]
+    assert [finding.stage for finding in broken.findings] == [broken.first]
     assert stages["kernel"].status == "follows"
     assert repaired.repeats, repaired.stages
     by_status = {stage.name: stage.status for stage in repaired.stages}
@@ -137,7 +137,7 @@ SPANS = {
         (f"{SEEDED}\nmake_model = fault.model_after_seeding", "plain"),
         (
             "initial weights",
-            "unseeded initialisation",
+            "initial_state",
             "likely",
             "the import of the pipeline's file drew from python and torch",
         ),
@@ -145,27 +145,27 @@ SPANS = {
     "model, seeded nowhere": (
         ("make_model = fault.model_after_seeding", "plain"),
         (f"{SEEDED}\nmake_model = fault.model_after_seeding", "plain"),
-        ("initial weights", "unseeded initialisation", "proven", "make_model drew from torch"),
+        ("initial weights", "initial_state", "proven", "make_model drew from torch"),
     ),
     "order": (
         (SEEDED, "order_at_import"),
         (SEEDED, "order_after_seeding"),
-        ("order", "unseeded shuffle", "likely", "the import of the pipeline's file drew from python"),
+        ("order", "unseeded_shuffle", "likely", "the import of the pipeline's file drew from python"),
     ),
     "order, seeded nowhere": (
         ("", "order_after_seeding"),
         (SEEDED, "order_after_seeding"),
-        ("order", "unseeded shuffle", "likely", "make_loader drew from python"),
+        ("order", "unseeded_shuffle", "likely", "make_loader drew from python"),
     ),
     "sampler": (
         ("", "sampler_while_the_loader_is_made"),
         ("", "sampler_of_the_seed"),
-        ("order", "unseeded shuffle", "likely", "make_loader drew from python"),
+        ("order", "unseeded_shuffle", "likely", "make_loader drew from python"),
     ),
     "transform": (
         (SEEDED, "transform_at_import"),
         (SEEDED, "transform_after_seeding"),
-        ("after transform", "unseeded construction", "likely", "the import of the pipeline's file drew from python"),
+        ("after transform", "unseeded_construction", "likely", "the import of the pipeline's file drew from python"),
     ),
 }
 
@@ -178,7 +178,7 @@ def test_a_reason_names_the_span_in_which_the_generator_moved(fault: str, images
     repaired = checked(tmp_path / "repaired", "spans", repaired_twin, images, repaired_more)
 
     reason = broken.findings[0].reasons[0]
-    assert (broken.first, reason.name, reason.confidence) == expected[:3], reason.because
+    assert (broken.first, reason.cause, reason.confidence) == expected[:3], reason.because
     assert expected[3] in reason.because
     if "at_import" in broken_more + broken_twin:  # where nothing moved, nothing was drawn
         assert "make_" not in reason.because
@@ -215,7 +215,7 @@ def test_a_listing_that_follows_the_system_repeats_on_each_machine_but_not_on_bo
         assert verdict.repeats
         return
     reason = verdict.findings[0].reasons[0]
-    assert (verdict.first, reason.name, reason.confidence) == ("order", "unsorted file listing", "proven")
+    assert (verdict.first, reason.cause, reason.confidence) == ("order", "unsorted_listing", "proven")
     assert {stage.status for stage in verdict.stages[3:5]} == {"equal"}  # the same files hold the same samples
 
 
@@ -230,8 +230,8 @@ def test_a_copy_with_other_bytes_and_one_with_a_file_less_are_told_apart(images:
         checks.append(observed.read(tmp_path / name / "check"))
 
     changed, smaller = compare(checks[0], checks[1]), compare(checks[0], checks[2])
-    assert (changed.first, changed.findings[0].reasons[0].name) == ("before transform", "other file content")
-    assert (smaller.first, smaller.findings[0].reasons[0].name) == ("file list", "other files")
+    assert (changed.first, changed.findings[0].reasons[0].cause) == ("before transform", "different_content")
+    assert (smaller.first, smaller.findings[0].reasons[0].cause) == ("file list", "different_files")
 
 
 # --------------------------------------------------------------------------------------------- what a check saw

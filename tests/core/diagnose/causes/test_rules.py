@@ -724,17 +724,22 @@ TABLE = [
     for name, evidence in cases.items()
 ]
 
+OF_ITEMS = {name for name, cause in CAUSES.items() if cause.batch}
+"""What ``invariance/cause.py`` decides; ``tests/extensions/invariance`` has its table."""
+
+OF_DATA = {name for name, cause in CAUSES.items() if cause.of_data}
+"""What is decided of code that makes batches; ``tests/tools/pipeline`` has its table."""
+
+OF_RUNS = set(CAUSES) - OF_DATA
+
 REACHABLE = {
-    "proven": set(CAUSES) - {"opaque_kernel", "opaque_producer", "other_ranks", "unreproduced", "unknown"},
-    "likely": set(CAUSES)
+    "proven": OF_RUNS - {"opaque_kernel", "opaque_producer", "other_ranks", "unreproduced", "unknown"},
+    "likely": OF_RUNS
     - {"external_mutation", "global_settings", "other_ranks", "unreproduced", "unknown"}
     - {"unwaited_read", "unreduced_replica", "rank_seed"},
     "open": {"outside_value", "opaque_kernel", "other_ranks", "unreproduced", "unknown"},
 }
 """What the rules can answer: ``docs/causes.md`` says the same of each cause."""
-
-OF_ITEMS = {name for name, cause in CAUSES.items() if cause.batch}
-"""What ``batch/cause.py`` decides; ``tests/extensions/invariance`` has its table."""
 
 
 @pytest.mark.parametrize(
@@ -760,7 +765,7 @@ def test_the_table_has_every_cause_and_confidence(confidence: str) -> None:
 
 
 def test_the_table_has_every_cause() -> None:
-    assert {row[2] for row in TABLE} == set(CAUSES) - OF_ITEMS
+    assert {row[2] for row in TABLE} == OF_RUNS - OF_ITEMS
 
 
 def test_a_rare_difference_proves_nothing_in_short_arms() -> None:
@@ -812,10 +817,10 @@ def test_threads_that_write_behind_torchs_back_are_named() -> None:
 def test_every_cause_has_its_section_in_the_docs() -> None:
     sections = re.findall(r"^### `(\w+)`$", PAGES, re.MULTILINE)
 
-    assert sorted(sections) == sorted(CAUSES)
+    assert sorted(sections) == sorted(OF_RUNS)
 
 
-@pytest.mark.parametrize("cause", CAUSES)
+@pytest.mark.parametrize("cause", sorted(OF_RUNS))
 def test_a_section_explains_shows_and_helps(cause: str) -> None:
     text = PAGES
     section = text.partition(f"### `{cause}`\n")[2].partition("\n### ")[0].partition("\n## ")[0]
@@ -825,6 +830,12 @@ def test_a_section_explains_shows_and_helps(cause: str) -> None:
     said = section.partition("**Confidence.**")[2].partition("\n\n")[0]
     words = {word for word in Confidence if f"`{word}`" in said}
     assert words == {word for word in Confidence if cause in REACHABLE[word]}
+
+
+def test_every_cause_of_data_has_its_line_in_the_docs() -> None:
+    lines = re.findall(r"^\| `(\w+)` \|", (DOCS / "causes_data.md").read_text(encoding="utf-8"), re.MULTILINE)
+
+    assert lines == [name for name in CAUSES if name in OF_DATA]
 
 
 def test_every_arm_has_its_line_in_the_docs() -> None:
