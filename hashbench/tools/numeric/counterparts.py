@@ -11,10 +11,12 @@ import itertools
 import math
 import operator
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from hashbench.core.divergence.align import PairedRuns
+from hashbench.core.divergence.align import PairedRuns, align
+from hashbench.core.divergence.fills import Pair
 from hashbench.core.records import Leaf, OpRecord, Ref, TensorDigest
 
 Item = OpRecord | Leaf
@@ -45,6 +47,115 @@ def is_filled(ref: Ref, source: tuple[Item | None, Item | None]) -> bool:
 
 def without_overload(record: OpRecord) -> OpRecord:
     return replace(record, op=record.op.rpartition(".")[0] or record.op)
+
+
+# ----------------------------------------------------------------------------------------------- correspondence
+
+
+def correspondence(first: Sequence[OpRecord], second: Sequence[OpRecord]) -> tuple[list[Pair], set[Pair]]:
+    """Return the records that correspond, in order, and which of these pairs replace one op by another.
+
+    By op, module, phase and iteration; or without the modules, of which compiled code has none; or with any overload of
+    the op, since transformed code calls out-variants: whichever aligns most. Other overloads replace each other. What
+    is left over between two that correspond: see :func:`_replacements`.
+    """
+    ways = [align(*(list(map(form, records)) for records in (first, second))) for form in _FORMS]
+    aligned = max(ways, key=lambda pairs: _likeness(pairs, first, second))  # of equals the first
+    pairs: list[Pair] = []
+    replaced: list[Pair] = [
+        (a, b) for a, b in aligned if a is not None and b is not None and first[a].op != second[b].op
+    ]
+    for correspond, group in itertools.groupby(aligned, key=lambda pair: None not in pair):
+        stretch = list(group)
+        if correspond:
+            pairs += stretch
+            continue
+        joined = _replacements(stretch, first, second)
+        replaced += joined
+        pairs += _joined(stretch, joined)
+    return pairs, set(replaced)
+
+
+def _likeness(pairs: Sequence[Pair], first: Sequence[OpRecord], second: Sequence[OpRecord]) -> tuple[int, int]:
+    """Return how many records correspond, and how many of these leave the same."""
+    both = [(first[a], second[b]) for a, b in pairs if a is not None and b is not None]
+    return len(both), sum(a.outputs == b.outputs for a, b in both)
+
+
+def _without_module(record: OpRecord) -> OpRecord:
+    return replace(record, module="")
+
+
+_FORMS: tuple[Callable[[OpRecord], OpRecord], ...] = (
+    lambda record: record,
+    _without_module,
+    without_overload,
+    lambda record: without_overload(_without_module(record)),
+)
+"""What is compared of records to align them, the most particular first."""
+
+
+def _replacements(stretch: Sequence[Pair], first: Sequence[OpRecord], second: Sequence[OpRecord]) -> list[Pair]:
+    """Pair records in one stretch without correspondence: by module, the last op that wrote something in each of the
+    two, if what they leave has the same shape (a quantized linear layer in place of a plain one); and compiled code
+    with the last op that it stands for, likewise."""
+    last_a = {_module_of(first[a]): a for a, _ in stretch if a is not None and _may_replace(first[a])}
+    last_b = {_module_of(second[b]): b for _, b in stretch if b is not None and _may_replace(second[b])}
+    last = [(last_a[module], last_b[module]) for module in last_a if module in last_b]
+    ends_a = [a for a, _ in stretch if a is not None and not is_silent(first[a])][-1:]
+    ends_b = [b for _, b in stretch if b is not None and not is_silent(second[b])][-1:]
+    last += [(a, b) for a in ends_a for b in ends_b if is_compiled(first[a]) != is_compiled(second[b])]
+    joined: list[Pair] = []
+    reached = (-1, -1)
+    for a, b in sorted(last):
+        if a > reached[0] and b > reached[1] and _shape_left(first[a]) == _shape_left(second[b]):
+            joined.append((a, b))
+            reached = a, b
+    return joined
+
+
+def _may_replace(record: OpRecord) -> bool:
+    """Return whether a record is of one op that leaves something; compiled code stands for many."""
+    return not is_silent(record) and not is_compiled(record)
+
+
+def _module_of(record: OpRecord) -> tuple[str, int | None, str]:
+    return record.phase, record.iteration, record.module
+
+
+def _shape_left(record: OpRecord) -> tuple[int, ...]:
+    return record.outputs[0].shape if record.outputs else ()
+
+
+def _joined(stretch: Sequence[Pair], joined: Sequence[Pair]) -> Iterator[Pair]:
+    """Yield the stretch with replacements as pairs; what stood before them stays before them, on both sides."""
+    left_a = [a for a, _ in stretch if a is not None]
+    left_b = [b for _, b in stretch if b is not None]
+    for end_a, end_b in [*joined, (None, None)]:
+        while left_a and left_a[0] != end_a:
+            yield left_a.pop(0), None
+        while left_b and left_b[0] != end_b:
+            yield None, left_b.pop(0)
+        if end_a is not None:
+            yield left_a.pop(0), left_b.pop(0)
+
+
+def left_elsewhere(runs: PairedRuns) -> frozenset[str]:
+    """Return the nodes of ops that one execution alone has, and of which the other has the results all the same: from
+    another overload of the op (compiled code calls out-variants, in an order of its own)."""
+    kept = [set(map(_op_and_words, filter(_may_replace, trace.records))) for trace in (runs.first, runs.second)]
+    lone = ((node, a, b) for node, (a, b) in runs.records.items() if (a is None) != (b is None))
+    return frozenset(
+        node
+        for node, a, b in lone
+        for record, others in ((a, kept[1]), (b, kept[0]))
+        if record is not None and record.outputs and _may_replace(record) and _op_and_words(record) in others
+    )
+
+
+def _op_and_words(record: OpRecord) -> tuple[Any, ...]:
+    words = (output.word() for output in record.outputs)
+    return without_overload(record).op, record.phase, record.iteration, *words
 
 
 # -------------------------------------------------------------------------------------------- what was compared
@@ -119,7 +230,7 @@ class Counterparts:
                 return f"it reads what one execution alone has, {named(self.items(source))}"
         if node in self.replaced and without_overload(a).op != without_overload(b).op:
             return ""  # another op may be given its tensors in another order, or fewer
-        keys = [[self._key(source, ref, side) for source, ref in one] for side, one in enumerate(reads)]
+        keys = [[self._key(*item, side) for item in items] for side, items in enumerate(reads)]
         if Counter(keys[0]) != Counter(keys[1]):
             return "it is given other tensors, or other parts of them"
         return ""
@@ -142,7 +253,7 @@ class Counterparts:
             for side, record in enumerate(self.runs.records[node]):
                 if record is not None:
                     reads = self._read_by(record, side)
-                    found.add(frozenset(self._key(*one, side) for one in reads if not self._is_lone_leaf(one[0])))
+                    found.add(frozenset(self._key(*item, side) for item in reads if not self._is_lone_leaf(item[0])))
         return len(found) <= 1
 
     def _is_lone_leaf(self, node: str) -> bool:
@@ -168,7 +279,7 @@ class Counterparts:
         item = self.items(node)[side]
         left = () if item is None else item.outputs if isinstance(item, OpRecord) else (item.digest,)
         is_lone = None in self.items(node)
-        what: object = tuple(one.word() for one in left) if is_lone and node in self.elsewhere else node
+        what: object = tuple(digest.word() for digest in left) if is_lone and node in self.elsewhere else node
         return what, *_part(ref, left)
 
 
@@ -182,7 +293,7 @@ def _of_other(leaves: tuple[Leaf | None, Leaf | None]) -> bool:
 
 def same_size(a: Item, b: Item) -> bool:
     """Return whether two records or leaves hold tensors of like shapes, one by one; see :func:`are_alike`."""
-    left = [one.outputs if isinstance(one, OpRecord) else (one.digest,) for one in (a, b)]
+    left = [item.outputs if isinstance(item, OpRecord) else (item.digest,) for item in (a, b)]
     return len(left[0]) == len(left[1]) and all(are_alike(x.shape, y.shape) for x, y in zip(*left, strict=True))
 
 
@@ -193,10 +304,6 @@ def are_alike(a: Sequence[int], b: Sequence[int]) -> bool:
     return math.prod(a) == math.prod(b) and (ends[0] <= ends[1] or ends[1] <= ends[0])
 
 
-def _elements(digest: TensorDigest) -> int:
-    return math.prod(digest.shape)
-
-
 def _part(ref: Ref, left: tuple[TensorDigest, ...]) -> tuple[object, ...]:
     """Return which part of what was left a reference is: nothing more where it is a whole tensor, as written or in
     order; offset and layout of a part or of a transposition."""
@@ -204,9 +311,10 @@ def _part(ref: Ref, left: tuple[TensorDigest, ...]) -> tuple[object, ...]:
         return (ref.offset,)
     sizes, _, strides = ref.layout.partition("{")
     shape = [int(size) for size in sizes.strip("[]").split(",") if size]
-    for one in left if ref.offset == 0 else ():
-        as_written = list(one.shape) == shape and (not strides or strides == f"{','.join(map(str, one.stride))}}}")
-        if as_written or (not strides and math.prod(shape) == _elements(one)):
+    for digest in left if ref.offset == 0 else ():
+        stride = f"{','.join(map(str, digest.stride))}}}"
+        as_written = list(digest.shape) == shape and strides in ("", stride)
+        if as_written or (not strides and math.prod(shape) == math.prod(digest.shape)):
             return ("whole",)
     return ref.offset, ref.layout
 
@@ -224,7 +332,7 @@ def named(items: tuple[Item | None, Item | None]) -> str:
 def alone_in_words(runs: PairedRuns, nodes: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the ops among ``nodes`` without a counterpart, of each execution, in order."""
     pairs = [runs.records[node] for node in sorted(nodes, key=runs.order.__getitem__) if node in runs.records]
-    found = [tuple(_short(one) for pair in pairs if (one := pair[side]) is not None) for side in (0, 1)]
+    found = [tuple(_short(record) for pair in pairs if (record := pair[side]) is not None) for side in (0, 1)]
     return found[0], found[1]
 
 

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hashbench.core.divergence.align import PairedRuns, align, pair
-from hashbench.core.divergence.fills import Pair
+from hashbench.core.divergence.align import PairedRuns, pair
 from hashbench.core.divergence.slice import backward_slice
 from hashbench.core.records import OpRecord, Trace
 from hashbench.core.run.workload import clone_inputs
@@ -35,12 +34,13 @@ from hashbench.tools.numeric.counterparts import (
     Counterparts,
     Item,
     alone_in_words,
+    correspondence,
     is_compiled,
     is_filled,
     is_silent,
+    left_elsewhere,
     named,
     same_size,
-    without_overload,
 )
 from hashbench.tools.numeric.report import LONE, SIDES, FirstDifference, Place, Rename, Rule, TensorComparison
 
@@ -248,12 +248,12 @@ def find(
     aligned, replacing = correspondence(first.records, second.records)
     runs, replaced = pair(first, second, aligned), {first.records[a].id for a, _ in replacing if a is not None}
     items: Mapping[str, tuple[Item | None, Item | None]] = {**runs.leaves, **runs.records}
-    elsewhere = _left_elsewhere(runs)
+    elsewhere = left_elsewhere(runs)
     differs = {
         node for node, (a, b) in items.items() if node not in elsewhere and _differs_at(a, b, differ)
     }.__contains__
     roots = [result.source for result in first.results if result.name in differing and result.source]
-    roots += [runs.node_of[one.source] for one in second.results if one.name in differing and one.source]
+    roots += [runs.node_of[result.source] for result in second.results if result.name in differing and result.source]
 
     def read_by(node: str) -> Iterator[str]:
         return (source for source, ref in runs.reads(node) if not is_filled(ref, items[source]))
@@ -290,7 +290,7 @@ def find(
         return _at_leaf(found, runs, node)
     op = _to_blame(counterparts, node, known, way.reached, differ)
     if op is None:
-        agreeing = {source for one in way.reached for source in read_by(one)} - set(way.reached)
+        agreeing = {source for reader in way.reached for source in read_by(reader)} - set(way.reached)
         return _between(unseen, counterparts, known, way.reached, sorted(agreeing, key=place), differing[0])
     lone = [source for source, ref in runs.reads(op) if None in items[source] and not is_filled(ref, items[source])]
     if op != node:
@@ -315,8 +315,8 @@ def _to_blame(
     runs = counterparts.runs
     if node == known:
         return None if counterparts.unlike(node) else node
-    lone = [one for one in reached if one != known]
-    if node not in runs.records or not all(one in runs.records and None in runs.records[one] for one in lone):
+    lone = [item for item in reached if item != known]
+    if node not in runs.records or not all(item in runs.records and None in runs.records[item] for item in lone):
         return None
     if known is None:
         return node if lone == [node] and not counterparts.hidden else None
@@ -349,7 +349,7 @@ def _between(
     end = [known] if known is not None and known in runs.records else []
     record = _records_of(runs, end or [max(reached, key=runs.order.__getitem__)])
     first_after = _place(runs, end)
-    words = [f"{named(counterparts.items(one))}, which agrees," for one in anchors or start[-1:]]
+    words = [f"{named(counterparts.items(item))}, which agrees," for item in anchors or start[-1:]]
     begin = words[0] if words else "the start of the trace"
     goal = f"{first_after}, the first that differs of the ops taken for the same" if first_after else result
     unlike = counterparts.unlike(known) if end and known is not None and not any(unmatched) else ""
@@ -380,24 +380,6 @@ def _differs_at(a: Item | None, b: Item | None, differ: Callable[[str, str], boo
         if is_silent(a) and is_silent(b):
             return False
     return differ(a.id, b.id)
-
-
-def _left_elsewhere(runs: PairedRuns) -> frozenset[str]:
-    """Return the nodes of ops that one execution alone has, and of which the other has the results all the same: from
-    another overload of the op (compiled code calls out-variants, in an order of its own)."""
-    kept = [set(map(_op_and_words, filter(_may_replace, trace.records))) for trace in (runs.first, runs.second)]
-    lone = ((node, a, b) for node, (a, b) in runs.records.items() if (a is None) != (b is None))
-    return frozenset(
-        node
-        for node, a, b in lone
-        for record, others in ((a, kept[1]), (b, kept[0]))
-        if record is not None and record.outputs and _may_replace(record) and _op_and_words(record) in others
-    )
-
-
-def _op_and_words(record: OpRecord) -> tuple[Any, ...]:
-    words = (output.word() for output in record.outputs)
-    return without_overload(record).op, record.phase, record.iteration, *words
 
 
 def _is_seen_in_both(runs: PairedRuns, node: str) -> bool:
@@ -475,94 +457,3 @@ def _at_leaf(found: FirstDifference, runs: PairedRuns, node: str) -> FirstDiffer
         return found
     reader = trace.records[leaf.position]
     return replace(found, op=reader.op, module=reader.module, phase=reader.phase, iteration=reader.iteration)
-
-
-# ----------------------------------------------------------------------------------------------- correspondence
-
-
-def correspondence(first: Sequence[OpRecord], second: Sequence[OpRecord]) -> tuple[list[Pair], set[Pair]]:
-    """Return the records that correspond, in order, and which of these pairs replace one op by another.
-
-    By op, module, phase and iteration; or without the modules, of which compiled code has none; or with any overload of
-    the op, since transformed code calls out-variants: whichever aligns most. Other overloads replace each other. What
-    is left over between two that correspond: see :func:`_replacements`.
-    """
-    ways = [align(*(list(map(form, records)) for records in (first, second))) for form in _FORMS]
-    aligned = max(ways, key=lambda pairs: _likeness(pairs, first, second))  # of equals the first
-    pairs: list[Pair] = []
-    replaced: list[Pair] = [
-        (a, b) for a, b in aligned if a is not None and b is not None and first[a].op != second[b].op
-    ]
-    for correspond, group in itertools.groupby(aligned, key=lambda pair: None not in pair):
-        stretch = list(group)
-        if correspond:
-            pairs += stretch
-            continue
-        joined = _replacements(stretch, first, second)
-        replaced += joined
-        pairs += _joined(stretch, joined)
-    return pairs, set(replaced)
-
-
-def _likeness(pairs: Sequence[Pair], first: Sequence[OpRecord], second: Sequence[OpRecord]) -> tuple[int, int]:
-    """Return how many records correspond, and how many of these leave the same."""
-    both = [(first[a], second[b]) for a, b in pairs if a is not None and b is not None]
-    return len(both), sum(a.outputs == b.outputs for a, b in both)
-
-
-def _without_module(record: OpRecord) -> OpRecord:
-    return replace(record, module="")
-
-
-_FORMS: tuple[Callable[[OpRecord], OpRecord], ...] = (
-    lambda record: record,
-    _without_module,
-    without_overload,
-    lambda record: without_overload(_without_module(record)),
-)
-"""What is compared of records to align them, the most particular first."""
-
-
-def _replacements(stretch: Sequence[Pair], first: Sequence[OpRecord], second: Sequence[OpRecord]) -> list[Pair]:
-    """Pair records in one stretch without correspondence: by module, the last op that wrote something in each of the
-    two, if what they leave has the same shape (a quantized linear layer in place of a plain one); and compiled code
-    with the last op that it stands for, likewise."""
-    last_a = {_module_of(first[a]): a for a, _ in stretch if a is not None and _may_replace(first[a])}
-    last_b = {_module_of(second[b]): b for _, b in stretch if b is not None and _may_replace(second[b])}
-    last = [(last_a[module], last_b[module]) for module in last_a if module in last_b]
-    ends_a = [a for a, _ in stretch if a is not None and not is_silent(first[a])][-1:]
-    ends_b = [b for _, b in stretch if b is not None and not is_silent(second[b])][-1:]
-    last += [(a, b) for a in ends_a for b in ends_b if is_compiled(first[a]) != is_compiled(second[b])]
-    joined: list[Pair] = []
-    reached = (-1, -1)
-    for a, b in sorted(last):
-        if a > reached[0] and b > reached[1] and _shape_left(first[a]) == _shape_left(second[b]):
-            joined.append((a, b))
-            reached = a, b
-    return joined
-
-
-def _may_replace(record: OpRecord) -> bool:
-    """Return whether a record is of one op that leaves something; compiled code stands for many."""
-    return not is_silent(record) and not is_compiled(record)
-
-
-def _module_of(record: OpRecord) -> tuple[str, int | None, str]:
-    return record.phase, record.iteration, record.module
-
-
-def _shape_left(record: OpRecord) -> tuple[int, ...]:
-    return record.outputs[0].shape if record.outputs else ()
-
-
-def _joined(stretch: Sequence[Pair], joined: Sequence[Pair]) -> Iterator[Pair]:
-    """Yield the stretch with replacements as pairs; what stood before them stays before them, on both sides."""
-    left_a = [a for a, _ in stretch if a is not None]
-    left_b = [b for _, b in stretch if b is not None]
-    for end_a, end_b in [*joined, (None, None)]:
-        while left_a and left_a[0] != end_a:
-            yield left_a.pop(0), None
-        while left_b and left_b[0] != end_b:
-            yield None, left_b.pop(0)
-        if end_a is not None:
-            yield left_a.pop(0), left_b.pop(0)

@@ -11,7 +11,8 @@ import torch
 
 from hashbench.core.records import Leaf, OpRecord, Ref, Result, TensorDigest, Trace
 from hashbench.tools.numeric.compare import compare_values
-from hashbench.tools.numeric.first_difference import _in_one_shape, correspondence, find
+from hashbench.tools.numeric.counterparts import correspondence
+from hashbench.tools.numeric.first_difference import _in_one_shape, find
 from hashbench.tools.numeric.report import FirstDifference, Place, Rule
 
 CLOSE = 0.5
