@@ -241,7 +241,7 @@ class Requires:
 
     def is_broken(self, parser: OneLineParser, parsed: argparse.Namespace) -> bool:
         """Return True if a command that has both flags was given only ``flag``."""
-        given, other = (Condition.of(one).holds(parser, parsed) for one in (self.flag, self.other))
+        given, other = (Condition.of(flag).holds(parser, parsed) for flag in (self.flag, self.other))
         return given is True and other is False
 
 
@@ -257,7 +257,7 @@ class Excludes:
 
     def is_broken(self, parser: OneLineParser, parsed: argparse.Namespace) -> bool:
         """Return True if both flags were given."""
-        return all(Condition.of(one).holds(parser, parsed) for one in (self.flag, self.other))
+        return all(Condition.of(flag).holds(parser, parsed) for flag in (self.flag, self.other))
 
 
 RULES: tuple[Requires | Excludes, ...] = (

@@ -366,7 +366,7 @@ class Progress:
                 seconds = self._clock() - self._said_at
                 print(f"looking at this machine ({seconds:.0f} s)", end="\r", file=self._stream, flush=True)
             elif self._is_due():
-                self._said_at, self._stages = self._clock(), [one.stage() for one in self._running]
+                self._said_at, self._stages = self._clock(), [model.stage() for model in self._running]
                 left = self._time_left()
                 self._print(f"[{self._done}/{self._total}] running: {self._words()}{f'; {left}' if left else ''}")
 
@@ -377,9 +377,9 @@ class Progress:
     def _is_due(self) -> bool:
         """Return True off a terminal if a model has been running for long and no line was written for long."""
         now = self._clock()
-        if not any(now - one.started >= SPARSE_SECONDS for one in self._running):
+        if not any(now - model.started >= SPARSE_SECONDS for model in self._running):
             return False
-        changed = [one.stage() for one in self._running] != self._stages
+        changed = [model.stage() for model in self._running] != self._stages
         return now - self._said_at >= (SPARSE_SECONDS / 3 if changed else SPARSE_SECONDS)
 
     def _open(self, event: SweepOpened) -> None:
@@ -416,7 +416,7 @@ class Progress:
         self._show_running()
 
     def _forget(self, name: str) -> None:
-        self._running = [one for one in self._running if one.name != name]
+        self._running = [model for model in self._running if model.name != name]
 
     def _time_left(self) -> str:
         """Extrapolate the time left from the pace until the last model ended; empty once running models have exceeded
@@ -429,7 +429,7 @@ class Progress:
 
     def _words(self) -> str:
         now = self._clock()
-        return one_line(join_limited([one.words(now) for one in self._running], _SHOWN)) or self._before_the_first
+        return one_line(join_limited([model.words(now) for model in self._running], _SHOWN)) or self._before_the_first
 
     def _show_running(self) -> None:
         if self._bar is not None:

@@ -241,7 +241,9 @@ _INVARIANCES = (
     InvarianceKind("chunked-prefill", "decode", Status.CHUNKED_PREFILL_DIFFERS),
 )
 
-INVARIANCES: Mapping[str, InvarianceKind] = MappingProxyType({one.mode: one for one in _INVARIANCES})
+INVARIANCES: Mapping[str, InvarianceKind] = MappingProxyType(
+    {invariance.mode: invariance for invariance in _INVARIANCES}
+)
 """Mode → the invariance that it checks."""
 
 # ------------------------------------------------------------------------------------------- origins and confidences
@@ -285,7 +287,7 @@ class Perturbation(Word):
     ENTROPY = "entropy", "other random numbers from the system", True
 
 
-LATENT = frozenset(str(one) for one in Perturbation if not one.matters)
+LATENT = frozenset(str(perturbation) for perturbation in Perturbation if not perturbation.matters)
 """Perturbations under which a difference is latent: the model is flaky."""
 
 OPAQUE: Mapping[str, str] = MappingProxyType(

@@ -89,7 +89,7 @@ class _AttributePatch:
         """Put back what was there. A later patch of the same attribute stays, and will put that back in its turn."""
         patches = _patches_of(self.holder)
         patches.remove(self)
-        later = next((one for one in patches if one.name == self.name and one.before is self.mine), None)
+        later = next((patch for patch in patches if patch.name == self.name and patch.before is self.mine), None)
         if later is not None:
             later.before = self.before
         elif _namespace(self.holder).get(self.name) is self.mine:  # else another library has replaced ours

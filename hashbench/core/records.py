@@ -44,8 +44,8 @@ SAME_BUILD = "equal"
 
 BATCH_INVARIANCE = "batch-invariance"
 INVARIANCE_GROUPS: Mapping[str, tuple[str, ...]] = {
-    group: tuple(one.name for one in INVARIANCES.values() if one.group == group)
-    for group in dict.fromkeys(one.group for one in INVARIANCES.values())
+    group: tuple(invariance.name for invariance in INVARIANCES.values() if invariance.group == group)
+    for group in dict.fromkeys(invariance.group for invariance in INVARIANCES.values())
 }
 """What ``--invariance`` takes, and the invariances that each word stands for; these are taken, too."""
 
@@ -56,7 +56,7 @@ def invariances_of(words: Sequence[str]) -> tuple[str, ...]:
     Raises:
         ValueError: a word stands for none.
     """
-    known = {**INVARIANCE_GROUPS, **{one.name: (one.name,) for one in INVARIANCES.values()}}
+    known = {**INVARIANCE_GROUPS, **{invariance.name: (invariance.name,) for invariance in INVARIANCES.values()}}
     for word in words:
         if word not in known:
             raise ValueError(f"{word!r} is none of {', '.join(known)}")
@@ -935,9 +935,9 @@ class HasFacts:
         return next((each for each in self.facts if isinstance(each, kind)), kind())
 
 
-def holding(facts: Iterable[Facts], one: Facts) -> tuple[Facts, ...]:
+def holding(facts: Iterable[Facts], item: Facts) -> tuple[Facts, ...]:
     """Return ``facts`` with ``one`` in the place of those of its kind."""
-    return (*(each for each in facts if type(each) is not type(one)), one)
+    return (*(each for each in facts if type(each) is not type(item)), item)
 
 
 def value_of(row: object, name: str) -> Any:

@@ -161,8 +161,8 @@ class Pairs:
                     return _failed("poison", run)
                 digests.append(run.noted)
                 seconds.append(took)
-            one, two = (_steady(runs) for runs in seen.values())
-            following = [name for name in one if name in two and one[name] != two[name]]
+            first, two = (_steady(runs) for runs in seen.values())
+            following = [name for name in first if name in two and first[name] != two[name]]
             following = following if not among or set(among) & set(following) else ()
         trials, results = len(seconds) // 2, seen[controls.POISONS[0]][0]
         counts = (trials, trials, 2) if following else (trials, 0, 1)
@@ -237,8 +237,8 @@ def _parts_there(original: Divergence, first: Trace | None, other: Trace | None)
         return False
     if original.origin == Origin.SEQUENCE:
         return [record.id for record in first.records] != [record.id for record in other.records]
-    one, two = ({record.id: record.outputs for record in trace.records}.get(original.node) for trace in (first, other))
-    return original.origin == Origin.KERNEL and one is not None and two is not None and one != two
+    left, two = ({record.id: record.outputs for record in trace.records}.get(original.node) for trace in (first, other))
+    return original.origin == Origin.KERNEL and left is not None and two is not None and left != two
 
 
 def still_there(original: Divergence | None, other: Divergence | None) -> bool:
@@ -276,7 +276,9 @@ def _constant_contents(runs: Sequence[Trace]) -> dict[str, frozenset[TensorDiges
     """
     contents = [_initial_contents(run) for run in runs]
     common = set.intersection(*map(set, contents)) if contents else set()
-    return {name: contents[0][name] for name in common if all(one[name] == contents[0][name] for one in contents)}
+    return {
+        name: contents[0][name] for name in common if all(content[name] == contents[0][name] for content in contents)
+    }
 
 
 def _initial_contents(trace: Trace) -> dict[str, frozenset[TensorDigest]]:
@@ -302,7 +304,8 @@ def process_results(fresh: FreshRuns, original: Divergence | None, *, name: str)
     results = []
     for experiment, compared in pairs.items():
         differing = sum(
-            still_there(original, find_divergence(one, other, draws_first=False).divergence) for one, other in compared
+            still_there(original, find_divergence(first, other, draws_first=False).divergence)
+            for first, other in compared
         )
         if compared or experiment == name:
             counts = len(compared), differing, 1 + differing

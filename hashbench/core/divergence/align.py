@@ -297,8 +297,8 @@ class Coverage:
     @functools.cached_property
     def _begins(self) -> frozenset[str]:
         """The first of fills that together fill all of a memory."""
-        series = ([self._records[index] for index in one] for one in fill_series(self._records, _overwrites_all))
-        return frozenset(one[0].id for one in series if self._fill_all(one))
+        series = ([self._records[index] for index in fills] for fills in fill_series(self._records, _overwrites_all))
+        return frozenset(fills[0].id for fills in series if self._fill_all(fills))
 
     def _fill_all(self, series: Sequence[OpRecord]) -> bool:
         """Return True if fills write every byte of memory that a recorded op made."""

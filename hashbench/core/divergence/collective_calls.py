@@ -231,7 +231,7 @@ def _number_receives(rank: int, records: Sequence[OpRecord], run: Mapping[int, R
         most = lost[channel] + 1
         following = [
             [message._replace(number=taken[message] + 1 + n) for n in range(most)]
-            for message in (channel._replace(source=one) for one in collective.process_group if one != rank)
+            for message in (channel._replace(source=sender) for sender in collective.process_group if sender != rank)
         ]
         came = None if lost[channel] else _came_from(record, [messages[0] for messages in following], run)
         if came is None:
@@ -256,7 +256,7 @@ def _came_from(
 
 def _sent(messages: Sequence[Sequence[CollectiveCall]], run: Mapping[int, RankCalls]) -> Iterator[CollectiveCall]:
     """Yield those messages that were sent, or may have been, as the trace of their source is missing."""
-    for message in (one for several in messages for one in several):
+    for message in (sent for several in messages for sent in several):
         if message.source not in run or message in run[message.source].records:
             yield message
 
@@ -278,7 +278,7 @@ def nodes_of_call(traces: Mapping[int, Trace], rank: int, node: str) -> dict[int
     call = calls[rank].by_record.get(node)
     if call is None or call.source >= 0 or call.destination >= 0:
         return {}
-    members = [calls[one].records.get(call) if one in calls else None for one in call.process_group]
+    members = [calls[rank].records.get(call) if rank in calls else None for rank in call.process_group]
     pairs = zip(call.process_group, members, strict=True)
-    nodes = {one: record.id for one, record in pairs if record is not None}
+    nodes = {rank: record.id for rank, record in pairs if record is not None}
     return nodes if len(nodes) == len(members) else {}

@@ -106,7 +106,7 @@ class Differences:
 
     def last_exchange(self, *, before: str) -> str:
         """Return the last collective before a node, or ``""``."""
-        return next((one for one in reversed(self.exchanges) if one != before), "")
+        return next((exchange for exchange in reversed(self.exchanges) if exchange != before), "")
 
     def behind_exchange(self, node: str, source: Source, last: str | None = None) -> Source:
         """Return ``source``, found at ``node``, rewritten with origin ``ranks``: other ranks may be behind it.
@@ -117,7 +117,7 @@ class Differences:
         told, place = source.detail, op_of(node) if node in self.runs.records else node
         first, second = source.first, source.second
         if node != source.node and node in self.runs.records:  # found at a record, and blamed on memory that it reads
-            first, second = ("absent" if one is None else _left(one) for one in self.runs.records[node])
+            first, second = ("absent" if record is None else _left(record) for record in self.runs.records[node])
             told = f"the output differs ({told})"
         elif source.origin == Origin.KERNEL and node in self.exchanges:
             told = "received data differs although this rank contributed the same"
@@ -192,7 +192,7 @@ class Differences:
                 break
         else:
             return
-        dtypes = {one.dtype for one in (*a.outputs, *b.outputs)}
+        dtypes = {output.dtype for output in (*a.outputs, *b.outputs)}
         pairs = list(zip(a.inputs, b.inputs, strict=False))
         for source in {ref.source for ref, _ in pairs} & self.parts.keys():
             parts, refs = self.parts[source], [pair for pair in pairs if pair[0].source == source]
@@ -247,7 +247,7 @@ def find_differences(runs: PairedRuns, *, ranks_known: bool = False) -> Differen
             known.tainted.add(leaf.id)
             hidden = max(leaf.position, other.position) > last
             known.sources[leaf.id] = opaque_source(runs, opaque) if hidden else _leaf_source(leaf, other)
-    followed = not ranks_known and any(exchanges(one) for run in (runs.first, runs.second) for one in run.records)
+    followed = not ranks_known and any(exchanges(record) for run in (runs.first, runs.second) for record in run.records)
     behind = opaque_first = False
     head = _equal_head(known)
     for index, (node, (a, b)) in enumerate(runs.records.items()):
@@ -285,7 +285,7 @@ def _equal_head(known: Differences) -> int:
     """Return the number of pairs before the first that differs, is opaque or reads a leaf that differs: none of them
     introduces or propagates a difference."""
     runs = known.runs
-    at = [one.position for leaf in known.differs for one in runs.leaves[leaf] if one is not None]
+    at = [read.position for leaf in known.differs for read in runs.leaves[leaf] if read is not None]
     at += [runs.position[runs.opaque]] if runs.opaque else []
     at += itertools.islice((index for index, (a, b) in enumerate(runs.records.values()) if a != b), 1)
     return min(at, default=len(runs.records))
@@ -313,7 +313,7 @@ def _attribute_to_caller(known: Differences, node: str) -> None:
     outside = caller in known.sources and known.sources[caller].origin == Origin.OUTSIDE
     if outside or (runs.hashed and given[0] != given[1]):
         return
-    read = [one for one, ref in runs.reads(caller) if ref.argument != "inside" and one in known.tainted]
+    read = [node for node, ref in runs.reads(caller) if ref.argument != "inside" and node in known.tainted]
     if read and not runs.hashed and source.origin != Origin.RNG:
         del known.sources[node]
         known.edges.setdefault(node, []).extend(read)
@@ -457,7 +457,7 @@ def _introduced(
             return None
         if not _is_laid_out_differently(known, *elsewhere):
             detail = "it writes to a different part of the memory than in the first run"
-            first, second = (str(one.place) for one in elsewhere)
+            first, second = (str(written.place) for written in elsewhere)
             return Source(Origin.SEQUENCE, node, at, detail, first, second)
     behind = _written_behind(known, node, a, b) if wrote else None
     if behind is not None:
@@ -502,11 +502,11 @@ def _scalar_among_arguments(known: Differences, a: OpRecord, b: OpRecord) -> str
     return ""
 
 
-def _is_laid_out_differently(known: Differences, one: Written, other: Written) -> bool:
+def _is_laid_out_differently(known: Differences, written: Written, other: Written) -> bool:
     """Return True if the memory itself may have other strides in the two runs, not only the part that is written."""
-    source = one.ref.source
+    source = written.ref.source
     known_apart = source in known.tainted or source in known.runs.only_filled
-    return known_apart and one.place.offset == other.place.offset
+    return known_apart and written.place.offset == other.place.offset
 
 
 def _view_of_another_part(known: Differences, a: OpRecord, b: OpRecord) -> str:
@@ -635,7 +635,7 @@ def contents_in_words(a: Sequence[TensorDigest], b: Sequence[TensorDigest]) -> t
     """Return two contents as text, with strides where those differ."""
     strided = layouts_differ(a, b)
     first, second = (
-        " ".join(one.word() + (f" stride {list(one.stride)}" if strided else "") for one in digests)
+        " ".join(digest.word() + (f" stride {list(digest.stride)}" if strided else "") for digest in digests)
         for digests in (a, b)
     )
     return first, second

@@ -122,8 +122,8 @@ def written_in_place(record: OpRecord) -> list[Written]:
     if len(record.outputs) != len(written):
         return []
     return [
-        Written(ref, Place(ref.offset, one.dtype, one.shape, one.stride), one.value)
-        for ref, one in zip(written, record.outputs, strict=True)
+        Written(ref, Place(ref.offset, output.dtype, output.shape, output.stride), output.value)
+        for ref, output in zip(written, record.outputs, strict=True)
     ]
 
 
@@ -134,11 +134,11 @@ def written_elsewhere(
 
     Memory that an op resized (``out=``) is no other part.
     """
-    for one, other in zip(first, second, strict=False):
-        same = one.ref.argument == other.ref.argument and one.ref.source == runs.node_of[other.ref.source]
-        if not same or one.place == other.place or one.place.dtype != other.place.dtype:
+    for written, other in zip(first, second, strict=False):
+        same = written.ref.argument == other.ref.argument and written.ref.source == runs.node_of[other.ref.source]
+        if not same or written.place == other.place or written.place.dtype != other.place.dtype:
             continue
-        resized = one.place.offset == other.place.offset and not one.ref.argument[:1].isdigit()
-        if not resized and not (one.is_idle and other.is_idle):
-            return one, other
+        resized = written.place.offset == other.place.offset and not written.ref.argument[:1].isdigit()
+        if not resized and not (written.is_idle and other.is_idle):
+            return written, other
     return None

@@ -59,7 +59,7 @@ class Slice(Generic[Node]):
         read = self.reached.__getitem__
         circle = _walk([node], read)
         while fewer := next(
-            (one for one in (_walk([other], read) for other in circle) if len(one) < len(circle)), None
+            (walked for walked in (_walk([other], read) for other in circle) if len(walked) < len(circle)), None
         ):
             circle = fewer
         return tuple(circle)

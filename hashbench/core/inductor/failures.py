@@ -55,13 +55,13 @@ class CompilerFailure:
 def failed_in(error: BaseException) -> CompilerFailure:
     """Return the stage and the op of an exception that a compiled run raised."""
     chain = list(_chain(error))
-    op = next((found["op"] for one in chain if (found := _TARGET.search(str(one)))), "")
-    names = [kind.__name__ for one in chain for kind in type(one).__mro__]
+    op = next((found["op"] for exception in chain if (found := _TARGET.search(str(exception)))), "")
+    names = [kind.__name__ for exception in chain for kind in type(exception).__mro__]
     for name, stage in _STAGES:
         if name in names:
             return CompilerFailure(stage, op)
     compiling = "BackendCompilerFailed" in names or "InductorError" in names
-    innermost = [path for one in reversed(chain) for path in _paths(one)]
+    innermost = [path for exception in reversed(chain) for path in _paths(exception)]
     if not compiling:
         return CompilerFailure("runtime", op)
     stages = (stage for path in innermost for part, stage in _FOLDERS if part in path)

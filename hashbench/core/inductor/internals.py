@@ -364,24 +364,24 @@ class CapturedGraphs(ModulePatch):
         nodes = {}
         for buffer in graph.buffers:
             writers = last_writer(buffer, graph), buffer  # a mutation may have no node of its own
-            origins = [one.get_origin_node() for one in writers if hasattr(one, "get_origin_node")]
-            node = next((one for one in origins if one is not None), None)
+            origins = [writer.get_origin_node() for writer in writers if hasattr(writer, "get_origin_node")]
+            node = next((origin for origin in origins if origin is not None), None)
             if node is not None:
                 nodes[buffer.get_name()] = node
         facts = BufferFacts({name: facts_of(node) for name, node in nodes.items()})
         path = module.__file__
         vars(module)[_FACTS] = facts  # of this module alone: another graph may have the same text
         names = _inputs_of(graph.module)
-        mine = tuple(one for one in self._passes if _inputs_of(one.after) == names)
-        self._passes = [one for one in self._passes if one not in mine]
+        mine = tuple(graph_pass for graph_pass in self._passes if _inputs_of(graph_pass.after) == names)
+        self._passes = [graph_pass for graph_pass in self._passes if graph_pass not in mine]
         if self._keep:
             backward = bool(getattr(graph, "is_backward", False))
             buffers = {buffer.get_name(): buffer for buffer in graph.buffers}
             self.graphs[path] = CompiledGraph(path, graph.module, nodes, buffers, backward, mine, graph)
 
     def _passed(self, name: str, subsystem: str, before: Any, after: Any) -> None:
-        one = GraphPass(name, subsystem, before, after)
-        (self.joint if "joint" in subsystem else self._passes).append(one)
+        passed = GraphPass(name, subsystem, before, after)
+        (self.joint if "joint" in subsystem else self._passes).append(passed)
 
 
 @functools.lru_cache(_PARSED)
@@ -404,8 +404,12 @@ def _mutated(op: str) -> Sequence[str | int]:
     schema = getattr(function, "_schema", None)
     if schema is None:
         return wrapper.mutated_by_name(op)
-    written = [(at, one) for at, one in enumerate(schema.arguments) if one.alias_info and one.alias_info.is_write]
-    return [place for at, one in written for place in (at, one.name)]
+    written = [
+        (at, argument)
+        for at, argument in enumerate(schema.arguments)
+        if argument.alias_info and argument.alias_info.is_write
+    ]
+    return [place for at, argument in written for place in (at, argument.name)]
 
 
 _FACTS = "_hashbench_facts"

@@ -95,7 +95,7 @@ def source_line(trace: str) -> str:
     """Return ``file:line code`` of the last frame of a stack trace as text that is a line of the program."""
     lines = trace.splitlines()
     frames = [(frame, at) for at, line in enumerate(lines) if (frame := _FRAME.match(line))]
-    own = [one for one in frames if not _is_library(one[0]["file"])]
+    own = [frame for frame in frames if not _is_library(frame[0]["file"])]
     if not own:
         return ""
     frame, at = own[-1]
@@ -113,4 +113,4 @@ def _is_library(file: str) -> bool:
 def common(facts: Iterable[NodeFacts]) -> NodeFacts:
     """Return the facts of the last node that has a module, else of the last one."""
     kept = list(facts)
-    return next((one for one in reversed(kept) if one.module), kept[-1] if kept else NodeFacts())
+    return next((facts for facts in reversed(kept) if facts.module), kept[-1] if kept else NodeFacts())

@@ -224,7 +224,7 @@ def _fitted(cells: dict[str, list[str]], width: int | None) -> dict[str, list[st
     for column in filter(cells.__contains__, room):
         if column == "module" and "kernel" in cells.keys() - kept:
             continue  # both stand in the line below
-        if _width({one: narrow[one] for one in (*kept, column)}) <= width:
+        if _width({name: narrow[name] for name in (*kept, column)}) <= width:
             kept.append(column)
         elif column != "kernel":
             break

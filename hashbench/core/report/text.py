@@ -64,7 +64,10 @@ Cell = Callable[[str], str]
 def _sections(comparison: Comparison[Row], *, style: str, cell: Cell, bold: Cell) -> Iterator[str]:
     listed, collapsed = _split(comparison.changes)
     if comparison.environment:
-        lines = [[cell(shorten(text, 50)) for text in (one.key, one.base, one.new)] for one in comparison.environment]
+        lines = [
+            [cell(shorten(text, 50)) for text in (change.key, change.base, change.new)]
+            for change in comparison.environment
+        ]
         yield _table(ENVIRONMENT_HEADERS, lines, style)
     if comparison.remarks:
         yield "\n".join(f"- {cell(remark)}" for remark in comparison.remarks)
@@ -156,7 +159,9 @@ def as_json(comparison: Comparison[Row]) -> str:
         "compared": comparison.compared,
         "without_partner": dict(zip(("base", "new"), comparison.unpaired, strict=True)),
         "counts": {str(outcome): number for outcome, number in comparison.counts.items()},
-        "environment": [{"key": one.key, "base": one.base, "new": one.new} for one in comparison.environment],
+        "environment": [
+            {"key": change.key, "base": change.base, "new": change.new} for change in comparison.environment
+        ],
         "remarks": list(comparison.remarks),
         "changes": [
             {

@@ -189,10 +189,10 @@ class RowFormat(Generic[T]):
         found = {}
         for holder in (self.kind, *self.facts()):
             hints = typing.get_type_hints(holder)
-            for one in dataclasses.fields(typing.cast(Any, holder)):
-                if one.name != "facts":
-                    kind = (typing.get_args(hints[one.name]) or (hints[one.name],))[0]
-                    found[one.name] = _Declared(holder, kind, one.metadata.get("column", Column()))
+            for field in dataclasses.fields(typing.cast(Any, holder)):
+                if field.name != "facts":
+                    kind = (typing.get_args(hints[field.name]) or (hints[field.name],))[0]
+                    found[field.name] = _Declared(holder, kind, field.metadata.get("column", Column()))
         return found
 
     @functools.cached_property
@@ -211,7 +211,7 @@ class RowFormat(Generic[T]):
         """Return the columns of a CSV of ``rows``: a rare one where a row has it, those of facts where a row has such
         facts or they are ``asked`` for."""
         rows = tuple(rows)
-        kinds = {self.kind, *asked, *(type(one) for row in rows for one in getattr(row, "facts", ()))}
+        kinds = {self.kind, *asked, *(type(each) for row in rows for each in getattr(row, "facts", ()))}
         return tuple(
             name
             for name, (holder, _, column) in self.columns.items()
@@ -392,7 +392,7 @@ class RowFormat(Generic[T]):
             former = self.columns[name].column.former_words
             content[name] = former.get(str(content[name]), content[name]) if former else content[name]
         for kind in self.facts():
-            own = {one.name: content.pop(one.name) for one in dataclasses.fields(kind) if one.name in content}
+            own = {field.name: content.pop(field.name) for field in dataclasses.fields(kind) if field.name in content}
             if (made := from_json(kind, own, where="not a row: it")) != kind():
                 facts.append(made)
         if "facts" in content:
@@ -519,7 +519,11 @@ def row_to_json(row: Row) -> dict[str, Any]:
     """Return the content of a row file: the fields of ``row``, its schema and the version of hashbench."""
     content = to_json(row)
     of_facts = content.pop("facts")
-    return {**versions.stamp(ROW_SCHEMA), **content, **{name: value for one in of_facts for name, value in one.items()}}
+    return {
+        **versions.stamp(ROW_SCHEMA),
+        **content,
+        **{name: value for fact in of_facts for name, value in fact.items()},
+    }
 
 
 def row_from_json(value: Any) -> Row:

@@ -153,7 +153,7 @@ def is_generator(value: Any) -> bool:
 def is_global(generator: Any) -> bool:
     """Return whether ``generator`` is the global one of Python, NumPy or torch's CPU."""
     known: tuple[Any, ...] = (random._inst, np.random.mtrand._rand, torch.default_generator)
-    return any(generator is one for one in known)
+    return any(generator is other for other in known)
 
 
 def state_digest(generator: Any) -> str:

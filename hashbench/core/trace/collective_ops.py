@@ -119,7 +119,9 @@ class CollectivePlan:
 
     def __init__(self, line: CollectiveOp, schema: Any) -> None:
         self.kind = line.kind
-        places = {one.name: (at, one.name, one.default_value) for at, one in enumerate(schema.arguments)}
+        places = {
+            argument.name: (at, argument.name, argument.default_value) for at, argument in enumerate(schema.arguments)
+        }
         self._given, self._group = ([places[name] for name in names] for names in (line.given, line.group))
         self._root, self._peer, self._tag = map(places.get, (line.root, line.peer, line.tag))
 

@@ -122,8 +122,8 @@ class _Read:
 
     def reader_among(self, records: Sequence[RawRecord]) -> RawRecord | None:
         """Return the record of the op that read; ``None`` where it raised, and has none."""
-        readers = (one for one in records if one.number >= self.position and self.number in one.reads[1::3])
-        return min(readers, key=lambda one: one.number, default=None)
+        readers = (record for record in records if record.number >= self.position and self.number in record.reads[1::3])
+        return min(readers, key=lambda record: record.number, default=None)
 
     def is_part_of_wait(self, reader: RawRecord, argument: int | str) -> bool:
         """Return True if the op copies to the output what the collective left there: gloo's Work of a reduce-scatter

@@ -208,7 +208,7 @@ class CompiledRecords:
         with untraced():
             known = self._trace.nodes.is_known
             results = arguments.tensors_in(result)
-            unknown = [one for one in results if not known(one) and storage_key(one) not in call.given]
+            unknown = [tensor for tensor in results if not known(tensor) and storage_key(tensor) not in call.given]
         if call.opening is not None:
             if unknown or not call.graphs:
                 self._closed(call.opening, result)

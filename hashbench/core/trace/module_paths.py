@@ -347,7 +347,7 @@ class ModulePaths:
         if self._died:  # ids are valid only for live modules
             self._died = False
             alive = [known() for known in self._known]
-            self.stack.know([0 if one is None else id(one) for one in alive], 0)
+            self.stack.know([0 if module is None else id(module) for module in alive], 0)
             state = self.stack.enter_by_hook(module)
         if state == UNKNOWN:
             self._listener.named(self.register(module))

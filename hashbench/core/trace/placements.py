@@ -85,17 +85,21 @@ class Placements:
         """Yield the plain parameters of outermost modules that have ``DTensor`` parameters of one mesh as well:
         ``parallelize_module`` leaves alone what all ranks of the mesh compute alike."""
         modules = list(self._modules())
-        if not any(_is_dtensor(one) for module in modules for one in module._parameters.values()):
+        if not any(_is_dtensor(parameter) for module in modules for parameter in module._parameters.values()):
             return
         inner = {id(child) for module in modules for child in module.children()}
         for module in modules:
             parameters: list[Any] = [] if id(module) in inner else list(module.parameters())
-            meshes = [one.device_mesh for one in parameters if _is_dtensor(one)]
+            meshes = [parameter.device_mesh for parameter in parameters if _is_dtensor(parameter)]
             ranks = {self._along(mesh, (True,) * mesh.ndim) for mesh in meshes}
             if len(ranks) != 1 or not (kept := ranks.pop()):
                 continue
             placement = Placement(BESIDE_DTENSORS, kept)
-            yield from ((id(one), (weakref.ref(one), placement)) for one in parameters if not _is_dtensor(one))
+            yield from (
+                (id(parameter), (weakref.ref(parameter), placement))
+                for parameter in parameters
+                if not _is_dtensor(parameter)
+            )
 
 
 def _is_dtensor(value: Any) -> bool:

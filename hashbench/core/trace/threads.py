@@ -102,7 +102,7 @@ def _mapping(begin: Begin, original: Callable[..., Any]) -> Callable[..., Any]:
             return original(executor, func, items, *args, **kwargs)
         star = pool.starmapstar in args  # type: ignore[attr-defined]
         work = [functools.partial(lane.run, func) for lane in lanes if lane is not None]
-        given = [(one, *item) if star else (one, item) for one, item in zip(work, items, strict=True)]
+        given = [(job, *item) if star else (job, item) for job, item in zip(work, items, strict=True)]
         return original(executor, _call if star else _call_one, given, *args, **kwargs)
 
     return mapped

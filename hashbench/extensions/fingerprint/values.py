@@ -196,13 +196,13 @@ def range_of(tensor: torch.Tensor) -> str:
     if not tensor.numel() or tensor.itemsize == 1 or dtype_name(tensor.dtype) not in FLOATS:
         return ANY
     exponent_bits, fraction_bits = FLOATS[dtype_name(tensor.dtype)]
-    one, infinity = ((1 << (exponent_bits - 1)) - 1) << fraction_bits, ((1 << exponent_bits) - 1) << fraction_bits
+    unit, infinity = ((1 << (exponent_bits - 1)) - 1) << fraction_bits, ((1 << exponent_bits) - 1) << fraction_bits
     bits, negative = bits_of(tensor), 1 << (8 * tensor.itemsize - 1)
     if int(bits.flat[:_FIRST].max()) > negative or (largest := int(bits.max())) > negative:
         return ANY
     if largest == negative:  # a zero with a sign
         largest = max(int(bits.view(f"i{tensor.itemsize}").max()), 0)
-    return UNIT if largest <= one else POSITIVE if largest <= infinity else ANY
+    return UNIT if largest <= unit else POSITIVE if largest <= infinity else ANY
 
 
 def content_of(tensor: torch.Tensor) -> tuple[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from hashbench.core.catalog import Origin
@@ -58,75 +58,105 @@ class ChosenDivergences:
 def choose_candidates(judged: JudgedRanks, differing: Mapping[int, Sequence[DifferingResult]]) -> ChosenDivergences:
     """Choose the divergences that explain the results that differ, by rank; without any results, all records.
 
-    A difference that may follow from others by way of Python (another op, another argument, other data) is dropped
-    where such a way leads to a kernel, a generator or the like; and where it leads to what entered on another rank, if
-    that rank has a difference of its own; and where several ranks make the same anew, if all that leads to it are
-    tensors of one rank. Behind the first, it is told where no data that differ had come from other ranks before it:
-    Python may read any tensor.
+    A difference is dropped where it may follow from others by way of Python, which no trace sees: another op, argument
+    or data. That is taken to be so where the way leads to a kernel or a generator; where it leads to another rank, of
+    those that have a difference of their own; and where several ranks make the same anew of tensors of one rank.
+
+    It is a guess. Example: rank 1 receives a loss that differs, and its clock makes it skip a batch. The skipped batch
+    is explained by the loss, and is not reported. Behind the first divergences less is dropped: there a difference is
+    reported unless data that differ had come from other ranks before it.
     """
     graph: dict[RankNode, tuple[RankNode, ...]] = {}
     walked = judged.walk(_roots(judged, differing))
     graph.update(walked.reached)
     found = [*judged.candidates(walked), *_behind_the_records(judged, differing, graph)]
     chosen = _earliest(judged, found)
-    explained, named, doubts = _explained_by_python(judged, chosen, graph)
-    if explained:
-        chosen = _earliest(judged, [*found, *named])
+    by_python = _explained_by_python(judged, chosen, graph)
+    if by_python.ranks:
+        chosen = _earliest(judged, [*found, *by_python.causes])
+    explained = by_python.still_explained(chosen)
+    open_candidates = {rank: candidate for rank, candidate in chosen.items() if rank not in explained}
+    firsts = _firsts(open_candidates, judged)
+    later = [rank for rank in sorted(open_candidates) if rank not in firsts and not _may_follow(judged, chosen[rank])]
+    _add_unseen_reads(found, chosen, graph)
+
+    def described(rank: int) -> RankDivergence:
+        candidate, messages = chosen[rank], by_python.doubts.get(rank)
+        if messages is not None and candidate not in by_python.causes:
+            candidate = in_doubt(candidate, messages)
+        return _described(judged, candidate, graph)
+
+    return ChosenDivergences(tuple(map(described, firsts)), tuple(map(described, later)), dict(_benign(judged, graph)))
+
+
+def _add_unseen_reads(
+    found: Iterable[Candidate], chosen: Mapping[int, Candidate], graph: dict[RankNode, tuple[RankNode, ...]]
+) -> None:
+    """Let later candidates of one source lead to the first: unseen code may read whatever it left before."""
+    for later in found:
+        first = chosen.get(later.at.rank)
+        if first is not None and later.at != first.at and later.source.node == first.source.node:
+            graph[later.at] = (*graph.get(later.at, ()), first.at)
+
+
+@dataclass(frozen=True, slots=True)
+class _ExplainedByPython:
+    """Differences that may follow from others by way of Python.
+
+    Attributes:
+        ranks: those whose difference may.
+        causes: the differences that explain them.
+        doubts: the messages from which that of other ranks may follow as well.
+    """
+
+    ranks: Set[int]
+    causes: Sequence[Candidate]
+    doubts: Mapping[int, Messages]
+
+    def still_explained(self, chosen: Mapping[int, Candidate]) -> Set[int]:
+        """Return the ranks to drop, now that causes are candidates too; none where nothing would be left."""
         explained = {
-            rank for rank in explained if chosen[rank].source.origin in BY_MESSAGE and chosen[rank] not in named
+            rank for rank in self.ranks if chosen[rank].source.origin in BY_MESSAGE and chosen[rank] not in self.causes
         }
-    if explained >= {*chosen}:
-        explained = set()
-    firsts = _firsts({rank: one for rank, one in chosen.items() if rank not in explained}, judged)
-    explained |= {rank for rank in {*chosen} - {*firsts} if _may_follow(judged, chosen[rank])}
-    for one in found:  # code that no trace sees may read whatever it left before
-        first = chosen.get(one.at.rank)
-        if first is not None and one.at != first.at and one.source.node == first.source.node:
-            graph[one.at] = (*graph.get(one.at, ()), first.at)
-    for rank, messages in doubts.items():
-        chosen[rank] = in_doubt(chosen[rank], messages) if chosen[rank] not in named else chosen[rank]
-    told = {rank: _told(judged, candidate, graph) for rank, candidate in chosen.items()}
-    return ChosenDivergences(
-        tuple(told[rank] for rank in firsts),
-        tuple(told[rank] for rank in sorted(chosen) if rank not in firsts and rank not in explained),
-        dict(_benign(judged, graph)),
-    )
+        return set() if explained >= {*chosen} else explained
 
 
 def _explained_by_python(
     judged: JudgedRanks, chosen: Mapping[int, Candidate], graph: dict[RankNode, tuple[RankNode, ...]]
-) -> tuple[set[int], list[Candidate], Mapping[int, Messages]]:
-    """Return the ranks whose difference may follow from others by way of Python, the differences that explain them, and
-    the messages from which that of other ranks may follow as well; add the way to ``graph``."""
+) -> _ExplainedByPython:
+    """Find the differences that may follow from others by way of Python; add the way to ``graph``."""
     alike = Counter(map(_made_alike, chosen.values()))
     explained: set[int] = set()
     contributors: dict[int, set[int]] = {}
-    named: list[Candidate] = []
+    causes: list[Candidate] = []
     doubts: dict[int, Messages] = {}
     for rank, candidate in chosen.items():
         if candidate.source.origin not in BY_MESSAGE:
             continue
         behind = judged.walk_by_python(candidate.at)
         messages = messages_before(judged, candidate, behind)
+        own_causes: list[Candidate] = []
         if candidate.source.origin in BY_PYTHON:
             entered = list(judged.candidates(behind))
-            causes = [one for one in entered if one.source.origin not in BY_PYTHON]
-            if not causes and alike[_made_alike(candidate)] > 1:
-                causes = _of_one_rank(judged, behind, candidate)
-            contributors[rank] = {one.at.rank for one in entered} & {*chosen} - {rank}
+            own_causes = [entry for entry in entered if entry.source.origin not in BY_PYTHON]
+            if not own_causes and alike[_made_alike(candidate)] > 1:
+                own_causes = _of_one_rank(judged, behind, candidate)
+            contributors[rank] = {entry.at.rank for entry in entered} & {*chosen} - {rank}
         else:  # a seed
-            causes, contributors[rank] = [], {one.at.rank for one in messages.sent if messages.explain} & {*chosen}
-        if not causes and not contributors[rank] and messages.explain:
-            causes = [as_sent(judged, one, candidate) for one in messages.sent]
-        elif not causes and messages.own:
+            contributors[rank] = {sent.at.rank for sent in messages.sent if messages.explain} & {*chosen}
+        if not own_causes and not contributors[rank] and messages.explain:
+            own_causes = [as_sent(judged, sent, candidate) for sent in messages.sent]
+        elif not own_causes and messages.own:
             doubts[rank] = messages
-        if causes:
+        if own_causes:
             explained.add(rank)
-        if causes or contributors[rank]:
+        if own_causes or contributors[rank]:
             _add_way(judged, candidate, behind, graph)
-            named += causes
+            causes += own_causes
     of_their_own = {*chosen} - {rank for rank, ranks in contributors.items() if ranks}
-    return explained | _explained_by_contributors(contributors, of_their_own | explained), named, doubts
+    return _ExplainedByPython(
+        explained | _explained_by_contributors(contributors, of_their_own | explained), causes, doubts
+    )
 
 
 def _add_way(
@@ -138,12 +168,14 @@ def _add_way(
     """Add what leads to a candidate by way of Python to a graph, messages by their receivers."""
     graph |= {at: before for at, before in behind.reached.items() if at not in graph}
     by_python = [
-        at for at, before in behind.reached.items() if at.is_contribution and any(one.rank != at.rank for one in before)
+        at
+        for at, before in behind.reached.items()
+        if at.is_contribution and any(node.rank != at.rank for node in before)
     ]
     for maker in (candidate.at, *by_python):
         for node, received in judged.python_links(maker):
             if received is not None and node in graph.get(maker, ()):
-                graph[maker] = tuple(one for one in graph[maker] if one != node)
+                graph[maker] = tuple(before for before in graph[maker] if before != node)
             for at, before in ((maker, received or node), (received, node)):
                 if at is not None:
                     graph[at] = (*graph.get(at, ()), before)
@@ -166,8 +198,14 @@ def _made_alike(candidate: Candidate) -> tuple[str, ...]:
 def _of_one_rank(judged: JudgedRanks, behind: Slice[RankNode], made: Candidate) -> list[Candidate]:
     """Return the differences behind what Python made alike on several ranks, of which none follows from another by way
     of Python, if they are tensors of one rank alone."""
-    causes = [one for one in judged.candidates(behind) if one.at != made.at and not any(judged.python_links(one.at))]
-    alone = len({one.at.rank for one in causes}) == 1 and not any(one.at.is_contribution for one in causes)
+    causes = [
+        candidate
+        for candidate in judged.candidates(behind)
+        if candidate.at != made.at and not any(judged.python_links(candidate.at))
+    ]
+    alone = len({candidate.at.rank for candidate in causes}) == 1 and not any(
+        candidate.at.is_contribution for candidate in causes
+    )
     return causes if alone else []
 
 
@@ -182,7 +220,7 @@ def _may_follow(judged: JudgedRanks, candidate: Candidate) -> bool:
 
 def unpreceded(reached: Mapping[int, Mapping[int, float]], places: Mapping[int, float]) -> list[int]:
     """Return the ranks whose place the data of no other rank had reached; ``reached`` says where those of each did."""
-    pairs = [(at, rank) for one, at in reached.items() for rank in places if rank != one and rank in at]
+    pairs = [(at, rank) for other, at in reached.items() for rank in places if rank != other and rank in at]
     behind = {rank for at, rank in pairs if at[rank] < places[rank]}
     return sorted({*places} - behind) or sorted(places)
 
@@ -208,7 +246,7 @@ def _roots(judged: JudgedRanks, differing: Mapping[int, Sequence[DifferingResult
     by_results = any(trace.results or trace.steps for run in (judged.first, judged.second) for trace in run.values())
     starts: list[RankNode] = []
     for rank, known in judged.known.items():
-        pairs = [(one.first, one.second) for one in differing.get(rank, ())]
+        pairs = [(result.first, result.second) for result in differing.get(rank, ())]
         nodes = list(roots(known, pairs) if by_results else sorted(known.differs))
         if pairs and not _differ(known, nodes):
             nodes += odd_views(known, *pairs[0])
@@ -241,7 +279,7 @@ def _earliest(judged: JudgedRanks, found: Iterable[Candidate]) -> dict[int, Cand
     """Return the earliest candidate of each rank. A collective of several ranks is reported by the lowest."""
     seen: dict[CollectiveCall, int] = {}
     chosen: dict[int, Candidate] = {}
-    for candidate in sorted(found, key=lambda one: (one.at.rank, _place(judged, one))):
+    for candidate in sorted(found, key=lambda candidate: (candidate.at.rank, _place(judged, candidate))):
         rank = candidate.at.rank
         call = call_of(judged, candidate)
         if call is not None and seen.setdefault(call, rank) != rank:
@@ -279,7 +317,7 @@ def _firsts(chosen: Mapping[int, Candidate], judged: JudgedRanks) -> list[int]:
     reached = {}
     for rank, candidate in chosen.items():
         call = call_of(judged, candidate)
-        starts = {one: at[call] for one, at in order.places.items() if call is not None and call in at}
+        starts = {other: at[call] for other, at in order.places.items() if call is not None and call in at}
         reached[rank] = order.reached_from({**starts, rank: places[rank]})
     return unpreceded(reached, places)
 
@@ -287,7 +325,9 @@ def _firsts(chosen: Mapping[int, Candidate], judged: JudgedRanks) -> list[int]:
 # ------------------------------------------------------------------------------------------------------ words
 
 
-def _told(judged: JudgedRanks, candidate: Candidate, graph: Mapping[RankNode, Sequence[RankNode]]) -> RankDivergence:
+def _described(
+    judged: JudgedRanks, candidate: Candidate, graph: Mapping[RankNode, Sequence[RankNode]]
+) -> RankDivergence:
     rank, source = candidate.at.rank, candidate.source
     known = judged.known[rank]
     steered = steering(known, source) if source.origin in BY_PYTHON else None

@@ -62,7 +62,7 @@ def find_across_ranks(
         old, new = (traces[rank] for traces in whole.runs)
         if old is not new and old != new:
             known[rank] = find_differences(pair(old, new), ranks_known=True)
-    foreign = [rank for rank, one in known.items() if _has_no_pair(one)]
+    foreign = [rank for rank, differences in known.items() if _has_no_pair(differences)]
     if foreign and len(foreign) == len(ranks):
         raise HashbenchError(
             "the two runs have no op in common",
@@ -72,11 +72,13 @@ def find_across_ranks(
     unknown += [f"Rank {rank}: its two traces have no op in common." for rank in foreign]
     compared = [rank for rank in ranks if rank not in foreign]
     old_run, new_run = ({rank: traces[rank] for rank in compared} for traces in whole.runs)
-    judged = JudgedRanks(old_run, new_run, {rank: one for rank, one in known.items() if rank in compared})
-    unknown += [unseen(one.runs) for one in judged.known.values() if one.runs.opaque]
+    judged = JudgedRanks(
+        old_run, new_run, {rank: differences for rank, differences in known.items() if rank in compared}
+    )
+    unknown += [unseen(differences.runs) for differences in judged.known.values() if differences.runs.opaque]
     if known and not whole.ended:
         unknown += [*_unequal_calls(judged)]
-    pairs = {rank: tuple(_differing_results(rank, one)) for rank, one in judged.known.items()}
+    pairs = {rank: tuple(_differing_results(rank, call)) for rank, call in judged.known.items()}
     chosen = choose_candidates(judged, pairs)
     if chosen.benign and printed is None and not any(map(_has_results, (*old_run.values(), *new_run.values()))):
         unknown.append(_UNDECLARED)
@@ -84,7 +86,7 @@ def find_across_ranks(
         size,
         chosen.first or tuple(_early_reads(judged)),
         chosen.later,
-        tuple(_first_steps(one.result for several in pairs.values() for one in several)),
+        tuple(_first_steps(result.result for several in pairs.values() for result in several)),
         missing,
         tuple(unknown),
         chosen.benign,
@@ -171,8 +173,8 @@ def _has_no_pair(known: Differences) -> bool:
 def _unequal_calls(judged: JudgedRanks) -> Iterator[str]:
     """Say where the ranks of one run did not call the collectives of a group as often."""
     for run, calls in zip(("first", "second"), judged.calls, strict=True):
-        counts = {rank: calls_in_channels(one) for rank, one in calls.items()}
-        groups = dict.fromkeys(channel for one in counts.values() for channel in one if channel.source < 0)
+        counts = {rank: calls_in_channels(call) for rank, call in calls.items()}
+        groups = dict.fromkeys(channel for count in counts.values() for channel in count if channel.source < 0)
         for group in groups:
             made = {rank: counts[rank].get(group, 0) for rank in group.process_group if rank in counts}
             if len(set(made.values())) > 1:
@@ -194,7 +196,7 @@ def _differing_results(rank: int, known: Differences) -> Iterator[DifferingResul
     for step, results in first.items():
         if step not in second or results == second[step]:
             continue
-        old, new = ({result.name: result for result in one} for one in (results, second[step]))
+        old, new = ({result.name: result for result in after} for after in (results, second[step]))
         for name in dict.fromkeys([*old, *new]):
             a, b = old.get(name), new.get(name)
             if _digest(a) != _digest(b):
@@ -229,7 +231,7 @@ def _early_reads(judged: JudgedRanks) -> list[RankDivergence]:
             continue
         runs = judged.known[rank].runs if rank in judged.known else pair(first, second)
         told = [early_divergence(runs, read, Origin.UNWAITED) for read in reads]
-        earliest = min(told, key=lambda one: runs.position.get(one.node, 0))
+        earliest = min(told, key=lambda divergence: runs.position.get(divergence.node, 0))
         places[rank] = runs.position.get(earliest.node, 0)
         found[rank] = RankDivergence.of(earliest, rank)
     if len(found) < 2:

@@ -67,7 +67,7 @@ def read_both(first: Path, second: Path) -> tuple[RankFolder, RankFolder]:
     with uncollected():
         for rank in sorted({*files[0], *files[1]}):
             parsed = ParsedRecords()
-            here = [(side, one[rank]) for side, one in zip(found, files, strict=True) if rank in one]
+            here = [(side, file[rank]) for side, file in zip(found, files, strict=True) if rank in file]
             for side, path in here:
                 same = side is not here[0][0] and _same_bytes(path, here[0][1])
                 side[rank] = found[0][rank] if same else _read(path, parsed)
@@ -122,21 +122,21 @@ def _folder(path: Path, files: Mapping[int, Path], found: Mapping[int, Trace | s
         rank, why = next(iter(unreadable.items()))
         raise HashbenchError(f"no readable trace of a rank in {path}", consequence=f"rank {rank}: {why}", tip=_TIP)
     known = {rank: _rank_of(path, rank, trace) for rank, trace in traces.items()}
-    first, one = next(iter(known.items()))
+    first, place = next(iter(known.items()))
     launched = {rank: run_of(files[rank]) for rank in known}
     for rank, other in known.items():
         if launched[rank] != launched[first] and launched[rank] and launched[first]:
             _refuse(path, f"it holds ranks of two runs: ranks {first} and {rank} were not launched together")
-        if other.world_size != one.world_size:
-            sizes = f"rank {first} is one of {one.world_size}, rank {rank} one of {other.world_size}"
+        if other.world_size != place.world_size:
+            sizes = f"rank {first} is one of {place.world_size}, rank {rank} one of {other.world_size}"
             _refuse(path, f"it holds ranks of two runs: {sizes}")
         for name, what in (("tracer", "tracer"), ("hashed_inputs", "kind of trace")):
             if getattr(traces[rank], name) != getattr(traces[first], name):
                 _refuse(path, f"it holds ranks of two runs: ranks {first} and {rank} have another {what}")
-    if beyond := [rank for rank in found if rank >= one.world_size]:
-        _refuse(path, f"it holds ranks of two runs: there is a rank {beyond[0]}, and the run has {one.world_size}")
-    missing = tuple(rank for rank in range(one.world_size) if rank not in traces)
-    return RankFolder(path, traces, one.world_size, missing, tuple(_notes(path, known, unreadable, missing)))
+    if beyond := [rank for rank in found if rank >= place.world_size]:
+        _refuse(path, f"it holds ranks of two runs: there is a rank {beyond[0]}, and the run has {place.world_size}")
+    missing = tuple(rank for rank in range(place.world_size) if rank not in traces)
+    return RankFolder(path, traces, place.world_size, missing, tuple(_notes(path, known, unreadable, missing)))
 
 
 def _rank_of(path: Path, rank: int, trace: Trace) -> TracedRank:
@@ -154,11 +154,11 @@ def _notes(
         yield f"{path}: the trace of rank {rank} cannot be read: {one_line(why)}"
     if absent := [rank for rank in missing if rank not in unreadable]:
         yield f"{path}: no trace of {format_ranks(absent)}"
-    for rank, one in known.items():
-        if one.ended == file.CUT:
+    for rank, place in known.items():
+        if place.ended == file.CUT:
             yield f"{path}: the trace of rank {rank} is cut; its whole steps were read"
-        elif one.ended:
-            yield f"{path}: rank {rank} did not end by itself: {one_line(one.ended)}"
+        elif place.ended:
+            yield f"{path}: rank {rank} did not end by itself: {one_line(place.ended)}"
 
 
 def _refuse_incomparable(first: RankFolder, second: RankFolder) -> None:
@@ -168,8 +168,8 @@ def _refuse_incomparable(first: RankFolder, second: RankFolder) -> None:
             consequence="a rank of one does other work in the other, so nothing was compared",
             tip="Record both runs with the same number of ranks.",
         )
-    one, other = (next(iter(run.traces.values())).tracer for run in (first, second))
-    refuse_different(one, other, names=(str(first.path), str(second.path)))
+    tracer, other = (next(iter(run.traces.values())).tracer for run in (first, second))
+    refuse_different(tracer, other, names=(str(first.path), str(second.path)))
 
 
 def _refuse(path: Path, why: str) -> NoReturn:

@@ -43,8 +43,10 @@ class Messages:
 def messages_before(judged: JudgedRanks, candidate: Candidate, behind: Slice[RankNode]) -> Messages:
     """Return the messages from which a difference may follow; ``behind`` is what leads to it by way of Python."""
     rank = candidate.at.rank
-    entered = [one for one in judged.candidates(behind) if one.at != candidate.at]
-    sent = tuple(one for one in entered if one.at.rank != rank and one.source.origin in BY_MESSAGE)
+    entered = [entry for entry in judged.candidates(behind) if entry.at != candidate.at]
+    sent = tuple(
+        candidate for candidate in entered if candidate.at.rank != rank and candidate.source.origin in BY_MESSAGE
+    )
     if not sent:
         return Messages()
     came = min(_arrivals(judged, candidate, behind), default=float("inf"))
@@ -63,7 +65,7 @@ def as_sent(judged: JudgedRanks, candidate: Candidate, receiver: Candidate) -> C
 
 def in_doubt(candidate: Candidate, messages: Messages) -> Candidate:
     """Return a difference of a rank that has others of its own, with the ranks from which it may come as well."""
-    ranks = format_ranks(sorted({one.at.rank for one in messages.sent}))
+    ranks = format_ranks(sorted({candidate.at.rank for candidate in messages.sent}))
     detail = f"{candidate.source.detail}; it may also follow from what {ranks} sent before, which differs"
     return replace(candidate, source=replace(candidate.source, detail=detail))
 
@@ -75,7 +77,7 @@ def _arrivals(judged: JudgedRanks, candidate: Candidate, behind: Slice[RankNode]
         if received is not None:
             yield judged.place(received)
     for at, before in behind.reached.items():
-        if at.rank == rank and not at.is_contribution and any(one.rank != rank for one in before):
+        if at.rank == rank and not at.is_contribution and any(node.rank != rank for node in before):
             yield judged.place(at)
 
 

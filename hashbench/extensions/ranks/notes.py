@@ -103,7 +103,9 @@ def read_notes(folder: Path, calls: Sequence[NamedCall]) -> list[CaptureNote]:
 
 def guilty_of(verdict: RanksVerdict) -> RankDivergence | None:
     """Return the kernel or collective that is first; ``None`` if only other origins are."""
-    return next((one for one in verdict.first if one.origin in (Origin.KERNEL, Origin.COLLECTIVE)), None)
+    return next(
+        (divergence for divergence in verdict.first if divergence.origin in (Origin.KERNEL, Origin.COLLECTIVE)), None
+    )
 
 
 def calls_to_capture(found: RankDivergence, traces: Mapping[int, Trace]) -> tuple[NamedCall, ...]:

@@ -85,8 +85,8 @@ def _arrivals(judged: JudgedRanks, starts: Collection[RankNode], graph: Graph) -
     ranks nearer to the starts come first."""
     readers: dict[RankNode, list[RankNode]] = {}
     for at, before in graph.items():
-        for one in before:
-            readers.setdefault(one, []).append(at)
+        for node in before:
+            readers.setdefault(node, []).append(at)
     known = {at.rank for at in starts}
     reached = dict.fromkeys(starts)
     waiting = list(reached)
@@ -118,7 +118,7 @@ def _lone_behind(judged: JudgedRanks, candidate: Candidate, graph: Graph) -> Ite
 
 def _hop(judged: JudgedRanks, at: RankNode, contributor: int | None, call: CollectiveCall | None) -> RankHop:
     """Return the hop by a collective, named ``all_reduce``, without those that it came to."""
-    record = next(one for one in judged.known[at.rank].runs.records[at.node] if one is not None)
+    record = next(record for record in judged.known[at.rank].runs.records[at.node] if record is not None)
     name = name_of(record).strip("_")
     for word in ("reduce", "gather", "to_all"):
         name = name.replace(f"all{word.replace('_', '')}", f"all_{word}")

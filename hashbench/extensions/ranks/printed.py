@@ -108,8 +108,10 @@ def with_printed_results(
     (``0`` and ``1`` are read often) may add the wrong read: its own origin is then found as that of a result.
     """
     runs = dict(first), dict(second)
-    for rank in {one.rank for one in printed} & runs[0].keys() & runs[1].keys():
-        found = list(_reads(runs[0][rank], runs[1][rank], [one for one in printed if one.rank == rank]))
+    for rank in {difference.rank for difference in printed} & runs[0].keys() & runs[1].keys():
+        found = list(
+            _reads(runs[0][rank], runs[1][rank], [difference for difference in printed if difference.rank == rank])
+        )
         for run, results in zip(runs, zip(*found, strict=True), strict=False):
             run[rank] = replace(run[rank], results=(*run[rank].results, *results))
     return runs
@@ -117,7 +119,7 @@ def with_printed_results(
 
 def _reads(first: Trace, second: Trace, printed: Sequence[PrintedDifference]) -> Iterator[tuple[Result, Result]]:
     others = {record.id: record for record in second.records if record.scalar}
-    pairs = [(one, others[one.id]) for one in first.records if one.scalar and one.id in others]
+    pairs = [(record, others[record.id]) for record in first.records if record.scalar and record.id in others]
     differing = [(old, new) for old, new in pairs if old.scalar != new.scalar]
     for line in printed:
         for old, new in differing:

@@ -41,7 +41,7 @@ def replicas_of(run: Mapping[int, Trace]) -> Mapping[Replica, str]:
     inferred: dict[tuple[tuple[int, ...], str], set[tuple[int, ...]]] = defaultdict(set)
     for trace in run.values():
         known: dict[str, Result] = {}
-        for result in (one for results in results_by_step(trace).values() for one in results):
+        for result in (result for results in results_by_step(trace).values() for result in results):
             if result.replicas or result.name not in known:  # at the end groups may be gone
                 known[result.name] = result
         reduced: ReducedGradients | None = None
@@ -102,7 +102,7 @@ class ReducedGradients:
                     made._add(record, (Reduced(collective.process_group),) * len(record.outputs))
             elif any(ref.source in made.held for ref in record.inputs):
                 held = tuple(made._carried(record, *output) for output in _read_for_outputs(record))
-                if any(one.over for one in held):
+                if any(reduced.over for reduced in held):
                     made._add(record, held)
         return made
 
@@ -126,11 +126,11 @@ class ReducedGradients:
         for ref in refs:
             if ref.source in self.held and (carries or (record.phase == _OPTIMIZER and not ref.written)):
                 pairs = {*self._read(record, ref)}
-                held = {one for one, _ in pairs}
+                held = {reduced for reduced, _ in pairs}
                 size = max(size for _, size in pairs)
                 if len(held) == 1 and _size(output) <= size:
-                    one = held.pop()
-                    return one._replace(offsets=(*one.offsets, ref.offset)) if _size(output) < size else one
+                    item = held.pop()
+                    return item._replace(offsets=(*item.offsets, ref.offset)) if _size(output) < size else item
         return Reduced()
 
     def _read(self, record: OpRecord, ref: Ref) -> Iterator[tuple[Reduced, int]]:
@@ -139,7 +139,7 @@ class ReducedGradients:
         argument, _, place = ref.argument.rpartition(".")
         outputs = self.outputs[ref.source]
         if argument and len(outputs) > 1:
-            beside = [one.source for one in record.inputs if one.argument.rpartition(".")[0] == argument]
+            beside = [ref.source for ref in record.inputs if ref.argument.rpartition(".")[0] == argument]
             if beside == [ref.source] * len(outputs):
                 yield self.held[ref.source][int(place)], _size(outputs[int(place)])
                 return
@@ -205,7 +205,7 @@ def _first_updates(trace: Trace) -> dict[str, tuple[TensorDigest | None, TensorD
     records = {record.id: record for record in trace.records}
     leaves = {leaf.id: leaf.digest for leaf in trace.leaves}
     found: dict[str, tuple[TensorDigest | None, TensorDigest]] = {}
-    for result in (one for results in results_by_step(trace).values() for one in results):
+    for result in (result for results in results_by_step(trace).values() for result in results):
         record = records.get(result.source)
         placed = result.placement not in ("", BESIDE_DTENSORS)
         if result.name in found or placed or record is None or record.phase != _OPTIMIZER:
@@ -222,7 +222,7 @@ def _targets(record: OpRecord, digest: TensorDigest) -> Iterator[Ref]:
     """Yield the tensors of a shape that a record wrote into, if there is but one."""
     written = [ref for ref in record.inputs if ref.written]
     outputs = record.outputs[-len(written) :] if len(record.outputs) >= len(written) > 0 else ()
-    alike = [ref for ref, one in zip(written, outputs, strict=False) if one.shape == digest.shape]
+    alike = [ref for ref, output in zip(written, outputs, strict=False) if output.shape == digest.shape]
     yield from alike if len(alike) == 1 else ()
 
 
@@ -230,8 +230,8 @@ def version_before(record: OpRecord, digest: TensorDigest) -> str:
     """Return the node that had written the memory into which a record wrote a tensor of this content, or shape."""
     written = [ref for ref in record.inputs if ref.written]
     left = record.outputs[-len(written) :] if written else ()
-    exact = [ref for ref, one in zip(written, left, strict=False) if one == digest]
-    alike = [ref for ref, one in zip(written, left, strict=False) if one.shape == digest.shape]
+    exact = [ref for ref, content in zip(written, left, strict=False) if content == digest]
+    alike = [ref for ref, content in zip(written, left, strict=False) if content.shape == digest.shape]
     return next((ref.source for ref in [*exact, *alike]), "")
 
 
@@ -239,7 +239,9 @@ class ParameterVersions:
     """What the memory of the parameters of one rank held between two steps."""
 
     def __init__(self, trace: Trace) -> None:
-        self._results = {step: {one.name: one for one in results} for step, results in results_by_step(trace).items()}
+        self._results = {
+            step: {result.name: result for result in results} for step, results in results_by_step(trace).items()
+        }
         self._records = {record.id: record for record in trace.records}
         self._places = {record.id: at for at, record in enumerate(trace.records)}
         self._ends = {step.number: step.position for step in trace.steps}
@@ -267,7 +269,7 @@ class ParameterVersions:
 
     def _content(self, node: str, digest: TensorDigest) -> object:
         outputs = self._records[node].outputs
-        return tuple(one for one in outputs if one.shape == digest.shape) or outputs
+        return tuple(output for output in outputs if output.shape == digest.shape) or outputs
 
 
 class ReplacedParameters:
@@ -275,7 +277,9 @@ class ReplacedParameters:
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
-        self._results = {step: {one.name: one for one in results} for step, results in results_by_step(trace).items()}
+        self._results = {
+            step: {result.name: result for result in results} for step, results in results_by_step(trace).items()
+        }
 
     def replaced(self, name: str, step: int | None) -> bool:
         """Return True if what a step left of a parameter is replaced before anything reads it."""

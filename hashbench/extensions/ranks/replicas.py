@@ -170,18 +170,22 @@ def check_replicas(traces: Mapping[int, Trace]) -> ReplicasVerdict:
         refuse_different(tracers[0], tracer)
     whole = up_to_common_step(traces)
     run = whole.runs[0]
-    size = max([*(rank + 1 for rank in run), *(one.rank.world_size for one in run.values() if one.rank is not None)])
+    size = max(
+        [*(rank + 1 for rank in run), *(trace.rank.world_size for trace in run.values() if trace.rank is not None)]
+    )
     missing = tuple(rank for rank in range(size) if rank not in run)
     replicas = replicas_of(run)
-    apart = sorted(_diverged_replicas(run, replicas), key=lambda one: (one.step is None, one.step or 0))
-    first = {one.step for one in apart[:1]}
-    explained = [one for one in apart if one.step in first][:MOST_EXPLAINED]
-    why = {one.name: _explain(run, one) for one in explained}
+    apart = sorted(_diverged_replicas(run, replicas), key=lambda replica: (replica.step is None, replica.step or 0))
+    first = {replica.step for replica in apart[:1]}
+    explained = [replica for replica in apart if replica.step in first][:MOST_EXPLAINED]
+    why = {replica.name: _explain(run, replica) for replica in explained}
     unreduced = all(found.origin == UNREDUCED for found in why.values())
-    local = [one for one in apart if one.again and unreduced]
-    longer = [one.since for one in local if one.since is not None]
-    told = [why.get(one.name) or _plain(one) for one in apart if one not in local]
-    told += [_explain(run, one) for one in longer[:MOST_EXPLAINED]] + [_plain(one) for one in longer[MOST_EXPLAINED:]]
+    local = [replica for replica in apart if replica.again and unreduced]
+    longer = [replica.since for replica in local if replica.since is not None]
+    told = [why.get(replica.name) or _plain(replica) for replica in apart if replica not in local]
+    told += [_explain(run, replica) for replica in longer[:MOST_EXPLAINED]] + [
+        _plain(replica) for replica in longer[MOST_EXPLAINED:]
+    ]
     unknown = list(whole.ended)
     if own := differing_from_the_start(run):
         unknown.append(
@@ -199,7 +203,7 @@ def check_replicas(traces: Mapping[int, Trace]) -> ReplicasVerdict:
         missing,
         tuple(unknown),
         unexplained_drift(run, replicas),
-        tuple(LocalSteps(one.name, one.again) for one in local if one.since is None),
+        tuple(LocalSteps(replica.name, replica.again) for replica in local if replica.since is None),
         tuple(dict.fromkeys(name for (_, name), why in replicas.items() if why == CONVENTION)),
     )
 
@@ -235,11 +239,11 @@ class _DivergedReplica:
     def compared(self) -> tuple[int, int]:
         """A rank of the majority, and one that differs from it."""
         base = next(rank for rank in self.results if rank not in self.minority)
-        return base, next(rank for rank, one in self.results.items() if one.digest != self.results[base].digest)
+        return base, next(rank for rank, result in self.results.items() if result.digest != self.results[base].digest)
 
     def like(self, rank: int) -> list[int]:
         """Return the ranks with the content of this one, itself included."""
-        return [one for one, result in self.results.items() if result.digest == self.results[rank].digest]
+        return [holder for holder, result in self.results.items() if result.digest == self.results[rank].digest]
 
 
 def _diverged_replicas(run: Mapping[int, Trace], replicas: Iterable[Replica]) -> Iterator[_DivergedReplica]:
@@ -272,10 +276,10 @@ def _told_once(
     periods: Sequence[Sequence[_DivergedReplica]], again: Sequence[int | None]
 ) -> Iterator[_DivergedReplica]:
     """Yield a replica where it was apart first; ``periods`` are the steps behind which it was, up to ``again``."""
-    first = next((one for period in periods for one in period), None)
+    first = next((replica for period in periods for replica in period), None)
     if first is None:
         return
-    *made_equal, last = ([one for one in period if one.step is not None] for period in periods)
+    *made_equal, last = ([replica for replica in period if replica.step is not None] for period in periods)
     longest = max(map(len, made_equal), default=0)
     yield replace(first, again=tuple(again), since=last[longest] if again and len(last) > longest else None)
 
@@ -353,7 +357,7 @@ class _ReplicaPair:
         """Align two ranks on which a parameter differs."""
         base, other = apart.compared
         known = find_differences(pair(run[base], run[other]), ranks_known=True)
-        alike = {rank: {one: run[one] for one in apart.like(rank)} for rank in (base, other)}
+        alike = {rank: {member: run[member] for member in apart.like(rank)} for rank in (base, other)}
         return cls(known, (base, other), alike)
 
     @property
@@ -367,7 +371,7 @@ class _ReplicaPair:
         first = inside_collectives(self.runs.first, self._judged_inside)
         second = inside_collectives(self.runs.second, judged_inside(self.runs.second))
         node_of = self.runs.node_of
-        return {**first, **{node_of[one]: node_of[outer] for one, outer in second.items()}}
+        return {**first, **{node_of[inner]: node_of[outer] for inner, outer in second.items()}}
 
     @functools.cached_property
     def _judged_inside(self) -> frozenset[str]:
@@ -383,7 +387,9 @@ class _ReplicaPair:
         seen: set[str] = set()
         while node not in seen:
             seen.add(node)
-            before = [one for one in self._versions_before(node, digest) if self._left_other_content(one, digest)]
+            before = [
+                version for version in self._versions_before(node, digest) if self._left_other_content(version, digest)
+            ]
             if not before:
                 break
             node = next(filter(self._is_lone, before), before[0])
@@ -402,7 +408,7 @@ class _ReplicaPair:
         a, b = self.runs.records.get(node, (None, None))
         if a is None or b is None:
             return self._differs(node)
-        old, new = ([one for one in record.outputs if one.shape == digest.shape] for record in (a, b))
+        old, new = ([output for output in record.outputs if output.shape == digest.shape] for record in (a, b))
         return old != new
 
     def origin(self, at: str, apart: _DivergedReplica) -> _Why:
@@ -453,8 +459,8 @@ class _ReplicaPair:
     def _calling_as(self, rank: int, node: str) -> list[int]:
         """Return a rank, and those that hold the parameter as it does and call the op of a node as often."""
         op = op_of(node)
-        times = {one: sum(record.op == op for record in trace.records) for one, trace in self.alike[rank].items()}
-        return [one for one, number in times.items() if number == times[rank]]
+        times = {member: sum(record.op == op for record in trace.records) for member, trace in self.alike[rank].items()}
+        return [member for member, number in times.items() if number == times[rank]]
 
     def _moved(self, at: str, step: int | None) -> _Why | None:
         """Return the draw by which the generator of one rank is ahead, if what led to a write in this step drew from
@@ -464,17 +470,17 @@ class _ReplicaPair:
             return None
         runs = self.runs.first, self.runs.second
         draws = draws_behind(runs[0], first.id, step), draws_behind(runs[1], second.id, step)
-        if [one.op for one in draws[0]] != [one.op for one in draws[1]]:
+        if [record.op for record in draws[0]] != [record.op for record in draws[1]]:
             return None
-        for one in zip(*draws, strict=True):
+        for drawn in zip(*draws, strict=True):
             for ahead, run in enumerate(runs):
                 extra = None
-                if one[0].rng != one[1].rng:
-                    extra = earlier_draw(run, one[1 - ahead].rng, before=one[ahead].id)
+                if drawn[0].rng != drawn[1].rng:
+                    extra = earlier_draw(run, drawn[1 - ahead].rng, before=drawn[ahead].id)
                 if extra is not None and extra not in draws[ahead]:
                     node = self.runs.node_of[extra.id] if ahead else extra.id
-                    shown = f"generator state {one[0].rng}", f"generator state {one[1].rng}"
-                    return _Why(Origin.RNG, node, self._moved_words(ahead, one[0].op), shown, self.ranks[ahead])
+                    shown = f"generator state {drawn[0].rng}", f"generator state {drawn[1].rng}"
+                    return _Why(Origin.RNG, node, self._moved_words(ahead, drawn[0].op), shown, self.ranks[ahead])
         return None
 
     def _moved_words(self, ahead: int, op: str) -> str:
@@ -486,7 +492,7 @@ class _ReplicaPair:
         """Return the first op of one rank alone that leads to these by such ops alone."""
 
         def before(node: str) -> Iterator[str]:
-            return (one for one in self.runs.read_by(node) if self._is_lone(one))
+            return (before for before in self.runs.read_by(node) if self._is_lone(before))
 
         return min(backward_slice(lone, before, lambda _: True).reached, key=self.runs.order.__getitem__)
 
@@ -513,8 +519,8 @@ class _ReplicaPair:
             node = self._inside.get(node, node)
             if node != at and self._ends(node):
                 return
-            for one in self.known.came_from(node):
-                yield self._inside.get(one, one)
+            for before in self.known.came_from(node):
+                yield self._inside.get(before, before)
 
         return backward_slice([at] if at in suspects else [], before, lambda node: node in suspects or None)
 
@@ -546,7 +552,7 @@ class _ReplicaPair:
             return True
         both = self._exchange(node)
         if both is not None:
-            alone = all(one.collective is not None and one.collective.kind != "combine" for one in both)
+            alone = all(record.collective is not None and record.collective.kind != "combine" for record in both)
             return alone and not self._should_be_equal(node)
         if self._is_lone(node):
             return False
@@ -570,8 +576,8 @@ class _ReplicaPair:
 
     def _shown(self, node: str) -> tuple[str, str]:
         first, second = (
-            "absent" if one is None else " ".join(digest.word() for digest in one.outputs) or one.op
-            for one in self.runs.records[node]
+            "absent" if record is None else " ".join(digest.word() for digest in record.outputs) or record.op
+            for record in self.runs.records[node]
         )
         return first, second
 
@@ -583,7 +589,7 @@ def _do(ranks: Sequence[int], verb: str) -> str:
 
 def draws_behind(run: Trace, node: str, step: int | None) -> list[OpRecord]:
     """Return the draws of a step that led to a record through no collective, in order."""
-    begin = max((one.position for one in run.steps if step is not None and one.number < step), default=0)
+    begin = max((mark.position for mark in run.steps if step is not None and mark.number < step), default=0)
     records = {record.id: record for record in run.records[begin:]}
 
     def before(at: str) -> Iterator[str]:

@@ -54,7 +54,7 @@ class RankDivergence(Divergence):
         missing: tuple[int, ...] = (),
     ) -> RankDivergence:
         """Return a divergence with its rank."""
-        known = {one.name: getattr(found, one.name) for one in fields(Divergence)}
+        known = {field.name: getattr(found, field.name) for field in fields(Divergence)}
         return cls(**known, rank=rank, through=through, hops=hops, missing=missing)
 
 

@@ -106,10 +106,10 @@ class JudgedRanks:
     def candidates(self, walked: Slice[RankNode]) -> Iterator[Candidate]:
         """Yield the differences that entered at the nodes of a walk."""
         for at, before in walked.reached.items():
-            present = [one for one in before if one.node]
+            present = [node for node in before if node.node]
             if self.exchange_at(at) is not None and not at.is_contribution:
                 if not present:
-                    yield _from_exchange(self, at, tuple(sorted({one.rank for one in before})))
+                    yield _from_exchange(self, at, tuple(sorted({node.rank for node in before})))
             elif at.is_contribution:
                 if not before:
                     yield Candidate(at, _from_outside(self, at))
@@ -130,7 +130,7 @@ class JudgedRanks:
         a, b = self.known[at.rank].runs.records.get(at.node, (None, None))
         if a is None or b is None or not (exchanges(a) and exchanges(b)):
             return None
-        if any(one.id in calls[at.rank].judged_inside for one, calls in zip((a, b), self.calls, strict=True)):
+        if any(record.id in calls[at.rank].judged_inside for record, calls in zip((a, b), self.calls, strict=True)):
             return None
         return (a, b) if at.is_contribution or a.outputs != b.outputs or has_pending(a, b) else None
 
@@ -182,7 +182,7 @@ class JudgedRanks:
             if self.place(unread) >= until:
                 break
             if self.exchange_at(unread) is not None:
-                yield from ((one, unread) for one in self._received_from(unread) if one.rank != at.rank)
+                yield from ((node, unread) for node in self._received_from(unread) if node.rank != at.rank)
             elif at.is_contribution or self._is_draw(
                 unread
             ):  # bytes that Python made, of tensors perhaps; an order of examples
@@ -225,7 +225,7 @@ class JudgedRanks:
             read = {
                 source
                 for node, pair in runs.records.items()
-                if any(one is not None and one.outputs and one.collective is None for one in pair)
+                if any(record is not None and record.outputs and record.collective is None for record in pair)
                 for source, ref in runs.reads(node)
                 if not ref.written
             }
@@ -240,10 +240,10 @@ class JudgedRanks:
         """Yield what other ranks, and this one, gave to a collective and differs: that alone whose writers differ, if
         there is any such."""
         contributions = list(dict.fromkeys(filter(None, self._contributions(at))))
-        present = [one for one in contributions if one.node]
-        written = [one for one in present if not one.is_contribution or any(True for _ in self._writers(one))]
+        present = [node for node in contributions if node.node]
+        written = [node for node in present if not node.is_contribution or any(True for _ in self._writers(node))]
         yield from written or present
-        yield from (one for one in contributions if not one.node)
+        yield from (node for node in contributions if not node.node)
 
     def _contributions(self, at: RankNode) -> Iterator[RankNode | None]:
         records = self.known[at.rank].runs.records[at.node]
@@ -342,9 +342,9 @@ OTHERS_AGREE = "the other ranks contributed the same in both runs"
 def _contributors(collectives: Iterable[Collective], calls: Iterable[CollectiveCall | None]) -> Iterable[int]:
     """Return the ranks whose data are received in these calls."""
     known = [call for call in calls if call is not None]
-    if any(one.source >= 0 for one in known):
-        return dict.fromkeys(one.source for one in known)
-    return dict.fromkeys(rank for one in collectives for rank in contributors_of(one)) if known else ()
+    if any(call.source >= 0 for call in known):
+        return dict.fromkeys(call.source for call in known)
+    return dict.fromkeys(rank for collective in collectives for rank in contributors_of(collective)) if known else ()
 
 
 def missing_words(missing: Iterable[int], present: Iterable[int]) -> str:
@@ -360,9 +360,11 @@ def _kept(judged: JudgedRanks, at: RankNode) -> Iterator[str]:
     """Yield what a collective read and gave to nobody, such as the other factor of a product of what is gathered,
     and differs."""
     known = judged.known[at.rank]
-    collectives = [one.collective for one in known.runs.records[at.node] if one is not None and one.collective]
-    given = {"inside", *(argument for one in collectives for argument in one.given)}
-    if judged.call_at(at) is None or any(one.root is not None for one in collectives):
+    collectives = [
+        record.collective for record in known.runs.records[at.node] if record is not None and record.collective
+    ]
+    given = {"inside", *(argument for collective in collectives for argument in collective.given)}
+    if judged.call_at(at) is None or any(collective.root is not None for collective in collectives):
         return
     for node, ref in known.runs.reads(at.node):
         if not ref.written and ref.argument not in given and (node in known.differs or node in known.tainted):
@@ -381,9 +383,9 @@ def _first_lone_call(judged: JudgedRanks, rank: int, call: CollectiveCall | None
 
 
 def _order_of_arrival(judged: JudgedRanks, at: RankNode, a: OpRecord, b: OpRecord) -> str:
-    came = [calls[at.rank].by_record.get(one.id) for calls, one in zip(judged.calls, (a, b), strict=True)]
+    came = [calls[at.rank].by_record.get(record.id) for calls, record in zip(judged.calls, (a, b), strict=True)]
     told = "equal messages arrived in a different order"
-    first, second = (f"rank {one.source}" if one is not None else "" for one in came)
+    first, second = (f"rank {call.source}" if call is not None else "" for call in came)
     return f"{told}: from {first} in the first run, from {second} in the second" if first and second else told
 
 
@@ -416,10 +418,10 @@ def _from_outside(judged: JudgedRanks, at: RankNode) -> Source:
     assert a is not None
     assert b is not None
     position = runs.position[at.node]
-    both = [calls[at.rank].by_record.get(one.id) for one, calls in zip((a, b), judged.calls, strict=True)]
+    both = [calls[at.rank].by_record.get(record.id) for record, calls in zip((a, b), judged.calls, strict=True)]
     if _other_peers(*both):
         detail = "the process group, or the peer, of this call differs"
-        first, second = ("" if one is None else f"({one.word()})" for one in both)
+        first, second = ("" if call is None else f"({call.word()})" for call in both)
         return Source(Origin.OUTSIDE, at.node, position, detail, first, second)
     if a.arguments != b.arguments and all(None in pair or _is_equal(*pair) for pair in _pairs(a, b)):
         detail = "a non-tensor argument differs"
@@ -432,9 +434,9 @@ def _from_outside(judged: JudgedRanks, at: RankNode) -> Source:
         memory = unwritten_memory(runs, old.source) if old is not None else None
         if memory is not None:
             return adopted_memory(runs, memory)
-    argument = next((one.argument for pair in changed for one in pair if one is not None), "")
+    argument = next((ref.argument for pair in changed for ref in pair if ref is not None), "")
     detail = f"argument {argument}, which this rank contributed, was written outside torch"
-    first, second = (" ".join(one.digest for one in contributed_by(record)) for record in (a, b))
+    first, second = (" ".join(ref.digest for ref in contributed_by(record)) for record in (a, b))
     return Source(Origin.OUTSIDE, at.node, position, detail, first, second, opaque_producer=True)
 
 

@@ -56,32 +56,36 @@ def as_benchmark_results(judged: JudgedNight) -> str:
 
     A model that was asked for and has no row is the status ``missing``, which is not passed.
     """
-    records = [record for one in sorted(judged.judgements, key=lambda one: one.key) for record in _records(one, judged)]
+    records = [
+        record
+        for each in sorted(judged.judgements, key=lambda judgement: judgement.key)
+        for record in _records(each, judged)
+    ]
     lines = ",\n".join(json.dumps(record, allow_nan=False) for record in records)
     return f"[\n{lines}\n]\n" if records else "[]\n"
 
 
-def _records(one: Judgement, judged: JudgedNight) -> Iterator[dict[str, Any]]:
+def _records(judgement: Judgement, judged: JudgedNight) -> Iterator[dict[str, Any]]:
     """Yield the records of one model, each with one metric."""
-    if one.new is None and not one.worse:
+    if judgement.new is None and not judgement.worse:
         return  # of an earlier night, and not asked for in this one
-    status = one.now or str(one.status)
-    common = _common(one, judged)
+    status = judgement.now or str(judgement.status)
+    common = _common(judgement, judged)
     yield {**common, "metric": {"name": "accuracy", "extra_info": {"benchmark_values": [status]}}}
     if kind_of(status) is not Kind.SKIP:
-        passed = float(one.new is not None and kind_of(status).is_fine)
+        passed = float(judgement.new is not None and kind_of(status).is_fine)
         yield {**common, "metric": {"name": "passed", "benchmark_values": [passed], "target_value": 1.0}}
     for column, unit in METRICS.items():
-        value = value_of(one.new, column)
+        value = value_of(judgement.new, column)
         if value is not None and abs(value) <= _LARGEST:
             metric = {"name": column, "benchmark_values": [value]}
             yield {**common, "metric": {**metric, "extra_info": {"unit": unit}} if unit else metric}
 
 
-def _common(one: Judgement, judged: JudgedNight) -> dict[str, Any]:
+def _common(judgement: Judgement, judged: JudgedNight) -> dict[str, Any]:
     """Return what all records of a model share."""
-    suite, mode, dtype, device, name = one.key
-    row = one.new
+    suite, mode, dtype, device, name = judgement.key
+    row = judgement.new
     about = {column: str(value) for column in _ABOUT if (value := value_of(row, column)) not in (None, "")}
     environment = {} if row is None else judged.night.environments.get(row.env, {})
     return {
@@ -89,7 +93,7 @@ def _common(one: Judgement, judged: JudgedNight) -> dict[str, Any]:
             "name": BENCHMARK,
             "mode": mode,
             "dtype": dtype,
-            "extra_info": {"device": device, "expectation": str(one.status), **about},
+            "extra_info": {"device": device, "expectation": str(judgement.status), **about},
         },
         "model": {"name": name, "type": "model", "backend": _backend(row), "origins": [suite]},
         **({"dependencies": _dependencies(environment), "runners": [_runner(environment)]} if environment else {}),

@@ -250,8 +250,8 @@ def _flat(model: ModelHistory, start: int, states: dict[tuple[str, str, str], in
 def changes_text(changes: Sequence[EnvironmentChange], *, limit: int = 3) -> str:
     """Format changes: ``packages.torch 2.15.0 → 2.16.0, threads.intra_op 2 → 4 and 3 more``."""
     texts = [
-        f"{shorten(one.key, 40)} {shorten(one.base, 30) or '(none)'} → {shorten(one.new, 30) or '(none)'}"
-        for one in changes[:limit]
+        f"{shorten(change.key, 40)} {shorten(change.base, 30) or '(none)'} → {shorten(change.new, 30) or '(none)'}"
+        for change in changes[:limit]
     ]
     more = f" and {len(changes) - limit} more" if len(changes) > limit else ""
     return shorten(one_line(", ".join(texts) + more), 400)

@@ -226,9 +226,9 @@ def _next_command(judged: JudgedNight, parts: Sequence[Part], *, folder: Path, e
     from hashbench.core.text import is_replayable
 
     suites = {(part.name, part.mode): part.suite for part in parts}
-    troubled = [one for one in judged.judgements if one.in_trouble and one.new is not None]
-    for one in judged.new_trouble or [one for one in troubled if one.worse] or troubled:
-        row = one.new
+    troubled = [judgement for judgement in judged.judgements if judgement.in_trouble and judgement.new is not None]
+    for judgement in judged.new_trouble or [judgement for judgement in troubled if judgement.worse] or troubled:
+        row = judgement.new
         if row is None:
             continue
         where = folder / f"{row.suite}_{row.mode}"

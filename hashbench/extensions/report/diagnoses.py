@@ -428,9 +428,11 @@ def excerpt_of(first: Trace, second: Trace, row: Row, *, context: int = CONTEXT)
     contents = _contents(first), _contents(second)
     steps = []
     for position, (a, b) in enumerate(pairs):
-        one, other = (None if at is None else side[at] for side, at in zip(contents, (a, b), strict=True))
+        content, other = (None if at is None else side[at] for side, at in zip(contents, (a, b), strict=True))
         record = next(trace.records[at] for trace, at in ((first, a), (second, b)) if at is not None)
-        steps.append(StepView(position, record, _side(one, other), _side(other, one), one == other, position == here))
+        steps.append(
+            StepView(position, record, _side(content, other), _side(other, content), content == other, position == here)
+        )
     around = steps[max(0, here - context) : here + context + 1]
     return Excerpt(steps=tuple(around), tree=module_tree(steps, row.module), total=len(steps))
 
@@ -462,18 +464,18 @@ def _short(source: str) -> str:
     return source.rpartition("/")[2] if "." in source.partition("/")[0] else source
 
 
-def _side(one: _Content | None, other: _Content | None) -> Side | None:
+def _side(content: _Content | None, other: _Content | None) -> Side | None:
     """Return one run's side of a step; without a counterpart, no token differs."""
-    if one is None:
+    if content is None:
         return None
-    reads, writes, facts = other or one
+    reads, writes, facts = other or content
     return Side(
-        reads=_few(Token(f"{name} ← {text}", reads.get(name) != text) for name, text in one.reads.items()),
+        reads=_few(Token(f"{name} ← {text}", reads.get(name) != text) for name, text in content.reads.items()),
         writes=_few(
             Token(tracefile.digest_text(digest), writes[position : position + 1] != (digest,))
-            for position, digest in enumerate(one.writes)
+            for position, digest in enumerate(content.writes)
         ),
-        facts=_few(Token(f"{name} {text}", facts.get(name) != text) for name, text in one.facts.items()),
+        facts=_few(Token(f"{name} {text}", facts.get(name) != text) for name, text in content.facts.items()),
     )
 
 

@@ -205,7 +205,10 @@ class JudgedNight:
     def alone(self) -> bool:
         """True if there was nothing to compare with: no model has a row on both sides, and none is missing. The report
         then says what the night found."""
-        return not any(one.base is not None and (one.new is not None or one.worse) for one in self.judgements)
+        return not any(
+            judgement.base is not None and (judgement.new is not None or judgement.worse)
+            for judgement in self.judgements
+        )
 
     @property
     def failed(self) -> bool:
@@ -215,7 +218,7 @@ class JudgedNight:
     @property
     def verdict(self) -> str:
         """One line: whether anything got worse, and what; of a night :attr:`alone`, what differs and fails."""
-        worse = Counter(one.status for one in self.judgements if one.worse)
+        worse = Counter(judgement.status for judgement in self.judgements if judgement.worse)
         parts = [f"{number} {word}" for word, number in worse.items()]
         if self.night.problems:
             parts.append(count(len(self.night.problems), "problem") + " of the night itself")
@@ -243,43 +246,45 @@ class JudgedNight:
     def not_compared(self) -> str:
         """``; 3 more rows had nothing to compare with: 1 was skipped and 2 pass``, without :attr:`new_trouble`; empty
         where each has, and of a night :attr:`alone`."""
-        unmatched = [one for one in self.judgements if one.base is None and not is_new_trouble(one)]
+        unmatched = [
+            judgement for judgement in self.judgements if judgement.base is None and not is_new_trouble(judgement)
+        ]
         if not unmatched or self.alone:
             return ""
         rows = "more row" if self.new_trouble else "row"
         return f"; {count(len(unmatched), rows)} had nothing to compare with: {_kinds_in_words(unmatched)}"
 
-    def word_of(self, one: Judgement) -> str:
+    def word_of(self, judgement: Judgement) -> str:
         """Return the status of a judgement in words; of a night :attr:`alone`, what is seen."""
-        return VERBS[kind_of(one.now)][0] if self.alone else one.word
+        return VERBS[kind_of(judgement.now)][0] if self.alone else judgement.word
 
-    def message_of(self, one: Judgement) -> str:
+    def message_of(self, judgement: Judgement) -> str:
         """Return one line: what is seen, what was expected, and why; of a night :attr:`alone`, what and where."""
-        if self.alone and one.new is not None:
-            return "; ".join(filter(None, (seen(one.new), what_happened(one.new))))
-        return one.message
+        if self.alone and judgement.new is not None:
+            return "; ".join(filter(None, (seen(judgement.new), what_happened(judgement.new))))
+        return judgement.message
 
 
 def counted(judgements: Collection[Judgement]) -> str:
     """Return ``Of 3 models, 1 differs and 2 pass``: the rows, compared with nothing."""
-    rows = [one for one in judgements if one.new is not None]
+    rows = [judgement for judgement in judgements if judgement.new is not None]
     if not rows:
         return "There are no rows"
-    if any(one.in_trouble for one in rows):
+    if any(judgement.in_trouble for judgement in rows):
         return f"Of {rows_of_models(rows)}, {_kinds_in_words(rows)}"
     return f"None of {rows_of_models(rows)} differs or fails: {_kinds_in_words(rows)}"
 
 
 def rows_of_models(judgements: Collection[Judgement]) -> str:
     """Return ``3 models``, or ``5 rows of 3 models`` where a model has rows of several modes, dtypes or devices."""
-    models = len({(one.key[0], one.key[-1]) for one in judgements})
+    models = len({(judgement.key[0], judgement.key[-1]) for judgement in judgements})
     words = count(models, "model")
     return words if models == len(judgements) else f"{count(len(judgements), 'row')} of {words}"
 
 
 def _kinds_in_words(judgements: Iterable[Judgement]) -> str:
     """Return ``1 differs, 2 fail and 3 pass``, the worst first."""
-    counts = Counter(kind_of(one.now) for one in judgements)
+    counts = Counter(kind_of(judgement.now) for judgement in judgements)
     return listed([f"{counts[kind]} {words[counts[kind] != 1]}" for kind, words in VERBS.items() if counts[kind]])
 
 
@@ -350,7 +355,14 @@ def judge(
         key = row_key(change.base) if change.base else ()
         judgements.append(_judgement(change, models.get(change.key), expected=key in known))
     order = list(ExpectationStatus)
-    judgements.sort(key=lambda one: (not is_new_trouble(one), not one.worse, order.index(one.status), one.key))
+    judgements.sort(
+        key=lambda judgement: (
+            not is_new_trouble(judgement),
+            not judgement.worse,
+            order.index(judgement.status),
+            judgement.key,
+        )
+    )
     judged = JudgedNight(history, tuple(judgements), before)
     return replace(judged, remarks=tuple(_remarks(judged, new, expected)))
 
@@ -392,7 +404,9 @@ def _remarks(judged: JudgedNight, new: Sweep, expected: Sweep | None) -> Iterato
         yield f"Nothing says what is expected (--expected){before_it}."
     elif judged.alone:
         yield f"None of the {count(len(expected.rows), 'row')} of what is expected is of a model of this night."
-    if retraced := tracer_remark((one.base, one.new) for one in judged.judgements if one.base and one.new):
+    if retraced := tracer_remark(
+        (judgement.base, judgement.new) for judgement in judged.judgements if judgement.base and judgement.new
+    ):
         yield retraced
     if not new.environments:
         yield "This night has no environment.json: whether the machine or its settings changed is not known."

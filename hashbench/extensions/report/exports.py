@@ -61,7 +61,7 @@ def as_summary(judged: JudgedNight) -> str:
 
 def _markdown(judged: JudgedNight, *, lines: int, details: int, only_beginning: bool = False) -> str:
     history = judged.history
-    rows = [one.new for one in judged.judgements if one.new]
+    rows = [judgement.new for judgement in judged.judgements if judgement.new]
     passing = [row for row in rows if kind_of(row.accuracy) is Kind.PASS]
     text = (
         _environment()
@@ -73,16 +73,18 @@ def _markdown(judged: JudgedNight, *, lines: int, details: int, only_beginning: 
             details=details,
             only_beginning=only_beginning,
             new=_not_passing(judged, only=judged.new_trouble),
-            worse=[_worse(one) for one in judged.judgements if one.worse],
+            worse=[_worse(judgement) for judgement in judged.judgements if judgement.worse],
             kinds=list(_FOUND) if judged.alone else [],
             changed=_changed(judged),
-            environment=[{"what": one.key, "before": one.base, "now": one.new} for one in judged.night.changed],
+            environment=[
+                {"what": change.key, "before": change.base, "now": change.new} for change in judged.night.changed
+            ],
             totals=list(_totals(rows)),
             not_passing=_not_passing(judged),
             found={kind: _not_passing(judged, kind=kind) for _, kind in _FOUND},
             skipped=sum(kind_of(row.accuracy) is Kind.SKIP for row in rows),
             expectations=[] if judged.alone else list(_expectations(judged)),
-            not_asked=sum(one.status is ExpectationStatus.NOT_ASKED for one in judged.judgements),
+            not_asked=sum(judgement.status is ExpectationStatus.NOT_ASKED for judgement in judged.judgements),
             older_problems=[
                 f"{night.label}: {problem}" for night in history.nights[-2::-1] for problem in reversed(night.problems)
             ],
@@ -159,11 +161,11 @@ def _model(key: Sequence[str]) -> Cells:
     return {"model": name, "suite": suite, "mode": mode, "dtype": dtype, "device": device}
 
 
-def _worse(one: Judgement) -> Cells:
-    before = one.before or "no row"
-    expected = before if one.expected or one.since else f"{before} (last night)"
-    cells = {"expected": one.expected_as(expected), "now": one.now or "no row", "why": one.note}
-    return {"what": one.word, **_model(one.key), **cells, "link": _link(one.link)}
+def _worse(judgement: Judgement) -> Cells:
+    before = judgement.before or "no row"
+    expected = before if judgement.expected or judgement.since else f"{before} (last night)"
+    cells = {"expected": judgement.expected_as(expected), "now": judgement.now or "no row", "why": judgement.note}
+    return {"what": judgement.word, **_model(judgement.key), **cells, "link": _link(judgement.link)}
 
 
 def _changed(judged: JudgedNight) -> list[Cells]:
@@ -198,10 +200,10 @@ def _not_passing(
     """List the rows that differ or fail, or those of one kind, or ``only`` these."""
     nights, models = judged.history.nights, {model.key: model for model in judged.history.models}
     lines: list[Cells] = []
-    for one in judged.judgements if only is None else only:
-        if one.new is None or not one.in_trouble or kind not in (None, kind_of(one.now)):
+    for judgement in judged.judgements if only is None else only:
+        if judgement.new is None or not judgement.in_trouble or kind not in (None, kind_of(judgement.now)):
             continue
-        row, link, model = one.new, _link(one.link), models.get(one.key)
+        row, link, model = judgement.new, _link(judgement.link), models.get(judgement.key)
         newest = model.standing if model else None
         cells = {
             "kernel": blamed(row) or row.origin,
@@ -210,11 +212,15 @@ def _not_passing(
             "cause": _sure(row.cause, row),
             "module": row.module,
             "rate": rate_of(row),
-            "expected": "" if judged.alone else Markup(f"{_escaped(one.word)} ({link})") if link else one.word,
+            "expected": ""
+            if judged.alone
+            else Markup(f"{_escaped(judgement.word)} ({link})")
+            if link
+            else judgement.word,
             "for nights": f"{newest.nights}, since {nights[newest.first].label}" if newest else "",
             "what to do": remedy(row) or row.error,
         }
-        lines.append({"status": row.accuracy, **_model(one.key), **cells})
+        lines.append({"status": row.accuracy, **_model(judgement.key), **cells})
     return lines
 
 
@@ -233,14 +239,22 @@ _EXPECTATION_HEADINGS = {
 
 def _expectations(judged: JudgedNight) -> Iterator[tuple[str, list[Cells]]]:
     for status, heading in _EXPECTATION_HEADINGS.items():
-        lines = [_expected(one) for one in judged.judgements if one.status is status and not one.worse]
+        lines = [
+            _expected(judgement)
+            for judgement in judged.judgements
+            if judgement.status is status and not judgement.worse
+        ]
         if lines:
             yield heading, lines
 
 
-def _expected(one: Judgement) -> Cells:
-    seen_cells = {"nights not seen": str(one.unseen or ""), "last seen": one.seen, "link": _link(one.link)}
-    return {**_model(one.key), "expected": one.expected_as(one.before), **seen_cells}
+def _expected(judgement: Judgement) -> Cells:
+    seen_cells = {
+        "nights not seen": str(judgement.unseen or ""),
+        "last seen": judgement.seen,
+        "link": _link(judgement.link),
+    }
+    return {**_model(judgement.key), "expected": judgement.expected_as(judgement.before), **seen_cells}
 
 
 # ------------------------------------------------------------------------------------------------- JUnit XML
@@ -268,10 +282,12 @@ def as_junit(judged: JudgedNight, *, tracebacks: Mapping[tuple[str, ...], str] |
     repros, told = _repros(judged), tracebacks or {}
     root = ElementTree.Element("testsuites", name=f"hashbench {judged.night.label}: {judged.verdict}")
     suites: dict[str, list[ElementTree.Element]] = {}
-    for one in sorted(judged.judgements, key=lambda one: one.key):
-        if one.status is not ExpectationStatus.NOT_ASKED:
-            name = ".".join(filter(None, one.key[:-1]))
-            suites.setdefault(name, []).append(_case(name, one, judged, repros=repros, traceback=told.get(one.key, "")))
+    for judgement in sorted(judged.judgements, key=lambda each: each.key):
+        if judgement.status is not ExpectationStatus.NOT_ASKED:
+            name = ".".join(filter(None, judgement.key[:-1]))
+            suites.setdefault(name, []).append(
+                _case(name, judgement, judged, repros=repros, traceback=told.get(judgement.key, ""))
+            )
     for problem in judged.night.problems:
         case = ElementTree.Element("testcase", classname="night", name=problem[:200])
         ElementTree.SubElement(case, "failure", message=problem, type="problem")
@@ -291,27 +307,27 @@ def as_junit(judged: JudgedNight, *, tracebacks: Mapping[tuple[str, ...], str] |
 
 
 def _case(
-    suite: str, one: Judgement, judged: JudgedNight, *, repros: Mapping[tuple[str, ...], str], traceback: str
+    suite: str, judgement: Judgement, judged: JudgedNight, *, repros: Mapping[tuple[str, ...], str], traceback: str
 ) -> ElementTree.Element:
-    case = ElementTree.Element("testcase", classname=suite, name=one.key[-1])
-    if one.new is not None and one.new.seconds is not None:
-        case.set("time", f"{one.new.seconds:.3f}")
-    values = {column: value_of(one.new, column) for column in _FACTS} | {"repro": repros.get(one.key, "")}
+    case = ElementTree.Element("testcase", classname=suite, name=judgement.key[-1])
+    if judgement.new is not None and judgement.new.seconds is not None:
+        case.set("time", f"{judgement.new.seconds:.3f}")
+    values = {column: value_of(judgement.new, column) for column in _FACTS} | {"repro": repros.get(judgement.key, "")}
     facts = "\n".join(f"{column}: {value}" for column, value in values.items() if value)
-    facts = "\n\n".join(filter(None, (facts, traceback if kind_of(one.now) is Kind.FAIL else "")))
-    kind = kind_of(one.now)
-    if one.worse or (judged.alone and one.in_trouble):
-        message, word = judged.message_of(one), judged.word_of(one)
+    facts = "\n\n".join(filter(None, (facts, traceback if kind_of(judgement.now) is Kind.FAIL else "")))
+    kind = kind_of(judgement.now)
+    if judgement.worse or (judged.alone and judgement.in_trouble):
+        message, word = judged.message_of(judgement), judged.word_of(judgement)
         ElementTree.SubElement(case, "failure", message=message, type=word).text = facts
     elif kind is Kind.SKIP:
-        ElementTree.SubElement(case, "skipped", message=one.new.error if one.new else "")
+        ElementTree.SubElement(case, "skipped", message=judgement.new.error if judgement.new else "")
     elif kind is Kind.LATENT:
-        ElementTree.SubElement(case, "system-out").text = f"{one.message}\n\n{facts}"
+        ElementTree.SubElement(case, "system-out").text = f"{judgement.message}\n\n{facts}"
     elif kind is not Kind.PASS:
-        ElementTree.SubElement(case, "skipped", message=one.message)
+        ElementTree.SubElement(case, "skipped", message=judgement.message)
         ElementTree.SubElement(case, "system-out").text = facts
-    elif one.status not in (ExpectationStatus.MET, ExpectationStatus.UNEXPECTED):
-        ElementTree.SubElement(case, "system-out").text = one.message
+    elif judgement.status not in (ExpectationStatus.MET, ExpectationStatus.UNEXPECTED):
+        ElementTree.SubElement(case, "system-out").text = judgement.message
     return case
 
 
@@ -329,22 +345,26 @@ def as_annotations(judged: JudgedNight) -> str:
     Beyond :data:`MOST` of a level, the last line counts the others.
     https://docs.github.com/actions/reference/workflow-commands-for-github-actions
     """
-    worse = [one for one in judged.judgements if one.worse]
+    worse = [judgement for judgement in judged.judgements if judgement.worse]
     errors = [_annotation("error", "The night is not whole", problem) for problem in judged.night.problems]
-    errors += [_annotation_of("error", one, judged) for one in worse]
-    warnings = [_annotation_of("warning", one, judged) for one in judged.judgements if _asks_for_attention(one)]
+    errors += [_annotation_of("error", judgement, judged) for judgement in worse]
+    warnings = [
+        _annotation_of("warning", judgement, judged)
+        for judgement in judged.judgements
+        if _asks_for_attention(judgement)
+    ]
     if judged.night.changed:
         changes = "; ".join(map(str, judged.night.changed))
         warnings.insert(0, _annotation("warning", "The environment changed", changes))
-    counts = ", ".join(f"{number} {word}" for word, number in Counter(one.word for one in worse).items())
+    counts = ", ".join(f"{number} {word}" for word, number in Counter(judgement.word for judgement in worse).items())
     in_all = f" In all: {counts}." if counts else ""
     found = [_annotation("notice", f"hashbench {judged.night.label}", judged.verdict)] if judged.alone else []
     return "".join((*found, *_at_most(errors, "error", in_all), *_at_most(warnings, "warning", "")))
 
 
-def _asks_for_attention(one: Judgement) -> bool:
-    unexpected = one.status is ExpectationStatus.UNEXPECTED and one.in_trouble
-    return not one.worse and (unexpected or one.status is ExpectationStatus.STALE)
+def _asks_for_attention(judgement: Judgement) -> bool:
+    unexpected = judgement.status is ExpectationStatus.UNEXPECTED and judgement.in_trouble
+    return not judgement.worse and (unexpected or judgement.status is ExpectationStatus.STALE)
 
 
 def _at_most(lines: Sequence[str], level: str, in_all: str) -> Iterable[str]:
@@ -354,9 +374,9 @@ def _at_most(lines: Sequence[str], level: str, in_all: str) -> Iterable[str]:
     return [*lines[: MOST - 1], _annotation(level, more, f"{more} are in the report.{in_all}")]
 
 
-def _annotation_of(level: str, one: Judgement, judged: JudgedNight) -> str:
-    suite, mode, *_, name = one.key
-    return _annotation(level, f"{name} ({suite}, {mode}): {judged.word_of(one)}", judged.message_of(one))
+def _annotation_of(level: str, judgement: Judgement, judged: JudgedNight) -> str:
+    suite, mode, *_, name = judgement.key
+    return _annotation(level, f"{name} ({suite}, {mode}): {judged.word_of(judgement)}", judged.message_of(judgement))
 
 
 def _annotation(level: str, title: str, text: str) -> str:

@@ -113,26 +113,26 @@ class Groups:
         return sum(group.size for group in self.shown) + self.omitted
 
 
-def is_news(one: Judgement) -> bool:
+def is_news(judgement: Judgement) -> bool:
     """Return True for a change: worse, better, or unexpected trouble."""
-    if one.status is ExpectationStatus.UNEXPECTED:
-        return one.in_trouble
-    if one.status is ExpectationStatus.PASSES_ELSEWHERE:
-        return kind_of(one.before).is_trouble
-    return one.worse or one.status in (ExpectationStatus.STALE, ExpectationStatus.FIXED)
+    if judgement.status is ExpectationStatus.UNEXPECTED:
+        return judgement.in_trouble
+    if judgement.status is ExpectationStatus.PASSES_ELSEWHERE:
+        return kind_of(judgement.before).is_trouble
+    return judgement.worse or judgement.status in (ExpectationStatus.STALE, ExpectationStatus.FIXED)
 
 
-def is_known(one: Judgement) -> bool:
+def is_known(judgement: Judgement) -> bool:
     """Return True for trouble that is no change."""
-    return not is_news(one) and (one.in_trouble or one.status is ExpectationStatus.NOT_SEEN)
+    return not is_news(judgement) and (judgement.in_trouble or judgement.status is ExpectationStatus.NOT_SEEN)
 
 
 def groups_of(judgements: Iterable[Judgement]) -> Groups:
     """Group judgements by status and reason: new rows in trouble first, then worse ones, then by status, differences
     before failures, large first."""
     alike: dict[tuple[str, ...], list[Judgement]] = {}
-    for one in judgements:
-        alike.setdefault((one.status, *_reason(one)), []).append(one)
+    for judgement in judgements:
+        alike.setdefault((judgement.status, *_reason(judgement)), []).append(judgement)
     order = list(ExpectationStatus)
     kinds = list(KIND_WORDS)
 
@@ -155,27 +155,27 @@ def groups_of(judgements: Iterable[Judgement]) -> Groups:
     return Groups(tuple(groups), omitted)
 
 
-def telling_row(one: Judgement) -> Row:
+def telling_row(judgement: Judgement) -> Row:
     """Return the row to show: the new one; the old one of a model that is gone or fixed."""
-    row = (one.base or one.new) if one.status in _GONE else (one.new or one.base)
+    row = (judgement.base or judgement.new) if judgement.status in _GONE else (judgement.new or judgement.base)
     if row is None:
         raise ValueError("a judgement has a row on one side at least")
     return row
 
 
-def _reason(one: Judgement) -> tuple[str, ...]:
+def _reason(judgement: Judgement) -> tuple[str, ...]:
     """Return the key by which judgements of one status are grouped."""
-    row = telling_row(one)
-    if one.status is ExpectationStatus.MISSING:
-        return one.key[:-1]
-    reason = one.note if one.status is ExpectationStatus.NOT_COMPARABLE else ""
+    row = telling_row(judgement)
+    if judgement.status is ExpectationStatus.MISSING:
+        return judgement.key[:-1]
+    reason = judgement.note if judgement.status is ExpectationStatus.NOT_COMPARABLE else ""
     if kind_of(row.accuracy).has_cause:
         return reason, blamed(row), mechanism(row) or row.origin
     return reason, row.accuracy, shorten(row.error, 80)
 
 
-def expectation_of(one: Judgement) -> str:
+def expectation_of(judgement: Judgement) -> str:
     """Format the expectation of a baseline CSV: status, since when, nights not seen; "" without one."""
-    if not one.expected:
+    if not judgement.expected:
         return ""
-    return one.expected_as(f"{one.before} expected") + one.not_seen
+    return judgement.expected_as(f"{judgement.before} expected") + judgement.not_seen

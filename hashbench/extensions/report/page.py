@@ -85,18 +85,18 @@ def render_html(
             headline=headline(judged),
             machine=machine_of(judged.night),
             command_of=lambda group: _command_of(group, judged.night),
-            size=rows_of_models([one for one in judged.judgements if one.new is not None]),
+            size=rows_of_models([judgement for judgement in judged.judgements if judgement.new is not None]),
             now=now.strftime("%Y-%m-%d %H:%M") + (f" {now.tzname()}" if now.tzname() else "") if now else "",
             policy=policy_for(style, script),
             style=Markup(style),
             script=Markup(script),
             payload=as_script_content(payload_of(history, detailed=detailed)),
             # what changed
-            counts=Counter((one.word, one.worse) for one in judgements),
+            counts=Counter((judgement.word, judgement.worse) for judgement in judgements),
             news=groups_of(filter(is_news, judgements)),
             known=groups_of(filter(is_known, judgements)),
             indices={model.key: index for index, model in enumerate(history.models)},
-            expectations={one.key: one for one in judgements if one.expected},
+            expectations={judgement.key: judgement for judgement in judgements if judgement.expected},
             problems=[f"{night.label}: {problem}" for night in reversed(history.nights) for problem in night.problems],
             # how many, and over time
             totals=totals_of(history),
@@ -148,15 +148,15 @@ def why(row: Row) -> str:
 
 
 def _labelled(row: Row) -> list[tuple[str, str]]:
-    return [(one.label, value_of(row, name)) for name, (_, _, one) in ROWS.columns.items() if one.label]
+    return [(column.label, value_of(row, name)) for name, (_, _, column) in ROWS.columns.items() if column.label]
 
 
 def headline(judged: JudgedNight) -> str:
     """Return the verdict in a few words, with the names of up to :data:`~hashbench.core.report.compare.NAMED`
     models."""
-    worse = [one for one in judged.judgements if one.worse]
-    unknown = [one for one in worse if one.status is ExpectationStatus.NOT_COMPARABLE]
-    known = [one for one in worse if one not in unknown]
+    worse = [judgement for judgement in judged.judgements if judgement.worse]
+    unknown = [judgement for judgement in worse if judgement.status is ExpectationStatus.NOT_COMPARABLE]
+    known = [judgement for judgement in worse if judgement not in unknown]
     parts = [f"{named(known) or rows_of_models(known)} got worse"] if known else []
     parts += [f"whether {named(unknown) or rows_of_models(unknown)} got worse is not known"] if unknown else []
     text = _found(judged) if judged.alone else ", and ".join(parts) or "nothing got worse"
@@ -167,14 +167,14 @@ def headline(judged: JudgedNight) -> str:
 
 def _found(judged: JudgedNight) -> str:
     """Summarise a night alone: ``Of 3 models, a and b differ, c fails``, or counts where there are more names."""
-    rows = [one for one in judged.judgements if one.new is not None]
-    trouble = [one for one in rows if one.in_trouble]
+    rows = [judgement for judgement in judged.judgements if judgement.new is not None]
+    trouble = [judgement for judgement in rows if judgement.in_trouble]
     if not trouble or not named(trouble):
         return counted(judged.judgements)
     parts = []
     for kind, verbs in VERBS.items():
-        if same := [one for one in trouble if kind_of(one.now) is kind]:
-            parts.append(f"{named(same)} {verbs[len({one.key[-1] for one in same}) > 1]}")
+        if same := [judgement for judgement in trouble if kind_of(judgement.now) is kind]:
+            parts.append(f"{named(same)} {verbs[len({judgement.key[-1] for judgement in same}) > 1]}")
     return f"Of {rows_of_models(rows)}, {', '.join(parts)}"
 
 

@@ -53,7 +53,7 @@ class StressedPairs:
     def counts(self) -> Mapping[str, tuple[int, int]]:
         """Perturbation → pairs that differ, and all; without those that were not run."""
         found = {name: _PAIRS.fullmatch(outcome) for name, outcome in self.outcomes.items()}
-        return {name: (int(one["differing"]), int(one["pairs"])) for name, one in found.items() if one}
+        return {name: (int(counts["differing"]), int(counts["pairs"])) for name, counts in found.items() if counts}
 
 
 _NAMES = frozenset(Perturbation)

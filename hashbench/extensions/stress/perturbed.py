@@ -338,8 +338,8 @@ def _tries(names: Sequence[str]) -> Iterator[tuple[tuple[str, ...], tuple[int, i
                 yield (*kept, name), (0, 1), (few, AGAIN)
 
 
-def _sum(one: Counts, other: Counts) -> Counts:
-    return one[0] + other[0], one[1] + other[1]
+def _sum(counts: Counts, other: Counts) -> Counts:
+    return counts[0] + other[0], counts[1] + other[1]
 
 
 def differ(first: Run, second: Run) -> bool:

@@ -77,13 +77,13 @@ def difference_of(number: int, first: Mapping[int, Step], second: Mapping[int, S
     old, new = first[number], second[number]
     if not (old.batches and new.batches):
         return None
-    shapes = [tuple("x".join(map(str, one.shape)) for one in step.batches) for step in (old, new)]
+    shapes = [tuple("x".join(map(str, batch.shape)) for batch in step.batches) for step in (old, new)]
     return BatchDifference(shapes[0], shapes[1], _related(number, first, second))
 
 
 def _related(number: int, first: Mapping[int, Step], second: Mapping[int, Step]) -> Samples:
-    everything = [one for run in (first, second) for step in run.values() for one in step.batches]
-    share = max(share_kept(one.shape[0]) if one.shape else 1 for one in everything)
+    everything = [batch for run in (first, second) for step in run.values() for batch in step.batches]
+    share = max(share_kept(samples.shape[0]) if samples.shape else 1 for samples in everything)
     here = [Counter(_samples([run[number]], share)) for run in (first, second)]
     if not (here[0] and here[1]):
         return Samples.UNKNOWN
@@ -99,14 +99,14 @@ def _related(number: int, first: Mapping[int, Step], second: Mapping[int, Step])
         ]
         for shared in (True, False)
     )
-    own = [one - past for one in own]
+    own = [each - past for each in own]
     if later[0] & (later[1] | own[1]) or later[1] & own[0]:
         return Samples.MOVED
-    again = [bool(past & one) for one in later]  # samples of an epoch that was equal
+    again = [bool(past & divergence) for divergence in later]  # samples of an epoch that was equal
     if any(again):
         return Samples.MOVED if all(again) else Samples.UNKNOWN  # one run began anew, or transforms them
-    return Samples.OTHER if len({one.shape[1:] for one in everything}) == 1 else Samples.UNKNOWN
+    return Samples.OTHER if len({samples.shape[1:] for samples in everything}) == 1 else Samples.UNKNOWN
 
 
 def _samples(steps: Iterable[Step], share: int) -> list[int]:
-    return [sample for step in steps for one in step.batches for sample in one.samples if sample % share == 0]
+    return [sample for step in steps for batch in step.batches for sample in batch.samples if sample % share == 0]

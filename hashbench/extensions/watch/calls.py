@@ -30,9 +30,9 @@ class _Listeners:
 
     def tell(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Tell those that listen to this module."""
-        for one in self.all:
-            if one.module is module:
-                one.told(module, args, kwargs)
+        for each in self.all:
+            if each.module is module:
+                each.told(module, args, kwargs)
 
 
 class SeenCalls:
@@ -53,7 +53,7 @@ class SeenCalls:
     def remove(self) -> None:
         """Tell no further call; the class becomes what it was once nobody listens."""
         listeners = self._listeners
-        listeners.all = tuple(one for one in listeners.all if one is not self)
+        listeners.all = tuple(each for each in listeners.all if each is not self)
         standing = vars(self._class).get(_CALL)
         if listeners.all or getattr(standing, _MARK, None) is not listeners:
             return  # others listen, or the program put a function of its own there, which may call ours

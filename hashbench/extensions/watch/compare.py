@@ -177,14 +177,18 @@ def compare(first: Recording, second: Recording, *, shift: int = 0) -> RankVerdi
         idle=None if idle is None else idle[2][0],
         idle_at=None if idle is None else idle[0],
         batches=batches_of(step, parts, first, second, shift),
-        settings=tuple(one for one in settings_of(first, second, steps, shift) if step is None or one.at <= step),
+        settings=tuple(
+            difference
+            for difference in settings_of(first, second, steps, shift)
+            if step is None or difference.at <= step
+        ),
     )
 
 
 def settings_of(first: Recording, second: Recording, steps: Sequence[int], shift: int) -> Iterator[SettingDifference]:
     """Yield what differs between two runs of torch's settings, the machine and the environment, and since when."""
     told: set[str] = set()
-    headers = [(one.header.machine, one.header.environment) for one in (first, second)]
+    headers = [(recording.header.machine, recording.header.environment) for recording in (first, second)]
     states = [(first.steps[number].settings, second.steps[number - shift].settings, number) for number in steps]
     for old, new, number in (*states, *((*pair, steps[0]) for pair in zip(*headers, strict=True))):
         if old is not new:
@@ -198,9 +202,9 @@ def batches_of(
     step: int | None, differing: Iterable[PartDifference], first: Recording, second: Recording, shift: int
 ) -> BatchDifference | None:
     """Return how the batches of a step differ, if they do."""
-    if step is None or all(one.part != "batch" for one in differing):
+    if step is None or all(difference.part != "batch" for difference in differing):
         return None
-    return difference_of(step, first.steps, {number + shift: one for number, one in second.steps.items()})
+    return difference_of(step, first.steps, {number + shift: step for number, step in second.steps.items()})
 
 
 def pairs_of_steps(
@@ -211,10 +215,10 @@ def pairs_of_steps(
     _refuse_other(first, second)
     others = {number + shift: step for number, step in second.steps.items()}
     steps = tuple(number for number in first.steps if number in others)
-    for one in (first, second):
-        if not one.steps:
+    for recording in (first, second):
+        if not recording.steps:
             raise HashbenchError(
-                f"{one.path} has no step: its run {_end_words(one)} before its first one",
+                f"{recording.path} has no step: its run {_end_words(recording)} before its first one",
                 consequence="nothing was compared",
                 tip="A step is one of an optimizer of torch that holds parameters of the model.",
             )
@@ -271,7 +275,7 @@ def _refuse_other(first: Recording, second: Recording) -> None:
 
 def shared_tensors(first: Recording, second: Recording) -> frozenset[str]:
     """Return the names of the parameters and buffers that both models have."""
-    names = [{*one.header.parameter, *one.header.buffer} for one in (first, second)]
+    names = [{*recording.header.parameter, *recording.header.buffer} for recording in (first, second)]
     return frozenset(names[0] & names[1])
 
 
@@ -298,8 +302,8 @@ def _before(first: Recording, second: Recording, shift: int) -> list[tuple[int, 
 def _differing(first: Step, second: Step) -> set[tuple[str, str]]:
     """Return what of the state differs, as part and name."""
     values = [
-        {(part, name): one.parts[part][name] for part in STATE for name in one.parts.get(part, {})}
-        for one in (first, second)
+        {(part, name): step.parts[part][name] for part in STATE for name in step.parts.get(part, {})}
+        for step in (first, second)
     ]
     return {key for key in values[0].keys() | values[1].keys() if values[0].get(key) != values[1].get(key)}
 
@@ -398,7 +402,7 @@ def _is_compared(
 ) -> bool:
     """Return True if both steps have this reading of a tensor, or both read the tensor itself: then one is absent."""
     tensor = tensor_of(part, name)
-    return tensor in read or (tensor in shared and all(one is not None and name in one for one in values))
+    return tensor in read or (tensor in shared and all(value is not None and name in value for value in values))
 
 
 def _difference(
@@ -437,7 +441,10 @@ def _order(
     """Return the order of the optimizers' parameters, where it differs, as a part of the first step."""
     if number != states[0][0] or first.optimizers == second.optimizers or not (first.optimizers and second.optimizers):
         return []
-    flat = [[name for optimizer in one.optimizers for group in optimizer for name in group] for one in (first, second)]
+    flat = [
+        [name for optimizer in recording.optimizers for group in optimizer for name in group]
+        for recording in (first, second)
+    ]
     if sorted(flat[0]) != sorted(flat[1]):
         return []
     at = next((index for index, pair in enumerate(zip(*flat, strict=True)) if pair[0] != pair[1]), 0)
@@ -488,24 +495,24 @@ def gaps_of(first: Recording, second: Recording) -> Iterator[str]:
             yield f"{name} ended {after} with {recording.ended}."
         for what in recording.missed:
             yield f"{name} did not record {what}."
-    if not any(step.parts.get("batch") for one in (first, second) for step in one.steps.values()):
+    if not any(step.parts.get("batch") for recording in (first, second) for step in recording.steps.values()):
         yield (
             "The watched model was not called: batches and generators are not compared, and no step can be traced. "
             "Watch the module that the loop calls, or tell the batches by batch(…) of what hashbench.watch returns."
         )
-    for one, other in ((first, second), (second, first)):
+    for each, other in ((first, second), (second, first)):
         for kind in ("parameter", "buffer"):
-            alone = sorted(set(getattr(one.header, kind)) - set(getattr(other.header, kind)))
+            alone = sorted(set(getattr(each.header, kind)) - set(getattr(other.header, kind)))
             if alone:
                 more = f" and {len(alone) - 1} more" if len(alone) > 1 else ""
-                yield f"Only {one.path.parent} has the {kind} {alone[0]}{more}."
+                yield f"Only {each.path.parent} has the {kind} {alone[0]}{more}."
         read = [
             {part for step in run.steps.values() for part, values in step.parts.items() if values}
-            for run in (one, other)
+            for run in (each, other)
         ]
         for part in PARTS:
             if part in read[0] - read[1] and part != "state":
-                yield f"Only {one.path.parent} recorded the part {part} of a step."
+                yield f"Only {each.path.parent} recorded the part {part} of a step."
 
 
 def unread_gaps(

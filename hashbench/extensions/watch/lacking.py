@@ -76,7 +76,7 @@ def lacks_of(
 
 
 def _is_any(step: Step, *read: Step | None) -> bool:
-    return any(step is one for one in read)
+    return any(step is each for each in read)
 
 
 def _sentence(run: Recording, lacks: Sequence[_Lack], steps: Iterable[int]) -> str:

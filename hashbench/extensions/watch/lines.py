@@ -101,12 +101,12 @@ class WaitingLines:
     def _line(self, kind: str, read: Mapping[str, Any]) -> str:
         """Return a line; without what a device does not give away any more."""
         try:
-            return file.line(kind, {name: _value(one) for name, one in read.items()})
+            return file.line(kind, {name: _value(each) for name, each in read.items()})
         except Exception:
             whole: dict[str, Any] = {}
-            for name, one in read.items():
+            for name, item in read.items():
                 try:
-                    whole[name] = _value(one)
+                    whole[name] = _value(item)
                     file.line(kind, whole)
                 except Exception as error:
                     whole.pop(name, None)
@@ -123,5 +123,5 @@ class _Number:
 
 def _value(read: Any) -> Any:
     if isinstance(read, list):
-        return [parts.number(one.value) if isinstance(one, _Number) else parts.content(one) for one in read]
+        return [parts.number(each.value) if isinstance(each, _Number) else parts.content(each) for each in read]
     return parts.content(read)

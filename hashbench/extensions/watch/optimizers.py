@@ -40,7 +40,7 @@ class WatchedOptimizers:
 
     def is_given(self, optimizer: torch.optim.Optimizer) -> bool:
         """Return True if the program named this one."""
-        return any(optimizer is one for one in self._given)
+        return any(optimizer is each for each in self._given)
 
     def precedes(self, inner: torch.optim.Optimizer, outer: torch.optim.Optimizer) -> bool:
         """Return True if, of two that step one within the other, the program named the inner one alone."""
@@ -49,13 +49,13 @@ class WatchedOptimizers:
     @property
     def are_several(self) -> bool:
         """Whether more than one is known."""
-        return len({id(one) for one in (*self._given, *self._owners.values())}) > 1
+        return len({id(optimizer) for optimizer in (*self._given, *self._owners.values())}) > 1
 
     @property
     def known(self) -> list[torch.optim.Optimizer]:
         """Those that the program named, and those that stepped."""
-        found = [*self._given, *(one.optimizer for one in self._known.values())]
-        return list({id(one): one for one in found}.values())
+        found = [*self._given, *(owned.optimizer for owned in self._known.values())]
+        return list({id(optimizer): optimizer for optimizer in found}.values())
 
     def owner(self, number: int) -> torch.optim.Optimizer | None:
         """Return the optimizer that stepped a parameter last, or is going to; ``None``: none is known."""
@@ -84,7 +84,7 @@ class WatchedOptimizers:
         ):
             return known, False
         index = tensors.index
-        order = [[index[id(one)] for one in group["params"] if id(one) in index] for group in optimizer.param_groups]
+        order = [[index[id(each)] for each in group["params"] if id(each) in index] for group in optimizer.param_groups]
         numbers = frozenset(itertools.chain.from_iterable(order))
         if not numbers and not self.is_given(optimizer):
             return None, False
@@ -92,8 +92,8 @@ class WatchedOptimizers:
         self._owners |= dict.fromkeys(numbers, optimizer)
         if now:
             changed = known is None or known.optimizer is not optimizer or known.order != order
-            owners = {id(one) for one in self._owners.values()} | {id(one) for one in self._given}
-            self._known = {key: one for key, one in self._known.items() if key in owners}
+            owners = {id(optimizer) for optimizer in self._owners.values()} | {id(each) for each in self._given}
+            self._known = {key: known for key, known in self._known.items() if key in owners}
             self._known[id(optimizer)] = found
             return found, changed
         return found, False

@@ -133,9 +133,9 @@ def render_loops(verdict: LoopVerdict, *, title: str = "hashbench watch") -> str
     first, several = verdict.first, len(verdict.ranks) > 1
     style = bundled("style.css") + bundled("training_loop.css", HOME)
     traced = [
-        (trace_words(one, several=several), one.verdict.divergence)
-        for one in verdict.kernels
-        if one.verdict is not None
+        (trace_words(kernel, several=several), kernel.verdict.divergence)
+        for kernel in verdict.kernels
+        if kernel.verdict is not None
     ]
     return printable(
         environment(HOME)
@@ -152,7 +152,7 @@ def render_loops(verdict: LoopVerdict, *, title: str = "hashbench watch") -> str
             meaning="" if first is None else meaning_of(first),
             code=CODE,
             traced=[traced_facts(where, found) for where, found in traced if found is not None],
-            plots=[plot_of(one) for one in verdict.ranks[:MOST_RANKS]],
+            plots=[plot_of(rank) for rank in verdict.ranks[:MOST_RANKS]],
             omitted=len(verdict.ranks[MOST_RANKS:]),
             several=several,
             notes=notes_of(verdict),

@@ -90,7 +90,10 @@ class WatchedGenerators:
         """Return the digests by name; draws nothing. Tell of generators that cannot be read."""
         found = {"torch": state_digest(torch.default_generator)}
         if torch.cuda.is_initialized():
-            found |= {f"cuda:{index}": state_digest(one) for index, one in enumerate(torch.cuda.default_generators)}
+            found |= {
+                f"cuda:{index}": state_digest(generator)
+                for index, generator in enumerate(torch.cuda.default_generators)
+            }
         found["python"] = self._digest("python", random._inst, _memory_of_python(random._inst))
         numpy: Any = sys.modules.get("numpy.random.mtrand")
         if numpy is not None:
@@ -250,8 +253,8 @@ class Reader:
             return repr(value)
         if isinstance(value, int):
             return hex(value) if value.bit_length() > _BITS else repr(value)
-        if type(value) in (list, tuple) and len(value) <= _SHOWN and all(isinstance(one, _PLAIN) for one in value):
-            return f"({', '.join(self.value(one, what) for one in value)})"
+        if type(value) in (list, tuple) and len(value) <= _SHOWN and all(isinstance(each, _PLAIN) for each in value):
+            return f"({', '.join(self.value(each, what) for each in value)})"
         read = [(path, self._leaf(leaf, path)) for path, leaf in _leaves(value, what, _NESTING)]
         return Reading(read)
 
@@ -296,7 +299,7 @@ def are_same(values: Sequence[Any] | None, others: Sequence[Any] | None) -> bool
 
 
 def _is_fixed(value: Any) -> bool:
-    return type(value) in _FIXED or (type(value) is tuple and all(type(one) in _FIXED for one in value))
+    return type(value) in _FIXED or (type(value) is tuple and all(type(each) in _FIXED for each in value))
 
 
 def said_by(error: BaseException) -> str:

@@ -262,4 +262,4 @@ class _BackwardHook:
 
 def _has_closure(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Return True if a call of ``optimizer.step`` computes the gradients itself, as Lightning's do."""
-    return any(callable(one) for one in (*args[1:], *kwargs.values()))
+    return any(callable(each) for each in (*args[1:], *kwargs.values()))

@@ -109,7 +109,9 @@ def judge_folders(first: Path, second: Path, *, at: int | None = None) -> Resume
     if not both:
         raise HashbenchError(f"{first} and {second} have no rank in common", consequence="nothing was compared")
     found = [(rank, judge(file.read(paths[0][rank]), file.read(paths[1][rank]), at=at)) for rank in both]
-    worst = max((verdict for _, verdict in found), key=lambda one: (bool(one.lost), one.differs, not one.equal))
+    worst = max(
+        (verdict for _, verdict in found), key=lambda verdict: (bool(verdict.lost), verdict.differs, not verdict.equal)
+    )
     alike = [rank for rank, verdict in found if (verdict.differs, verdict.equal) == (worst.differs, worst.equal)]
     return replace(worst, folders=(first, second), ranks=tuple(alike) if len(both) > 1 else ())
 
@@ -126,28 +128,32 @@ def judge(first: Recording, second: Recording, *, at: int | None = None) -> Resu
     for number, old, new in pairs:
         between = changed_between(first, second, old, new) if number > began else []
         found = [*differences_of(first, second, old, new), *between]
-        differing = [kept for one in found if (kept := _without(one, idle)).names]
+        differing = [kept for difference in found if (kept := _without(difference, idle)).names]
         if number < began:
             as_begun = old is first.before or bool(first.steps[number + 1].begin)
-            unread = not old.complete or (not as_begun and any(one.part in STATE for one in differing))
-            lost |= {_key(one): one for one in differing}
+            unread = not old.complete or (not as_begun and any(result.part in STATE for result in differing))
+            lost |= {_key(result): result for result in differing}
         elif number == began:
-            lost |= {_key(one): one for one in differing if one.part in OUTSIDE}
-            then = [one for one in differing if one.part not in OUTSIDE]
+            lost |= {_key(result): result for result in differing if result.part in OUTSIDE}
+            then = [result for result in differing if result.part not in OUTSIDE]
         elsewhere |= number > began and bool(differing)
         if number > began and differing and later is None and not (lost or then):
-            later, in_later = number, sorted(differing, key=lambda one: not one.begun)
+            later, in_later = number, sorted(differing, key=lambda result: not result.begun)
     set_again = _set_again(pairs, lost, idle, is_all=not then and not elsewhere)
     lost = {} if set_again else lost
     if later is None and not (lost or then):
-        ends = [one for _, *end in last_pair(first, second, shift=shift) for one in differences_of(first, second, *end)]
-        in_later = [one for one in ends if one.part != "generator"]
+        ends = [
+            difference
+            for _, *end in last_pair(first, second, shift=shift)
+            for difference in differences_of(first, second, *end)
+        ]
+        in_later = [difference for difference in ends if difference.part != "generator"]
         later = steps[-1] + 1 if in_later else None
     agree = shift == 0 and later is None and not (lost or then)
     return ResumeVerdict(
         (first.path.parent, second.path.parent),
         began,
-        tuple(sorted(lost.values(), key=lambda one: one.part != "generator")),
+        tuple(sorted(lost.values(), key=lambda difference: difference.part != "generator")),
         tuple(then),
         steps,
         later,
@@ -180,9 +186,9 @@ def _set_again(
         for _, old, new in pairs
         if "generator" in old.parts and "generator" in new.parts
     ]
-    if not is_all or any(one.part != "generator" for one in lost.values()) or len(read) < 2:
+    if not is_all or any(difference.part != "generator" for difference in lost.values()) or len(read) < 2:
         return ()
-    names = [name for one in lost.values() for name in one.names if name not in idle]
+    names = [name for difference in lost.values() for name in difference.names if name not in idle]
     return tuple(names) if all(read[-1][0].get(name) == read[-1][1].get(name) for name in names) else ()
 
 
@@ -221,7 +227,11 @@ def began_anew(first: Recording, second: Recording) -> bool:
     """Return True if a run that should have gone on began with the state that the other one began with."""
     if first.before is None or second.before is None:
         return False
-    return not [one for one in differences_of(first, second, first.before, second.before) if one.part != "state"]
+    return not [
+        difference
+        for difference in differences_of(first, second, first.before, second.before)
+        if difference.part != "state"
+    ]
 
 
 def restored_at(first: Recording, second: Recording) -> int | None:
@@ -279,13 +289,13 @@ def _lines(verdict: ResumeVerdict) -> Iterator[str]:
 
 def lost_of(verdict: ResumeVerdict) -> list[str]:
     """Return what was not restored, in words; a generator, as the likely source of other batches, first."""
-    other_batch = any(one.part == "batch" for one in verdict.lost)
+    other_batch = any(difference.part == "batch" for difference in verdict.lost)
     return [
         _batch_words(verdict.batches)
-        if one.part == "batch"
-        else lost_words(one)
-        + (", the likely source of the different batch" if other_batch and one.part == "generator" else "")
-        for one in verdict.lost
+        if difference.part == "batch"
+        else lost_words(difference)
+        + (", the likely source of the different batch" if other_batch and difference.part == "generator" else "")
+        for difference in verdict.lost
     ]
 
 

@@ -49,14 +49,20 @@ class Samples:
         except Exception:  # a wrapper of a transform that is over
             numbers = []
         digests = [(number & _MASK) >> 32 for number in numbers]
-        kept = "".join(f"{one:08x}" for one in digests if is_kept(one, len(digests)))
+        kept = "".join(f"{digest:08x}" for digest in digests if is_kept(digest, len(digests)))
         return " ".join(["x".join(map(str, self.shape)), *([kept] if kept else [])])
 
 
 def samples_of(leaves: Iterable[object]) -> Samples:
     """Read the samples of a batch, by its leaves. What has no rows, or cannot be read, has none."""
-    tensors = [one for one in leaves if type(one) is torch.Tensor and one.layout is torch.strided and not one.is_nested]
-    largest = max((one for one in tensors if one.dim()), key=lambda one: one.numel() * one.element_size(), default=None)
+    tensors = [
+        leaf for leaf in leaves if type(leaf) is torch.Tensor and leaf.layout is torch.strided and not leaf.is_nested
+    ]
+    largest = max(
+        (tensor for tensor in tensors if tensor.dim()),
+        key=lambda tensor: tensor.numel() * tensor.element_size(),
+        default=None,
+    )
     if largest is None:
         return Samples()
     shape = tuple(largest.shape)
@@ -101,4 +107,4 @@ def _all_weights(device: torch.device) -> torch.Tensor:
     """Return odd numbers of 64 bits, the same in every process."""
     draw = random.Random(48)
     numbers = [draw.getrandbits(64) | 1 for _ in range(_MOST_WORDS)]
-    return torch.tensor([one - 2**64 if one >= 2**63 else one for one in numbers], device=device)
+    return torch.tensor([number - 2**64 if number >= 2**63 else number for number in numbers], device=device)

@@ -33,11 +33,11 @@ class WatchedSchedulers:
         self._looked += 1
         if self._looked > _MOST_LOOKS:
             return
-        found = sorted(schedulers_of(optimizers), key=lambda one: (type(one).__name__, sorted(_plain(one))))
-        names = [type(one).__name__ for one in found]
+        found = sorted(schedulers_of(optimizers), key=lambda each: (type(each).__name__, sorted(_plain(each))))
+        names = [type(scheduler).__name__ for scheduler in found]
         self._found = [
-            (name if names.count(name) == 1 else f"{name} {names[:at].count(name) + 1}", one)
-            for at, (name, one) in enumerate(zip(names, found, strict=True))
+            (name if names.count(name) == 1 else f"{name} {names[:at].count(name) + 1}", each)
+            for at, (name, each) in enumerate(zip(names, found, strict=True))
         ]
 
     def changes(self) -> dict[str, str]:
@@ -55,35 +55,37 @@ def schedulers_of(optimizers: Sequence[torch.optim.Optimizer]) -> list[Any]:
     """
     if not optimizers:
         return []
-    wrappers = [one for one in _owners(optimizers) if _wraps(one, optimizers)]
+    wrappers = [owner for owner in _owners(optimizers) if _wraps(owner, optimizers)]
     held = [*optimizers, *wrappers]
-    return [one for one in _owners(held) if _is_scheduler(one, held)]
+    return [owner for owner in _owners(held) if _is_scheduler(owner, held)]
 
 
 def _owners(optimizers: Sequence[torch.optim.Optimizer]) -> list[Any]:
     """Return the objects of the process that hold one of these, each once."""
     holders = gc.get_referrers(*optimizers)
-    attributes = [one for one in holders if type(one) is dict and any(one.get("optimizer") is by for by in optimizers)]
+    attributes = [
+        holder for holder in holders if type(holder) is dict and any(holder.get("optimizer") is by for by in optimizers)
+    ]
     owners = gc.get_referrers(*attributes) if attributes else []  # Python shows an object's dict, or the object
-    return list({id(one): one for one in (*holders, *owners)}.values())
+    return list({id(each): each for each in (*holders, *owners)}.values())
 
 
-def _wraps(one: Any, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
-    held = getattr(one, "__dict__", {}).get("optimizer") if issubclass(type(one), torch.optim.Optimizer) else None
+def _wraps(each: Any, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
+    held = getattr(each, "__dict__", {}).get("optimizer") if issubclass(type(each), torch.optim.Optimizer) else None
     return any(held is by for by in optimizers)
 
 
-def _is_scheduler(one: Any, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
+def _is_scheduler(each: Any, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
     """Return True for an object with an optimizer, a step and a state: also of classes that do not inherit torch's.
 
     By its class and its own attributes alone, for to ask a stranger for an attribute may run the program's code.
     """
-    kind = type(one)
+    kind = type(each)
     if issubclass(kind, (torch.optim.Optimizer, torch.nn.Module, type)):
         return False
     if not all(callable(getattr(kind, name, None)) for name in ("step", "state_dict", "load_state_dict")):
         return False
-    held = getattr(one, "__dict__", {}).get("optimizer")
+    held = getattr(each, "__dict__", {}).get("optimizer")
     return any(held is by for by in optimizers)
 
 
@@ -97,7 +99,7 @@ def _plain(scheduler: Any) -> Iterator[tuple[str, str]]:
         if name.startswith("_") or name == "optimizer":
             continue
         if type(value) in (list, tuple):
-            if len(value) <= _LONGEST and all(isinstance(one, _PLAIN) for one in value):
+            if len(value) <= _LONGEST and all(isinstance(each, _PLAIN) for each in value):
                 yield name, f"({', '.join(map(_text, value))})"
         elif isinstance(value, _PLAIN):
             yield name, _text(value)

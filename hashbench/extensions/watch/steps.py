@@ -180,7 +180,7 @@ class RecordedSteps:
             return
         self._fresh = True
         given = roots if isinstance(roots, (list, tuple)) else [roots]  # an iterator is not consumed
-        tensors = [one for one in given if isinstance(one, torch.Tensor)]
+        tensors = [argument for argument in given if isinstance(argument, torch.Tensor)]
         with parts.quiet():
             self._losses.append((here, *self._reader.loss(tensors)))
         named = ((f"loss {len(self._losses) - 1}.{number}", root) for number, root in enumerate(tensors))
@@ -289,7 +289,7 @@ class RecordedSteps:
     def _put_step(self) -> None:
         """Write the line of the step, and begin the next."""
         self._put_names()
-        losses = [one for one in self._losses if one[0]] if self._thread_is_known else self._losses
+        losses = [loss for loss in self._losses if loss[0]] if self._thread_is_known else self._losses
         self._here.trains = self._thread_is_known = True
         read = {
             "step": self.step,

@@ -81,24 +81,28 @@ class LoopVerdict:
     @property
     def equal(self) -> bool:
         """True if all was compared, on all ranks and to the last step, and nothing differs, traces included."""
-        traces_equal = all(one.verdict is not None and one.verdict.equal for one in self.traced)
-        return traces_equal and not self.notes and all(one.equal for one in self.ranks)
+        traces_equal = all(traced.verdict is not None and traced.verdict.equal for traced in self.traced)
+        return traces_equal and not self.notes and all(rank.equal for rank in self.ranks)
 
     @property
     def differs(self) -> bool:
         """True if a step or a trace differs. Neither this nor ``equal``: what was compared agrees, not all was."""
-        return self.first is not None or any(one.verdict is not None and not one.verdict.equal for one in self.traced)
+        return self.first is not None or any(
+            traced.verdict is not None and not traced.verdict.equal for traced in self.traced
+        )
 
     @property
     def first(self) -> RankVerdict | None:
         """The rank that differs first: in the earliest step, and in it in the earliest part; ``None``: none does."""
-        differing = [one for one in self.ranks if one.step is not None]
+        differing = [rank for rank in self.ranks if rank.step is not None]
         return min(differing, key=_moment, default=None)
 
     @property
     def kernels(self) -> tuple[TracedSteps, ...]:
         """The pairs of traces that name a divergence, by rank."""
-        return tuple(one for one in self.traced if one.verdict is not None and one.verdict.divergence is not None)
+        return tuple(
+            traced for traced in self.traced if traced.verdict is not None and traced.verdict.divergence is not None
+        )
 
 
 def _moment(rank: RankVerdict) -> tuple[int, int, int]:
@@ -122,7 +126,7 @@ def compare_folders(first: Path, second: Path, *, further: Sequence[Path] = (), 
         for rank in sorted(own.keys() - other.keys())
     ]
     recordings = {rank: (file.read(paths[0][rank]), file.read(paths[1][rank])) for rank in both}
-    alone += [note for pair in recordings.values() for one in pair for note in _untraced(one)]
+    alone += [note for pair in recordings.values() for recording in pair for note in _untraced(recording)]
     return LoopVerdict(
         (first, second),
         tuple(compare(*recordings[rank], shift=shift) for rank in both),

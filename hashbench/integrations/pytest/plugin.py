@@ -233,7 +233,7 @@ def assert_kernels_unchanged(
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print what was recorded and what equal runs may have missed, also for the workers of pytest-xdist."""
     passed = terminalreporter.getreports("passed")
-    properties = [one for report in passed if report.when == "call" for one in report.user_properties]
+    properties = [property_ for report in passed if report.when == "call" for property_ in report.user_properties]
     for name, what in properties:
         if name == _RECORDED:
             terminalreporter.write_line(f"hashbench: recorded {what}")
@@ -424,14 +424,16 @@ class BatchInvariant:
             pytest.fail("invariance must not be empty")
         if sizes is not None and "batch" not in invariances:
             pytest.fail(f"sizes= requires invariance 'batch', got {invariance!r}")
-        if tokens is not None and not any(INVARIANCES[f"{one}-invariance"].unit == "tokens" for one in invariances):
+        if tokens is not None and not any(
+            INVARIANCES[f"{invariance}-invariance"].unit == "tokens" for invariance in invariances
+        ):
             pytest.fail(f"tokens= requires an invariance of tokens (padding, decode), got {invariance!r}")
         call, name = FunctionCall.of(model, *_given(inputs)), _name_of(model)
         batch = batch_of(inputs, None) or 0
         chosen = [size for size in SIZES if size < batch] if sizes is None else [n for n in sizes if n != batch]
         messages = []
-        for one in invariances:
-            options = self._test.run_options(call, _options(asked), mode=f"{one}-invariance")
+        for each in invariances:
+            options = self._test.run_options(call, _options(asked), mode=f"{each}-invariance")
             check = functools.partial(check_invariance, call, name, options, sizes=chosen, tokens=tokens)
             messages.append(self._failure(name, check))
         if any(messages):

@@ -189,7 +189,9 @@ class CapturedCall:
         ]
         current = torch.accelerator.current_device_index
         return tuple(
-            dict.fromkeys(torch.device(one.type, current() if one.index is None else one.index) for one in named)
+            dict.fromkeys(
+                torch.device(device.type, current() if device.index is None else device.index) for device in named
+            )
         )
 
     @property

@@ -104,7 +104,7 @@ def capture_arguments(
     sharing = wanted | {id(tensor) for tensor in plain if windows.number(tensor) in touched}
     for tensor in given if len(plain) < len(given) and wanted else ():
         if not is_plain(tensor):
-            _refuse_shared(tensor, [one for one in plain if {id(one), id(tensor)} & sharing])
+            _refuse_shared(tensor, [each for each in plain if {id(each), id(tensor)} & sharing])
     if not everything:
         windows.keep(touched)
     slots = Slots(None if everything else sharing)
@@ -140,7 +140,9 @@ class Slots:
             self.tensors.append(value)
             return Slot(len(self.tensors) - 1)
         if isinstance(value, torch.Generator):
-            known = next((at for at, one in enumerate(self.generators) if one is value), len(self.generators))
+            known = next(
+                (at for at, generator in enumerate(self.generators) if generator is value), len(self.generators)
+            )
             self.generators.extend([value] if known == len(self.generators) else [])
             return GeneratorSlot(known, str(value.device))
         return value
@@ -149,7 +151,7 @@ class Slots:
 def _refuse_shared(odd: torch.Tensor, others: Sequence[torch.Tensor]) -> None:
     """Refuse a tensor without plain memory that shares memory with others: its copy would not share theirs."""
     keys = {storage_key(part) for part in components(odd)} - {None}
-    if keys & {storage_key(one) for one in others}:
+    if keys & {storage_key(tensor) for tensor in others}:
         raise CaptureError(f"it writes memory that a {_kind_of(odd)} tensor shares with another argument")
 
 

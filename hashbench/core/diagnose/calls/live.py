@@ -338,7 +338,7 @@ class CallOutcome:
         """All returned tensors, views included, then arguments that are declared as written and not returned."""
         returned, targets = tensors_in(self.output), self.plan.written_tensors(self.args, self.kwargs)
         known = {id(tensor) for tensor in returned}
-        return self._defined([*returned, *(one for one in targets if id(one) not in known)])
+        return self._defined([*returned, *(target for target in targets if id(target) not in known)])
 
     def _defined(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Put an empty tensor in place of each whose content is undefined (:meth:`OpPlan.unused_state`)."""

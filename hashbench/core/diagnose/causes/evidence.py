@@ -23,8 +23,8 @@ from hashbench.core.diagnose.causes.stats import Effect, deterministic_price, ef
 from hashbench.core.records import Decision, Evidence, ExperimentResult
 from hashbench.core.text import price_words
 
-CALL_CONTROLS = places((one for one in EXPERIMENTS.values() if one.holds), "call")
-MODEL_CONTROLS = places((one for one in EXPERIMENTS.values() if one.holds), "pair", "process")
+CALL_CONTROLS = places((experiment for experiment in EXPERIMENTS.values() if experiment.holds), "call")
+MODEL_CONTROLS = places((experiment for experiment in EXPERIMENTS.values() if experiment.holds), "pair", "process")
 """Experiments that hold one thing outside torch constant, the most specific first."""
 
 FEW = 5
@@ -159,7 +159,9 @@ def _advice(evidence: Evidence, cause: str, named: str) -> str:
     left = [remedy for remedy in known.remedies if not is_refuted(evidence, remedy)]
     if not left:
         tried = dict.fromkeys(result for remedy in known.remedies for result in _tests(evidence, remedy))
-        numbers = ", ".join(f"{counted(one)} differ" if one.ran else f"{one.place} {one.note}" for one in tried)
+        numbers = ", ".join(
+            f"{counted(result)} differ" if result.ran else f"{result.place} {result.note}" for result in tried
+        )
         return f"No usual remedy makes it go away here ({numbers}): look at the evidence and the repro"
     helped = [remedy for remedy in left if _has_helped(evidence, remedy)]
     told = [*helped, *(remedy for remedy in left if not (helped and remedy.tests))]

@@ -37,8 +37,12 @@ PROVEN, LIKELY, OPEN = Confidence.PROVEN, Confidence.LIKELY, Confidence.OPEN
 
 _ORDERING: tuple[Place, ...] = (("one_thread", "call"), ("one_worker", "call"), ("deterministic", "call"))
 _TUNED = "cudnn_benchmark"
-_LIBRARIES = places(one for one in EXPERIMENTS.values() if one.role is Role.LIBRARY and one.name != _TUNED)
-_DISTURBING = tuple(one for one in EXPERIMENTS.values() if one.role is Role.DISTURB and one.cause)
+_LIBRARIES = places(
+    experiment for experiment in EXPERIMENTS.values() if experiment.role is Role.LIBRARY and experiment.name != _TUNED
+)
+_DISTURBING = tuple(
+    experiment for experiment in EXPERIMENTS.values() if experiment.role is Role.DISTURB and experiment.cause
+)
 
 
 def _with(sentence: str, numbers: str) -> str:
@@ -210,7 +214,9 @@ def _other_ranks(evidence: Evidence) -> Decision:
     return decision(evidence, "other_ranks", OPEN, "the runs part in, or behind, what a collective received")
 
 
-_SETTINGS_OF_COLLECTIVES = places((one for one in EXPERIMENTS.values() if one.role is Role.LIBRARY), "collective")
+_SETTINGS_OF_COLLECTIVES = places(
+    (experiment for experiment in EXPERIMENTS.values() if experiment.role is Role.LIBRARY), "collective"
+)
 
 
 def _arrival_order(evidence: Evidence) -> Decision:
@@ -388,7 +394,7 @@ def _address_or_load(evidence: Evidence) -> Decision | None:
     repeat = evidence.arm("repeat", "call")
     if not repeat.ran or not is_rare(repeat):
         return None
-    differing = [result for one in _DISTURBING if (result := evidence.arm(one.name, "call")).differing]
+    differing = [result for experiment in _DISTURBING if (result := evidence.arm(experiment.name, "call")).differing]
     sure = [result for result in differing if _more(result, repeat)]
     if repeat.differing and not sure:
         return None
@@ -542,15 +548,15 @@ RULES: dict[str, tuple[Rule, ...]] = {
 
 # --------------------------------------------------------------------------------------------- what was not seen again
 
-_AGAIN = places((one for one in EXPERIMENTS.values() if one.role is Role.BASE), "pair", "process")
+_AGAIN = places((experiment for experiment in EXPERIMENTS.values() if experiment.role is Role.BASE), "pair", "process")
 """Experiments that run the model again unchanged."""
 
-_STEADYING = frozenset(one.name for one in EXPERIMENTS.values() if one.role is Role.STEADY)
+_STEADYING = frozenset(experiment.name for experiment in EXPERIMENTS.values() if experiment.role is Role.STEADY)
 """Experiments that hold one thing constant: they can remove a difference but not cause one. Where they differ and
 unchanged runs do not, they are no more than further runs."""
 
 _REPRODUCES_NOTHING = frozenset(
-    one.name for one in EXPERIMENTS.values() if one.role in (Role.FLAG, Role.LIBRARY, Role.PROCESS)
+    experiment.name for experiment in EXPERIMENTS.values() if experiment.role in (Role.FLAG, Role.LIBRARY, Role.PROCESS)
 )
 """Experiments that may differ where the sweep's runs agree: they run another kernel than the sweep did, or compare
 different processes, whose hash seeds differ."""

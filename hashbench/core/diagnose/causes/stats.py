@@ -79,8 +79,8 @@ def _bound(successes: int, failures: int, quantile: float) -> float:
 
     def seen(part: int) -> float:
         rate = part / _PARTS
-        one, other = log(rate), log1p(-rate)
-        return sum(exp(way + k * one + (trials - k) * other) for k, way in enumerate(ways, successes))
+        first, other = log(rate), log1p(-rate)
+        return sum(exp(way + k * first + (trials - k) * other) for k, way in enumerate(ways, successes))
 
     return (1 + bisect_left(range(1, _PARTS), quantile, key=seen)) / _PARTS
 
@@ -194,7 +194,7 @@ def effect_of(base: ExperimentResult, arm: ExperimentResult) -> Effect:
 def rate_of_evidence(evidence: Evidence) -> Rate | None:
     """Return the rate at which the difference reproduces: in replays of the captured call if it does there, else in
     pairs of this process, else in pairs of fresh processes."""
-    for base in (one for one in EXPERIMENTS.values() if one.rate_of):
+    for base in (experiment for experiment in EXPERIMENTS.values() if experiment.rate_of):
         arm = evidence.arm(base.name, *base.on)
         if arm.differing:
             return rate_of(arm.differing, arm.trials, distinct=arm.distinct, of=base.rate_of)

@@ -81,7 +81,11 @@ def experiments(
         tell_phase("experiments: repeat")
         repeat = _run_experiment(replayer, "repeat", share=REPEAT_SHARE)
         results: list[ExperimentResult] = []
-        queue = [one for one in _experiment_order(replayer) if one.name in arms] if replayer.repeated.outcomes else []
+        queue = (
+            [experiment for experiment in _experiment_order(replayer) if experiment.name in arms]
+            if replayer.repeated.outcomes
+            else []
+        )
         while queue:
             experiment, *queue = queue
             made = len(results) + 2
@@ -100,9 +104,17 @@ def experiments(
 def _experiment_order(replayer: Replayer) -> list[Experiment]:
     """Sort the experiments: if the call differs, those that may remove the difference first, else those that may cause
     one."""
-    known = [one for one in EXPERIMENTS.values() if "call" in one.on and one.role is not Role.BASE]
-    there = [one for one in known if one.runs_on(replayer.call.device.type)]
-    return there if replayer.repeated.differing else sorted(there, key=lambda one: one.role is not Role.DISTURB)
+    known = [
+        experiment
+        for experiment in EXPERIMENTS.values()
+        if "call" in experiment.on and experiment.role is not Role.BASE
+    ]
+    there = [experiment for experiment in known if experiment.runs_on(replayer.call.device.type)]
+    return (
+        there
+        if replayer.repeated.differing
+        else sorted(there, key=lambda experiment: experiment.role is not Role.DISTURB)
+    )
 
 
 def _run_experiment(replayer: Replayer, name: str, *, share: float) -> ExperimentResult:

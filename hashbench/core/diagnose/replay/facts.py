@@ -88,9 +88,9 @@ def snapshot_bits(snapshot: Snapshot) -> list[torch.Tensor]:
     return [bits for tensor in snapshot for bits in element_bits(tensor)]
 
 
-def have_same_form(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
+def have_same_form(first: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
     """Return whether two snapshots can be compared element by element."""
-    return [(bits.shape, bits.dtype) for bits in one] == [(bits.shape, bits.dtype) for bits in other]
+    return [(bits.shape, bits.dtype) for bits in first] == [(bits.shape, bits.dtype) for bits in other]
 
 
 def have_same_values(snapshots: Sequence[Snapshot]) -> bool:
@@ -107,7 +107,7 @@ def have_chosen_values(call: CapturedCall, snapshots: Sequence[Snapshot]) -> boo
     """Return whether, wherever two snapshots differ, both hold an element of some input of the same dtype."""
     inputs = _typed_bits(LiveCall(call).tensors)
     contents = [_typed_bits(snapshot) for snapshot in snapshots]
-    return all(_are_chosen(one, other, inputs) for one, other in pairwise(contents))
+    return all(_are_chosen(first, other, inputs) for first, other in pairwise(contents))
 
 
 def have_tied_places(call: CapturedCall, snapshots: Sequence[Snapshot]) -> bool:
@@ -118,34 +118,34 @@ def have_tied_places(call: CapturedCall, snapshots: Sequence[Snapshot]) -> bool:
     """
     tensors = [tensor for tensor in LiveCall(call).tensors if tensor.layout is torch.strided]
     inputs = [tensor for tensor in tensors if not (tensor.is_nested or tensor.is_quantized)]
-    return all(_are_tied(one, other, inputs) for one, other in pairwise(snapshots))
+    return all(_are_tied(first, other, inputs) for first, other in pairwise(snapshots))
 
 
-def _are_tied(one: Snapshot, other: Snapshot, inputs: Sequence[torch.Tensor]) -> bool:
-    if len(one) != len(other):
+def _are_tied(snapshot: Snapshot, other: Snapshot, inputs: Sequence[torch.Tensor]) -> bool:
+    if len(snapshot) != len(other):
         return False
-    differing = [(a, b) for a, b in zip(one, other, strict=True) if not outputs.bitwise_equal(a, b)]
+    differing = [(a, b) for a, b in zip(snapshot, other, strict=True) if not outputs.bitwise_equal(a, b)]
     return bool(differing) and all(
         any(_select_equal_elements(a, b, source, dim) for source in inputs for dim in range(source.dim()))
         for a, b in differing
     )
 
 
-def _select_equal_elements(one: torch.Tensor, other: torch.Tensor, source: torch.Tensor, dim: int) -> bool:
+def _select_equal_elements(tensor: torch.Tensor, other: torch.Tensor, source: torch.Tensor, dim: int) -> bool:
     """Return whether two index tensors along ``dim`` of ``source``, which may lack that dimension, select equal
     elements."""
-    if any(index.dtype is not torch.int64 or index.device != source.device for index in (one, other)):
+    if any(index.dtype is not torch.int64 or index.device != source.device for index in (tensor, other)):
         return False
-    if one.shape != other.shape or one.layout is not torch.strided:
+    if tensor.shape != other.shape or tensor.layout is not torch.strided:
         return False
-    if one.dim() == source.dim() - 1:
-        one, other = one.unsqueeze(dim), other.unsqueeze(dim)
-    beside = [(a, b) for place, (a, b) in enumerate(zip(one.shape, source.shape, strict=False)) if place != dim]
-    if one.dim() != source.dim() or any(a != b for a, b in beside):
+    if tensor.dim() == source.dim() - 1:
+        tensor, other = tensor.unsqueeze(dim), other.unsqueeze(dim)
+    beside = [(a, b) for place, (a, b) in enumerate(zip(tensor.shape, source.shape, strict=False)) if place != dim]
+    if tensor.dim() != source.dim() or any(a != b for a, b in beside):
         return False
-    if not all(bool(((places >= 0) & (places < source.shape[dim])).all()) for places in (one, other)):
+    if not all(bool(((places >= 0) & (places < source.shape[dim])).all()) for places in (tensor, other)):
         return False
-    return outputs.bitwise_equal(source.gather(dim, one), source.gather(dim, other))
+    return outputs.bitwise_equal(source.gather(dim, tensor), source.gather(dim, other))
 
 
 Elements = list[tuple[torch.dtype, torch.Tensor]]
@@ -155,10 +155,10 @@ def _typed_bits(tensors: Sequence[torch.Tensor]) -> Elements:
     return [(tensor.dtype, bits) for tensor in tensors for bits in element_bits(tensor)]
 
 
-def _are_chosen(one: Elements, other: Elements, inputs: Elements) -> bool:
-    if not have_same_form([bits for _, bits in one], [bits for _, bits in other]):
+def _are_chosen(elements: Elements, other: Elements, inputs: Elements) -> bool:
+    if not have_same_form([bits for _, bits in elements], [bits for _, bits in other]):
         return False
-    for (dtype, a), (_, b) in zip(one, other, strict=True):
+    for (dtype, a), (_, b) in zip(elements, other, strict=True):
         differs = (a != b).any(dim=1)
         differing = torch.cat([a[differs], b[differs]])
         known = [bits for kind, bits in inputs if kind is dtype and bits.shape[1] == a.shape[1]]
@@ -205,9 +205,9 @@ def representation_of(snapshots: Sequence[Snapshot]) -> str:
     return "" if "" in kinds else ", ".join(sorted({word for kind in kinds for word in kind.split(", ")}))
 
 
-def difference_of(one: Snapshot, other: Snapshot) -> Difference | None:
+def difference_of(first: Snapshot, other: Snapshot) -> Difference | None:
     """Measure the difference of two snapshots; ``None`` if they are equal or have different numbers of tensors."""
-    if len(one) != len(other):
+    if len(first) != len(other):
         return None
-    named = [{f"output.{place}": tensor for place, tensor in enumerate(snapshot)} for snapshot in (one, other)]
+    named = [{f"output.{place}": tensor for place, tensor in enumerate(snapshot)} for snapshot in (first, other)]
     return outputs.compare(*named)

@@ -388,8 +388,8 @@ class _StableBits:
             stable &= (old == new).all(dim=1)
 
 
-def _require_same_form(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> None:
-    if not have_same_form(one, other):
+def _require_same_form(first: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> None:
+    if not have_same_form(first, other):
         raise InapplicableError("replays give outputs of other sizes")
 
 
@@ -420,8 +420,8 @@ def poison(name: str, replayer: Replayer, left: Budget) -> ExperimentResult:
         raise InapplicableError(NO_TIME)
     _require_same_form(first.bits, second.bits)
     following = varying = 0
-    for one, other, stable, also in zip(first.bits, second.bits, first.stable, second.stable, strict=True):
-        following += int((stable & also & (one != other).any(dim=1)).sum())
+    for tensor, other, stable, also in zip(first.bits, second.bits, first.stable, second.stable, strict=True):
+        following += int((stable & also & (tensor != other).any(dim=1)).sum())
         varying += int((~(stable & also)).sum())
     trials = second.replays
     if following and varying and (varying + following) * 2 / comb(2 * trials, trials) > POISON_LUCK:

@@ -54,8 +54,8 @@ class Ops:
         func = getattr(getattr(getattr(torch.ops, namespace), short), overload or "default")
         plan, schema = plan_of(func), func._schema
         names = [argument.name for argument in schema.arguments]
-        shown = [one.name if one.kwarg_only else at for at, one in enumerate(schema.arguments)]
-        kinds = [str(one.real_type).removeprefix("Optional[").removesuffix("]") for one in schema.arguments]
+        shown = [argument.name if argument.kwarg_only else at for at, argument in enumerate(schema.arguments)]
+        kinds = [str(argument.real_type).removeprefix("Optional[").removesuffix("]") for argument in schema.arguments]
         self.by_number[number] = Op(plan, shown, kinds)
         kept = {*plan.written_names}
         originals = plan.collective is not None or plan.shown is not None or plan.resizes

@@ -72,20 +72,26 @@ def _find_generators() -> tuple[list[Any], list[Any]]:
     # In one step: a list that exists before would hold itself, and with it everything else for long.
     level: list[Any] = gc.get_objects()
     level += [vars(module) for module in list(sys.modules.values())]
-    generators = {id(one): one for one in level if type(one) in kinds}
+    generators = {id(held): held for held in level if type(held) in kinds}
     hidden: dict[int, Any] = {}
     wanted = kinds | {dict, tuple}
     while level:
         referents: list[Any] = []  # as far as they are of these types: all of them would be millions
         for start in range(0, len(level), _CHUNK):
-            referents += [one for one in gc.get_referents(*level[start : start + _CHUNK]) if type(one) in wanted]
-        generators |= {id(one): one for one in referents if type(one) in kinds}
-        new = {id(one): one for one in referents if type(one) not in kinds and not gc.is_tracked(one)}
-        level = [one for number, one in new.items() if number not in hidden]
+            referents += [
+                referent for referent in gc.get_referents(*level[start : start + _CHUNK]) if type(referent) in wanted
+            ]
+        generators |= {id(referent): referent for referent in referents if type(referent) in kinds}
+        new = {
+            id(referent): referent
+            for referent in referents
+            if type(referent) not in kinds and not gc.is_tracked(referent)
+        }
+        level = [held for number, held in new.items() if number not in hidden]
         hidden |= new
     leading: dict[int, Any] = {}
     for number, container in reversed(hidden.items()):  # what one holds was found after it
-        if any(type(one) in kinds or id(one) in leading for one in gc.get_referents(container)):
+        if any(type(referent) in kinds or id(referent) in leading for referent in gc.get_referents(container)):
             leading[number] = container
     return list(generators.values()), list(leading.values())
 
@@ -113,20 +119,20 @@ _ZOO = "hashbench_zoo_"
 
 
 def _name_generators(generators: Sequence[Any], hidden: Sequence[Any]) -> dict[str, Any]:
-    inner = {id(_bit_generator(one)) for one in generators} - {None}
-    outer = [one for one in generators if id(one) not in inner and _has_state(one)]
+    inner = {id(_bit_generator(generator)) for generator in generators} - {None}
+    outer = [generator for generator in generators if id(generator) not in inner and _has_state(generator)]
     known = {
         id(torch.default_generator): "torch.default_generator",
         id(np.random.mtrand._rand): "numpy.random",
         id(random._inst): "random",
     }
-    holders = _Referrers([one for one in outer if id(one) not in known], hidden)
+    holders = _Referrers([held for held in outer if id(held) not in known], hidden)
     named: dict[str, Any] = {}
-    for one in outer:
-        name = known.get(id(one)) or holders.name(one)
+    for item in outer:
+        name = known.get(id(item)) or holders.name(item)
         numbered = (name if number == 1 else f"{name} ({number})" for number in itertools.count(1))
         if name:
-            named[next(text for text in numbered if text not in named)] = one
+            named[next(text for text in numbered if text not in named)] = item
     return dict(sorted(named.items()))
 
 
@@ -163,17 +169,17 @@ class _Referrers:
         for _ in range(_DEPTH):
             self._look_up(level, hidden)
             holders = [
-                holder for one in level for holder in self._of[id(one)] if isinstance(holder, _ANONYMOUS_HOLDERS)
+                holder for held in level for holder in self._of[id(held)] if isinstance(holder, _ANONYMOUS_HOLDERS)
             ]
-            level = [one for one in holders if id(one) not in self._of and id(one) not in self._modules]
+            level = [holder for holder in holders if id(holder) not in self._of and id(holder) not in self._modules]
 
     def _look_up(self, objects: Sequence[Any], hidden: Sequence[Any]) -> None:
-        wanted = {id(one) for one in objects}
+        wanted = {id(held) for held in objects}
         self._of |= {number: [] for number in wanted}
         if not wanted:
             return
         modules = [vars(module) for module in list(sys.modules.values())]
-        everything = {id(one): one for one in [*gc.get_referrers(*objects), *modules, *hidden]}
+        everything = {id(held): held for held in [*gc.get_referrers(*objects), *modules, *hidden]}
         ours = {id(objects), id(hidden), id(self._of), *map(id, self._of.values())}
         for number, holder in everything.items():
             if number in ours or (isinstance(holder, (list, tuple)) and len(holder) > _LARGEST):
@@ -188,12 +194,12 @@ class _Referrers:
             return f"an unnamed {type(generator).__module__.partition('.')[0]} {type(generator).__name__}"
         return next((name.text for name in names if name.package.partition(".")[0] not in _NOT_USERS), "")
 
-    def _names(self, one: Any, *, depth: int) -> Iterator[_ReferrerName]:
-        for holder in self._of.get(id(one), ()) if depth else ():
+    def _names(self, held: Any, *, depth: int) -> Iterator[_ReferrerName]:
+        for holder in self._of.get(id(held), ()) if depth else ():
             if isinstance(holder, dict):
-                yield from self._names_in_dict(holder, one, depth=depth)
+                yield from self._names_in_dict(holder, held, depth=depth)
             elif isinstance(holder, (list, tuple)):
-                positions = [position for position, value in enumerate(holder) if value is one]
+                positions = [position for position, value in enumerate(holder) if value is held]
                 for name in self._names(holder, depth=depth - 1):
                     for position in positions:
                         yield name if name.rank == 3 else name._replace(text=f"{name.text}[{position}]")
@@ -201,15 +207,15 @@ class _Referrers:
                 yield from self._names(holder, depth=depth - 1)
             elif isinstance(holder, types.FunctionType):
                 for part, word in (("closure", "closure"), ("defaults", "default"), ("kwdefaults", "default")):
-                    if getattr(holder, f"__{part}__") is one:
+                    if getattr(holder, f"__{part}__") is held:
                         yield _ReferrerName(3, f"{word} of {holder.__qualname__}", holder.__module__ or "")
             elif not isinstance(holder, _NAMELESS_HOLDERS):
                 kind = type(holder)
-                names = [name for name, value in _attributes(holder).items() if value is one]
+                names = [name for name, value in _attributes(holder).items() if value is held]
                 yield from (_ReferrerName(2, f"{kind.__qualname__}.{name}", kind.__module__) for name in names)
 
-    def _names_in_dict(self, holder: dict[Any, Any], one: Any, *, depth: int) -> Iterator[_ReferrerName]:
-        keys = [key for key, value in list(holder.items()) if value is one]
+    def _names_in_dict(self, holder: dict[Any, Any], held: Any, *, depth: int) -> Iterator[_ReferrerName]:
+        keys = [key for key, value in list(holder.items()) if value is held]
         module = self._modules.get(id(holder)) or _unlisted_module(holder)
         if module:
             yield from (_ReferrerName(0, f"{module.removeprefix(_ZOO)}.{key}", module) for key in keys)
