@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,20 +99,13 @@ def by_cosine_only(
 
     A factor does not turn a vector.
     """
-    import torch
-
     from hashbench.core.run.distance import relative
 
-    found = []
-    for name, value in eager.items():
-        other: Any = compiled.get(name)
-        if not (_is_floating(value) and _is_floating(other)) or value.shape != other.shape:
-            continue
-        if not tolerance.cosine and reference is not None and reference.get(name) is not None:
-            continue
-        a, b, limit = value.detach().double(), other.detach().double(), tolerance.tolerance
-        if not torch.allclose(a, b, atol=limit, rtol=limit, equal_nan=True):
-            found.append(Accepted(name, relative(b, a)))
+    found = [
+        Accepted(name, relative(other, value))
+        for name, value, other in _beyond(eager, compiled, tolerance)
+        if tolerance.cosine or (reference or {}).get(name) is None
+    ]
     refused = inaccurate(eager, compiled, reference, tolerance) if found else ()
     return tuple(sorted((one for one in found if one.name not in refused), key=lambda one: -one.off))
 
@@ -129,19 +122,36 @@ def worse(
     from hashbench.extensions.compiled.units import mistake_limit, smallest_unit
 
     exact = {name: value for name, value in (reference or {}).items() if _is_floating(value)}
-    own = {name: value for name, value in eager.items() if _is_floating(value)}
-    found = {}
-    for name, value in own.items():
-        if name not in exact or not _is_floating(compiled.get(name)) or exact[name].shape != value.shape:
+    found: dict[str, tuple[float, Accepted]] = {}
+    for name, value, other in _floating(eager, compiled):
+        if name not in exact or exact[name].shape != value.shape or value.itemsize >= exact[name].itemsize:
             continue
         floor = smallest_unit(exact, value.dtype)
-        apart = in_units(compiled[name], exact[name], value, floor=floor, own_dtype=value.dtype)
-        if value.itemsize < exact[name].itemsize and apart > mistake_limit(value.dtype):
-            found[name] = apart
-    if not found:
-        return None
-    name = max(found, key=lambda one: found[one])
-    return Accepted(name, relative(compiled[name], exact[name]), relative(own[name], exact[name]))
+        apart = in_units(other, exact[name], value, floor=floor, own_dtype=value.dtype)
+        if apart > mistake_limit(value.dtype):
+            found[name] = apart, Accepted(name, relative(other, exact[name]), relative(value, exact[name]))
+    return max(found.values(), key=lambda pair: pair[0])[1] if found else None
+
+
+def _beyond(
+    eager: Mapping[str, Any], compiled: Mapping[str, Any], tolerance: Tolerance
+) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the names and values of floating results that are apart by more than the tolerance."""
+    import torch
+
+    limit = tolerance.tolerance
+    for name, value, other in _floating(eager, compiled):
+        wide = value.detach().double(), other.detach().double()
+        if not torch.allclose(*wide, atol=limit, rtol=limit, equal_nan=True):
+            yield name, value, other
+
+
+def _floating(eager: Mapping[str, Any], compiled: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the names and values of floating results that have one shape."""
+    for name, value in eager.items():
+        other: Any = compiled.get(name)
+        if _is_floating(value) and _is_floating(other) and value.shape == other.shape:
+            yield name, value, other
 
 
 def _is_floating(value: Any) -> bool:
@@ -173,20 +183,12 @@ def farther(
 ) -> Farther | None:
     """Return the result that eager mode loses most of, among those that are apart by more than the tolerance, and of
     which it is at least twice as far from float64 as the compiled model; ``None`` if there is none."""
-    import torch
     from torch._dynamo.utils import rmse
 
     found = []
-    for name, value in eager.items():
+    for name, value, other in _beyond(eager, compiled, tolerance):
         exact: Any = (reference or {}).get(name)
-        other: Any = compiled.get(name)
-        tensors = [value, other, exact]
-        if not all(isinstance(one, torch.Tensor) and one.is_floating_point() and one.numel() for one in tensors):
-            continue
-        if value.shape != other.shape or value.shape != exact.shape:
-            continue
-        limit = tolerance.tolerance
-        if torch.allclose(value.double(), other.double(), atol=limit, rtol=limit, equal_nan=True):
+        if not _is_floating(exact) or value.shape != exact.shape:
             continue
         mine, theirs = float(rmse(exact, other)), float(rmse(exact, value))
         if theirs > 2 * mine:

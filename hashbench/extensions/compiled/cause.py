@@ -28,12 +28,12 @@ from hashbench.core.run.outcome import Finding, Run, RunMaker
 from hashbench.core.trace.generated import GeneratedKernel
 from hashbench.extensions.compiled import experiments, fallbacks
 from hashbench.extensions.compiled.amplification import Amplification, Amplified
-from hashbench.extensions.compiled.decompositions import check_decompositions
+from hashbench.extensions.compiled.decompositions import WrongDecomposition, check_decompositions
 from hashbench.extensions.compiled.dynamo_graphs import first_stale
 from hashbench.extensions.compiled.facts import CompiledFacts
 from hashbench.extensions.compiled.judge import JudgedBuffer, KernelJudge, KernelJudgement
 from hashbench.extensions.compiled.ladder import BACKENDS, Ladder, Semantic, climb
-from hashbench.extensions.compiled.mutations import undeclared_effects, wrong_fakes
+from hashbench.extensions.compiled.mutations import UndeclaredEffect, WrongFake, undeclared_effects, wrong_fakes
 from hashbench.extensions.compiled.names import Overwriter, OverwriterSearch
 from hashbench.extensions.compiled.observed import KernelWatcher, Observer
 from hashbench.extensions.compiled.passes import Change, WrongPass, first_wrong_pass, inputs_by_name
@@ -170,10 +170,8 @@ def _at_stage(case: CompiledCase, runs: _LadderRuns, ladder: Ladder) -> Blamed:
             wrong = check_decompositions(runs, dtype=ladder.dtype).wrong
             if not wrong:
                 return Blamed.at("decomposition", semantic=semantic, detail=_of(ladder))
-            first = wrong[0]
-            detail = f"its decomposition differs by {first.relative:.2g}"
-            place = {**_place(first.facts), "op": first.op, "phase": phase_of(first.backward)}
-            return Blamed.at("decomposition", **place, semantic=semantic, detail=detail)
+            detail = f"its decomposition differs by {wrong[0].relative:.2g}"
+            return Blamed.at("decomposition", **_place_of_op(wrong[0]), semantic=semantic, detail=detail)
         case _:
             return _inside(case, runs, ladder).having(semantic=semantic)
 
@@ -187,6 +185,10 @@ def _wrong_in_own_dtype(own: KernelJudgement | None, wide: KernelJudgement | Non
 
 def _place(facts: NodeFacts | JudgedBuffer) -> dict[str, Any]:
     return {"op": facts.op, "module": facts.module, "source": facts.source}
+
+
+def _place_of_op(found: UndeclaredEffect | WrongFake | WrongDecomposition) -> dict[str, Any]:
+    return {**_place(found.facts), "op": found.op, "phase": phase_of(found.backward)}
 
 
 def _of(ladder: Ladder) -> str:
@@ -209,16 +211,12 @@ def undeclared(runs: Any) -> Blamed:
     """Return the custom op that does something else than AOTAutograd was told."""
     effects = undeclared_effects(runs).wrong
     if effects:
-        one = effects[0]
-        detail = f"{one.argument}: {one.effect.value}, not declared in its schema"
-        place = {**_place(one.facts), "op": one.op, "phase": phase_of(one.backward)}
-        return Blamed.at("aot_autograd", detail=detail, **place)
+        detail = f"{effects[0].argument}: {effects[0].effect.value}, not declared in its schema"
+        return Blamed.at("aot_autograd", **_place_of_op(effects[0]), detail=detail)
     fakes = [fake for fake in wrong_fakes(runs).wrong if fake.custom]
     if fakes:
-        fake = fakes[0]
-        detail = f"fake implementation returns {fake.what} {fake.fake}, real kernel {fake.real}"
-        place = {**_place(fake.facts), "op": fake.op, "phase": phase_of(fake.backward)}
-        return Blamed.at("aot_autograd", detail=detail, **place)
+        detail = f"fake implementation returns {fakes[0].what} {fakes[0].fake}, real kernel {fakes[0].real}"
+        return Blamed.at("aot_autograd", **_place_of_op(fakes[0]), detail=detail)
     return Blamed.at("aot_autograd")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,18 +24,10 @@ from hashbench.extensions.compiled.aot_graphs import (
     visiting_backend,
 )
 from hashbench.extensions.compiled.evaluate import narrowed, widened
+from hashbench.extensions.compiled.units import SUSPICIOUS, WRONG, WRONG_BESIDE_ROUNDING
 
 Table = Mapping[Any, Callable[..., Any]]
 Call = tuple[Sequence[Any], Mapping[str, Any]]
-
-SUSPICIOUS = 1e-9
-"""Relative difference in float64 from which a decomposition is held against what the op loses in float32."""
-
-LIMIT = 1e-3
-"""Distance in those units from which it is wrong."""
-
-LOWER_LIMIT = 1000.0
-"""The same for results of a lower dtype, which differ by rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,21 +154,16 @@ class _DecompositionCheck:
             return
         lower = _in_float32(func, given, output)
         error = distance.in_units(value, reference, lower, own_dtype=torch.float32)
-        if error > (LIMIT if _eps(reference) < SUSPICIOUS else LOWER_LIMIT):
+        if error > (WRONG if _eps(reference) < SUSPICIOUS else WRONG_BESIDE_ROUNDING):
             self._note(func, output, relative, error)
 
     def _note(self, func: Any, output: int, relative: float, error: float) -> None:
         assert self.node is not None
         key = (str(func), output)
-        known = self.wrong.get(key)
-        self.wrong[key] = WrongDecomposition(
-            *key,
-            relative=relative if known is None else max(relative, known.relative),
-            error=error if known is None else max(error, known.error),
-            facts=facts_of(self.node) if known is None else known.facts,
-            backward=self.backward if known is None else known.backward,
-            calls=1 if known is None else known.calls + 1,
-        )
+        made = WrongDecomposition(*key, relative, error, facts_of(self.node), self.backward, calls=0)
+        first = self.wrong.setdefault(key, made)
+        relative, error = max(relative, first.relative), max(error, first.error)
+        self.wrong[key] = replace(first, relative=relative, error=error, calls=first.calls + 1)
 
 
 class _Nested(TorchDispatchMode):

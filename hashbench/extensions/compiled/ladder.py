@@ -137,27 +137,13 @@ class _Eager:
         """Return the distance of every result to that of eager mode, or to another reference, by name."""
         reference = self.results if reference is None else reference
         floor = smallest_unit(self.results, self.own_dtype)
-        return {
-            name: _distance(results.get(name), reference.get(name), self.own.get(name), floor, self.own_dtype)
-            for name in [*reference, *(name for name in results if name not in reference)]
-        }
-
-
-def _distance(
-    value: torch.Tensor | None,
-    reference: torch.Tensor | None,
-    own: torch.Tensor | None,
-    floor: float,
-    own_dtype: torch.dtype,
-) -> float:
-    """Return the distance of one result. What one side lacks is zero: eager mode leaves out gradients that are."""
-    if value is None and reference is None:
-        return 0.0
-    value = torch.zeros_like(reference) if value is None and reference is not None else value
-    reference = torch.zeros_like(value) if reference is None and value is not None else reference
-    assert value is not None
-    assert reference is not None
-    return in_units(value, reference, own, floor=floor, own_dtype=own_dtype)
+        found = {}
+        for name in {**reference, **results}:  # what one side lacks is zero: eager mode leaves out gradients that are
+            value, exact = results.get(name), reference.get(name)
+            value = torch.zeros_like(reference[name]) if value is None else value
+            exact = torch.zeros_like(value) if exact is None else exact
+            found[name] = in_units(value, exact, self.own.get(name), floor=floor, own_dtype=self.own_dtype)
+        return found
 
 
 def climb(
@@ -278,24 +264,25 @@ def _measured(
     given: Results | Exception | None,
 ) -> Rung:
     began = time.perf_counter()
-    if isinstance(given, Exception):
-        return Rung(backend, raised=named_line(given, limit=200), limit=eager.limit)
+    results, raised = given, named_line(given, limit=200) if isinstance(given, Exception) else ""
     try:
         results = run(backend, eager.dtype) if given is None else given
     except Exception as error:
-        seconds = time.perf_counter() - began
-        return Rung(backend, seconds=seconds, raised=named_line(error, limit=200), limit=eager.limit)
+        raised = named_line(error, limit=200)
     seconds = 0.0 if given is not None else time.perf_counter() - began
+    rung = Rung(backend, seconds=seconds, raised=raised, limit=eager.limit)
+    if results is None or isinstance(results, Exception):
+        return rung
     distances = eager.distances(results)
     worst = max(distances, key=lambda name: distances[name], default="")
     if distances.get(worst, 0.0) <= eager.limit:
-        return Rung(backend, distances.get(worst, 0.0), worst, seconds, limit=eager.limit)
+        return replace(rung, error=distances.get(worst, 0.0), result=worst)
     rounding = distances_by_rounding()
     unexplained = [
         name for name, apart in distances.items() if apart > eager.limit and not _explains(rounding.get(name), apart)
     ]
     worst = max(unexplained, key=lambda name: distances[name], default=worst)
-    return Rung(backend, distances[worst], worst, seconds, rounding=rounding.get(worst), limit=eager.limit)
+    return replace(rung, error=distances[worst], result=worst, rounding=rounding.get(worst))
 
 
 def _rounding(run: StepRunner, eager: _Eager) -> dict[str, float]:

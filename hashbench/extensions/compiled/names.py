@@ -12,7 +12,7 @@ from typing import Any
 
 from hashbench.core.inductor.graphs import BufferRead, CompiledGraph, KernelCall
 from hashbench.core.inductor.nodes import NodeFacts, common, facts_of
-from hashbench.extensions.compiled.memory import overlap
+from hashbench.extensions.compiled.memory import Access, left_by, overwriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,27 +48,21 @@ class OverwriterSearch:
 
     def observe(self, graph: CompiledGraph, inputs: Sequence[Any]) -> Generator[None, KernelCall, None]:  # noqa: ARG002
         """Look for it among the calls of one graph."""
-        calls: list[KernelCall] = []
+        accesses: list[Access] = []
         while True:
             call = yield
             if call.node == self.node:
-                self.found = next(filter(None, (_overwriter(graph, read, calls) for read in call.reads)), self.found)
-            calls.append(call)
+                self.found = next(filter(None, (_overwriter(graph, read, accesses) for read in call.reads)), self.found)
+            accesses.append(Access.of(call, len(accesses)))
 
 
-def _overwriter(graph: CompiledGraph, read: BufferRead, calls: Sequence[KernelCall]) -> Overwriter | None:
-    """Return who of ``calls`` wrote over what the last writer of a name had left under it."""
-    written = [
-        (position, write)
-        for position, one in enumerate(calls)
-        for write in one.writes
-        if read.buffer and write.buffer == read.buffer
-    ]
-    if not written or written[-1][1].digest == read.digest:
+def _overwriter(graph: CompiledGraph, read: BufferRead, accesses: Sequence[Access]) -> Overwriter | None:
+    """Return who of ``accesses`` wrote over what the last writer of a name had left under it."""
+    written = [left for access in accesses for left in access.writes if read.buffer and left.name == read.buffer]
+    if not written or written[-1].digest == read.digest:
         return None
-    position, lost = written[-1]
-    guilty = [one for one in calls[position + 1 :] if any(overlap(lost, write) for write in one.writes)]
-    if not guilty:
+    guilty = overwriter(written[-1], accesses)
+    if guilty is None:
         return None
-    facts = common(facts_of(graph.nodes[write.buffer]) for write in guilty[-1].writes if write.buffer in graph.nodes)
-    return Overwriter(guilty[-1].kernel, guilty[-1].node, read.buffer, calls[position].kernel, facts)
+    facts = common(facts_of(graph.nodes[left.name]) for left in guilty.writes if left.name in graph.nodes)
+    return Overwriter(guilty.kernel, guilty.node, read.buffer, left_by(written[-1], accesses), facts)

@@ -22,16 +22,7 @@ from hashbench.core.trace.op_schema import plan_of
 from hashbench.core.trace.storage_writers import storage_key
 from hashbench.extensions.compiled.aot_graphs import is_random, plain
 from hashbench.extensions.compiled.evaluate import narrowed, recorded_inputs, widened
-
-SUSPICIOUS = 1e-9
-"""Relative difference in float64 from which a pass is held against what the graph loses in its own dtype. A right pass
-changes results by 1e-15."""
-
-LIMIT = 1e-3
-"""Distance in those units from which a pass is wrong."""
-
-ROUNDED_LIMIT = 1000.0
-"""The same where rounding is in the way: a constant folded in float32, a graph that cannot be evaluated in float64."""
+from hashbench.extensions.compiled.units import SUSPICIOUS, WRONG, WRONG_BESIDE_ROUNDING
 
 
 class Change(enum.Enum):
@@ -174,8 +165,8 @@ class _PassComparison:
         own = own if isinstance(own, torch.Tensor) else None
         error = _in_units(after, before, own)
         rounded = not is_float64 and _has_new_constant(self._step)
-        if error <= (ROUNDED_LIMIT if rounded else LIMIT):
-            if error > LIMIT:
+        if error <= (WRONG_BESIDE_ROUNDING if rounded else WRONG):
+            if error > WRONG:
                 self.reason = f"{name} differs as a constant does that was rounded to the graph's dtype"
             return None
         return self._wrong(name, relative, error)
@@ -193,7 +184,7 @@ class _PassComparison:
             self.reason = f"{name} cannot be evaluated in float64" if relative else self.reason
             return None
         units = relative / distance.unit_roundoff(before.dtype) if before.dtype.is_floating_point else error
-        if units > ROUNDED_LIMIT:
+        if units > WRONG_BESIDE_ROUNDING:
             return self._wrong(name, relative, units)
         self.reason = f"{name} cannot be evaluated in float64"
         return None

@@ -92,6 +92,9 @@ def _function(name: str) -> Callable[..., Any]:
     """Return torch's function for a pointwise virtualized op."""
     if name in _REFUSED:
         raise NotComputed(_REFUSED[name] or name)
+    if name.endswith("_to_int"):
+        rounded = _function(name.removesuffix("_to_int"))
+        return lambda x, dtype: rounded(x).to(dtype)
     function = _FUNCTIONS.get(name) or getattr(torch, name, None) or getattr(torch.special, name, None)
     if not callable(function):
         raise NotComputed(f"virtualized op {name}")
@@ -158,18 +161,6 @@ class TensorHandler(DefaultHandler):
     def to_dtype_bitcast(self, x: Any, dtype: torch.dtype, src_dtype: torch.dtype) -> torch.Tensor:
         value: torch.Tensor = self._value(x)
         return value.to(src_dtype).contiguous().view(dtype).to(self._compute_dtype(dtype))
-
-    def trunc_to_int(self, x: Any, dtype: torch.dtype) -> torch.Tensor:
-        return torch.trunc(x).to(dtype)
-
-    def ceil_to_int(self, x: Any, dtype: torch.dtype) -> torch.Tensor:
-        return torch.ceil(x).to(dtype)
-
-    def floor_to_int(self, x: Any, dtype: torch.dtype) -> torch.Tensor:
-        return torch.floor(x).to(dtype)
-
-    def round_to_int(self, x: Any, dtype: torch.dtype) -> torch.Tensor:
-        return torch.round(x).to(dtype)
 
     def where(self, condition: Any, input: Any, other: Any) -> torch.Tensor:  # noqa: A002 - as OpsHandler has it
         return torch.where(self._value(condition).bool(), self._value(input), self._value(other))

@@ -12,6 +12,16 @@ from hashbench.core.run.distance import dense, magnitude, unit_roundoff
 EXPLAINED = 16.0
 """Multiple of what random roundings change, up to which rounding explains a difference."""
 
+SUSPICIOUS = 1e-9
+"""Relative difference in float64 from which a change of a program is held against what it loses in its own dtype. A
+right change moves results by 1e-15."""
+
+WRONG = 1e-3
+"""Distance in those units from which a change of a program is wrong."""
+
+WRONG_BESIDE_ROUNDING = 1000.0
+"""The same where rounding is in the way: results in a lower dtype, a constant that was folded in float32."""
+
 
 def mistake_limit(dtype: torch.dtype) -> float:
     """Return the distance from which a difference in a dtype is a mistake, in units of what rounding changes there.

@@ -12,7 +12,8 @@ import torch
 
 from hashbench.extensions.compiled.aot import decomposition_table
 from hashbench.extensions.compiled.aot_graphs import Checked
-from hashbench.extensions.compiled.decompositions import LIMIT, WrongDecomposition, check_decompositions
+from hashbench.extensions.compiled.decompositions import WrongDecomposition, check_decompositions
+from hashbench.extensions.compiled.units import WRONG
 from tests.extensions.compiled.steps import Norms, ZeroGradient, made, step_of
 
 aten = torch.ops.aten
@@ -118,7 +119,7 @@ def test_several_outputs(decomposed: Callable[..., Any], error: float | None) ->
     assert len(found.wrong) == (0 if error == 0.0 else 1)
     for wrong in found.wrong:
         assert wrong.output == (1 if error else 0)
-        assert wrong.error == error or wrong.error > LIMIT
+        assert wrong.error == error or wrong.error > WRONG
 
 
 @pytest.mark.slow
