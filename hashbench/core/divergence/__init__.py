@@ -90,8 +90,8 @@ def find(
     _refuse_empty(second, "second")
     runs = pair(first, second)
     names = tuple(_differing_results(first, second) if differing is None else differing)
-    known = find_differences(runs)
-    return _verdict(known, choose_source(known, names, draws_first=draws_first), names)
+    differences = find_differences(runs)
+    return _verdict(differences, choose_source(differences, names, draws_first=draws_first), names)
 
 
 def _refuse_empty(trace: Trace, name: str) -> None:
@@ -111,12 +111,12 @@ def _differing_results(first: Trace, second: Trace) -> Iterator[str]:
 # ------------------------------------------------------------------------------------------------- the verdict
 
 
-def _verdict(known: Differences, choice: ChosenSource, differing: tuple[str, ...]) -> PairVerdict:
-    runs, first, second = known.runs, known.runs.first, known.runs.second
+def _verdict(differences: Differences, choice: ChosenSource, differing: tuple[str, ...]) -> PairVerdict:
+    runs, first, second = differences.runs, differences.runs.first, differences.runs.second
     nodes: Iterable[str] = runs.records
     if runs.opaque and choice.source is not None:  # whether what lies behind reaches a result is not known
         nodes = itertools.takewhile(lambda node: node != runs.opaque, nodes)
-    idle = (known.differs | known.elsewhere) - choice.reached
+    idle = (differences.differs | differences.elsewhere) - choice.reached
     early = tuple(dict.fromkeys([*first.early_reads, *second.early_reads]))
     divergence = None if choice.source is None else divergence_at(runs, choice.source, choice.steered_by)
     if divergence is None and early:

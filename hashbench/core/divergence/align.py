@@ -1,6 +1,7 @@
 """Align two runs: match their records, and track how much of each storage either run has written.
 
-Records correspond when they are the same op in the same module, phase, iteration and thread, in order.
+Records correspond when they are the same op in the same module, phase, iteration and thread, in order. The order is a
+guess where ops repeat: of ``relu, relu`` and ``relu`` the first is the partner, also if the program left out that one.
 """
 
 from __future__ import annotations

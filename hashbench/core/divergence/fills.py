@@ -1,5 +1,8 @@
 """Fills of parts of one memory that two runs make in another order, such as the zeros that DDP writes for parameters
-without a gradient, in the order of their addresses: they leave the same. Pure."""
+without a gradient, in the order of their addresses: they leave the same. Pure.
+
+Fills that leave the same are taken to be the same. That hides a cause: where two runs zero buckets in a different
+order, as their parameters were handed over in a different order, the difference shows at the first sum alone."""
 
 from __future__ import annotations
 

@@ -114,21 +114,21 @@ class Differences:
         The place stays the record that differs. ``last`` overrides the last judged collective before it.
         """
         last = self.last_exchange(before=node) if last is None else last
-        told, place = source.detail, op_of(node) if node in self.runs.records else node
+        reason, place = source.detail, op_of(node) if node in self.runs.records else node
         first, second = source.first, source.second
         if node != source.node and node in self.runs.records:  # found at a record, and blamed on memory that it reads
             first, second = ("absent" if record is None else _left(record) for record in self.runs.records[node])
-            told = f"the output differs ({told})"
+            reason = f"the output differs ({reason})"
         elif source.origin == Origin.KERNEL and node in self.exchanges:
-            told = "received data differs although this rank contributed the same"
+            reason = "received data differs although this rank contributed the same"
             if self._contributes_differently(node):
-                told = "this rank's contribution differs, although whatever wrote it is equal"
+                reason = "this rank's contribution differs, although whatever wrote it is equal"
         before = "no collective comes before it"
         if last:
             outcome = "left different content in the two runs" if last in self.differs else "left the same in both runs"
             before = f"the last collective before it, {last.removeprefix(SECOND)}, {outcome}"
         detail = (
-            f"not traceable across ranks: {place}: {told}; {before}. Compare the two traces of each rank, and look "
+            f"not traceable across ranks: {place}: {reason}; {before}. Compare the two traces of each rank, and look "
             "first at a rank whose verdict names no collective"
         )
         if unknown := next(filter(self._exchanges_unknown, self.exchanges), ""):
@@ -148,8 +148,8 @@ class Differences:
     def _contributes_differently(self, node: str) -> bool:
         """Return True if this rank gave other content to a collective in the second run."""
         records = self.runs.records[node]
-        given = [[ref.digest for ref in contributed_by(record)] for record in records if record is not None]
-        return len(given) == len(records) and given[0] != given[1]
+        contributions = [[ref.digest for ref in contributed_by(record)] for record in records if record is not None]
+        return len(contributions) == len(records) and contributions[0] != contributions[1]
 
     def _exchanges_unknown(self, node: str) -> bool:
         kinds = {record.collective.kind for record in self.runs.records[node] if record and record.collective}
@@ -157,7 +157,7 @@ class Differences:
 
     def came_from(self, node: str) -> Iterator[str]:
         """Yield the nodes from which the difference at ``node`` came. A node that is blamed for what differs at another
-        one may agree, as blank memory does: only that other one leads to it."""
+        one may agree, as blank memory does: only that other leads to it."""
         source = self.sources.get(node)
         if source is not None:
             yield source.node
@@ -235,71 +235,91 @@ def find_differences(runs: PairedRuns, *, ranks_known: bool = False) -> Differen
         ranks_known: the traces of the other ranks are at hand: a source behind a collective keeps its origin, and the
             caller judges the collectives.
     """
-    known = Differences(runs)
-    opaque = runs.opaque
-    last = runs.position.get(opaque, len(runs.first.records))
+    differences = Differences(runs)
+    _judge_leaves(differences)
+    follows = not ranks_known and any(exchanges(record) for run in (runs.first, runs.second) for record in run.records)
+    is_behind = opaque_first = False
+    head = _equal_head(differences)
+    for index, (node, (a, b)) in enumerate(runs.records.items()):
+        if node == runs.opaque:
+            is_behind, opaque_first = True, not differences.exchanges
+        if follows:
+            differences.propagate_received(node, a, b)
+        if ranks_known and a is not None and b is not None and not a.inside and exchanges(a) and has_pending(a, b):
+            differences.tainted.add(node)
+        if index >= head:
+            _judge_records(differences, node, a, b)
+            _settle(differences, node, is_behind=is_behind, opaque_first=opaque_first, ranks_known=ranks_known)
+    if not opaque_first:
+        for node in list(differences.sources):
+            _attribute_to_caller(differences, node)
+        _put_leaves_behind_exchanges(differences)
+    return differences
+
+
+def _judge_leaves(differences: Differences) -> None:
+    runs = differences.runs
+    last = runs.position.get(runs.opaque, len(runs.first.records))
     for leaf, other in runs.leaves.values():
         if leaf is None or other is None or leaf.id in runs.only_filled:
             continue
         if leaf.digest != other.digest or leaf.initial != other.initial:
-            known.differs.add(leaf.id)
+            differences.differs.add(leaf.id)
         if leaf.digest != other.digest:
-            known.tainted.add(leaf.id)
+            differences.tainted.add(leaf.id)
             hidden = max(leaf.position, other.position) > last
-            known.sources[leaf.id] = opaque_source(runs, opaque) if hidden else _leaf_source(leaf, other)
-    followed = not ranks_known and any(exchanges(record) for run in (runs.first, runs.second) for record in run.records)
-    behind = opaque_first = False
-    head = _equal_head(known)
-    for index, (node, (a, b)) in enumerate(runs.records.items()):
-        if node == opaque:
-            behind, opaque_first = True, not known.exchanges
-        if followed:
-            known.propagate_received(node, a, b)
-        if ranks_known and a is not None and b is not None and not a.inside and exchanges(a) and has_pending(a, b):
-            known.tainted.add(node)
-        if index < head:
-            continue
-        if a is not None and b is not None:
-            _judge_pair(known, node, a, b)
-        elif (record := a or b) is not None:
-            _judge_unmatched(known, node, record, in_first=a is not None)
-        if behind and node in known.sources:
-            known.sources[node] = opaque_source(runs, opaque)
-        if node == opaque:  # it may have read whatever differs among its inputs, however that is hashed
-            known.edges.setdefault(node, []).extend(runs.read_by(node))
-        if node in known.sources and not opaque_first:
-            known.sources[node] = known.traceable(node, known.sources[node])
-        if ranks_known and node in known.sources:
-            known.sources[node] = adopted_memory(runs, known.sources[node])
-    for node in [] if opaque_first else list(known.sources):
-        _attribute_to_caller(known, node)
-    for leaf in runs.first.leaves if known.exchanges and not opaque_first else ():
-        source = known.sources.get(leaf.id)
-        if source is not None and source.origin == Origin.OUTSIDE:
-            earlier = [node for node in known.exchanges if runs.position[node] < leaf.position]
-            known.sources[leaf.id] = known.behind_exchange(leaf.id, source, earlier[-1]) if earlier else source
-    return known
+            differences.sources[leaf.id] = opaque_source(runs, runs.opaque) if hidden else _leaf_source(leaf, other)
 
 
-def _equal_head(known: Differences) -> int:
+def _judge_records(differences: Differences, node: str, a: OpRecord | None, b: OpRecord | None) -> None:
+    if a is not None and b is not None:
+        _judge_pair(differences, node, a, b)
+    elif (record := a or b) is not None:
+        _judge_unmatched(differences, node, record, in_first=a is not None)
+
+
+def _settle(differences: Differences, node: str, *, is_behind: bool, opaque_first: bool, ranks_known: bool) -> None:
+    """Rewrite the source at a record that was judged: code that no trace sees, or other ranks, may be behind it."""
+    runs, sources = differences.runs, differences.sources
+    if is_behind and node in sources:
+        sources[node] = opaque_source(runs, runs.opaque)
+    if node == runs.opaque:  # it may have read whatever differs among its inputs, however that is hashed
+        differences.edges.setdefault(node, []).extend(runs.read_by(node))
+    if node in sources and not opaque_first:
+        sources[node] = differences.traceable(node, sources[node])
+    if ranks_known and node in sources:
+        sources[node] = adopted_memory(runs, sources[node])
+
+
+def _put_leaves_behind_exchanges(differences: Differences) -> None:
+    """Let other ranks be behind tensors from outside that are first read after a collective."""
+    runs = differences.runs
+    for leaf in runs.first.leaves if differences.exchanges else ():
+        source = differences.sources.get(leaf.id)
+        earlier = [node for node in differences.exchanges if runs.position[node] < leaf.position]
+        if source is not None and source.origin == Origin.OUTSIDE and earlier:
+            differences.sources[leaf.id] = differences.behind_exchange(leaf.id, source, earlier[-1])
+
+
+def _equal_head(differences: Differences) -> int:
     """Return the number of pairs before the first that differs, is opaque or reads a leaf that differs: none of them
     introduces or propagates a difference."""
-    runs = known.runs
-    at = [read.position for leaf in known.differs for read in runs.leaves[leaf] if read is not None]
+    runs = differences.runs
+    at = [read.position for leaf in differences.differs for read in runs.leaves[leaf] if read is not None]
     at += [runs.position[runs.opaque]] if runs.opaque else []
     at += itertools.islice((index for index, (a, b) in enumerate(runs.records.values()) if a != b), 1)
     return min(at, default=len(runs.records))
 
 
-def _attribute_to_caller(known: Differences, node: str) -> None:
+def _attribute_to_caller(differences: Differences, node: str) -> None:
     """Blame the calling op for what entered inside it, if it was called alike in both runs.
 
     That holds for a tensor or argument from elsewhere, another order of inner ops, and its own generator; not for a
     difference among its arguments, which a tensor or another order of ops inside passes on where no inputs were hashed.
     """
-    runs, source = known.runs, known.sources[node]
+    runs, source = differences.runs, differences.sources[node]
     origins = (Origin.OUTSIDE, Origin.SEQUENCE, Origin.RNG)
-    if source.origin not in origins or (known.exchanges and node not in runs.records):
+    if source.origin not in origins or (differences.exchanges and node not in runs.records):
         return  # what lies behind a collective is of other origin by now, but for leaves
     first, second = runs.records[node] if node in runs.records else (_born_inside(runs, node), None)
     callers = {record.inside for record in (first,) if record is not None}
@@ -309,14 +329,14 @@ def _attribute_to_caller(known: Differences, node: str) -> None:
     inner = first or second
     if a is None or b is None or inner is None:
         return
-    given = [[ref.digest for ref in record.inputs if ref.argument != "inside"] for record in (a, b)]
-    outside = caller in known.sources and known.sources[caller].origin == Origin.OUTSIDE
-    if outside or (runs.hashed and given[0] != given[1]):
+    read_digests = [[ref.digest for ref in record.inputs if ref.argument != "inside"] for record in (a, b)]
+    outside = caller in differences.sources and differences.sources[caller].origin == Origin.OUTSIDE
+    if outside or (runs.hashed and read_digests[0] != read_digests[1]):
         return
-    read = [node for node, ref in runs.reads(caller) if ref.argument != "inside" and node in known.tainted]
+    read = [node for node, ref in runs.reads(caller) if ref.argument != "inside" and node in differences.tainted]
     if read and not runs.hashed and source.origin != Origin.RNG:
-        del known.sources[node]
-        known.edges.setdefault(node, []).extend(read)
+        del differences.sources[node]
+        differences.edges.setdefault(node, []).extend(read)
         return
     if source.origin == Origin.RNG and not (a.rng and a.rng == b.rng):
         return  # the op was called with the generator in another state, or that is not known
@@ -324,7 +344,7 @@ def _attribute_to_caller(known: Differences, node: str) -> None:
     kernel = replace(
         source, origin=Origin.KERNEL, node=caller, first_visible_at=caller, detail=detail, opaque_producer=False
     )
-    known.sources[node] = kernel
+    differences.sources[node] = kernel
 
 
 def _born_inside(runs: PairedRuns, leaf: str) -> OpRecord | None:
@@ -361,67 +381,69 @@ _COPIES = frozenset({"_to_copy", "cat", "clone", "copy", "copy_", "lift_fresh_co
 """Ops that only move elements: their kernel cannot introduce a difference."""
 
 
-def _judge_unmatched(known: Differences, node: str, record: OpRecord, *, in_first: bool) -> None:
-    known.keep_view(node)
-    known.differs.add(node)
-    known.tainted.add(node)
+def _judge_unmatched(differences: Differences, node: str, record: OpRecord, *, in_first: bool) -> None:
+    differences.keep_view(node)
+    differences.differs.add(node)
+    differences.tainted.add(node)
     has, lacks = ("first", "second") if in_first else ("second", "first")
     detail = f"op only in the {has} run; the {lacks} run has a different op here"
     call = f"{record.op}({record.arguments})"
     first, second = (call, "absent") if in_first else ("absent", call)
     beside = bool(thread_of(record)) and any(ref.written for ref in record.inputs)
-    at = known.runs.position[node]
-    known.sources[node] = Source(Origin.SEQUENCE, node, at, detail, first, second, opaque_producer=beside)
+    at = differences.runs.position[node]
+    differences.sources[node] = Source(Origin.SEQUENCE, node, at, detail, first, second, opaque_producer=beside)
     if record.rng:
-        known.unmatched_draws.setdefault((in_first, record.rng), node)
+        differences.unmatched_draws.setdefault((in_first, record.rng), node)
     if record.scalar:
-        known.unmatched_scalars.append(node)
+        differences.unmatched_scalars.append(node)
     elif not record.outputs and record.collective is None and name_of(record) not in _ALIASES:
-        known.add_view(node)
+        differences.add_view(node)
 
 
-def _judge_pair(known: Differences, node: str, a: OpRecord, b: OpRecord) -> None:
-    known.keep_view(node)
-    begin = known.runs.reordered.get(node)
+def _judge_pair(differences: Differences, node: str, a: OpRecord, b: OpRecord) -> None:
+    differences.keep_view(node)
+    begin = differences.runs.reordered.get(node)
     if begin is not None:
-        if not begin or _keeps_a_difference(known, *known.runs.records[begin]):  # the memory differs for now, or did
-            known.tainted.add(node)
+        if not begin or _keeps_a_difference(
+            differences, *differences.runs.records[begin]
+        ):  # the memory differs for now, or did
+            differences.tainted.add(node)
         return
-    known.keep_beside(node, a, b)
+    differences.keep_beside(node, a, b)
     first, second = written_in_place(a), written_in_place(b)
-    elsewhere = written_elsewhere(known.runs, first, second)
+    elsewhere = written_elsewhere(differences.runs, first, second)
     wrote = a.outputs != b.outputs or a.scalar != b.scalar
-    source = _introduced(known, node, a, b, wrote, elsewhere)
+    source = _introduced(differences, node, a, b, wrote, elsewhere)
     if not a.outputs and not b.outputs and not a.scalar and not b.scalar:  # a view
         if a.collective is None and (source is not None or a.arguments != b.arguments):
-            known.add_view(node)
+            differences.add_view(node)
         if source is not None:
-            known.sources[node] = source
+            differences.sources[node] = source
         return
     if a.scalar != b.scalar:
-        known.scalars.append(node)
+        differences.scalars.append(node)
     changed = wrote or elsewhere is not None
-    keeps = changed or _keeps_a_difference(known, a, b)
+    keeps = changed or _keeps_a_difference(differences, a, b)
     if elsewhere is not None:
-        known.elsewhere.add(node)
-    if not keeps or (known.add_place(node, first, second) and a.scalar == b.scalar):
+        differences.elsewhere.add(node)
+    if not keeps or (differences.add_place(node, first, second) and a.scalar == b.scalar):
         return
-    known.tainted.add(node)
+    differences.tainted.add(node)
     if wrote:
-        known.differs.add(node)
+        differences.differs.add(node)
     if changed and source is not None:
-        known.sources[node] = source
+        differences.sources[node] = source
 
 
-def _keeps_a_difference(known: Differences, a: OpRecord | None, b: OpRecord | None) -> bool:
+def _keeps_a_difference(differences: Differences, a: OpRecord | None, b: OpRecord | None) -> bool:
     """Return True if a difference stays in memory beside what a pair of records wrote."""
-    runs = known.runs
+    runs = differences.runs
     return (
         a is not None
         and b is not None
         and any(
             x.written
-            and x.source in known.tainted
+            and x.source in differences.tainted
             and runs.coverage.writes_only_part(a, x.source)
             and not runs.replaced(a, b, x, y)
             for x, y in zip(a.inputs, b.inputs, strict=False)
@@ -433,7 +455,7 @@ def _keeps_a_difference(known: Differences, a: OpRecord | None, b: OpRecord | No
 
 
 def _introduced(
-    known: Differences,
+    differences: Differences,
     node: str,
     a: OpRecord,
     b: OpRecord,
@@ -441,105 +463,111 @@ def _introduced(
     elsewhere: tuple[Written, Written] | None,
 ) -> Source | None:
     """Return how this pair of records introduced a difference; ``None`` if it only propagated one, or has none."""
-    at, passed_on = known.runs.position[node], False
-    if a.rng != b.rng and node not in known.runs.drawn_inside:
-        passed_on = known.add_edge(node, _extra_draw(known, a, b))
+    at, passed_on = differences.runs.position[node], False
+    if a.rng != b.rng and node not in differences.runs.drawn_inside:
+        passed_on = differences.add_edge(node, _extra_draw(differences, a, b))
         if not passed_on:
             detail = "RNG state before this op differs"
             return Source(Origin.RNG, node, at, detail, f"generator state {a.rng}", f"generator state {b.rng}")
     if a.arguments != b.arguments:
-        passed_on = known.add_edge(node, _scalar_among_arguments(known, a, b))
+        passed_on = differences.add_edge(node, _scalar_among_arguments(differences, a, b))
         if not passed_on:
             detail = "a non-tensor argument differs"
             return Source(Origin.OUTSIDE, node, at, detail, f"({a.arguments})", f"({b.arguments})")
     if elsewhere is not None:
-        if passed_on or known.add_edge(node, known.view_of(elsewhere[0].ref.source)):
+        if passed_on or differences.add_edge(node, differences.view_of(elsewhere[0].ref.source)):
             return None
-        if not _is_laid_out_differently(known, *elsewhere):
+        if not _is_laid_out_differently(differences, *elsewhere):
             detail = "it writes to a different part of the memory than in the first run"
             first, second = (str(written.place) for written in elsewhere)
             return Source(Origin.SEQUENCE, node, at, detail, first, second)
-    behind = _written_behind(known, node, a, b) if wrote else None
+    behind = _written_behind(differences, node, a, b) if wrote else None
     if behind is not None:
         return behind
-    if _wired_differently(known.runs, a, b):
-        if known.add_edge(node, _view_of_another_part(known, a, b) or _odd_view(known, node, a, b)):
+    if _wired_differently(differences.runs, a, b):
+        if differences.add_edge(node, _view_of_another_part(differences, a, b) or _odd_view(differences, node, a, b)):
             return None
         detail = "it reads a different tensor than in the first run"
         return Source(Origin.SEQUENCE, node, at, detail, _wiring(a), _wiring(b))
     if not wrote or passed_on:
         return None
-    if _read_a_difference(known, node, a, b):
-        known.add_edge(node, _view_of_other_content(known, a, b))
+    if _read_a_difference(differences, node, a, b):
+        differences.add_edge(node, _view_of_other_content(differences, a, b))
         return None
-    if known.add_edge(node, _met_other_strides(known, a, b)):
+    if differences.add_edge(node, _met_other_strides(differences, a, b)):
         return None
-    if known.add_edge(node, _odd_view(known, node, a, b)):
+    if differences.add_edge(node, _odd_view(differences, node, a, b)):
         return None
     return (
-        _laid_out_otherwise(known.runs, a, b)
-        or _memory_read_blank(known.runs, a)
-        or _copied_after_hidden_write(known.runs, node, a, b)
+        _laid_out_differently(differences.runs, a, b)
+        or _memory_read_blank(differences.runs, a)
+        or _copied_after_hidden_write(differences.runs, node, a, b)
         or _kernel_source(node, at, a, b)
     )
 
 
-def _extra_draw(known: Differences, a: OpRecord, b: OpRecord) -> str:
+def _extra_draw(differences: Differences, a: OpRecord, b: OpRecord) -> str:
     """Return the draw that only one run made: its generator is ahead from then on, in every later state."""
-    extra = known.unmatched_draws.get((False, a.rng)) or known.unmatched_draws.get((True, b.rng))
+    extra = differences.unmatched_draws.get((False, a.rng)) or differences.unmatched_draws.get((True, b.rng))
     if extra:
-        known.shifts.append(extra)
-    return known.shifts[0] if known.shifts else ""
+        differences.shifts.append(extra)
+    return differences.shifts[0] if differences.shifts else ""
 
 
-def _scalar_among_arguments(known: Differences, a: OpRecord, b: OpRecord) -> str:
+def _scalar_among_arguments(differences: Differences, a: OpRecord, b: OpRecord) -> str:
     """Return the earlier record that returned the differing scalar among the arguments."""
     values_a, values_b = _values(a), _values(b)
-    for name in reversed(known.scalars):
-        old, new = known.runs.records[name]
+    for name in reversed(differences.scalars):
+        old, new = differences.runs.records[name]
         if old is not None and new is not None and old.scalar in values_a and new.scalar in values_b:
             return name
     return ""
 
 
-def _is_laid_out_differently(known: Differences, written: Written, other: Written) -> bool:
+def _is_laid_out_differently(differences: Differences, written: Written, other: Written) -> bool:
     """Return True if the memory itself may have other strides in the two runs, not only the part that is written."""
     source = written.ref.source
-    known_apart = source in known.tainted or source in known.runs.only_filled
+    known_apart = source in differences.tainted or source in differences.runs.only_filled
     return known_apart and written.place.offset == other.place.offset
 
 
-def _view_of_another_part(known: Differences, a: OpRecord, b: OpRecord) -> str:
+def _view_of_another_part(differences: Differences, a: OpRecord, b: OpRecord) -> str:
     """Return the view by which this pair of records reads another part of the same memory, or ``""``."""
     for x, y in zip(a.inputs, b.inputs, strict=False):
-        if x.source == known.runs.node_of[y.source] and x.offset != y.offset and (view := known.view_of(x.source)):
-            return view
-    return ""
-
-
-def _view_of_other_content(known: Differences, a: OpRecord, b: OpRecord) -> str:
-    """Return the view by which this pair of records reads other content of memory that was written alike, where inputs
-    were hashed, or ``""``: more or less of it from one place on."""
-    for x, y in zip(a.inputs, b.inputs, strict=True) if known.runs.hashed else ():
-        other = (x.digest, x.layout) != (y.digest, y.layout)
         if (
-            other
-            and known.runs.same_place(x, y)
-            and x.source not in known.tainted
-            and (view := known.view_of(x.source))
+            x.source == differences.runs.node_of[y.source]
+            and x.offset != y.offset
+            and (view := differences.view_of(x.source))
         ):
             return view
     return ""
 
 
-def _odd_view(known: Differences, node: str, a: OpRecord, b: OpRecord) -> str:
+def _view_of_other_content(differences: Differences, a: OpRecord, b: OpRecord) -> str:
+    """Return the view by which this pair of records reads other content of memory that was written alike, where inputs
+    were hashed, or ``""``: more or less of it from one place on."""
+    for x, y in zip(a.inputs, b.inputs, strict=True) if differences.runs.hashed else ():
+        other = (x.digest, x.layout) != (y.digest, y.layout)
+        if (
+            other
+            and differences.runs.same_place(x, y)
+            and x.source not in differences.tainted
+            and (view := differences.view_of(x.source))
+        ):
+            return view
+    return ""
+
+
+def _odd_view(differences: Differences, node: str, a: OpRecord, b: OpRecord) -> str:
     """Return the view that showed an input differently (another slice or order), or ``""`` if the inputs are known to
     be equal."""
     read, other = ([(ref.digest, ref.layout) for ref in record.inputs] for record in (a, b))
     read_the_same = bool(read) and all(digest for digest, _ in read) and read == other
-    if not known.odd_views or (known.runs.hashed and read_the_same):
+    if not differences.odd_views or (differences.runs.hashed and read_the_same):
         return ""
-    view = next((known.odd_views[name] for name in known.runs.read_by(node) if name in known.odd_views), "")
+    view = next(
+        (differences.odd_views[name] for name in differences.runs.read_by(node) if name in differences.odd_views), ""
+    )
     return "" if view == node else view
 
 
@@ -557,21 +585,23 @@ def _wired_differently(runs: PairedRuns, a: OpRecord, b: OpRecord) -> bool:
     return False
 
 
-def _read_a_difference(known: Differences, node: str, a: OpRecord, b: OpRecord) -> bool:
+def _read_a_difference(differences: Differences, node: str, a: OpRecord, b: OpRecord) -> bool:
     """Return True if any input differed: by its digest if inputs were hashed, else by its last writer."""
-    runs = known.runs
+    runs = differences.runs
     refs = [pair for pair in zip(a.inputs, b.inputs, strict=True) if not runs.replaced(a, b, *pair)]
-    if known.runs.hashed:
-        return any(x.digest != y.digest for x, y in refs if not _is_target(known.runs, x))
-    beside = known.beside.get(node, ())
-    return any(x.source in known.tainted and x.source not in beside for x, y in refs if known.runs.carries(x, y))
+    if differences.runs.hashed:
+        return any(x.digest != y.digest for x, y in refs if not _is_target(differences.runs, x))
+    beside = differences.beside.get(node, ())
+    return any(
+        x.source in differences.tainted and x.source not in beside for x, y in refs if differences.runs.carries(x, y)
+    )
 
 
-def _met_other_strides(known: Differences, a: OpRecord, b: OpRecord) -> str:
+def _met_other_strides(differences: Differences, a: OpRecord, b: OpRecord) -> str:
     """Return the node whose output, read or overwritten by this op, has different strides in the two runs."""
     for x, y in zip(a.inputs, b.inputs, strict=True):
-        old, new = known.runs.coverage.content(x.source), known.runs.other_coverage.content(y.source)
-        if x.source in known.tainted and old is not None and new is not None and layouts_differ([old], [new]):
+        old, new = differences.runs.coverage.content(x.source), differences.runs.other_coverage.content(y.source)
+        if x.source in differences.tainted and old is not None and new is not None and layouts_differ([old], [new]):
             return x.source
     return ""
 
@@ -581,29 +611,29 @@ def _is_target(runs: PairedRuns, ref: Ref) -> bool:
     return ref.written and bool(runs.coverage.allocation_behind(ref.source))
 
 
-def _written_behind(known: Differences, node: str, a: OpRecord, b: OpRecord) -> Source | None:
+def _written_behind(differences: Differences, node: str, a: OpRecord, b: OpRecord) -> Source | None:
     """Return the source of an input whose content differs although its last recorded writer agreed in both runs."""
-    if not known.runs.hashed or len(a.inputs) != len(b.inputs):
+    if not differences.runs.hashed or len(a.inputs) != len(b.inputs):
         return None
     for ref_a, ref_b in zip(a.inputs, b.inputs, strict=True):
-        changed = ref_a.digest != ref_b.digest and known.runs.same_place(ref_a, ref_b)
-        tainted = ref_a.source in known.tainted and ref_a.source not in known.beside.get(node, ())
-        other_part = ref_a.layout != ref_b.layout or (not ref_a.layout and ref_a.source in known.odd_views)
-        if not changed or tainted or other_part or _is_target(known.runs, ref_a):
+        changed = ref_a.digest != ref_b.digest and differences.runs.same_place(ref_a, ref_b)
+        tainted = ref_a.source in differences.tainted and ref_a.source not in differences.beside.get(node, ())
+        other_part = ref_a.layout != ref_b.layout or (not ref_a.layout and ref_a.source in differences.odd_views)
+        if not changed or tainted or other_part or _is_target(differences.runs, ref_a):
             continue
-        if (another := _another_output(known, node, ref_a, ref_b)) is not None:
+        if (another := _another_output(differences, node, ref_a, ref_b)) is not None:
             return another
         writer = ref_a.source.rpartition("/")[2] or ref_a.source
         detail = f"argument {ref_a.argument} was modified outside the dispatcher after {writer}"
-        at = known.runs.position[node]
+        at = differences.runs.position[node]
         behind = Source(Origin.OUTSIDE, node, at, detail, ref_a.digest, ref_b.digest, opaque_producer=True)
-        return unwritten_memory(known.runs, ref_a.source) or behind
+        return unwritten_memory(differences.runs, ref_a.source) or behind
     return None
 
 
-def _another_output(known: Differences, node: str, ref_a: Ref, ref_b: Ref) -> Source | None:
+def _another_output(differences: Differences, node: str, ref_a: Ref, ref_b: Ref) -> Source | None:
     """Return the source of a reader that was given another output of one op, such as ``x.aminmax()[i]``."""
-    a, b = known.runs.records.get(ref_a.source, (None, None))
+    a, b = differences.runs.records.get(ref_a.source, (None, None))
     if a is None or b is None or a.outputs != b.outputs:
         return None
     values = [digest.value for digest in a.outputs]
@@ -613,10 +643,10 @@ def _another_output(known: Differences, node: str, ref_a: Ref, ref_b: Ref) -> So
         f"{ref.argument}={ref.source} output {values.index(ref.digest)}" for ref in (ref_a, ref_b._replace(source=a.id))
     )
     detail = "it reads a different output of one op than in the first run"
-    return Source(Origin.SEQUENCE, node, known.runs.position[node], detail, first, second)
+    return Source(Origin.SEQUENCE, node, differences.runs.position[node], detail, first, second)
 
 
-def _laid_out_otherwise(runs: PairedRuns, a: OpRecord, b: OpRecord) -> Source | None:
+def _laid_out_differently(runs: PairedRuns, a: OpRecord, b: OpRecord) -> Source | None:
     """Blame memory from outside that an op fills, if its strides differ between the runs: outputs are hashed in memory
     order."""
     if not layouts_differ(a.outputs, b.outputs):

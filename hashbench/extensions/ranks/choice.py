@@ -181,12 +181,12 @@ def _add_way(
                     graph[at] = (*graph.get(at, ()), before)
 
 
-def _explained_by_contributors(contributors: Mapping[int, set[int]], known: Iterable[int]) -> set[int]:
+def _explained_by_contributors(contributors: Mapping[int, set[int]], explained: Iterable[int]) -> set[int]:
     """Return the ranks whose differences came from ranks that are known, directly or through others."""
-    reached = {*known}
+    reached = {*explained}
     while more := {rank for rank, others in contributors.items() if others & reached} - reached:
         reached |= more
-    return reached - {*known}
+    return reached - {*explained}
 
 
 def _made_alike(candidate: Candidate) -> tuple[str, ...]:
@@ -214,7 +214,7 @@ def _may_follow(judged: JudgedRanks, candidate: Candidate) -> bool:
     if candidate.source.origin not in BY_PYTHON:
         return False
     rank, until = candidate.at.rank, _place(judged, candidate)
-    nodes = (RankNode(rank, node) for node in judged.known[rank].differs)
+    nodes = (RankNode(rank, node) for node in judged.differences[rank].differs)
     return any(judged.exchange_at(at) is not None and judged.place(at) < until for at in nodes)
 
 
@@ -230,7 +230,7 @@ def order_of(judged: JudgedRanks) -> RankOrder:
     places: dict[int, dict[CollectiveCall, float]] = {}
     for rank, trace in judged.first.items():
         by_record = judged.calls[0][rank].by_record
-        if rank in judged.known:
+        if rank in judged.differences:
             places[rank] = {call: judged.place(RankNode(rank, node)) for node, call in by_record.items()}
         else:
             at = {record.id: index for index, record in enumerate(trace.records) if record.id in by_record}
@@ -245,17 +245,17 @@ def _roots(judged: JudgedRanks, differing: Mapping[int, Sequence[DifferingResult
     """Return the nodes that wrote what differs."""
     by_results = any(trace.results or trace.steps for run in (judged.first, judged.second) for trace in run.values())
     starts: list[RankNode] = []
-    for rank, known in judged.known.items():
+    for rank, differences in judged.differences.items():
         pairs = [(result.first, result.second) for result in differing.get(rank, ())]
-        nodes = list(roots(known, pairs) if by_results else sorted(known.differs))
-        if pairs and not _differ(known, nodes):
-            nodes += odd_views(known, *pairs[0])
+        nodes = list(roots(differences, pairs) if by_results else sorted(differences.differs))
+        if pairs and not _differ(differences, nodes):
+            nodes += odd_views(differences, *pairs[0])
         starts += (RankNode(rank, judged.outermost(rank, node)) for node in nodes)
     return starts
 
 
-def _differ(known: Differences, nodes: Iterable[str]) -> bool:
-    return any(node in known.differs or node in known.tainted for node in nodes)
+def _differ(differences: Differences, nodes: Iterable[str]) -> bool:
+    return any(node in differences.differs or node in differences.tainted for node in nodes)
 
 
 def _behind_the_records(
@@ -264,14 +264,14 @@ def _behind_the_records(
     """Yield the differences of ranks whose results differ although no record does that leads to one."""
     reached = {at.rank for at in graph}
     for rank, several in differing.items():
-        known = judged.known[rank]
+        differences = judged.differences[rank]
         if not several or rank in reached:
             continue
         name = several[0].result.name
-        if known.runs.opaque:
-            source = opaque_source(known.runs, known.runs.opaque)
+        if differences.runs.opaque:
+            source = opaque_source(differences.runs, differences.runs.opaque)
         else:
-            source = written_after_the_last_record(known, name, several[0].first, several[0].second)
+            source = written_after_the_last_record(differences, name, several[0].first, several[0].second)
         yield Candidate(RankNode(rank, _RESULT + name), source)
 
 
@@ -290,7 +290,7 @@ def _earliest(judged: JudgedRanks, found: Iterable[Candidate]) -> dict[int, Cand
 
 def _by_settings(judged: JudgedRanks, candidate: Candidate) -> Candidate:
     """Return a setting that changed before the candidate in its place."""
-    settings = settings_source(judged.known[candidate.at.rank].runs)
+    settings = settings_source(judged.differences[candidate.at.rank].runs)
     source = candidate.source
     if settings is None or source.origin in _NEVER_BY_SETTINGS or source.position < settings.position:
         return candidate
@@ -303,7 +303,7 @@ def _place(judged: JudgedRanks, candidate: Candidate) -> float:
         return -1
     if at.node.startswith(_RESULT):
         return float("inf")
-    opaque = judged.known[at.rank].runs.opaque
+    opaque = judged.differences[at.rank].runs.opaque
     felt = source.first_visible_at or (at.node if opaque and source.node == opaque else source.node)
     return judged.place(RankNode(at.rank, felt))  # of code that no trace sees, where what it left differed first
 
@@ -329,10 +329,10 @@ def _described(
     judged: JudgedRanks, candidate: Candidate, graph: Mapping[RankNode, Sequence[RankNode]]
 ) -> RankDivergence:
     rank, source = candidate.at.rank, candidate.source
-    known = judged.known[rank]
-    steered = steering(known, source) if source.origin in BY_PYTHON else None
-    found = divergence_at(known.runs, source, steered)
-    hops, begin = hops_to_other_ranks(judged, candidate, graph), entered_at(known.runs, source)
+    differences = judged.differences[rank]
+    steered = steering(differences, source) if source.origin in BY_PYTHON else None
+    found = divergence_at(differences.runs, source, steered)
+    hops, begin = hops_to_other_ranks(judged, candidate, graph), entered_at(differences.runs, source)
     if not hops and steered is not None:
         hops, begin = hops_by_python(judged, candidate, graph), steered.kernel
     through = path_text(rank, in_one_word(begin), hops)
@@ -340,12 +340,12 @@ def _described(
 
 
 def _benign(judged: JudgedRanks, graph: Mapping[RankNode, object]) -> Iterator[tuple[int, int]]:
-    for rank, known in judged.known.items():
+    for rank, differences in judged.differences.items():
         inside = (judged.calls[0][rank].inside, judged.calls[1][rank].inside)
         idle = [
             node
-            for node in known.differs
-            if node in known.runs.records and known.runs.wrote(node) and RankNode(rank, node) not in graph
+            for node in differences.differs
+            if node in differences.runs.records and differences.runs.wrote(node) and RankNode(rank, node) not in graph
         ]
         number = sum(node not in inside[0] and node[2:] not in inside[1] for node in idle)
         if number:

@@ -57,12 +57,12 @@ def find_across_ranks(
     whole = up_to_common_step({rank: first[rank] for rank in ranks}, {rank: second[rank] for rank in ranks})
     missing = tuple(rank for rank in range(size) if rank not in ranks)
     unknown = [*_missing_traces(first, second, missing), *whole.ended]
-    known: dict[int, Differences] = {}
+    by_rank: dict[int, Differences] = {}
     for rank in ranks:
         old, new = (traces[rank] for traces in whole.runs)
         if old is not new and old != new:
-            known[rank] = find_differences(pair(old, new), ranks_known=True)
-    foreign = [rank for rank, differences in known.items() if _has_no_pair(differences)]
+            by_rank[rank] = find_differences(pair(old, new), ranks_known=True)
+    foreign = [rank for rank, differences in by_rank.items() if _has_no_pair(differences)]
     if foreign and len(foreign) == len(ranks):
         raise HashbenchError(
             "the two runs have no op in common",
@@ -73,12 +73,12 @@ def find_across_ranks(
     compared = [rank for rank in ranks if rank not in foreign]
     old_run, new_run = ({rank: traces[rank] for rank in compared} for traces in whole.runs)
     judged = JudgedRanks(
-        old_run, new_run, {rank: differences for rank, differences in known.items() if rank in compared}
+        old_run, new_run, {rank: differences for rank, differences in by_rank.items() if rank in compared}
     )
-    unknown += [unseen(differences.runs) for differences in judged.known.values() if differences.runs.opaque]
-    if known and not whole.ended:
+    unknown += [unseen(differences.runs) for differences in judged.differences.values() if differences.runs.opaque]
+    if by_rank and not whole.ended:
         unknown += [*_unequal_calls(judged)]
-    pairs = {rank: tuple(_differing_results(rank, call)) for rank, call in judged.known.items()}
+    pairs = {rank: tuple(_differing_results(rank, differences)) for rank, differences in judged.differences.items()}
     chosen = choose_candidates(judged, pairs)
     if chosen.benign and printed is None and not any(map(_has_results, (*old_run.values(), *new_run.values()))):
         unknown.append(_UNDECLARED)
@@ -163,9 +163,9 @@ def _missing_traces(first: Mapping[int, Trace], second: Mapping[int, Trace], mis
             yield f"{missing_words(ranks, ()).capitalize()} in {run}."
 
 
-def _has_no_pair(known: Differences) -> bool:
+def _has_no_pair(differences: Differences) -> bool:
     """Return True if both runs of a rank have records, and none of them correspond."""
-    runs = known.runs
+    runs = differences.runs
     both = bool(runs.first.records and runs.second.records)
     return both and all(None in records for records in runs.records.values())
 
@@ -190,9 +190,9 @@ def _unequal_calls(judged: JudgedRanks) -> Iterator[str]:
 # ----------------------------------------------------------------------------------------------------- results
 
 
-def _differing_results(rank: int, known: Differences) -> Iterator[DifferingResult]:
+def _differing_results(rank: int, differences: Differences) -> Iterator[DifferingResult]:
     """Yield the results of a rank that differ, after each step that both runs have and at the end."""
-    first, second = (results_by_step(run) for run in (known.runs.first, known.runs.second))
+    first, second = (results_by_step(run) for run in (differences.runs.first, differences.runs.second))
     for step, results in first.items():
         if step not in second or results == second[step]:
             continue
@@ -229,7 +229,7 @@ def _early_reads(judged: JudgedRanks) -> list[RankDivergence]:
         reads = tuple(dict.fromkeys([*first.early_reads, *second.early_reads]))
         if not reads:
             continue
-        runs = judged.known[rank].runs if rank in judged.known else pair(first, second)
+        runs = judged.differences[rank].runs if rank in judged.differences else pair(first, second)
         told = [early_divergence(runs, read, Origin.UNWAITED) for read in reads]
         earliest = min(told, key=lambda divergence: runs.position.get(divergence.node, 0))
         places[rank] = runs.position.get(earliest.node, 0)

@@ -56,7 +56,7 @@ def messages_before(judged: JudgedRanks, candidate: Candidate, behind: Slice[Ran
 
 def as_sent(judged: JudgedRanks, candidate: Candidate, receiver: Candidate) -> Candidate:
     """Return a difference that was made outside torch and sent, with what it is to explain at its receiver."""
-    what = entered_at(judged.known[receiver.at.rank].runs, receiver.source)
+    what = entered_at(judged.differences[receiver.at.rank].runs, receiver.source)
     rank = receiver.at.rank
     told = f"{candidate.source.detail}, and sent: nothing else that was traced on rank {rank} explains {what} there"
     detail = f"{told}, unless rank {rank} made that outside torch itself"
@@ -83,8 +83,8 @@ def _arrivals(judged: JudgedRanks, candidate: Candidate, behind: Slice[RankNode]
 
 def _entered_on(judged: JudgedRanks, candidate: Candidate) -> Iterator[float]:
     """Yield the places of the other differences that entered on the rank of a candidate."""
-    rank, known = candidate.at.rank, judged.known[candidate.at.rank]
-    for node, source in known.sources.items():
+    rank, differences = candidate.at.rank, judged.differences[candidate.at.rank]
+    for node, source in differences.sources.items():
         at = RankNode(rank, node)
         if source != candidate.source and judged.exchange_at(at) is None:
             yield judged.place(at)

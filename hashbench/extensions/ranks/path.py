@@ -87,30 +87,30 @@ def _arrivals(judged: JudgedRanks, starts: Collection[RankNode], graph: Graph) -
     for at, before in graph.items():
         for node in before:
             readers.setdefault(node, []).append(at)
-    known = {at.rank for at in starts}
+    seen = {at.rank for at in starts}
     reached = dict.fromkeys(starts)
     waiting = list(reached)
     came: dict[int, tuple[float, int, RankNode]] = {}
     while waiting:
         at = waiting.pop()
         for reader in readers.get(at, ()):
-            if reader.rank not in known | {at.rank}:
+            if reader.rank not in seen | {at.rank}:
                 arrival = (judged.place(reader), at.rank, reader)
                 came[reader.rank] = min(came.get(reader.rank, arrival), arrival)
             if reader not in reached:
                 reached[reader] = None
                 waiting.append(reader)
     while came:
-        nearest = [rank for rank, (_, contributor, _) in came.items() if contributor in known] or list(came)
+        nearest = [rank for rank, (_, contributor, _) in came.items() if contributor in seen] or list(came)
         for rank in sorted(nearest, key=lambda rank: (came[rank][0], rank)):
             _, contributor, at = came.pop(rank)
             yield at, contributor
-        known |= {*nearest}
+        seen |= {*nearest}
 
 
 def _lone_behind(judged: JudgedRanks, candidate: Candidate, graph: Graph) -> Iterator[RankNode]:
     """Yield what one run alone did on the rank of a candidate from there on."""
-    records, begin = judged.known[candidate.at.rank].runs.records, judged.place(candidate.at)
+    records, begin = judged.differences[candidate.at.rank].runs.records, judged.place(candidate.at)
     for at in graph:
         if at.rank == candidate.at.rank and None in records.get(at.node, ()) and judged.place(at) >= begin:
             yield at
@@ -118,7 +118,7 @@ def _lone_behind(judged: JudgedRanks, candidate: Candidate, graph: Graph) -> Ite
 
 def _hop(judged: JudgedRanks, at: RankNode, contributor: int | None, call: CollectiveCall | None) -> RankHop:
     """Return the hop by a collective, named ``all_reduce``, without those that it came to."""
-    record = next(record for record in judged.known[at.rank].runs.records[at.node] if record is not None)
+    record = next(record for record in judged.differences[at.rank].runs.records[at.node] if record is not None)
     name = name_of(record).strip("_")
     for word in ("reduce", "gather", "to_all"):
         name = name.replace(f"all{word.replace('_', '')}", f"all_{word}")

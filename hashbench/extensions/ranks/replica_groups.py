@@ -35,7 +35,11 @@ STATED, REDUCED, CONVENTION = "stated", "reduced", "convention"
 
 
 def replicas_of(run: Mapping[int, Trace]) -> Mapping[Replica, str]:
-    """Return the replicas, by ranks that have a trace and name: why they are, :data:`STATED` and so on."""
+    """Return the replicas, by ranks that have a trace and name: why they are, :data:`STATED` and so on.
+
+    Only a stated replica is certain. An expert of each rank whose gradient is reduced for its norm alone looks
+    ``REDUCED``; a plain parameter of one rank beside DTensors looks like ``CONVENTION`` until its start differs.
+    """
     found: dict[Replica, str] = {}
     apart = differing_from_the_start(run)
     inferred: dict[tuple[tuple[int, ...], str], set[tuple[int, ...]]] = defaultdict(set)
@@ -181,7 +185,10 @@ def differing_from_the_start(run: Mapping[int, Trace]) -> frozenset[str]:
 
 def unexplained_drift(run: Mapping[int, Trace], replicas: Iterable[Replica]) -> tuple[str, ...]:
     """Return the parameters of which nothing says that they are replicas, or parts of a tensor, and which were equal on
-    all ranks that have them before their first step, and not behind a step."""
+    all ranks that have them before their first step, and not behind a step.
+
+    They may diverge by design: experts that start from one seed and train on tokens of their own look the same.
+    """
     known = {name for _, name in replicas}
     before: dict[str, list[TensorDigest | None]] = defaultdict(list)
     after: dict[str, dict[int | None, set[TensorDigest]]] = defaultdict(lambda: defaultdict(set))

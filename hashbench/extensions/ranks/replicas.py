@@ -343,12 +343,12 @@ class _ReplicaPair:
     """Two ranks of a run, aligned as two runs are.
 
     Attributes:
-        known: what differs between them.
+        differences: what differs between them.
         ranks: their global ranks.
         alike: for each of them, the traces of those that hold the parameter as it does, by rank.
     """
 
-    known: Differences
+    differences: Differences
     ranks: tuple[int, int]
     alike: Mapping[int, Mapping[int, Trace]]
 
@@ -356,14 +356,14 @@ class _ReplicaPair:
     def of(cls, run: Mapping[int, Trace], apart: _DivergedReplica) -> _ReplicaPair:
         """Align two ranks on which a parameter differs."""
         base, other = apart.compared
-        known = find_differences(pair(run[base], run[other]), ranks_known=True)
+        differences = find_differences(pair(run[base], run[other]), ranks_known=True)
         alike = {rank: {member: run[member] for member in apart.like(rank)} for rank in (base, other)}
-        return cls(known, (base, other), alike)
+        return cls(differences, (base, other), alike)
 
     @property
     def runs(self) -> PairedRuns:
         """The aligned ranks."""
-        return self.known.runs
+        return self.differences.runs
 
     @functools.cached_property
     def _inside(self) -> Mapping[str, str]:
@@ -414,7 +414,7 @@ class _ReplicaPair:
     def origin(self, at: str, apart: _DivergedReplica) -> _Why:
         """Return the origin, the node where the ranks part, a sentence, and what both had there."""
         if at in self.runs.leaves:
-            source = self.known.sources.get(at)
+            source = self.differences.sources.get(at)
             shown = (source.first, source.second) if source is not None else ("", "")
             return _Why(Origin.STATE, at, "the parameter differs between the ranks when it is first read", shown)
         if not self._differs(at):
@@ -422,8 +422,10 @@ class _ReplicaPair:
             return _Why(
                 Origin.OUTSIDE, at, "it was modified outside the dispatcher after its last recorded write", (old, new)
             )
-        differs = self.known.differs  # of memory that is tainted, the part that is read may agree
-        surely, perhaps = (self._walked_origin(at, apart, nodes) for nodes in (differs, differs | self.known.tainted))
+        differs = self.differences.differs  # of memory that is tainted, the part that is read may agree
+        surely, perhaps = (
+            self._walked_origin(at, apart, nodes) for nodes in (differs, differs | self.differences.tainted)
+        )
         return surely or perhaps or _Why("", at, "where the ranks part is not known", self._shown(at))
 
     def _walked_origin(self, at: str, apart: _DivergedReplica, suspects: AbstractSet[str]) -> _Why | None:
@@ -433,7 +435,7 @@ class _ReplicaPair:
         if guilty:
             first = min(guilty, key=self.runs.order.__getitem__)
             return _Why(Origin.COLLECTIVE, first, f"it should have left the same on ranks {group}", self._shown(first))
-        own = self.known.sources.get(at)
+        own = self.differences.sources.get(at)
         if own is not None and own.origin == Origin.OUTSIDE:
             return _Why(own.origin, at, own.detail, (own.first, own.second))
         moved = self._moved(at, apart.step)
@@ -450,7 +452,7 @@ class _ReplicaPair:
                 f"{_do(self._calling_as(has, first), 'run')} this op, {_do(self._calling_as(lacks, first), 'do')} not"
             )
             return _Why(Origin.SEQUENCE, first, detail, self._shown(first))
-        sources = [self.known.sources[node] for node in walked.reached if node in self.known.sources]
+        sources = [self.differences.sources[node] for node in walked.reached if node in self.differences.sources]
         source = min(sources, key=self._position, default=None)
         if source is None:
             return None
@@ -519,7 +521,7 @@ class _ReplicaPair:
             node = self._inside.get(node, node)
             if node != at and self._ends(node):
                 return
-            for before in self.known.came_from(node):
+            for before in self.differences.came_from(node):
                 yield self._inside.get(before, before)
 
         return backward_slice([at] if at in suspects else [], before, lambda node: node in suspects or None)
@@ -528,7 +530,7 @@ class _ReplicaPair:
         return self._is_lone(node) or self._should_be_equal(node) or self._is_by_design(node)
 
     def _differs(self, node: str) -> bool:
-        return node in self.known.differs or node in self.known.tainted
+        return node in self.differences.differs or node in self.differences.tainted
 
     def _exchange(self, node: str) -> tuple[OpRecord, OpRecord] | None:
         a, b = self.runs.records.get(node, (None, None))
@@ -556,7 +558,7 @@ class _ReplicaPair:
             return alone and not self._should_be_equal(node)
         if self._is_lone(node):
             return False
-        source = self.known.sources.get(node)
+        source = self.differences.sources.get(node)
         other_parts = source is not None and source.origin == Origin.SEQUENCE and self._reads_other_parts(node)
         drawn = source is not None and source.origin == Origin.RNG and not any(self.runs.read_by(node))
         return other_parts or drawn or not self.runs.wrote(node)

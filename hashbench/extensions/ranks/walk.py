@@ -76,12 +76,12 @@ class JudgedRanks:
 
     Attributes:
         first, second: the traces of each run, by global rank.
-        known: the differences of each rank whose traces differ. The other ranks have two equal traces.
+        differences: those of each rank whose traces differ. The other ranks have two equal traces.
     """
 
     first: Mapping[int, Trace]
     second: Mapping[int, Trace]
-    known: Mapping[int, Differences]
+    differences: Mapping[int, Differences]
     _unread_by_rank: dict[int, list[RankNode]] = field(default_factory=dict, init=False, repr=False)
     _contribution_by_calls: dict[tuple[int, CollectiveCall | None, CollectiveCall | None], RankNode | None] = field(
         default_factory=dict, init=False, repr=False
@@ -113,7 +113,7 @@ class JudgedRanks:
             elif at.is_contribution:
                 if not before:
                     yield Candidate(at, _from_outside(self, at))
-            elif (source := self.known[at.rank].sources.get(at.node)) is not None:
+            elif (source := self.differences[at.rank].sources.get(at.node)) is not None:
                 yield Candidate(at, source)
 
     def outermost(self, rank: int, node: str) -> str:
@@ -122,12 +122,12 @@ class JudgedRanks:
         if node in first:
             return first[node]
         inside = second.get(node.removeprefix(SECOND)) if node.startswith(SECOND) else None
-        return node if inside is None else self.known[rank].runs.node_of[inside]
+        return node if inside is None else self.differences[rank].runs.node_of[inside]
 
     def exchange_at(self, at: RankNode) -> _Exchange | None:
         """Return both records of a collective whose output differs, or is not known; ``None`` for any other node, and
         for an op that is told by the collectives inside."""
-        a, b = self.known[at.rank].runs.records.get(at.node, (None, None))
+        a, b = self.differences[at.rank].runs.records.get(at.node, (None, None))
         if a is None or b is None or not (exchanges(a) and exchanges(b)):
             return None
         if any(record.id in calls[at.rank].judged_inside for record, calls in zip((a, b), self.calls, strict=True)):
@@ -145,8 +145,8 @@ class JudgedRanks:
         return True if at.node else None
 
     def _differs(self, at: RankNode) -> bool:
-        known = self.known[at.rank]
-        return at.node in known.differs or at.node in known.tainted
+        differences = self.differences[at.rank]
+        return at.node in differences.differs or at.node in differences.tainted
 
     def _before(self, at: RankNode) -> Iterator[RankNode]:
         if at.is_contribution:
@@ -155,14 +155,14 @@ class JudgedRanks:
             yield from self._received_from(at)
             writers = _kept(self, at)
         else:
-            writers = self.known[at.rank].came_from(at.node)
+            writers = self.differences[at.rank].came_from(at.node)
         for node in writers:
             yield RankNode(at.rank, self.outermost(at.rank, node))
 
     def _before_by_python(self, at: RankNode) -> Iterator[RankNode]:
         before = list(self._before(at))
         yield from before
-        source = self.known[at.rank].sources.get(at.node)
+        source = self.differences[at.rank].sources.get(at.node)
         from_outside = not before if at.is_contribution else source is not None and source.origin in BY_PYTHON
         if from_outside:
             yield from self._by_python(at)
@@ -173,9 +173,9 @@ class JudgedRanks:
     def python_links(self, at: RankNode) -> Iterator[tuple[RankNode, RankNode | None]]:
         """Yield the nodes that lead to a node by way of Python alone, each with the collective in which this rank
         received it from another one."""
-        known = self.known[at.rank]
+        differences = self.differences[at.rank]
         until = self.place(at)
-        for node in (*known.scalars, *known.unmatched_scalars):
+        for node in (*differences.scalars, *differences.unmatched_scalars):
             if self.place(RankNode(at.rank, node)) < until:
                 yield RankNode(at.rank, self.outermost(at.rank, node)), None
         for unread in self._unread(at.rank):
@@ -191,7 +191,7 @@ class JudgedRanks:
     def differing_contributions(self, rank: int) -> Iterator[RankNode]:
         """Yield what a rank gave to collectives and is known to differ, in the order of the calls."""
         for node, call in self.calls[0][rank].by_record.items():
-            pair = self.known[rank].runs.records.get(node, (None, None))
+            pair = self.differences[rank].runs.records.get(node, (None, None))
             contribution = (
                 self._contribution(rank, call, call)
                 if None not in pair and any(map(contributed_by, filter(None, pair)))
@@ -202,12 +202,12 @@ class JudgedRanks:
 
     def _is_draw(self, at: RankNode) -> bool:
         """Return True for numbers that a generator in another state drew: where no op reads them, Python does."""
-        source = self.known[at.rank].sources.get(at.node)
+        source = self.differences[at.rank].sources.get(at.node)
         return source is not None and source.origin == Origin.RNG
 
     def place(self, at: RankNode) -> float:
         """Return where a node lies among the records of its rank, of both runs. A leaf lies where it was first read."""
-        runs = self.known[at.rank].runs
+        runs = self.differences[at.rank].runs
         node = at.node
         if node in runs.leaves:
             index = runs.position[node]
@@ -221,7 +221,7 @@ class JudgedRanks:
     def _unread(self, rank: int) -> list[RankNode]:
         """List the nodes that differ and were read by no recorded op that wrote anything: Python may have read them."""
         if rank not in self._unread_by_rank:
-            runs = self.known[rank].runs
+            runs = self.differences[rank].runs
             read = {
                 source
                 for node, pair in runs.records.items()
@@ -229,7 +229,7 @@ class JudgedRanks:
                 for source, ref in runs.reads(node)
                 if not ref.written
             }
-            nodes = (node for node in self.known[rank].differs if node in runs.records and node not in read)
+            nodes = (node for node in self.differences[rank].differs if node in runs.records and node not in read)
             outermost = dict.fromkeys(self.outermost(rank, node) for node in nodes)
             self._unread_by_rank[rank] = sorted((RankNode(rank, node) for node in outermost), key=self.place)
         return self._unread_by_rank[rank]
@@ -246,7 +246,7 @@ class JudgedRanks:
         yield from (node for node in contributions if not node.node)
 
     def _contributions(self, at: RankNode) -> Iterator[RankNode | None]:
-        records = self.known[at.rank].runs.records[at.node]
+        records = self.differences[at.rank].runs.records[at.node]
         first, second = (
             calls[at.rank].by_record.get(record.id) if record is not None else None
             for calls, record in zip(self.calls, records, strict=True)
@@ -288,9 +288,9 @@ class JudgedRanks:
         )
         if a is None and b is None:
             return RankNode(contributor, "", is_contribution=True)
-        if contributor not in self.known:
+        if contributor not in self.differences:
             return None
-        runs = self.known[contributor].runs
+        runs = self.differences[contributor].runs
         if a is None or b is None:
             lone = a.id if a is not None else runs.node_of[b.id] if b is not None else ""
             return (
@@ -318,18 +318,18 @@ class JudgedRanks:
 
     def _writers(self, at: RankNode) -> Iterator[str]:
         """Yield the nodes from which the difference in what a rank gave came."""
-        known = self.known[at.rank]
-        a, b = known.runs.records[at.node]
+        differences = self.differences[at.rank]
+        a, b = differences.runs.records[at.node]
         if a is None or b is None:
             return
-        sources = [] if a.arguments == b.arguments else [*known.edges.get(at.node, ())]
+        sources = [] if a.arguments == b.arguments else [*differences.edges.get(at.node, ())]
         for old, new in _pairs(a, b):
             if not _is_equal(old, new):
                 sources += [old.source] if old is not None else []
-                sources += [known.runs.node_of[new.source]] if new is not None else []
-                sources += [*known.edges.get(at.node, ())]
+                sources += [differences.runs.node_of[new.source]] if new is not None else []
+                sources += [*differences.edges.get(at.node, ())]
         for node in dict.fromkeys(sources):
-            if node in known.differs or node in known.tainted:
+            if node in differences.differs or node in differences.tainted:
                 yield node
 
 
@@ -341,10 +341,10 @@ OTHERS_AGREE = "the other ranks contributed the same in both runs"
 
 def _contributors(collectives: Iterable[Collective], calls: Iterable[CollectiveCall | None]) -> Iterable[int]:
     """Return the ranks whose data are received in these calls."""
-    known = [call for call in calls if call is not None]
-    if any(call.source >= 0 for call in known):
-        return dict.fromkeys(call.source for call in known)
-    return dict.fromkeys(rank for collective in collectives for rank in contributors_of(collective)) if known else ()
+    present = [call for call in calls if call is not None]
+    if any(call.source >= 0 for call in present):
+        return dict.fromkeys(call.source for call in present)
+    return dict.fromkeys(rank for collective in collectives for rank in contributors_of(collective)) if present else ()
 
 
 def missing_words(missing: Iterable[int], present: Iterable[int]) -> str:
@@ -359,23 +359,27 @@ def missing_words(missing: Iterable[int], present: Iterable[int]) -> str:
 def _kept(judged: JudgedRanks, at: RankNode) -> Iterator[str]:
     """Yield what a collective read and gave to nobody, such as the other factor of a product of what is gathered,
     and differs."""
-    known = judged.known[at.rank]
+    differences = judged.differences[at.rank]
     collectives = [
-        record.collective for record in known.runs.records[at.node] if record is not None and record.collective
+        record.collective for record in differences.runs.records[at.node] if record is not None and record.collective
     ]
     given = {"inside", *(argument for collective in collectives for argument in collective.given)}
     if judged.call_at(at) is None or any(collective.root is not None for collective in collectives):
         return
-    for node, ref in known.runs.reads(at.node):
-        if not ref.written and ref.argument not in given and (node in known.differs or node in known.tainted):
+    for node, ref in differences.runs.reads(at.node):
+        if (
+            not ref.written
+            and ref.argument not in given
+            and (node in differences.differs or node in differences.tainted)
+        ):
             yield node
 
 
 def _first_lone_call(judged: JudgedRanks, rank: int, call: CollectiveCall | None) -> str:
     """Return the first call in a channel that only one of the runs makes: it shifts the numbers of all later
     ones."""
-    known = judged.known[rank]
-    for node, pair in known.runs.records.items():
+    differences = judged.differences[rank]
+    for node, pair in differences.runs.records.items():
         mine = judged.call_at(RankNode(rank, node)) if None in pair else None
         if mine is not None and call is not None and mine._replace(number=0) == call._replace(number=0):
             return node
@@ -391,7 +395,7 @@ def _order_of_arrival(judged: JudgedRanks, at: RankNode, a: OpRecord, b: OpRecor
 
 def _from_exchange(judged: JudgedRanks, at: RankNode, missing: tuple[int, ...]) -> Candidate:
     """Return the source of a collective whose output differs although no rank is known to have given other data."""
-    runs = judged.known[at.rank].runs
+    runs = judged.differences[at.rank].runs
     a, b = runs.records[at.node]
     assert a is not None
     assert b is not None
@@ -412,8 +416,8 @@ def _from_exchange(judged: JudgedRanks, at: RankNode, missing: tuple[int, ...]) 
 
 def _from_outside(judged: JudgedRanks, at: RankNode) -> Source:
     """Return the source of what a rank gave and no recorded op wrote so."""
-    known = judged.known[at.rank]
-    runs = known.runs
+    differences = judged.differences[at.rank]
+    runs = differences.runs
     a, b = runs.records[at.node]
     assert a is not None
     assert b is not None
@@ -426,7 +430,7 @@ def _from_outside(judged: JudgedRanks, at: RankNode) -> Source:
     if a.arguments != b.arguments and all(None in pair or _is_equal(*pair) for pair in _pairs(a, b)):
         detail = "a non-tensor argument differs"
         return Source(Origin.OUTSIDE, at.node, position, detail, f"({a.arguments})", f"({b.arguments})")
-    source = known.sources.get(at.node)
+    source = differences.sources.get(at.node)
     if source is not None and source.origin == Origin.SEQUENCE:
         return source
     changed = [pair for pair in _pairs(a, b) if not _is_equal(*pair)]
