@@ -227,11 +227,11 @@ def _add_pipeline(commands: Commands) -> None:
     )
     compare.set_defaults(command=_pipeline_compare)
     for command in (check, compare):
-        flags.output_format(command, "text", "json")
+        flags.report(command)
 
 
 def _pipeline_check(parsed: argparse.Namespace) -> int:
-    from hashbench.tools.pipeline import checking, comparing
+    from hashbench.tools.pipeline import checking, comparing, observed
 
     with flags.phases_shown():
         verdict = checking.check(
@@ -240,23 +240,22 @@ def _pipeline_check(parsed: argparse.Namespace) -> int:
     if verdict is None:
         print(f"Check: {parsed.output_dir}")
         return 0
-    if parsed.format == "json":
-        flags.show(comparing.as_json(verdict))
-    else:
-        flags.show(comparing.as_text(verdict, first="the first run", second="the second"))
+    folders = parsed.output_dir, parsed.output_dir / observed.REPEAT_FOLDER
+    finding = comparing.finding_of(verdict, names=("The first run", "the second"), folders=folders)
+    code = flags.show_finding(finding, parsed, title="hashbench pipeline check", of=str(parsed.config))
+    if not parsed.json:
         print(f"\nCheck: {parsed.output_dir}")
-    return 0 if verdict.repeats else EXIT_DIFFERENCE
+    return code
 
 
 def _pipeline_compare(parsed: argparse.Namespace) -> int:
     from hashbench.tools.pipeline import comparing, observed
 
     comparison = comparing.compare(observed.read(parsed.first), observed.read(parsed.second))
-    if parsed.format == "json":
-        flags.show(comparing.as_json(comparison))
-    else:
-        flags.show(comparing.as_text(comparison, first=str(parsed.first), second=str(parsed.second)))
-    return 0 if comparison.repeats else EXIT_DIFFERENCE
+    folders = parsed.first, parsed.second
+    names = str(parsed.first), str(parsed.second)
+    finding = comparing.finding_of(comparison, names=names, folders=folders)
+    return flags.show_finding(finding, parsed, title="hashbench pipeline compare", of=" and ".join(names))
 
 
 # ------------------------------------------------------------------------------------------------------ numeric

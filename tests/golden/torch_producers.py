@@ -433,7 +433,7 @@ _command(
     "pipeline compare checks/flipped checks/worker_seeds",
     "pipeline compare checks/hashed checks/listing",
 )
-_command("pipeline.json", "pipeline compare checks/base checks/asked --format json")
+_command("pipeline.json", "pipeline compare checks/base checks/asked --json")
 
 
 @golden("pipeline_fixes.txt")

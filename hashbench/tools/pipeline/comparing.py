@@ -1,21 +1,23 @@
-"""Compare two checks: the stages that differ, and why; as text and JSON. Pure: imports no torch."""
+"""Compare two checks: the stages that differ, and why; as a report. Pure: imports no torch."""
 
 from __future__ import annotations
 
-import json
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 
 from hashbench.core.errors import HashbenchError
+from hashbench.core.finding import Finding, Table
 from hashbench.core.io import to_json
 from hashbench.core.records import Decision, Divergence
 from hashbench.core.text import one_line
 from hashbench.tools.pipeline.evidence import StageEvidence, gather
-from hashbench.tools.pipeline.observed import MOMENTS, Check, moved
+from hashbench.tools.pipeline.observed import MOMENTS, TRACE_FILE, Check, moved
 from hashbench.tools.pipeline.pairs import CheckPair
 from hashbench.tools.pipeline.reasons import decide
-from hashbench.tools.pipeline.stages import DIFFERS, FOLLOWS, STAGES, UNSEEN, Stage, compare_stages
+from hashbench.tools.pipeline.stages import DIFFERS, FOLLOWS, UNSEEN, Stage, compare_stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,42 +162,43 @@ def _missing_seeding(used: Mapping[str, StageEvidence], pair: CheckPair) -> Seed
     return Seeding(seeded, unseeded, "\n".join(SEEDS[name][1] for name in unseeded)) if unseeded else None
 
 
-# -------------------------------------------------------------------------------------------------------- words
+# -------------------------------------------------------------------------------------------------------- report
 
 
-def as_text(verdict: PipelineVerdict, *, first: str, second: str) -> str:
-    """Format the stages, the missing seeding, then the reasons and fixes of each finding, the first first.
+def finding_of(verdict: PipelineVerdict, *, names: tuple[str, str], folders: tuple[Path, Path]) -> Finding:
+    """Return the report: the stages, the missing seeding, then the reasons of each finding with the code to write.
 
-    Names come from files, so terminal control characters are replaced.
+    Args:
+        verdict: on two checks.
+        names: what to call them.
+        folders: where they lie.
     """
-    return "\n".join(map(one_line, _lines(verdict, first, second)))
+    unseen = ", ".join(stage.name for stage in verdict.stages if stage.status == UNSEEN)
+    agree = f"{' and '.join(names)} agree{f', as far as was seen (not: {unseen})' if unseen else ''}"
+    command = ["hashbench", "diff", *(str(folder / TRACE_FILE) for folder in folders)]
+    return Finding(
+        headline=agree if verdict.repeats else f"{' and '.join(names)} differ first in: {verdict.first}",
+        table=Table(
+            headers=("stage", "verdict", "detail"),
+            rows=tuple((stage.name, stage.status, one_line(stage.detail)) for stage in verdict.stages),
+        ),
+        parts=tuple(_parts(verdict)),
+        next=() if verdict.divergence is None else (shlex.join(command),),
+        equal=verdict.repeats,
+        differs=not verdict.repeats,
+        data=to_json(verdict),
+    )
 
 
-def _lines(verdict: PipelineVerdict, first: str, second: str) -> Iterator[str]:
-    width = max(map(len, STAGES)) + 2
-    for stage in verdict.stages:
-        yield f"{stage.name:<{width}}{stage.status:<9}{stage.detail}".rstrip()
-    yield ""
-    if verdict.repeats:
-        unseen = ", ".join(stage.name for stage in verdict.stages if stage.status == UNSEEN)
-        yield f"{first} and {second} agree{f', as far as was seen (not: {unseen})' if unseen else ''}."
-        return
+def _parts(verdict: PipelineVerdict) -> Iterator[Finding]:
     if verdict.seeding is not None:
-        yield f"{verdict.seeding.sentence}. Add to set_seed:"
-        yield from (f"      {line}" for line in verdict.seeding.advice.splitlines())
-        yield ""
-    yield f"The first stage that differs between {first} and {second}: {verdict.first}"
+        yield Finding(headline=verdict.seeding.sentence, table=_code("Add to set_seed:", verdict.seeding.advice))
     for finding in verdict.findings:
-        if finding.stage != verdict.first:
-            yield ""
-            yield f"Also, by itself: {finding.stage}"
         for reason in finding.reasons:
-            yield f"  cause: {reason.cause}, {reason.confidence}"
-            yield f"  because: {reason.because}"
-            yield "  fix:"
-            yield from (f"      {line}" for line in reason.advice.splitlines())
+            cause = f"{reason.cause}, {reason.confidence}"
+            facts = ("stage", finding.stage), ("cause", cause), ("because", one_line(reason.because))
+            yield Finding(headline="", facts=facts, table=_code("Write instead:", reason.advice))
 
 
-def as_json(verdict: PipelineVerdict) -> str:
-    """Format the verdict as one JSON document."""
-    return json.dumps({"repeats": verdict.repeats, **to_json(verdict)}, indent=1)
+def _code(title: str, lines: str) -> Table:
+    return Table.of_lines(title, (f"    {line}" for line in lines.splitlines()))

@@ -13,9 +13,10 @@ from fuzzing import altered, damaged
 
 from hashbench import cli
 from hashbench.core.errors import HashbenchError
+from hashbench.core.finding import as_json, as_text
 from hashbench.core.io import file_digest
 from hashbench.tools.pipeline import observed
-from hashbench.tools.pipeline.comparing import as_json, as_text, compare
+from hashbench.tools.pipeline.comparing import compare, finding_of
 from hashbench.tools.pipeline.observed import RepeatResult, Weights
 from tests.tools.pipeline.pipeline_helpers import seen
 
@@ -101,8 +102,8 @@ def test_two_folders_that_agree_are_exit_code_0_and_others_1(
     observed.write_run(seen(weights=Weights(None, None)), other)
     observed.seal(other, None)
     assert cli.main(["pipeline", "compare", str(folder), str(folder)]) == 0
-    assert "agree." in capsys.readouterr().out
-    assert cli.main(["pipeline", "compare", str(folder), str(other), "--format", "json"]) == 1
+    assert "agree" in capsys.readouterr().out
+    assert cli.main(["pipeline", "compare", str(folder), str(other), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["first"] == "initial weights"
 
 
@@ -115,8 +116,9 @@ def survives(folder: Path) -> bool:
         read, whole = observed.read(folder), observed.Check("whole", seen(), None)
         for pair in ((read, whole), (whole, read)):
             verdict = compare(*pair)
-            as_json(verdict)
-            as_text(verdict, first="a", second="b").encode()
+            finding = finding_of(verdict, names=("a", "b"), folders=(folder, folder))
+            as_json(finding)
+            as_text(finding).encode()
     except HashbenchError as error:
         return "\n" not in str(error)
     return True
