@@ -25,7 +25,8 @@ PACKAGES: tuple[tuple[str, str], ...] = (
     # are its modules that import torch when they load (*: all, a dot: the package itself).
     ("core.catalog", ""),
     ("core.records", ""),
-    ("core.errors core.text", ""),
+    ("core.errors", ""),
+    ("core.text", ""),
     ("core.io core.finding", ""),
     ("core.sealed", ""),
     ("core.processes core.imports", ""),

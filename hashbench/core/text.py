@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from hashbench.core.catalog import CAUSES, INVARIANCES, Confidence, Limit, Origin, Status
+from hashbench.core.errors import bounded
 from hashbench.core.records import Row
 
 _FLATTENED = frozenset({"Cc", "Zl", "Zp"})
@@ -67,6 +68,22 @@ def shorten(text: str, width: int) -> str:
         return text
     tail = (width - 1) // 2
     return f"{text[: width - 1 - tail]}…{text[len(text) - tail :]}"
+
+
+def ending(error: BaseException | None) -> str:
+    """Return how an exception ends a program, in one line; empty if by itself. To make its text may raise as well.
+
+    >>> ending(SystemExit(3)), ending(ValueError("no\nsuch")), ending(SystemExit(0))
+    ('exit code 3', 'ValueError: no such', '')
+    """
+    if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+        return ""
+    try:
+        if isinstance(error, SystemExit):
+            return shorten(f"exit code {one_line(bounded(str(error.code)))}", 200)
+        return shorten(f"{type(error).__name__}: {one_line(bounded(str(error)))}", 200)
+    except Exception:
+        return f"{type(error).__name__}: its text cannot be made"
 
 
 def spaced(number: int) -> str:

@@ -30,6 +30,7 @@ from hashbench.core.text import (
     cut_line,
     deterministic_here,
     duration,
+    ending,
     five_lines,
     format_ranks,
     how_much,
@@ -208,6 +209,28 @@ def test_percentages(share: float, text: str) -> None:
 )
 def test_ranks(ranks: Iterable[int], text: str) -> None:
     assert format_ranks(ranks) == text
+
+
+class UntoldError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (None, ""),
+        (SystemExit(), ""),
+        (SystemExit(0), ""),
+        (SystemExit(3), "exit code 3"),
+        (ValueError("no\nsuch"), "ValueError: no such"),
+        (UntoldError(), "UntoldError: its text cannot be made"),
+    ],
+    ids=range(6),
+)
+def test_how_an_exception_ends_a_program(error: BaseException | None, text: str) -> None:
+    assert ending(error) == text
+    assert len(ending(ValueError("\udcff\n" + "y" * 10**6))) == 200
 
 
 def test_distances_that_are_no_rounding_have_no_ulp() -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import io
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hashbench.core.io import open_file, read_file
+from hashbench.core.io import read_file
+from hashbench.core.trace.rank_file import RankFile
 from hashbench.extensions.ranks.printed import PrintedDifference, has_numbers, printed_differently
 
 if TYPE_CHECKING:
@@ -54,13 +54,13 @@ def keeping_prints(folder: Path, rank: int) -> Iterator[None]:
     before = sys.stdout
     try:
         descriptor, buffered = before.fileno(), not before.line_buffering
-        folder.mkdir(parents=True, exist_ok=True)
-        file = open_file(printed_path(folder, rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        kept = RankFile(printed_path(folder, rank), replaces=True)
+        kept.open()
     except (AttributeError, OSError, ValueError):  # there is none, or it is no stream of the system
         yield
         return
     before.flush()
-    copy = _Copy(descriptor, file)
+    copy = _Copy(descriptor, kept)
     stream = io.TextIOWrapper(
         io.BufferedWriter(copy),
         before.encoding,
@@ -82,22 +82,20 @@ def keeping_prints(folder: Path, rank: int) -> Iterator[None]:
 class _Copy(io.FileIO):
     """Writes to a descriptor, and the same to a file."""
 
-    def __init__(self, descriptor: int, file: int) -> None:
+    def __init__(self, descriptor: int, kept: RankFile) -> None:
         super().__init__(descriptor, "w", closefd=False)
-        self._file, self._process, self._left = file, os.getpid(), MOST_BYTES
+        self._kept, self._left = kept, MOST_BYTES
 
     def write(self, data: Buffer, /) -> Any:
         """Write; what cannot be written to the file is lost to it alone."""
         written = super().write(data)
-        if self._file >= 0 and written and os.getpid() == self._process:
-            kept = memoryview(data).cast("B")[: min(written, self._left)]
-            self._left -= len(kept)
-            with suppress(OSError):
-                os.write(self._file, kept)
+        if written and self._left and not self._kept.lost:
+            part = bytes(memoryview(data).cast("B")[: min(written, self._left)])
+            self._left -= len(part)
+            self._kept.append(part, "what is printed from now on is not kept")
         return written
 
     def end(self) -> None:
         """Close the file; go on without it."""
-        file, self._file = self._file, -1
-        if os.getpid() == self._process:
-            os.close(file)
+        self._left = 0
+        self._kept.close()

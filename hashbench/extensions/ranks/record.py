@@ -25,7 +25,7 @@ from hashbench.core.errors import HashbenchError
 from hashbench.core.processes import uncollected
 from hashbench.core.records import EarlyRead, Result, TracedRank
 from hashbench.core.run.settings import settings
-from hashbench.core.text import count, one_line, shorten
+from hashbench.core.text import count, ending
 from hashbench.core.trace.file import TraceText
 from hashbench.core.trace.groups import rank_of
 from hashbench.core.trace.rank_file import RankFile
@@ -289,7 +289,7 @@ def record_ranks(
         with _told_of_termination(recorder):
             yield
     except BaseException as error:
-        ended = _words(error)
+        ended = ending(error)
         raise
     finally:
         CURRENT.reset(token)
@@ -317,11 +317,8 @@ def run_script(
     script: str,
     arguments: Sequence[str],
     *,
-    steps: range | None = None,
     module: bool = False,
-    tracer: str = "auto",
-    source_lines: bool = False,
-    capture: Sequence[str] = (),
+    **options: Any,
 ) -> None:
     """Run an unchanged script under :func:`record_ranks`, as ``python script arguments`` does.
 
@@ -329,11 +326,8 @@ def run_script(
         folder: of this recording.
         script: path of the script; with ``module``, the name of a module, as for ``python -m``.
         arguments: of the script.
-        steps: as for :func:`record_ranks`.
         module: ``script`` is the name of a module.
-        tracer: as for :func:`record_ranks`.
-        source_lines: as for :func:`record_ranks`.
-        capture: as for :func:`record_ranks`.
+        options: as for :func:`record_ranks`, but for ``model``.
 
     Raises:
         HashbenchError: as for :func:`record_ranks`; there is no such script. Whatever the script raises passes,
@@ -348,7 +342,7 @@ def run_script(
         with (
             telling_at_deadline(Path(folder)),
             keeping_prints(Path(folder), (rank_of(os.environ) or (0, 1))[0]),
-            record_ranks(folder, steps=steps, tracer=tracer, source_lines=source_lines, capture=capture),
+            record_ranks(folder, **options),
         ):
             if module:
                 runpy.run_module(script, run_name="__main__", alter_sys=True)
@@ -356,13 +350,6 @@ def run_script(
                 runpy.run_path(script, run_name="__main__")
     finally:
         sys.argv, sys.path[:] = before
-
-
-def _words(error: BaseException) -> str:
-    """Return how an exception ends a program, in words; empty if by itself."""
-    if isinstance(error, SystemExit):
-        return "" if error.code in (None, 0) else f"exit code {one_line(str(error.code))}"
-    return shorten(f"{type(error).__name__}: {one_line(str(error))}", 200)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from typing import Any, Self
 import torch
 
 from hashbench.core.errors import HashbenchError
-from hashbench.extensions.watch import parts
+from hashbench.core.text import ending
 from hashbench.extensions.watch.calls import SeenCalls
 from hashbench.extensions.watch.steps import RecordedSteps, Watched
 from hashbench.extensions.watch.tracing import steps_to_trace
@@ -89,7 +89,7 @@ class Watch:
     records nothing.
     """
 
-    def __init__(self, folder: Path, watched: Watched) -> None:
+    def __init__(self, folder: Path, watched: Watched | None = None) -> None:
         self.folder = folder
         self._watched = watched
         self._stop_at = int(os.environ.get(STOP_VARIABLE) or -1)
@@ -97,8 +97,8 @@ class Watch:
         self._lock, self._process = threading.RLock(), os.getpid()
         self._handles: list[Any] = []
 
-    def __reduce__(self) -> tuple[type[_Unwatched], tuple[Path]]:
-        return _Unwatched, (self.folder,)
+    def __reduce__(self) -> tuple[type[Watch], tuple[Path]]:
+        return Watch, (self.folder,)
 
     # ------------------------------------------------------------------------------------------------- begin and end
 
@@ -115,6 +115,8 @@ class Watch:
         Raises:
             HashbenchError: the folder holds a recording of this rank, or cannot be written.
         """
+        if self._watched is None:
+            return
         self._process = os.getpid()
         self._steps = RecordedSteps(self._watched, self.folder, tip=_OTHER_FOLDER)
         self.install()
@@ -129,16 +131,17 @@ class Watch:
         if steps.clock.is_compiled:
             steps.failed("steps of an optimizer", "its step is compiled")
         self._guarded("state at the end", RecordedSteps.read_final)
-        self._guarded("end", lambda steps: steps.lines.close({"ended": _end_of(error), "missed": []}))
+        self._guarded("end", lambda steps: steps.lines.close({"ended": ending(error), "missed": []}))
         self._steps = None
 
     def install(self) -> None:
         """Install the hooks: steps are recorded from now on."""
+        if self._watched is None or self._steps is None:
+            return
         for model in self._watched.models.values():
             self._guarded("calls of the model", self._listen_to, model)
-        if self._steps is not None:
-            self._steps.clock.install(self._before_step, self._after_step)
-            self._handles += self._steps.clock, _BackwardHook(self._before_backward)
+        self._steps.clock.install(self._before_step, self._after_step)
+        self._handles += self._steps.clock, _BackwardHook(self._before_backward)
 
     def _listen_to(self, _: RecordedSteps, model: torch.nn.Module) -> None:
         self._handles.append(SeenCalls(model, self._called))
@@ -156,13 +159,9 @@ class Watch:
         self._guarded("batch", self._seen, value)
 
     def _called(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._guarded("trace", self._end_trace)
+        self._guarded("trace", lambda steps: steps.tracer.leave(steps.step))
         if model.training and torch.is_grad_enabled():
             self._guarded("batch", self._seen, (*args, kwargs) if kwargs else args)
-
-    def _end_trace(self, steps: RecordedSteps) -> None:
-        if steps.tracer.active:
-            steps.tracer.begin(steps.step, None)
 
     def _seen(self, steps: RecordedSteps, value: Any) -> None:
         """Read a batch, if none was since the last optimizer step or backward pass."""
@@ -197,45 +196,7 @@ class Watch:
         if steps is None or os.getpid() != self._process:
             return
         with self._lock:
-            try:
-                read(steps, *args, **kwargs)
-            except Exception as error:
-                steps.failed(what, error)
-
-
-class _Unwatched:
-    """Copy of a :class:`Watch`, as in a copy of the program's trainer, or in a process that it starts."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def start(self) -> None:
-        """Record nothing."""
-
-    def stop(self, error: BaseException | None = None) -> None:
-        """End nothing."""
-
-    def install(self) -> None:
-        """Install no hook."""
-
-    def remove(self) -> None:
-        """Remove no hook."""
-
-    def batch(self, value: Any) -> None:
-        """Read no batch."""
-
-
-def _end_of(error: BaseException | None) -> str:
-    """Return the exception that ended a run; empty where it ended by itself."""
-    if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
-        return ""
-    return parts.said_by(error)
+            steps.trying(what, read, steps, *args, **kwargs)
 
 
 class _BackwardHook:

@@ -93,9 +93,10 @@ class RecordedSteps:
         """Note that something could not be read."""
         self._reader.failed(what, error)
 
-    def _trying(self, what: str, read: Callable[..., Any], *args: Any) -> None:
+    def trying(self, what: str, read: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Read something; where that raises, note it."""
         try:
-            read(*args)
+            read(*args, **kwargs)
         except Exception as error:
             self.failed(what, error)
 
@@ -106,14 +107,14 @@ class RecordedSteps:
         if self._begun:
             return
         self._write_header()
-        self._trying("optimizers", self.optimizers.expect, self._tensors)
+        self.trying("optimizers", self.optimizers.expect, self._tensors)
         read = self._reader.whole_state(self._tensors, self.optimizers.owner)
         self.lines.put("start", {"step": self.step - 1, "complete": True, **read})
 
     def _write_header(self) -> None:
         """Name the tensors: when the first step begins, the model is what it will be."""
         self._begun = True
-        self._trying("tensors of the model", self._look_up)
+        self.trying("tensors of the model", self._look_up)
         models = {name: unwrapped(model) for name, model in self._of.models.items()}
         self.tracer.model = models[""] if list(models) == [""] else torch.nn.ModuleDict(models)
         rank = {"rank": self._rank, "world_size": self._world}
@@ -123,13 +124,13 @@ class RecordedSteps:
     def read_final(self) -> None:
         """Read all tensors once more: a rotation has not come to some since they changed, and the program may have
         changed others after the last step."""
-        self._trying("settings", self._look_at_settings)
+        self.trying("settings", self._look_at_settings)
         if not self._begun:
             self._write_header()
         if self.step == self._first:
             return
         with parts.quiet():
-            self._trying("tensors of the model", self._look_up)
+            self.trying("tensors of the model", self._look_up)
             self._put_names()
             read = self._reader.whole_state(self._tensors, self.optimizers.owner)
             generator = self._generators.digests(self.failed)
@@ -151,7 +152,7 @@ class RecordedSteps:
     def read_batch(self, value: Any) -> None:
         """Read a batch, and what the step begins with where it is its first."""
         self._fresh = False
-        self._trying("settings", self._look_at_settings)
+        self.trying("settings", self._look_at_settings)
         inside = torch._C._functorch.peek_interpreter_stack() is not None
         with parts.quiet():
             if not inside:  # of a transform, in whose calls the model may hold wrappers of its parameters
@@ -159,9 +160,9 @@ class RecordedSteps:
             if not self._batches:
                 self._parts["generator"] = self._generators.digests(self.failed)
                 if self._of.scaler is not None:
-                    self._trying("scaler", lambda: self._parts.update(scaler=self._reader.scaler(self._of.scaler)))
+                    self.trying("scaler", lambda: self._parts.update(scaler=self._reader.scaler(self._of.scaler)))
                 if self._of.every == 1 and self.step > self._first and not inside:
-                    self._trying("state that a step begins with", self._read_begin)
+                    self.trying("state that a step begins with", self._read_begin)
             self._batches.append(self._reader.batch(value))
         if not inside:
             self.tracer.begin(self.step, value)
@@ -169,7 +170,7 @@ class RecordedSteps:
     def _begin_unless_swapped(self) -> None:
         """Begin the recording, but within a ``functional_call``: then the first step of an optimizer begins it."""
         if not self._begun:
-            self._trying("tensors of the model", self._look_up)
+            self.trying("tensors of the model", self._look_up)
             if not self._tensors.are_swapped:
                 self._begin_recording()
 
@@ -190,9 +191,9 @@ class RecordedSteps:
         """Read what an optimizer gets, where its steps are recorded."""
         self._here.stepped = None
         if not self._begun:
-            self._trying("settings", self._look_at_settings)
+            self.trying("settings", self._look_at_settings)
         with parts.quiet():
-            self._trying("tensors of the model", self._look_up)
+            self.trying("tensors of the model", self._look_up)
             met, changed = self.optimizers.meet(optimizer, self._tensors)
             self._here.stepped = met
             if met is None:
@@ -200,10 +201,10 @@ class RecordedSteps:
             self._begin_recording()
             if changed:
                 self._put_order(met)
-                self._trying("schedulers", self._schedulers.look_up, self.optimizers.known)
-            self._trying("learning rate", lambda: self._parts.update(lr=self._reader.rates(optimizer)))
-            self._trying("schedulers", self._read_schedulers)
-            self._trying("options of the optimizer", self._read_options, optimizer)
+                self.trying("schedulers", self._schedulers.look_up, self.optimizers.known)
+            self.trying("learning rate", lambda: self._parts.update(lr=self._reader.rates(optimizer)))
+            self.trying("schedulers", self._read_schedulers)
+            self.trying("options of the optimizer", self._read_options, optimizer)
             if with_gradients:
                 self._read_gradients(met)
 
@@ -214,7 +215,7 @@ class RecordedSteps:
             return
         tensors, reader = self._tensors, self._reader
         with parts.quiet():
-            self._trying("tensors of the model", self._look_up)
+            self.trying("tensors of the model", self._look_up)
             if with_gradients:
                 self._read_gradients(met)
             numbers = self._parameters.read_at(self.step)

@@ -70,10 +70,8 @@ class StepTracer:
 
     def begin(self, step: int, inputs: Any) -> None:
         """Begin with ``step`` if it is to be traced, or end after the last one; ``inputs`` are named ``input/…``."""
-        if self._trace is not None:
-            if step not in self._steps:
-                self.end()
-        elif step in self._steps:
+        self.leave(step)
+        if self._trace is None and step in self._steps:
             with self._surviving():
                 self._trace = trace = HashDebugTrace(source_lines=True, model=self.model, inputs=inputs)
                 self._first = step
@@ -95,10 +93,10 @@ class StepTracer:
             with self._surviving():
                 self._trace.iteration = step + 1
 
-    @property
-    def active(self) -> bool:
-        """Whether a trace is being made."""
-        return self._trace is not None
+    def leave(self, step: int) -> None:
+        """End if ``step`` is not to be traced."""
+        if step not in self._steps:
+            self.end()
 
     def end(self) -> None:
         """End and write the trace, if there is one with a whole step."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -37,6 +38,28 @@ def test_what_is_printed_is_kept_and_printed(tmp_path: Path, monkeypatch: pytest
     child = "a child, whose lines come at any time\n"
     assert _printed(tmp_path / "run", monkeypatch) == f"{kept}{child}behind it\n"
     assert printed_path(tmp_path / "run", 1).read_text(encoding="utf-8") == kept
+
+
+def test_a_full_disk_ends_the_file_and_not_the_printing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Lines after a gap would differ from those of another run."""
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with (tmp_path / "stdout").open("w", encoding="utf-8") as file:
+        monkeypatch.setattr(sys, "stdout", file)
+        with keeping_prints(tmp_path / "run", 0):
+            print("first", flush=True)
+            with monkeypatch.context() as patched:
+                patched.setattr(os, "write", full)
+                print("second", flush=True)
+            print("third", flush=True)
+        monkeypatch.undo()
+    assert (tmp_path / "stdout").read_text() == "first\nsecond\nthird\n"
+    assert printed_path(tmp_path / "run", 0).read_text() == "first\n"
+    assert capsys.readouterr().err.count("what is printed from now on is not kept") == 1
 
 
 def test_a_program_without_standard_output_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
