@@ -37,7 +37,7 @@ from hashbench.extensions.compiled.mutations import UndeclaredEffect, WrongFake,
 from hashbench.extensions.compiled.names import Overwriter, OverwriterSearch
 from hashbench.extensions.compiled.observed import KernelWatcher, Observer
 from hashbench.extensions.compiled.passes import Change, WrongPass, first_wrong_pass, inputs_by_name
-from hashbench.extensions.compiled.program import ProgramMaker, compiling
+from hashbench.extensions.compiled.program import CompiledModel, compiling
 from hashbench.extensions.compiled.repro import BlamedCall, ExpectedResult, run_accuracy_repro, write_accuracy_repro
 from hashbench.extensions.compiled.rounding import LIMIT
 from hashbench.extensions.compiled.split import StageSplit
@@ -49,17 +49,14 @@ explain it: batch-norm statistics in float32 reach 12.6."""
 _MOST_BYTES = 2**30
 """Of the captured inputs of a kernel."""
 
-Results = Callable[[Run], Mapping[str, Any]]
-
 
 @dataclass(frozen=True, slots=True)
 class CompiledCase:
     """A compiled model to explain.
 
     Attributes:
-        make: makes a program with a backend and a dtype.
+        model: as it is run.
         backend: that is judged.
-        results: the results of a run that count.
         inaccurate: the names of a run's results that are beyond the tolerance.
         failed: those of the row; empty if it passes.
         judgement: of the kernels in the model's own dtype; ``None`` if they were not seen.
@@ -67,9 +64,8 @@ class CompiledCase:
         repro: folder of the repro, and the model in words; ``None``: no repro is written.
     """
 
-    make: ProgramMaker
+    model: CompiledModel
     backend: str
-    results: Results
     inaccurate: Callable[[Run], tuple[str, ...]]
     failed: tuple[str, ...]
     judgement: KernelJudgement | None
@@ -422,7 +418,7 @@ class _LadderRuns:
         if backend == self._case.backend and dtype is None and self._own is None:
             self._own = self._stack.enter_context(looking(self._case, None))
             return self._own.results
-        return results_under(self._case.make, self._case.results, backend, dtype)
+        return self._case.model.step(backend, dtype)
 
     def own(self) -> _CompiledLook | None:
         """Return a look into the program in the model's own dtype; ``None`` if it fails."""
@@ -443,22 +439,8 @@ class _LadderRuns:
             again = climb(self, backends=(), inductor=self(case.backend, None), dtype=None)
             return again.measured and not again.stage
         with compiling():
-            run = case.make(backend=case.backend, dtype=None)(traced=False)
+            run = case.model.make(backend=case.backend, dtype=None)(traced=False)
         return bool(case.failed) and not isinstance(run, Failure) and not case.inaccurate(run)
-
-
-def results_under(
-    make: ProgramMaker, results: Results, backend: Any, dtype: torch.dtype | None
-) -> Mapping[str, torch.Tensor]:
-    """Make a run as the ladder of backends does, and return the tensors among its ``results``."""
-    with compiling():
-        return _tensors(results, make(backend=backend, dtype=dtype)(traced=False))
-
-
-def _tensors(results: Results, run: Run | Failure) -> Mapping[str, torch.Tensor]:
-    if isinstance(run, Failure):
-        raise RuntimeError(run.error)  # noqa: TRY004 – it is what the run raised
-    return {name: value for name, value in results(run).items() if isinstance(value, torch.Tensor)}
 
 
 class _CompiledLook:
@@ -473,7 +455,7 @@ class _CompiledLook:
     def __init__(self, case: CompiledCase, program: RunMaker, hooks: CapturedGraphs) -> None:
         self._program, self._hooks = program, hooks
         self.graphs = hooks.graphs
-        self.results = _tensors(case.results, program(traced=False))
+        self.results = case.model.tensors(program(traced=False))
         judge, self._inputs = KernelJudge(), _Inputs()
         failed = self._watched(self._inputs, judge)
         self.judgement = None if failed else judge.result()
@@ -539,7 +521,7 @@ def looking(case: CompiledCase, dtype: torch.dtype | None) -> Iterator[_Compiled
     """Compile a case in a dtype, and look into it."""
     tell_phase("compiling again, to look into it" if dtype is None else "compiling in float64")
     with compiling(), CapturedGraphs(passes=True) as hooks:
-        yield _CompiledLook(case, case.make(backend=case.backend, dtype=dtype), hooks)
+        yield _CompiledLook(case, case.model.make(backend=case.backend, dtype=dtype), hooks)
 
 
 @dataclass(slots=True)

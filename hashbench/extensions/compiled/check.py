@@ -7,7 +7,7 @@ second compiled run, which must give the same bits, and a third one, whose kerne
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from time import perf_counter
@@ -33,16 +33,15 @@ from hashbench.core.run.outcome import Outcome, Run, RunMaker
 from hashbench.core.run.workload import Workload
 from hashbench.core.text import join_limited
 from hashbench.extensions.compiled import compiled_kernels
-from hashbench.extensions.compiled.accuracy import Tolerance, inaccurate, tolerance_of
 from hashbench.extensions.compiled.advice import LEFT_OUT, advice_for
-from hashbench.extensions.compiled.cause import CompiledCase, explain, of_facts, results_under, undeclared
+from hashbench.extensions.compiled.cause import CompiledCase, explain, of_facts, undeclared
 from hashbench.extensions.compiled.compilations import Compiled, compiled_again, in_fresh_process, program_of
 from hashbench.extensions.compiled.compiled_kernels import ListedKernel
 from hashbench.extensions.compiled.facts import CompiledFacts, FurtherCompilations
 from hashbench.extensions.compiled.judge import KernelJudge, KernelJudgement
 from hashbench.extensions.compiled.kernel_list import KernelList
 from hashbench.extensions.compiled.observed import KernelWatcher
-from hashbench.extensions.compiled.program import Compilation, ProgramMaker, compiling, runs_under
+from hashbench.extensions.compiled.program import Compilation, CompiledModel, compiling
 from hashbench.extensions.compiled.reference import Reference
 from hashbench.extensions.compiled.rounding import LIMIT
 from hashbench.extensions.compiled.varieties import Variety, further
@@ -58,45 +57,6 @@ _SECONDS = 600.0
 _QUICK, _QUICK_RUNS = 0.1, 5
 """Seconds of a compiled run, with its trace, below which so many are compared: a race that shows in every third run
 stays unseen in one pair of two times out of three."""
-
-
-@dataclass(frozen=True, slots=True)
-class CompiledModel:
-    """A model whose programs are compared.
-
-    Attributes:
-        make: makes its programs.
-        results: returns those of a run's results that the harness compares.
-        tolerance: that the harness compares them with.
-        root: class of the model, with which paths of its modules begin.
-    """
-
-    make: ProgramMaker
-    results: Callable[[Run], Mapping[str, Any]]
-    tolerance: Tolerance
-    root: str
-
-    @classmethod
-    def of(
-        cls, runner: BenchmarkRunner, workload: Workload, options: RunOptions, *, suite: str = "", optimizer: str = ""
-    ) -> CompiledModel:
-        """Return a workload, prepared, as ``runner`` runs it.
-
-        Args:
-            runner: makes the runs.
-            workload: model and inputs.
-            options: of the sweep.
-            suite: of the model: some have a tolerance of their own.
-            optimizer: name of the optimizer.
-        """
-        training = options.model_mode == "training"
-        last = str((workload.iterations or 1) - 1)
-        return cls(
-            functools.partial(runs_under, runner, workload, optimizer),
-            functools.partial(_harness_results, last=last, training=training),
-            tolerance_of(suite, training=training, device=options.device, dtype=options.dtype),
-            type(workload.module).__name__,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +147,7 @@ class CompiledCheck:
         """Return where a compiled run failed: at a custom op that breaks its promises, or elsewhere."""
         if failure.stage == "runtime" and self.options.diagnose_budget > 0:
             tell_phase("what custom ops promise")
-            found = undeclared(functools.partial(results_under, self.model.make, self.model.results))
+            found = undeclared(self.model.step)
             if found.facts.op:
                 place = {"module": found.finding.module, "detail": found.finding.detail}
                 return {"stage": found.facts.stage, "op": found.facts.op, **place}
@@ -222,19 +182,15 @@ class CompiledCheck:
         reference: Run | None,
         graphs: Mapping[str, CompiledGraph],
     ) -> Outcome:
-        def exceeding_tolerance(run: Run) -> tuple[str, ...]:
-            results, exact = self.model.results, None if reference is None else self.model.results(reference)
-            return inaccurate(results(eager), results(run), exact, self.model.tolerance)
-
-        failed = exceeding_tolerance(compiled)
+        against = Reference(self.model, eager, reference)
+        failed = against.exceeding_tolerance(compiled)
         if failed:
             outcome = _with(replace(outcome, accuracy=Status.FAIL_ACCURACY), differing_results=join_limited(failed))
         elif self.harness_status:
             again = "within the tolerance when it was compiled again"
             outcome = _noted(replace(outcome, accuracy=self.harness_status), again)
         found = judged(program, graphs)
-        against = Reference(self.model.make, self.model.results, self.model.tolerance, eager, compiled, reference)
-        doubts = against.doubts(program, graphs, refused=failed)
+        doubts = against.doubts(compiled, program, graphs, refused=failed)
         outcome = _with(outcome, reference="; ".join(doubts.texts))
         if found is None and graphs:
             outcome = _noted(outcome, "kernels are not seen")
@@ -249,10 +205,9 @@ class CompiledCheck:
         if self.options.diagnose_budget <= 0:
             return outcome
         case = CompiledCase(
-            self.model.make,
+            self.model,
             self.options.backend,
-            self.model.results,
-            exceeding_tolerance,
+            against.exceeding_tolerance,
             failed,
             None if found is None else found.judgement,
             Budget(self.options.diagnose_budget),
@@ -353,18 +308,6 @@ def _in_fresh_process(check: CompiledCheck, _: Variety) -> Compiled:
     if spec is None:
         return Compiled(error="only models of a suite can be built again")
     return in_fresh_process(spec, check.options, check.level, seconds=_SECONDS)
-
-
-def _harness_results(run: Run, *, last: str, training: bool) -> dict[str, Any]:
-    """Return the results that the harness compares: those of the ``last`` iteration, in training without outputs."""
-    kept = {}
-    for name, value in run.results.items():
-        kind, _, rest = name.partition(".")
-        of_step = kind in ("output", "loss", "input_grad")
-        if of_step and (rest.partition(".")[0].partition("[")[0] != last or (training and kind == "output")):
-            continue
-        kept[name] = value
-    return kept
 
 
 @dataclass(frozen=True, slots=True)

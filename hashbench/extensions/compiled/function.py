@@ -13,7 +13,8 @@ from hashbench.core.check.function import SUITE, row_of_check
 from hashbench.core.check.model import DEFAULT_ITERATIONS, BenchmarkRunner, subject_of
 from hashbench.core.records import ModelSpec, Row, RunOptions
 from hashbench.core.run.workload import Workload
-from hashbench.extensions.compiled.check import CompiledCheck, CompiledModel
+from hashbench.extensions.compiled.check import CompiledCheck
+from hashbench.extensions.compiled.program import CompiledModel
 from hashbench.extensions.compiled.toolchain import require_backend
 
 

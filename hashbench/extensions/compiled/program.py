@@ -1,4 +1,4 @@
-"""What runs a workload whose forward pass is compiled, or in another dtype."""
+"""A compiled model: what runs it under a backend and in a dtype, and which of its results count."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch
 
 from hashbench.core.check.model import BenchmarkRunner, prepared_run
 from hashbench.core.inductor.internals import dynamo_counters, reset_dynamo, without_graph_caches
-from hashbench.core.run.outcome import RunMaker, prepared_runs
+from hashbench.core.records import Failure, RunOptions
+from hashbench.core.run.outcome import Run, RunMaker, prepared_runs
 from hashbench.core.run.workload import Workload, call
-
-Backend = str | Callable[..., Any]
-"""What ``torch.compile`` takes: a registered backend, or a function of a graph and example inputs."""
+from hashbench.extensions.compiled.accuracy import Tolerance, tolerance_of
+from hashbench.extensions.compiled.aot import Backend, Results
 
 
 class ProgramMaker(Protocol):
@@ -62,7 +62,7 @@ def runs_under(
     workload: Workload,
     optimizer: str = "",
     *,
-    backend: Backend | None = None,
+    backend: str | Backend | None = None,
     dtype: torch.dtype | None = None,
 ) -> RunMaker:
     """Return what runs a workload under a backend and in a dtype; all its runs are of one compilation.
@@ -77,6 +77,72 @@ def runs_under(
     forward = call if backend is None else torch.compile(call, backend=backend)
     prepare = functools.partial(prepared_run, runner, workload, optimizer, dtype=dtype, forward=forward)
     return prepared_runs(prepare, runner.options, compiled=backend is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledModel:
+    """A model whose programs are compared.
+
+    Attributes:
+        make: makes its programs.
+        results: returns those of a run's results that the harness compares.
+        tolerance: that the harness compares them with.
+        root: class of the model, with which paths of its modules begin.
+    """
+
+    make: ProgramMaker
+    results: Callable[[Run], Mapping[str, Any]]
+    tolerance: Tolerance
+    root: str
+
+    def step(self, backend: Any = None, dtype: torch.dtype | None = None) -> Results:
+        """Compile it anew, make a run, and return the tensors among its results.
+
+        Raises:
+            RuntimeError: the run failed.
+        """
+        with compiling():
+            return self.tensors(self.make(backend=backend, dtype=dtype)(traced=False))
+
+    def tensors(self, run: Run | Failure) -> Results:
+        """Return the tensors among the results of a run; raise ``RuntimeError`` if it failed."""
+        if isinstance(run, Failure):
+            raise RuntimeError(run.error)  # noqa: TRY004 – it is what the run raised
+        return {name: value for name, value in self.results(run).items() if isinstance(value, torch.Tensor)}
+
+    @classmethod
+    def of(
+        cls, runner: BenchmarkRunner, workload: Workload, options: RunOptions, *, suite: str = "", optimizer: str = ""
+    ) -> CompiledModel:
+        """Return a workload, prepared, as ``runner`` runs it.
+
+        Args:
+            runner: makes the runs.
+            workload: model and inputs.
+            options: of the sweep.
+            suite: of the model: some have a tolerance of their own.
+            optimizer: name of the optimizer.
+        """
+        training = options.model_mode == "training"
+        last = str((workload.iterations or 1) - 1)
+        return cls(
+            functools.partial(runs_under, runner, workload, optimizer),
+            functools.partial(_harness_results, last=last, training=training),
+            tolerance_of(suite, training=training, device=options.device, dtype=options.dtype),
+            type(workload.module).__name__,
+        )
+
+
+def _harness_results(run: Run, *, last: str, training: bool) -> dict[str, Any]:
+    """Return the results that the harness compares: those of the ``last`` iteration, in training without outputs."""
+    kept = {}
+    for name, value in run.results.items():
+        kind, _, rest = name.partition(".")
+        of_step = kind in ("output", "loss", "input_grad")
+        if of_step and (rest.partition(".")[0].partition("[")[0] != last or (training and kind == "output")):
+            continue
+        kept[name] = value
+    return kept
 
 
 @contextlib.contextmanager

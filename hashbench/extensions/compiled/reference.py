@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from hashbench.core.inductor.graphs import CompiledGraph
 from hashbench.core.run.outcome import Run, RunMaker
 from hashbench.core.text import join_limited
-from hashbench.extensions.compiled.accuracy import Accepted, Farther, Tolerance, by_cosine_only, farther, worse
+from hashbench.extensions.compiled.accuracy import Accepted, Farther, by_cosine_only, farther, inaccurate, worse
 from hashbench.extensions.compiled.amplification import Amplification
-from hashbench.extensions.compiled.cause import Results, results_under
 from hashbench.extensions.compiled.observed import KernelWatcher
-from hashbench.extensions.compiled.program import ProgramMaker
+from hashbench.extensions.compiled.program import CompiledModel
 from hashbench.extensions.compiled.roundings import moved_by_rounding
 from hashbench.extensions.compiled.units import EXPLAINED
 
@@ -33,42 +32,47 @@ class Doubts:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """An eager and a compiled run beside the one in float64.
+    """What compiled runs of a model are compared with.
 
     Attributes:
-        make: makes programs of the model.
-        results: the results of a run that count.
-        tolerance: that they are compared with.
-        eager: the run in eager mode.
-        compiled: the run of compiled code.
-        exact: the run in float64; ``None``: it failed.
+        model: as it is run.
+        eager: its run in eager mode.
+        exact: its run in float64; ``None``: it failed.
     """
 
-    make: ProgramMaker
-    results: Results
-    tolerance: Tolerance
+    model: CompiledModel
     eager: Run
-    compiled: Run
     exact: Run | None
 
-    def doubts(self, program: RunMaker, graphs: Mapping[str, CompiledGraph], *, refused: Collection[str]) -> Doubts:
+    @property
+    def _results(self) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
+        return self.model.results(self.eager), None if self.exact is None else self.model.results(self.exact)
+
+    def exceeding_tolerance(self, run: Run) -> tuple[str, ...]:
+        """Return the names of the results of a compiled run that are not accurate."""
+        eager, exact = self._results
+        return inaccurate(eager, self.model.results(run), exact, self.model.tolerance)
+
+    def doubts(
+        self, run: Run, program: RunMaker, graphs: Mapping[str, CompiledGraph], *, refused: Collection[str]
+    ) -> Doubts:
         """Return what is accepted and far off, and where eager mode is less exact.
 
         Args:
+            run: of compiled code.
             program: the compiled model.
             graphs: of it.
             refused: names of results that are not accepted, which says enough.
         """
-        eager, compiled = self.results(self.eager), self.results(self.compiled)
-        exact = None if self.exact is None else self.results(self.exact)
+        (eager, exact), compiled, tolerance = self._results, self.model.results(run), self.model.tolerance
         texts = []
-        if alike := by_cosine_only(eager, compiled, exact, self.tolerance):
+        if alike := by_cosine_only(eager, compiled, exact, tolerance):
             why = "" if exact is not None else ", as there is no float64 reference"
             texts.append(f"compared by cosine similarity only{why}: {join_limited(tuple(map(_how_far, alike)))}")
         far = worse(eager, compiled, exact)
         if far is not None and far.name not in refused:
             texts.append(f"the compiled model is far from float64: {_how_far(far)}")
-        moved = farther(eager, compiled, exact, self.tolerance)
+        moved = farther(eager, compiled, exact, tolerance)
         if moved is None:
             return Doubts(tuple(texts), bool(texts))
         text = f"eager mode is farther from float64 in {moved.name}: {moved.eager:.2g}, compiled {moved.compiled:.2g}"
@@ -78,7 +82,7 @@ class Reference:
 
     def _is_rounding(self, moved: Farther) -> bool:
         """Return whether eager mode's own error has the size of rounding; also where that cannot be measured."""
-        explained = moved_by_rounding(functools.partial(results_under, self.make, self.results), moved.name)
+        explained = moved_by_rounding(self.model.step, moved.name)
         return explained is None or moved.largest <= EXPLAINED * explained
 
 

@@ -20,7 +20,8 @@ from hashbench.core.check.subject import Subject
 from hashbench.core.records import Failure, RunOptions
 from hashbench.core.run.outcome import Given, Outcome, Prepared, RunMaker, prepared_runs
 from hashbench.extensions.compiled.accuracy import Tolerance
-from hashbench.extensions.compiled.check import CompiledCheck, CompiledModel
+from hashbench.extensions.compiled.check import CompiledCheck
+from hashbench.extensions.compiled.program import CompiledModel
 from hashbench.integrations.dynamo.eager_runs import prepared_run, takes_step
 
 _ELSEWHERE = ("export", "export_aot_inductor", "aot_precompile", "cpp_wrapper", "nothing")

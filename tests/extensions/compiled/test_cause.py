@@ -156,7 +156,13 @@ def case_of(
     own: KernelJudgement | None = None, *, seconds: float = 60.0, repro: tuple[Path, str] | None = None
 ) -> CompiledCase:
     return CompiledCase(
-        SimpleNamespace, "inductor", lambda run: run.results, lambda _: (), ("output.0",), own, Budget(seconds), repro
+        SimpleNamespace(),
+        "inductor",
+        lambda _: (),
+        ("output.0",),
+        own,
+        Budget(seconds),
+        repro,  # type: ignore[arg-type]
     )
 
 

@@ -21,17 +21,13 @@ from hashbench.core.check.model import BenchmarkRunner
 from hashbench.core.inductor.graphs import CompiledGraph
 from hashbench.core.inductor.internals import dynamo_counters
 from hashbench.core.records import ModelSpec, Row, RunOptions
-from hashbench.core.run.outcome import Run
 from hashbench.core.run.workload import Workload
 from hashbench.core.suites import registry
 from hashbench.core.suites.csv_file import data_folder
 from hashbench.core.suites.python_suites import import_file
 from hashbench.extensions.compiled import compiled_kernels
-from hashbench.extensions.compiled.accuracy import Tolerance
 from hashbench.extensions.compiled.check import (
-    CompiledModel,
     Judged,
-    _harness_results,
     _only_rounding,
     _seen,
     op_of_kernel,
@@ -46,37 +42,6 @@ TRAINING = replace(INFERENCE, mode="training")
 
 
 # ------------------------------------------------------------------------------------------------------- decisions
-
-RESULTS = {
-    name: torch.empty(0)
-    for name in (
-        *("output.0", "output.0[1]", "output.1", "output.1.logits", "loss.0", "loss.1", "input_grad.0.x"),
-        *("input_grad.1.x", "grad.fc.weight", "buffer.norm.running_mean", "output.10"),
-    )
-}
-KEPT: dict[str, tuple[str, bool, list[str]]] = {
-    "inference": ("1", False, ["output.1", "output.1.logits", "loss.1", "input_grad.1.x"]),
-    "training, of which outputs are not compared": ("1", True, ["loss.1", "input_grad.1.x"]),
-    "the only iteration": ("0", False, ["output.0", "output.0[1]", "loss.0", "input_grad.0.x"]),
-    "the eleventh": ("10", False, ["output.10"]),
-}
-
-
-@pytest.mark.parametrize("case", KEPT)
-def test_results_that_the_harness_compares(case: str) -> None:
-    last, training, of_step = KEPT[case]
-    kept = _harness_results(Run(None, RESULTS), last=last, training=training)
-    assert list(kept) == [name for name in RESULTS if name in (*of_step, "grad.fc.weight", "buffer.norm.running_mean")]
-
-
-@pytest.mark.parametrize(("mode", "iterations", "kept"), [("inference", 2, "output.1"), ("training", 1, "loss.0")])
-def test_a_model_is_as_the_runner_runs_it(mode: str, iterations: int, kept: str) -> None:
-    options = replace(INFERENCE, mode=mode)
-    workload = Workload(torch.nn.Linear(2, 2), (torch.ones(1, 2),), iterations=iterations)
-    model = CompiledModel.of(BenchmarkRunner(options), workload, options, suite="timm")
-    assert (model.root, model.tolerance) == ("Linear", Tolerance(1e-2 if mode == "training" else 1e-3))
-    steps = {name: value for name, value in RESULTS.items() if name.startswith(("output", "loss"))}
-    assert kept in model.results(Run(None, steps))
 
 
 def buffer(kernel: str, ratio: float) -> JudgedBuffer:

@@ -15,9 +15,9 @@ from hashbench.core.run.outcome import Outcome, Run
 from hashbench.extensions.compiled import check as compiled
 from hashbench.extensions.compiled.accuracy import Tolerance
 from hashbench.extensions.compiled.cause import Blamed, CompiledCase
-from hashbench.extensions.compiled.check import CompiledCheck, CompiledModel, runs_of
+from hashbench.extensions.compiled.check import CompiledCheck, runs_of
 from hashbench.extensions.compiled.facts import CompiledFacts
-from hashbench.extensions.compiled.program import Compilation
+from hashbench.extensions.compiled.program import Compilation, CompiledModel
 
 
 def run(value: float) -> Run:

@@ -12,7 +12,8 @@ from hashbench.core.records import Failure, RunOptions
 from hashbench.core.run.outcome import Run
 from hashbench.core.run.workload import Workload
 from hashbench.extensions.compiled import program
-from hashbench.extensions.compiled.program import Compilation, runs_under
+from hashbench.extensions.compiled.accuracy import Tolerance
+from hashbench.extensions.compiled.program import Compilation, CompiledModel, runs_under
 
 COUNTED: dict[str, tuple[dict[str, dict[str, int]], Compilation]] = {
     "nothing": ({}, Compilation(0, 0, 0, ())),
@@ -138,3 +139,37 @@ def test_settings_hold_while_it_compiles_and_dynamo_is_reset(graph_caches: bool)
     with pytest.raises(KeyError, match="stops"), program.compiling():
         raise KeyError("stops")
     assert settings() == before
+
+
+# --------------------------------------------------------------------------------------------------------- a model
+
+RESULTS = {
+    name: torch.empty(0)
+    for name in (
+        *("output.0", "output.0[1]", "output.1", "output.1.logits", "loss.0", "loss.1", "input_grad.0.x"),
+        *("input_grad.1.x", "grad.fc.weight", "buffer.norm.running_mean", "output.10"),
+    )
+}
+KEPT: dict[str, tuple[str, bool, list[str]]] = {
+    "inference": ("1", False, ["output.1", "output.1.logits", "loss.1", "input_grad.1.x"]),
+    "training, of which outputs are not compared": ("1", True, ["loss.1", "input_grad.1.x"]),
+    "the only iteration": ("0", False, ["output.0", "output.0[1]", "loss.0", "input_grad.0.x"]),
+    "the eleventh": ("10", False, ["output.10"]),
+}
+
+
+@pytest.mark.parametrize("case", KEPT)
+def test_results_that_the_harness_compares(case: str) -> None:
+    last, training, of_step = KEPT[case]
+    kept = program._harness_results(Run(None, RESULTS), last=last, training=training)
+    assert list(kept) == [name for name in RESULTS if name in (*of_step, "grad.fc.weight", "buffer.norm.running_mean")]
+
+
+@pytest.mark.parametrize(("mode", "iterations", "kept"), [("inference", 2, "output.1"), ("training", 1, "loss.0")])
+def test_a_model_is_as_the_runner_runs_it(mode: str, iterations: int, kept: str) -> None:
+    options = RunOptions(mode=mode, backend="inductor")
+    workload = Workload(torch.nn.Linear(2, 2), (torch.ones(1, 2),), iterations=iterations)
+    model = CompiledModel.of(BenchmarkRunner(options), workload, options, suite="timm")
+    assert (model.root, model.tolerance) == ("Linear", Tolerance(1e-2 if mode == "training" else 1e-3))
+    steps = {name: value for name, value in RESULTS.items() if name.startswith(("output", "loss"))}
+    assert kept in model.results(Run(None, steps))
