@@ -223,7 +223,7 @@ def test_a_planted_fault_is_named_proven_and_reproduced(planted: tuple[Row, Path
     assert flat(row).cured_by
     assert row.repro
     assert {one.name for one in (output / row.repro).iterdir()} >= {"repro.py", "kernel.cpp", "tensors.pt"}
-    assert "times what rounding explains" in row.reproduced
+    assert "x the rounding bound" in row.reproduced
 
 
 @pytest.mark.slow

@@ -69,7 +69,7 @@ def test_a_store_that_is_left_out_is_code_generation(planting: Any, tmp_path: Pa
         assert (row.cause, row.confidence) == ("uninitialized_memory", "proven")
         assert row.reproduced.startswith("in a fresh process 20 of 20")
     else:
-        assert "times what rounding explains" in row.reproduced
+        assert "x the rounding bound" in row.reproduced
 
 
 @pytest.mark.slow

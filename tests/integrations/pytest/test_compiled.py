@@ -49,7 +49,7 @@ def test_wrong_code_is_told_in_five_lines(assert_compiled_equals_eager: Any, net
     assert "relu" in where
     assert "in Net.relu" in where
     assert "test_compiled.py" in where
-    assert "times what rounding explains" in why
+    assert "x the rounding bound" in why
     assert "in float64, too" in why
     assert evidence.startswith("evidence (")
     assert remedy.startswith("to do: report the code generated for aten.relu.default")
