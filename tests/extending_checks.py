@@ -22,7 +22,7 @@ from hashbench.core.devices.ledger import chosen
 from hashbench.core.diagnose import replay
 from hashbench.core.diagnose.causes import decide
 from hashbench.core.diagnose.repro import report
-from hashbench.core.extensions import failure_lines, shown
+from hashbench.core.extensions import failure, shown
 from hashbench.core.native.library import NATIVE_KEY
 from hashbench.core.processes import Budget
 from hashbench.core.records import CallFacts, Diagnosis, Evidence, ModelSpec, Row, RowEvidence, RunOptions
@@ -111,7 +111,7 @@ def outputs(row: Row, folder: Path) -> dict[str, str]:
         "junit": as_junit(night),
         "markdown": as_markdown(night),
         "annotations": as_annotations(night),
-        "pytest": failure_lines(row, folder=Path("kept")),
+        "pytest": str(failure(row, folder=Path("kept"))),
     }
 
 
@@ -203,7 +203,7 @@ def test_a_perturbation(swept: Path, tmp_path: Path, main: Main) -> None:
     assert "switching" in row["stressed"]
     flaky = changed(DIAGNOSED, accuracy="pass", latent="switching", latent_rate=1.0, stressed="switching 4/4")
     assert silent(outputs(flaky, tmp_path), "switching") == {"junit", "pytest", "annotations"}, "they show it as told"
-    assert "(Python threads that take turns more often)" in failure_lines(shown(flaky), folder=Path("kept"))
+    assert "(Python threads that take turns more often)" in failure(shown(flaky), folder=Path("kept")).headline
 
 
 def test_a_suite(swept: Path, main: Main) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hashbench.core.text import five_lines, rate
+from hashbench.core.text import rate
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -132,9 +132,9 @@ class RowWords:
         """Return how often a row differs; empty if the usual words do."""
         return ""
 
-    def lines(self, row: Row, *, folder: Path) -> str:  # noqa: ARG002
-        """Return the lines of a failed test; empty if the usual ones do. ``folder`` has repro and traces."""
-        return ""
+    def finding(self, row: Row, *, folder: Path) -> Finding | None:  # noqa: ARG002
+        """Return the report of a failed test; ``None`` if the usual one does. ``folder`` has repro and traces."""
+        return None
 
     def remarks(self, row: Row) -> Iterator[str]:  # noqa: ARG002
         """Yield what is said beside the status of a row."""
@@ -459,6 +459,9 @@ def rate_of(row: Row) -> str:
     return _first(lambda words: words.rate(row)) or rate(row)
 
 
-def failure_lines(row: Row, *, folder: Path) -> str:
-    """Return a row as a failed test shows it. ``folder`` has repro and traces."""
-    return _first(lambda words: words.lines(row, folder=folder)) or five_lines(row, folder=folder)
+def failure(row: Row, *, folder: Path) -> Finding:
+    """Return the report of a row as a failed test shows it. ``folder`` has repro and traces."""
+    from hashbench.core.finding.row import row_finding
+
+    own = (words.finding(row, folder=folder) for words in all_words())
+    return next(filter(None, own), None) or row_finding(row, folder=folder)

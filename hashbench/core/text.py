@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from hashbench.core.catalog import CAUSES, INVARIANCES, Confidence, Limit, Origin, Status
+from hashbench.core.catalog import INVARIANCES, Origin, Status
 from hashbench.core.errors import bounded
 from hashbench.core.records import Row
 
@@ -255,95 +255,8 @@ def suite_words(suite: str) -> str:
     return Path(suite).name if "/" in suite else suite
 
 
-# -------------------------------------------------------------------------------- a row as a failed test shows it
-
 _LONGEST = 500
-"""Maximum characters of one line; names and texts come from the code under test."""
-
-
-def five_lines(row: Row, *, folder: Path, runs: str = "runs") -> str:
-    """Return what differs, where the runs diverge first, why, the evidence, and what to do.
-
-    Args:
-        row: of runs that differ.
-        folder: has repro and traces.
-        runs: what differs from the first.
-    """
-    lines = (what_line(row, runs), where_line(row), why_line(row), evidence_line(row), remedy_line(row, folder))
-    return in_lines(lines)
-
-
-def in_lines(lines: Iterable[str]) -> str:
-    """Return lines as a failed test shows them."""
-    return "\n".join(map(cut_line, lines))
-
-
-def why_line(row: Row) -> str:
-    """Return the cause."""
-    return f"cause: {row.cause}, {row.confidence}: {row.because}" if row.cause else "cause: not looked for"
-
-
-def how_far(row: Row) -> str:
-    """Return how far apart results are, in brackets."""
-    return in_brackets(
-        count(row.differing_elements, "element") if row.differing_elements is not None else "",
-        f"by at most {row.max_abs_diff:.3g}" if row.max_abs_diff is not None else "",
-        ulps(row.max_ulp),
-        f"only in {row.representation}" if row.representation else "",
-    )
-
-
-def what_line(row: Row, runs: str = "runs") -> str:
-    """Return what differs, how far, and how often."""
-    often = ", ".join(filter(None, (f"{rate(row)} differed from the first", bounds(row))))
-    what = row.differing_results or row.error or row.accuracy
-    eager = f"; compiled code {row.compiled}" if row.compiled else ""
-    return (
-        f"{row.name}: {runs} differ in {what}{how_far(row)}; {often if rate(row) else 'how often is not known'}{eager}"
-    )
-
-
-def where_line(row: Row, at: str = "") -> str:
-    """Return where runs diverge first; ``at`` says more of the place."""
-    if not row.origin:
-        return "first divergence: not in any op that was traced"
-    what = row.kernel if row.origin in (Origin.KERNEL, Origin.COLLECTIVE) else row.origin
-    if row.origin not in (Origin.KERNEL, Origin.COLLECTIVE, Origin.RANKS):  # no op behind a collective is named
-        what += f", reached {row.kernel or 'no op'}"
-    return f"first divergence: {what}{position(row, at)}: {row.detail}"
-
-
-def position(row: Row, at: str = "") -> str:
-    """Return phase, op, module and line, in brackets."""
-    return in_brackets(
-        at,
-        row.phase,
-        f"op {row.op_index + 1} of {row.ops}" if row.op_index is not None else "",
-        f"in {row.module}" if row.module else "",
-        f"at {row.source}" if row.source else "",
-    )
-
-
-def evidence_line(row: Row) -> str:
-    """Return the results of experiments."""
-    if not row.evidence:
-        return f"evidence: none gathered; seen again in a further pair: {row.confirmed or 'not tried'}"
-    ran = [result.word() for result in row.evidence.results if result.ran]  # one that does not apply says nothing
-    late = ", ".join(result.place for result in row.evidence.results if result.lacked_time)
-    parts = [*ran, *([f"not run for lack of time: {late}"] if late else [])]
-    return f"evidence (outcomes that differ): {'; '.join(parts) or row.evidence.text}"
-
-
-def remedy_line(row: Row, folder: Path) -> str:
-    """Return what to do, and where repro and traces are."""
-    repro = f"repro: {folder / row.repro} ({row.reproduced})" if row.repro else row.reproduced
-    traces = f"traces: {folder / 'traces'}" if row.traces else ""
-    cause = CAUSES.get(row.cause)
-    advice = (cause.pytest_advice if cause is not None else "") or row.advice or "let the diagnosis run (diagnose=True)"
-    limited = row.confidence != Confidence.PROVEN and any(result.is_cut_short for result in row.evidence.results)
-    if limited and advice != row.advice:
-        advice = f"{Limit.BUDGET.remedy.format(flag='hashbench_diagnose_budget')}. {advice}"
-    return f"to do: {advice.rstrip('.')}. {'; '.join(filter(None, (repro, traces)))}".rstrip()
+"""Maximum characters of one text in a failed test's message; names and texts come from the code under test."""
 
 
 def in_brackets(*parts: str) -> str:
@@ -353,7 +266,7 @@ def in_brackets(*parts: str) -> str:
 
 
 def cut_line(text: str) -> str:
-    """Return ``text`` on one printable line, cut to the length of a line in a failed test's message."""
+    """Return ``text`` on one printable line, cut to the length of a text in a failed test's message."""
     return cut(squeezed(one_line(text)), _LONGEST)
 
 

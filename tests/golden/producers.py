@@ -25,6 +25,7 @@ from hashbench.core import records
 from hashbench.core.catalog import CAUSES, EXPERIMENTS, Confidence, Origin, Status, places
 from hashbench.core.devices.visibility import DeviceAssignment
 from hashbench.core.diagnose.causes import decide
+from hashbench.core.extensions import failure, shown
 from hashbench.core.native.build import Unavailable
 from hashbench.core.processes import describe_end
 from hashbench.core.records import CallFacts, Evidence
@@ -36,7 +37,6 @@ from hashbench.core.sweep import request
 from hashbench.core.sweep import run as sweeping
 from hashbench.core.sweep.executors import Resources, Task, TaskResult
 from hashbench.core.sweep.executors.local import load_target
-from hashbench.core.text import five_lines
 from hashbench.core.trace import tracer
 from hashbench.extensions.ranks.replicas import check_replicas
 from hashbench.extensions.ranks.text import check_text, diff_document, diff_text
@@ -370,7 +370,7 @@ def _merge() -> str:
 @golden("pytest_messages.txt")
 def _pytest_messages() -> str:
     rows = load_sweep("sweep").rows
-    return "\n".join(f"{five_lines(row, folder=Path('hashbench'))}\n" for row in rows)
+    return "\n\n".join(f"{failure(shown(row), folder=Path('hashbench'))}\n" for row in rows)
 
 
 @golden("pytest_options.txt")

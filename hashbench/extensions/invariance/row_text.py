@@ -6,32 +6,32 @@ from pathlib import Path
 
 from hashbench.core.catalog import INVARIANCES
 from hashbench.core.extensions import RowWords
+from hashbench.core.finding import Finding
+from hashbench.core.finding.row import cause, how_far, place, row_finding
 from hashbench.core.records import Row
-from hashbench.core.text import count, how_far, in_brackets, in_lines, remedy_line, why_line
+from hashbench.core.text import count, in_brackets
 from hashbench.extensions.invariance.facts import BatchFacts
 
 
 class BatchWords(RowWords):
     """Describes rows of models whose items or tokens were compared."""
 
-    def lines(self, row: Row, *, folder: Path) -> str:
+    def finding(self, row: Row, *, folder: Path) -> Finding | None:
         """Return what differs, the kernel and its place, its shapes, why, and what to do."""
         if row.mode not in INVARIANCES:
-            return ""
+            return None
         what, facts = INVARIANCES[row.mode].unit, row.of(BatchFacts)
         smallest = facts.batch_sizes.rpartition(" ")[2]
         sizes = facts.compared_with or f"a batch of {smallest} and one of {row.batch_size}"
-        place = in_brackets(f"in {row.module}" if row.module else "", f"at {row.source}" if row.source else "")
-        shapes = f"shapes: {facts.shapes} and {facts.reference_shapes}" if facts.shapes else "shapes: of no kernel"
+        shapes = f"{facts.shapes} and {facts.reference_shapes}" if facts.shapes else "of no kernel"
         from_on = f"; from {count(facts.smallest_batch, 'item')} on" if facts.smallest_batch is not None else ""
-        lines = (
-            f"{row.name}: the same {what} differ between {sizes} in {row.differing_results}{how_far(row)}",
-            f"first kernel: {row.kernel or 'none was found'}{place}{f': {row.detail}' if row.detail else ''}",
-            f"{shapes}{from_on}",
-            why_line(row),
-            remedy_line(row, folder),
+        kernel = f"{row.kernel or 'none was found'}{in_brackets(*place(row))}{f': {row.detail}' if row.detail else ''}"
+        return row_finding(
+            row,
+            folder=folder,
+            headline=f"{row.name}: the same {what} differ between {sizes} in {row.differing_results}{how_far(row)}",
+            facts=(("first kernel", kernel), ("shapes", f"{shapes}{from_on}"), cause(row)),
         )
-        return in_lines(lines)
 
 
 WORDS = BatchWords()

@@ -10,8 +10,10 @@ from typing import Any
 from hashbench.core.catalog import LATENT, Kind, Perturbation, Status, kind_of
 from hashbench.core.diagnose.causes import stats
 from hashbench.core.extensions import RowWords
+from hashbench.core.finding import Finding
+from hashbench.core.finding.row import cause, evidence, position, row_finding
 from hashbench.core.records import Row
-from hashbench.core.text import count, evidence_line, in_lines, percent, position, remedy_line, why_line
+from hashbench.core.text import count, percent
 from hashbench.extensions.stress.facts import StressFacts
 
 _SHOWN = ("kernel", "module", "phase", "cause", "confidence")
@@ -50,14 +52,17 @@ class StressWords(RowWords):
             return f"{differing} of {pairs} pairs under several perturbations at once"
         return f"{percent(facts.latent_rate)} of pairs under {facts.latent}"
 
-    def lines(self, row: Row, *, folder: Path) -> str:
-        """Return five lines on a flaky function."""
+    def finding(self, row: Row, *, folder: Path) -> Finding | None:
+        """Return the report of a flaky function."""
         if row.accuracy != Status.LATENT:
-            return ""
-        rate, meaning = self.rate(row), Perturbation[row.of(StressFacts).latent.upper()].meaning
-        what = f"{row.name}: flaky: runs agree, and under stress they differ in {rate} ({meaning})"
-        where = f"first divergence: {row.kernel}{position(row)}"
-        return in_lines((what, where, why_line(row), evidence_line(row), remedy_line(row, folder)))
+            return None
+        meaning = Perturbation[row.of(StressFacts).latent.upper()].meaning
+        return row_finding(
+            row,
+            folder=folder,
+            headline=f"{row.name}: flaky: runs agree, and under stress they differ in {self.rate(row)} ({meaning})",
+            facts=(("first divergence", f"{row.kernel}{position(row)}"), cause(row), evidence(row)),
+        )
 
     def remarks(self, row: Row) -> Iterator[str]:
         """Yield how often a flaky model differs."""

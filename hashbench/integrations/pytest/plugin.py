@@ -319,7 +319,7 @@ class RunsEqual:
         from hashbench.core.catalog import Status
         from hashbench.core.check.function import check_function
         from hashbench.core.errors import HashbenchError
-        from hashbench.core.extensions import failure_lines, shown
+        from hashbench.core.extensions import failure, shown
 
         run_options = self.run_options(call, options)
         every_op, shows_line = marked if options.ops is None else options.ops, not marked
@@ -342,7 +342,7 @@ class RunsEqual:
                 self._properties.append((_EQUAL_RUNS, row.runs or 2))
                 self._properties += [(_DREW, test) for test in drawn]
                 return value
-            message = failure_lines(row, folder=self.folder)
+            message = str(failure(row, folder=self.folder))
         pytest.fail(message, pytrace=shows_line)
 
     def run_options(self, call: FunctionCall, options: Options, *, mode: str = "inference") -> RunOptions:
@@ -440,10 +440,10 @@ class BatchInvariant:
             pytest.fail("\n\n".join(filter(None, messages)))
 
     def _failure(self, name: str, check: Callable[[], Row]) -> str:
-        """Describe in five lines what a check found, or why it cannot be made; "" if nothing differs."""
+        """Return what a check found, or why it cannot be made; "" if nothing differs."""
         from hashbench.core.catalog import Status
         from hashbench.core.errors import HashbenchError
-        from hashbench.core.extensions import failure_lines
+        from hashbench.core.extensions import failure
 
         __tracebackhide__ = True
         try:
@@ -452,7 +452,7 @@ class BatchInvariant:
             return f"{name}: {error}"
         if row.accuracy == Status.SKIPPED:
             return f"{name}: {row.error}"
-        return "" if row.accuracy == Status.PASS else failure_lines(row, folder=self._test.folder)
+        return "" if row.accuracy == Status.PASS else str(failure(row, folder=self._test.folder))
 
 
 _OWN = ("backend", "training", "loss", "tolerance")
@@ -493,8 +493,8 @@ class CompiledEqualsEager:
             pytest.fail(f"tolerance must be a number >= 0, got {tolerance!r}")
         from hashbench.core.check.function import FunctionCall
         from hashbench.core.errors import HashbenchError
+        from hashbench.extensions.compiled.failure import accuracy_finding, is_wrong
         from hashbench.extensions.compiled.function import check_compiled, is_trained
-        from hashbench.extensions.compiled.lines import accuracy_lines, is_wrong
 
         trained = is_trained(model) if training is None else training
         call, name = FunctionCall.of(model, *_given(inputs)), _name_of(model)
@@ -505,7 +505,7 @@ class CompiledEqualsEager:
         except HashbenchError as error:
             message = f"{name}: {error}"
         else:
-            message = accuracy_lines(row, folder=self._test.folder) if is_wrong(row) else ""
+            message = str(accuracy_finding(row, folder=self._test.folder)) if is_wrong(row) else ""
         if message:
             pytest.fail(message)
 
@@ -543,7 +543,7 @@ class RanksDeterministic:
         from hashbench.core.catalog import Status
         from hashbench.core.check.function import FunctionCall
         from hashbench.core.errors import HashbenchError
-        from hashbench.core.extensions import failure_lines
+        from hashbench.core.extensions import failure
         from hashbench.extensions.ranks.function import check_ranks
 
         options = self._test.run_options(
@@ -555,7 +555,7 @@ class RanksDeterministic:
         except HashbenchError as error:
             message = f"{_name_of(factory)}: {error}"
         else:
-            message = "" if row.accuracy == Status.PASS else failure_lines(row, folder=self._test.folder)
+            message = "" if row.accuracy == Status.PASS else str(failure(row, folder=self._test.folder))
         if message:
             pytest.fail(message)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hashbench.core.extensions import failure_lines
+from hashbench.core.extensions import failure
 from hashbench.core.records import BATCH_INVARIANCE
 from tests.flat_rows import made
 
@@ -24,10 +24,11 @@ def test_what_was_compared_and_the_kernel_are_named(compared: dict[str, str], si
     row = made(
         "cpu", "net", 16, "fail_batch_invariance_at_4", **FOUND, **compared, reference_shapes="(16)", smallest_batch=5
     )
-    assert failure_lines(row, folder=Path("kept")).splitlines() == [
-        f"net: the same items differ between {sizes} in output.0",
-        "first kernel: aten.mm.default",
-        "shapes: (4) and (16); from 5 items on",
-        "cause: not looked for",
-        "to do: let the diagnosis run (diagnose=True).",
-    ]
+    found = failure(row, folder=Path("kept"))
+    assert found.headline == f"net: the same items differ between {sizes} in output.0"
+    assert dict(found.facts) == {
+        "first kernel": "aten.mm.default",
+        "shapes": "(4) and (16); from 5 items on",
+        "cause": "not looked for",
+        "to do": "let the diagnosis run (diagnose=True).",
+    }

@@ -16,7 +16,7 @@ import torch
 from hashbench.core import processes
 from hashbench.core.catalog import Perturbation
 from hashbench.core.diagnose.replay.controls.perturbations import WITHIN_A_RUN, oversubscribed
-from hashbench.core.extensions import failure_lines, shown
+from hashbench.core.extensions import failure, shown
 from hashbench.core.processes import phases_told_to
 from hashbench.core.records import Failure
 from hashbench.core.report.table import sweep_table
@@ -137,7 +137,7 @@ def test_no_perturbation_is_blamed_at_equal_rates() -> None:
     assert flat(row).stressed.endswith("together 3/11")
     words = "3 of 11 pairs under several perturbations at once"
     assert f"it differs in {words} ({Perturbation.TOGETHER.meaning})" in sweep_table([row])
-    assert f"they differ in {words}" in failure_lines(shown(row), folder=Path())
+    assert f"they differ in {words}" in failure(shown(row), folder=Path()).headline
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from hashbench.core.check.model import BenchmarkRunner
 from hashbench.core.diagnose import fresh_process
 from hashbench.core.diagnose.causes import decide
 from hashbench.core.diagnose.fresh_process import FreshRuns
-from hashbench.core.extensions import failure_lines, shown, written
+from hashbench.core.extensions import failure, shown, written
 from hashbench.core.processes import phases_told_to
 from hashbench.core.records import NO_TIME, Decision, Diagnosis, Evidence, ExperimentResult, ModelSpec, Row, RunOptions
 from hashbench.core.report.compare import Became, compare
@@ -374,7 +374,7 @@ def test_a_function_is_stressed_without_a_fresh_process(tmp_path: Path) -> None:
 
     found, clean = check(Workspace()), check(torch.nn.Identity())
     assert (found.accuracy, flat(found).latent, flat(found).latent_cause) == ("pass", "memory", "uninitialized_memory")
-    assert "differ in 100 % of pairs under memory" in failure_lines(shown(found), folder=tmp_path)
+    assert "differ in 100 % of pairs under memory" in failure(shown(found), folder=tmp_path).headline
     assert (clean.accuracy, flat(clean).latent) == ("pass", "")
     assert "process not run" in flat(clean).stressed
 

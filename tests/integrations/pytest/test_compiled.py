@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,27 +33,26 @@ def net() -> Iterator[tuple[Net, tuple[torch.Tensor]]]:
         yield Net(), (torch.randn(8, 16),)
 
 
-def failed(check: Any, *arguments: Any, **options: Any) -> list[str]:
+def failed(check: Any, *arguments: Any, **options: Any) -> str:
+    """The message of a failure, with single spaces between its words."""
     with pytest.raises(pytest.fail.Exception) as failure:
         check(*arguments, **options)
-    return str(failure.value).splitlines()
+    return " ".join(str(failure.value).split())
 
 
 @pytest.mark.slow
-def test_wrong_code_is_told_in_five_lines(assert_compiled_equals_eager: Any, net: Any) -> None:
+def test_wrong_code_is_named(assert_compiled_equals_eager: Any, net: Any) -> None:
     model, inputs = net
     weight = model.first.weight.clone()
     with torch._inductor.config.patch({"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"}):
-        what, where, why, evidence, remedy = failed(assert_compiled_equals_eager, model, inputs, seed=0)
-    assert what.startswith("Net: what inductor made of it is not what eager mode computes (beyond the tolerance: ")
-    assert where.startswith("stage: codegen: kernel cpp_fused_")
-    assert "relu" in where
-    assert "in Net.relu" in where
-    assert "test_compiled.py" in where
-    assert "x the rounding bound" in why
-    assert "in float64, too" in why
-    assert evidence.startswith("evidence (")
-    assert remedy.startswith("to do: report the code generated for aten.relu.default")
+        said = failed(assert_compiled_equals_eager, model, inputs, seed=0)
+    expected = (
+        r"Net: what inductor made of it is not what eager mode computes \(beyond the tolerance: ",
+        r" stage: codegen: kernel cpp_fused_.*relu.*in Net\.relu, at test_compiled\.py",
+        r" why: .*x the rounding bound.*in float64, too",
+        r" evidence: .* to do: report the code generated for aten\.relu\.default",
+    )
+    assert re.match(".*".join(expected), said), said
     assert torch.equal(model.first.weight, weight)
     assert model.first.weight.grad is None
 
@@ -77,8 +77,8 @@ def test_what_is_not_compiled_does_not_pass(assert_compiled_equals_eager: Any) -
     def apart(x: torch.Tensor) -> torch.Tensor:
         return x + 1
 
-    (line,) = failed(assert_compiled_equals_eager, apart, torch.ones(3), backend="eager")
-    assert "pass_due_to_skip with backend eager: nothing was compiled: " in line
+    said = failed(assert_compiled_equals_eager, apart, torch.ones(3), backend="eager")
+    assert "pass_due_to_skip with backend eager: nothing was compiled: " in said
 
 
 def clipped(x: torch.Tensor) -> torch.Tensor:
@@ -94,26 +94,26 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("model", "options", "said"), REFUSED.values(), ids=REFUSED)
-def test_refused_in_one_line(
+def test_refused(
     assert_compiled_equals_eager: Any,
     model: Any,
     options: dict[str, Any],
     said: str,
 ) -> None:
-    (line,) = failed(assert_compiled_equals_eager, model, torch.ones(2), **options)
-    assert line.startswith(said)
+    assert failed(assert_compiled_equals_eager, model, torch.ones(2), **options).startswith(said)
 
 
-def test_no_compiler_is_one_line(assert_compiled_equals_eager: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_compiler(assert_compiled_equals_eager: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(toolchain, "missing_compiler", lambda: "none of g++")
-    (line,) = failed(assert_compiled_equals_eager, clipped, torch.ones(2))
-    assert line.startswith("clipped: no C++ compiler: inductor cannot compile for the CPU (none of g++)")
+    said = failed(assert_compiled_equals_eager, clipped, torch.ones(2))
+    assert said.startswith("clipped: no C++ compiler: inductor cannot compile for the CPU (none of g++)")
 
 
 @pytest.mark.exhaustive
 def test_wrong_code_within_the_tolerance_does_not_pass(assert_compiled_equals_eager: Any, net: Any) -> None:
     model, inputs = net
     with torch._inductor.config.patch({"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"}):
-        lines = failed(assert_compiled_equals_eager, model.eval(), inputs, tolerance=10.0)
-    assert lines[0] == "Net: torch's rule accepts it, and what inductor made of it computes something else"
-    assert "in Net.relu" in lines[1]
+        said = failed(assert_compiled_equals_eager, model.eval(), inputs, tolerance=10.0)
+    accepted = "Net: torch's rule accepts it, and what inductor made of it computes something else stage: "
+    assert said.startswith(accepted)
+    assert "in Net.relu" in said

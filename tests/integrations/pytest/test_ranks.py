@@ -48,15 +48,14 @@ def test_a_clean_model_passes(assert_ranks_deterministic: Assert) -> None:
 
 
 @pytest.mark.slow
-def test_rank_and_kernel_are_named_in_at_most_ten_lines(assert_ranks_deterministic: Assert) -> None:
+def test_rank_and_kernel_are_named(assert_ranks_deterministic: Assert) -> None:
     with pytest.raises(pytest.fail.Exception) as failed:
         assert_ranks_deterministic(planted, ranks=2, diagnose=False)
 
-    text = str(failed.value)
-    assert text.count("\n") < 10
+    text = " ".join(str(failed.value).split())
     assert text.startswith("planted: runs differ in rank 0: ")
     assert "first divergence: rank_factories.counted.default (on rank 1 of 2, forward" in text
-    assert "\ncame to other ranks: rank 1: rank_factories.counted -> all_reduce #1 of group 0-1 -> rank 0" in text
+    assert " through: rank 1: rank_factories.counted -> all_reduce #1 of group 0-1 -> rank 0" in text
 
 
 @pytest.mark.slow

@@ -1,12 +1,14 @@
-"""Describe in five lines in what a compiled model is not what eager mode computes. Pure."""
+"""Report on a compiled model that is not what eager mode computes, as a failed test shows it. Pure."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from hashbench.core.catalog import Status
+from hashbench.core.finding import Finding
+from hashbench.core.finding.row import place, row_finding, what_differs
 from hashbench.core.records import Row
-from hashbench.core.text import cut_line, five_lines, in_brackets, in_lines
+from hashbench.core.text import cut_line, in_brackets
 from hashbench.extensions.compiled.facts import CompiledFacts
 from hashbench.extensions.compiled.text import beyond, blames, has_ratio
 
@@ -26,9 +28,9 @@ def is_wrong(row: Row) -> bool:
     return row.accuracy != Status.PASS or facts.semantic == "yes" or far
 
 
-def accuracy_lines(row: Row, *, folder: Path) -> str:
+def accuracy_finding(row: Row, *, folder: Path) -> Finding:
     """Return what differs, where it comes from, why, the evidence, and what to do; of a model that was not compiled or
-    did not run, one line.
+    did not run, the headline alone.
 
     Args:
         row: of a compiled model that :func:`is_wrong`.
@@ -36,10 +38,11 @@ def accuracy_lines(row: Row, *, folder: Path) -> str:
     """
     if row.accuracy in _RUNS_DIFFER:
         whose = "compiled" if row.accuracy == Status.COMPILED_RUNS_DIFFER else "eager"
-        return five_lines(row, folder=folder, runs=f"{whose} runs")
+        return row_finding(row, folder=folder, headline=what_differs(row, f"{whose} runs"))
     if row.accuracy not in (Status.PASS, Status.FAIL_ACCURACY):
-        return cut_line(_not_compared(row))
-    return in_lines((_what(row), _where(row), _why(row), _evidence(row), _remedy(row, folder)))
+        return Finding(headline=cut_line(_not_compared(row)))
+    facts = (("stage", _where(row)), ("why", _why(row)), ("evidence", _evidence(row)))
+    return row_finding(row, folder=folder, headline=_what(row), facts=facts)
 
 
 def _not_compared(row: Row) -> str:
@@ -58,12 +61,11 @@ def _what(row: Row) -> str:
 def _where(row: Row) -> str:
     facts = row.of(CompiledFacts)
     if not facts.stage:
-        return "stage: none was found"
+        return "none was found"
     what = f"kernel {row.kernel}, {facts.op}" if row.kernel and facts.op else row.kernel or facts.op or "no op is named"
     if row.kernel == facts.op:
         what = facts.op or what
-    place = in_brackets(row.phase, f"in {row.module}" if row.module else "", f"at {row.source}" if row.source else "")
-    return f"stage: {facts.stage}: {what}{place}"
+    return f"{facts.stage}: {what}{in_brackets(row.phase, *place(row))}"
 
 
 def _why(row: Row) -> str:
@@ -73,7 +75,7 @@ def _why(row: Row) -> str:
         own = f", eager mode's own {facts.eager_rounding:.3g}" if facts.eager_rounding is not None else ""
         words.append(f"its largest error is {facts.beyond_rounding:.3g}x the rounding bound{own}")
     words += [_OPINIONS.get(facts.semantic, ""), row.because, facts.reference]
-    return f"why: {'; '.join(filter(None, words)) or 'not looked for'}"
+    return "; ".join(filter(None, words)) or "not looked for"
 
 
 def _evidence(row: Row) -> str:
@@ -83,12 +85,7 @@ def _evidence(row: Row) -> str:
     late = ", ".join(trial.name for trial in trials if trial.lacked_time)
     unrun = f"; not tried for lack of time (hashbench_diagnose_budget): {late}" if late else ""
     if not ran:
-        return f"evidence: no compilation with a change was tried{unrun}"
+        return f"no compilation with a change was tried{unrun}"
     cured = f"; gone if {facts.cured_by}" if facts.cured_by else ""
     words = f"{'; '.join(ran)}{cured}{unrun}"
-    return f"evidence ({row.confidence}; compilations with a change in which it is there): {words}"
-
-
-def _remedy(row: Row, folder: Path) -> str:
-    repro = f" repro: {folder / row.repro} ({row.reproduced})" if row.repro else ""
-    return f"to do: {(row.advice or 'let the diagnosis run (diagnose=True)').rstrip('.')}.{repro}"
+    return f"{row.confidence}; compilations with a change in which it is there: {words}"
