@@ -20,6 +20,7 @@ from hashbench.core.check.model import BenchmarkRunner
 from hashbench.core.check.pair import again_with_warnings
 from hashbench.core.diagnose.replay.controls.memory import set_malloc_option
 from hashbench.core.errors import HashbenchError, named_line
+from hashbench.core.finding import Finding
 from hashbench.core.processes import tell_phase
 from hashbench.core.records import Failure, ModelSpec, Row, RunOptions
 from hashbench.core.run.environment import collect
@@ -32,7 +33,7 @@ from hashbench.extensions.fingerprint import checking, document
 from hashbench.extensions.fingerprint.calls import KernelCollector
 from hashbench.extensions.fingerprint.document import Fingerprints, ModelFingerprint
 from hashbench.extensions.fingerprint.measure import isolation, measure
-from hashbench.extensions.fingerprint.text import five_lines, verified_text
+from hashbench.extensions.fingerprint.text import failure_of, finding_of
 from hashbench.extensions.fingerprint.verify import VerifyRequest, summary
 
 SECONDS = 60.0
@@ -199,8 +200,8 @@ def record_function(call: FunctionCall, name: str, options: RunOptions, path: Pa
 
 def changed_kernels(
     call: FunctionCall, name: str, options: RunOptions, path: Path, *, keep: Callable[[str], str]
-) -> str:
-    """Describe in five lines the kernels of a function that differ from a file; "" if none does.
+) -> Finding | None:
+    """Report the kernels of a function that differ from a file; ``None`` if none does.
 
     Kernels run in this process, with as many threads as when they were recorded unless ``options.threads`` is set.
 
@@ -227,18 +228,12 @@ def changed_kernels(
     new = [kernel for key, kernel in here.items() if key not in recorded and kernel.op not in left_out]
     gone = [kernel for key, kernel in recorded.items() if key not in here]
     if not (verification.changed or verification.not_run or new or gone):
-        return ""
+        return None
     environment = _environment(options, threads)
-    told = verified_text(verification, recorded=chosen.environment, here=environment)
-    return five_lines(
-        name,
-        path.name,
-        verification,
-        new=new,
-        gone=gone,
-        environments=(chosen.environment, environment),
-        kept=keep(told),
-    )
+    verified = finding_of(verification, recorded=chosen.environment, here=environment)
+    found = failure_of(verified, verification, since=path.name, new=new, gone=gone)
+    facts = (*found.facts, ("each kernel", keep(str(verified))))
+    return replace(found, headline=f"{name}: {found.headline}", facts=facts)
 
 
 def _environment(options: RunOptions, threads: int) -> dict[str, Any]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
-import sys
 from pathlib import Path
 
 from hashbench.cli import flags
 from hashbench.cli.flags import made_of, say
-from hashbench.cli.parser import EXIT_DIFFERENCE, Commands, Flags, OneLineParser
+from hashbench.cli.parser import Commands, Flags, OneLineParser
 from hashbench.cli.reading import add_suites, suites_to_sweep
 from hashbench.core.errors import HashbenchError
 from hashbench.core.records import RunOptions
@@ -88,11 +86,10 @@ def _add_verify(verify: OneLineParser) -> None:
     flags.whole(verify, "--threads", "-t", text="Call torch.set_num_threads(N) (default: torch's own choice).")
     text = "Import FILE, a Python file, library or module that defines ops."
     flags.several(verify, "--import", dest="imports", metavar="FILE", text=text)
-    flags.output_format(verify, "text", "json")
+    flags.report(verify)
 
 
 def _verify(parsed: argparse.Namespace) -> int:
-    from hashbench.core.io import to_json
     from hashbench.core.run.environment import collect_in_child
     from hashbench.extensions.fingerprint import document, text
     from hashbench.extensions.fingerprint.verify import VerifyRequest, verify
@@ -107,12 +104,6 @@ def _verify(parsed: argparse.Namespace) -> int:
     if not verification.same and not verification.changed:
         reasons = "; ".join(verification.not_run) or "it has no kernels"
         raise HashbenchError(f"cannot verify {parsed.file}", consequence=f"no kernel could be compared ({reasons})")
-    if parsed.format == "json":
-        shown = to_json(verification)
-        del shown["models"]
-        json.dump(shown, sys.stdout, indent=1)
-        print()
-    else:
-        again = shlex.join(["hashbench", "fingerprint", "verify", str(parsed.file)])
-        flags.show(text.verified_text(verification, recorded=fingerprints.environment, here=here, next_command=again))
-    return EXIT_DIFFERENCE if verification.changed else 0
+    again = shlex.join(["hashbench", "fingerprint", "verify", str(parsed.file)])
+    found = text.finding_of(verification, recorded=fingerprints.environment, here=here, command=again)
+    return flags.show_finding(found, parsed, title="hashbench fingerprint verify", of=str(parsed.file))

@@ -1,11 +1,14 @@
-"""Format recordings and verifications of kernels as text. Pure."""
+"""Report on recordings and verifications of kernels. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from hashbench.core.finding import Finding, Table, few
+from hashbench.core.io import to_json
 from hashbench.core.text import count, cut_line, join_limited, one_line, ulps
 from hashbench.extensions.fingerprint.document import Fingerprints, Kernel
 from hashbench.extensions.fingerprint.verify import ChangedKernel, Verification
@@ -24,34 +27,54 @@ def recorded_text(fingerprints: Fingerprints, *, nbytes: int) -> str:
     return "\n".join(lines)
 
 
-def verified_text(
-    verification: Verification, *, recorded: Mapping[str, Any], here: Mapping[str, Any], next_command: str = ""
-) -> str:
-    """Format a verification: changed kernels by library, kernels not compared, and a summary by op.
+def finding_of(
+    verification: Verification, *, recorded: Mapping[str, Any], here: Mapping[str, Any], command: str = ""
+) -> Finding:
+    """Return the report of a verification: changed kernels by library and by op, and kernels not compared.
 
     Args:
         verification: result for all kernels.
         recorded: environment of the recording.
         here: environment of this machine.
-        next_command: the command that verifies again.
+        command: verifies again.
     """
     changes, changed = ", ".join(environment_changes(recorded, here)), verification.changed
-    since = changes or "the environment is the same"
-    lines = [f"{len(changed)} of {count(verification.kernels, 'kernel')} changed ({since})"]
-    for library, members in by_library(changed).items():
-        lines += ["", library, *(f"  {_line(change)}" for change in members)]
-    lines.append("")
+    notes = ("Differences are the largest of the few elements of each output that are kept.",) if changed else ()
+    explains = "Verify again with one of these settings as recorded: that shows whether it explains this."
+    calls = tuple((op, f"{some} of {count(every, 'call')}") for op, some, every in changed_calls(verification))
+    by_op = Finding(
+        headline="Changed by op, in calls of one run of each model", table=Table("", ("op", "calls"), calls)
+    )
+    return Finding(
+        headline=f"{len(changed)} of {count(verification.kernels, 'kernel')} changed",
+        facts=(
+            ("environment", changes or "the same as recorded"),
+            ("the same", str(verification.same)),
+            *_not_compared(verification),
+            ("left out", f"when recorded, in calls: {_counts(verification.left_out)}"),
+        ),
+        table=Table.of_lines("", _kernel_lines(changed)),
+        notes=(*notes, explains) if changed and changes else notes,
+        next=(command,) if changed and changes and command else (),
+        parts=(by_op,) if changed else (),
+        equal=not changed,
+        differs=bool(changed),
+        data={name: value for name, value in to_json(verification).items() if name != "models"},
+    )
+
+
+def _not_compared(verification: Verification) -> Iterator[tuple[str, str]]:
     for reason, kernels in sorted(verification.not_run.items()):
-        ops = join_limited(list(dict.fromkeys(kernel.op for kernel in kernels)), _MODELS)
-        lines.append(f"not compared, {reason}: {len(kernels)} ({ops})")
-    lines.append(f"the same: {verification.same}; left out when recorded, in calls: {_counts(verification.left_out)}")
-    if changed:
-        lines.append("Differences are the largest of the few elements of each output that are kept.")
-        lines += ["", "Changed by op, in calls of one run of each model:"]
-        lines += [f"  {op}: {some} of {count(every, 'call')}" for op, some, every in changed_calls(verification)]
-    if changed and changes and next_command:
-        lines += ["", f"Next: `{next_command}` with one of these settings as recorded shows whether it explains this."]
-    return "\n".join(lines)
+        ops = few(list(dict.fromkeys(kernel.op for kernel in kernels)))
+        yield "not compared", one_line(f"{len(kernels)} ({ops}): {reason}")
+
+
+def _kernel_lines(changed: Sequence[ChangedKernel]) -> Iterator[str]:
+    for library, members in by_library(changed).items():
+        yield library
+        for change in members:
+            yield f"  {change.kernel.shown}"
+            yield f"    {_told(change)}"
 
 
 def changed_calls(verification: Verification) -> list[tuple[str, int, int]]:
@@ -66,50 +89,40 @@ def changed_calls(verification: Verification) -> list[tuple[str, int, int]]:
     return sorted(((op, some[op], every[op]) for op in ops), key=lambda each: -each[1])
 
 
-def five_lines(
-    name: str,
-    file: str,
-    verification: Verification,
-    *,
-    new: Sequence[Kernel],
-    gone: Sequence[Kernel],
-    environments: tuple[Mapping[str, Any], Mapping[str, Any]],
-    kept: str,
-) -> str:
-    """Format the failure of a pytest fingerprint check in five lines.
-
-    How many kernels changed since the recording; all of them by library and op; the one that changed most; other
-    deviations; what to do.
+def failure_of(
+    verified: Finding, verification: Verification, *, since: str, new: Sequence[Kernel], gone: Sequence[Kernel]
+) -> Finding:
+    """Return the report of a failed test: changed kernels by library and op, and the one that changed most.
 
     Args:
-        name: of the model.
-        file: name of the recording's file.
+        verified: the report of all kernels.
         verification: result for the recorded kernels.
+        since: name of the recording's file.
         new: kernels that the model calls and that were not recorded.
         gone: recorded kernels that it no longer calls.
-        environments: of the recording, and now.
-        kept: path of the full list.
     """
-    changed, all_of = verification.changed, count(verification.kernels, "kernel")
-    since = ", ".join(environment_changes(*environments)) or "the environment is the same"
-    largest = max(changed, key=_magnitude, default=None)
-    libraries = [f"{library}: {_ops(members)}" for library, members in by_library(changed).items()]
-    others = [f"{len(kernels)} cannot be run: {reason}" for reason, kernels in sorted(verification.not_run.items())]
-    others += [f"{text} ({_names(kernels)})" for text, kernels in (
-        ("it now calls kernels that were not recorded", new),
-        ("it no longer calls recorded ones", gone),
-    ) if kernels]  # fmt: skip
-    lines = (
-        cut_line(f"{name}: {len(changed)} of {all_of} changed since {file} was recorded ({since})"),
-        one_line(f"changed: {'; '.join(libraries) or 'none'}"),
-        cut_line(f"largest: {_line(largest)}" if largest is not None else "largest: no kernel changed"),
-        cut_line(f"the others: {'; '.join([f'{verification.same} the same', *others])}"),
-        one_line(
-            "to do: test again with a setting as recorded, to see whether it explains this. Where the change is meant,"
-            f" record it again with `pytest --hashbench-record`. Each kernel: {kept}"
+    libraries = [f"{library}: {_ops(members)}" for library, members in by_library(verification.changed).items()]
+    largest = max(verification.changed, key=_magnitude, default=None)
+    return replace(
+        verified,
+        headline=f"{verified.headline} since {since} was recorded",
+        facts=(
+            ("changed", one_line("; ".join(libraries))),
+            ("largest", "" if largest is None else cut_line(f"{largest.kernel.shown}  {_told(largest)}")),
+            ("not recorded", _names(new)),
+            ("no longer called", _names(gone)),
+            *verified.facts,
         ),
+        table=None,
+        notes=(
+            "Test again with a setting as recorded: that shows whether it explains this. Where the change is meant, "
+            "record it again.",
+        ),
+        next=("pytest --hashbench-record",),
+        parts=(),
+        equal=False,
+        differs=True,
     )
-    return "\n".join(lines)
 
 
 def _magnitude(change: ChangedKernel) -> tuple[float, int, int]:
@@ -153,18 +166,15 @@ def family(library: str) -> str:
     return ", ".join(dict.fromkeys(names)) or "unknown"
 
 
-def _line(change: ChangedKernel) -> str:
-    """Format a changed kernel in one line.
-
-    ``aten.mm.default(float32[8,64], float32[64,8])  forward, backward; in net_a; 3 ulp, 2.1e-07 relative``.
-    """
+def _told(change: ChangedKernel) -> str:
+    """Format how a kernel changed: ``forward, backward; in net_a; 3 ulp, 2.1e-07 relative``."""
     kernel, checked = change.kernel, change.checked
     told = [kernel.phase, f"in {join_limited(change.models, _MODELS)}", distance_text(change)]
     if checked.note:
         told.append(f"outputs {checked.note}")
     if checked.library and checked.library != kernel.library:
         told.append(f"{kernel.library} -> {checked.library}")
-    return f"{kernel.shown}  {'; '.join(told)}"
+    return one_line("; ".join(told))
 
 
 def distance_text(change: ChangedKernel) -> str:

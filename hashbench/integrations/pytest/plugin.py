@@ -606,7 +606,8 @@ class KernelsUnchanged:
             if not path.exists():
                 message = f"{named}: there is no {file}, so nothing was compared. Record it: `pytest {_RECORD}`."
             else:
-                message = changed_kernels(call, named, options, path, keep=self._keep)
+                found = changed_kernels(call, named, options, path, keep=self._keep)
+                message = "" if found is None else str(found)
         except HashbenchError as error:
             message = f"{named}: {error}"
         if message:

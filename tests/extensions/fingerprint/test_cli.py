@@ -58,8 +58,8 @@ def test_no_change_exits_with_0(verified: Any, main: Main, tmp_path: Path) -> No
 
 def test_json_has_no_models(verified: Any, main: Main, tmp_path: Path) -> None:
     verified(same=3)
-    found = json.loads(main("fingerprint", "verify", "x.hbf", "--format", "json", cwd=tmp_path).stdout)
-    assert (found["same"], found["changed"]) == (3, [])
+    found = json.loads(main("fingerprint", "verify", "x.hbf", "--json", cwd=tmp_path).stdout)
+    assert (found["same"], found["changed"], found["equal"]) == (3, [], True)
     assert "models" not in found
 
 

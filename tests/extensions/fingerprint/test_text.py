@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from hashbench.core.finding import Table
 from hashbench.extensions.fingerprint import text
 from hashbench.extensions.fingerprint.document import Fingerprints
 from hashbench.extensions.fingerprint.verify import CHANGED, SAME, Checked, summary
@@ -18,21 +19,19 @@ def test_changes_are_shown_by_library(base: Fingerprints) -> None:
         verification = verified(base)
 
     environments = [{"packages": {"torch": version}, "threads": {"intra_op": 2}} for version in ("2.15.0", "2.15.1")]
-    shown = text.verified_text(
-        verification, recorded=environments[0], here=environments[1], next_command="hashbench again"
-    )
-    lines = shown.splitlines()
+    found = text.finding_of(verification, recorded=environments[0], here=environments[1], command="hashbench again")
+    (by_op,) = found.parts
 
-    assert lines[0] == f"1 of {verification.kernels} kernels changed (torch 2.15.0 -> 2.15.1)"
-    assert lines[3].startswith("  aten.silu.default(float32[2,12,16])  forward; in net; ")
-    assert lines[-6:] == [
-        "Differences are the largest of the few elements of each output that are kept.",
-        "",
-        "Changed by op, in calls of one run of each model:",
-        "  aten.silu.default: 1 of 1 call",
-        "",
-        "Next: `hashbench again` with one of these settings as recorded shows whether it explains this.",
+    assert found.headline == f"1 of {verification.kernels} kernels changed"
+    assert dict(found.facts)["environment"] == "torch 2.15.0 -> 2.15.1"
+    assert found.table is not None
+    assert [row[0].partition("; ")[0] for row in found.table.rows] == [
+        "ATen native",
+        "  aten.silu.default(float32[2,12,16])",
+        "    forward",
     ]
+    assert by_op.table == Table("", ("op", "calls"), (("aten.silu.default", "1 of 1 call"),))
+    assert (len(found.notes), found.next) == (2, ("hashbench again",))
 
 
 def test_calls_are_summed_by_op(base: Fingerprints) -> None:
@@ -50,4 +49,6 @@ def test_calls_are_summed_by_op(base: Fingerprints) -> None:
 def test_unchanged_kernels_need_no_summary(base: Fingerprints) -> None:
     verification = summary(base, [Checked(number, SAME) for number in range(base.kernels)])
     assert text.changed_calls(verification) == []
-    assert "by op" not in text.verified_text(verification, recorded={}, here={})
+    found = text.finding_of(verification, recorded={}, here={}, command="hashbench again")
+    assert (found.equal, found.differs, found.parts, found.notes, found.next) == (True, False, (), (), ())
+    assert dict(found.facts)["environment"] == "the same as recorded"
