@@ -42,10 +42,10 @@ from hashbench.tools.numeric.counterparts import (
     named,
     same_size,
 )
-from hashbench.tools.numeric.report import LONE, SIDES, FirstDifference, Place, Rename, Rule, TensorComparison
+from hashbench.tools.numeric.report import LONE, SIDES, CommonRecord, FirstDifference, Rename, Rule, TensorComparison
 
 if TYPE_CHECKING:
-    from hashbench.tools.numeric.running import NumericRequest, Subject
+    from hashbench.tools.numeric.running import ModelRun, NumericRequest
 
 KEPT_MIB = 1024
 """How much of what the ops of one execution left is kept, in MiB."""
@@ -98,7 +98,7 @@ class _Keeper(TraceCallback):
             self.values[node] = [tensor.detach().clone() for tensor in tensors]
 
 
-def execute(subject: Subject, request: NumericRequest, *, iterations: int, names: Mapping[str, str]) -> Execution:
+def execute(subject: ModelRun, request: NumericRequest, *, iterations: int, names: Mapping[str, str]) -> Execution:
     """Run a model for some iterations under a trace. Whatever the model raises is raised.
 
     ``names`` of parameters, buffers and modules are replaced by those that the other model has for them.
@@ -392,11 +392,11 @@ def _records_of(runs: PairedRuns, nodes: Iterable[str]) -> list[OpRecord]:
     return [record for node in nodes for record in runs.records[node] if record is not None]
 
 
-def _place(runs: PairedRuns, nodes: Sequence[str]) -> Place | None:
+def _place(runs: PairedRuns, nodes: Sequence[str]) -> CommonRecord | None:
     if not nodes:
         return None
     a, b = _records_of(runs, nodes)
-    return Place(a.op, a.module, a.phase, a.iteration, a.id, b.id)
+    return CommonRecord(a.op, a.module, a.phase, a.iteration, a.id, b.id)
 
 
 # -------------------------------------------------------------------------------------------------------- words

@@ -149,7 +149,7 @@ class Raised:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CommonRecord:
     """A record that both executions have: its op as the execution ``before`` has it, and its ids in the two traces."""
 
     op: str
@@ -198,8 +198,8 @@ class FirstDifference:
     index: int | None = None
     numbers: TensorComparison | None = None
     until: str = ""
-    last_before: Place | None = None
-    first_after: Place | None = None
+    last_before: CommonRecord | None = None
+    first_after: CommonRecord | None = None
     unmatched_before: tuple[str, ...] = ()
     unmatched_after: tuple[str, ...] = ()
     healed: int = 0

@@ -133,7 +133,7 @@ def _nothing_compared(what: str, tip: str) -> HashbenchError:
     return HashbenchError(what, consequence="nothing would be compared", tip=tip)
 
 
-class Subject:
+class ModelRun:
     """A model that may be changed, and its run so far."""
 
     def __init__(self, model: Model, request: NumericRequest) -> None:
@@ -199,7 +199,7 @@ def _sum_of(output: Any) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def subject_of(request: NumericRequest, side: str, notes: list[str]) -> Iterator[Subject]:
+def subject_of(request: NumericRequest, side: str, notes: list[str]) -> Iterator[ModelRun]:
     """Yield a subject: a deep copy of the model ``before`` or ``after``, else the model itself, which is then as it was
     before. What a reader must know of that is added to ``notes``."""
     model = request.before if side == SIDES[0] else request.after
@@ -210,7 +210,7 @@ def subject_of(request: NumericRequest, side: str, notes: list[str]) -> Iterator
                 tip="Give a torch.nn.Module, or a function of the inputs.",
             )
         notes.append(f"the model {side} is not a module: it has no parameters, and what it changes is not put back")
-        yield Subject(model, request)
+        yield ModelRun(model, request)
         return
     copied, reason = _copy_of(model)
     with contextlib.nullcontext(copied) if copied is not None else _put_back(model) as module:
@@ -221,7 +221,7 @@ def subject_of(request: NumericRequest, side: str, notes: list[str]) -> Iterator
             )
         if request.training is not None:
             module.train(request.training)
-        yield Subject(module, request)
+        yield ModelRun(module, request)
 
 
 def _copy_of(model: torch.nn.Module) -> tuple[torch.nn.Module | None, str]:
@@ -290,7 +290,7 @@ def _check(request: NumericRequest) -> Report:
 
 
 @contextlib.contextmanager
-def _subjects(request: NumericRequest) -> Iterator[tuple[tuple[Subject, Subject], list[str]]]:
+def _subjects(request: NumericRequest) -> Iterator[tuple[tuple[ModelRun, ModelRun], list[str]]]:
     notes: list[str] = []
     with subject_of(request, SIDES[0], notes) as first, subject_of(request, SIDES[1], notes) as second:
         if first.module is not None and second.module is not None and share_memory(first.module, second.module):
@@ -302,7 +302,7 @@ def _subjects(request: NumericRequest) -> Iterator[tuple[tuple[Subject, Subject]
         yield (first, second), notes
 
 
-def _compared(request: NumericRequest, subjects: tuple[Subject, Subject], notes: Iterable[str]) -> Report:
+def _compared(request: NumericRequest, subjects: tuple[ModelRun, ModelRun], notes: Iterable[str]) -> Report:
     """Return the report on all iterations, up to the first exception: after it the two have not done the same."""
     findings: list[Comparison | Raised | str] = []
     raised: tuple[Raised, ...] = ()
@@ -318,7 +318,7 @@ def _compared(request: NumericRequest, subjects: tuple[Subject, Subject], notes:
 
 
 def _iteration(
-    request: NumericRequest, subjects: tuple[Subject, Subject], iteration: int
+    request: NumericRequest, subjects: tuple[ModelRun, ModelRun], iteration: int
 ) -> Iterator[Comparison | Raised | str]:
     """Yield the comparisons of one iteration up to what one or both raise; a string is a note. Each stage of both is
     run and compared before the next, so that no more than one is kept, and both end at the same one."""

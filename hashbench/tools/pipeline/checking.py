@@ -29,7 +29,7 @@ from hashbench.core.processes import Child, describe_end, python_calling, tell_p
 from hashbench.core.suites.python_suites import import_file
 from hashbench.tools.pipeline import MARK, observed
 from hashbench.tools.pipeline.comparing import PipelineVerdict, compare
-from hashbench.tools.pipeline.observed import REPEAT_FOLDER, Check, RepeatResult
+from hashbench.tools.pipeline.observed import REPEAT_FOLDER, CheckRecord, RepeatResult
 from hashbench.tools.pipeline.stages import EQUAL, STAGES
 
 ANSWER_FILE, LOG_FILE = "answer.json", "output.log"
@@ -66,7 +66,7 @@ def check(
     is_fixed = given.isdigit()
     hash_seeds = (given, given) if is_fixed else _two_hash_seeds()
 
-    def run(name: str, number: int) -> Check:
+    def run(name: str, number: int) -> CheckRecord:
         """Run once with hash seed ``number`` and read it back from the folder ``name``; the folder of an experiment is
         deleted."""
         tell_phase(f"running {config.name}: {_PHASES.get(name, 'rerun with the hash seed of an earlier run')}")
@@ -105,7 +105,7 @@ def _two_hash_seeds() -> tuple[str, str]:
 
 
 def _repeated(
-    run: Callable[[str, int], Check], first: Check, *, is_fixed: bool
+    run: Callable[[str, int], CheckRecord], first: CheckRecord, *, is_fixed: bool
 ) -> tuple[PipelineVerdict, RepeatResult]:
     second = run(REPEAT_FOLDER, 1)
     verdict = compare(first, second, hash_order=dict.fromkeys(STAGES, False) if is_fixed else None)
@@ -122,7 +122,7 @@ def _repeated(
     return verdict, RepeatResult(verdict.repeats, verdict.first, hash_order.get(verdict.first), runs)
 
 
-def _agreeing(check: Check, other: Check, stages: Sequence[str]) -> dict[str, bool]:
+def _agreeing(check: CheckRecord, other: CheckRecord, stages: Sequence[str]) -> dict[str, bool]:
     """Return for each stage whether it and all stages up to the first of these agree in two checks."""
     verdict = compare(check, other)
     equal = {stage.name for stage in verdict.stages if stage.status == EQUAL}

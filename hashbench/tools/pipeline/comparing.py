@@ -14,10 +14,10 @@ from hashbench.core.io import to_json
 from hashbench.core.records import Decision, Divergence
 from hashbench.core.text import one_line
 from hashbench.tools.pipeline.evidence import StageEvidence, gather
-from hashbench.tools.pipeline.observed import MOMENTS, TRACE_FILE, Check, moved
+from hashbench.tools.pipeline.observed import MOMENTS, TRACE_FILE, CheckRecord, moved
 from hashbench.tools.pipeline.pairs import CheckPair
 from hashbench.tools.pipeline.reasons import decide
-from hashbench.tools.pipeline.stages import DIFFERS, FOLLOWS, UNSEEN, Stage, compare_stages
+from hashbench.tools.pipeline.stages import DIFFERS, FOLLOWS, UNSEEN, StageVerdict, compare_stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class PipelineVerdict:
         seeding: the generators that the findings drew from and that the pipeline does not seed, if any.
     """
 
-    stages: tuple[Stage, ...]
+    stages: tuple[StageVerdict, ...]
     findings: tuple[StageFinding, ...]
     first: str
     divergence: Divergence | None
@@ -86,7 +86,9 @@ class PipelineVerdict:
         return not self.first
 
 
-def compare(first: Check, second: Check, *, hash_order: Mapping[str, bool | None] | None = None) -> PipelineVerdict:
+def compare(
+    first: CheckRecord, second: CheckRecord, *, hash_order: Mapping[str, bool | None] | None = None
+) -> PipelineVerdict:
     """Compare two checks of the same pipeline.
 
     Args:
@@ -128,7 +130,7 @@ def compare(first: Check, second: Check, *, hash_order: Mapping[str, bool | None
     return PipelineVerdict(tuple(stages.values()), findings, next(iter(used), ""), pair.divergence, seeding)
 
 
-def _hash_order(stage: str, first: Check, second: Check) -> bool | None:
+def _hash_order(stage: str, first: CheckRecord, second: CheckRecord) -> bool | None:
     """Derive from the checks' own reruns and hash seeds whether the hash seed decides this stage."""
     repetitions = [check.repetition for check in (first, second) if check.repetition is not None]
     for repetition in repetitions:

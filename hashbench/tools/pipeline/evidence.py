@@ -18,7 +18,7 @@ from hashbench.tools.pipeline.observed import (
     moved,
 )
 from hashbench.tools.pipeline.pairs import CheckPair, Span, united
-from hashbench.tools.pipeline.stages import UNSEEN, Known, Stage, batch_digests, changes
+from hashbench.tools.pipeline.stages import UNSEEN, Known, StageVerdict, batch_digests, changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class StageEvidence:
         return united(*(span.drawn for span in self.here))
 
 
-def gather(pair: CheckPair, stages: Known, stage: Stage) -> StageEvidence:
+def gather(pair: CheckPair, stages: Known, stage: StageVerdict) -> StageEvidence:
     """Return the facts about ``stage``."""
     settings, add_facts = _FACTS.get(stage.name, ((), None))
     imports = pair.of(lambda seen: seen.surroundings.imports)

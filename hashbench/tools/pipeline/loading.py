@@ -29,7 +29,7 @@ from hashbench.core.io import read_file
 from hashbench.core.run.rng import is_generator, is_global, state_digest
 from hashbench.core.text import squeezed
 from hashbench.core.trace.arguments import items_of
-from hashbench.tools.pipeline.observed import Batches, Folder, Listing, Loader, Transform
+from hashbench.tools.pipeline.observed import BatchRecords, Folder, Listing, Loader, Transform
 
 _SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 _MOST_ENTRIES = 1_000_000
@@ -43,7 +43,7 @@ _LONGEST_LIST = 256
 
 
 def facts_of(
-    loader: Any, *, seed: int, batches: Batches, given: dict[str, str], listed: Sequence[str]
+    loader: Any, *, seed: int, batches: BatchRecords, given: dict[str, str], listed: Sequence[str]
 ) -> tuple[Loader, str]:
     """Return the description of the loader, and the root folder of its files (empty without files).
 
@@ -107,7 +107,7 @@ def given_generators(loader: Any) -> dict[str, str]:
     }
 
 
-def _transforms(anatomy: Anatomy, batches: Batches) -> tuple[Transform, ...]:
+def _transforms(anatomy: Anatomy, batches: BatchRecords) -> tuple[Transform, ...]:
     """List the transforms that ran, in the order in which the dataset holds them."""
     steps = [step for sample in batches.samples for step in sample.steps or ()]
     transforms = []

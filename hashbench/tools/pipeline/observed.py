@@ -96,7 +96,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class BatchRecord:
     """One batch as the main process received it.
 
     Attributes:
@@ -214,7 +214,7 @@ class RandomState:
 
 
 @dataclass(frozen=True, slots=True)
-class Batches:
+class BatchRecords:
     """The recorded batches, in order.
 
     Attributes:
@@ -224,7 +224,7 @@ class Batches:
         absent: why fields are ``None``, by name.
     """
 
-    batches: tuple[Batch, ...]
+    batches: tuple[BatchRecord, ...]
     asked_for: int
     exhausted: bool
     absent: Mapping[str, str] = field(default_factory=dict)
@@ -306,7 +306,7 @@ class Observed:
     surroundings: Surroundings
     random_state: RandomState
     loader: Loader
-    batches: Batches
+    batches: BatchRecords
     weights: Weights
     outputs: Outputs
     layers: tuple[tuple[str, ...], ...] | None = None
@@ -348,7 +348,7 @@ _DOCUMENTS: Mapping[str, tuple[str, type]] = types.MappingProxyType(
         "environment.json": ("surroundings", Surroundings),
         "rng.json": ("random_state", RandomState),
         "loader.json": ("loader", Loader),
-        "batch_info.json": ("batches", Batches),
+        "batch_info.json": ("batches", BatchRecords),
         "model_weights.json": ("weights", Weights),
         "predictions.json": ("outputs", Outputs),
     }
@@ -357,7 +357,7 @@ _FILES = (*_DOCUMENTS, LAYERS_FILE, PLAIN_TRACE_FILE, TRACE_FILE)
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class CheckRecord:
     """A check read from its folder: its display name, the record, and the result of its own rerun."""
 
     name: str
@@ -399,7 +399,7 @@ def _write(path: Path, value: object) -> None:
     replace_file(path, json.dumps(to_json(value), indent=1) + "\n")
 
 
-def read(folder: Path) -> Check:
+def read(folder: Path) -> CheckRecord:
     """Read the folder of a check.
 
     Raises:
@@ -409,7 +409,7 @@ def read(folder: Path) -> Check:
         content = _CHECK.read_object(_file(folder, CHECK_FILE), where=CHECK_FILE)
         manifest = from_json(_Manifest, content, where=CHECK_FILE)
         parts = dict(_parts(folder, manifest.files))
-    return Check(str(folder), Observed(**parts), manifest.repetition)
+    return CheckRecord(str(folder), Observed(**parts), manifest.repetition)
 
 
 def _parts(folder: Path, digests: Mapping[str, str]) -> Iterator[tuple[str, Any]]:

@@ -15,7 +15,7 @@ from hashbench.core.records import Divergence, Verdict
 from hashbench.tools.pipeline.observed import (
     MOMENTS,
     SPANS,
-    Batch,
+    BatchRecord,
     Digests,
     Observed,
     Sample,
@@ -73,8 +73,8 @@ class SamplePair:
     name: str
     first: Sample
     second: Sample
-    batch: Batch
-    other_batch: Batch
+    batch: BatchRecord
+    other_batch: BatchRecord
 
     def __str__(self) -> str:
         worker = "" if self.batch.worker is None else f", worker {self.batch.worker}"
@@ -114,7 +114,7 @@ class SamplePair:
         )
 
 
-def _after_sample(batch: Batch, sample: Sample) -> Digests:
+def _after_sample(batch: BatchRecord, sample: Sample) -> Digests:
     """Return the states of the generators behind a sample: before the next one, or before the batch was collated."""
     samples = batch.samples or ()
     later = [following for item, following in pairwise(samples) if item is sample]
@@ -185,9 +185,9 @@ class CheckPair:
             yield Span(code, before, after, united(a.drew, b.drew), f"in batch {a.number}")
 
 
-def _by_name(seen: Observed, *, by_file: bool) -> dict[str, tuple[Sample, Batch]]:
+def _by_name(seen: Observed, *, by_file: bool) -> dict[str, tuple[Sample, BatchRecord]]:
     """Map a unique name to each sample and its batch; a sample that was drawn twice has a count in its name."""
-    named: dict[str, tuple[Sample, Batch]] = {}
+    named: dict[str, tuple[Sample, BatchRecord]] = {}
     counts: Counter[str] = Counter()
     for batch in seen.batches.batches:
         for sample in batch.samples or ():
@@ -198,7 +198,7 @@ def _by_name(seen: Observed, *, by_file: bool) -> dict[str, tuple[Sample, Batch]
     return named
 
 
-def _after_batch(seen: Observed, batch: Batch) -> Mapping[str, str]:
+def _after_batch(seen: Observed, batch: BatchRecord) -> Mapping[str, str]:
     """Return the states of the generators behind a batch: before the next one of its process, else, of the first batch
     that the main process makes, at the moment behind it."""
     later = [item for item in seen.batches.batches[batch.number + 1 :] if item.worker == batch.worker]

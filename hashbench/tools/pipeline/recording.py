@@ -30,7 +30,15 @@ from hashbench.core.run.workload import clone_inputs
 from hashbench.core.trace.arguments import mapped
 from hashbench.core.trace.digest import digest, python_digest
 from hashbench.tools.pipeline.loading import NOT_LOADER, Anatomy, dissect
-from hashbench.tools.pipeline.observed import MOMENTS, Batch, Batches, LoaderWorker, Sample, TransformStep, moved
+from hashbench.tools.pipeline.observed import (
+    MOMENTS,
+    BatchRecord,
+    BatchRecords,
+    LoaderWorker,
+    Sample,
+    TransformStep,
+    moved,
+)
 
 _METHODS = frozenset({"__getitem__", "__call__", "_wrapped_call_impl", "forward"})
 """Methods in which work on a sample begins. ``Module.__call__`` is ``_wrapped_call_impl``."""
@@ -161,7 +169,7 @@ class BatchRecorder:
         worker = None if self._worker == MAIN_PROCESS else self._worker
         before = self._states
         self.note_states()
-        self._write(batch=Batch(self._batches, digest, worker, samples, before, moved(before, self._states)))
+        self._write(batch=BatchRecord(self._batches, digest, worker, samples, before, moved(before, self._states)))
         self._batches += 1
 
     # ------------------------------------------------------------------------------------------------ the hooks
@@ -261,7 +269,7 @@ def _names_a_file(arguments: list[Any]) -> bool:
 
 def first_batches(
     loader: Any, *, steps: int, modules: tuple[str, ...], note: Callable[[str], None]
-) -> tuple[tuple[Any, ...], Batches, tuple[LoaderWorker, ...]]:
+) -> tuple[tuple[Any, ...], BatchRecords, tuple[LoaderWorker, ...]]:
     """Return the first ``steps`` batches of ``loader`` for the model, their record, and the workers.
 
     ``note`` is called with the name of each moment that is passed.
@@ -287,13 +295,13 @@ def first_batches(
         workers, notes = read_notes(Path(folder))
     batches = matched(digests, notes)
     used = {batch.worker for batch in batches}
-    seen = Batches(batches, steps, len(batches) < steps, _absent(loader, batches))
+    seen = BatchRecords(batches, steps, len(batches) < steps, _absent(loader, batches))
     return tuple(received), seen, tuple(worker for worker in workers if worker.worker in used)
 
 
 def _first_of_iterable(
     loader: Any, *, steps: int, modules: tuple[str, ...], note: Callable[[str], None]
-) -> tuple[tuple[Any, ...], Batches, tuple[LoaderWorker, ...]]:
+) -> tuple[tuple[Any, ...], BatchRecords, tuple[LoaderWorker, ...]]:
     """Record any other iterable as :func:`first_batches` does: whole batches, and the generators that moved for each.
 
     The model gets copies, since the loader may reuse its memory.
@@ -306,7 +314,7 @@ def _first_of_iterable(
         return global_state_digests({name: generator for name, generator in found if names[id(generator)] == name})
 
     received: list[Any] = []
-    batches: list[Batch] = []
+    batches: list[BatchRecord] = []
     note(_ASKED)
     before = states(loader=loader)
     iterator = iter(loader)
@@ -314,10 +322,10 @@ def _first_of_iterable(
         after = states(loader=loader, iterator=iterator)
         appeared = {name: state for name, state in after.items() if name not in before}
         drew = (*moved(before, after), *appeared)
-        batches.append(Batch(len(batches), content_digest(batch), None, None, {**before, **appeared}, drew))
+        batches.append(BatchRecord(len(batches), content_digest(batch), None, None, {**before, **appeared}, drew))
         received.append(mapped(batch, lambda leaf: clone_inputs(leaf) if isinstance(leaf, torch.Tensor) else leaf))
         before = after
-    seen = Batches(tuple(batches), steps, len(batches) < steps, _absent(loader, tuple(batches)))
+    seen = BatchRecords(tuple(batches), steps, len(batches) < steps, _absent(loader, tuple(batches)))
     return tuple(received), seen, ()
 
 
@@ -338,7 +346,7 @@ def _taken(
         yield batch
 
 
-def _absent(loader: Any, batches: tuple[Batch, ...]) -> dict[str, str]:
+def _absent(loader: Any, batches: tuple[BatchRecord, ...]) -> dict[str, str]:
     """Explain each field that is missing from the batches."""
     absent = {}
     if any(batch.digest is None for batch in batches):
@@ -363,13 +371,13 @@ def _absent(loader: Any, batches: tuple[Batch, ...]) -> dict[str, str]:
     return absent
 
 
-def read_notes(folder: Path) -> tuple[list[LoaderWorker], dict[int, list[Batch]]]:
+def read_notes(folder: Path) -> tuple[list[LoaderWorker], dict[int, list[BatchRecord]]]:
     """Read the notes of a loader's processes: the workers, and the batches of each in order.
 
     Those of the main process have the key ``-1``. An unfinished last line is ignored.
     """
     workers: list[LoaderWorker] = []
-    batches: dict[int, list[Batch]] = {}
+    batches: dict[int, list[BatchRecord]] = {}
     for path in sorted(folder.glob("*.jsonl"), key=lambda path: int(path.stem)):
         noted = batches.setdefault(int(path.stem), [])
         for line in read_file(path).decode("utf-8").split("\n")[:-1]:
@@ -377,11 +385,11 @@ def read_notes(folder: Path) -> tuple[list[LoaderWorker], dict[int, list[Batch]]
             if "worker" in entry:
                 workers.append(from_json(LoaderWorker, entry["worker"]))
             else:
-                noted.append(from_json(Batch, entry["batch"]))
+                noted.append(from_json(BatchRecord, entry["batch"]))
     return workers, batches
 
 
-def matched(received: Sequence[str | None], made: Mapping[int, Sequence[Batch]]) -> tuple[Batch, ...]:
+def matched(received: Sequence[str | None], made: Mapping[int, Sequence[BatchRecord]]) -> tuple[BatchRecord, ...]:
     """Match each received batch by its digest with the notes of the process that made it.
 
     Workers take turns, so batch ``n`` comes from worker ``n`` modulo their number, unless that one was exhausted; a
@@ -394,7 +402,9 @@ def matched(received: Sequence[str | None], made: Mapping[int, Sequence[Batch]])
         first = number % max(1, len(order))
         turns = [waiting[worker] for worker in (*order[first:], *order[:first])]
         notes = next((notes for notes in turns if notes and whole in (None, notes[0].digest)), None)
-        batches.append(Batch(number, whole) if notes is None else replace(notes.pop(0), number=number, digest=whole))
+        batches.append(
+            BatchRecord(number, whole) if notes is None else replace(notes.pop(0), number=number, digest=whole)
+        )
     return tuple(batches)
 
 

@@ -33,7 +33,7 @@ from hashbench.tools.pipeline import observed
 from hashbench.tools.pipeline.checking import ANSWER_FILE, Config, load_config
 from hashbench.tools.pipeline.loading import facts_of, given_generators, hash_calls, listed_folders
 from hashbench.tools.pipeline.observed import (
-    Batches,
+    BatchRecords,
     Digests,
     Observed,
     Outputs,
@@ -156,7 +156,7 @@ def _modules_of_users(known: set[str]) -> tuple[str, ...]:
     return tuple(modules)
 
 
-def _relative(seen: Batches, root: str) -> Batches:
+def _relative(seen: BatchRecords, root: str) -> BatchRecords:
     """Make the files' names relative to ``root``, so that another machine may keep them elsewhere."""
     if not root:
         return seen

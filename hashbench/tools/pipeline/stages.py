@@ -32,7 +32,7 @@ _SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class StageVerdict:
     """The verdict on one stage.
 
     Attributes:
@@ -48,13 +48,13 @@ class Stage:
     one_sided: bool = False
 
 
-Known = Mapping[str, Stage]
+Known = Mapping[str, StageVerdict]
 """The stages so far, by name."""
 
 
-def compare_stages(pair: CheckPair) -> dict[str, Stage]:
+def compare_stages(pair: CheckPair) -> dict[str, StageVerdict]:
     """Return the verdict on each stage, the environment first."""
-    stages: dict[str, Stage] = {}
+    stages: dict[str, StageVerdict] = {}
     for name, judge in _JUDGES.items():
         stage = replace(judge(pair, stages), name=name)
         follows = name in _OF_MODEL and any(stages[earlier].status == DIFFERS for earlier in [*stages][1:])
@@ -71,7 +71,7 @@ def changes(first: Mapping[str, object], second: Mapping[str, object]) -> list[s
 # ------------------------------------------------------------------------------------------- the single stages
 
 
-def _environment(pair: CheckPair, _known: Known) -> Stage:
+def _environment(pair: CheckPair, _known: Known) -> StageVerdict:
     def facts(seen: Observed) -> dict[str, object]:
         around = seen.surroundings
         by_user = {"PYTHONHASHSEED": around.hash_seed} if around.hash_seed_by == "user" else {}
@@ -82,7 +82,7 @@ def _environment(pair: CheckPair, _known: Known) -> Stage:
     return _stage([*changes(*pair.of(facts)), *_first_place("the user's modules", *imports)])
 
 
-def _files(pair: CheckPair, _known: Known) -> Stage:
+def _files(pair: CheckPair, _known: Known) -> StageVerdict:
     files, others = pair.of(_listed)
     if files is None or others is None:
         why = pair.first.batches.absent.get("files") or pair.first.loader.absent.get("listing")
@@ -104,7 +104,7 @@ def _listed(seen: Observed) -> tuple[str, ...] | None:
     return tuple(file for sample in seen.batches.samples for file in sample.files or ())
 
 
-def _order(pair: CheckPair, _known: Known) -> Stage:
+def _order(pair: CheckPair, _known: Known) -> StageVerdict:
     words, one_sided = [], []
     first, second = pair.of(lambda seen: seen.loader.listing)
     known = first is not None and second is not None
@@ -120,11 +120,11 @@ def _order(pair: CheckPair, _known: Known) -> Stage:
         elif seen is not None or other_seen is not None:
             one_sided.append(_half_seen(seen, other_seen, f"check saw the {what}").detail)
     if words or one_sided:
-        return Stage("", DIFFERS, "; ".join([*words, *one_sided]), one_sided=not words)
+        return StageVerdict("", DIFFERS, "; ".join([*words, *one_sided]), one_sided=not words)
     return _stage() if known else _order_of_contents(pair)
 
 
-def _order_of_contents(pair: CheckPair) -> Stage:
+def _order_of_contents(pair: CheckPair) -> StageVerdict:
     """Compare the order of samples, else of batches, by content.
 
     The same content at another position is another order; other content may be either.
@@ -135,7 +135,7 @@ def _order_of_contents(pair: CheckPair) -> Stage:
         what = "batches"
         digests, others = pair.of(batch_digests)
     if digests == others and None not in digests:
-        return Stage("", EQUAL, "by content alone: neither indices nor files were seen")
+        return StageVerdict("", EQUAL, "by content alone: neither indices nor files were seen")
     if None not in digests and Counter(digests) == Counter(others):
         return _stage([f"the same {what} come in another order"])
     places, other_places = (
@@ -146,7 +146,7 @@ def _order_of_contents(pair: CheckPair) -> Stage:
         if other_places.get(digest, place) != place:
             return _stage([f"of the {what}, the second has at {other_places[digest]} what the first has at {place}"])
     why = pair.first.batches.absent.get("index") or "neither indices nor files of samples were seen"
-    return Stage("", UNSEEN, why)
+    return StageVerdict("", UNSEEN, why)
 
 
 def batch_digests(seen: Observed) -> list[str | None]:
@@ -154,14 +154,14 @@ def batch_digests(seen: Observed) -> list[str | None]:
     return [batch.digest for batch in seen.batches.batches]
 
 
-def _before(pair: CheckPair, _known: Known) -> Stage:
+def _before(pair: CheckPair, _known: Known) -> StageVerdict:
     if not pair.samples:
         return _no_pairs(pair)
     contents = [(str(item), item.first.content, item.second.content) for item in pair.samples]
     return _of_items(contents, "samples", pair.first.batches.absent.get("before", "it was not seen"))
 
 
-def _after(pair: CheckPair, known: Known) -> Stage:
+def _after(pair: CheckPair, known: Known) -> StageVerdict:
     """Compare collated samples and whole batches; a random transform differs as a consequence of another order, and
     what the trace saw of the inputs stands in for batches that cannot be hashed."""
     order, stage = known["order"].status, _after_as_collated(pair, known["order"].status)
@@ -175,7 +175,7 @@ def _after(pair: CheckPair, known: Known) -> Stage:
     return stage
 
 
-def _after_as_collated(pair: CheckPair, order: str) -> Stage:
+def _after_as_collated(pair: CheckPair, order: str) -> StageVerdict:
     """Compare collated samples, and whole batches only where ``order``, the status of that stage, allows it."""
     why = pair.first.batches.absent.get("digest", "it was not seen")
     samples = [(str(item), item.first.after, item.second.after) for item in pair.samples or ()]
@@ -192,7 +192,7 @@ def _after_as_collated(pair: CheckPair, order: str) -> Stage:
     return of_batches
 
 
-def _weights(pair: CheckPair, _known: Known) -> Stage:
+def _weights(pair: CheckPair, _known: Known) -> StageVerdict:
     first, second = pair.of(lambda seen: seen.weights.by_name)
     if first is None or second is None:
         why = pair.first.weights.absent.get("parameters", "they were not seen")
@@ -200,10 +200,10 @@ def _weights(pair: CheckPair, _known: Known) -> Stage:
     return _counted(_differing(first, second), len({**first, **second}))
 
 
-def _output(pair: CheckPair, _known: Known) -> Stage:
+def _output(pair: CheckPair, _known: Known) -> StageVerdict:
     outputs, layers = pair.of(lambda seen: seen.outputs.predictions), pair.of(lambda seen: seen.layers)
     if outputs == layers == (None, None):
-        return Stage("", UNSEEN, pair.first.outputs.absent.get("predictions", "it was not seen"))
+        return StageVerdict("", UNSEEN, pair.first.outputs.absent.get("predictions", "it was not seen"))
     for seen, other_seen in (outputs, layers):
         if (seen is None) != (other_seen is None):
             return _half_seen(seen, other_seen, "check saw it")
@@ -222,16 +222,18 @@ def _first_layer(first: Sequence[Sequence[str]], second: Sequence[Sequence[str]]
     return f"{len(first)} rows / {len(second)} rows"
 
 
-def _kernel(pair: CheckPair, _known: Known) -> Stage:
+def _kernel(pair: CheckPair, _known: Known) -> StageVerdict:
     first, second = pair.of(lambda seen: seen.trace)
     if first is None or second is None:
         why = pair.first.outputs.absent.get("predictions", "there is no trace")
         return _half_seen(first, second, "check has a trace", why)
     empty = [not trace.records and not trace.results for trace in (first, second)]
     if any(empty):
-        return Stage("", UNSEEN if all(empty) else DIFFERS, "the model ran no op of torch")
+        return StageVerdict("", UNSEEN if all(empty) else DIFFERS, "the model ran no op of torch")
     if pair.verdict is None:
-        return Stage("", UNSEEN, f"not compared: the traces are of {first.tracer} and {second.tracer}, and {OTHER_OPS}")
+        return StageVerdict(
+            "", UNSEEN, f"not compared: the traces are of {first.tracer} and {second.tracer}, and {OTHER_OPS}"
+        )
     found = pair.divergence
     if found is not None:
         where = ", ".join(part for part in (found.origin, found.phase, found.module) if part)
@@ -245,7 +247,7 @@ def _kernel(pair: CheckPair, _known: Known) -> Stage:
 _OF_MODEL = ("first output", "kernel")
 """Stages whose difference is a consequence where any earlier stage differs."""
 
-_JUDGES: Mapping[str, Callable[[CheckPair, Known], Stage]] = MappingProxyType(
+_JUDGES: Mapping[str, Callable[[CheckPair, Known], StageVerdict]] = MappingProxyType(
     {
         "environment": _environment,
         "file list": _files,
@@ -262,26 +264,26 @@ STAGES = tuple(_JUDGES)
 # -------------------------------------------------------------------------------------------------------- words
 
 
-def _stage(words: Iterable[str] = ()) -> Stage:
+def _stage(words: Iterable[str] = ()) -> StageVerdict:
     detail = "; ".join(words)
-    return Stage("", DIFFERS, detail) if detail else Stage("", EQUAL)
+    return StageVerdict("", DIFFERS, detail) if detail else StageVerdict("", EQUAL)
 
 
-def _half_seen(first: object, second: object, what: str, why: str = "") -> Stage:
+def _half_seen(first: object, second: object, what: str, why: str = "") -> StageVerdict:
     """Return the stage where a check did not record it: its value is ``None``."""
     if first is None and second is None:
-        return Stage("", UNSEEN, why)
-    return Stage("", DIFFERS, f"only the {'second' if first is None else 'first'} {what}", one_sided=True)
+        return StageVerdict("", UNSEEN, why)
+    return StageVerdict("", DIFFERS, f"only the {'second' if first is None else 'first'} {what}", one_sided=True)
 
 
-def _no_pairs(pair: CheckPair) -> Stage:
+def _no_pairs(pair: CheckPair) -> StageVerdict:
     if pair.samples is not None:
-        return Stage("", UNSEEN, "no sample is in both checks; look at more steps")
+        return StageVerdict("", UNSEEN, "no sample is in both checks; look at more steps")
     absent = {**pair.second.batches.absent, **pair.first.batches.absent}
-    return Stage("", UNSEEN, absent.get("index") or absent.get("samples") or "single samples were not seen")
+    return StageVerdict("", UNSEEN, absent.get("index") or absent.get("samples") or "single samples were not seen")
 
 
-def _of_items(items: Sequence[tuple[str, object, object]], what: str, why: str) -> Stage:
+def _of_items(items: Sequence[tuple[str, object, object]], what: str, why: str) -> StageVerdict:
     """Compare items of (name, first value, second value), where ``None`` means not recorded.
 
     An item that neither check recorded is not equal: where no item differs, the stage is then unseen, with the reason
@@ -292,10 +294,10 @@ def _of_items(items: Sequence[tuple[str, object, object]], what: str, why: str) 
     if differing or not unseen:
         return _counted(differing, len(items), f" {what}")
     rest = f" ({unseen} of {len(items)} {what}; the others are equal)" if unseen < len(items) else ""
-    return Stage("", UNSEEN, why + rest)
+    return StageVerdict("", UNSEEN, why + rest)
 
 
-def _counted(differing: Sequence[str], total: int, what: str = "") -> Stage:
+def _counted(differing: Sequence[str], total: int, what: str = "") -> StageVerdict:
     return _stage([f"{len(differing)} of {total}{what}: {join_limited(differing, _SHOWN)}"] if differing else [])
 
 

@@ -13,7 +13,7 @@ from hashbench.core.records import Leaf, OpRecord, Ref, Result, TensorDigest, Tr
 from hashbench.tools.numeric.compare import compare_values
 from hashbench.tools.numeric.counterparts import correspondence
 from hashbench.tools.numeric.first_difference import _in_one_shape, find
-from hashbench.tools.numeric.report import FirstDifference, Place, Rule
+from hashbench.tools.numeric.report import CommonRecord, FirstDifference, Rule
 
 CLOSE = 0.5
 """Values that are at most so far apart are within tolerance."""
@@ -173,8 +173,8 @@ def test_of_compiled_code_no_op_is_blamed_but_the_records_around_it_are_named() 
     for first, second in ((trace(*EAGER), with_compiled("7")), (with_compiled("7"), trace(*EAGER))):
         found = first_difference(first, second)
         assert (found.kind, found.op) == ("between", "")
-        assert found.last_before == Place("conv", "a", "forward", 0, "a/conv", "a/conv")
-        assert found.first_after == Place("last", "d", "forward", 0, "d/last", "d/last")
+        assert found.last_before == CommonRecord("conv", "a", "forward", 0, "a/conv", "a/conv")
+        assert found.first_after == CommonRecord("last", "d", "forward", 0, "d/last", "d/last")
         assert {found.unmatched_before, found.unmatched_after} == {ONE_AND_TWO, ("torch.compile in m",)}
 
 
@@ -334,8 +334,8 @@ def test_of_ops_without_a_counterpart_none_is_blamed_but_both_ends_are_named() -
     second = trace("a conv 1 = x", "k fused 7 = a/conv", "d last 9 = k/fused", leaves=LEAVES)
     found = first_difference(first, second)
     assert (found.kind, found.op) == ("between", "")
-    assert found.last_before == Place("conv", "a", "forward", 0, "a/conv", "a/conv")
-    assert found.first_after == Place("last", "d", "forward", 0, "d/last", "d/last")
+    assert found.last_before == CommonRecord("conv", "a", "forward", 0, "a/conv", "a/conv")
+    assert found.first_after == CommonRecord("last", "d", "forward", 0, "d/last", "d/last")
     assert (found.unmatched_before, found.unmatched_after) == (("one in b", "two in c"), ("fused in k",))
     assert found.detail == (
         "not known at which op: between conv in a (forward), which agrees, and last in d (forward, iteration 0), "

@@ -22,9 +22,9 @@ from hashbench.core.errors import HashbenchError
 from hashbench.core.records import OpRecord, Result, TensorDigest, Trace
 from hashbench.tools.pipeline.observed import (
     MOMENTS,
-    Batch,
-    Batches,
-    Check,
+    BatchRecord,
+    BatchRecords,
+    CheckRecord,
     Folder,
     Listing,
     Loader,
@@ -76,13 +76,14 @@ def sample(place: int, **changes: Any) -> Sample:
     return replace(plain, **changes)
 
 
-def batches(*samples: Sample, **changes: Any) -> Batches:
+def batches(*samples: Sample, **changes: Any) -> BatchRecords:
     """Batches of two samples each; the digest of each says what is in it."""
     pairs = [samples[place : place + 2] for place in range(0, len(samples), 2)]
     made = tuple(
-        Batch(number, " ".join(str(item.after) for item in pair), number % 2, pair) for number, pair in enumerate(pairs)
+        BatchRecord(number, " ".join(str(item.after) for item in pair), number % 2, pair)
+        for number, pair in enumerate(pairs)
     )
-    return replace(Batches(made, asked_for=2, exhausted=True), **changes)
+    return replace(BatchRecords(made, asked_for=2, exhausted=True), **changes)
 
 
 def trace(output: str = "o0") -> Trace:
@@ -135,8 +136,10 @@ def seen(**changes: Any) -> Observed:
     return replace(plain, **changes)
 
 
-def check(observed: Observed | None = None, *, repetition: RepeatResult | None = None, name: str = "check") -> Check:
-    return Check(name, observed or seen(), repetition)
+def check(
+    observed: Observed | None = None, *, repetition: RepeatResult | None = None, name: str = "check"
+) -> CheckRecord:
+    return CheckRecord(name, observed or seen(), repetition)
 
 
 def is_alive(pid: int) -> bool:

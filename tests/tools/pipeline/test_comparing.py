@@ -16,8 +16,8 @@ from hashbench.tools.pipeline.loading import NOT_LOADER
 from hashbench.tools.pipeline.observed import (
     IMPORT,
     MOMENTS,
-    Batch,
-    Batches,
+    BatchRecord,
+    BatchRecords,
     Listing,
     LoaderWorker,
     Observed,
@@ -52,7 +52,7 @@ def test_equal_checks_agree_in_every_stage() -> None:
     assert statuses(verdict) == dict.fromkeys(STAGES, "equal")
 
 
-def in_another_order() -> Batches:
+def in_another_order() -> BatchRecords:
     return batches(*(sample(place) for place in (2, 0, 3, 1)))
 
 
@@ -142,7 +142,7 @@ def test_what_neither_saw_is_unseen_with_its_reason() -> None:
 
 def whole(*digests: str | None, **changes: Any) -> Observed:
     """What a loader that is no ``DataLoader`` shows: whole batches."""
-    made = Batches(tuple(Batch(number, digest) for number, digest in enumerate(digests)), 2, False)
+    made = BatchRecords(tuple(BatchRecord(number, digest) for number, digest in enumerate(digests)), 2, False)
     return seen(loader=loader(listing=None, absent={"loader": "no DataLoader"}), batches=made, **changes)
 
 
@@ -230,7 +230,12 @@ def test_a_generator_is_blamed_where_it_moved_and_not_where_it_stood_still() -> 
 
 def test_a_batch_of_a_loader_of_ones_own_is_traced_to_the_generator_that_it_was_drawn_from() -> None:
     made = [
-        replace(whole(), batches=Batches((Batch(0, "a"), Batch(1, digest, None, None, states, ("torch",))), 2, False))
+        replace(
+            whole(),
+            batches=BatchRecords(
+                (BatchRecord(0, "a"), BatchRecord(1, digest, None, None, states, ("torch",))), 2, False
+            ),
+        )
         for digest, states in (("b", GENERATORS), ("c", OTHER))
     ]
     reason = compared(made[1], made[0]).findings[0].reasons[0]
@@ -275,7 +280,7 @@ def test_seeding_is_not_blamed_for_another_seed() -> None:
 def test_nothing_that_can_be_compared_is_no_agreement() -> None:
     blind = seen(
         loader=loader(listing=None),
-        batches=Batches((replace(batches(sample(0)).batches[0], digest=None, samples=None),), 2, True),
+        batches=BatchRecords((replace(batches(sample(0)).batches[0], digest=None, samples=None),), 2, True),
         weights=Weights(None, None),
         outputs=Outputs(None, None, None),
         layers=None,
@@ -373,10 +378,13 @@ def test_a_generator_that_parts_inside_a_batch_is_named() -> None:
 
 
 def test_a_generator_that_parts_inside_a_batch_of_a_loader_of_ones_own_is_named() -> None:
-    def whole(content: str, behind: dict[str, str]) -> Batches:
+    def whole(content: str, behind: dict[str, str]) -> BatchRecords:
         drew = ("torch",)
-        made = Batch(0, content, generators=GENERATORS, drew=drew), Batch(1, content, generators=behind, drew=drew)
-        return Batches(made, asked_for=2, exhausted=True)
+        made = (
+            BatchRecord(0, content, generators=GENERATORS, drew=drew),
+            BatchRecord(1, content, generators=behind, drew=drew),
+        )
+        return BatchRecords(made, asked_for=2, exhausted=True)
 
     facts = loader(absent={"loader": NOT_LOADER}, listing=None)
     one, other = (seen(loader=facts, batches=whole(*state)) for state in (("x", GENERATORS), ("y", OTHER)))

@@ -53,7 +53,7 @@ def test_a_folder_is_read_back_as_it_was_written(
 ) -> None:
     observed.write_run(content, tmp_path)
     observed.seal(tmp_path, repetition)
-    assert observed.read(tmp_path) == observed.Check(str(tmp_path), content, repetition)
+    assert observed.read(tmp_path) == observed.CheckRecord(str(tmp_path), content, repetition)
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
@@ -113,7 +113,7 @@ def test_two_folders_that_agree_are_exit_code_0_and_others_1(
 def survives(folder: Path) -> bool:
     """Whether the folder is refused in one line; else whether it is compared without a fault."""
     try:
-        read, whole = observed.read(folder), observed.Check("whole", seen(), None)
+        read, whole = observed.read(folder), observed.CheckRecord("whole", seen(), None)
         for pair in ((read, whole), (whole, read)):
             verdict = compare(*pair)
             finding = finding_of(verdict, names=("a", "b"), folders=(folder, folder))

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from torchvision import transforms
 
 from hashbench.core.run.rng import global_state_digests, preserved_rng, reset_rng_state
-from hashbench.tools.pipeline.observed import Batch
+from hashbench.tools.pipeline.observed import BatchRecord
 from hashbench.tools.pipeline.recording import content_digest, first_batches, matched
 from tests.tools.pipeline.pipeline_helpers import PIPELINES
 
@@ -157,8 +157,8 @@ def test_what_a_collate_fn_and_a_stream_drew_is_noted_with_the_batch(workers: in
         assert [batch.drew for batch in seen.batches] == [drew, drew]
 
 
-def note(worker: int, digest: str) -> Batch:
-    return Batch(0, digest, worker, ())
+def note(worker: int, digest: str) -> BatchRecord:
+    return BatchRecord(0, digest, worker, ())
 
 
 def test_batches_are_matched_by_content_and_by_turns() -> None:
@@ -170,7 +170,7 @@ def test_batches_are_matched_by_content_and_by_turns() -> None:
     assert [batch.worker for batch in in_turns] == [0, 1, 0, 1]
     assert [batch.worker for batch in one_worker_had_no_more] == [0, 1, 0, 1, 0]
     assert [(batch.number, batch.digest) for batch in one_worker_had_no_more] == list(enumerate("abcde"))
-    assert unknown == (Batch(0, "z"),)
+    assert unknown == (BatchRecord(0, "z"),)
 
 
 @pytest.mark.parametrize(
