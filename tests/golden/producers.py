@@ -26,6 +26,7 @@ from hashbench.core.catalog import CAUSES, EXPERIMENTS, Confidence, Origin, Stat
 from hashbench.core.devices.visibility import DeviceAssignment
 from hashbench.core.diagnose.causes import decide
 from hashbench.core.extensions import failure, shown
+from hashbench.core.finding import document
 from hashbench.core.native.build import Unavailable
 from hashbench.core.processes import describe_end
 from hashbench.core.records import CallFacts, Evidence
@@ -41,9 +42,7 @@ from hashbench.core.trace import tracer
 from hashbench.extensions.ranks.replicas import check_replicas
 from hashbench.extensions.ranks.text import check_text, diff_document, diff_text
 from hashbench.extensions.watch import resume
-from hashbench.extensions.watch.text import as_json as loop_json
-from hashbench.extensions.watch.text import as_text as loop_text
-from hashbench.extensions.watch.text import headline
+from hashbench.extensions.watch.text import finding_of as of_loops
 from hashbench.integrations.dynamo import harness as dynamo_harness
 from hashbench.integrations.dynamo import session as dynamo_session
 from hashbench.integrations.pytest import plugin
@@ -598,20 +597,20 @@ def _ranks_check() -> str:
 
 @golden("watch_diff.txt")
 def _watch_diff() -> str:
-    """Two recordings, as ``hashbench watch diff`` tells them, and the headline that a page has."""
-    return "".join(f"=== {name}: {headline(loop)}\n{loop_text(loop)}\n" for name, loop in LOOPS.items())
+    """Two recordings, as ``hashbench watch diff`` reports on them."""
+    return "".join(f"=== {name}\n{of_loops(loops)}\n" for name, loops in LOOPS.items())
 
 
 @golden("watch_diff.json")
 def _watch_diff_document() -> str:
     names = ("a difference that kernels make", "settings that differ before a kernel")
-    return json.dumps({name: json.loads(loop_json(LOOPS[name])) for name in names}, indent=1) + "\n"
+    return json.dumps({name: document(of_loops(LOOPS[name])) for name in names}, indent=1) + "\n"
 
 
 @golden("watch_resume.txt")
 def _watch_resume() -> str:
-    """A resumed run, as ``hashbench watch resume`` tells it."""
-    return "".join(f"=== {name}\n{resume.as_text(verdict)}\n" for name, verdict in RESUMES.items())
+    """A resumed run, as ``hashbench watch resume`` reports on it."""
+    return "".join(f"=== {name}\n{resume.finding_of(verdict)}\n" for name, verdict in RESUMES.items())
 
 
 # ------------------------------------------------------------------------------------------------------- words

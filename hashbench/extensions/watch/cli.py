@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hashbench.cli import flags
-from hashbench.cli.parser import EXIT_DIFFERENCE, EXIT_USAGE, Commands, OneLineParser
+from hashbench.cli.parser import Commands, OneLineParser
 from hashbench.core.errors import HashbenchError
 
 if TYPE_CHECKING:
@@ -28,23 +28,21 @@ def _add_diff(diff: OneLineParser) -> None:
     diff.add_argument("second", type=Path, metavar="B", help="Read the recording of the second run from B.")
     text = "Compare further runs C with the first as well, for the rate."
     diff.add_argument("further", type=Path, nargs="*", metavar="C", help=text)
-    diff.add_argument("--html", type=Path, metavar="F", help="Write a page with a plot of all steps into F.")
-    flags.output_format(diff, "text", "json")
+    flags.report(diff)
     diff.set_defaults(command=_diff)
 
 
 def _diff(parsed: argparse.Namespace) -> int:
-    from hashbench.extensions.watch import text
+    from hashbench.extensions.watch.text import finding_of
     from hashbench.extensions.watch.traced import compare_folders
 
     verdict = compare_folders(parsed.first, parsed.second, further=parsed.further)
+    page: dict[str, Any] = {}
     if parsed.html is not None:
-        from hashbench.core.io import write_file
-        from hashbench.extensions.watch.page import render_loops
+        from hashbench.extensions.watch.page import figures_of
 
-        write_file(parsed.html, render_loops(verdict), tip="Choose another file with --html.")
-    flags.show(getattr(text, f"as_{parsed.format}")(verdict))
-    return EXIT_DIFFERENCE if verdict.differs else 0 if verdict.equal else EXIT_USAGE
+        page = {"of": f"{parsed.first} and {parsed.second}", **figures_of(verdict)}
+    return flags.show_finding(finding_of(verdict), parsed, title="hashbench watch diff", **page)
 
 
 def _add_resume(resume: OneLineParser) -> None:
@@ -58,7 +56,7 @@ def _add_resume(resume: OneLineParser) -> None:
     flags.whole(resume, "--steps", least=1, text=text)
     text = "Write runs and recordings into DIR, a new folder (default: results/<date>_<time>_resume)."
     resume.add_argument("--output", type=Path, metavar="DIR", help=text)
-    flags.output_format(resume, "text", "json")
+    flags.report(resume)
     resume.set_defaults(command=_resume)
 
 
@@ -81,8 +79,7 @@ def _resume(parsed: argparse.Namespace) -> int:
             consequence="nothing was compared",
             tip="Name the uninterrupted run and the resumed one, or a Python script.",
         )
-    flags.show(getattr(resume, f"as_{parsed.format}")(verdict))
-    return EXIT_DIFFERENCE if verdict.differs else 0 if verdict.equal else EXIT_USAGE
+    return flags.show_finding(resume.finding_of(verdict), parsed, title="hashbench watch resume")
 
 
 def _resume_script(parsed: argparse.Namespace) -> ResumeVerdict:

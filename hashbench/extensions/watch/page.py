@@ -1,30 +1,20 @@
-"""Render two recordings of a training loop as one HTML file: the first difference, and a plot of which parts agree over
-the steps. Pure; see :mod:`hashbench.core.finding.page` for what such a file loads (nothing) and how texts are
-escaped."""
+"""Plot two recordings of a training loop for their page: which parts agree over the steps. Pure."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
+from jinja2 import Environment
 from markupsafe import Markup
 
-from hashbench.core.finding.page import bundled, environment, policy_for
-from hashbench.core.text import one_line, printable
+from hashbench.core.finding.page import bundled, environment
 from hashbench.extensions.watch.compare import RankVerdict, range_words
 from hashbench.extensions.watch.file import PARTS
-from hashbench.extensions.watch.text import (
-    NAMES,
-    first_facts,
-    first_step_words,
-    headline,
-    meaning_of,
-    next_look,
-    notes_of,
-    trace_words,
-    traced_facts,
-)
+from hashbench.extensions.watch.text import NAMES, first_step_words
 from hashbench.extensions.watch.traced import LoopVerdict
 
 HOME = "hashbench.extensions.watch"
@@ -35,9 +25,6 @@ MOST_COLUMNS = 800
 
 MOST_RANKS = 64
 """Maximum ranks that have a plot."""
-
-CODE = frozenset({"module", "source line", "forward op", "first run", "second run"})
-"""Facts on a kernel that are names of code."""
 
 EQUAL, DIFFERENT, UNREAD = "pass", "differ", ""
 """Kinds of a column, as in the report's style."""
@@ -128,34 +115,22 @@ def _kind(seen: list[bool | None]) -> str:
     return EQUAL if True in seen else UNREAD
 
 
-def render_loops(verdict: LoopVerdict, *, title: str = "hashbench watch") -> str:
-    """Return the page, as text that encodes as UTF-8 whatever the names hold."""
-    first, several = verdict.first, len(verdict.ranks) > 1
-    style = bundled("style.css") + bundled("training_loop.css", HOME)
-    traced = [
-        (trace_words(kernel, several=several), kernel.verdict.divergence)
-        for kernel in verdict.kernels
-        if kernel.verdict is not None
-    ]
-    return printable(
-        environment(HOME)
+def figures_of(verdict: LoopVerdict) -> dict[str, Any]:
+    """Return the plots of two recordings and their style, for :func:`~hashbench.core.finding.page.as_html`."""
+    first = verdict.first
+    plots = (
+        _environment()
         .get_template("training_loop.html")
         .render(
-            title=title,
-            headline=one_line(headline(verdict)),
-            folders=list(map(str, verdict.folders)),
-            policy=policy_for(style, ""),
-            style=Markup(style),
-            differs=not verdict.equal,
-            facts=[] if first is None else first_facts(verdict, first),
             first_step="" if first is None else first_step_words(first),
-            meaning="" if first is None else meaning_of(first),
-            code=CODE,
-            traced=[traced_facts(where, found) for where, found in traced if found is not None],
             plots=[plot_of(rank) for rank in verdict.ranks[:MOST_RANKS]],
             omitted=len(verdict.ranks[MOST_RANKS:]),
-            several=several,
-            notes=notes_of(verdict),
-            commands=next_look(verdict),
+            several=len(verdict.ranks) > 1,
         )
     )
+    return {"figures": Markup(plots), "style": bundled("training_loop.css", HOME)}
+
+
+@functools.cache
+def _environment() -> Environment:
+    return environment(HOME)

@@ -10,7 +10,7 @@ from hashbench.core.errors import HashbenchError, last_line
 from hashbench.core.processes import Child, describe_end, tell_phase
 from hashbench.extensions.watch import file
 from hashbench.extensions.watch.resume import ResumeVerdict, began_anew, judge_folders, restored_at
-from hashbench.extensions.watch.text import as_text
+from hashbench.extensions.watch.text import headline
 from hashbench.extensions.watch.traced import compare_folders
 
 RUN = "{run}"
@@ -54,7 +54,7 @@ def resume(script: Path, arguments: Sequence[str], *, at: int, output: Path, ste
     before = compare_folders(whole, stopped)
     if before.first is not None:
         raise HashbenchError(
-            f"the runs differ before step {at}, where nothing was resumed yet ({as_text(before).splitlines()[0]})",
+            f"the runs differ before step {at}, where nothing was resumed yet ({headline(before)})",
             consequence="what a resumption loses cannot be told",
             tip=f"See `hashbench watch diff {whole} {stopped}`.",
         )

@@ -4,14 +4,15 @@ Pure."""
 
 from __future__ import annotations
 
-import json
+import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hashbench.core.errors import HashbenchError
+from hashbench.core.finding import Finding, few
 from hashbench.core.io import to_json
-from hashbench.core.text import count, join_limited, listed
+from hashbench.core.text import count, format_ranks, listed
 from hashbench.extensions.watch import file
 from hashbench.extensions.watch.batches import BatchDifference, Samples
 from hashbench.extensions.watch.compare import (
@@ -30,8 +31,6 @@ from hashbench.extensions.watch.compare import (
 )
 from hashbench.extensions.watch.file import PARTS, Recording, Step
 from hashbench.extensions.watch.text import part_words
-
-_SHOWN = 4
 
 _WORDS = {
     "batch": "batches",
@@ -99,7 +98,7 @@ def judge_folders(first: Path, second: Path, *, at: int | None = None) -> Resume
 
     Args:
         first, second: folders of the two.
-        at: first step of the second; default: as its program told (``start=``).
+        at: first step of the second; default: the ``start=`` of its program.
 
     Raises:
         HashbenchError: it is not known where the second begins, or nothing can be compared.
@@ -205,14 +204,14 @@ def _key(difference: PartDifference) -> tuple[str, str]:
 
 def _shift(second: Recording, at: int | None) -> int:
     """Return what to add to the step numbers of the resumed run."""
-    told = second.header.start
-    if told and at is not None and told != at:
+    start = second.header.start
+    if start and at is not None and start != at:
         raise HashbenchError(
-            f"{second.path.parent} begins with step {told}, not {at}",
+            f"{second.path.parent} begins with step {start}, not {at}",
             consequence="nothing was compared",
             tip="Leave out --at, or give that step.",
         )
-    if told:
+    if start:
         return 0
     if at is None:
         raise HashbenchError(
@@ -247,42 +246,55 @@ def restored_at(first: Recording, second: Recording) -> int | None:
 # ------------------------------------------------------------------------------------------------------ in words
 
 
-def as_text(verdict: ResumeVerdict) -> str:
-    """Return what ``hashbench watch resume`` prints."""
-    return "\n".join(_lines(verdict))
+def finding_of(verdict: ResumeVerdict) -> Finding:
+    """Return the report of a resumed run."""
+    return Finding(
+        headline=_headline(verdict),
+        facts=tuple(_facts(verdict)),
+        notes=tuple(_notes(verdict)),
+        next=(shlex.join(["hashbench", "watch", "diff", *map(str, verdict.folders)]),) if verdict.differs else (),
+        equal=verdict.equal,
+        differs=verdict.differs,
+        data={**to_json(verdict), "folders": list(map(str, verdict.folders)), "not_restored": lost_of(verdict)},
+    )
 
 
-def _lines(verdict: ResumeVerdict) -> Iterator[str]:
-    on = f" on ranks {', '.join(map(str, verdict.ranks))}" if verdict.ranks else ""
+def _headline(verdict: ResumeVerdict) -> str:
+    ranks = f" on {format_ranks(verdict.ranks)}" if verdict.ranks else ""
+    if verdict.lost:
+        return f"Not everything was restored at step {verdict.at}{ranks}"
     if not verdict.differs:
-        recorded = listed([_WORDS[part] for part in verdict.recorded])
-        number = f", {count(len(verdict.steps), 'step')} compared" if len(verdict.steps) > 1 else ""
-        end = ", but not all was compared:" if verdict.gaps else "."
-        yield (
-            f"The resumed run matches the uninterrupted run in {range_words(verdict.steps)}{on}{number}: in all that "
-            f"was recorded ({recorded}; no averages, no other modules){end}"
-        )
-        yield from (f"  {gap}" for gap in verdict.gaps)
+        whole = "; not all was compared" if verdict.gaps else ""
+        return f"The resumed run matches the uninterrupted run in {range_words(verdict.steps)}{ranks}{whole}"
+    if verdict.later is None:
+        return f"Everything recorded was restored at step {verdict.at}{ranks}, and its {verdict.then[0].part} differs"
+    where = "after the last step" if verdict.later > verdict.steps[-1] else f"from step {verdict.later} on"
+    return f"Everything recorded was restored at step {verdict.at}{ranks}; the runs differ {where}"
+
+
+def _facts(verdict: ResumeVerdict) -> Iterator[tuple[str, str]]:
+    for number, words in enumerate(lost_of(verdict)):
+        yield "also not restored" if number else "not restored", words
+    if verdict.later is not None:
+        yield "what differs", part_words(verdict.in_later[0])
+    yield "compared", f"{count(len(verdict.steps), 'step')}: {listed([_WORDS[part] for part in verdict.recorded])}"
+
+
+def _notes(verdict: ResumeVerdict) -> Iterator[str]:
+    yield from () if verdict.differs else verdict.gaps
+    if not verdict.differs:
         if verdict.idle:
-            names = join_limited(verdict.idle, _SHOWN)
+            names = few(verdict.idle)
             yield f"The state of generator {names} differed at step {verdict.at}, was set again, and reached nothing."
-        yield "What acts in later steps was not looked at: `--steps N` runs a script for N steps."
-    elif verdict.later is not None:
-        where = "after the last step" if verdict.later > verdict.steps[-1] else f"from step {verdict.later} on"
-        what = part_words(verdict.in_later[0])
-        yield f"Everything recorded was restored at step {verdict.at}{on}: the runs differ {where}, first in {what}."
-        yield f"`hashbench watch diff {verdict.folders[0]} {verdict.folders[1]}` says in what."
-    elif verdict.lost:
-        yield f"Resumed at step {verdict.at}{on}, not restored:"
-        yield from (f"  {words}" for words in lost_of(verdict))
-    else:
         yield (
-            f"Everything recorded was restored at step {verdict.at}{on}, and its {verdict.then[0].part} differs: a "
-            "state that is not recorded, or a kernel that does not repeat."
+            "Averages and other modules are not recorded. Later steps were not compared: `--steps N` runs a script for "
+            "N steps."
         )
+    elif verdict.later is None and not verdict.lost:
+        yield "The cause is a state that is not recorded, or a kernel that is not deterministic."
     if verdict.unread and not verdict.equal:
         yield (
-            f"How the uninterrupted run began step {verdict.at} was not read in full (what a program changes between "
+            f"Not all tensors with which the uninterrupted run began step {verdict.at} were read (a change between "
             "steps is no loss): record it with HASHBENCH_WATCH_EVERY=1 for all names."
         )
 
@@ -303,16 +315,16 @@ def _batch_words(batches: BatchDifference | None) -> str:
     """Return what another batch says of a resumption, as far as its samples tell."""
     if batches is not None and batches.in_shape and batches.samples is not Samples.OTHER:
         first, second = batches.words()
-        return f"data position, or batches: {second} instead of {first}"
+        return f"data position, or its batches: {second} instead of {first}"
     match Samples.UNKNOWN if batches is None else batches.samples:
         case Samples.SAME:
-            return "order of the data: the batch has the same samples in another order, or other labels"
+            return "data order: the batch has the same samples in a different order, or different labels"
         case Samples.MOVED:
-            return "data position: the batch has samples of other steps (sampler, its generator, or workers)"
+            return "data position: the batch has samples of different steps (sampler, its generator, or workers)"
         case Samples.OTHER:
             return (
-                "content of the data: no sample of the batch is in the uninterrupted run (random transforms, "
-                "augmentation, noise, or other data)"
+                "data content: no sample of the batch is in the uninterrupted run (random transforms, augmentation, "
+                "noise, or different data)"
             )
     return "data position, or random transforms: the first batch differs"
 
@@ -322,9 +334,9 @@ def lost_words(difference: PartDifference) -> str:
     names = difference.names
     match difference.part:
         case "generator":
-            return f"generator {join_limited(names, _SHOWN)}: its state"
+            return f"generator {few(names)}: its state"
         case "scheduler":
-            more = f" (and {join_limited(names[1:], _SHOWN)})" if len(names) > 1 else ""
+            more = f" (and {few(names[1:])})" if len(names) > 1 else ""
             return f"scheduler: {names[0]} is {difference.second or 'absent'} instead of {difference.first}{more}"
         case "lr":
             return f"scheduler: the learning rate is {difference.second or 'absent'} instead of {difference.first}"
@@ -333,7 +345,7 @@ def lost_words(difference: PartDifference) -> str:
         case "options":
             return f"option {names[0]} is {difference.second or 'absent'} instead of {difference.first}"
         case "state":
-            keys = join_limited(list(dict.fromkeys(name.rpartition(": ")[2] for name in names)))
+            keys = few(list(dict.fromkeys(name.rpartition(": ")[2] for name in names)))
             tensors = list(dict.fromkeys(name.rpartition(": ")[0] for name in names))
             gone = ", which is absent" if not difference.second else ""
             return f"optimizer state {keys}{gone}, of {_tensors(tensors)}"
@@ -341,11 +353,4 @@ def lost_words(difference: PartDifference) -> str:
 
 
 def _tensors(names: Sequence[str], noun: str = "parameter") -> str:
-    return f"{count(len(names), noun)} ({join_limited(names, _SHOWN)})"
-
-
-def as_json(verdict: ResumeVerdict) -> str:
-    """Return the verdict as a JSON document."""
-    folders = list(map(str, verdict.folders))
-    fields = {**to_json(verdict), "folders": folders, "equal": verdict.equal, "not_restored": lost_of(verdict)}
-    return json.dumps(fields, indent=1)
+    return f"{count(len(names), noun)} ({few(names)})"

@@ -1,17 +1,17 @@
-"""Say in words what two recordings of a training loop show: the first step, what differs in it, and where to look next.
+"""Report on two recordings of a training loop: the first step that differs, what differs in it, and what to run next.
 Pure."""
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from hashbench.core.divergence.text import divergence_facts, place
+from hashbench.core.finding import Finding, Table, few
 from hashbench.core.io import to_json
-from hashbench.core.records import Divergence
-from hashbench.core.text import count, join_limited, listed, percent, when
+from hashbench.core.text import count, percent
 from hashbench.extensions.watch.batches import Samples
 from hashbench.extensions.watch.compare import BEGIN, OUTSIDE, PartDifference, RankVerdict, range_words
 from hashbench.extensions.watch.file import BY_TENSOR, PARTS, Recording
@@ -35,112 +35,107 @@ NAMES = {
 """Part -> words."""
 
 MEANING = {
-    "order": "The program handed the parameters to the optimizer in another order (a set?): sums over them round "
+    "order": "The program passed the parameters to the optimizer in a different order (a set?): sums over them round "
     "differently.",
-    "batch": "The data differ: look at the sampler, its seed, the workers, the order of files, and random transforms.",
+    "batch": "The batches differ: check the sampler, its seed, the workers, the order of files, and random transforms.",
     "generator": "Between the step before and this one, one run drew more or fewer random numbers, or was seeded "
     "differently.",
-    "scaler": "The gradient scaler is in another state: it saw other overflows, or was not restored.",
-    "lr": "The scheduler is at another position, was not restored, or sets the rate by what it measures.",
-    "scheduler": "The scheduler is at another position, was not restored, or was given other settings: its rates may "
+    "scaler": "GradScaler state differs: different overflows, or not restored.",
+    "lr": "The scheduler is at a different position, was not restored, or sets the rate by a measured value.",
+    "scheduler": "The scheduler is at a different position, was not restored, or has different settings: its rates may "
     "differ later.",
-    "options": "The optimizer was configured differently.",
+    "options": "The optimizer's options differ.",
     "parameter": "The gradients read in this step agree: the update differs, by the optimizer's state or its kernels.",
     "state": "The gradients read in this step agree: the update differs, by the optimizer's state or its kernels.",
 }
 """First part that differs -> what that means."""
 
 ONE_MORE = (
-    "One run went on with another batch where the optimizer of the other one stepped: it accumulates differently, or a "
-    "step was skipped (by a gradient scaler, or for a number that is not finite)."
+    "One run ran an extra micro-batch where the other stepped its optimizer: it accumulates differently, or a step was "
+    "skipped (by a GradScaler, or for a number that is not finite)."
 )
-"""What a batch or a loss means that only one of the runs has."""
+"""Meaning of a batch or a loss that only one of the runs has."""
 
 BETWEEN = (
-    "No step of an optimizer and no forward pass made it: the program changed it between the steps (an average in its "
-    "place, a clamp, tied or pruned weights, a new initialisation), or something wrote it from outside torch."
+    "It differs between steps, outside of forward and optimizer: the program changed it there (averaged, clamped, "
+    "tied, pruned or initialised weights), or it was modified outside the dispatcher."
 )
-"""What a state means that differs as a step began, where it was equal after the step before."""
+"""Meaning of a state that differs as a step began, where it was equal after the step before."""
 
-WITH_ITS_BATCH = "They are the likely source of the other batch as well."
-"""Said of a generator beside whose states the batch differs."""
+WITH_ITS_BATCH = "They are the likely source of the different batch as well."
+"""Note on a generator where the batch differs, too."""
 
 SIZES = {
-    Samples.SAME: "The same samples are in batches of other sizes: sums over them round differently.",
-    Samples.MOVED: "The batches have other sizes (batch size, accumulation, drop_last): samples come in other steps.",
-    Samples.OTHER: "The batches have other sizes (batch size, accumulation, drop_last), and no sample is in both runs.",
-    Samples.UNKNOWN: "The batches have other sizes: batch size, accumulation, drop_last, or the length of padded "
-    "samples.",
+    Samples.SAME: "Batch sizes differ, samples do not: sums over them round differently.",
+    Samples.MOVED: "Batch sizes differ (batch size, accumulation, drop_last): samples come in different steps.",
+    Samples.OTHER: "Batch sizes differ (batch size, accumulation, drop_last), and no sample is in both runs.",
+    Samples.UNKNOWN: "Batch sizes differ: batch size, accumulation, drop_last, or the length of padded samples.",
 }
-"""What batches of another number or shape mean, by their samples."""
+"""Meaning of batches that differ in number or shape, by their samples."""
 
 SAMPLES = {
-    Samples.SAME: "The step has the same samples in another order, or beside other labels: look at the sampler, the "
-    "workers and the order of files.",
-    Samples.MOVED: "Its samples come in other steps of the other run: their order differs (the sampler, its seed, the "
-    "workers, the order of files).",
-    Samples.OTHER: "None of its samples is in the other run: their content differs (augmentation, noise, other random "
-    "transforms), or other data were read.",
+    Samples.SAME: "The step has the same samples in a different order, or with different labels: check the sampler, "
+    "the workers and the order of files.",
+    Samples.MOVED: "Its samples come in different steps of the other run: their order differs (the sampler, its seed, "
+    "the workers, the order of files).",
+    Samples.OTHER: "None of its samples is in the other run: their content differs (augmentation, noise, random "
+    "transforms), or different data were read.",
 }
-"""What other batches of the same shapes mean, by their samples."""
+"""Meaning of different batches of equal shapes, by their samples."""
 
-SETTINGS = "Set them alike first: kernels compute by these settings, and no fault of one is shown while they differ."
-"""What settings mean that differ, where a part differs first that kernels compute."""
+SETTINGS = "Make the settings equal first: kernels depend on them, so no kernel is blamed while they differ."
+"""Note on settings that differ, where the first part that differs is computed by kernels."""
 
 _READABLE = frozenset({"order", "scaler", "loss", "lr", "scheduler", "options"})
 """Parts whose values say more than digests."""
 
 _MAYBE_BEFORE_THE_CALL = frozenset({"generator", "loss", "buffer"})
-"""First parts that differ which what comes before the model's call may have made."""
+"""First parts that differ which code before the model's call may have changed."""
 
 _AROUND = (3, 2)
 """Steps shown before and after the first that differs."""
 
-_SHOWN = 4
 
-
-def as_text(verdict: LoopVerdict) -> str:
-    """Return what ``hashbench watch diff`` prints."""
-    return "\n".join(_lines(verdict))
-
-
-def _lines(verdict: LoopVerdict) -> Iterator[str]:
+def finding_of(verdict: LoopVerdict) -> Finding:
+    """Return the report of two recordings."""
     first = verdict.first
-    if first is None:
-        yield from _equal_lines(verdict)
-    else:
-        yield from _first_lines(verdict, first)
-    for one in verdict.traced:
-        yield ""
-        yield from _traced_lines(one, several=len(verdict.ranks) > 1)
-    if first is not None:
-        yield ""
-        yield table(first)
-    if notes := [*(gaps_of(verdict) if first is not None else ()), *notes_of(verdict)]:
-        yield ""
-        yield from notes
-    yield from _rate_lines(verdict)
-    if first is not None and (commands := next_look(verdict)):
-        yield ""
-        yield "Next look, at the kernels:" if not verdict.traced else "Next look:"
-        yield from (f"  {command}" for command in commands)
+    several = len(verdict.ranks) > 1
+    meaning = [] if first is None else [meaning_of(first), SETTINGS if _depends_on_settings(first) else ""]
+    return Finding(
+        headline=headline(verdict),
+        facts=() if first is None else tuple(first_facts(verdict, first)),
+        table=None if first is None else table(first),
+        notes=tuple(filter(None, [*meaning, *gaps_of(verdict), *notes_of(verdict), *_rate_notes(verdict)])),
+        parts=tuple(_traced_finding(traced, several=several) for traced in verdict.traced),
+        next=tuple(next_look(verdict) or _plot_of(verdict)),
+        equal=verdict.equal,
+        differs=verdict.differs,
+        data=document(verdict),
+    )
+
+
+def _plot_of(verdict: LoopVerdict) -> list[str]:
+    """Return the command that plots all steps, where no kernel is to be traced."""
+    folders = [*verdict.folders, *(run.folder for run in verdict.further)]
+    command = ["hashbench", "watch", "diff", *map(str, folders), "--html", "watch.html"]
+    return [] if verdict.equal else [shlex.join(command)]
+
+
+def _depends_on_settings(first: RankVerdict) -> bool:
+    return bool(first.settings) and first.differing[0].part not in OUTSIDE
 
 
 def headline(verdict: LoopVerdict) -> str:
     """Return the verdict in one line."""
     first = verdict.first
     if first is None:
-        agreed, gaps = _agreed_words(verdict), gaps_of(verdict)
-        more = f" (and {len(gaps) - 1} more)" if len(gaps) > 1 else ""
-        return f"{agreed}; not all was compared: {gaps[0].rstrip('.')}{more}" if gaps else agreed
+        return f"{_agreed_words(verdict)}{'; not all was compared' if gaps_of(verdict) else ''}"
     rank = f", first on rank {first.rank}" if len(verdict.ranks) > 1 else ""
     lead = first.differing[0]
     alone = " that one run lacks" if _alone(lead) and not _sizes(first) else ""
     between = ", changed between steps" if lead.begun else ""
     sizes = "number of batches in a step" if first.batches and first.batches.in_number else "shape of a batch"
-    settings = (
-        f"; settings differ: {join_limited([one.name for one in first.settings], _SHOWN)}" if first.settings else ""
-    )
+    settings = f"; settings differ: {few([setting.name for setting in first.settings])}" if first.settings else ""
     part = sizes if _sizes(first) else NAMES[lead.part]
     return f"The runs differ {_where(first)}{rank}: {part}{alone}{between}{settings}"
 
@@ -180,28 +175,14 @@ def notes_of(verdict: LoopVerdict) -> list[str]:
     return list(dict.fromkeys([*(note for rank in verdict.ranks for note in rank.notes), *without]))
 
 
-def _equal_lines(verdict: LoopVerdict) -> Iterator[str]:
-    gaps = gaps_of(verdict)
-    yield f"{_agreed_words(verdict)}{', but not all was compared:' if gaps else '.'}"
-    yield from (f"  {gap}" for gap in gaps)
-
-
 def _agreed_words(verdict: LoopVerdict) -> str:
     where = f" on {count(len(verdict.ranks), 'rank')}" if len(verdict.ranks) > 1 else ""
-    idle = next((one for one in verdict.ranks if one.idle is not None), None)
+    idle = next((rank for rank in verdict.ranks if rank.idle is not None), None)
     agreed = f"The runs agree in {range_words(verdict.ranks[0].steps)}{where}"
     if idle is None or idle.idle is None:
         return agreed
     at = "at the end" if idle.idle_at not in idle.steps else f"from step {idle.idle_at} on"
     return f"{agreed}; the state of {part_words(idle.idle)} differs {at}, and reaches nothing else that was compared"
-
-
-def _first_lines(verdict: LoopVerdict, first: RankVerdict) -> Iterator[str]:
-    yield from (f"{name + ': ':18}{value}" for name, value in first_facts(verdict, first))
-    if meaning := meaning_of(first):
-        yield meaning
-    if first.settings and first.differing[0].part not in OUTSIDE:
-        yield SETTINGS
 
 
 def meaning_of(first: RankVerdict) -> str:
@@ -211,7 +192,7 @@ def meaning_of(first: RankVerdict) -> str:
         return BETWEEN
     if (first.initial or first.at_end) and lead.part in BY_TENSOR:
         return ""
-    if lead.part == "generator" and any(one.part == "batch" for one in first.differing):
+    if lead.part == "generator" and any(difference.part == "batch" for difference in first.differing):
         return f"{MEANING['generator']} {WITH_ITS_BATCH}"
     if lead.part == "batch" and batches is not None:
         if _sizes(first):
@@ -239,9 +220,9 @@ def first_facts(verdict: LoopVerdict, first: RankVerdict) -> list[tuple[str, str
         ("first run", lead.first if lead.part in _READABLE else ""),
         ("second run", lead.second if lead.part in _READABLE else ""),
         *_batch_facts(first),
-        ("it came about", _since_words(first)),
-        ("then also", listed([part_words(part) for part in first.differing[1:]])),
-        ("agreed before", agreed_words(first)),
+        ("introduced in", _since_words(first)),
+        ("also differs", few([part_words(part) for part in first.differing[1:]])),
+        ("last equal", agreed_words(first)),
         ("on other ranks", _others(verdict, first)),
     )
     return [(name, value) for name, value in facts if value]
@@ -250,11 +231,11 @@ def first_facts(verdict: LoopVerdict, first: RankVerdict) -> list[tuple[str, str
 def settings_words(first: RankVerdict) -> str:
     """Return which settings differ, and their values in both runs: ``num_threads (1, 2)``."""
     words = [
-        f"{one.name} ({one.first or 'not set'}, {one.second or 'not set'}"
-        + (f", from step {one.at} on)" if one.at > first.steps[0] else ")")
-        for one in first.settings
+        f"{setting.name} ({setting.first or 'not set'}, {setting.second or 'not set'}"
+        + (f", from step {setting.at} on)" if setting.at > first.steps[0] else ")")
+        for setting in first.settings
     ]
-    return join_limited(words, _SHOWN)
+    return few(words)
 
 
 def _batch_facts(first: RankVerdict) -> Iterator[tuple[str, str]]:
@@ -291,10 +272,10 @@ def _since_words(first: RankVerdict) -> str:
         if first.at_end:
             return f"after the optimizer's step {first.steps[-1]}"
         unknown = lead.part in _MAYBE_BEFORE_THE_CALL and BEGIN not in first.seen[at] and at - 1 in first.steps
-        return f"in step {at}, or between it and the step before" if unknown else f"in step {at}"
+        return f"step {at}, or between it and the step before" if unknown else f"step {at}"
     if first.at_end:
-        return f"in one of steps {first.since} to {first.steps[-1]}, or after them: not all tensors are read in each"
-    return f"in one of steps {first.since} to {first.step}: not all tensors are read in each"
+        return f"one of steps {first.since} to {first.steps[-1]}, or after them: not all tensors are read in each"
+    return f"one of steps {first.since} to {first.step}: not all tensors are read in each"
 
 
 def part_words(difference: PartDifference) -> str:
@@ -308,7 +289,7 @@ def part_words(difference: PartDifference) -> str:
         return f"{name}{number}, which only the {alone} run has" if alone else f"{name}{number}"
     if difference.part == "lr":
         return name if difference.compared == 1 else f"{name} of group {difference.names[0]}"
-    names = join_limited(difference.names, _SHOWN)
+    names = few(difference.names)
     if difference.part not in BY_TENSOR:
         return f"{name} {names}"
     begun = ", as the step began" if difference.begun else ""
@@ -323,36 +304,37 @@ def agreed_words(first: RankVerdict) -> str:
     for part, step in first.agreed.items():
         by_step.setdefault(step, []).append(NAMES[part])
     return "; ".join(
-        f"{listed(names)} (step {step})" if step >= first.steps[0] else f"{listed(names)} (at the start)"
+        f"{few(names)} (step {step})" if step >= first.steps[0] else f"{few(names)} (at the start)"
         for step, names in sorted(by_step.items(), reverse=True)
     )
 
 
 def _others(verdict: LoopVerdict, first: RankVerdict) -> str:
     return "; ".join(
-        f"rank {one.rank}: " + ("nothing" if one.step is None else f"step {one.step}, {part_words(one.differing[0])}")
-        for one in verdict.ranks
-        if one is not first
+        f"rank {rank.rank}: "
+        + ("nothing" if rank.step is None else f"step {rank.step}, {part_words(rank.differing[0])}")
+        for rank in verdict.ranks
+        if rank is not first
     )
 
 
-def table(rank: RankVerdict) -> str:
-    """Return a table of the steps around the first that differs, one column a part: ``=``, ``≠``, or empty where it was
-    not read."""
+def table(rank: RankVerdict) -> Table:
+    """Return the steps around the first that differs, one column a part: ``=``, ``≠``, or empty where it was not
+    read."""
     assert rank.step is not None
     numbers = list(rank.seen)
     at = numbers.index(rank.step)
     shown = numbers[max(0, at - _AROUND[0]) : at + _AROUND[1] + 1]
     parts = [part for part in (BEGIN, *PARTS) if any(part in rank.seen[number] for number in shown)]
-    heads = ["step", *parts]
-    rows = [
-        ["start" if number < rank.steps[0] else "end" if number > rank.steps[-1] else str(number)]
-        + [{True: "=", False: "≠"}.get(rank.seen[number].get(part), "") for part in parts]  # type: ignore[arg-type]
-        for number in shown
-    ]
-    widths = [max(len(row[column]) for row in [heads, *rows]) for column in range(len(heads))]
-    lines = ("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)) for row in [heads, *rows])
-    return "\n".join(line.rstrip() for line in lines)
+    signs = {True: "=", False: "≠", None: ""}
+    rows = tuple(
+        (_step_words(number, rank), *(signs[rank.seen[number].get(part)] for part in parts)) for number in shown
+    )
+    return Table(headers=("step", *parts), rows=rows)
+
+
+def _step_words(number: int, rank: RankVerdict) -> str:
+    return "start" if number < rank.steps[0] else "end" if number > rank.steps[-1] else str(number)
 
 
 # ---------------------------------------------------------------------------------------------- traces and the rate
@@ -364,53 +346,31 @@ def trace_words(traced: TracedSteps, *, several: bool) -> str:
     return f"trace of {range_words(range(traced.first, traced.last + 1))}{rank}"
 
 
-def _traced_lines(traced: TracedSteps, *, several: bool) -> Iterator[str]:
+def _traced_finding(traced: TracedSteps, *, several: bool) -> Finding:
+    """Return the report of a pair of traces of these steps."""
     where = trace_words(traced, several=several)
     if traced.verdict is None:
-        yield f"{where}: {traced.problem}"
-        return
-    divergence = traced.verdict.divergence
-    if divergence is None:
-        yield f"{where}: {'equal' if traced.verdict.equal else 'nothing that differs reaches a result'}"
-        if benign := traced.verdict.benign:
-            yield f"{'these differ: ':18}{join_limited(benign, _SHOWN)}"
-        return
-    yield from (f"{name + ': ':18}{value}" for name, value in traced_facts(where, divergence))
+        return Finding(headline=f"{where}: {traced.problem}", differs=False)
+    divergence, equal = traced.verdict.divergence, traced.verdict.equal
+    if divergence is not None:
+        return Finding(headline=f"{where}: {place(divergence)}", facts=divergence_facts(divergence))
+    words = "equal" if equal else "no divergence reaches a result"
+    benign = (("benign", few(traced.verdict.benign)),)
+    return Finding(headline=f"{where}: {words}", facts=benign, equal=equal, differs=not equal)
 
 
-def traced_facts(where: str, divergence: Divergence) -> list[tuple[str, str]]:
-    """Return what a pair of traces names, as names and texts; ``where`` names the traces."""
-    facts = (
-        (where, divergence.kernel or str(divergence.origin)),
-        ("origin", str(divergence.origin)),
-        ("module", divergence.module),
-        ("phase", when(divergence.phase, None)),
-        ("step", "" if divergence.iteration is None else str(divergence.iteration)),
-        ("source line", divergence.source),
-        ("forward op", divergence.forward_op),
-        ("what differs", divergence.detail),
-        ("first run", divergence.first),
-        ("second run", divergence.second),
-    )
-    return [(name, value) for name, value in facts if value]
-
-
-def _rate_lines(verdict: LoopVerdict) -> Iterator[str]:
-    """Say how often runs differ, and what that leaves to suspect where the traced runs agree."""
-    differ = [verdict.differs, *(one.differs for one in verdict.further)]
+def _rate_notes(verdict: LoopVerdict) -> Iterator[str]:
+    """Yield how often runs differ, and what that leaves to suspect where the traced runs agree."""
+    differ = [verdict.differs, *(run.differs for run in verdict.further)]
     if verdict.further:
-        yield ""
-        for one in verdict.further:
-            yield f"{one.folder}: {_further_words(one)}"
+        yield from (f"{run.folder}: {_further_words(run)}" for run in verdict.further)
         rate = f"{sum(differ)} of {len(differ)} runs"
         yield f"{rate} differ from {verdict.folders[0]} ({percent(sum(differ) / len(differ))})."
     if not differ[0] and verdict.traced:
-        yield ""
+        runs = "" if any(differ) else f" in {len(differ)} of {count(len(differ), 'comparison')}"
         yield (
-            "The difference for which these steps were traced did not come again"
-            + ("" if any(differ) else f" in {len(differ)} of {count(len(differ), 'comparison')}")
-            + ". Run them more often; what does not come again may also be a fault of memory or hardware. No kernel is "
-            "named."
+            f"The difference did not reproduce in the traced steps{runs}: no kernel is named. Run them more often; it "
+            "may also be a fault of memory or hardware."
         )
 
 
@@ -453,13 +413,13 @@ def _from_step(first: RankVerdict, traced: Sequence[TracedSteps]) -> int | None:
     assert first.step is not None
     assert first.since is not None
     step = min(first.step, first.steps[-1])
-    own = [one for one in traced if one.rank == first.rank and one.first <= step <= one.last]
-    if any(one.names_a_kernel for one in own):
+    own = [steps for steps in traced if steps.rank == first.rank and steps.first <= step <= steps.last]
+    if any(steps.names_a_kernel for steps in own):
         return None
     before = own or first.differing[0].begun or first.differing[0].part in _MAYBE_BEFORE_THE_CALL
     low = max(first.since - 1, first.steps[0]) if before else first.since
     called = [number for number in first.steps if number <= low and "batch" in first.seen[number]]
-    return None if not called or any(one.first <= called[-1] for one in own) else called[-1]
+    return None if not called or any(steps.first <= called[-1] for steps in own) else called[-1]
 
 
 def _traced_folder(folder: Path, low: int, stop: int) -> Path:
@@ -470,7 +430,7 @@ def _environment(recording: Recording, verdict: RankVerdict) -> str:
     """Return the variables that a run had, and those by which it gets the threads and instructions that differ."""
     header = recording.header
     found = dict(header.environment)
-    differ = {one.name for one in verdict.settings}
+    differ = {setting.name for setting in verdict.settings}
     if "num_threads" in differ:
         found.setdefault("OMP_NUM_THREADS", header.settings.get("num_threads", ""))
     if "cpu_capability" in differ:
@@ -485,20 +445,13 @@ def _program(recording: Recording) -> str:
     return shlex.join(header.command)
 
 
-# --------------------------------------------------------------------------------------------------------- as JSON
-
-
-def as_json(verdict: LoopVerdict) -> str:
-    """Return the verdict as a JSON document."""
-    return json.dumps(document(verdict), indent=1)
+# ------------------------------------------------------------------------------------------------ as plain values
 
 
 def document(verdict: LoopVerdict) -> dict[str, Any]:
-    """Return the verdict as plain values."""
+    """Return the verdict as plain values; :class:`~hashbench.core.finding.Finding` has the rest."""
     first = verdict.first
     return {
-        "equal": verdict.equal,
-        "differs": verdict.differs,
         "folders": list(map(str, verdict.folders)),
         "step": None if first is None else first.step,
         "since": None if first is None else first.since,
@@ -507,13 +460,11 @@ def document(verdict: LoopVerdict) -> dict[str, Any]:
         "settings": [] if first is None else to_json(first.settings),
         "agreed": {} if first is None else dict(first.agreed),
         "steps": [verdict.ranks[0].steps[0], verdict.ranks[0].steps[-1]],
-        "traced": [_traced_document(one) for one in verdict.traced],
-        "further": [{**to_json(one), "folder": str(one.folder)} for one in verdict.further],
+        "traced": [_traced_document(traced) for traced in verdict.traced],
+        "further": [{**to_json(run), "folder": str(run.folder)} for run in verdict.further],
         "batches": None if first is None or first.batches is None else to_json(first.batches),
-        "idle": to_json([one.idle for one in verdict.ranks if one.idle is not None]),
+        "idle": to_json([rank.idle for rank in verdict.ranks if rank.idle is not None]),
         "not_compared": gaps_of(verdict),
-        "notes": notes_of(verdict),
-        "next": next_look(verdict),
     }
 
 

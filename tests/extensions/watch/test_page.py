@@ -9,13 +9,19 @@ from pathlib import Path
 
 from extensions.watch.test_compare import recording
 
+from hashbench.core.finding.page import as_html
 from hashbench.extensions.watch.compare import RankVerdict, compare
-from hashbench.extensions.watch.page import DIFFERENT, EQUAL, MOST_COLUMNS, plot_of, render_loops
+from hashbench.extensions.watch.page import DIFFERENT, EQUAL, MOST_COLUMNS, figures_of, plot_of
+from hashbench.extensions.watch.text import finding_of
 from hashbench.extensions.watch.traced import LoopVerdict
 
 
 def verdict(*ranks: RankVerdict) -> LoopVerdict:
     return LoopVerdict((Path("runs/a"), Path("runs/<b>")), ranks, recordings=(recording("a"), recording("b")))
+
+
+def page_of(loops: LoopVerdict) -> str:
+    return as_html(finding_of(loops), title="hashbench watch diff", of="runs/a and runs/<b>", **figures_of(loops))
 
 
 DIFFERING = compare(recording("a"), recording("b", {7: {"loss": {"0": "x"}, "gradient": {"d.weight": "y"}}}))
@@ -51,7 +57,7 @@ def test_many_steps_share_columns_and_one_that_differs_shows() -> None:
 
 
 def test_the_page_tells_the_first_difference_and_loads_nothing() -> None:
-    page = render_loops(verdict(DIFFERING))
+    page = page_of(verdict(DIFFERING))
     HTMLParser().feed(page)
     assert '<h1 class="worse">The runs differ from step 7 on: loss</h1>' in page
     assert "runs/&lt;b&gt;" in page
@@ -62,12 +68,12 @@ def test_the_page_tells_the_first_difference_and_loads_nothing() -> None:
 
 
 def test_equal_runs_have_a_calm_page() -> None:
-    page = render_loops(verdict(compare(recording("a"), recording("b"))))
+    page = page_of(verdict(compare(recording("a"), recording("b"))))
     assert '<h1 class="calm">The runs agree in steps 0 to 11</h1>' in page
     assert "first-title" not in page
 
 
 def test_ranks_have_a_plot_each() -> None:
-    page = render_loops(verdict(replace(DIFFERING, rank=0, step=9), replace(DIFFERING, rank=1)))
+    page = page_of(verdict(replace(DIFFERING, rank=0, step=9), replace(DIFFERING, rank=1)))
     assert "first on rank 1" in page
     assert page.count('<figure class="loop"') == 2

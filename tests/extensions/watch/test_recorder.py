@@ -19,6 +19,7 @@ from extensions.watch.loops import FAULTS, STEPS, Net, Plan, race, train
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 import hashbench
+from hashbench.core.divergence.text import divergence_facts
 from hashbench.core.errors import HashbenchError
 from hashbench.core.run.rng import global_state_digests
 from hashbench.core.run.settings import applied
@@ -546,7 +547,7 @@ def test_the_numbers_that_differ_in_a_trace_are_told(tmp_path: Path) -> None:
     (traced,) = judged(tmp_path, Plan(), Plan(fault="kernel"), trace=10).kernels
     assert traced.verdict is not None
     assert traced.verdict.divergence is not None
-    facts = dict(text.traced_facts("trace of step 10", traced.verdict.divergence))
+    facts = dict(divergence_facts(traced.verdict.divergence))
     assert (facts["first run"], facts["second run"]) == ("(1.0)", "(1.1)")
 
 

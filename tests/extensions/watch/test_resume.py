@@ -13,6 +13,7 @@ from extensions.watch.test_compare import recording, with_begin
 from extensions.watch.watch_texts import shifted
 
 from hashbench.core.errors import HashbenchError
+from hashbench.core.finding import as_json
 from hashbench.extensions.watch import resume
 from hashbench.extensions.watch.file import Batch, Recording, Step
 from hashbench.extensions.watch.resume import began_anew, judge, judge_folders, restored_at
@@ -59,7 +60,7 @@ LOST = {
         "scheduler: StepLR.last_epoch is 0 instead of 10",
     ],
     "scaler": ["gradient scaler: scale is 8.0 instead of 256.0"],
-    "position": ["data position: the batch has samples of other steps (sampler, its generator, or workers)"],
+    "position": ["data position: the batch has samples of different steps (sampler, its generator, or workers)"],
     "model": ["6 parameters (0.weight, 0.bias, 1.weight, 1.bias and 2 more)"],
 }
 
@@ -79,7 +80,7 @@ def test_what_a_script_does_not_restore_is_named(run: Run, loses: str) -> None:
 def test_all_that_is_lost_is_named_at_once(run: Run) -> None:
     verdict = judge_folders(*resumed(run, "generator,optimizer,position"))
     assert {one.part for one in verdict.lost} == {"generator", "state", "batch"}
-    assert json.loads(resume.as_json(verdict))["not_restored"] == resume.lost_of(verdict)
+    assert json.loads(as_json(resume.finding_of(verdict)))["not_restored"] == resume.lost_of(verdict)
 
 
 # --------------------------------------------------------------------------------------------- on recordings by hand
@@ -176,11 +177,11 @@ def test_a_scheduler_that_acts_later_is_named_at_once() -> None:
 @pytest.mark.parametrize(
     ("samples", "words"),
     [
-        ((1, 2), "order of the data: the batch has the same samples in another order, or other labels"),
-        ((8, 9), "data position: the batch has samples of other steps (sampler, its generator, or workers)"),
-        ((70, 71), "content of the data: no sample of the batch is in the uninterrupted run (random transforms"),
+        ((1, 2), "data order: the batch has the same samples in a different order, or different labels"),
+        ((8, 9), "data position: the batch has samples of different steps (sampler, its generator, or workers)"),
+        ((70, 71), "data content: no sample of the batch is in the uninterrupted run (random transforms"),
         ((), "data position, or random transforms: the first batch differs"),
-        ((8,), "data position, or batches: 1 batch a step (1x6) instead of 1 batch a step (2x6)"),
+        ((8,), "data position, or its batches: 1 batch a step (1x6) instead of 1 batch a step (2x6)"),
     ],
 )
 def test_another_batch_is_told_by_its_samples(samples: tuple[int, ...], words: str) -> None:
