@@ -40,7 +40,7 @@ from hashbench.core.sweep.executors import Resources, Task, TaskResult
 from hashbench.core.sweep.executors.local import load_target
 from hashbench.core.trace import tracer
 from hashbench.extensions.ranks.replicas import check_replicas
-from hashbench.extensions.ranks.text import check_text, diff_document, diff_text
+from hashbench.extensions.ranks.text import check_finding, diff_finding
 from hashbench.extensions.watch import resume
 from hashbench.extensions.watch.text import finding_of as of_loops
 from hashbench.integrations.dynamo import harness as dynamo_harness
@@ -579,12 +579,12 @@ def _dynamo() -> str:
 @golden("ranks_diff.txt")
 def _ranks_diff() -> str:
     """Two runs on several ranks, as ``hashbench ranks diff`` tells them."""
-    return "".join(f"=== {name}\n{diff_text(judge_ranks(lines))}\n" for name, lines in DIFFS.items())
+    return "".join(f"=== {name}\n{diff_finding(judge_ranks(lines))}\n" for name, lines in DIFFS.items())
 
 
 @golden("ranks_diff.json")
 def _ranks_diff_document() -> str:
-    documents = {name: diff_document(judge_ranks(DIFFS[name])) for name in DOCUMENTS}
+    documents = {name: document(diff_finding(judge_ranks(DIFFS[name]))) for name in DOCUMENTS}
     return json.dumps(documents, indent=1) + "\n"
 
 
@@ -592,7 +592,7 @@ def _ranks_diff_document() -> str:
 def _ranks_check() -> str:
     """Replicas of one run, as ``hashbench ranks check`` tells them."""
     verdicts = {name: check_replicas(rank_traces(lines)) for name, lines in CHECKS.items()}
-    return "".join(f"=== {name}\n{check_text(verdict)}\n" for name, verdict in verdicts.items())
+    return "".join(f"=== {name}\n{check_finding(verdict)}\n" for name, verdict in verdicts.items())
 
 
 @golden("watch_diff.txt")

@@ -4,24 +4,21 @@ replicas that differ."""
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hashbench.cli import flags
 from hashbench.cli.flags import say
-from hashbench.cli.parser import EXIT_DIFFERENCE, EXIT_USAGE, Commands, Flags
+from hashbench.cli.parser import EXIT_USAGE, Commands, Flags
 from hashbench.core.errors import HashbenchError
-from hashbench.core.io import to_json
 from hashbench.core.processes import python_calling, uncollected
 
 if TYPE_CHECKING:
     from hashbench.core.records import Trace
     from hashbench.extensions.ranks.notes import NamedCall, Repro
-    from hashbench.extensions.ranks.replicas import ReplicasVerdict
     from hashbench.extensions.ranks.verdict import RanksVerdict
 
 FIRST, SECOND, THIRD = "first", "second", "third"
@@ -45,7 +42,7 @@ def add(commands: Commands) -> None:
     diff = kinds.add_parser("diff", help="Compare two recorded runs: the first rank and kernel, and how it spread.")
     diff.add_argument("first", type=Path, metavar="A", help="Read the traces of one run from the folder A.")
     diff.add_argument("second", type=Path, metavar="B", help="Read the traces of the second run from the folder B.")
-    _add_json(diff)
+    flags.report(diff)
     diff.set_defaults(command=_diff)
 
     run = kinds.add_parser("run", help="Record a script twice on N ranks of this machine and compare the runs.")
@@ -54,14 +51,14 @@ def add(commands: Commands) -> None:
     run.add_argument("-o", "--output", type=Path, metavar="DIR", help=text)
     _add_recording(run)
     flags.seconds(run, "--timeout", "Stop a run after S seconds (default: never).", least=1)
-    _add_json(run)
+    flags.report(run)
     _add_script(run)
     run.set_defaults(command=_run)
 
     text = "Check one recorded run for replicas, such as parameters under DDP, that differ between ranks."
     check = kinds.add_parser("check", help=text)
     check.add_argument("folder", type=Path, metavar="A", help="Read the traces of the run from the folder A.")
-    _add_json(check)
+    flags.report(check)
     check.set_defaults(command=_check)
 
 
@@ -70,10 +67,6 @@ def _add_recording(parser: Flags) -> None:
     parser.add_argument("--steps", type=steps_of, metavar="A:B", help=text)
     text = "Record the line of the script behind every op; slower."
     parser.add_argument("--source-lines", action="store_true", help=text)
-
-
-def _add_json(parser: Flags) -> None:
-    parser.add_argument("--json", action="store_true", help="Print a JSON document.")
 
 
 def _add_script(parser: Flags) -> None:
@@ -142,8 +135,11 @@ def _record(parsed: argparse.Namespace) -> int:
 
 
 def _diff(parsed: argparse.Namespace) -> int:
+    from hashbench.extensions.ranks.text import diff_finding
+
     verdict, _ = _compared(parsed.first, parsed.second)
-    return _show_diff(verdict, as_json=parsed.json)
+    of = f"{parsed.first} and {parsed.second}"
+    return flags.show_finding(diff_finding(verdict), parsed, title="hashbench ranks diff", of=of)
 
 
 def _compared(first: Path, second: Path) -> tuple[RanksVerdict, Mapping[int, Trace]]:
@@ -161,24 +157,6 @@ def _compared(first: Path, second: Path) -> tuple[RanksVerdict, Mapping[int, Tra
     return verdict, runs[0].traces
 
 
-def _show_diff(
-    verdict: RanksVerdict, *, as_json: bool, repro: Repro | None = None, replicas: ReplicasVerdict | None = None
-) -> int:
-    """Print the verdict, with the repro and the check of the replicas if there are any, and return the exit code."""
-    from hashbench.extensions.ranks.text import check_document, check_text, diff_document, diff_text
-
-    if as_json:
-        checked = {} if replicas is None else {"replicas": check_document(replicas)}
-        _show(diff_document(verdict) | ({} if repro is None else to_json(repro)) | checked)
-    else:
-        checked_text = [] if replicas is None else [check_text(replicas)]
-        _show("\n".join([diff_text(verdict), *([] if repro is None else [repro.line()]), *checked_text]))
-    code = _exit_code(equal=verdict.equal, differs=bool(verdict.first or verdict.differing or verdict.printed))
-    if code or replicas is None or not (replicas.checked or replicas.uncompared):
-        return code
-    return _exit_code(equal=replicas.equal and not replicas.uncompared, differs=bool(replicas.differing))
-
-
 def _say_each(sentences: Sequence[str]) -> None:
     for sentence in sentences:
         say(sentence)
@@ -187,32 +165,20 @@ def _say_each(sentences: Sequence[str]) -> None:
 def _check(parsed: argparse.Namespace) -> int:
     from hashbench.extensions.ranks.folder import read_ranks
     from hashbench.extensions.ranks.replicas import check_replicas
-    from hashbench.extensions.ranks.text import check_document, check_text
+    from hashbench.extensions.ranks.text import check_finding
 
     run = read_ranks(parsed.folder)
     for note in run.notes:
         say(note)
-    verdict = check_replicas(run.traces)
-    _show(check_document(verdict) if parsed.json else check_text(verdict))
-    return _exit_code(equal=verdict.equal, differs=bool(verdict.differing))
-
-
-def _show(verdict: str | dict[str, Any]) -> None:
-    if isinstance(verdict, str):
-        flags.show(verdict)
-    else:
-        print(json.dumps(verdict, indent=1))
-
-
-def _exit_code(*, equal: bool, differs: bool) -> int:
-    """Return the exit code of a verdict: that of bad input where nothing differs and not all could be compared."""
-    return EXIT_DIFFERENCE if differs else 0 if equal else EXIT_USAGE
+    found = check_finding(check_replicas(run.traces))
+    return flags.show_finding(found, parsed, title="hashbench ranks check", of=str(parsed.folder))
 
 
 def _run(parsed: argparse.Namespace) -> int:
     from hashbench.extensions.ranks.launch import refuse_missing
     from hashbench.extensions.ranks.notes import REPRO, calls_to_capture, guilty_of
     from hashbench.extensions.ranks.replicas import check_replicas
+    from hashbench.extensions.ranks.text import diff_finding
 
     script, _ = _script(parsed)
     refuse_missing(script, module=parsed.module)
@@ -224,7 +190,8 @@ def _run(parsed: argparse.Namespace) -> int:
     guilty = guilty_of(verdict)
     repro = None if guilty is None else _captured(parsed, output, calls_to_capture(guilty, traces))
     replicas = check_replicas(traces) if verdict.equal and len(traces) > 1 else None
-    code = _show_diff(verdict, as_json=parsed.json, repro=repro, replicas=replicas)
+    found = diff_finding(verdict, repro=repro, replicas=replicas)
+    code = flags.show_finding(found, parsed, title="hashbench ranks run", of=script)
     if not parsed.json:
         print(f"\nWritten: {output}")
     return code or (EXIT_USAGE if any(problems) else 0)

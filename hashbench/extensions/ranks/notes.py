@@ -80,10 +80,6 @@ class Repro:
     reproduced: str = ""
     command: str = ""
 
-    def line(self) -> str:
-        """Format as a line of the verdict."""
-        return f"repro:            {self.reproduced}{f'; {self.command}' if self.command else ''}"
-
 
 def note_path(folder: Path, rank: int) -> Path:
     """Return where a rank writes its note."""

@@ -1,67 +1,245 @@
-"""Format the verdict on two distributed runs as ``hashbench ranks diff`` prints it, and that on replicas as ``hashbench
-ranks check`` does: at most ten lines, or one JSON document."""
+"""Report on two distributed runs, and on the replicas of one run."""
 
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hashbench.core.catalog import Origin
-from hashbench.core.text import count, format_ranks, join_limited, shorten, when
+from hashbench.core.divergence.text import place
+from hashbench.core.finding import NAMES, Finding, document, few
+from hashbench.core.text import count, format_ranks, in_brackets, shorten, when
+from hashbench.extensions.ranks.notes import NamedCall, Repro
 from hashbench.extensions.ranks.replicas import UNREDUCED, ReplicaDifference, ReplicasVerdict
 from hashbench.extensions.ranks.verdict import RankDivergence, RankHop, RankResult, RanksVerdict
 
-MOST_LINES = 10
-"""Number of lines of either text."""
-
-_WIDTH = 18
-_SHOWN = 4
-_FIRSTS = 3
-_UNKNOWN = 2
 _VALUE = 60
+"""Maximum characters of the value of an argument."""
 
 
-def diff_text(verdict: RanksVerdict) -> str:
-    """Return the output of ``hashbench ranks diff``."""
-    return "\n".join(_diff_lines(verdict))
+# ------------------------------------------------------------------------------------------------- two runs
 
 
-def diff_document(verdict: RanksVerdict) -> dict[str, Any]:
-    """Return the JSON document of ``hashbench ranks diff --json``."""
+def diff_finding(
+    verdict: RanksVerdict, *, repro: Repro | None = None, replicas: ReplicasVerdict | None = None
+) -> Finding:
+    """Return the report of two distributed runs.
+
+    Args:
+        verdict: on the two.
+        repro: of the first kernel or collective.
+        replicas: of the first run, where the two are equal.
+    """
+    is_checked = replicas is not None and bool(replicas.checked or replicas.uncompared)
+    same = replicas is None or not is_checked or (replicas.equal and not replicas.uncompared)
+    differs = bool(verdict.first or verdict.differing or verdict.printed or (replicas and replicas.differing))
+    data = _diff_data(verdict) | ({} if repro is None else dataclasses.asdict(repro))
+    return Finding(
+        headline=_diff_headline(verdict),
+        facts=(*_diff_facts(verdict), ("repro", "" if repro is None else repro.reproduced)),
+        notes=verdict.unknown,
+        next=_commands(verdict, repro),
+        parts=() if replicas is None else (check_finding(replicas),),
+        equal=verdict.equal and same,
+        differs=differs,
+        data=data | ({} if replicas is None else {"replicas": document(check_finding(replicas))}),
+    )
+
+
+def _commands(verdict: RanksVerdict, repro: Repro | None) -> tuple[str, ...]:
+    if repro is not None and repro.command:
+        return (repro.command,)
+    kernels = [found for found in verdict.first if found.origin == Origin.KERNEL]
+    return tuple(command for found in (kernels or verdict.first)[:1] for command in _recorded_again(found))
+
+
+def _recorded_again(found: RankDivergence | ReplicaDifference) -> tuple[str, ...]:
+    """Return the command that records the script once more, with the call of a kernel, or with source lines where none
+    is known."""
+    if found.origin == Origin.KERNEL:
+        more = ["--capture", NamedCall(found.node, found.rank).word()]
+    elif found.source:
+        return ()
+    else:
+        more = ["--source-lines"]
+    words = ["-m", "hashbench", "ranks", "record", "-o", "C", *more]
+    return (f"torchrun … {shlex.join(words)} -- <the same script>",)
+
+
+def _diff_headline(verdict: RanksVerdict) -> str:
+    if len(verdict.first) == 1:
+        return f"The runs diverge: {_place(verdict.first[0])}"
+    if verdict.first:
+        return f"The runs diverge on {len(verdict.first)} ranks, and no collective orders these divergences"
+    if verdict.printed:
+        more = f", and {count(len(verdict.printed) - 1, 'more line')}" if len(verdict.printed) > 1 else ""
+        return f"Printed lines differ: {verdict.printed[0].words()}{more}"
+    if verdict.equal:
+        return f"Both runs are equal on every rank: {_compared(verdict)}"
+    return f"Nothing that was compared differs, and not all was compared: {_compared(verdict)}"
+
+
+def _diff_facts(verdict: RanksVerdict) -> Iterator[tuple[str, str]]:
+    if len(verdict.first) == 1:
+        yield from _only_first(verdict.first[0])
+    else:
+        for found in verdict.first[:NAMES]:
+            yield f"rank {found.rank}", f"{place(found)}: {_with_arguments(found)}"
+        yield "further ranks", few([str(found.rank) for found in verdict.first[NAMES:]])
+    if verdict.printed and not (verdict.first or verdict.differing):
+        yield "not known", "which op it came from: no number that the program has read from a tensor fits"
+    yield "results", _results(verdict.differing)
+    yield "later", few([_place(found) for found in verdict.later])
+    benign = few([f"{number} on rank {rank}" for rank, number in verdict.benign.items()])
+    yield "benign", f"records that differ without reaching a result: {benign}" if benign else ""
+
+
+def _only_first(found: RankDivergence) -> Iterator[tuple[str, str]]:
+    yield "first divergence", found.node
+    yield "what differs", _with_arguments(found)
+    if found.steered_by is not None:
+        steering = found.steered_by
+        origin = f", which came from {steering.kernel}" if steering.kernel else ""
+        yield "steered by", f"{steering.record} returned {steering.first} and {steering.second}{origin}"
+    yield "through", found.through
+
+
+def _place(found: RankDivergence) -> str:
+    """Return ``rank 1, kernel aten.index_put.default in net.0 (backward, iteration 3, train.py:12 step)``."""
+    return f"rank {found.rank}, {place(found)}"
+
+
+def _with_arguments(found: RankDivergence | ReplicaDifference) -> str:
+    """Return what differs and, if these are arguments in brackets, both values."""
+    values = {shorten(value, _VALUE): None for value in (found.first, found.second) if value.startswith("(")}
+    return f"{found.detail}: {' and '.join(values)}" if len(values) == 2 else found.detail
+
+
+def _results(differing: Sequence[RankResult]) -> str:
+    """Return which results differ where: ``w, b and 3 more on ranks 0, 1, from step 2 on``."""
+    if not differing:
+        return ""
+    names = list(dict.fromkeys(result.name for result in differing))
+    ranks = sorted({result.rank for result in differing})
+    steps = [result.step for result in differing if result.step is not None]
+    first = f", from step {min(steps)} on" if steps else ""
+    return f"{few(names)} on {format_ranks(ranks)}{first}"
+
+
+def _compared(verdict: RanksVerdict) -> str:
+    return f"{format_ranks(verdict.ranks)}, {count(verdict.records, 'record')} of each run{_steps(verdict.steps)}"
+
+
+# ------------------------------------------------------------------------------------------------- replicas
+
+
+def check_finding(verdict: ReplicasVerdict) -> Finding:
+    """Return the report of the replicas of one run."""
+    return Finding(
+        headline=_check_headline(verdict),
+        facts=tuple(_check_facts(verdict)),
+        notes=verdict.unknown,
+        next=tuple(command for found in verdict.differing[:1] for command in _recorded_again(found)),
+        equal=verdict.equal,
+        differs=bool(verdict.differing),
+        data=_check_data(verdict),
+    )
+
+
+def _check_headline(verdict: ReplicasVerdict) -> str:
+    if verdict.differing:
+        first = verdict.differing[0]
+        since = "" if first.step is None else f" since step {first.step}"
+        return f"Replicas differ: {first.name} on {format_ranks(first.ranks)}{since}"
+    if not verdict.checked:
+        return "No replica was compared"
+    checked = few(
+        [f"{count(number, 'parameter')} on {format_ranks(ranks)}" for ranks, number in verdict.checked.items()]
+    )
+    return f"{_agreement(verdict)}: {checked}{_steps(verdict.steps)}"
+
+
+def _agreement(verdict: ReplicasVerdict) -> str:
+    """Return the verdict on replicas of which none differs."""
+    if verdict.uncompared:
+        return "Replicas that are known agree, others that may be replicas do not"
+    if not verdict.equal:
+        return "Replicas that were compared agree"
+    return "Replicas agree where they are made equal" if verdict.local else "Replicas agree"
+
+
+def _check_facts(verdict: ReplicasVerdict) -> Iterator[tuple[str, str]]:
+    if verdict.differing:
+        yield from _difference(verdict.differing)
+    if verdict.local:
+        steps = few(["the end" if step is None else f"step {step}" for step in verdict.local[0].again])
+        names = few([found.name for found in verdict.local])
+        yield "local steps", f"{names}: apart in between, made equal on all ranks before {steps}"
+    if verdict.by_convention:
+        yield "convention", f"{few(verdict.by_convention)}: a replica, as it is plain beside DTensors"
+    if verdict.inferred:
+        yield "inferred", f"{few(verdict.inferred)}: a replica, as its gradient is reduced"
+    if verdict.missing:
+        yield "not known", f"no trace of {format_ranks(verdict.missing)}"
+    if verdict.uncompared and not verdict.differing:
+        drifted = "equal on all ranks at first, and not later; nothing shows whether these are replicas"
+        yield "not compared", f"{few(verdict.uncompared)}: {drifted}"
+
+
+def _difference(differing: Sequence[ReplicaDifference]) -> Iterator[tuple[str, str]]:
+    first = differing[0]
+    yield "minority", format_ranks(first.minority) if first.minority else ""
+    yield "written by", first.written_by
+    if first.origin:
+        where = "" if first.origin == UNREDUCED else _place_of(first)
+        yield "origin", f"{first.origin}{where}: {_with_arguments(first)}"
+    yield "also", few([found.name for found in differing[1:]])
+
+
+def _place_of(found: ReplicaDifference) -> str:
+    where = f" in {found.module}" if found.module else ""
+    return f", rank {found.rank}, {found.kernel or found.node}{where}" + in_brackets(
+        when(found.phase, found.iteration), found.source
+    )
+
+
+def _steps(steps: tuple[int, int] | None) -> str:
+    if steps is None:
+        return ""
+    return f", step {steps[0]}" if steps[0] == steps[1] else f", steps {steps[0]} to {steps[1]}"
+
+
+# ---------------------------------------------------------------------------------------------------- as plain values
+
+
+def _diff_data(verdict: RanksVerdict) -> dict[str, Any]:
     return {
-        "equal": verdict.equal,
         "world_size": verdict.world_size,
-        "first": [_divergence_document(one) for one in verdict.first],
-        "later": [_divergence_document(one) for one in verdict.later],
-        "differing": [dataclasses.asdict(one) for one in verdict.differing],
+        "first": [_divergence_document(found) for found in verdict.first],
+        "later": [_divergence_document(found) for found in verdict.later],
+        "differing": [dataclasses.asdict(result) for result in verdict.differing],
         "benign": {str(rank): number for rank, number in verdict.benign.items()},
         "missing": list(verdict.missing),
         "unknown": list(verdict.unknown),
         "ranks": list(verdict.ranks),
         "records": verdict.records,
         "steps": list(verdict.steps) if verdict.steps else None,
-        "printed": [dataclasses.asdict(one) for one in verdict.printed],
+        "printed": [dataclasses.asdict(line) for line in verdict.printed],
     }
 
 
-def check_text(verdict: ReplicasVerdict) -> str:
-    """Return the output of ``hashbench ranks check``."""
-    return "\n".join(_check_lines(verdict))
-
-
-def check_document(verdict: ReplicasVerdict) -> dict[str, Any]:
-    """Return the JSON document of ``hashbench ranks check --json``."""
+def _check_data(verdict: ReplicasVerdict) -> dict[str, Any]:
     return {
-        "equal": verdict.equal,
         "world_size": verdict.world_size,
-        "differing": [dataclasses.asdict(one) for one in verdict.differing],
+        "differing": [dataclasses.asdict(found) for found in verdict.differing],
         "checked": [{"ranks": list(ranks), "parameters": number} for ranks, number in verdict.checked.items()],
         "inferred": list(verdict.inferred),
         "missing": list(verdict.missing),
         "unknown": list(verdict.unknown),
         "uncompared": list(verdict.uncompared),
-        "local": [dataclasses.asdict(one) for one in verdict.local],
+        "local": [dataclasses.asdict(found) for found in verdict.local],
         "by_convention": list(verdict.by_convention),
         "steps": list(verdict.steps) if verdict.steps else None,
     }
@@ -91,164 +269,3 @@ def _hop_document(hop: RankHop) -> dict[str, Any]:
         "collective_seq_id": None if met is None or is_p2p else met.number,
         "p2p_seq_id": met.number if met is not None and is_p2p else None,
     }
-
-
-# ------------------------------------------------------------------------------------------------- two runs
-
-
-def _diff_lines(verdict: RanksVerdict) -> Iterator[str]:
-    if len(verdict.first) == 1:
-        yield from _only_first(verdict.first[0])
-    elif verdict.first:
-        yield f"first divergences of {len(verdict.first)} ranks, which no collective orders:"
-        yield from (f"  {_place(one)}{_in_brackets(_with_arguments(one))}" for one in verdict.first[:_FIRSTS])
-        yield from _more(len(verdict.first) - _FIRSTS)
-    elif verdict.printed:
-        more = f", and {count(len(verdict.printed) - 1, 'more line')}" if len(verdict.printed) > 1 else ""
-        yield _line("prints differ", f"{verdict.printed[0].words()}{more}")
-        if not verdict.differing:
-            yield _line("not known", "which op it came from: no number that the program has read from a tensor fits")
-    elif verdict.equal:
-        yield f"Both runs are equal on every rank: {_compared(verdict)}."
-    else:
-        yield f"Nothing that was compared differs, and not all was compared: {_compared(verdict)}."
-    if verdict.differing:
-        yield _line("results", _results(verdict.differing))
-    if verdict.later:
-        yield _line("later", join_limited([_place(one) for one in verdict.later], 2))
-    if verdict.benign:
-        told = ", ".join(f"{number} on rank {rank}" for rank, number in list(verdict.benign.items())[:_SHOWN])
-        more = " and more" if len(verdict.benign) > _SHOWN else ""
-        yield _line("benign", f"records that differ without reaching a result: {told}{more}")
-    yield from _unknown(verdict.unknown)
-
-
-def _only_first(found: RankDivergence) -> Iterator[str]:
-    yield _line("first divergence", _place(found))
-    yield _line("what differs", _with_arguments(found))
-    if found.steered_by is not None:
-        steering = found.steered_by
-        origin = f", which came from {steering.kernel}" if steering.kernel else ""
-        yield _line("read before", f"{steering.record} returned {steering.first} and {steering.second}{origin}")
-    if found.through:
-        yield _line("through", found.through)
-
-
-def _place(found: RankDivergence) -> str:
-    """Return ``rank 1, kernel aten.index_put_.default in net.0 (backward, iteration 3, train.py:12 step)``."""
-    what = found.kernel or found.node
-    kind = found.origin if found.origin in (Origin.KERNEL, Origin.COLLECTIVE) else f"{found.origin} at"
-    inside = f" inside {found.inside}" if found.inside else ""
-    module = f" in {found.module}" if found.module else ""
-    return f"rank {found.rank}, {kind} {what}{inside}{module}" + _in_brackets(
-        when(found.phase, found.iteration), found.source
-    )
-
-
-def _with_arguments(found: RankDivergence | ReplicaDifference) -> str:
-    """Return what differs and, if these are arguments in brackets, both values."""
-    values = {shorten(one, _VALUE): None for one in (found.first, found.second) if one.startswith("(")}
-    return f"{found.detail}: {' and '.join(values)}" if len(values) == 2 else found.detail
-
-
-def _results(differing: Sequence[RankResult]) -> str:
-    """Return which results differ where: ``w, b and 3 more on ranks 0, 1, from step 2 on``."""
-    names = list(dict.fromkeys(one.name for one in differing))
-    ranks = sorted({one.rank for one in differing})
-    steps = [one.step for one in differing if one.step is not None]
-    first = f", from step {min(steps)} on" if steps else ""
-    return f"{join_limited(names, _SHOWN)} on {format_ranks(ranks)}{first}"
-
-
-def _compared(verdict: RanksVerdict) -> str:
-    return f"{format_ranks(verdict.ranks)}, {count(verdict.records, 'record')} of each run{_steps(verdict.steps)}"
-
-
-# ------------------------------------------------------------------------------------------------- replicas
-
-
-def _check_lines(verdict: ReplicasVerdict) -> Iterator[str]:
-    checked = "; ".join(
-        f"{count(number, 'parameter')} on {format_ranks(ranks)}"
-        for ranks, number in list(verdict.checked.items())[:_SHOWN]
-    )
-    if verdict.differing:
-        yield from _difference(verdict.differing)
-    elif verdict.checked:
-        yield f"{_agreement(verdict)}: {checked}{_steps(verdict.steps)}."
-    if verdict.local:
-        names, again = join_limited([one.name for one in verdict.local], _SHOWN), verdict.local[0].again
-        steps = join_limited(["the end" if step is None else f"step {step}" for step in again], _SHOWN)
-        yield _line("local steps", f"{names}: apart in between, made equal on all ranks before {steps}")
-    if verdict.by_convention:
-        yield _line(
-            "convention", f"{join_limited(verdict.by_convention, _SHOWN)}: a replica, as it is plain beside DTensors"
-        )
-    if verdict.inferred:
-        yield _line("inferred", f"{join_limited(verdict.inferred, _SHOWN)}: a replica, as its gradient is reduced")
-    if verdict.missing:
-        yield _line("not known", f"no trace of {format_ranks(verdict.missing)}")
-    yield from _unknown(verdict.unknown)
-    if verdict.uncompared and not verdict.differing:
-        parted = "equal on all ranks at first, and not later; nothing shows whether these are replicas"
-        yield _line("not compared", f"{join_limited(verdict.uncompared, _SHOWN)}: {parted}")
-
-
-def _agreement(verdict: ReplicasVerdict) -> str:
-    """Return the headline of replicas of which none differs."""
-    if verdict.uncompared:
-        return "Replicas that are known agree, others that may be replicas do not"
-    if not verdict.equal:
-        return "Replicas that were compared agree"
-    return "Replicas agree where they are made equal" if verdict.local else "Replicas agree"
-
-
-def _difference(differing: Sequence[ReplicaDifference]) -> Iterator[str]:
-    first = differing[0]
-    since = "" if first.step is None else f" since step {first.step}"
-    yield _line("replicas differ", f"{first.name} on {format_ranks(first.ranks)}{since}")
-    if first.minority:
-        yield _line("minority", format_ranks(first.minority))
-    if first.written_by:
-        yield _line("written by", first.written_by)
-    if first.origin:
-        of = "" if first.origin == UNREDUCED else _place_of(first)
-        yield _line("origin", f"{first.origin}{of}: {_with_arguments(first)}")
-    if len(differing) > 1:
-        yield _line("also", join_limited([one.name for one in differing[1:]], _SHOWN))
-
-
-def _place_of(found: ReplicaDifference) -> str:
-    where = f" in {found.module}" if found.module else ""
-    return f", rank {found.rank}, {found.kernel or found.node}{where}" + _in_brackets(
-        when(found.phase, found.iteration), found.source
-    )
-
-
-# ---------------------------------------------------------------------------------------------------- words
-
-
-def _line(name: str, value: str) -> str:
-    return f"{name + ':':{_WIDTH}}{value}"
-
-
-def _unknown(sentences: Sequence[str]) -> Iterator[str]:
-    for number, sentence in enumerate(sentences[:_UNKNOWN]):
-        more = len(sentences) - _UNKNOWN if number == _UNKNOWN - 1 else 0
-        yield _line("not known", sentence + (f" And {more} more." if more > 0 else ""))
-
-
-def _more(number: int) -> Iterator[str]:
-    if number > 0:
-        yield f"  and {number} more"
-
-
-def _steps(steps: tuple[int, int] | None) -> str:
-    if steps is None:
-        return ""
-    return f", step {steps[0]}" if steps[0] == steps[1] else f", steps {steps[0]} to {steps[1]}"
-
-
-def _in_brackets(*parts: str) -> str:
-    text = ", ".join(filter(None, parts))
-    return f" ({text})" if text else ""

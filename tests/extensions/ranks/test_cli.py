@@ -36,7 +36,6 @@ def test_the_rank_and_kernel_of_runs_that_differ_are_named(main: Main, tmp_path:
     assert done.returncode == 1, done.stderr
     assert "rank 2" in done.stdout
     assert "aten.mul.Tensor" in done.stdout
-    assert len(done.stdout.splitlines()) <= 10
 
 
 def test_json_has_rank_kernel_and_path(main: Main, tmp_path: Path) -> None:
@@ -77,7 +76,7 @@ def test_json_names_collectives_as_the_flight_recorder_does(main: Main, tmp_path
 @pytest.mark.parametrize(
     ("lines", "code", "begins"),
     [
-        (("loss 0.5 took 1 s", "loss 0.6 took 2 s"), 1, "prints differ:    rank 0, line 1, a number: loss 0.5"),
+        (("loss 0.5 took 1 s", "loss 0.6 took 2 s"), 1, "Printed lines differ: rank 0, line 1, a number: loss 0.5"),
         (("loss 0.5 took 1 s", "loss 0.5 took 2 s"), 0, "Both runs are equal on every rank"),
     ],
     ids=["a loss", "a duration"],
@@ -164,7 +163,7 @@ def _recorded_as(monkeypatch: pytest.MonkeyPatch, *runs: tuple[dict, RanksEnd]) 
 @pytest.mark.parametrize(
     ("made", "code", "says"),
     [
-        (lambda: _drifted(3), 1, "replicas differ:  w on ranks 0, 1, 2 since step"),
+        (lambda: _drifted(3), 1, "Replicas differ: w on ranks 0, 1, 2 since step"),
         (lambda: _replicas(3), 0, "Replicas agree: 1 parameter"),
         (lambda: traces(3), 0, "No parameter is known to be a replica"),
     ],
@@ -186,7 +185,7 @@ def test_replicas_are_in_the_document_of_run(main: Main, tmp_path: Path, monkeyp
     _recorded_as(monkeypatch, (_drifted(2), RanksEnd()), (_drifted(2), RanksEnd()))
     done = main("ranks", "run", "--json", "--output", "out", "--", "train.py", cwd=tmp_path)
     document = json.loads(done.stdout)
-    assert (document["equal"], document["replicas"]["equal"], done.returncode) == (True, False, 1)
+    assert (document["first"], document["replicas"]["equal"], done.returncode) == ([], False, 1)
 
 
 @pytest.mark.parametrize(

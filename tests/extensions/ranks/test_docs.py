@@ -25,7 +25,7 @@ def _shown(block: str) -> tuple[list[str], str]:
 
 
 def _steady(text: str) -> str:
-    unwrapped = text.replace("\n    ", " ")  # long lines are wrapped in the page
+    unwrapped = re.sub(r"\n {4,}(?=[^ \"{}\[\]])", " ", text)  # long lines are wrapped
     return DIGITS.sub("…", unwrapped)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from hashbench.extensions.ranks.replica_groups import replicas_of
 from hashbench.extensions.ranks.replicas import ReplicasVerdict, check_replicas
-from hashbench.extensions.ranks.text import check_text
+from hashbench.extensions.ranks.text import check_finding
 from tests.core.divergence.rank_runs import rank_traces
 
 REDUCED = "g = all_reduce !g -> s phase=backward\n g = div_ !g (2) -> h phase=backward\n"
@@ -155,9 +155,11 @@ def test_plain_parameters_that_part_though_nothing_reduces_them_are_told() -> No
 def test_parameters_that_part_are_told_where_no_replica_differs() -> None:
     verdict = ReplicasVerdict(2, checked={(0, 1): 3}, uncompared=("w",))
     assert not verdict.equal
-    headline, line = check_text(verdict).splitlines()
-    assert headline.startswith("Replicas that are known agree, others that may be replicas do not: 3 parameters on")
-    assert line.startswith("not compared:     w: equal on all ranks at first, and not later")
+    found = check_finding(verdict)
+    assert found.headline.startswith(
+        "Replicas that are known agree, others that may be replicas do not: 3 parameters on"
+    )
+    assert dict(found.facts)["not compared"].startswith("w: equal on all ranks at first, and not later")
 
 
 def test_a_plain_parameter_that_parts_in_a_later_step_is_told() -> None:
@@ -186,7 +188,7 @@ BESIDE = """
 def test_plain_parameters_beside_dtensors_are_replicas_by_convention() -> None:
     alike = check_replicas(rank_traces(BESIDE.format(0, "w", "p") + BESIDE.format(1, "w", "p")))
     assert (alike.equal, alike.by_convention, alike.checked) == (True, ("w",), {(0, 1): 2})
-    assert "convention:       w: a replica, as it is plain beside DTensors" in check_text(alike)
+    assert dict(check_finding(alike).facts)["convention"] == "w: a replica, as it is plain beside DTensors"
     apart = check_replicas(rank_traces(BESIDE.format(0, "w", "p0") + BESIDE.format(1, "w", "p1")))
     assert [(one.name, one.origin) for one in apart.differing] == [("w", "unreduced")]
 
@@ -195,8 +197,9 @@ def test_plain_parameters_beside_dtensors_that_differ_from_the_start_are_not_com
     """They may be the experts of each rank: nothing is blamed, and nothing is said to agree."""
     experts = check_replicas(rank_traces(BESIDE.format(0, "w0", "p0") + BESIDE.format(1, "w1", "p1")))
     assert (experts.equal, experts.differing, experts.by_convention) == (False, (), ())
-    assert check_text(experts).startswith("Replicas that were compared agree: 1 parameter on ranks 0, 1")
-    assert "w: beside DTensors, and different on each rank from the start" in check_text(experts)
+    found = check_finding(experts)
+    assert found.headline.startswith("Replicas that were compared agree: 1 parameter on ranks 0, 1")
+    assert "w: beside DTensors, and different on each rank from the start" in " ".join(found.notes)
 
 
 def test_an_op_of_an_optimizer_may_write_more_than_it_shows() -> None:

@@ -13,7 +13,7 @@ import pytest
 from hashbench.core.errors import HashbenchError
 from hashbench.core.records import TracedRank
 from hashbench.extensions.ranks.replicas import ReplicasVerdict, check_replicas
-from hashbench.extensions.ranks.text import check_text
+from hashbench.extensions.ranks.text import check_finding
 from hashbench.extensions.ranks.whole_steps import cut_after
 from tests.core.divergence.rank_runs import rank_traces
 
@@ -495,9 +495,11 @@ def test_local_steps_between_averages_are_no_difference(
     verdict = check_replicas(rank_traces("".join(f"rank {rank}:{lines.format(rank)}" for rank in (0, 1))))
     assert [(one.name, one.again) for one in verdict.local] == [("w", again)]
     assert (verdict.equal, verdict.differing) == (True, ())
-    headline, local = check_text(verdict).splitlines()
-    assert headline.startswith("Replicas agree where they are made equal: 1 parameter on ranks 0, 1, steps 0 to 1")
-    assert local.startswith("local steps:      w: apart in between, made equal on all ranks before step 1")
+    found = check_finding(verdict)
+    assert found.headline.startswith(
+        "Replicas agree where they are made equal: 1 parameter on ranks 0, 1, steps 0 to 1"
+    )
+    assert dict(found.facts)["local steps"].startswith("w: apart in between, made equal on all ranks before step 1")
 
 
 def test_replicas_that_nothing_makes_equal_again_differ_from_the_first_step_on() -> None:
