@@ -52,8 +52,7 @@ LOST = {
     "": [],
     "generator": ["generator torch: its state"],
     "optimizer": [
-        "optimizer state step, exp_avg, exp_avg_sq, which is absent, of 6 parameters (0.weight, 0.bias, 1.weight, "
-        "1.bias and 2 more)"
+        "optimizer state step, exp_avg and 1 more, which is absent, of 6 parameters (0.weight, 0.bias and 4 more)"
     ],
     "scheduler": [
         "scheduler: the learning rate is 0.05 instead of 0.00625",
@@ -61,7 +60,7 @@ LOST = {
     ],
     "scaler": ["gradient scaler: scale is 8.0 instead of 256.0"],
     "position": ["data position: the batch has samples of different steps (sampler, its generator, or workers)"],
-    "model": ["6 parameters (0.weight, 0.bias, 1.weight, 1.bias and 2 more)"],
+    "model": ["6 parameters (0.weight, 0.bias and 4 more)"],
 }
 
 
