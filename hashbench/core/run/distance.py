@@ -1,8 +1,9 @@
-"""How far two tensors are apart, in every sense that is asked for.
+"""How far two tensors are apart. Which function answers depends on what the difference is held against.
 
-* :func:`measure`: bit by bit; units in the last place, and differences relative to each element.
-* :func:`relative`: the largest difference over the largest magnitude.
-* :func:`in_units`: the largest difference over what eager mode loses in its own dtype.
+* :func:`measure`, the bits: how many elements differ, by how many units in the last place, each relative to itself.
+  Two runs of one program must have the same bits.
+* :func:`relative`, the largest magnitude: a change of a program in float64 that is right moves results by 1e-15 of it.
+* :func:`in_units`, what eager mode loses in its own dtype: for results that may be zero in exact arithmetic.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Measure the distance between sampled elements of two results with NumPy integers: torch's own arithmetic may be what
-changed. Pure; imports no torch."""
+"""Measure the distance between sampled elements of two results, as :func:`hashbench.core.run.distance.measure` does for
+whole tensors, but with NumPy integers: torch's own arithmetic may be what changed. Pure; imports no torch."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 
+from hashbench.core.run.distance import measure
 from hashbench.extensions.fingerprint.distance import FLOATS, Distance, distance, value_of
 
 
@@ -64,3 +65,16 @@ def test_bits_are_the_number_that_torch_takes_them_for(dtype: str) -> None:
             number,
             math.copysign(1, number),
         )
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_any_bits_are_as_far_apart_as_torch_says(dtype: str) -> None:
+    generator, of_torch = torch.Generator().manual_seed(0), getattr(torch, dtype)
+    a, b = (
+        torch.randint(0, 256, (500 * of_torch.itemsize,), dtype=torch.uint8, generator=generator).view(of_torch)
+        for _ in range(2)
+    )
+    texts = [base64.b64encode(one.view(torch.uint8).numpy().tobytes()).decode() for one in (a, b)]
+    found, expected = distance([(dtype, of_torch.itemsize, *texts)]), measure(a, b)
+    assert (found.samples, found.differing, found.max_ulp) == (500, expected.elements, expected.max_ulp)
+    assert found.max_relative == expected.max_relative
