@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import os
+import shlex
 import subprocess
 import sys
 import uuid
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from hashbench.cli import flags
 from hashbench.cli.flags import made_of, say
-from hashbench.cli.parser import EXIT_DIFFERENCE, EXIT_INTERRUPTED, Commands
+from hashbench.cli.parser import EXIT_INTERRUPTED, Commands
 from hashbench.core import extensions
 from hashbench.core.errors import HashbenchError
 from hashbench.core.records import DETERMINISTIC
@@ -289,13 +290,13 @@ def _add_numeric(commands: Commands) -> None:
     numeric.add_argument("--deterministic", choices=DETERMINISTIC, default="on", help=text)
     flags.seed(numeric)
     flags.whole(numeric, "--lines", default=20, text="Print at most N lines of the table.")
-    numeric.add_argument("--json", type=Path, metavar="F", help="Write the whole report as JSON into F.")
+    flags.report(numeric)
     numeric.set_defaults(command=_numeric, training=None)
 
 
 def _numeric(parsed: argparse.Namespace) -> int:
-    from hashbench.core.io import write_file
-    from hashbench.tools.numeric import as_json, as_text, run_model
+    from hashbench.tools.numeric import run_model
+    from hashbench.tools.numeric.report import finding_of
     from hashbench.tools.numeric.running import load_file
 
     arguments = load_file(parsed.file, seed=parsed.seed)
@@ -314,10 +315,20 @@ def _numeric(parsed: argparse.Namespace) -> int:
         trace=parsed.trace,
         tracer=parsed.tracer,
     )
-    flags.show(as_text(report, limit=parsed.lines))
-    if parsed.json is not None:
-        write_file(parsed.json, as_json(report), tip="")
-    return 0 if report else EXIT_DIFFERENCE
+    found = finding_of(report, limit=parsed.lines, command="" if parsed.trace else _traced(parsed))
+    return flags.show_finding(found, parsed, title="hashbench numeric", of=str(parsed.file))
+
+
+def _traced(parsed: argparse.Namespace) -> str:
+    """Return the command that finds the first difference as well."""
+    mode = {None: [], True: ["--training"], False: ["--inference"]}[parsed.training]
+    named = ((name, getattr(parsed, name)) for name in ("stages", "precision", "rtol", "atol"))
+    words = [
+        f"--{name}={value}"
+        for name, value in (*named, *(("ignore", form) for form in parsed.ignore))
+        if value is not None
+    ]
+    return shlex.join(["hashbench", "numeric", str(parsed.file), *mode, *words, "--trace"])
 
 
 # -------------------------------------------------------------------------------------------------------- audit

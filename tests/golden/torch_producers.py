@@ -36,7 +36,7 @@ from hashbench.tools.observer import ObserverContext
 from hashbench.tools.observer import observer as observing
 from hashbench.tools.pipeline.reasons import DIFFERENCES
 from tests.golden.producers import _command, golden, known_environment
-from tests.golden.stage import INPUTS, cli, session
+from tests.golden.stage import INPUTS, session
 
 aten: Any = torch.ops.aten
 
@@ -418,11 +418,7 @@ _command(
 )
 
 
-@golden("numeric.json")
-def _numeric_json() -> str:
-    cli("numeric", "numeric/other_weight.py", "--inference", "--iterations", "1", "--trace", "--json", "report.json")
-    return Path("report.json").read_text(encoding="utf-8")
-
+_command("numeric.json", "numeric numeric/other_weight.py --inference --iterations 1 --trace --json")
 
 _PAIRS = ("order", "file_list", "transform", "environment", "unseen", "asked", "kernel")
 _command(

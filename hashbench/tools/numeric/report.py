@@ -1,18 +1,17 @@
-"""What a numeric check finds: frozen values, verdicts in words, the report as text and JSON. Pure: no torch."""
+"""What a numeric check finds: frozen values, verdicts in words, the report. Pure: no torch."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tabulate import tabulate
-
+from hashbench.core import finding
 from hashbench.core.errors import HashbenchError
-from hashbench.core.text import join_limited, ulps, when
+from hashbench.core.finding import Finding, Table, few
+from hashbench.core.text import count, in_brackets, join_limited, ulps, when
 
 SIDES = ("before", "after")
 STAGES = ("parameters", "outputs", "buffers", "gradients", "stepped")
@@ -233,13 +232,17 @@ class Report:
         return tuple(item for item in self.comparisons if item.stage == stage)
 
     @property
+    def _word(self) -> str:
+        """The verdict in few words."""
+        return "equal bit by bit" if self.bitwise else "equal within tolerance" if self else "different"
+
+    @property
     def verdict(self) -> str:
         """The verdict in one line, stage by stage."""
         stages = [stage for stage in STAGES if self.of(stage)]
         parts = [f"{stage} {verdict_of(self.of(stage))}" for stage in stages]
         parts += [str(raised) for raised in self.raised]
-        word = "equal bit by bit" if self.bitwise else "equal within tolerance" if self else "different"
-        return f"{word}: {'; '.join(parts) or 'nothing was compared'}"
+        return f"{self._word}: {'; '.join(parts) or 'nothing was compared'}"
 
     def __str__(self) -> str:
         return self.verdict
@@ -262,38 +265,70 @@ def verdict_of(comparisons: Sequence[Comparison]) -> str:
     return f"differ{since} ({len(beyond)} of {len(names)}: {join_limited(beyond, 2)})"
 
 
-# ----------------------------------------------------------------------------------------------- as text and JSON
+# ------------------------------------------------------------------------------------------------------ rendering
 
 
 def as_text(report: Report, *, limit: int = 20) -> str:
-    """Format a table of what differs, worst first, at most ``limit`` lines of it; what only one model has; notes; where
-    the models first differ; the verdict."""
-    return "\n".join(_lines(report, limit))
+    """Return what ``hashbench numeric`` prints; see :func:`finding_of`."""
+    return finding.as_text(finding_of(report, limit=limit))
 
 
-def _lines(report: Report, limit: int) -> Iterator[str]:
+def as_json(report: Report) -> str:
+    """Return the JSON document of ``hashbench numeric``."""
+    return finding.as_json(finding_of(report))
+
+
+def finding_of(report: Report, *, limit: int = 20, command: str = "") -> Finding:
+    """Return a table of what differs, worst first, at most ``limit`` lines of it; what only one model has; notes; and
+    where the models first differ. ``command`` finds that, if it was not looked for.
+
+    The data has every comparison, without what is absent or empty. Numbers that JSON lacks (infinity) are their names.
+    """
     worst = _worst(report)
-    rows = [row for row in worst if row[2].kind not in LONE]
-    if rows:
-        cells = [_cells(*row) for row in rows[:limit]]
-        yield tabulate(cells, headers=HEADERS, tablefmt="simple", disable_numparse=True)
-        if len(rows) > limit:
-            yield f"and {len(rows) - limit} more, less far apart"
-        yield ""
+    rows = [_cells(*row) for row in worst if row[2].kind not in LONE]
+    more = f"{len(rows) - limit} more of the tensors that differ are less far apart."
+    levels: dict[tuple[str, ...], list[FirstDifference]] = {}
+    for found in report.first_differences:
+        levels.setdefault((found.kind, found.name, found.other, found.detail), []).append(found)
+    return Finding(
+        headline=f"The models are {report._word}",
+        facts=(
+            *((stage, verdict_of(report.of(stage))) for stage in STAGES if report.of(stage)),
+            *(("raised", str(raised)) for raised in report.raised),
+            *_lone_facts(worst),
+        ),
+        table=Table("", HEADERS, tuple(rows[:limit])),
+        notes=((more,) if len(rows) > limit else ()) + report.notes,
+        next=(command,) if command and not report.bitwise and not report.first_differences else (),
+        parts=tuple(map(_difference, levels.values())),
+        equal=bool(report),
+        differs=not report,
+        data={
+            "equal_within_tolerance": bool(report),
+            "equal_bitwise": report.bitwise,
+            "verdict": report.verdict,
+            "iterations": report.iterations,
+            "comparisons": [
+                {"stage": item.stage, "iteration": item.iteration, "tensors": list(map(_plain, item.tensors))}
+                for item in report.comparisons
+            ],
+            "raised": [
+                {"side": item.side, "stage": item.stage, "iteration": item.iteration, "error": item.error}
+                for item in report.raised
+            ],
+            "first_differences": list(map(_plain, report.first_differences)),
+        },
+    )
+
+
+def _lone_facts(worst: Sequence[tuple[str, int, TensorComparison]]) -> Iterator[tuple[str, str]]:
+    """Yield what only one model has."""
     lone: dict[tuple[str, str], list[str]] = {}
     for stage, _, tensor in sorted(worst, key=lambda row: STAGES.index(row[0])):
         if tensor.kind in LONE:
             detail = f" ({tensor.detail})" if tensor.detail else ""
             lone.setdefault((stage, tensor.kind), []).append(tensor.name + detail)
-    yield from (f"{stage} {kind}: {join_limited(names, 6)}" for (stage, kind), names in lone.items())
-    yield from (f"note: {note}" for note in report.notes)
-    levels: dict[tuple[str, ...], list[FirstDifference]] = {}
-    for found in report.first_differences:
-        levels.setdefault((found.kind, found.name, found.other, found.detail), []).append(found)
-    for same in levels.values():
-        words = ("beyond tolerance" if found.level == "tolerance" else "bit by bit" for found in same)
-        yield from _difference_lines(same[0], " and ".join(words))
-    yield report.verdict
+    yield from ((kind, f"{stage}: {few(names)}") for (stage, kind), names in lone.items())
 
 
 def _worst(report: Report) -> list[tuple[str, int, TensorComparison]]:
@@ -308,65 +343,42 @@ def _worst(report: Report) -> list[tuple[str, int, TensorComparison]]:
     return sorted(worst.values(), key=lambda row: row[2].severity, reverse=True)
 
 
-def _cells(stage: str, iteration: int, tensor: TensorComparison) -> list[str]:
+def _cells(stage: str, iteration: int, tensor: TensorComparison) -> tuple[str, ...]:
     differ = "" if tensor.elements is None else f"{tensor.elements} of {tensor.total}"
     kind = "" if tensor.kind in ("value", "") and not tensor.detail else f"{tensor.kind} {tensor.detail}".strip()
     numbers = (tensor.beyond, tensor.max_abs, tensor.max_relative, tensor.max_ulp, tensor.excess)
-    return [stage, tensor.name, str(iteration), differ, *map(_number, numbers), kind]
+    return stage, tensor.name, str(iteration), differ, *map(_number, numbers), kind
 
 
 def _number(value: float | None) -> str:
     return "" if value is None else str(value) if isinstance(value, int) else f"{value:.3g}"
 
 
-def _difference_lines(found: FirstDifference, level: str) -> Iterator[str]:
+def _difference(same: Sequence[FirstDifference]) -> Finding:
+    """Return the report of a first difference, which may be that of both levels."""
+    found = same[0]
+    level = " and ".join("beyond tolerance" if each.level == "tolerance" else "bit by bit" for each in same)
+    numbers = found.numbers
     by = ""
-    if found.numbers is not None and found.numbers.max_abs is not None:
-        by = ", ".join(filter(None, [f"by at most {found.numbers.max_abs:.3g}", ulps(found.numbers.max_ulp)]))
-        by = f" ({by})"
-    phase = f" ({when(found.phase, found.iteration)})" if found.phase else ""
-    op = f"{found.op}{f' in {found.module}' if found.module else ''}{phase}"
-    if found.kind in OF_OPS:
-        yield f"first apart {level}: {op}: {found.detail}{by}"
-    elif found.op:
-        yield f"first apart {level}: {found.detail}{by}, first read by {op}"
-    else:
-        yield f"first apart {level}: {found.detail}{by}"
-    for side, names in zip(SIDES, (found.unmatched_before, found.unmatched_after), strict=True):
-        if names:
-            count = "1 op" if len(names) == 1 else f"{len(names)} ops"
-            yield f"  {side}, without a known counterpart: {count} ({join_limited(list(dict.fromkeys(names)), 3)})"
-    if found.until:
-        yield f"  the first place of both executions that differs: {found.until}; the difference enters between the two"
-    if found.before != found.after:
-        yield f"  before: {found.before or 'absent'}"
-        yield f"  after:  {found.after or 'absent'}"
-    yield (
-        f"  ops: {found.aligned} correspond, {found.only_before} only before, {found.only_after} only after; "
-        f"{found.healed} of those that correspond differ and agree again before a result"
-    )
-
-
-def as_json(report: Report) -> str:
-    """Format one JSON object: ``equal_within_tolerance``, ``equal_bitwise``, ``verdict``, every comparison, exceptions,
-    notes and first differences, without what is absent or empty. Numbers that JSON lacks (infinity) are their names."""
-    content = {
-        "equal_within_tolerance": bool(report),
-        "equal_bitwise": report.bitwise,
-        "verdict": report.verdict,
-        "iterations": report.iterations,
-        "comparisons": [
-            {"stage": item.stage, "iteration": item.iteration, "tensors": list(map(_plain, item.tensors))}
-            for item in report.comparisons
-        ],
-        "raised": [
-            {"side": item.side, "stage": item.stage, "iteration": item.iteration, "error": item.error}
-            for item in report.raised
-        ],
-        "notes": list(report.notes),
-        "first_differences": list(map(_plain, report.first_differences)),
-    }
-    return json.dumps(content, indent=2) + "\n"
+    if numbers is not None and numbers.max_abs is not None:
+        by = in_brackets(f"by at most {numbers.max_abs:.3g}", ulps(numbers.max_ulp))
+    op = f"{found.op}{f' in {found.module}' if found.module else ''}{in_brackets(when(found.phase, found.iteration))}"
+    what = f"{op}: {found.detail}{by}" if found.kind in OF_OPS else f"{found.detail}{by}"
+    unmatched = zip(SIDES, (found.unmatched_before, found.unmatched_after), strict=True)
+    changed = found.before != found.after
+    return Finding(
+        headline=f"First difference {level}: {what}",
+        facts=(
+            ("first read by", op if found.op and found.kind not in OF_OPS else ""),
+            *((f"unmatched {side}", f"{count(len(ops), 'op')}: {few(list(dict.fromkeys(ops)))}" if ops else "")
+              for side, ops in unmatched),
+            ("until", f"{found.until}: differs in both, and the difference enters before it" if found.until else ""),
+            ("before", (found.before or "absent") if changed else ""),
+            ("after", (found.after or "absent") if changed else ""),
+            ("ops", f"{found.aligned} correspond, {found.only_before} only before, {found.only_after} only after"),
+            ("healed", f"{found.healed} of those that correspond differ and agree again before a result"),
+        ),
+    )  # fmt: skip
 
 
 def _plain(value: Any) -> Any:

@@ -15,7 +15,7 @@ import torch
 from hashbench.core.errors import HashbenchError
 from hashbench.tools import numeric
 from hashbench.tools.numeric.compare import compare_values, renamed
-from hashbench.tools.numeric.report import Rule
+from hashbench.tools.numeric.report import Rule, finding_of
 
 NAN, INF = math.nan, math.inf
 
@@ -306,9 +306,13 @@ def test_table_shows_the_first_iteration_that_is_beyond_tolerance_and_the_worst_
         numeric.Comparison("outputs", (tensor("mild", *mild), tensor("bad", *bad)), number)
         for number, (mild, bad) in enumerate(iterations)
     ]
-    lines = numeric.as_text(numeric.Report(tuple(stages))).splitlines()
-    assert [line.split() for line in lines[2:4]] == [["outputs", "bad", "1", "8"], ["outputs", "mild", "0", "0.1"]]
-    assert "outputs differ from iteration 1 on (1 of 2: bad)" in lines[-1]
+    found = finding_of(numeric.Report(tuple(stages)))
+    assert found.table is not None
+    assert [[cell for cell in row if cell] for row in found.table.rows] == [
+        ["outputs", "bad", "1", "8"],
+        ["outputs", "mild", "0", "0.1"],
+    ]
+    assert found.facts == (("outputs", "differ from iteration 1 on (1 of 2: bad)"),)
 
 
 # ----------------------------------------------------------------------------------------------------- names

@@ -29,7 +29,7 @@ from hashbench.tools.numeric import (
     run_model,
     set_deterministic,
 )
-from hashbench.tools.numeric.report import Report
+from hashbench.tools.numeric.report import Report, finding_of
 from hashbench.tools.numeric.running import check
 
 X = (torch.linspace(-1, 1, 24).reshape(3, 8),)
@@ -281,12 +281,14 @@ def test_report_has_numbers_and_is_readable_as_text_and_json() -> None:
     (weight,) = report.of("parameters")[0].differing
     assert (weight.elements, weight.total, weight.max_abs) == (1, 64, pytest.approx(1.0))
     text, content = as_text(report), json.loads(as_json(report))
-    assert text.splitlines()[-1] == report.verdict == content["verdict"]
+    assert text.splitlines()[0] == content["headline"] == "The models are different"
+    assert content["verdict"] == report.verdict
     assert "max ULP" in text
     assert content["equal_within_tolerance"] is False
     assert [item["stage"] for item in content["comparisons"]] == list(STAGES)
-    lone = as_text(run_model(mlp(), torch.nn.Identity(), X, 1, training=False))
-    assert "parameters only before: 0.weight, 0.bias, 3.weight, 3.bias" in lone
+    lone = finding_of(run_model(mlp(), torch.nn.Identity(), X, 1, training=False), command="hashbench again")
+    assert ("only before", "parameters: 0.weight, 0.bias and 2 more") in lone.facts
+    assert lone.next == ("hashbench again",)
 
 
 REFUSED = {
@@ -584,7 +586,8 @@ def test_compiled_code_is_blamed_by_the_records_around_it(backend: Any) -> None:
     assert item.unmatched_after[0].startswith("cpp_fused__softmax_0" if backend == "inductor" else "torch.compile")
     assert any("the model after is compiled" in note for note in report.notes)
     what = f"not known at which op: between aten.addmm.default in {first} (forward"
-    assert f"first apart bit by bit: {what}" in as_text(report)
+    (part,) = finding_of(report).parts
+    assert part.headline.startswith(f"First difference bit by bit: {what}")
     (said,) = json.loads(as_json(report))["first_differences"]
     assert (said["last_before"]["module"], said["first_after"]["module"]) == (first, "b")
 
