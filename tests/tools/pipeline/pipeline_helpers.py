@@ -19,7 +19,9 @@ from typing import Any
 import psutil
 
 from hashbench.core.errors import HashbenchError
+from hashbench.core.finding import as_text
 from hashbench.core.records import OpRecord, Result, TensorDigest, Trace
+from hashbench.tools.pipeline.comparing import PipelineVerdict, compare, finding_of
 from hashbench.tools.pipeline.observed import (
     MOMENTS,
     BatchRecord,
@@ -140,6 +142,28 @@ def check(
     observed: Observed | None = None, *, repetition: RepeatResult | None = None, name: str = "check"
 ) -> CheckRecord:
     return CheckRecord(name, observed or seen(), repetition)
+
+
+def compared(second: Observed, first: Observed | None = None) -> PipelineVerdict:
+    return compare(check(first), check(second))
+
+
+def said(verdict: PipelineVerdict) -> str:
+    return as_text(finding_of(verdict, names=("a", "b"), folders=(Path("a"), Path("b"))), width=1000)
+
+
+def statuses(verdict: PipelineVerdict) -> dict[str, str]:
+    return {stage.name: stage.status for stage in verdict.stages}
+
+
+def in_another_order() -> BatchRecords:
+    return batches(*(sample(place) for place in (2, 0, 3, 1)))
+
+
+def whole(*digests: str | None, **changes: Any) -> Observed:
+    """What a loader that is no ``DataLoader`` shows: whole batches."""
+    made = BatchRecords(tuple(BatchRecord(number, digest) for number, digest in enumerate(digests)), 2, False)
+    return seen(loader=loader(listing=None, absent={"loader": "no DataLoader"}), batches=made, **changes)
 
 
 def is_alive(pid: int) -> bool:
