@@ -310,18 +310,18 @@ class Child:
         handed: Sequence[int],
     ) -> subprocess.Popen[bytes]:
         """Start a guard, and wait until it has started the command."""
-        (end, self._lifeline), (failure, told) = os.pipe(), os.pipe()
+        (end, self._lifeline), (failure, report) = os.pipe(), os.pipe()
         try:
-            guard = [sys.executable, "-I", "-S", "-c", _GUARD, str(end), str(told), *command]
-            process = started(guard, (*handed, end, told))
-            os.close(told)
-            told = -1
+            guard = [sys.executable, "-I", "-S", "-c", _GUARD, str(end), str(report), *command]
+            process = started(guard, (*handed, end, report))
+            os.close(report)
+            report = -1
             number = int(os.read(failure, 16) or 0)
         except OSError:
             self._let_go()
             raise
         finally:
-            for descriptor in (end, failure, told):
+            for descriptor in (end, failure, report):
                 if descriptor >= 0:
                     os.close(descriptor)
         if number:

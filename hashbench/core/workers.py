@@ -117,7 +117,7 @@ class Fork:
 
     def __init__(self, address: str, request: ForkRequest, *, report_bytes: int = 0, seconds: float) -> None:
         self.pid = 0
-        self._told = b""
+        self._received = b""
         self._over = False
         self._connection = socket.socket(socket.AF_UNIX)
         theirs, self._lifeline = os.pipe()
@@ -151,15 +151,15 @@ class Fork:
             OSError: it has ended, or did not within ``seconds``.
         """
         self._listen(1, seconds)
-        if len(self._told) < _NUMBER.size:
+        if len(self._received) < _NUMBER.size:
             raise ConnectionResetError("it ended") if self._over else TimeoutError(f"silent for {seconds:g} s")
-        (self.pid,) = _NUMBER.unpack_from(self._told)
+        (self.pid,) = _NUMBER.unpack_from(self._received)
 
     def wait(self, seconds: float) -> int | None:
         """Return the exit status, negative for a signal, or :data:`LOST`; ``None`` if neither is known in time."""
         self._listen(2, seconds)
-        if len(self._told) >= 2 * _NUMBER.size:
-            status: int = _NUMBER.unpack_from(self._told, _NUMBER.size)[0]
+        if len(self._received) >= 2 * _NUMBER.size:
+            status: int = _NUMBER.unpack_from(self._received, _NUMBER.size)[0]
             return status
         return LOST if self._over else None
 
@@ -175,14 +175,14 @@ class Fork:
 
     def _listen(self, numbers: int, seconds: float) -> None:
         deadline = monotonic() + seconds
-        while len(self._told) < numbers * _NUMBER.size and not self._over:
+        while len(self._received) < numbers * _NUMBER.size and not self._over:
             if not multiprocessing.connection.wait([self._connection], max(0.0, deadline - monotonic())):
                 return
             try:
-                heard = self._connection.recv(numbers * _NUMBER.size - len(self._told))
+                heard = self._connection.recv(numbers * _NUMBER.size - len(self._received))
             except OSError:
                 heard = b""
-            self._told += heard
+            self._received += heard
             self._over = not heard
 
 

@@ -21,7 +21,7 @@ from hashbench.core.sweep import run
 from hashbench.core.sweep.executors import local
 from hashbench.core.sweep.run import REPETITIONS_AFTER_LOSS, ModelFinished, ModelLost, ModelStarted
 
-LOST = "the fork server ended before it could tell how the worker ended"
+LOST = "the fork server ended before it reported how the worker ended"
 
 
 def server() -> int:

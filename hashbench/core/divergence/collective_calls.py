@@ -130,9 +130,9 @@ class RankCalls:
 
 def number_calls(traces: Mapping[int, Trace]) -> Mapping[int, RankCalls]:
     """Number the calls of all ranks of one run, whose traces are given by global rank."""
-    told = {rank: judged_inside(trace) for rank, trace in traces.items()}
+    judged = {rank: judged_inside(trace) for rank, trace in traces.items()}
     run = {
-        rank: RankCalls(inside=inside_collectives(trace, told[rank]), judged_inside=told[rank])
+        rank: RankCalls(inside=inside_collectives(trace, judged[rank]), judged_inside=judged[rank])
         for rank, trace in traces.items()
     }
     receives: dict[int, list[OpRecord]] = {rank: [] for rank in traces}
@@ -165,7 +165,7 @@ def _sort(calls: RankCalls, trace: Trace) -> None:
     calls.by_record.update((record.id, known[record.id]) for record in trace.records if record.id in known)
 
 
-def inside_collectives(trace: Trace, told: Container[str]) -> dict[str, str]:
+def inside_collectives(trace: Trace, judged: Container[str]) -> dict[str, str]:
     """Map what collectives call to the outermost of them, unless that is ``told`` by what it calls
     (:func:`judged_inside`). Callers follow what they call."""
     inside: dict[str, str] = {}
@@ -173,7 +173,7 @@ def inside_collectives(trace: Trace, told: Container[str]) -> dict[str, str]:
     for record in reversed(trace.records):
         if record.inside in inside or record.inside in met:
             inside[record.id] = inside.get(record.inside, record.inside)
-        elif record.collective is not None and exchanges(record) and record.id not in told:
+        elif record.collective is not None and exchanges(record) and record.id not in judged:
             met.add(record.id)
     return inside
 
@@ -182,7 +182,7 @@ def judged_inside(trace: Trace) -> frozenset[str]:
     """Return the ops of which it is not known what they exchange, and which call collectives of which it is."""
     callers: dict[str, str] = {}
     unknown: set[str] = set()
-    told: set[str] = set()
+    judged: set[str] = set()
     for record in reversed(trace.records):
         if unknown and record.inside:
             callers[record.id] = record.inside
@@ -192,11 +192,11 @@ def judged_inside(trace: Trace) -> frozenset[str]:
             unknown.add(record.id)
             continue
         caller = record.inside if unknown else ""
-        while caller and caller not in told:
+        while caller and caller not in judged:
             if caller in unknown:
-                told.add(caller)
+                judged.add(caller)
             caller = callers.get(caller, "")
-    return frozenset(told)
+    return frozenset(judged)
 
 
 def _is_unknown(collective: Collective) -> bool:

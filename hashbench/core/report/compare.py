@@ -612,7 +612,7 @@ def _environment_remarks(base: Sweep, new: Sweep, ran: Pairs) -> Iterator[str]:
             yield f"{side} mixes {len(kinds)} environments, which differ in {where}."
         unknown = [row.name for row in rows if row.env not in known]
         if known and unknown:  # of a task that was lost with its machine, for one
-            yield f"{side} does not tell in which environment {join_limited(unknown, _SHOWN)} ran."
+            yield f"{side} does not say in which environment {join_limited(unknown, _SHOWN)} ran."
     elsewhere = [
         now.name
         for old, now in (ran if several else ())

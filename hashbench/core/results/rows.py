@@ -320,7 +320,7 @@ class RowFormat(Generic[T]):
         if missing:
             raise HashbenchError(
                 f"{table.path} lacks the columns {', '.join(missing)}",
-                consequence="its rows cannot be told apart or judged",
+                consequence="its rows cannot be distinguished or judged",
                 tip="Make it again.",
             )
         unknown = [one_line(name) or "(no name)" for name in table.header if name not in self.types]

@@ -254,17 +254,17 @@ def _device(device: str) -> dict[str, Any]:
 def facts_of(properties: Any) -> dict[str, Any]:
     """Return the facts of one device: ``name``, total ``memory_mib``, ``capability`` and ``driver`` (XPU)."""
 
-    def told(name: str) -> Any:
+    def property_of(name: str) -> Any:
         return properties.get(name) if isinstance(properties, Mapping) else getattr(properties, name, None)
 
-    memory, capability = told("total_memory"), told("gcnArchName")  # the latter on ROCm
-    if capability is None and told("major") is not None:
-        capability = [told("major"), told("minor")]
+    memory, capability = property_of("total_memory"), property_of("gcnArchName")  # the latter on ROCm
+    if capability is None and property_of("major") is not None:
+        capability = [property_of("major"), property_of("minor")]
     facts = {
-        "name": told("name"),
+        "name": property_of("name"),
         "memory_mib": None if memory is None else int(memory) // 2**20,
         "capability": capability,
-        "driver": told("driver_version"),
+        "driver": property_of("driver_version"),
     }
     return {name: value for name, value in facts.items() if value is not None}
 

@@ -450,15 +450,15 @@ def difference_between(first: Run, second: Run) -> Difference | None:
     A tensor shared by both runs (a buffer that survives the deep copy) has changed since the first run. If strides
     differ, the tensors themselves are compared.
     """
-    return outputs.compare(first.results, second.results, noted=told_by_digests(first, second))
+    return outputs.compare(first.results, second.results, noted=differing_digests(first, second))
 
 
 def results_that_differ(first: Run, second: Run) -> tuple[str, ...]:
     """Return the names of results that differ between two traced runs, without measuring how far."""
-    return outputs.differing(first.results, second.results, noted=told_by_digests(first, second))
+    return outputs.differing(first.results, second.results, noted=differing_digests(first, second))
 
 
-def told_by_digests(first: Run, second: Run) -> dict[str, bool]:
+def differing_digests(first: Run, second: Run) -> dict[str, bool]:
     """Return, for results recorded by both runs, whether their digests differ; omitted if strides differ."""
     old, new = first.noted, second.noted
     return {name: old[name] != new[name] for name in old if name in new and old[name].stride == new[name].stride}

@@ -178,7 +178,7 @@ def find(suite: str) -> Suite:
         if name in (ALL, *BUNDLED, *package_suites()):
             raise HashbenchError(
                 f"the zoo file {suite} has the name of the suite {name!r}",
-                consequence="rows tell suites apart by it, so nothing was run",
+                consequence="rows are distinguished by it, so nothing was run",
                 tip="Rename the file.",
             )
         return FileSuite(Path(suite).absolute())
@@ -317,7 +317,7 @@ def choose(wanted: Sequence[str], *, tiny: bool = False) -> Chosen:
         if first.setdefault(path.stem, path) != path:
             raise HashbenchError(
                 f"{first[path.stem]} and {path} have one name",
-                consequence="rows tell suites apart by it, so nothing was run",
+                consequence="rows are distinguished by it, so nothing was run",
                 tip="Rename one of the files, or sweep them separately.",
             )
     return Chosen(tuple(chosen), tuple(notes))

@@ -125,7 +125,7 @@ def run(
         for note in (*devices.notes, *filter(None, [fingerprints.digests_note(devices.environment)])):
             on_note(note)
 
-        def told(event: Event) -> None:
+        def handle(event: Event) -> None:
             if isinstance(event, SweepOpened) and (note := fingerprints.tracer_note(environment)):
                 on_note(note)
             if isinstance(event, SweepOpened):
@@ -145,7 +145,7 @@ def run(
             executor=executor,
             timeout=request.timeout,
             resume=request.resume,
-            on_event=told,
+            on_event=handle,
             partition=request.selection.partition(catalog),
             earlier=_earlier(request, specs, options),
             retries=request.retries,

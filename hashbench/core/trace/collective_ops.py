@@ -48,7 +48,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "barrier": "ranks wait for each other and give nothing",
         LOCAL: "exchanges nothing",
         WAIT: "exchanges nothing, and returns its argument once its data have arrived",
-        UNKNOWN: "memory of other ranks is read or written, and the call does not tell which",
+        UNKNOWN: "memory of other ranks is read or written, and the call does not say which",
     }
 )
 """Kinds of ops; the last is also that of an op without a line."""

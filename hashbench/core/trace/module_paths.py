@@ -411,9 +411,9 @@ def _death_callback(paths: weakref.ref[ModulePaths]) -> Callable[[object], None]
     """Return a weakref callback for dead modules, which does not keep the paths alive."""
 
     def dies(_module: object) -> None:
-        told = paths()
-        if told is not None:
-            told.forget()
+        followed = paths()
+        if followed is not None:
+            followed.forget()
 
     return dies
 

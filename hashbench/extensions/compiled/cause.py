@@ -160,8 +160,8 @@ def _at_stage(case: CompiledCase, runs: _LadderRuns, ladder: Ladder) -> Blamed:
             constants = f" ({', '.join(stale.constants)})" if stale.constants else ""
             return Blamed.at("dynamo", **_place(facts), phase="forward", semantic=semantic, detail=what + constants)
         case "aot_autograd":
-            told = undeclared(runs)
-            return told.having(semantic=semantic, detail=told.finding.detail or _of(ladder))
+            op_at_fault = undeclared(runs)
+            return op_at_fault.having(semantic=semantic, detail=op_at_fault.finding.detail or _of(ladder))
         case "decomposition":
             wrong = check_decompositions(runs, dtype=ladder.dtype).wrong
             if not wrong:
@@ -218,9 +218,9 @@ def undeclared(runs: Any) -> Blamed:
 
 def _inside(case: CompiledCase, runs: _LadderRuns, ladder: Ladder) -> Blamed:
     """Look inside TorchInductor: custom ops that promise something else, passes, memory, kernels."""
-    told = undeclared(runs)
-    if told.facts.op:
-        return told
+    op_at_fault = undeclared(runs)
+    if op_at_fault.facts.op:
+        return op_at_fault
     float64 = ladder.dtype is not None
     look = runs.look if float64 else runs.own()
     if look is None or not look.graphs:

@@ -18,7 +18,7 @@ SUSPICIOUS = 16.0
 SEMANTIC = {
     "yes": "in float64 too: a mistake, not rounding",
     "no": "not in float64: rounding, not a mistake",
-    "unknown": "float64 does not tell a mistake from rounding",
+    "unknown": "float64 does not separate a mistake from rounding",
 }
 """The column ``semantic`` in words."""
 
@@ -89,8 +89,8 @@ def program(row: Row) -> str:
     parts += [f"compiled in {duration(facts.compile_seconds)}"] if facts.compile_seconds is not None else []
     kernels = count(facts.kernels, "kernel call") if facts.kernels is not None else ""
     kernels += f", {percent(facts.checked)} of their buffers checked" if kernels and facts.checked is not None else ""
-    told = "; ".join(filter(None, (", ".join(parts), kernels)))
-    return f"{row.backend}: {told}" if told else row.backend
+    program_words = "; ".join(filter(None, (", ".join(parts), kernels)))
+    return f"{row.backend}: {program_words}" if program_words else row.backend
 
 
 def _compilations(row: Row) -> str:
@@ -175,7 +175,9 @@ class CompiledWords(RowWords):
             case Status.COMPILATIONS_DIFFER:
                 return "let all runs use one compilation: one cache folder, the same compile threads, no max_autotune"
             case Status.FAIL_ACCURACY if facts.semantic == "unknown" and not facts.stage:
-                return "let the model run in float64 (no tensor of a fixed dtype), which tells a mistake from rounding"
+                return (
+                    "let the model run in float64 (no tensor of a fixed dtype), which separates a mistake from rounding"
+                )
             case Status.FAIL_ACCURACY if row.confidence == Confidence.OPEN:
                 return "see its log, and report the failed diagnosis"
             case Status.REFERENCE_FAIL if "InvalidCxxCompiler" in row.error:

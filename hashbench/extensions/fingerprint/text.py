@@ -169,12 +169,12 @@ def family(library: str) -> str:
 def _told(change: ChangedKernel) -> str:
     """Format how a kernel changed: ``forward, backward; in net_a; 3 ulp, 2.1e-07 relative``."""
     kernel, checked = change.kernel, change.checked
-    told = [kernel.phase, f"in {join_limited(change.models, _MODELS)}", distance_text(change)]
+    parts = [kernel.phase, f"in {join_limited(change.models, _MODELS)}", distance_text(change)]
     if checked.note:
-        told.append(f"outputs {checked.note}")
+        parts.append(f"outputs {checked.note}")
     if checked.library and checked.library != kernel.library:
-        told.append(f"{kernel.library} -> {checked.library}")
-    return one_line("; ".join(told))
+        parts.append(f"{kernel.library} -> {checked.library}")
+    return one_line("; ".join(parts))
 
 
 def distance_text(change: ChangedKernel) -> str:

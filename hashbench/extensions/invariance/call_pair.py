@@ -131,7 +131,7 @@ class _Pair(driver.Experiments):
 
             compared = [*self._outputs(before, _changed(reference, change).run()[0], kept)]
             if not compared:
-                raise NotItemwiseError("which rows of what it leaves are the other run's cannot be told")
+                raise NotItemwiseError("which rows of what it leaves are the other run's is not known")
             yield any(
                 not outputs.bitwise_equal(_part(old, cut, where), _part(new, cut, where))
                 for old, new, cut, where in compared
@@ -167,7 +167,7 @@ class _Pair(driver.Experiments):
             if row.shape != part.shape or not torch.allclose(
                 row, part.double(), _NEAR, _NEAR * float(part.abs().max())
             ):
-                raise NotItemwiseError("which of its rows are the other run's cannot be told")
+                raise NotItemwiseError("which of its rows are the other run's is not known")
 
 
 Kept = Mapping[tuple[int, int] | None, Sequence[int]]

@@ -212,13 +212,13 @@ def _without_origin(compared: RowComparison, reached: Sequence[str]) -> _Said:
     there, here = runs.uneven.get(first.rpartition("#")[0], (0, 0))
     if together and min(there, here) > 1:
         loop = f"a loop makes {there} calls like {first} in the one run and {here} in the other"
-        return (), f"not attributable: {loop}, and which of them are for the same tokens cannot be told"
+        return (), f"not attributable: {loop}, and which of them are for the same tokens is not known"
     older = next((node for node in reached if _made_before(runs, node)), "")
     if older and together:
         return (), f"what {older} reads was made by an earlier run, and is not what the reference has in its place"
     unknown = next((node for node in reached if judged[node].effect is RowEffect.UNKNOWN), "")
     if unknown:
-        return (), f"which rows belong to which item cannot be told from {unknown} on"
+        return (), f"which rows belong to which item is not known from {unknown} on"
     return (), _shown_by_view(compared) or "no call differs whose rows could be followed to the outputs"
 
 

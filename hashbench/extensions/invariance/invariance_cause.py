@@ -140,8 +140,8 @@ def _diagnosed(outcome: Outcome, runs: VariantRuns, rows: RowsCompared, found: B
     options, variant = runs.options, runs.variant
     if options.diagnose_budget <= 0 or not found.kernel:
         return outcome
-    if (told := _proven_by_record(found, together=variant.subset.together)) is not None:
-        return replace(outcome, diagnosis=told)
+    if (proven := _proven_by_record(found, together=variant.subset.together)) is not None:
+        return replace(outcome, diagnosis=proven)
     if found.entry is not None:
         tell_phase("experiments on whole runs")
         repeated = 2 * (runs.subject.runs() - 1)

@@ -58,7 +58,7 @@ class Agreement(Enum):
     SAME = "equal, item by item"
     FOUND = "equal to rows of the reference, at places that do not follow from the item"
     DIFFERENT = "not equal"
-    UNKNOWN = "not equal, and it cannot be told which rows belong to which item"
+    UNKNOWN = "not equal, and which rows belong to which item is not known"
 
 
 @dataclass(frozen=True, slots=True)

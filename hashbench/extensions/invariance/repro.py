@@ -141,7 +141,7 @@ def _part(pair: CallPair, one: Match, cut: Cut, inherited: Sequence[Match]) -> P
     if one.agreement is not Agreement.DIFFERENT or any(
         other.agreement is Agreement.FOUND and other.sizes == one.sizes for other in inherited
     ):
-        raise NotItemwiseError("which of its rows are the other run's cannot be told")
+        raise NotItemwiseError("which of its rows are the other run's is not known")
     further = tuple((dim, 1, start, length) for dim, start, length in cut.narrowed)
     if one.sizes is None or cut.dim is None:
         return further

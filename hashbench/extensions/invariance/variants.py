@@ -167,7 +167,7 @@ def _reversed_items(subject: Subject) -> tuple[Variant, ...]:
 def _tokens_of(subject: Subject) -> tuple[Tokens, Mapping[str, Any]]:
     """Return the names of the subject's token arguments, and its inputs by name."""
     if not isinstance(subject.inputs, Mapping):
-        raise NotApplicableError("its inputs have no names, so that it cannot be told which are tokens")
+        raise NotApplicableError("its inputs have no names, so which are tokens is not known")
     if subject.tokens is not None:
         return subject.tokens, subject.inputs
     forward, known = getattr(subject.model, "forward", subject.model), Tokens()
@@ -206,7 +206,7 @@ def _padded(subject: Subject, *, left: bool) -> tuple[Variant, ...]:
     tokens, inputs = _tokens_of(subject)
     count = _ids(inputs, tokens.ids, least=2).shape[1] // 2
     if not tokens.mask:
-        raise NotApplicableError("it takes no attention_mask, so that it cannot be told what is padding")
+        raise NotApplicableError("it takes no attention_mask, so what is padding is not known")
     if left and tokens.positions == "":
         raise NotApplicableError(
             "it takes no position_ids, so that with padding on the left its tokens may have other positions by design; "

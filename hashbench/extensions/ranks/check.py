@@ -275,12 +275,12 @@ class RanksCheck:
                 with new_folder(kept) as new:
                     shutil.copytree(folder, new, dirs_exist_ok=True)
         evidence = replace(found.evidence, arms=(*found.evidence.arms, *arms))
-        told = replace(found, evidence=evidence, decision=causes.decide(evidence))
+        decided = replace(found, evidence=evidence, decision=causes.decide(evidence))
         plain = arms[0]
         again = (
             f"in fresh processes {plain.differing} of {plain.trials} repetitions differ" if plain.ran else plain.note
         )
-        return replace(told, repro=f"repro/{key}" if kept is not None else "", reproduced=again)
+        return replace(decided, repro=f"repro/{key}" if kept is not None else "", reproduced=again)
 
     @contextlib.contextmanager
     def _made(self, runs: int, *, diagnosing: bool = False) -> Iterator[RankPair]:

@@ -233,7 +233,9 @@ def _captured(parsed: argparse.Namespace, output: Path, calls: Sequence[NamedCal
     _run_once(parsed, third, 3, calls)
     notes = read_notes(third, calls)
     if len(notes) < len(calls) or not all(note.written for note in notes):
-        return Repro(reproduced=next((note.words for note in notes if not note.written), "not captured: no rank tells"))
+        return Repro(
+            reproduced=next((note.words for note in notes if not note.written), "not captured: no rank says why")
+        )
     repro = (third / REPRO).rename(output / REPRO)
     note = notes[0]
     words = _repeated(repro, note.members) if note.members else note.words
@@ -244,8 +246,8 @@ def _repeated(repro: Path, members: int) -> str:
     """Repeat a collective with what the ranks gave; say how often it differs."""
     from hashbench.extensions.ranks.contributions import repeated_alone
 
-    told = repeated_alone("contributions", repro, members=members)
-    return f"{told.differing} of {told.trials} repetitions differ" if told.ran else told.note
+    repeated = repeated_alone("contributions", repro, members=members)
+    return f"{repeated.differing} of {repeated.trials} repetitions differ" if repeated.ran else repeated.note
 
 
 def _rank_command(

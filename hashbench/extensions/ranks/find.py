@@ -230,8 +230,8 @@ def _early_reads(judged: JudgedRanks) -> list[RankDivergence]:
         if not reads:
             continue
         runs = judged.differences[rank].runs if rank in judged.differences else pair(first, second)
-        told = [early_divergence(runs, read, Origin.UNWAITED) for read in reads]
-        earliest = min(told, key=lambda divergence: runs.position.get(divergence.node, 0))
+        early = [early_divergence(runs, read, Origin.UNWAITED) for read in reads]
+        earliest = min(early, key=lambda divergence: runs.position.get(divergence.node, 0))
         places[rank] = runs.position.get(earliest.node, 0)
         found[rank] = RankDivergence.of(earliest, rank)
     if len(found) < 2:

@@ -15,7 +15,7 @@ from time import monotonic, sleep
 from hashbench.core.errors import HashbenchError
 from hashbench.core.processes import Child, describe_end
 from hashbench.core.text import duration
-from hashbench.extensions.ranks.waiting import DEADLINE, all_told, waiting_words
+from hashbench.extensions.ranks.waiting import DEADLINE, all_reported, waiting_words
 
 TERMINATION_SECONDS = 15.0
 """How long ranks may take to end after SIGTERM, before they are killed."""
@@ -107,7 +107,7 @@ def run_ranks(
 def _waiting(folder: Path, ranks: int) -> tuple[str, ...]:
     """Return where each rank is; wait for their notes, at most :data:`NOTE_SECONDS`."""
     until = monotonic() + NOTE_SECONDS
-    while not all_told(folder, ranks) and monotonic() < until:
+    while not all_reported(folder, ranks) and monotonic() < until:
         sleep(0.05)
     return tuple(waiting_words(folder, ranks))
 

@@ -58,8 +58,8 @@ def as_sent(judged: JudgedRanks, candidate: Candidate, receiver: Candidate) -> C
     """Return a difference that was made outside torch and sent, with what it is to explain at its receiver."""
     what = entered_at(judged.differences[receiver.at.rank].runs, receiver.source)
     rank = receiver.at.rank
-    told = f"{candidate.source.detail}, and sent: nothing else that was traced on rank {rank} explains {what} there"
-    detail = f"{told}, unless rank {rank} made that outside torch itself"
+    reason = f"{candidate.source.detail}, and sent: nothing else that was traced on rank {rank} explains {what} there"
+    detail = f"{reason}, unless rank {rank} made that outside torch itself"
     return replace(candidate, source=replace(candidate.source, detail=detail))
 
 

@@ -59,12 +59,12 @@ def path_text(rank: int, begin: str, hops: Sequence[RankHop]) -> str:
         begin: what gave it, in one word (:func:`in_one_word`).
         hops: its hops.
     """
-    told = [
+    hop_words = [
         f"{'' if hop.rank is None else f'rank {hop.rank}: '}{_call(hop)} -> {format_ranks(hop.ranks)}" for hop in hops
     ]
-    if told and hops[0].rank is not None and begin:
-        told[0] = told[0].replace(f"rank {rank}: ", f"rank {rank}: {begin} -> ", 1)
-    return "; ".join(told[:_HOPS] + ([f"and {len(told) - _HOPS} more"] if len(told) > _HOPS else []))
+    if hop_words and hops[0].rank is not None and begin:
+        hop_words[0] = hop_words[0].replace(f"rank {rank}: ", f"rank {rank}: {begin} -> ", 1)
+    return "; ".join(hop_words[:_HOPS] + ([f"and {len(hop_words) - _HOPS} more"] if len(hop_words) > _HOPS else []))
 
 
 def in_one_word(place: str) -> str:

@@ -182,8 +182,8 @@ def check_replicas(traces: Mapping[int, Trace]) -> ReplicasVerdict:
     unreduced = all(found.origin == UNREDUCED for found in why.values())
     local = [replica for replica in apart if replica.again and unreduced]
     longer = [replica.since for replica in local if replica.since is not None]
-    told = [why.get(replica.name) or _plain(replica) for replica in apart if replica not in local]
-    told += [_explain(run, replica) for replica in longer[:MOST_EXPLAINED]] + [
+    reported = [why.get(replica.name) or _plain(replica) for replica in apart if replica not in local]
+    reported += [_explain(run, replica) for replica in longer[:MOST_EXPLAINED]] + [
         _plain(replica) for replica in longer[MOST_EXPLAINED:]
     ]
     unknown = list(whole.ended)
@@ -196,7 +196,7 @@ def check_replicas(traces: Mapping[int, Trace]) -> ReplicasVerdict:
         unknown.append("No parameter is known to be a replica: nothing was compared.")
     return ReplicasVerdict(
         size,
-        tuple(told),
+        tuple(reported),
         dict(Counter(ranks for ranks, _ in replicas)),
         tuple(dict.fromkeys(name for (_, name), why in replicas.items() if why == REDUCED)),
         whole.steps,

@@ -24,7 +24,7 @@ from hashbench.core.io import from_json, read_json, replace_file, to_json
 DEADLINE = "HASHBENCH_RANKS_DEADLINE"
 """Variable with the time at which ranks write their notes: that of ``time.monotonic``, the same for all processes."""
 
-_NOT_TOLD = "torch does not tell its collectives"
+_NOT_REPORTED = "torch does not report its collectives"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Whereabouts:
         """
         place = f" ({self.line})" if self.line else ""
         if self.begun is None:
-            return f"is at {self.line or 'no line of the script'}; {_NOT_TOLD}"
+            return f"is at {self.line or 'no line of the script'}; {_NOT_REPORTED}"
         if self.begun and self.in_torch:
             return f"waits in {self.begun[0]}{place}"
         if self.begun:
@@ -71,7 +71,7 @@ def waits_path(folder: Path, rank: int) -> Path:
     return folder / f"rank{rank}.waits.json"
 
 
-def all_told(folder: Path, ranks: int) -> bool:
+def all_reported(folder: Path, ranks: int) -> bool:
     """Return True once every rank has written its note."""
     return all(waits_path(folder, rank).exists() for rank in range(ranks))
 

@@ -388,9 +388,9 @@ def _first_lone_call(judged: JudgedRanks, rank: int, call: CollectiveCall | None
 
 def _order_of_arrival(judged: JudgedRanks, at: RankNode, a: OpRecord, b: OpRecord) -> str:
     came = [calls[at.rank].by_record.get(record.id) for calls, record in zip(judged.calls, (a, b), strict=True)]
-    told = "equal messages arrived in a different order"
+    reason = "equal messages arrived in a different order"
     first, second = (f"rank {call.source}" if call is not None else "" for call in came)
-    return f"{told}: from {first} in the first run, from {second} in the second" if first and second else told
+    return f"{reason}: from {first} in the first run, from {second} in the second" if first and second else reason
 
 
 def _from_exchange(judged: JudgedRanks, at: RankNode, missing: tuple[int, ...]) -> Candidate:

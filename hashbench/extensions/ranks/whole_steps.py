@@ -53,9 +53,9 @@ def up_to_common_step(*runs: Mapping[int, Trace]) -> WholeSteps:
             tip="Record for longer.",
         )
     last = max(common)
-    told = f"Compared up to the end of step {last}, the last that {everywhere} have whole."
+    sentence = f"Compared up to the end of step {last}, the last that {everywhere} have whole."
     cut = tuple({rank: cut_after(trace, last) if trace.steps else trace for rank, trace in run.items()} for run in runs)
-    return WholeSteps(cut, (min(common), last), (*ended, told))
+    return WholeSteps(cut, (min(common), last), (*ended, sentence))
 
 
 def cut_after(trace: Trace, number: int) -> Trace:

@@ -58,7 +58,7 @@ class BoardOfSweep:
 
 
 @contextlib.contextmanager
-def told(phase: Callable[[], str], tell: Callable[[str], object]) -> Iterator[None]:
+def reporting_phases(phase: Callable[[], str], tell: Callable[[str], object]) -> Iterator[None]:
     """Call ``tell`` from a thread whenever the result of ``phase`` changes, until the end of the context."""
     ended = threading.Event()
 

@@ -26,7 +26,7 @@ from hashbench.core.suites import registry
 from hashbench.core.sweep.executors import Task, TaskResult
 from hashbench.core.sweep.executors.local import LocalExecutor
 from hashbench.core.workers import WORKER_VARIABLES
-from hashbench.extensions.ray.phase_board import told
+from hashbench.extensions.ray.phase_board import reporting_phases
 
 
 def prepare(request: str) -> dict[str, Any]:
@@ -53,8 +53,8 @@ def run(request: str, tell: Callable[[str], object] = str) -> dict[str, Any]:
         _check(asked)
         with tempfile.TemporaryDirectory(prefix="hashbench-", ignore_cleanup_errors=True) as temporary:
             ended, files = _run(asked, ResultsFolder(Path(temporary, "results")), tell)
-        told = ("wall_seconds", "exit_code", "timed_out", "storage_error", "row", "draft", "lost")
-        answer: dict[str, Any] = {"ended": {name: getattr(ended, name) for name in told}, "files": files}
+        fields = ("wall_seconds", "exit_code", "timed_out", "storage_error", "row", "draft", "lost")
+        answer: dict[str, Any] = {"ended": {name: getattr(ended, name) for name in fields}, "files": files}
         if asked["node"] not in asked["known"]:
             answer["environment"] = _environment(asked)
     except (HashbenchError, OSError) as error:
@@ -111,7 +111,7 @@ def _run(
         with contextlib.closing(LocalExecutor(preload=asked["preload"])) as executor:
             executor.start(target=task.target)
             executor.submit(task)
-            with told(functools.partial(executor.phase, task.key), tell):
+            with reporting_phases(functools.partial(executor.phase, task.key), tell):
                 (ended,) = executor.wait()
         files = (path for path in sorted(folder.path.rglob("*")) if path.is_file() and not path.name.startswith("."))
         return ended, {path.relative_to(folder.path).as_posix(): read_file(path) for path in files}

@@ -132,14 +132,14 @@ def model_views(
     tracebacks: Mapping[tuple[str, ...], str] | None = None,
 ) -> tuple[ModelView, ...]:
     """Return views of the first :data:`DETAILS` models in trouble, the newest trouble first."""
-    told = tracebacks or {}
+    traceback_of = tracebacks or {}
     return tuple(
         ModelView(
             *(index, model, trouble.row, trouble.night, read_evidence(trouble.row)),
             excerpt=excerpts.get(model.key),
             folder=trouble.folder,
             sweep=sweep_again(trouble.row, history.nights[trouble.night].environments),
-            traceback=told.get(model.key, ""),
+            traceback=traceback_of.get(model.key, ""),
         )
         for index, model, trouble in models_in_trouble(history)[:DETAILS]
     )
@@ -199,7 +199,9 @@ def read_tracebacks(history: History, *, limit: int = TRACEBACKS) -> dict[tuple[
     Raises nothing: a model without a log has no entry.
     """
     failed = [
-        (model.key, told) for _, model, told in models_in_trouble(history) if kind_of(told.row.accuracy) is Kind.FAIL
+        (model.key, newest)
+        for _, model, newest in models_in_trouble(history)
+        if kind_of(newest.row.accuracy) is Kind.FAIL
     ]
     texts = {key: traceback_of(trouble.row, trouble.folder) for key, trouble in failed[:limit]}
     return {key: text for key, text in texts.items() if text}

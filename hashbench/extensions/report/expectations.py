@@ -376,7 +376,7 @@ def changes_since(base: Sweep, new: Sweep) -> tuple[ModelChange, ...]:
 
 def _judgement(change: ModelChange, model: ModelHistory | None, *, expected: bool) -> Judgement:
     base, new = change.base, change.new
-    told = base if expected and isinstance(base, ExpectedRow) else None
+    expected_row = base if expected and isinstance(base, ExpectedRow) else None
     trouble = expected and base is not None and not kind_of(base.accuracy).is_fine
     unseen = unseen_nights(model, base) if base is not None and trouble else 0
     status = expectation_status(change.outcome, new.accuracy if new else "", expected=expected, unseen=unseen)
@@ -384,9 +384,9 @@ def _judgement(change: ModelChange, model: ModelHistory | None, *, expected: boo
         *(change.key, change.outcome, base, new, change.note),
         status=status,
         expected=expected,
-        since=told.since if told else "",
-        link=told.link if told else "",
-        seen=told.seen if told else "",
+        since=expected_row.since if expected_row else "",
+        link=expected_row.link if expected_row else "",
+        seen=expected_row.seen if expected_row else "",
         unseen=unseen,
     )
 

@@ -172,12 +172,12 @@ def _changed(judged: JudgedNight) -> list[Cells]:
     """List models whose result differs from the night before, whatever is expected of them."""
     last, models = len(judged.history.nights) - 1, judged.history.models
     moves = [(model.key, model.at(judged.before), model.at(last)) for model in models]
-    told = [
+    shown = [
         (key, seen(before), seen(now))
         for key, before, now in moves
         if not (before and now and same_but_for_the_tracer(before, now))
     ]
-    changes = sorted((now == "pass", key, before, now) for key, before, now in told if before != now)
+    changes = sorted((now == "pass", key, before, now) for key, before, now in shown if before != now)
     return [{**_model(key), "before": before, "now": now} for _, key, before, now in changes]
 
 
@@ -279,14 +279,14 @@ def as_junit(judged: JudgedNight, *, tracebacks: Mapping[tuple[str, ...], str] |
         judged: the last night, judged.
         tracebacks: tracebacks of failed models, by model key.
     """
-    repros, told = _repros(judged), tracebacks or {}
+    repros, traceback_of = _repros(judged), tracebacks or {}
     root = ElementTree.Element("testsuites", name=f"hashbench {judged.night.label}: {judged.verdict}")
     suites: dict[str, list[ElementTree.Element]] = {}
     for judgement in sorted(judged.judgements, key=lambda each: each.key):
         if judgement.status is not ExpectationStatus.NOT_ASKED:
             name = ".".join(filter(None, judgement.key[:-1]))
             suites.setdefault(name, []).append(
-                _case(name, judgement, judged, repros=repros, traceback=told.get(judgement.key, ""))
+                _case(name, judgement, judged, repros=repros, traceback=traceback_of.get(judgement.key, ""))
             )
     for problem in judged.night.problems:
         case = ElementTree.Element("testcase", classname="night", name=problem[:200])

@@ -204,8 +204,8 @@ def machine_of(night: Night) -> list[tuple[str, str]]:
     """
     entries = merged(night.environments.values())
     entries["torch.git"] = " or ".join(text[:12] for text in entries.get("torch.git", "").split(" or "))
-    told = ((label, [entries[key] for key in keys if entries.get(key)]) for label, keys in _MACHINE.items())
-    return [(label, shorten(one_line(", ".join(texts)), 120)) for label, texts in told if texts]
+    entries_by_label = ((label, [entries[key] for key in keys if entries.get(key)]) for label, keys in _MACHINE.items())
+    return [(label, shorten(one_line(", ".join(texts)), 120)) for label, texts in entries_by_label if texts]
 
 
 def as_script_content(content: object) -> Markup:

@@ -38,7 +38,7 @@ from hashbench.core.records import (
     Verdict,
 )
 from hashbench.core.run.leaves import NotComparableError
-from hashbench.core.run.outcome import Outcome, Run, RunMaker, difference_between, told_by_digests
+from hashbench.core.run.outcome import Outcome, Run, RunMaker, difference_between, differing_digests
 from hashbench.extensions.stress.facts import StressedPairs, StressFacts
 from hashbench.extensions.stress.perturbed import (
     PairTally,
@@ -232,7 +232,7 @@ class _Stress:
 def differing_results(first: Run, second: Run) -> tuple[str, ...]:
     """Return the results of two runs in different processes whose digests differ; with other strides digests tell
     nothing."""
-    differing = [name for name, differs in told_by_digests(first, second).items() if differs]
+    differing = [name for name, differs in differing_digests(first, second).items() if differs]
     alone = first.noted.keys() ^ second.noted.keys()
     return (*differing, *(name for name in (*first.noted, *second.noted) if name in alone))
 

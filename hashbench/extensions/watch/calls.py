@@ -13,7 +13,7 @@ from typing import Any, Self
 import torch
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
-Told = Callable[[torch.nn.Module, tuple[Any, ...], dict[str, Any]], None]
+OnCall = Callable[[torch.nn.Module, tuple[Any, ...], dict[str, Any]], None]
 """Called with the module, and the arguments and keyword arguments that it is called with."""
 
 _CALL, _MARK, _OWN = "__call__", "_hashbench_listeners", "_hashbench_own"
@@ -28,11 +28,11 @@ class _Listeners:
     def __reduce__(self) -> tuple[type[Self], tuple[()]]:
         return type(self), ()
 
-    def tell(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def call(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Tell those that listen to this module."""
         for each in self.all:
             if each.module is module:
-                each.told(module, args, kwargs)
+                each.on_call(module, args, kwargs)
 
 
 class SeenCalls:
@@ -43,8 +43,8 @@ class SeenCalls:
         told: called before each of them, but not while the module is compiled or traced to a graph.
     """
 
-    def __init__(self, module: torch.nn.Module, told: Told) -> None:
-        self.module, self.told = module, told
+    def __init__(self, module: torch.nn.Module, on_call: OnCall) -> None:
+        self.module, self.on_call = module, on_call
         self._class = type(module)
         standing = getattr(vars(self._class).get(_CALL), _MARK, None)
         self._listeners: _Listeners = _put_into(self._class) if standing is None else standing
@@ -70,7 +70,7 @@ def _put_into(owner: type[torch.nn.Module]) -> _Listeners:
 
     def __call__(module: Any, /, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 – stands in its place
         if not (torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or is_fx_symbolic_tracing()):
-            listeners.tell(module, args, kwargs)
+            listeners.call(module, args, kwargs)
         if own is not None:
             return own(module, *args, **kwargs)
         return super(owner, module).__call__(*args, **kwargs)

@@ -187,14 +187,14 @@ def compare(first: Recording, second: Recording, *, shift: int = 0) -> RankVerdi
 
 def settings_of(first: Recording, second: Recording, steps: Sequence[int], shift: int) -> Iterator[SettingDifference]:
     """Yield what differs between two runs of torch's settings, the machine and the environment, and since when."""
-    told: set[str] = set()
+    reported: set[str] = set()
     headers = [(recording.header.machine, recording.header.environment) for recording in (first, second)]
     states = [(first.steps[number].settings, second.steps[number - shift].settings, number) for number in steps]
     for old, new, number in (*states, *((*pair, steps[0]) for pair in zip(*headers, strict=True))):
         if old is not new:
             for name in dict.fromkeys([*old, *new]):
-                if name not in told and old.get(name) != new.get(name):
-                    told.add(name)
+                if name not in reported and old.get(name) != new.get(name):
+                    reported.add(name)
                     yield SettingDifference(name, old.get(name, ""), new.get(name, ""), number)
 
 
@@ -498,7 +498,7 @@ def gaps_of(first: Recording, second: Recording) -> Iterator[str]:
     if not any(step.parts.get("batch") for recording in (first, second) for step in recording.steps.values()):
         yield (
             "The watched model was not called: batches and generators are not compared, and no step can be traced. "
-            "Watch the module that the loop calls, or tell the batches by batch(…) of what hashbench.watch returns."
+            "Watch the module that the loop calls, or pass the batches to batch(…) of what hashbench.watch returns."
         )
     for each, other in ((first, second), (second, first)):
         for kind in ("parameter", "buffer"):

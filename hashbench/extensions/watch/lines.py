@@ -38,7 +38,7 @@ class WaitingLines:
         self._flushed = time.monotonic()
         self._waiting: list[tuple[str, dict[str, Any]]] = []
         self._count, self._sum, self.steps = 0, hashlib.sha256(), 0
-        self._told: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str]] = set()
 
     @classmethod
     def create(cls, path: Path, *, tip: str) -> Self:
@@ -93,8 +93,8 @@ class WaitingLines:
 
     def _add_unread(self, read: dict[str, Any]) -> None:
         """Add to a line what could not be read, where no line before it says so."""
-        unread = {what: why for what, why in self.reader.taken().items() if (what, why) not in self._told}
-        self._told |= unread.items()
+        unread = {what: why for what, why in self.reader.taken().items() if (what, why) not in self._reported}
+        self._reported |= unread.items()
         if unread:
             read["unread"] = unread
 

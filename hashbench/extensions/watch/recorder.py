@@ -202,13 +202,13 @@ class Watch:
 class _BackwardHook:
     """Replacement of ``torch.autograd.backward``, which ``Tensor.backward`` calls: it tells the roots first."""
 
-    def __init__(self, told: Callable[[Any], None]) -> None:
+    def __init__(self, on_backward: Callable[[Any], None]) -> None:
         self._original = original = torch.autograd.backward
 
         @functools.wraps(original)
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
             if self._active and not torch.compiler.is_compiling():
-                told(tensors)
+                on_backward(tensors)
             original(tensors, *args, **kwargs)
 
         self._ours, self._active = backward, True

@@ -55,7 +55,7 @@ def resume(script: Path, arguments: Sequence[str], *, at: int, output: Path, ste
     if before.first is not None:
         raise HashbenchError(
             f"the runs differ before step {at}, where nothing was resumed yet ({headline(before)})",
-            consequence="what a resumption loses cannot be told",
+            consequence="what a resumption loses is not known",
             tip=f"See `hashbench watch diff {whole} {stopped}`.",
         )
     return judge_folders(whole, resumed, at=_begins_at(whole, resumed, stopped=at))

@@ -79,7 +79,7 @@ class ModelTensors:
         self.looked_up = 0
         self._modules: Sequence[torch.nn.Module] = ()
         self._held: list[Any] = []
-        self._told: Mapping[str, int] = {}
+        self._written: Mapping[str, int] = {}
 
     def look_up(self) -> bool:
         """Look the tensors up, and return True if any of them, or its size, is another one than before.
@@ -103,8 +103,8 @@ class ModelTensors:
     def joined(self) -> dict[str, list[str]]:
         """Return the names that joined since this was asked last; empty where none did."""
         kinds = {"parameter": self.parameters.names, "buffer": self.buffers.names}
-        told, self._told = self._told, {kind: len(names) for kind, names in kinds.items()}
-        return {kind: names[told.get(kind, 0) :] for kind, names in kinds.items()} if told != self._told else {}
+        before, self._written = self._written, {kind: len(names) for kind, names in kinds.items()}
+        return {kind: names[before.get(kind, 0) :] for kind, names in kinds.items()} if before != self._written else {}
 
     def all(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield parameters, then buffers, by name."""

@@ -418,7 +418,7 @@ ON_MACHINES = {
         [row("p", env="a")],
         [row("p", "crashed", env="")],
         ["cpu.model"],
-        ("NEW does not tell in which environment p ran.",),
+        ("NEW does not say in which environment p ran.",),
     ),
 }
 

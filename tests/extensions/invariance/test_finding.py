@@ -190,6 +190,6 @@ def test_of_many_rows_sorted_by_expert_the_sort_is_not_blamed(tokens: int) -> No
         found = located(function)
     if tokens * 4 * BATCH > MOST_ROWS:  # rows of several elements have a digest for several of them together
         assert (found.kernel, found.sources) == ("", ())
-        assert found.detail.startswith("which rows belong to which item cannot be told from ")
+        assert found.detail.startswith("which rows belong to which item is not known from ")
     else:
         assert found.kernel == "hashbench_batch.by_expert.default"

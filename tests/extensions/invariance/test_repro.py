@@ -195,7 +195,7 @@ def test_both_calls_as_they_were_are_compared_where_the_tokens_begin(tmp_path: P
 @pytest.mark.parametrize(
     ("match", "why"),
     [
-        (Match(Agreement.UNKNOWN, (5, 3)), "which of its rows are the other run's cannot be told"),
+        (Match(Agreement.UNKNOWN, (5, 3)), "which of its rows are the other run's is not known"),
         (Match(Agreement.SAME, (5, 3)), "nothing that it leaves can be compared"),
         (Match(Agreement.DIFFERENT, (5, 2)), "its rows have other sizes in the other batch"),
     ],

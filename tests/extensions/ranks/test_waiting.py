@@ -13,7 +13,7 @@ import torch.distributed as dist
 from hashbench.extensions.ranks.waiting import (
     DEADLINE,
     Whereabouts,
-    all_told,
+    all_reported,
     begun_and_last,
     flight_recorder,
     telling_at_deadline,
@@ -62,7 +62,7 @@ def test_collectives_begun(entries: list[dict[str, object]], begun: tuple[str, .
         (Whereabouts("a.py:1 f", True, ("all_reduce #1",)), "waits in all_reduce #1 (a.py:1 f)"),
         (Whereabouts("a.py:1 f", False, ("all_reduce #1",)), "waits in no collective (a.py:1 f); begun and not ended"),
         (Whereabouts("a.py:1 f", True, ()), "waits in no collective (a.py:1 f); it began none"),
-        (Whereabouts("a.py:1 f", True), "is at a.py:1 f; torch does not tell"),
+        (Whereabouts("a.py:1 f", True), "is at a.py:1 f; torch does not report"),
         (Whereabouts("", True), "is at no line of the script"),
     ],
     ids=["waits", "goes on behind an asynchronous one", "none", "not known", "no line"],
@@ -98,7 +98,7 @@ def test_a_note_is_written_at_the_deadline_alone(tmp_path: Path, monkeypatch: py
     assert not list(tmp_path.iterdir())
     monkeypatch.setenv(DEADLINE, str(time.monotonic()))
     with telling_at_deadline(tmp_path):
-        while not all_told(tmp_path, 1):
+        while not all_reported(tmp_path, 1):
             time.sleep(0.01)
     (sentence,) = waiting_words(tmp_path, 1)
     assert "test_waiting.py" in sentence

@@ -1,4 +1,4 @@
-"""Calls of a module are told, and nothing hangs on it."""
+"""Calls of a module are reported, and nothing hangs on it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Heir(Calling):
 
 
 @pytest.mark.parametrize(("kind", "result"), [(Plain, 2.0), (Calling, 3.0), (Heir, 3.0)])
-def test_calls_are_told_and_the_class_is_as_it_was_afterwards(kind: type[Plain], result: float) -> None:
+def test_calls_are_reported_and_the_class_is_as_it_was_afterwards(kind: type[Plain], result: float) -> None:
     before = {one: vars(one).get("__call__") for one in kind.__mro__}
     told: list[Any] = []
     module = kind()
@@ -108,17 +108,17 @@ def test_a_copy_is_not_listened_to(way: str) -> None:
     seen.remove()
 
 
-def test_whom_to_tell_is_not_pickled_with_a_class_of_a_script() -> None:
+def test_whom_to_call_is_not_pickled_with_a_class_of_a_script() -> None:
     """``cloudpickle`` pickles such a class with the functions in it, and what these refer to."""
     module = Plain()
-    seen = SeenCalls(module, lambda *_: pytest.fail("a copy is told of"))
+    seen = SeenCalls(module, lambda *_: pytest.fail("a copy is reported"))
     (listeners,) = (cell.cell_contents for cell in vars(Plain)["__call__"].__closure__ if _tells(cell.cell_contents))
     seen.remove()
-    pickle.loads(pickle.dumps(listeners)).tell(module, (), {})
+    pickle.loads(pickle.dumps(listeners)).call(module, (), {})
 
 
 def _tells(value: object) -> bool:
-    return hasattr(value, "tell")
+    return hasattr(value, "call")
 
 
 def test_a_module_that_is_traced_to_a_graph_is_left_alone() -> None:

@@ -164,10 +164,10 @@ def _advice(evidence: Evidence, cause: str, named: str) -> str:
         )
         return f"No usual remedy makes it go away here ({numbers}): look at the evidence and the repro"
     helped = [remedy for remedy in left if _has_helped(evidence, remedy)]
-    told = [*helped, *(remedy for remedy in left if not (helped and remedy.tests))]
+    remedies = [*helped, *(remedy for remedy in left if not (helped and remedy.tests))]
     sources = [source for source in known.sources if _has_helped(evidence, source)]
     sources = sources or [source for source in known.sources if not is_refuted(evidence, source)]
-    return sentence_of(told).format(named=named or named_by(sources or known.sources))
+    return sentence_of(remedies).format(named=named or named_by(sources or known.sources))
 
 
 def is_refuted(evidence: Evidence, remedy: Remedy) -> bool:

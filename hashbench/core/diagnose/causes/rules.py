@@ -594,7 +594,7 @@ def _unreproduced(evidence: Evidence) -> Decision | None:
     seen = (
         f"{differing} of {count(compared, 'run')} of the sweep differed" if differing else "an untraced pair differed"
     )
-    then = "hardly any did, too few to tell what removes it" if strays else "nothing did"
+    then = "hardly any did, too few to say what removes it" if strays else "nothing did"
     because = f"{seen} from the first, then {then}: {', '.join(map(counted, repeated))}"
     fresh = evidence.arm("fresh_process", "process")
     because += f"; {counted(fresh)} differ from each other" if fresh.differing else ""

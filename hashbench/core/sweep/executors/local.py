@@ -67,7 +67,7 @@ _SHARE_OF_MEMORY = 0.9
 _LAST_WAIT = 10.0
 """Seconds that a killed process gets to vanish; only one stuck in the kernel needs longer."""
 
-_LOST_TEXT = "the fork server ended before it could tell how the worker ended"
+_LOST_TEXT = "the fork server ended before it reported how the worker ended"
 
 _ATTEMPTS = 3
 """How often a worker tries to import the target before it is believed that this is what ends the fork server."""
@@ -210,8 +210,8 @@ class LocalExecutor:
 
     def phase(self, key: str) -> str:
         """Return what the worker of a task has written into its shared memory."""
-        told = (running.shared.phase for running in tuple(self._running) if running.task.key == key)
-        return next(told, b"").decode(errors="replace")
+        phases = (running.shared.phase for running in tuple(self._running) if running.task.key == key)
+        return next(phases, b"").decode(errors="replace")
 
     def wait(self) -> tuple[TaskResult, ...]:
         """Sleep until a worker ends or its time is up."""

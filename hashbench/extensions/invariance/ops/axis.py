@@ -220,7 +220,7 @@ def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def with_items(call: ItemCall, count: int) -> ItemCall:
     """Return the call on ``count`` items: its own, then copies of them, each with its floating-point numbers multiplied
-    by one factor of its own below 1, since it cannot be told where an item went that equals another."""
+    by one factor of its own below 1, since where an item went that equals another is not known."""
     chosen = call.select([item % call.items for item in range(count)])
     factors = 1 - torch.arange(count, dtype=torch.float64).sub(call.items - 1).clamp(min=0) / (2 * count)
     for tensor, axis in zip(chosen.tensors, chosen.axes, strict=True):

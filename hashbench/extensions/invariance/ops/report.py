@@ -103,6 +103,6 @@ def judged(base: InvarianceRow, new: InvarianceRow) -> tuple[Became, str]:
 
 def _moved(base: InvarianceRow, new: InvarianceRow) -> str:
     """Describe what two rows differ in: the kernel, from how many items on, and the numbers of items that differ."""
-    told = (("kernel", "kernel"), ("smallest_batch", "smallest batch"), ("sizes", "sizes"))
-    values = ((word, getattr(base, name), getattr(new, name)) for name, word in told)
+    columns = (("kernel", "kernel"), ("smallest_batch", "smallest batch"), ("sizes", "sizes"))
+    values = ((word, getattr(base, name), getattr(new, name)) for name, word in columns)
     return "; ".join(f"{word}: {old} → {now}" for word, old, now in values if old and now and old != now)
