@@ -75,8 +75,8 @@ PACKAGES: tuple[tuple[str, str], ...] = (
         "tools",
         "audit.cases audit.rows bitwise bitwise.findings bitwise.mode "
         "bitwise.repeating numeric numeric.compare numeric.counterparts numeric.first_difference numeric.report "
-        "numeric.running observer observer.files observer.observer observer.recording pipeline.loading "
-        "pipeline.recording pipeline.running",
+        "numeric.running numeric.user_file observer observer.files observer.observer observer.recording "
+        "pipeline.loading pipeline.recording pipeline.running",
     ),
     ("integrations", "dynamo.compiled_runs dynamo.eager_runs dynamo.model_check lightning transformers"),
     ("cli", ""),

@@ -297,7 +297,7 @@ def _add_numeric(commands: Commands) -> None:
 def _numeric(parsed: argparse.Namespace) -> int:
     from hashbench.tools.numeric import run_model
     from hashbench.tools.numeric.report import finding_of
-    from hashbench.tools.numeric.running import load_file
+    from hashbench.tools.numeric.user_file import load_file
 
     arguments = load_file(parsed.file, seed=parsed.seed)
     if parsed.stages is not None:

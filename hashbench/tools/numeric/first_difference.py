@@ -270,12 +270,7 @@ def find(
         known = next((node for node in sure if node in both), None)
     way = blamed if known is None else backward_slice([known], read_by, differs)
     unseen = FirstDifference(
-        level,
-        "unseen",
-        op="",
-        module="",
-        phase="",
-        iteration=0,
+        *(level, "unseen", "", "", "", 0),
         detail=f"no recorded op explains that {differing[0]} differs",
         healed=sum(differs(node) and node not in blamed.reached for node in both),
         aligned=len(both),
@@ -408,11 +403,8 @@ def _at_record(found: FirstDifference, runs: PairedRuns, node: str, *, is_replac
     kind = "only before" if b is None else "only after" if a is None else "replaced" if is_replaced else "op"
     return replace(
         found,
+        **_where(record),
         kind=kind,
-        op=record.op,
-        module=record.module,
-        phase=record.phase,
-        iteration=record.iteration,
         detail=_detail(kind, a, b, lone),
         before="" if a is None else f"{a.op}({a.arguments})",
         after="" if b is None else f"{b.op}({b.arguments})",
@@ -455,5 +447,8 @@ def _at_leaf(found: FirstDifference, runs: PairedRuns, node: str) -> FirstDiffer
     )
     if leaf.position >= len(trace.records):
         return found
-    reader = trace.records[leaf.position]
-    return replace(found, op=reader.op, module=reader.module, phase=reader.phase, iteration=reader.iteration)
+    return replace(found, **_where(trace.records[leaf.position]))
+
+
+def _where(record: OpRecord) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in ("op", "module", "phase", "iteration")}
